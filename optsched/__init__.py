@@ -1,0 +1,62 @@
+"""What runs where and in which order on a GPU cluster, as combinatorial optimisation."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# these two share their names with their modules: bound here, before anyone imports the modules
+from optsched.solve import solve
+from optsched.verify import Violation, verify
+from optsched.version import __version__
+
+if TYPE_CHECKING:
+    from optsched import formats, pipelines, testing
+    from optsched.errors import (
+        CyclicOrder,
+        InputError,
+        InternalError,
+        MissingExtra,
+        OptschedError,
+        UnsupportedProblem,
+    )
+    from optsched.limits import Limits
+    from optsched.monitor import Monitor, Progress
+    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobshop import JobShop
+    from optsched.registry import solvers
+    from optsched.result import Result
+    from optsched.schedule import Arcs, Objective, Resource, Rows, Schedule
+
+_HOME = {
+    "Arcs": "schedule", "CyclicOrder": "errors", "InputError": "errors",
+    "InternalError": "errors", "JobArray": "problems.jobarray", "JobShop": "problems.jobshop",
+    "Limits": "limits", "MissingExtra": "errors", "Monitor": "monitor", "Objective": "schedule",
+    "OptschedError": "errors", "Progress": "monitor", "Resource": "schedule",
+    "Result": "result", "Rows": "schedule", "Schedule": "schedule", "UnsupportedProblem": "errors",
+    "solvers": "registry",
+}  # fmt: skip
+_MODULES = ("formats", "pipelines", "testing")
+
+__all__ = [
+    "Arcs", "CyclicOrder", "InputError", "InternalError", "JobArray", "JobShop", "Limits",
+    "MissingExtra", "Monitor", "Objective", "OptschedError", "Progress", "Resource", "Result",
+    "Rows", "Schedule", "UnsupportedProblem", "Violation", "__version__", "formats", "pipelines",
+    "solve", "solvers", "testing", "verify",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Load public names on first use: `import optsched` stays instant."""
+    if name in _HOME:
+        value = getattr(import_module(f"optsched.{_HOME[name]}"), name)
+    elif name in _MODULES:
+        value = import_module(f"optsched.{name}")
+    else:
+        raise AttributeError(f"module 'optsched' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,193 @@
+"""JSON that is either exactly right or refused with the place of the first fault."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+
+import msgspec
+
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+T = TypeVar("T")
+
+MAX_INTEGER: Final = 2**53
+"""Largest integer in a document: every JSON reader represents it exactly."""
+
+_PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_SHOWN = 60  # characters of an offending value that a message repeats
+
+
+class _Duplicate:
+    """Stands in the parsed tree where an object had one key twice."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Pause the garbage collector: it would walk the growing tree again and again (3x the time)."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def parse(text: str, name: str) -> Any:
+    """Parse JSON text: no duplicate keys, no NaN or Infinity, nothing after the value.
+
+    Parameters
+    ----------
+    text
+        The JSON text.
+    name
+        File name for messages.
+
+    Raises
+    ------
+    InputError
+        With ``name:line:column`` for syntax, or the path of a duplicate key.
+    """
+    duplicates: list[_Duplicate] = []
+
+    def unique(pairs: list[tuple[str, Any]]) -> Any:
+        members = dict(pairs)
+        if len(members) == len(pairs):
+            return members
+        seen: set[str] = set()
+        key = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        duplicates.append(_Duplicate(key))
+        return duplicates[-1]
+
+    def constant(literal: str) -> NoReturn:
+        at = re.search(rf"(?<![\w\"]){re.escape(literal)}(?![\w\"])", text)
+        place = f":{text.count(chr(10), 0, at.start()) + 1}" if at else ""
+        raise InputError(f"{name}{place}: {literal} is not a JSON number")
+
+    try:
+        tree = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+    except json.JSONDecodeError as error:
+        what = f"{error.msg[0].lower()}{error.msg[1:]}"
+        if error.pos >= len(text.rstrip()):
+            what = "the text ends too early (truncated?)" if text.strip() else "the file is empty"
+        raise InputError(
+            f"{name}:{error.lineno}:{error.colno}: not valid JSON: {what}"
+        ) from None
+    except RecursionError:
+        raise InputError(f"{name}: nested too deeply") from None
+    except ValueError as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{name}: a number has more digits than any 64-bit integer") from None
+    if duplicates:
+        path, found = _find_duplicate(tree)
+        raise InputError(f"{name}: {path}: key {shown(found.key)} appears twice")
+    return tree
+
+
+def decode(tree: Any, kind: type[T], name: str) -> T:
+    """Turn a parsed tree into a typed struct; `InputError` names the path, the rule and the value.
+
+    Integers are exact: ``3.0``, ``true`` and ``1e2`` are not integers.
+    """
+    try:
+        return msgspec.convert(tree, type=kind)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{name}: {_explain(str(error), tree)}") from None
+
+
+def check_format(tree: Any, expected: str, name: str) -> None:
+    """Refuse a document that is not of the ``family/version`` expected, saying what it is."""
+    if not isinstance(tree, dict):
+        raise InputError(f"{name}: expected a JSON object, got {shown(tree)}")
+    found = tree.get("format")
+    if found == expected:
+        return
+    if not isinstance(found, str):
+        got = "nothing" if found is None else shown(found)
+        raise InputError(f'{name}: format: expected "{expected}", got {got}')
+    family, _, version = found.partition("/")
+    wanted_family, _, wanted_version = expected.partition("/")
+    if family == wanted_family and re.fullmatch(r"[0-9]{1,9}", version):
+        if int(version) > int(wanted_version):
+            raise InputError(
+                f'{name}: format: {shown(found)} is newer than this optsched reads ("{expected}"): '
+                "install a newer optsched"
+            )
+        raise InputError(f'{name}: format: {shown(found)} is unknown, this optsched reads "{expected}"')
+    raise InputError(f'{name}: format: expected "{expected}", got {shown(found)}')
+
+
+def shown(value: Any) -> str:
+    """A value as a message repeats it: JSON, cut to one short line."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_SHOWN:
+        return "a number of more than 60 digits"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def _find_duplicate(tree: Any) -> tuple[str, _Duplicate]:
+    stack: list[tuple[str, Any]] = [("", tree)]
+    while stack:
+        path, node = stack.pop()
+        if isinstance(node, _Duplicate):
+            return path or "top level", node
+        if isinstance(node, dict):
+            stack.extend((f"{path}.{key}" if path else key, child) for key, child in node.items())
+        elif isinstance(node, list):
+            stack.extend((f"{path}[{i}]", child) for i, child in enumerate(node))
+    raise AssertionError("a duplicate was recorded but is not in the tree")
+
+
+def _explain(message: str, tree: Any) -> str:
+    """Translate one msgspec message into ``path: expected ..., got ...``."""
+    what, _, where = message.partition(" - at `$")
+    steps = [(key, index) for key, index in _PATH.findall(where.rstrip("`"))]
+    node, path = tree, ""
+    for key, index in steps:
+        if key == "...":  # msgspec does not name the key of a mapping
+            path += ".*"
+            node = None
+            break
+        path += f"[{index}]" if index else (f".{key}" if path else key)
+        try:
+            node = node[int(index)] if index else node[key]
+        except (KeyError, IndexError, TypeError):
+            node = None
+    place = path or "top level"
+    if match := re.match(r"Object missing required field `(.*)`", what):
+        return f"{place}: the field {match[1]} is missing"
+    if match := re.match(r"Object contains unknown field `(.*)`", what):
+        return f"{place}: unknown field {shown(match[1])}"
+    rule = _rule(what)
+    return f"{place}: expected {rule}, got {shown(node)}"
+
+
+def _rule(what: str) -> str:
+    """The rule of a msgspec message in words: ``Expected `int` >= 0`` is ``an integer >= 0``."""
+    rule = re.sub(r"^Expected ", "", what)
+    rule = re.sub(r", got .*$", "", rule)
+    names = {
+        "int": "an integer", "str": "a string", "array": "a list", "object": "an object",
+        "bool": "true or false", "float": "a number", "null": "null",
+    }  # fmt: skip
+    rule = re.sub(
+        r"`([a-z |]+)`",
+        lambda m: " or ".join(names.get(part.strip(), part) for part in m[1].split("|")),
+        rule,
+    )
+    return rule.replace(f"<= {MAX_INTEGER}", "<= 2^53")
