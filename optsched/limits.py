@@ -1,0 +1,78 @@
+"""How long and how hard a solver may work."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from optsched.errors import InputError
+
+DEFAULT_TIME_LIMIT = 10.0
+"""Seconds, when no limit at all is given."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a solver must stop, and with what it may work.
+
+    Parameters
+    ----------
+    time_limit
+        Seconds from the call to the return; None = unlimited.
+    iterations
+        Solver-specific steps (see each solver); results depend on them, never on the clock.
+    target
+        Stop at the first schedule whose objective is at most this.
+    workers
+        Cores the call may keep busy; default ``min(2, available)``.
+    seed
+        0 <= seed < 2^31; the same (instance, solver, seed, iterations) gives the same schedule.
+    options
+        Named options of the solver.
+
+    Raises
+    ------
+    InputError
+        A limit is out of range.
+    """
+
+    time_limit: float | None = None
+    iterations: int | None = None
+    target: int | None = None
+    workers: int = 0
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        limit = self.time_limit
+        if limit is not None:
+            if isinstance(limit, bool) or not isinstance(limit, (int, float)):
+                raise InputError(f"time_limit: expected seconds >= 0, got {limit!r}")
+            if math.isnan(limit) or limit < 0:
+                raise InputError(f"time_limit: expected seconds >= 0, got {limit}")
+        _whole("iterations", self.iterations, 0, 2**62)
+        _whole("target", self.target, 0, 2**62)
+        _whole("seed", self.seed, 0, 2**31 - 1)
+        if self.workers == 0:
+            object.__setattr__(self, "workers", min(2, available_cores()))
+        _whole("workers", self.workers, 1, 1024)
+        if not isinstance(self.options, Mapping):
+            raise InputError(f"options: expected a mapping, got {self.options!r}")
+        if self.time_limit is None and self.iterations is None and self.target is None:
+            object.__setattr__(self, "time_limit", DEFAULT_TIME_LIMIT)
+
+
+def available_cores() -> int:
+    """Cores this process may use (affinity and container limits respected where known)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _whole(name: str, value: Any, least: int, most: int) -> None:
+    if value is None and name in ("iterations", "target"):
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise InputError(f"{name}: expected an integer in {least}..{most}, got {value!r}")

@@ -1,0 +1,83 @@
+"""Solvers found by the entry-point group ``optsched.solvers``, and what a solver must offer."""
+
+from __future__ import annotations
+
+import difflib
+from functools import cache
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.limits import Limits
+    from optsched.monitor import Monitor
+    from optsched.problems.problem import Problem
+    from optsched.result import Result
+    from optsched.schedule import Schedule
+
+
+class Support(NamedTuple):
+    """Whether a solver takes a problem, and if not, why (one sentence)."""
+
+    ok: bool
+    reason: str = ""
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+
+@runtime_checkable
+class Solver(Protocol):
+    """A backend. Register a class by an entry point; prove it with `optsched.testing.check_solver`.
+
+    ``options`` names what `optsched.solve(options=...)` may hold, with a line of help each.
+    """
+
+    name: str
+    options: Mapping[str, str]
+
+    def supports(self, problem: Problem | Schedule) -> Support:
+        """Whether `solve` takes this problem. Pure, and quick."""
+        ...
+
+    def solve(self, problem: Problem | Schedule, limits: Limits, monitor: Monitor) -> Result:
+        """Search until a limit; report every incumbent and bound to the monitor.
+
+        Only ``status`` (``"infeasible"`` with a reason, if proved) is taken from the result:
+        schedules and bounds are those of the monitor.
+        """
+        ...
+
+
+@cache
+def _entry_points() -> dict[str, object]:
+    from importlib.metadata import entry_points  # 20 ms that `import optsched` need not pay
+
+    return {point.name: point for point in entry_points(group="optsched.solvers")}
+
+
+def solvers() -> list[str]:
+    """Names of all installed solvers."""
+    return sorted(_entry_points())
+
+
+@cache
+def solver(name: str) -> Solver:
+    """The solver of this name.
+
+    Raises
+    ------
+    InputError
+        There is none; the message lists the names.
+    """
+    points = _entry_points()
+    if name not in points:
+        close = difflib.get_close_matches(name, points, 1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        known = ", ".join(sorted(points)) or "none: is the package installed?"
+        raise InputError(f"solver: there is no {name!r}{hint}; installed: {known}")
+    found: Solver = points[name].load()()  # type: ignore[attr-defined]
+    return found

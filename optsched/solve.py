@@ -1,0 +1,187 @@
+"""`optsched.solve`: look up the solver, build limits and monitor, call, verify, return."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from optsched.errors import InputError, InternalError, UnsupportedProblem
+from optsched.limits import Limits
+from optsched.monitor import Monitor
+from optsched.registry import Solver, solver as find_solver, solvers
+from optsched.result import Result
+from optsched.schedule import Objective
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from optsched.monitor import Progress
+    from optsched.problems.problem import Problem
+    from optsched.schedule import Schedule
+
+
+def solve(
+    problem: Problem | Schedule,
+    solver: str | Solver = "auto",
+    *,
+    time_limit: float | None = None,
+    iterations: int | None = None,
+    target: int | None = None,
+    workers: int | None = None,
+    seed: int = 0,
+    warm_start: Schedule | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Result:
+    """Find a good schedule, and a bound that says how good.
+
+    Parameters
+    ----------
+    problem
+        A `JobShop`, a `JobArray`, or any unscheduled `Schedule` (a bare graph).
+    solver
+        Name of an installed solver (`optsched.solvers()`), or a solver object.
+    time_limit, iterations, target, workers, seed
+        See `Limits`; without any limit 10 seconds. Ctrl-C returns the best so far.
+    warm_start
+        A complete schedule of the same problem; the result is never worse.
+    on_progress
+        Called with every new incumbent and bound; a true return value stops the search.
+    options
+        Named options of the solver.
+
+    Returns
+    -------
+    Result
+        With a schedule that the independent verifier accepts, if one was found.
+
+    Raises
+    ------
+    InputError
+        A limit, an option or the warm start is wrong.
+    UnsupportedProblem
+        The solver does not take this problem; the message names those that do.
+    """
+    started = time.perf_counter()
+    engine = find_solver(solver) if isinstance(solver, str) else solver
+    limits = Limits(
+        time_limit, iterations, target, 0 if workers is None else _positive(workers), seed,
+        _known_options(engine, options or {}),
+    )  # fmt: skip
+    _require_support(engine, problem)
+    graph = problem.graph()
+    monitor = Monitor(limits, on_progress, started)
+    if warm_start is not None:
+        _check_warm_start(problem, graph, warm_start)
+    reason = problem.infeasibility()
+    if reason:
+        return Result("infeasible", solver=engine.name, reason=reason, seconds=monitor.elapsed)
+    if warm_start is not None and warm_start.sequences is not None:
+        from optsched.graph import scheduled
+
+        start = scheduled(graph, warm_start.sequences)
+        monitor.incumbent(warm_start.sequences, start.makespan, "warm start")
+    found = Result("unknown")
+    try:
+        monitor.bound(problem.lower_bound(), "bounds")
+        if not monitor.should_stop() or monitor.objective is None:
+            found = engine.solve(problem, limits, monitor)
+    except KeyboardInterrupt:
+        monitor.stop()
+    return _finish(problem, graph, engine, monitor, found)
+
+
+def _finish(
+    problem: Problem | Schedule, graph: Schedule, engine: Solver, monitor: Monitor, found: Result
+) -> Result:
+    """Turn what the monitor holds into a verified schedule and an honest status."""
+    shared = {
+        "lower_bound": monitor.lower_bound,
+        "history": tuple(monitor.history),
+        "solver": engine.name,
+        "interrupted": monitor.interrupted,
+    }
+    if monitor.sequences is None:
+        status = "infeasible" if found.status == "infeasible" else "unknown"
+        if status == "infeasible":
+            shared["lower_bound"] = None
+        return Result(status, reason=found.reason, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
+    from optsched.graph import scheduled
+    from optsched.verify import verify
+
+    schedule = scheduled(graph, monitor.sequences)
+    status = "optimal" if monitor.proved else "feasible"
+    value = schedule.makespan
+    schedule = schedule.with_orders(
+        monitor.sequences,
+        schedule.start,  # type: ignore[arg-type]
+        Objective("makespan", value, monitor.lower_bound, status),
+        _provenance(problem, engine, monitor),
+    )
+    violations = verify(schedule)
+    if violations or value != monitor.objective:
+        what = violations[0].message if violations else f"it ends at {value}"
+        raise InternalError(
+            f"{engine.name} returned a wrong schedule of objective {monitor.objective}: {what}"
+        )
+    return Result(status, schedule, value, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
+
+
+def _provenance(problem: Problem | Schedule, engine: Solver, monitor: Monitor) -> dict[str, Any]:
+    from optsched.version import __version__
+
+    limits = monitor.limits
+    given = {
+        "iterations": limits.iterations,
+        "options": dict(limits.options) or None,
+        "interrupted": monitor.interrupted or None,
+    }
+    return {
+        "solver": engine.name,
+        "seed": limits.seed,
+        "optsched": __version__,
+        "instance_sha256": problem.sha256,
+        **{key: value for key, value in given.items() if value is not None},
+    }
+
+
+def _positive(workers: int) -> int:
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise InputError(f"workers: expected an integer in 1..1024, got {workers!r}")
+    return workers
+
+
+def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in options:
+        if key not in engine.options:
+            known = ", ".join(sorted(engine.options)) or "none"
+            raise InputError(f"options: {engine.name} has no option {key!r}; it has: {known}")
+    return options
+
+
+def _require_support(engine: Solver, problem: Problem | Schedule) -> None:
+    if not callable(getattr(problem, "graph", None)):
+        raise InputError(f"problem: expected a JobShop, a JobArray or a graph, got {problem!r:.60}")
+    support = engine.supports(problem)
+    if support:
+        return
+    able = [name for name in solvers() if find_solver(name).supports(problem)]
+    others = f"; these do: {', '.join(able)}" if able else "; no installed solver does"
+    raise UnsupportedProblem(
+        f"{engine.name} does not solve this problem: {getattr(support, 'reason', '') or 'refused'}{others}"
+    )
+
+
+def _check_warm_start(problem: Problem | Schedule, graph: Schedule, start: Schedule) -> None:
+    if not graph.same_graph(start):
+        theirs = str(start.provenance.get("instance_sha256", start.graph().sha256))
+        raise InputError(
+            f"warm_start: belongs to another instance ({theirs[:12]}, not {problem.sha256[:12]})"
+        )
+    if start.sequences is None:
+        raise InputError("warm_start: has no orders")
+    from optsched.verify import verify
+
+    violations = verify(start)
+    if violations:
+        raise InputError(f"warm_start: {violations[0].message}")
