@@ -1,0 +1,1 @@
+"""Interchangeable backends of optsched, found by the entry-point group ``optsched.solvers``."""

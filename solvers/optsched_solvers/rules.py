@@ -1,0 +1,274 @@
+"""Dispatching rules: priorities for the list scheduler, applied in four ways."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.registry import Support
+from optsched.schedule import NO_DEADLINE, Objective, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched.limits import Limits
+    from optsched.monitor import Monitor
+    from optsched.schedule import IntArray, Schedule
+
+SHOP_RULES = ("mwkr", "tail", "spt", "lpt", "lwkr", "mopnr", "fifo", "est", "random")
+"""Rules for any graph: most/least work remaining, longest tail, shortest/longest operation, most
+operations remaining, first come first served, earliest start, random order."""
+
+PIPELINE_RULES = ("valley", "b_first", "job_lpt", "job_spt", "one_f_one_b", "f_first")
+"""Rules for graphs of F and B (or I, W) blocks: valley (jobs small, large, small), backward first,
+jobs by total work, at most S - s in flight on stage s, forward first."""
+
+RULES = (*PIPELINE_RULES, *SHOP_RULES)
+
+
+class Variant(NamedTuple):
+    """One list schedule: a rule, and how it is applied."""
+
+    rule: str
+    active: bool = False  # Giffler-Thompson instead of non-delay
+    backwards: bool = False  # on the time-mirrored problem
+    defer: bool = False  # W and U only when nothing else is ready
+
+    def __str__(self) -> str:
+        marks = [self.rule, "active" if self.active else "non-delay"]
+        marks += ["backwards"] * self.backwards + ["deferred updates"] * self.defer
+        return " ".join(marks)
+
+
+def run(
+    graph: Schedule,
+    rule: str = "mwkr",
+    active: bool = False,
+    *,
+    backwards: bool = False,
+    defer: bool = False,
+    seed: int = 0,
+) -> Schedule | None:
+    """One list schedule.
+
+    Parameters
+    ----------
+    graph
+        A disjunctive graph (or schedule: its orders are ignored) whose operations hold at most one
+        resource each.
+    rule
+        One of `RULES`; the pipeline rules need operations of kind F and B or I.
+    active
+        Giffler-Thompson (active) instead of non-delay.
+    backwards
+        Dispatch the time-mirrored problem and mirror its orders.
+    defer
+        Weight-gradient and update blocks only when nothing else is ready.
+    seed
+        For ``rule="random"``.
+
+    Returns
+    -------
+    Schedule or None
+        The semi-active schedule, or None where the rule gets stuck on memory or misses a deadline.
+
+    Raises
+    ------
+    InputError
+        Unknown rule, or a rule that does not fit the graph.
+    """
+    if rule not in RULES:
+        raise InputError(f"rule: there is no {rule!r}; there are {', '.join(RULES)}")
+    support = supported_graph(graph)
+    if not support:
+        raise InputError(f"dispatch: {support.reason}")
+    if rule in PIPELINE_RULES and not _is_pipeline(graph):
+        raise InputError(f"rule: {rule} needs operations of kind F and B (or I)")
+    found = _Dispatcher(graph, seed).sequences(Variant(rule, active, backwards, defer))
+    if found is None:
+        return None
+    sequences, start = found
+    value = int((start + graph.duration).max(initial=0))
+    return graph.with_orders(
+        sequences, start, Objective("makespan", value, None, "feasible"),
+        {"solver": "dispatch", "rule": rule, "active": active, "seed": seed},
+    )  # fmt: skip
+
+
+def supported_graph(graph: Schedule) -> Support:
+    """Whether list scheduling takes this graph."""
+    counts = np.diff(graph.op_resources.indptr)
+    if (counts > 1).any():
+        i = int(np.argmax(counts > 1))
+        return Support(False, f"operation {i} holds {counts[i]} resources at once")
+    return supported_objective(graph)
+
+
+def supported_objective(graph: Schedule) -> Support:
+    """Whether the graph is one-shot: no period to be found or kept."""
+    if graph.period is not None:
+        return Support(False, "the graph is periodic; only one iteration is scheduled")
+    return Support(True)
+
+
+def try_rules(
+    graph: Schedule, limits: Limits, monitor: Monitor, rules: tuple[str, ...] = RULES
+) -> int:
+    """Offer the schedules of all rules to the monitor; returns how many list schedules were made."""
+    dispatcher = _Dispatcher(graph, limits.seed)
+    most = len(RULES) * 8 if limits.iterations is None else limits.iterations
+    tried = 0
+    for variant in _variants(graph, rules):
+        # one list schedule takes microseconds: a first answer is given even at time limit 0
+        if tried >= most or (monitor.objective is not None and monitor.should_stop()):
+            break
+        found = dispatcher.sequences(variant)
+        tried += 1
+        if found is not None:
+            value = int((found[1] + graph.duration).max(initial=0))
+            monitor.incumbent(found[0], value, f"dispatch {variant}")
+    return tried
+
+
+def _is_pipeline(graph: Schedule) -> bool:
+    kinds = set(np.unique(graph.kind).tolist())
+    return "F" in kinds and bool(kinds & {"B", "I"})
+
+
+def _variants(graph: Schedule, rules: tuple[str, ...]) -> Iterator[Variant]:
+    pipeline = _is_pipeline(graph)
+    late = pipeline and bool(np.isin(graph.kind, ("W", "U")).any())
+    for backwards in (False, True):
+        for active in (False, True):
+            for rule in rules:
+                if rule in PIPELINE_RULES and not pipeline:
+                    continue
+                yield Variant(rule, active, backwards)
+                if late:
+                    yield Variant(rule, active, backwards, defer=True)
+
+
+class _Dispatcher:
+    """Keys and kernel arrays of one graph."""
+
+    def __init__(self, graph: Schedule, seed: int) -> None:
+        from optsched_solvers.list_schedule import DispatchGraph
+
+        self.graph = graph
+        self.seed = seed
+        self.forward = DispatchGraph.of(graph)
+        self.mirrored: DispatchGraph | None = None
+        self._tails: dict[bool, tuple[IntArray, IntArray, IntArray]] = {}
+
+    def sequences(self, variant: Variant) -> tuple[Rows, IntArray] | None:
+        """Orders and semi-active starts of one variant; None if it fails."""
+        from optsched_solvers import longest_path
+        from optsched_solvers.list_schedule import run as list_schedule
+
+        if variant.backwards and self.mirrored is None:
+            self.mirrored = self.forward.reversed()
+        arrays = self.mirrored if variant.backwards else self.forward
+        assert arrays is not None
+        limit = None
+        if variant.rule == "one_f_one_b":
+            stages = int(self.graph.stage.max(initial=0)) + 1
+            limit = np.arange(stages, 0, -1)
+        found = list_schedule(
+            arrays, self.priority(variant), active=variant.active,
+            first_come=variant.rule == "fifo", slot_limit=limit,
+        )  # fmt: skip
+        if found is None:
+            return None
+        operations, start = found
+        if variant.backwards:
+            operations = operations[::-1]
+        sequences = self.split(operations)
+        if variant.backwards:
+            start = longest_path.evaluate(self.graph, sequences).heads
+        late = start + self.graph.duration > self.graph.deadline
+        if (self.graph.deadline != NO_DEADLINE).any() and late.any():
+            return None
+        return sequences, start
+
+    def split(self, operations: IntArray) -> Rows:
+        """One global order cut into the order on each resource."""
+        resource = self.graph.single_resource[operations]
+        used = operations[resource >= 0]
+        order = np.argsort(resource[resource >= 0], kind="stable")
+        return Rows(self.graph.users.indptr, used[order])
+
+    def priority(self, variant: Variant) -> IntArray:
+        """Rank of every operation under a rule: the smallest goes first."""
+        graph, rule = self.graph, variant.rule
+        keys: list[Any] = []
+        if variant.defer:
+            keys.append(np.isin(graph.kind, ("W", "U")))
+        if rule in PIPELINE_RULES:
+            first = np.isin(graph.kind, ("F", "I", "R", "B"))
+            forward = graph.kind == "F"
+            if rule == "f_first":
+                keys += [~forward]
+            elif variant.backwards:  # mirrored, forward blocks are what drains the pipeline
+                keys += [~forward & first]
+            else:
+                keys += [forward]
+            keys += [self._job_rank(rule)[graph.job], graph.microbatch]
+        else:
+            keys += self._shop_keys(rule, variant.backwards)
+        keys.append(np.arange(graph.n_operations))
+        if variant.backwards:
+            keys[-1] = -keys[-1]
+        rank = np.empty(graph.n_operations, np.int64)
+        rank[np.lexsort(keys[::-1])] = np.arange(graph.n_operations)
+        return rank
+
+    def _job_rank(self, rule: str) -> IntArray:
+        """Rank of every job by number for the FIFO rules, by total work for the others."""
+        graph = self.graph
+        jobs = int(graph.job.max(initial=-1)) + 1
+        if rule in ("b_first", "f_first", "one_f_one_b"):
+            return np.arange(jobs)
+        work = np.zeros(jobs, np.int64)
+        np.add.at(work, graph.job, graph.duration)
+        ascending = np.argsort(-work if rule == "job_lpt" else work, kind="stable")
+        if rule == "valley":  # small ... large ... small
+            ascending = np.concatenate([ascending[0::2], ascending[1::2][::-1]])
+        rank = np.empty(jobs, np.int64)
+        rank[ascending] = np.arange(jobs)
+        return rank
+
+    def _shop_keys(self, rule: str, backwards: bool) -> list[Any]:
+        duration = self.graph.duration
+        if rule == "spt":
+            return [duration]
+        if rule == "lpt":
+            return [-duration]
+        if rule == "random":
+            return [np.random.default_rng(self.seed).permutation(len(duration))]
+        if rule in ("fifo", "est"):
+            return []
+        tail, work, number = self._remaining(backwards)
+        return {"tail": [-tail], "mwkr": [-work], "lwkr": [work], "mopnr": [-number]}[rule]
+
+    def _remaining(self, backwards: bool) -> tuple[IntArray, IntArray, IntArray]:
+        """Longest tail, work and number of operations of the job from each operation on."""
+        if backwards not in self._tails:
+            from optsched.graph import evaluate
+
+            graph, n = self.graph, self.graph.n_operations
+            paths = evaluate(graph)
+            tail = paths.head + graph.duration if backwards else paths.tail
+            position = np.empty(n, np.int64)
+            position[paths.order] = np.arange(n)
+            order = np.lexsort([position if backwards else -position, graph.job])
+            work, number = np.empty(n, np.int64), np.empty(n, np.int64)
+            job = graph.job[order]
+            begins = np.flatnonzero(np.diff(job, prepend=-1))
+            for column, values in ((work, graph.duration[order]), (number, np.ones(n, np.int64))):
+                total = np.cumsum(values)
+                before = np.repeat(total[begins] - values[begins], np.diff(np.append(begins, n)))
+                column[order] = total - before
+            self._tails[backwards] = (tail, work, number)
+        return self._tails[backwards]
