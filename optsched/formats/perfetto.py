@@ -1,0 +1,192 @@
+"""A schedule as a Chrome trace (JSON), for https://ui.perfetto.dev and chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.occupancy import bars, holds_memory, memory_steps, setups
+from optsched.schedule import NO_DEADLINE
+
+if TYPE_CHECKING:
+    import os
+
+    from optsched.occupancy import Bars
+    from optsched.schedule import Schedule
+
+Event = dict[str, Any]
+
+PROCESS: Final = 1
+"""Process id of all events; resource r is thread ``r + 1``."""
+
+
+def write(schedule: Schedule, path: str | os.PathLike[str], *, cycles: int = 3) -> None:
+    """Write the trace of a schedule as JSON (whole file or nothing); see `trace`."""
+    from optsched.files import write_atomic
+
+    write_atomic(path, json.dumps(trace(schedule, cycles=cycles), separators=(",", ":")) + "\n")
+
+
+def trace(schedule: Schedule, *, cycles: int = 3) -> dict[str, Any]:
+    """The trace-event object of a schedule ("Trace Event Format", Google, JSON object form).
+
+    One thread per resource, in document order. An operation is a complete event (``"X"``) on each
+    of its resources, in the order of their sequences, or an instant (``"i"``) if it lasts no time;
+    without resources it is an asynchronous pair (``"b"``, ``"e"``). Setups are slices of category
+    ``setup``; arcs between resources are flows (``"s"``, ``"f"``; none to or from an instant, which
+    has no slice to bind to); held memory is a counter (``"C"``) per resource.
+
+    Parameters
+    ----------
+    schedule
+        A scheduled graph; it is not verified.
+    cycles
+        Periods of the steady state to write of a periodic schedule; what runs across time 0 is
+        left out, as a trace has no negative times.
+
+    Returns
+    -------
+    dict
+        Ready for `json.dumps`. ``ts`` and ``dur`` are in microseconds: integers, or multiples of
+        0.001 for a schedule in ns (the nearest double; exact to the nanosecond below 11 days).
+
+    Raises
+    ------
+    InputError
+        The graph is not scheduled.
+    """
+    chart = bars(schedule, cycles)
+    events = _names(schedule)
+    events += _operations(schedule, chart)
+    events += _setups(schedule, cycles)
+    if holds_memory(schedule):
+        events += _memory(schedule, cycles)
+    events += _flows(schedule, chart)
+    document: dict[str, Any] = {
+        "displayTimeUnit": "ns" if schedule.time_unit == "ns" else "ms",
+        "traceEvents": events,
+    }
+    other = {"name": schedule.name, "time_unit": schedule.time_unit, "period": schedule.period}
+    if schedule.objective is not None:
+        other |= {f"objective_{k}": v for k, v in schedule.objective._asdict().items()}
+    document["otherData"] = {key: value for key, value in other.items() if value is not None}
+    return document
+
+
+def microseconds(time: int, time_unit: str) -> int | float:
+    """A time in microseconds, an integer wherever it is whole."""
+    if time_unit == "ns":
+        whole, rest = divmod(time, 1000)
+        return time / 1000 if rest else whole
+    return time * {"us": 1, "ms": 10**3, "s": 10**6}[time_unit]
+
+
+_FIELDS = (
+    "job", "stage", "microbatch", "iteration", "offset", "family", "release",
+    "setup_in", "setup_out", "acquire", "free", "workspace",
+)  # fmt: skip
+
+
+def _names(schedule: Schedule) -> list[Event]:
+    events: list[Event] = [_meta("process_name", 0, name=schedule.name or "schedule")]
+    for r, resource in enumerate(schedule.resources):
+        events.append(_meta("thread_name", r + 1, name=resource.name))
+        events.append(_meta("thread_sort_index", r + 1, sort_index=r))
+    return events
+
+
+def _meta(kind: str, thread: int, **args: Any) -> Event:
+    return {"name": kind, "ph": "M", "pid": PROCESS, "tid": thread, "args": args}
+
+
+def _operations(schedule: Schedule, chart: Bars) -> list[Event]:
+    unit = schedule.time_unit
+    kept = [key for key in _FIELDS if key in ("job", "stage") or getattr(schedule, key).any()]
+    columns = {key: getattr(schedule, key).tolist() for key in kept}
+    kind, deadline = schedule.kind.tolist(), schedule.deadline.tolist()
+    events: list[Event] = []
+    for i, r, start, end, cycle in _rows(chart):
+        args: dict[str, Any] = {"operation": i, "kind": kind[i]}
+        args |= {key: column[i] for key, column in columns.items()}
+        if deadline[i] != NO_DEADLINE:
+            args["deadline"] = deadline[i]
+        if schedule.period is not None:
+            args["cycle"] = cycle
+        name = f"{kind[i]} {columns['job'][i]}".strip()
+        event: Event = {"name": name, "cat": kind[i] or "operation", "pid": PROCESS}
+        event |= {"tid": r + 1, "ts": microseconds(start, unit)}
+        if end == start:
+            events.append(event | {"ph": "i", "s": "t", "args": args})
+        elif r < 0:
+            handle = f"{i}.{cycle}"  # the pair overlaps others freely, unlike slices of a thread
+            events.append(event | {"ph": "b", "id": handle, "args": args})
+            events.append(event | {"ph": "e", "id": handle, "ts": microseconds(end, unit)})
+        else:
+            events.append(event | {"ph": "X", "dur": microseconds(end - start, unit), "args": args})
+    return events
+
+
+def _rows(chart: Bars) -> list[tuple[int, int, int, int, int]]:
+    """Bars that do not begin before time 0."""
+    table = np.stack([chart.operation, chart.resource, chart.start, chart.end, chart.cycle], axis=1)
+    return [(i, r, a, b, c) for i, r, a, b, c in table[chart.start >= 0].tolist()]
+
+
+def _setups(schedule: Schedule, cycles: int) -> list[Event]:
+    found, unit = setups(schedule, cycles), schedule.time_unit
+    return [
+        {
+            "name": "setup", "cat": "setup", "ph": "X", "pid": PROCESS, "tid": r + 1,
+            "ts": microseconds(start, unit), "dur": microseconds(end - start, unit),
+            "args": {"before": i},
+        }
+        for r, i, start, end in zip(
+            found.resource.tolist(), found.operation.tolist(), found.start.tolist(),
+            found.end.tolist(), strict=True,
+        )
+        if start >= 0
+    ]  # fmt: skip
+
+
+def _memory(schedule: Schedule, cycles: int) -> list[Event]:
+    events: list[Event] = []
+    for r, resource in enumerate(schedule.resources):
+        times, levels = memory_steps(schedule, r, cycles)
+        if not levels.any():
+            continue
+        for time, level in zip(times.tolist(), levels.tolist(), strict=True):
+            events.append(
+                {
+                    "name": f"memory {resource.name}", "ph": "C", "pid": PROCESS, "tid": r + 1,
+                    "ts": microseconds(time, schedule.time_unit), "args": {"bytes": level},
+                }
+            )  # fmt: skip
+    return events
+
+
+def _flows(schedule: Schedule, chart: Bars) -> list[Event]:
+    """Arrows along arcs whose two ends run on different resources."""
+    place: dict[tuple[int, int], tuple[int, int]] = {}  # first bar of (operation, cycle)
+    for i, r, start, end, cycle in _rows(chart):
+        if r >= 0 and end > start:
+            place.setdefault((i, cycle), (r, start))
+    tokens = schedule.arcs.distance + schedule.offset[schedule.arcs.head]
+    tokens = tokens - schedule.offset[schedule.arcs.tail]
+    events: list[Event] = []
+    cycles = sorted(set(chart.cycle.tolist()))
+    for i, j, h in zip(
+        schedule.arcs.tail.tolist(), schedule.arcs.head.tolist(), tokens.tolist(), strict=True
+    ):
+        for cycle in cycles:
+            tail, head = place.get((i, cycle)), place.get((j, cycle + h))
+            if tail is None or head is None or tail[0] == head[0]:
+                continue
+            # both ends bind to the slice that begins there; viewers draw from its end
+            arrow = {"name": "arc", "cat": "arc", "id": len(events) // 2 + 1, "pid": PROCESS}
+            for phase, (r, start) in (("s", tail), ("f", head)):
+                event = arrow | {"ph": phase, "tid": r + 1}
+                event["ts"] = microseconds(start, schedule.time_unit)
+                events.append(event | {"bp": "e"} if phase == "f" else event)
+    return events

@@ -1,0 +1,305 @@
+"""A Gantt chart as a PNG, SVG or PDF file: one lane per resource, one colour per job."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.errors import InputError, MissingExtra
+from optsched.files import write_atomic
+from optsched.occupancy import Bars, bars, horizon, setups
+from optsched.plots.look import (
+    Unit,
+    bytes_text,
+    colour,
+    is_dark,
+    plain,
+    readable_unit,
+    shades,
+    worth,
+)
+from optsched.report import Report, report
+
+if TYPE_CHECKING:
+    import os
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from optsched.schedule import Schedule
+
+PICTURES: Final = (".png", ".svg", ".pdf")
+"""Legal suffixes of a picture."""
+
+
+def gantt(
+    schedule: Schedule,
+    path: str | os.PathLike[str],
+    *,
+    width: float | None = None,
+    cycles: int = 3,
+) -> None:
+    """Draw a schedule into a picture file; the suffix chooses PNG, SVG or PDF.
+
+    One lane per resource; a bar in the colour of its job, F light and B dark, other kinds in
+    between or hatched; setups as thin hatched bars before the operation they prepare; busy shares
+    at the right. A periodic schedule is drawn in its steady state. The same schedule gives the
+    same bytes.
+
+    Parameters
+    ----------
+    schedule
+        A scheduled graph; it is not verified.
+    path
+        File to write, ``.png``, ``.svg`` or ``.pdf``.
+    width
+        Width of the picture in inches; by default it grows with the number of operations.
+    cycles
+        Periods to draw of a periodic schedule.
+
+    Raises
+    ------
+    InputError
+        The graph is not scheduled, the suffix is none of the three, or the file cannot be written.
+    MissingExtra
+        matplotlib is not installed.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in PICTURES:
+        raise InputError(f"{path}: expected a picture file ending in {', '.join(PICTURES)}")
+    if width is not None and not 2 <= width <= 200:
+        raise InputError(f"width: expected 2..200 inches, got {width}")
+    summary = report(schedule)
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtra("plots", "plot") from None
+    style: dict[Any, Any] = {
+        "svg.hashsalt": "optsched",
+        "font.family": ["DejaVu Sans"],
+        "hatch.linewidth": 0.6,
+        "text.parse_math": False,
+        "axes.formatter.use_mathtext": False,
+        "path.simplify": False,
+    }
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()  # a matplotlibrc of the user must not change the picture
+        matplotlib.rcParams.update(style)
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        figure = _draw(schedule, summary, width, cycles)
+        picture = _rendered(figure, suffix)
+    write_atomic(path, picture)
+
+
+_METADATA: Final[dict[str, Any]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": "optsched"},
+    ".pdf": {"CreationDate": None, "ModDate": None, "Creator": "optsched", "Producer": None},
+}
+_INK = "#1f2430"
+_MUTED = "#6b7280"
+_GRID = "#e5e7eb"
+_LANE = "#f6f7f9"
+_DPI = 160
+_SETUP: Final[dict[str, Any]] = {
+    "facecolor": "#d1d5db", "edgecolor": "#4b5563", "hatch": "//////", "linewidth": 0.3,
+}  # fmt: skip
+
+
+def _rendered(figure: Figure, suffix: str) -> bytes:
+    """The file content, without dates or versions that would change from day to day."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format=suffix[1:], dpi=_DPI, metadata=_METADATA[suffix])
+    return stream.getvalue()
+
+
+def _draw(schedule: Schedule, summary: Report, width: float | None, cycles: int) -> Figure:
+    from matplotlib.figure import Figure
+
+    chart = bars(schedule, cycles)
+    lanes = schedule.n_resources + bool((chart.resource < 0).any())
+    span = max(horizon(schedule, cycles), 1)
+    unit = readable_unit(schedule.time_unit, span)
+    wide = width or float(np.clip(9 + len(chart.operation) / 110, 11, 22))
+    lane = float(np.clip(9 / max(lanes, 1), 0.16, 0.5))  # inches
+    tall = min(lane * max(lanes, 1), 60.0) + 1.75
+    figure = Figure(figsize=(wide, tall), facecolor="white")
+    names = [plain(r.name, 28) for r in schedule.resources]
+    names += ["no resource"] * (lanes - len(names))
+    left = 0.35 + 0.085 * max((len(name) for name in names), default=4)
+    axes = figure.add_axes((left / wide, 0.82 / tall, (wide - left - 0.75) / wide, 1 - 1.75 / tall))
+    axes.set(xlim=(0, span / unit.ticks), ylim=(max(lanes, 1) - 0.5, -0.5))
+    _dress(axes, names, unit, summary)
+    if schedule.period is not None:
+        for c in range(1, cycles):
+            border = c * schedule.period / unit.ticks
+            axes.axvline(border, color=_INK, lw=1, ls=(0, (4, 3)), zorder=4)
+    _setups(axes, schedule, cycles, unit)
+    _bars(axes, schedule, chart, unit)
+    inches_per_time = (wide - left - 0.75) / (span / unit.ticks)
+    _labels(axes, schedule, chart, unit, inches_per_time, span, lane)
+    _title(figure, summary, wide, tall, left)
+    _legend(figure, schedule, wide, tall, left)
+    return figure
+
+
+def _dress(axes: Axes, names: list[str], unit: Unit, summary: Report) -> None:
+    """Axes, lanes and the busy shares at the right end."""
+    lanes = len(names)
+    size = float(np.clip(340 / max(lanes, 1), 5, 9))
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.barh(range(lanes), axes.get_xlim()[1], height=0.9, color=_LANE, zorder=0)
+    axes.set_yticks(range(lanes), names, fontsize=size, color=_INK)
+    axes.tick_params(axis="y", length=0, pad=6)
+    axes.tick_params(axis="x", length=3, color=_MUTED, labelcolor=_MUTED, labelsize=8)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}".replace(",", "\u202f"))
+    axes.xaxis.grid(True, color=_GRID, lw=0.8, zorder=0.5)
+    axes.set_axisbelow(False)
+    axes.set_xlabel(f"time in {unit.name}", fontsize=8, color=_MUTED, labelpad=4)
+    edge = axes.get_yaxis_transform()
+    for r, resource in enumerate(summary.resources):
+        text = f"{100 * resource.busy_share:.0f} %"
+        axes.text(1.008, r, text, transform=edge, va="center", fontsize=size, color=_MUTED)
+    if summary.resources:
+        axes.text(1.008, -0.5, "busy", transform=edge, va="bottom", fontsize=7.5, color=_MUTED)
+
+
+def _bars(axes: Axes, schedule: Schedule, chart: Bars, unit: Unit) -> None:
+    """One polygon per bar, collected by hatch; a thin mark for what lasts no time."""
+    from matplotlib.collections import LineCollection, PolyCollection
+
+    look = shades(schedule)
+    rows = np.where(chart.resource < 0, schedule.n_resources, chart.resource)
+    lasting = chart.end > chart.start
+    hatches = np.array([look[str(kind)].hatch for kind in schedule.kind[chart.operation]], np.str_)
+    for group, hatch in enumerate(sorted(set(hatches[lasting].tolist()))):
+        chosen = np.flatnonzero(lasting & (hatches == hatch))
+        left, right = chart.start[chosen] / unit.ticks, chart.end[chosen] / unit.ticks
+        top, bottom = rows[chosen] - 0.41, rows[chosen] + 0.41
+        corners = np.stack(
+            [np.stack(pair, axis=1) for pair in
+             ((left, top), (right, top), (right, bottom), (left, bottom))], axis=1
+        )  # fmt: skip
+        axes.add_collection(
+            PolyCollection(
+                list(corners),
+                facecolors=_colours(schedule, chart.operation[chosen]),
+                edgecolors="white" if len(chart.operation) <= 4000 else "none",
+                linewidths=0.5,
+                hatch=hatch or None,
+                gid=f"bars-{group}",
+                zorder=3,
+            ),
+            autolim=False,
+        )
+    marks = np.flatnonzero(~lasting)
+    if len(marks):
+        at = chart.start[marks] / unit.ticks
+        ends = [[(x, row - 0.41), (x, row + 0.41)] for x, row in zip(at, rows[marks], strict=True)]
+        dark = _colours(schedule, chart.operation[marks])
+        axes.add_collection(
+            LineCollection(ends, colors=dark, linewidths=1.6, gid="marks", zorder=4, clip_on=False),
+            autolim=False,
+        )
+
+
+def _setups(axes: Axes, schedule: Schedule, cycles: int, unit: Unit) -> None:
+    from matplotlib.collections import PolyCollection
+
+    found = setups(schedule, cycles)
+    if not len(found.start):
+        return
+    corners = [
+        [(a, r - 0.16), (b, r - 0.16), (b, r + 0.16), (a, r + 0.16)]
+        for a, b, r in zip(
+            found.start / unit.ticks, found.end / unit.ticks, found.resource, strict=True
+        )
+    ]
+    axes.add_collection(PolyCollection(corners, gid="setups", zorder=2, **_SETUP), autolim=False)
+
+
+def _labels(
+    axes: Axes,
+    schedule: Schedule,
+    chart: Bars,
+    unit: Unit,
+    inches_per_time: float,
+    span: int,
+    lane: float,
+) -> None:
+    """Job numbers inside the bars that are wide enough, all in one size of type."""
+    job = schedule.job[chart.operation].tolist()
+    left, right = np.clip(chart.start, 0, span), np.clip(chart.end, 0, span)
+    room = (right - left) / unit.ticks * inches_per_time * 72 * 0.86  # points
+    letters = np.array([len(str(j)) for j in job])
+    best = np.minimum(room / np.maximum(letters, 1) / 0.64, lane * 72 * 0.5)
+    size = float(np.clip(np.quantile(best, 0.25), 5.5, 9)) if len(best) else 9.0
+    fits = np.flatnonzero((best >= size) & (chart.resource >= 0))
+    if len(fits) > _MOST_LABELS:
+        return
+    for k, rgb in zip(fits.tolist(), _colours(schedule, chart.operation[fits]), strict=True):
+        axes.text(
+            (left[k] + right[k]) / 2 / unit.ticks, chart.resource[k], str(job[k]),
+            ha="center", va="center_baseline", fontsize=size, zorder=5,
+            color="white" if is_dark(rgb) else _INK,
+        )  # fmt: skip
+
+
+_MOST_LABELS = 4000  # beyond, nobody reads them and each costs a millisecond
+
+
+def _title(figure: Figure, summary: Report, wide: float, tall: float, left: float) -> None:
+    parts = worth(summary)
+    peak = max((r.peak_memory for r in summary.resources), default=0)
+    if peak:
+        parts.append(f"peak memory {bytes_text(peak)}")
+    place: dict[str, Any] = {"x": left / wide, "ha": "left", "va": "baseline"}
+    name = plain(summary.name) or "schedule"
+    figure.text(y=1 - 0.38 / tall, s=name, fontsize=13, fontweight="bold", color=_INK, **place)
+    figure.text(y=1 - 0.62 / tall, s="  ·  ".join(parts), fontsize=9, color=_MUTED, **place)
+
+
+def _legend(figure: Figure, schedule: Schedule, wide: float, tall: float, left: float) -> None:
+    """Shades of the kinds and the setup hatch, in one row at the foot."""
+    from matplotlib.patches import Patch
+
+    entries = [
+        Patch(
+            facecolor=colour(0, look),
+            edgecolor="white",
+            hatch=look.hatch or None,
+            label=_WORDS.get(kind, plain(kind)),
+        )
+        for kind, look in shades(schedule).items()
+    ]
+    if schedule.has_setups:
+        entries.append(Patch(label="setup", **_SETUP))
+    figure.legend(
+        handles=entries, loc="lower left", bbox_to_anchor=(left / wide, 0.1 / tall), ncols=12,
+        frameon=False, fontsize=8, labelcolor=_MUTED, borderpad=0, borderaxespad=0,
+        handlelength=1.6, handleheight=0.9, columnspacing=1.6,
+    )  # fmt: skip
+
+
+_WORDS = {
+    "F": "F forward", "B": "B backward", "R": "R recompute", "I": "I input gradient",
+    "W": "W weight gradient", "U": "U update", "": "operation", "end": "end mark",
+}  # fmt: skip
+
+
+def _colours(schedule: Schedule, operations: np.typing.NDArray[np.int64]) -> list[str]:
+    look = shades(schedule)
+    made: dict[tuple[int, str], str] = {}
+    found = []
+    for job, kind in zip(
+        schedule.job[operations].tolist(), schedule.kind[operations].tolist(), strict=True
+    ):
+        if (job, kind) not in made:
+            made[job, kind] = colour(job, look[kind])
+        found.append(made[job, kind])
+    return found

@@ -1,0 +1,152 @@
+"""A self-contained interactive page of a schedule: one HTML file, no network, no server."""
+
+from __future__ import annotations
+
+import html
+import json
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optsched.files import write_atomic
+from optsched.occupancy import bars, holds_memory, horizon, memory_steps, setups
+from optsched.plots.look import colour, plain, readable_unit, shades, worth
+from optsched.report import Report, report
+from optsched.schedule import NO_DEADLINE
+
+if TYPE_CHECKING:
+    import os
+
+    from optsched.schedule import Schedule
+
+
+def write(schedule: Schedule, path: str | os.PathLike[str], *, cycles: int = 3) -> None:
+    """Write the interactive page of a schedule; see `page`."""
+    write_atomic(path, page(schedule, cycles=cycles))
+
+
+def page(schedule: Schedule, *, cycles: int = 3) -> str:
+    """The interactive page: zoom, pan, tooltips, one job or the critical path at a time.
+
+    Everything is inside the text, nothing is loaded. Strings of the schedule are data: they are
+    shown, never interpreted.
+
+    Parameters
+    ----------
+    schedule
+        A scheduled graph; it is not verified.
+    cycles
+        Periods to draw of a periodic schedule.
+
+    Raises
+    ------
+    InputError
+        The graph is not scheduled.
+    """
+    summary = report(schedule)
+    template = resources.files("optsched.plots").joinpath("page.html").read_text("utf-8")
+    top, rest = template.split(_TITLE)
+    middle, foot = rest.split(_DATA)
+    title = html.escape(plain(schedule.name) or "schedule")
+    return top + title + middle + _safe_json(payload(schedule, summary, cycles)) + foot
+
+
+def payload(schedule: Schedule, summary: Report, cycles: int = 3) -> dict[str, Any]:
+    """All that the page knows: integers in the schedule's units, columns of equal length."""
+    span = max(horizon(schedule, cycles), 1)
+    unit = readable_unit(schedule.time_unit, span)
+    chart, waits = bars(schedule, cycles), setups(schedule, cycles)
+    look = shades(schedule)
+    kinds = list(look)
+    own = schedule.time_unit.replace("us", "µs")
+    size = f"{summary.operations} operations of {summary.jobs} jobs"
+    return {
+        "name": plain(schedule.name) or "schedule",
+        "headline": " · ".join([*worth(summary), size]),
+        "unit": {"own": own, "name": unit.name, "ticks": unit.ticks},
+        "span": span,
+        "share_span": summary.span,
+        "period": schedule.period,
+        "resources": [_resource(summary, r) for r in range(schedule.n_resources)],
+        "kinds": [{"name": plain(kind), "hatch": bool(look[kind].hatch)} for kind in kinds],
+        "operations": _operations(schedule, kinds),
+        "arcs": _arcs(schedule),
+        "bars": _columns(chart, ("operation", "resource", "start", "end", "cycle")),
+        "setups": _columns(waits, ("resource", "operation", "start", "end")),
+        "memory": [
+            [column.tolist() for column in memory_steps(schedule, r, cycles)]
+            for r in range(schedule.n_resources)
+        ]
+        if holds_memory(schedule)
+        else [],
+        "critical": [[step.operation, plain(step.reason, 200)] for step in summary.critical_path],
+        "critical_complete": summary.path_is_complete,
+    }
+
+
+_TITLE = "<!--TITLE-->"
+_DATA = "/*DATA*/"
+
+_FIELDS = (
+    "job", "stage", "microbatch", "iteration", "offset", "family", "duration", "release",
+    "setup_in", "setup_out", "acquire", "free", "workspace",
+)  # fmt: skip
+
+
+def _safe_json(tree: Any) -> str:
+    """JSON in ASCII that cannot end the script element it stands in."""
+    text = json.dumps(tree, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _columns(table: Any, keys: tuple[str, ...]) -> dict[str, list[int]]:
+    return {key: getattr(table, key).tolist() for key in keys}
+
+
+def _resource(summary: Report, r: int) -> dict[str, Any]:
+    row = summary.resources[r]
+    return {
+        "name": plain(row.name, 60),
+        "operations": row.operations,
+        "busy": row.busy,
+        "setup": row.setup,
+        "bubble": row.bubble,
+        "peak": row.peak_memory,
+        "memory": row.memory,
+    }
+
+
+def _operations(schedule: Schedule, kinds: list[str]) -> dict[str, Any]:
+    """Columns of fields; those that are zero throughout are left out."""
+    look = shades(schedule)
+    columns: dict[str, Any] = {
+        key: getattr(schedule, key).tolist()
+        for key in _FIELDS
+        if key in ("job", "duration") or getattr(schedule, key).any()
+    }
+    place = {kind: k for k, kind in enumerate(kinds)}
+    columns["kind"] = [place[kind] for kind in schedule.kind.tolist()]
+    columns["resources"] = schedule.op_resources.to_lists()
+    if (schedule.deadline != NO_DEADLINE).any():
+        columns["deadline"] = [None if d == NO_DEADLINE else d for d in schedule.deadline.tolist()]
+    palette: dict[str, int] = {}
+    columns["colour"] = [
+        palette.setdefault(colour(job, look[kind]), len(palette))
+        for job, kind in zip(schedule.job.tolist(), schedule.kind.tolist(), strict=True)
+    ]
+    columns["palette"] = list(palette)
+    return columns
+
+
+def _arcs(schedule: Schedule) -> dict[str, list[int]]:
+    """Arcs with their tokens: how many cycles later the head runs than the tail."""
+    tail, head, lag, distance = schedule.arcs
+    tokens = distance + schedule.offset[head] - schedule.offset[tail]
+    near = np.abs(tokens) <= 100  # the drawing shows no more cycles
+    return {
+        "tail": tail[near].tolist(),
+        "head": head[near].tolist(),
+        "lag": lag[near].tolist(),
+        "tokens": tokens[near].tolist(),
+    }

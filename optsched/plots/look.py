@@ -1,0 +1,155 @@
+"""The common look of all pictures: colours of jobs, shades of kinds, readable times and names."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from optsched.report import Report
+    from optsched.schedule import Schedule
+
+# Hues in degrees of OKLCH. Neighbours in the list are far apart on the blue-yellow axis, which
+# people with a red-green deficiency see as well; the lightness differs between rounds.
+_HUES = (255, 60, 165, 350, 105, 300, 28, 215, 135, 325)
+_ROUNDS = (0.0, -0.055, 0.05)
+
+
+class Shade(NamedTuple):
+    """How a kind of operation shows: lightness in OKLCH, chroma, and a hatch (matplotlib's)."""
+
+    lightness: float
+    chroma: float
+    hatch: str
+
+
+_SHADES = {
+    "F": Shade(0.84, 0.085, ""),
+    "B": Shade(0.58, 0.135, ""),
+    "": Shade(0.72, 0.115, ""),
+    "R": Shade(0.84, 0.085, "////"),
+    "I": Shade(0.58, 0.135, ""),
+    "W": Shade(0.66, 0.125, "...."),
+    "U": Shade(0.42, 0.080, ""),
+}
+_OTHER = (
+    Shade(0.72, 0.115, "\\\\\\\\"),
+    Shade(0.72, 0.115, "xxxx"),
+    Shade(0.72, 0.115, "||||"),
+    Shade(0.72, 0.115, "----"),
+)
+
+
+def shade(kind: str, other: int = 0) -> Shade:
+    """Shade of a kind: F light, B dark, the rest in between or hatched.
+
+    ``other`` numbers the kinds that are not ours, so that they differ from each other.
+    """
+    return _SHADES.get(kind, _OTHER[other % len(_OTHER)])
+
+
+def shades(schedule: Schedule) -> dict[str, Shade]:
+    """Shades of all kinds of a schedule: ours in their usual order, then the others."""
+    there = {str(kind) for kind in schedule.kind}
+    ours = [kind for kind in _SHADES if kind in there]
+    others = sorted(there.difference(_SHADES))
+    found = {kind: shade(kind) for kind in ours}
+    return found | {kind: shade(kind, k) for k, kind in enumerate(others)}
+
+
+def colour(job: int, look: Shade) -> str:
+    """Colour of a job in a shade, as ``#rrggbb``; colours repeat after 30 jobs."""
+    hue = _HUES[job % len(_HUES)]
+    lift = _ROUNDS[job // len(_HUES) % len(_ROUNDS)]
+    return oklch(look.lightness + lift, look.chroma, hue)
+
+
+def oklch(lightness: float, chroma: float, hue: float) -> str:
+    """An sRGB colour ``#rrggbb`` from OKLCH (B. Ottosson, A perceptual color space, 2020)."""
+    a = chroma * math.cos(math.radians(hue))
+    b = chroma * math.sin(math.radians(hue))
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    linear = (
+        4.0767416621 * long - 3.3077115913 * medium + 0.2309699292 * short,
+        -1.2684380046 * long + 2.6097574011 * medium - 0.3413193965 * short,
+        -0.0041960863 * long - 0.7034186147 * medium + 1.7076147010 * short,
+    )
+    return "#" + "".join(f"{round(255 * _gamma(channel)):02x}" for channel in linear)
+
+
+def is_dark(rgb: str) -> bool:
+    """Whether white text reads better on a colour ``#rrggbb`` than dark text."""
+    red, green, blue = (int(rgb[k : k + 2], 16) for k in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 150
+
+
+class Unit(NamedTuple):
+    """A unit to show times in: ``shown = time / ticks``."""
+
+    name: str
+    ticks: float
+
+
+_LADDER = (
+    ("ns", 1), ("µs", 10**3), ("ms", 10**6), ("s", 10**9),
+    ("min", 60 * 10**9), ("h", 3600 * 10**9), ("days", 24 * 3600 * 10**9),
+)  # fmt: skip
+_NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+
+
+def readable_unit(time_unit: str, span: int) -> Unit:
+    """The largest unit, not below the schedule's own, in which the span is at least 5."""
+    own = _NANOSECONDS[time_unit]
+    steps = [step for step in _LADDER if step[1] >= own]
+    name, size = [step for step in steps if step[1] == own or 5 * step[1] <= span * own][-1]
+    return Unit(name, size / own)
+
+
+def time_text(time: int, time_unit: str) -> str:
+    """A time to be read: exact up to seven digits, else four digits of a larger unit."""
+    unit = Unit(time_unit.replace("us", "µs"), 1)
+    digits = 0
+    if abs(time) >= 10**7:
+        unit = readable_unit(time_unit, abs(time))
+        digits = max(0, 4 - len(str(int(abs(time) / unit.ticks))))
+    return f"{time / unit.ticks:,.{digits}f} {unit.name}".replace(",", "\u202f")
+
+
+def bytes_text(count: int) -> str:
+    """Bytes in binary units, such as ``39.5 GiB``."""
+    value, names = float(count), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
+    while abs(value) >= 1024 and len(names) > 1:
+        value /= 1024
+        names.pop(0)
+    return f"{value:.0f} {names[0]}" if names[0] == "B" else f"{value:.1f} {names[0]}"
+
+
+def share_text(share: float) -> str:
+    """A share in percent."""
+    return f"{100 * share:.1f} %"
+
+
+def worth(summary: Report) -> list[str]:
+    """Objective, bound and gap of a schedule, as parts of a headline."""
+    unit = summary.time_unit
+    parts = [f"{plain(summary.objective_name, 30)} {time_text(summary.objective, unit)}"]
+    if summary.lower_bound is not None:
+        parts.append(f"lower bound {time_text(summary.lower_bound, unit)}")
+    if summary.status == "optimal":
+        parts.append("proved optimal")
+    elif summary.gap is not None:
+        parts.append(f"gap {share_text(summary.gap)}")
+    return parts
+
+
+def plain(name: str, longest: int = 80) -> str:
+    """A name from a document, fit to be shown: one line, no control characters, not too long."""
+    text = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in name)
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def _gamma(channel: float) -> float:
+    clipped = min(max(channel, 0.0), 1.0)
+    return 12.92 * clipped if clipped <= 0.0031308 else 1.055 * clipped ** (1 / 2.4) - 0.055
