@@ -65,3 +65,11 @@ class Problem(ABC):
                 f"{schedule.sha256[:12]}, expected {graph.sha256[:12]} ({self.name or 'unnamed'})"
             )
         return schedule.makespan
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Problem):
+            return NotImplemented
+        return type(self) is type(other) and self.sha256 == other.sha256
+
+    def __hash__(self) -> int:
+        return int(self.sha256[:15], 16)

@@ -1,0 +1,19 @@
+"""File formats, one module each (loaded on use): `standard`, `taillard`, `perfetto`, ..."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_MODULES = (
+    "arraypipe", "jobarray_json", "jobshop_json", "perfetto", "read_problem", "standard",
+    "taillard",
+)  # fmt: skip
+
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"optsched.formats.{name}")
+    raise AttributeError(f"module 'optsched.formats' has no attribute {name!r}")

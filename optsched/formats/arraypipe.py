@@ -1,0 +1,109 @@
+"""The instances published with ArrayPipe, as JSON: one F and one B block per job and stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.files import read_text
+from optsched.strict_json import MAX_INTEGER, decode, parse
+
+if TYPE_CHECKING:
+    import os
+
+    from optsched.problems.jobarray import JobArray
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
+
+
+class _Job(msgspec.Struct, forbid_unknown_fields=True):
+    route: list[Count]
+    dur: list[Count]
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    jobs: Annotated[list[_Job], msgspec.Meta(min_length=1)]
+    n_stages: Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
+    n_jobs: Count | None = None
+    # facts about the original file that the instance does not depend on
+    source: str = ""
+    header_jobs: Count | None = None
+    header_machines: Count | None = None
+    fb_pipeline: bool = True
+    flags: list[str] = []
+    distinct_jobs: Count | None = None
+
+
+class Durations(NamedTuple):
+    """Block times by job and stage, shape (n_jobs, n_stages) both."""
+
+    name: str
+    forward: list[list[int]]
+    backward: list[list[int]]
+
+
+def read(path: str | os.PathLike[str]) -> JobArray:
+    """Read a published instance strictly; see `durations`."""
+    name = str(path)
+    return from_tree(parse(read_text(path), name), name)
+
+
+def from_tree(tree: Any, name: str) -> JobArray:
+    """The job array of a parsed document: no lags, switches or memory are published."""
+    from optsched.problems.jobarray import JobArray
+
+    found = durations(tree, name)
+    try:
+        return JobArray(np.array(found.forward), np.array(found.backward), name=found.name)
+    except InputError as error:
+        error.args = (f"{name}: {error.args[0]}",)
+        raise
+
+
+def recognises(tree: Any) -> bool:
+    """Whether a parsed document has the keys of this format."""
+    return isinstance(tree, dict) and "format" not in tree and {"jobs", "n_stages"} <= tree.keys()
+
+
+def durations(tree: Any, name: str) -> Durations:
+    """Block times of a parsed document.
+
+    Parameters
+    ----------
+    tree
+        ``jobs[].route``: the device of every block in chain order, which must be 0..S-1 and back;
+        ``jobs[].dur``: their times in that order.
+    name
+        File name for messages.
+
+    Raises
+    ------
+    InputError
+        With the path in the document, the rule and the value.
+    """
+    found = decode(tree, _Document, name)
+    stages = found.n_stages
+    if found.n_jobs is not None and found.n_jobs != len(found.jobs):
+        raise InputError(f"{name}: n_jobs: {found.n_jobs}, but there are {len(found.jobs)} jobs")
+    forward, backward = [], []
+    for j, job in enumerate(found.jobs):
+        for key, values in (("route", job.route), ("dur", job.dur)):
+            if len(values) != 2 * stages:
+                raise InputError(
+                    f"{name}: jobs[{j}].{key}: expected {2 * stages} values "
+                    f"({stages} stages forward and back), got {len(values)}"
+                )
+        for b, device in enumerate(job.route):
+            expected = min(b, 2 * stages - 1 - b)
+            if device != expected:
+                raise InputError(
+                    f"{name}: jobs[{j}].route[{b}]: expected device {expected} "
+                    f"(0..{stages - 1}, then back), got {device}"
+                )
+        forward.append(job.dur[:stages])
+        backward.append(job.dur[stages:][::-1])
+    return Durations(found.name, forward, backward)

@@ -1,0 +1,113 @@
+"""The standard job-shop text (JSPLIB): a line ``jobs machines``, then a row of pairs a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optsched.errors import InputError
+from optsched.files import read_text
+from optsched.formats.jobshop_text import (
+    Line,
+    check_durations,
+    check_machines,
+    fail,
+    lines_of,
+    numbers,
+    sizes,
+)
+from optsched.problems.jobshop import JobShop
+from optsched.problems.jobshop_checks import MAX_MACHINES, MAX_NAME
+
+if TYPE_CHECKING:
+    import os
+
+
+def read(path: str | os.PathLike[str], reentrant: bool = False) -> JobShop:
+    """Read a file in the standard format; see `from_text`."""
+    return from_text(read_text(path), str(path), reentrant)
+
+
+def from_text(text: str, name: str, reentrant: bool = False) -> JobShop:
+    """Read the standard text: ``n m``, then n rows of m pairs ``machine duration``.
+
+    Parameters
+    ----------
+    text
+        The text; machines are numbered from 0, ``#`` starts a comment line.
+    name
+        File name for messages; without folder and suffix it names the instance.
+    reentrant
+        Rows may have any number of pairs; machines may repeat or be skipped.
+
+    Raises
+    ------
+    InputError
+        With ``file:line`` and the expected and found count, value or range.
+    """
+    lines = lines_of(text, name)
+    n, m = sizes(lines[0], name)
+    if reentrant and m > MAX_MACHINES:
+        fail(name, lines[0], f"expected 1..{MAX_MACHINES} machines, got {m}")
+    rows = lines[1:]
+    if len(rows) != n:
+        at = rows[n] if len(rows) > n else lines[-1]
+        fail(name, at, f"expected {n} rows, one a job, got {len(rows)}")
+    jobs = [_row(line, name, m, reentrant) for line in rows]
+    return shop_of(jobs, m, name, instance_name(name))
+
+
+def to_text(shop: JobShop) -> str:
+    """The canonical standard text; names and the time unit are not part of it.
+
+    Raises
+    ------
+    InputError
+        The shop has releases or deadlines, which the format cannot express.
+    """
+    refuse_windows(shop, "standard")
+    return rows_of(shop)
+
+
+def rows_of(shop: JobShop) -> str:
+    """``n m`` and one row ``machine duration ...`` a job, single spaces, windows left out."""
+    rows = (" ".join(f"{k} {p}" for k, p in chain) for chain in shop.jobs)
+    return f"{shop.n_jobs} {shop.n_machines}\n" + "".join(f"{row}\n" for row in rows)
+
+
+def instance_name(name: str) -> str:
+    """Name of the instance in a file: the file's, without folder and suffix."""
+    return Path(name).stem[:MAX_NAME].encode("utf-8", "replace").decode()
+
+
+def shop_of(
+    jobs: list[list[tuple[int, int]]],
+    m: int,
+    file: str,
+    name: str,
+    metadata: dict[str, int] | None = None,
+) -> JobShop:
+    """The shop of checked rows; sums that overflow are reported with the file."""
+    try:
+        return JobShop(jobs, [f"m{k}" for k in range(m)], name=name, metadata=metadata)
+    except InputError as error:
+        error.args = (f"{file}: {error.args[0]}",)
+        raise
+
+
+def refuse_windows(shop: JobShop, format: str) -> None:
+    """Releases and deadlines must not be lost silently."""
+    if shop.has_windows:
+        raise InputError(f"the {format} format has no releases and deadlines: write it as json")
+
+
+def _row(line: Line, name: str, m: int, reentrant: bool) -> list[tuple[int, int]]:
+    values = numbers(line, name)
+    machines, durations = values[0::2], values[1::2]
+    if len(values) % 2 or (not reentrant and len(machines) != m):
+        expected = "pairs" if reentrant else f"{m} pairs"
+        odd = " and a single number" if len(values) % 2 else ""
+        fail(name, line, f"expected {expected} (machine duration), got {len(durations)}{odd}")
+    check_machines(machines, line, name, base=0, m=m, once=not reentrant)
+    check_durations(durations, line, name)
+    return list(zip(machines, durations, strict=True))

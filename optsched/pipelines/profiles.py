@@ -1,0 +1,245 @@
+"""An analytic cost model: block times and bytes of four real models on A100 devices.
+
+Per layer at batch size b: forward = max(flops (b + b_half) / (0.45 peak), 3 b out_bytes / hbm)
++ 60 us; backward = 2 forward; recomputation = forward; update = 16 bytes a parameter / hbm;
+communication = b boundary / bandwidth + 15 us; job switch = state / (150 GB/s). All in exact
+fractions, rounded up to whole microseconds per block.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.pipelines.models import Layer, Model, model_of
+from optsched.pipelines.partition import balanced, naive
+from optsched.problems.jobshop_checks import integer, told
+from optsched.strict_json import MAX_INTEGER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# an A100; rates per microsecond
+FLOPS: Final = 156_000_000 * Fraction(45, 100)  # TF32 peak, the share of it that kernels reach
+HBM: Final = 1_500_000  # bytes
+SWITCH: Final = 150_000  # bytes of model state, from one buffer on the device to another
+BANDWIDTH: Final = {"nvlink": 300_000, "pcie": 64_000, "infiniband": 50_000}
+LAUNCH: Final = 60  # microseconds a layer
+LATENCY: Final = 15  # microseconds a message
+UPDATE_BYTES: Final = 16  # read and written per parameter by an optimizer step
+
+Link = Literal["nvlink", "pcie", "infiniband", "mixed"]
+
+
+class Stage(NamedTuple):
+    """Consecutive layers on one device; bytes are per sample, `state` is per job."""
+
+    layers: tuple[Layer, ...]
+    params: int
+    state: int
+    in_bytes: int
+    out_bytes: int
+    kept_bytes: int
+
+
+def job_array_fields(
+    model: str,
+    stages: int,
+    batch_sizes: Sequence[int],
+    *,
+    link: Link = "nvlink",
+    partition: Literal["balanced", "naive"] = "balanced",
+    memory: str | int | None = None,
+    micro_batches: int = 1,
+    recompute_mode: str | Sequence[bool] = "never",
+    recompute_workspace: bool = False,
+    update: bool = True,
+    switch: bool = False,
+) -> dict[str, Any]:
+    """Keyword arguments of `optsched.JobArray` for sibling jobs of one model.
+
+    Parameters
+    ----------
+    model
+        ``"vgg19"``, ``"resnet152"``, ``"bert_large"`` or ``"gpt2_xl"``.
+    stages
+        Number of pipeline stages, one a device.
+    batch_sizes
+        Samples per iteration of every job; divided equally among its micro-batches.
+    link
+        Between neighbouring devices; ``"mixed"``: InfiniBand at every fourth cut, else NVLink.
+    partition
+        ``"balanced"``: least largest stage at the second smallest batch size; ``"naive"``: equal
+        layer counts.
+    memory
+        The whole device, in bytes or as ``"80GB"`` (as vendors label it: 2^30 bytes each); two
+        buffers of the stage's model state are subtracted. None = unlimited.
+    micro_batches
+        Per iteration; must divide every batch size.
+    recompute_mode
+        As in `JobArray`; the times and bytes of recomputation are always filled in.
+    recompute_workspace
+        Whether a recomputing block needs room for the stage's activations while it runs.
+    update, switch
+        Whether optimizer steps and job switches take time.
+
+    Returns
+    -------
+    dict
+        Arrays of shape (n_jobs, stages) in whole microseconds and bytes, and the labels.
+
+    Raises
+    ------
+    InputError
+        Naming the argument, the value and the legal range.
+    """
+    profile = model_of(model)
+    integer(stages, "stages: ", 1, len(profile.layers))
+    sizes = _samples(batch_sizes, micro_batches)
+    parts = stages_of(profile, stages, _second(sizes), partition)
+    bandwidth = [Fraction(b) for b in _bandwidths(link, stages)]
+    forward = _table([[_forward(s, profile, b) for s in parts] for b in sizes])
+    kept = _table([[b * s.kept_bytes for s in parts] for b in sizes])
+    lag = _table([
+        [b * s.out_bytes / w + LATENCY for s, w in zip(parts[:-1], bandwidth, strict=True)]
+        for b in sizes
+    ])  # fmt: skip
+    per_job = len(sizes)
+    return {
+        "name": f"{model}-{per_job}x{stages}",
+        "time_unit": "us",
+        "forward": forward,
+        "backward": _table([[2 * _forward(s, profile, b) for s in parts] for b in sizes]),
+        "recompute": forward,
+        "update": _table(
+            [[Fraction(UPDATE_BYTES * s.params, HBM) if update else 0 for s in parts]] * per_job
+        ),
+        "switch": _table([[Fraction(s.state, SWITCH) if switch else 0 for s in parts]] * per_job),
+        "lag_forward": lag,
+        "lag_backward": lag,
+        "activation": kept,
+        "checkpoint": _table([[b * s.in_bytes for s in parts] for b in sizes]),
+        "recompute_workspace": kept if recompute_workspace else np.zeros_like(kept),
+        "state": _table([[s.state for s in parts]] * per_job),
+        "micro_batches": np.full(per_job, micro_batches, np.int64),
+        "memory": _left(memory, parts),
+        "servers": _servers(link, stages),
+        "recompute_mode": recompute_mode,
+    }
+
+
+def forward_time(layer: Layer, model: Model, batch: int) -> Fraction:
+    """Time of a layer's forward pass, in microseconds, exact."""
+    compute = layer.flops * (batch + model.half_batch) / FLOPS
+    traffic = Fraction(3 * batch * layer.out_bytes, HBM)
+    return max(compute, traffic) + LAUNCH
+
+
+def stages_of(model: Model, stages: int, batch: int, partition: str = "balanced") -> list[Stage]:
+    """Cut the model into stages.
+
+    Parameters
+    ----------
+    model, stages, partition
+        As in `job_array_fields`.
+    batch
+        Samples per micro-batch at which ``"balanced"`` compares stages.
+    """
+    if partition == "naive":
+        cuts = naive(len(model.layers), stages)
+    elif partition == "balanced":  # nanoseconds: integers, and fine enough
+        costs = [ceil(1000 * forward_time(layer, model, batch)) for layer in model.layers]
+        cuts = balanced(costs, stages)
+    else:
+        raise InputError(f"partition: expected balanced or naive, got {told(partition)}")
+    parts, incoming = [], model.input_bytes
+    for v in range(stages):
+        layers = model.layers[cuts[v] : cuts[v + 1]]
+        # a tied matrix is there already where its owner, the first layer, is
+        copies = sum(layer.tied_params for layer in layers) if v else 0
+        params = sum(layer.params for layer in layers) + copies
+        kept = sum(layer.kept_bytes for layer in layers)
+        outgoing = layers[-1].out_bytes
+        parts.append(Stage(layers, params, model.state_bytes * params, incoming, outgoing, kept))
+        incoming = outgoing
+    return parts
+
+
+def bytes_of(memory: str | int) -> int:
+    """Bytes of a device: an integer, or text such as ``"80GB"`` (GB and GiB are 2^30 here)."""
+    if not isinstance(memory, str):
+        return integer(memory, "memory: ", 1, MAX_INTEGER)
+    match = re.fullmatch(r"([0-9]{1,9}) ?(GB|GiB|MB|MiB)", memory, re.ASCII)
+    if not match or int(match[1]) == 0:
+        raise InputError(f'memory: expected bytes or a size such as "80GB", got {told(memory)}')
+    return integer(int(match[1]) << (30 if match[2][0] == "G" else 20), "memory: ", 1, MAX_INTEGER)
+
+
+def _forward(stage: Stage, model: Model, batch: int) -> Fraction:
+    return sum((forward_time(layer, model, batch) for layer in stage.layers), Fraction(0))
+
+
+def _table(rows: Sequence[Sequence[Fraction | int]]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Whole numbers, rounded up; shape (n_jobs, columns) also if there are no columns."""
+    whole = [[ceil(value) for value in row] for row in rows]
+    largest = max((value for row in whole for value in row), default=0)
+    if largest > MAX_INTEGER:
+        raise InputError(f"batch_sizes: a block needs {largest} microseconds or bytes, above 2^53")
+    return np.array(whole, np.int64).reshape(len(whole), len(whole[0]))
+
+
+def _samples(batch_sizes: Sequence[int], micro_batches: int) -> list[int]:
+    """Samples per micro-batch of every job."""
+    integer(micro_batches, "micro_batches: ", 1, MAX_INTEGER)
+    if isinstance(batch_sizes, (str, bytes)) or not hasattr(batch_sizes, "__len__"):
+        raise InputError(f"batch_sizes: expected a list of integers, got {told(batch_sizes)}")
+    if len(batch_sizes) == 0:
+        raise InputError("batch_sizes: expected at least one job, got none")
+    sizes = [integer(b, f"batch_sizes[{j}]: ", 1, MAX_INTEGER) for j, b in enumerate(batch_sizes)]
+    for j, size in enumerate(sizes):
+        if size % micro_batches:
+            raise InputError(
+                f"batch_sizes[{j}]: {size} is no multiple of {micro_batches} micro-batches"
+            )
+    return [size // micro_batches for size in sizes]
+
+
+def _second(sizes: Sequence[int]) -> int:
+    distinct = sorted(set(sizes))
+    return distinct[min(1, len(distinct) - 1)]
+
+
+def _bandwidths(link: str, stages: int) -> list[int]:
+    """Bytes per microsecond over every cut, shape (stages - 1,)."""
+    if link == "mixed":
+        kinds = ["infiniband" if (v + 1) % 4 == 0 else "nvlink" for v in range(stages - 1)]
+    elif link in BANDWIDTH:
+        kinds = [link] * (stages - 1)
+    else:
+        raise InputError(f"link: expected one of {', '.join(BANDWIDTH)}, mixed, got {told(link)}")
+    return [BANDWIDTH[kind] for kind in kinds]
+
+
+def _servers(link: str, stages: int) -> tuple[str, ...]:
+    """Which server a device is in: InfiniBand is what leaves a server."""
+    per_server = {"mixed": 4, "infiniband": 1}.get(link, stages)
+    return tuple(f"server{v // per_server}" for v in range(stages))
+
+
+def _left(memory: str | int | None, parts: Sequence[Stage]) -> list[int]:
+    """Bytes left for activations on every device; 0 = unlimited."""
+    if memory is None:
+        return [0] * len(parts)
+    there = bytes_of(memory)
+    for v, stage in enumerate(parts):
+        if 2 * stage.state >= there:  # 0 left would read as unlimited
+            raise InputError(
+                f"memory: {there} bytes leave nothing for activations on stage {v}, "
+                f"two buffers of its model state take {2 * stage.state}"
+            )
+    return [there - 2 * stage.state for stage in parts]

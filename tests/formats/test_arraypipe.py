@@ -1,0 +1,103 @@
+"""The published ArrayPipe documents: what becomes a job array, and refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optsched import JobArray
+from optsched.errors import InputError
+from optsched.formats import arraypipe
+from optsched.formats.read_problem import read_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "source": "made up",
+    "header_jobs": 2,
+    "header_machines": 2,
+    "n_jobs": 2,
+    "n_stages": 2,
+    "jobs": [
+        {"route": [0, 1, 1, 0], "dur": [1, 2, 3, 4]},
+        {"route": [0, 1, 1, 0], "dur": [5, 6, 7, 8]},
+    ],
+    "fb_pipeline": True,
+    "flags": [],
+    "distinct_jobs": 2,
+}
+
+
+def changed(path: list[Any], value: Any) -> dict[str, Any]:
+    """The tiny document with one value replaced."""
+    copy: Any = json.loads(json.dumps(TINY))
+    node = copy
+    for step in path[:-1]:
+        node = node[step]
+    node[path[-1]] = value
+    return copy  # type: ignore[no-any-return]
+
+
+def test_backward_times_are_given_by_stage(tmp_path: Path) -> None:
+    """Files list blocks along the chain; the array wants backward times by stage."""
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(TINY))
+    array = read_problem(path)
+    assert isinstance(array, JobArray)
+    assert array == arraypipe.read(path)
+    assert array.forward.tolist() == [[1, 2], [5, 6]]
+    assert array.backward.tolist() == [[4, 3], [8, 7]]
+    assert array.name == "tiny"
+
+
+@given(st.data(), st.integers(1, 5), st.integers(1, 4))
+def test_chain_of_the_graph_is_the_published_one(
+    data: st.DataObject, stages: int, jobs: int
+) -> None:
+    """Every job's operations, followed along the arcs, have the devices and times of the file."""
+    route = [*range(stages), *reversed(range(stages))]
+    times = st.lists(st.integers(0, 99), min_size=2 * stages, max_size=2 * stages)
+    rows = [{"route": route, "dur": data.draw(times)} for _ in range(jobs)]
+    tree = {"name": "x", "n_stages": stages, "jobs": rows}
+    graph = arraypipe.from_tree(tree, "x").graph()
+    follow = dict(zip(graph.arcs.tail.tolist(), graph.arcs.head.tolist(), strict=True))
+    firsts = set(range(graph.n_operations)) - set(follow.values())
+    assert len(firsts) == jobs
+    for i in firsts:
+        chain = [i]
+        while chain[-1] in follow:
+            chain.append(follow[chain[-1]])
+        assert [int(graph.single_resource[o]) for o in chain] == route
+        assert [int(graph.duration[o]) for o in chain] == rows[int(graph.job[i])]["dur"]
+
+
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    (changed(["jobs"], []), "jobs: expected a list of length >= 1"),
+    (changed(["n_jobs"], 3), "n_jobs: 3, but there are 2 jobs"),
+    (changed(["n_stages"], 3), r"jobs\[0\].route: expected 6 values .*got 4"),
+    (changed(["n_stages"], 0), "n_stages: expected an integer >= 1, got 0"),
+    (changed(["n_stages"], 10**15), r"jobs\[0\].route: expected 2000000000000000 values"),
+    (changed(["jobs", 1, "dur"], [1, 2, 3]), r"jobs\[1\].dur: expected 4 values .*got 3"),
+    (changed(["jobs", 1, "route"], [0, 1, 0, 1]), r"jobs\[1\].route\[2\]: expected device 1 .*0$"),
+    (changed(["jobs", 1, "route"], [1, 0, 0, 1]), r"jobs\[1\].route\[0\]: expected device 0 .*1$"),
+    (changed(["jobs", 0, "dur", 2], -1), r"jobs\[0\].dur\[2\]: expected an integer >= 0, got -1"),
+    (changed(["jobs", 0, "dur", 2], 3.0), r"jobs\[0\].dur\[2\]: expected an integer, got 3.0"),
+    (changed(["jobs", 0, "dur", 2], 2**53 + 1), r"jobs\[0\].dur\[2\]: .*2\^53"),
+    (changed(["jobs", 0, "memory"], [1]), r'jobs\[0\]: unknown field "memory"'),
+    (changed(["extra"], 1), 'unknown field "extra"'),
+]
+
+
+@pytest.mark.parametrize(("tree", "message"), HOSTILE)
+def test_hostile_documents(tree: dict[str, Any], message: str) -> None:
+    """Every bad document gets one sentence with the path in it."""
+    with pytest.raises(InputError, match=message) as error:
+        arraypipe.from_tree(tree, "f")
+    assert str(error.value).startswith("f: ")
+    assert "\n" not in str(error.value)

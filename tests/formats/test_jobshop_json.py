@@ -1,0 +1,264 @@
+"""JSON job shops: ours, two foreign ones, schedule graphs; what is read how, and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optsched import Arcs, JobArray, JobShop, Resource, Schedule
+from optsched.errors import InputError
+from optsched.formats import jobshop_json
+from optsched.formats.read_problem import read_problem
+from optsched.strict_json import parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOY = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], ["saw", "mill"], name="toy")
+OURS: dict[str, Any] = json.loads(jobshop_json.to_json(TOY))
+LIB = {
+    "name": "toy",
+    "duration_matrix": [[3, 2], [4, 1]],
+    "machines_matrix": [[0, 1], [1, 0]],
+    "metadata": {"optimum": 6},
+}
+OPT = {
+    "instance": "toy",
+    "jobs": 2,
+    "machines": 2,
+    "data": [
+        {"job": j, "operation": i, "machine": k, "duration": p}
+        for j, chain in enumerate(TOY.jobs)
+        for i, (k, p) in enumerate(chain)
+    ],
+}
+
+
+@st.composite
+def shops(draw: st.DrawFn) -> JobShop:
+    """Shops with everything the document holds."""
+    m, n = draw(st.integers(1, 5)), draw(st.integers(1, 5))
+    times = st.integers(0, 9) | st.integers(0, 2**46)
+    pair = st.tuples(st.integers(0, m - 1), times)
+    names = draw(st.lists(st.text(max_size=8), min_size=m, max_size=m, unique=True))
+    return JobShop(
+        [draw(st.lists(pair, min_size=1, max_size=6)) for _ in range(n)],
+        names,
+        release=draw(st.none() | st.lists(times, min_size=n, max_size=n)),
+        deadline=draw(st.none() | st.lists(st.none() | times, min_size=n, max_size=n)),
+        name=draw(st.text(max_size=8)),
+        time_unit=draw(st.sampled_from(["ns", "us", "ms", "s"])),
+        metadata=draw(st.dictionaries(st.text(max_size=4), st.integers(0, 9), max_size=2)),
+    )
+
+
+def changed(tree: dict[str, Any], path: list[Any], value: Any = ...) -> dict[str, Any]:
+    """A deep copy with one value replaced, or removed."""
+    copy: Any = json.loads(json.dumps(tree))
+    node = copy
+    for step in path[:-1]:
+        node = node[step]
+    if value is ...:
+        del node[path[-1]]
+    else:
+        node[path[-1]] = value
+    return copy  # type: ignore[no-any-return]
+
+
+# round trips
+
+
+@given(shops())
+def test_round_trip(shop: JobShop) -> None:
+    """What is written is read back, metadata included; the same shop gives the same bytes."""
+    content = jobshop_json.to_json(shop)
+    read = jobshop_json.from_tree(parse(content.decode(), "f"), "f")
+    assert read == shop
+    assert read.sha256 == shop.sha256
+    assert jobshop_json.to_json(read) == content
+
+
+@given(shops())
+def test_graph_document_is_a_job_shop(shop: JobShop) -> None:
+    """The schedule document of a shop's graph is that shop again."""
+    assert jobshop_json.from_graph(shop.graph(), "f") == shop
+
+
+def test_files(tmp_path: Path) -> None:
+    """Every readable kind through a file, decided by content."""
+    path = tmp_path / "x.data"
+    TOY.write(path)
+    assert JobShop.read(path) == TOY == read_problem(path)
+    assert JobShop.read(path, format="json") == TOY
+    for tree in (LIB, OPT):
+        path.write_text(json.dumps(tree))
+        assert JobShop.read(path) == JobShop(TOY.jobs, name="toy")
+    assert dict(JobShop.read(path).metadata) == {}
+    path.write_text(json.dumps(LIB))
+    assert dict(JobShop.read(path).metadata) == {"optimum": 6}
+
+
+def test_schedule_documents(tmp_path: Path) -> None:
+    """A graph document is a graph for `read_problem`, and a job shop where one is asked for."""
+    path = tmp_path / "g.schedule.json"
+    TOY.graph().write(path)
+    assert read_problem(path) == TOY.graph()
+    assert JobShop.read(path) == TOY
+
+
+def test_job_array_documents(tmp_path: Path) -> None:
+    """A job array is read as such, and refused where a job shop is asked for."""
+    array = JobArray([[1, 2]], [[3, 4]], name="a")  # type: ignore[arg-type]
+    path = tmp_path / "a.jobarray.json"
+    array.write(path)
+    assert read_problem(path) == array
+    with pytest.raises(InputError, match="expected a job shop, got a JobArray"):
+        JobShop.read(path)
+
+
+def test_foreign_extras() -> None:
+    """Unsorted tasks, ragged rows and the published label fields are fine."""
+    tree = {**OPT, "data": OPT["data"][::-1], "family": "toys", "year": "1988"}  # type: ignore[index]
+    shop = jobshop_json.from_tree(tree, "f")
+    assert shop.jobs == TOY.jobs
+    assert dict(shop.metadata) == {"family": "toys", "year": "1988"}
+    ragged = {"name": "", "duration_matrix": [[3, 2, 9], [4]], "machines_matrix": [[0, 1, 0], [1]]}
+    assert jobshop_json.from_tree(ragged, "f").jobs == (((0, 3), (1, 2), (0, 9)), ((1, 4),))
+
+
+# graphs that are no job shop
+
+
+def graph_with(**fields: Any) -> Schedule:
+    """The toy graph with fields replaced."""
+    return dataclasses.replace(TOY.graph(), **fields)
+
+
+@pytest.mark.parametrize(
+    ("graph", "message"),
+    [
+        (graph_with(op_resources=[[0], [1], [1], [0, 1]]), r"operations\[3\] needs 2 resources"),
+        (graph_with(op_resources=[[0], [1], [], [0]]), r"operations\[2\] needs 0 resources"),
+        (graph_with(arcs=Arcs.of([(0, 1, 5), (2, 3)])), "arcs"),
+        (graph_with(arcs=Arcs.of([(0, 1)])), "arcs"),
+        (graph_with(arcs=Arcs.of([(0, 1), (2, 3), (0, 3)])), "arcs"),
+        (graph_with(setup_in=[1, 0, 0, 0]), "setup_in"),
+        (graph_with(family=[0, 0, 1, 1]), "family"),
+        (graph_with(workspace=[1, 0, 0, 0]), "workspace"),
+        (graph_with(release=[0, 5, 0, 0]), "release"),
+        (graph_with(deadline=[5] * 4), "deadline"),
+        (graph_with(kind=["F", "", "", ""]), "kind"),
+        (graph_with(job=[1, 1, 2, 2]), "not sorted by jobs"),
+        (graph_with(job=[0, 1, 0, 1]), "not sorted by jobs"),
+        (graph_with(resources=(Resource("a", 9), Resource("b"))), r"resources \(memory\)"),
+        (graph_with(period=99), "period"),
+    ],
+)
+def test_other_graphs_are_refused(graph: Schedule, message: str) -> None:
+    """Whatever a job shop cannot hold is named, never dropped."""
+    with pytest.raises(InputError, match=rf"^f: the graph is not a job shop: .*{message}"):
+        jobshop_json.from_graph(graph, "f")
+
+
+def test_schedules_are_no_instances() -> None:
+    """A scheduled document is refused as an instance."""
+    scheduled = TOY.graph().with_orders([[0, 3], [2, 1]], [0, 4, 0, 4])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="this is a schedule"):
+        jobshop_json.from_graph(scheduled, "f")
+
+
+# hostile documents
+
+DUR = ["jobs", 0, "operations", 1, 1]
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    (changed(OURS, ["format"], "optsched.jobshop/2"), "newer than this optsched reads"),
+    (
+        changed(OURS, ["format"], "optsched.jobshop/x"),
+        'format: expected "optsched.jobshop/1", got "optsched.jobshop/x"',
+    ),
+    (changed(OURS, ["jobs"]), "field jobs is missing|field `?jobs"),
+    (changed(OURS, ["jobs"], []), "jobs: expected a list of length >= 1"),
+    (changed(OURS, ["machines"], []), "machines: expected a list of length >= 1"),
+    (changed(OURS, ["machines"], ["a", "a"]), r'machines\[1\]: "a" is also the name of machine 0'),
+    (changed(OURS, ["extra"], 1), 'unknown field "extra"'),
+    (changed(OURS, ["jobs", 1, "due"], 1), r'jobs\[1\]: unknown field "due"'),
+    (changed(OURS, ["jobs", 1, "operations"], []), r"jobs\[1\].operations: expected a list of"),
+    (changed(OURS, DUR, -3), r"jobs\[0\].operations\[1\]\[1\]: expected an integer >= 0, got -3"),
+    (changed(OURS, DUR, 3.0), r"jobs\[0\].operations\[1\]\[1\]: expected an integer, got 3.0"),
+    (changed(OURS, DUR, True), r"expected an integer, got true"),
+    (changed(OURS, DUR, "3"), r'expected an integer, got "3"'),
+    (changed(OURS, DUR, None), r"expected an integer, got null"),
+    (changed(OURS, DUR, 10**30), r"jobs\[0\].operations\[1\]\[1\]: expected an integer"),
+    (changed(OURS, DUR[:-1], [1]), r"jobs\[0\].operations\[1\]: expected a list of length 2"),
+    (changed(OURS, [*DUR[:-1], 0], 2), r"operations\[1\]\[0\]: .*0..1, got 2 \(machines are 0-b"),
+    (changed(OURS, ["jobs", 0, "release"], -1), r"jobs\[0\].release: expected an integer >= 0"),
+    (changed(OURS, ["time_unit"], "h"), "time_unit: expected one of"),
+    (changed(OURS, DUR, 2**53), r"^f: jobs: .*add up to"),
+    (changed(OURS, ["name"], "x" * 201), "name: longer than 200"),
+    (changed(LIB, ["name"]), "field name is missing"),
+    (changed(LIB, ["machines_matrix"]), "field machines_matrix is missing"),
+    (changed(LIB, ["extra"], 1), 'unknown field "extra"'),
+    (changed(LIB, ["duration_matrix", 1, 0], 4.5), r"duration_matrix\[1\]\[0\]: .*got 4.5"),
+    (changed(LIB, ["duration_matrix", 1], [4]), r"machines_matrix\[1\]: expected 1 machines"),
+    (changed(LIB, ["duration_matrix", 1]), r"machines_matrix: expected 1 rows"),
+    (changed(LIB, ["machines_matrix", 1, 0], [1, 2]), r"machines_matrix\[1\]\[0\]: .*flexible"),
+    (changed(LIB, ["machines_matrix", 1, 0], 10**9), r"jobs\[1\]\[0\]: machine: .*got 1000000000"),
+    (changed(LIB, ["duration_matrix"], []), "duration_matrix: expected a list of length >= 1"),
+    (changed(OPT, ["data", 1, "duration"], -1), r"data\[1\].duration: expected an integer >= 0"),
+    (changed(OPT, ["data", 1, "duration"]), r"data\[1\]: the field duration is missing"),
+    (changed(OPT, ["data", 1, "machine"], 2), r"data\[1\].machine: .*0..1, got 2 \(machines are"),
+    (changed(OPT, ["data", 1, "job"], 2), r"data\[1\].job: expected 0..1, got 2"),
+    (changed(OPT, ["data", 1, "operation"], 0), r"data\[1\].operation: job 0 has 0 already"),
+    (changed(OPT, ["data", 1, "operation"], 5), r"data: job 0 has no operation 1, but later"),
+    (changed(OPT, ["jobs"], 3), "data: expected operations of 3 jobs, got 2"),
+    (changed(OPT, ["jobs"], 10**15), "data: expected operations of 1000000000000000 jobs, got 2"),
+    (changed(OPT, ["machines"], 10**15), "machines: expected at most 100000"),
+    (changed(OPT, ["machines"], 0), "machines: expected an integer >= 1, got 0"),
+    ({"foo": 1}, "no known keys.*readable are optsched.jobshop/1, optsched.jobarray/1"),
+    ({}, "no known keys.*readable are"),
+    ({"format": "optsched.quota/1"}, 'format "optsched.quota/1".*readable are'),
+    ({"format": 7, "data": []}, "format 7.*readable are"),
+]
+
+
+@pytest.mark.parametrize(("tree", "message"), HOSTILE)
+def test_hostile_documents(tree: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Every bad document gets one sentence with the path in it."""
+    path = tmp_path / "f"
+    path.write_text(json.dumps(tree))
+    with pytest.raises(InputError, match=message.replace("^f", f"^{path}")) as error:
+        read_problem(path)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"name": NaN}', "f:1: NaN is not a JSON number"),
+        ('{"jobs": 1, "jobs": 2}', 'key "jobs" appears twice'),
+        ("[" * 100_000, "nested too deeply|not valid JSON"),
+        ('{"jobs": 1' + "0" * 10_000 + "}", "more digits"),
+        (jobshop_json.to_json(TOY).decode()[:-9], r"f:\d+:\d+: not valid JSON"),
+        ("[]", "expected a JSON object, got a list"),
+    ],
+)
+def test_hostile_json(text: str, message: str, tmp_path: Path) -> None:
+    """Broken JSON gets one sentence with the place."""
+    path = tmp_path / "f"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_problem(path)
+
+
+def test_truncated_documents_are_noticed() -> None:
+    """A document cut anywhere before its last brace is refused."""
+    text = jobshop_json.to_json(TOY).decode()
+    for end in range(len(text.rstrip())):
+        with pytest.raises(InputError):
+            jobshop_json.from_tree(parse(text[:end], "f"), "f")

@@ -1,0 +1,285 @@
+"""The standard job-shop text: round trips, every hostile input, and mutation fuzzing of ft10."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched import JobShop
+from optsched.errors import InputError
+from optsched.formats import standard
+from optsched.formats.read_problem import read_problem
+
+FT10 = Path(__file__).parents[2] / "instances" / "jobshop" / "ft10.txt"
+TEXT = standard.to_text(JobShop.read(FT10))
+LINES = TEXT.splitlines()
+TOKENS = [line.split(" ") for line in LINES]
+
+
+@st.composite
+def shops(draw: st.DrawFn) -> JobShop:
+    """Shops without windows: re-entrant, skipped machines, zero and huge durations."""
+    m = draw(st.integers(1, 6))
+    pair = st.tuples(st.integers(0, m - 1), st.integers(0, 9) | st.integers(0, 2**46))
+    jobs = draw(st.lists(st.lists(pair, min_size=1, max_size=6), min_size=1, max_size=6))
+    return JobShop(jobs, [f"m{k}" for k in range(m)], name="drawn")
+
+
+def outcome(text: str) -> JobShop | None:
+    """The shop that the reader makes of a text, or None if it refuses it properly."""
+    try:
+        return standard.from_text(text, "ft10.txt")
+    except InputError as error:
+        assert str(error).startswith("ft10.txt:")
+        return None
+
+
+def joined(rows: list[list[str]]) -> str:
+    """Rows of tokens as text."""
+    return "".join(" ".join(row) + "\n" for row in rows)
+
+
+# reading what is right
+
+
+@given(shops())
+def test_round_trip(shop: JobShop) -> None:
+    """What is written is read back, re-entrant rows by the switch only."""
+    text = standard.to_text(shop)
+    assert standard.from_text(text, "dir/drawn.txt", reentrant=True) == shop
+    if shop.is_classic:
+        assert standard.from_text(text, "drawn.txt") == shop
+    else:
+        with pytest.raises(InputError, match=r"^drawn.txt:\d+: "):
+            standard.from_text(text, "drawn.txt")
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_layout_does_not_matter(data: st.DataObject) -> None:
+    """Byte-order mark, CRLF, tabs, blanks, comments, leading zeros: the same instance."""
+    gap = st.sampled_from([" ", "\t", "  ", " \t "])
+    end = st.sampled_from(["\n", "\r\n", " \n", "\n\n", "\n  # note 1 2\n", "\t\r\n"])
+    text = "".join(
+        "".join(
+            data.draw(gap) + token.rjust(data.draw(st.sampled_from([1, 4])), "0") for token in row
+        )
+        + data.draw(end)
+        for row in TOKENS
+    )
+    assert standard.from_text(text, "ft10.txt") == standard.from_text(TEXT, "ft10.txt")
+
+
+def test_files(tmp_path: Path) -> None:
+    """Through files: BOM, no final newline, and detection by row width."""
+    shop = standard.read(FT10)
+    path = tmp_path / "ft10.txt"
+    path.write_bytes(b"\xef\xbb\xbf" + TEXT.rstrip().replace("\n", "\r\n").encode())
+    assert JobShop.read(path) == shop == read_problem(path)
+    assert JobShop.read(path, format="standard") == shop
+    shop.write(path, format="standard")
+    assert path.read_text() == TEXT
+    reentrant = tmp_path / "r.txt"
+    reentrant.write_text("2 3\n0 5 0 6 1 7\n2 1\n")
+    read = JobShop.read(reentrant, reentrant=True)
+    assert read.jobs == (((0, 5), (0, 6), (1, 7)), ((2, 1),))
+    assert read.n_machines == 3
+
+
+def test_windows_are_never_lost() -> None:
+    """A shop with a release or a deadline is not written as text."""
+    for windows in ({"release": [1]}, {"deadline": [9]}):
+        with pytest.raises(InputError, match="no releases and deadlines"):
+            standard.to_text(JobShop([[(0, 1)]], **windows))  # type: ignore[arg-type]
+
+
+# refusing what is wrong
+
+SMALL = "2 2\n0 3 1 2\n1 4 0 1\n"
+
+HOSTILE: list[tuple[str, str]] = [
+    ("", r"^f.txt:1: .*the file is empty"),
+    (" \n\t\r\n", r"^f.txt:1: .*the file is empty"),
+    ("# nothing\n", r"^f.txt:1: .*only comments"),
+    ("3 2\n0 3 1 2\n1 4 0 1\n", r"^f.txt:3: expected 3 rows, one a job, got 2"),
+    ("1 2\n0 3 1 2\n1 4 0 1\n", r"^f.txt:3: expected 1 rows, one a job, got 2"),
+    ("2 3\n0 3 1 2\n1 4 0 1\n", r"^f.txt:2: expected 3 pairs \(machine duration\), got 2$"),
+    ("2 1\n0 3 1 2\n1 4 0 1\n", r"^f.txt:2: expected 1 pairs \(machine duration\), got 2$"),
+    (f"{SMALL}the end\n", r"^f.txt:4: expected 2 rows, one a job, got 3"),
+    (SMALL + SMALL, r"^f.txt:4: expected 2 rows, one a job, got 5"),
+    ("2 2\n0 3 1 2\n1 4 0\n", r"^f.txt:3: expected 2 pairs .*got 1 and a single number"),
+    ("2\n0 3\n", r"^f.txt:1: expected 2 numbers \(jobs machines\), got 1"),
+    ("2 2 2\n0 3\n", r"^f.txt:1: expected 2 numbers \(jobs machines\), got 3"),
+    ("0 2\n", r"^f.txt:1: expected at least 1 job, got 0"),
+    ("1 0\n\n", r"^f.txt:1: expected at least 1 machine, got 0"),
+    ("-1 2\n", r"^f.txt:1: expected at least 1 job, got -1"),
+    ("1 1\n0 -3\n", r"^f.txt:2: expected a duration in 0..2\^53, got -3"),
+    ("1 1\n0 1.5\n", r'^f.txt:2: expected an integer \(digits 0-9\), got "1.5"'),
+    ("1 1\n0 1e3\n", r'^f.txt:2: expected an integer .*got "1e3"'),
+    ("1 1\n0 1_000\n", r'^f.txt:2: expected an integer .*got "1_000"'),
+    ("1 1\n0 +5\n", r'^f.txt:2: expected an integer .*got "\+5"'),
+    ("1 1\n0 0x1F\n", r'^f.txt:2: expected an integer .*got "0x1F"'),
+    ("1 1\n0 ٣\n", r'^f.txt:2: expected an integer .*got "٣"'),
+    ("1 1\n0 --5\n", r'^f.txt:2: expected an integer .*got "--5"'),
+    ("1 1\n0 1" + "0" * 30 + "\n", r"^f.txt:2: .*0..2\^53, got a number of 31 digits"),
+    ("1 1\n0 9007199254740993\n", r"^f.txt:2: .*0..2\^53, got 9007199254740993"),
+    ("1 1\n0 " + "7" * 3_000_000 + "\n", r"^f.txt:2: .*got a number of 3000000 digits"),
+    ("1 1\n0 " + "x" * 3_000_000 + "\n", r"^f.txt:2: .*got \"xxx.*\.\.\.$"),
+    ("1 " + "9" * 40 + "\n0 1\n", r"^f.txt:1: .*a number of 40 digits"),
+    ("1 2\n0 9007199254740992 1 1\n", r"^f.txt: jobs: .*add up to 9007199254740993, above 2\^53"),
+    ("1 2\n1 3 2 5\n", r"^f.txt:2: .*0..1, got 2 \(machines are 0-based here\)"),
+    ("1 2\n0 3 7 5\n", r"^f.txt:2: expected a machine in 0..1, got 7$"),
+    ("1 2\n0 3 -1 5\n", r"^f.txt:2: expected a machine in 0..1, got -1$"),
+    (
+        "1 3\n2 3 1 5 2 6\n",
+        r"^f.txt:2: .*machine 2 in columns 1 and 5; .*read it with reentrant=True",
+    ),
+    ("1 1\r0 5\r", r"^f.txt:1: expected an integer .*got"),
+    ("1 1\n0\u20035\n", r"^f.txt:2: expected an integer .*got"),
+    ("1 1\n0 5\x00\n", r"^f.txt:2: expected an integer .*got"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), HOSTILE)
+def test_hostile_text(text: str, message: str) -> None:
+    """Every bad text is refused with file, line, expectation and finding."""
+    with pytest.raises(InputError, match=message):
+        standard.from_text(text, "f.txt")
+
+
+REENTRANT: list[tuple[str, str]] = [
+    ("1 2\n0 3 1\n", r"^f.txt:2: expected pairs .*got 1 and a single number"),
+    ("2 2\n0 3\n", r"^f.txt:2: expected 2 rows, one a job, got 1"),
+    ("1 2\n0 3 2 1\n", r"^f.txt:2: .*got 2 \(machines are 0-based here\)"),
+    ("1 1000000000\n0 3\n", r"^f.txt:1: expected 1..100000 machines, got 1000000000"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REENTRANT)
+def test_hostile_reentrant_text(text: str, message: str) -> None:
+    """The switch loosens the row width only."""
+    with pytest.raises(InputError, match=message):
+        standard.from_text(text, "f.txt", reentrant=True)
+
+
+BYTES: list[tuple[bytes, str]] = [
+    (b"", "f.txt:1: .*the file is empty"),
+    (TEXT.encode("utf-16"), "f.txt:1: not a text file in UTF-8"),
+    (TEXT.encode("utf-16-le"), "f.txt:1: expected"),
+    (b"\x00\x01\xff\xfe" * 99, "f.txt:1: not a text file in UTF-8"),
+    (b"hello world\n", r"f.txt:1: expected two numbers .*got \"hello world\""),
+    (b"10 10\n", "f.txt:1: expected rows after the line with the sizes, got none"),
+    (b"2 2\n0 3 1\n", r"f.txt:2: expected 4 numbers \(standard.* or 2 \(Taillard\), got 3"),
+    (b"[1, 2]", "f.txt: expected a JSON object, got a list"),
+    (b'{"a": 1', "f.txt:1:8: not valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BYTES)
+def test_hostile_files(tmp_path: Path, content: bytes, message: str) -> None:
+    """Empty, binary, UTF-16 and foreign files get one sentence."""
+    path = tmp_path / "f.txt"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=message) as error:
+        read_problem(path)
+    assert "\n" not in str(error.value)
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    """A missing file and a directory get one sentence."""
+    with pytest.raises(InputError, match="no such file"):
+        JobShop.read(tmp_path / "none.txt")
+    with pytest.raises(InputError, match="is a directory"):
+        JobShop.read(tmp_path)
+
+
+def test_reentrant_means_standard() -> None:
+    """The switch contradicts the other formats."""
+    formats: list[Any] = ["taillard", "json"]
+    for format in formats:
+        with pytest.raises(InputError, match='reentrant=True goes with format "standard"'):
+            JobShop.read(FT10, format=format, reentrant=True)
+
+
+# mutations of ft10
+
+PLACES = [(r, c) for r, row in enumerate(TOKENS) for c in range(len(row))]
+
+
+@pytest.mark.parametrize("mutation", ["drop", "double"])
+def test_a_token_less_or_more_is_noticed(mutation: str) -> None:
+    """Dropping or doubling any token of the file is refused."""
+    for r, c in PLACES:
+        rows = [list(row) for row in TOKENS]
+        rows[r][c : c + 1] = [] if mutation == "drop" else [rows[r][c]] * 2
+        assert outcome(joined(rows)) is None, (r, c)
+
+
+@pytest.mark.parametrize("mutation", ["drop", "double"])
+def test_a_line_less_or_more_is_noticed(mutation: str) -> None:
+    """Dropping or doubling any line of the file is refused."""
+    for r in range(len(LINES)):
+        rows = list(TOKENS)
+        rows[r : r + 1] = [] if mutation == "drop" else [rows[r]] * 2
+        assert outcome(joined(rows)) is None, r
+
+
+@given(st.integers(0, len(LINES) - 1), st.integers(0, len(LINES) - 1))
+def test_swapped_lines_only_permute_jobs(a: int, b: int) -> None:
+    """Two swapped lines are two swapped jobs, or refused."""
+    rows = list(TOKENS)
+    rows[a], rows[b] = rows[b], rows[a]
+    shop = outcome(joined(rows))
+    if (a and b) or a == b:
+        assert shop is not None
+        assert sorted(shop.jobs) == sorted(standard.from_text(TEXT, "ft10").jobs)
+    else:
+        assert shop is None
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(PLACES), st.sampled_from(PLACES))
+def test_swapped_tokens_are_noticed_or_legal(a: tuple[int, int], b: tuple[int, int]) -> None:
+    """Two swapped tokens are two durations, two machines of a job, or refused."""
+    rows = [list(row) for row in TOKENS]
+    (ra, ca), (rb, cb) = a, b
+    rows[ra][ca], rows[rb][cb] = rows[rb][cb], rows[ra][ca]
+    shop = outcome(joined(rows))
+    if TOKENS[ra][ca] == TOKENS[rb][cb]:
+        assert shop == standard.from_text(TEXT, "ft10.txt")
+    elif shop is not None:
+        assert standard.to_text(shop) == joined(rows)
+        durations = ca % 2 == cb % 2 == 1
+        machines_of_a_job = ra == rb and ca % 2 == cb % 2 == 0
+        assert ra and rb and (durations or machines_of_a_job)
+
+
+@given(st.sampled_from(PLACES), st.integers(1, 2))
+def test_truncated_tokens_change_a_duration_or_are_noticed(
+    place: tuple[int, int], cut: int
+) -> None:
+    """A token that lost digits is a changed duration, or refused."""
+    r, c = place
+    rows = [list(row) for row in TOKENS]
+    rows[r][c] = rows[r][c][:-cut]
+    shop = outcome(joined(rows))
+    if shop is not None:
+        assert c % 2 == 1 and r > 0
+        assert shop.machine.tolist() == standard.from_text(TEXT, "ft10").machine.tolist()
+        assert (shop.duration != standard.from_text(TEXT, "ft10").duration).sum() == 1
+
+
+def test_truncated_files_are_noticed() -> None:
+    """A file cut anywhere is refused, unless only the last number lost a digit."""
+    whole = standard.from_text(TEXT, "ft10.txt")
+    last = len(TEXT.rstrip()) - len(TOKENS[-1][-1])
+    for end in range(len(TEXT)):
+        shop = outcome(TEXT[:end])
+        if end <= last:
+            assert shop is None, end
+        else:
+            assert shop is not None and shop.duration.tolist()[:-1] == whole.duration.tolist()[:-1]

@@ -1,0 +1,235 @@
+"""Cost profiles: published sizes of the models, exact partition, and sane, exact fields."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched import JobArray
+from optsched.errors import InputError
+from optsched.pipelines.models import MODELS, Layer, model_of
+from optsched.pipelines.partition import balanced, naive
+from optsched.pipelines.profiles import bytes_of, forward_time, job_array_fields, stages_of
+
+NAMES = st.sampled_from(sorted(MODELS))
+
+
+# models
+
+
+@pytest.mark.parametrize(("name", "published"), [("vgg19", 143_667_240), ("resnet152", 60_192_808)])
+def test_parameters_of_convolutional_nets(name: str, published: int) -> None:
+    """All weights, biases and norms are counted: the number is exact."""
+    assert model_of(name).params == published
+
+
+@pytest.mark.parametrize(
+    ("name", "published"), [("bert_large", 335_141_888), ("gpt2_xl", 1_557_611_200)]
+)
+def test_parameters_of_transformers(name: str, published: int) -> None:
+    """Biases, norms and BERT's pooler are left out: 0.5 % below the published number at most."""
+    params = model_of(name).params
+    assert 0.995 * published < params < published
+
+
+@pytest.mark.parametrize(("name", "gflops"), [("vgg19", 39.3), ("resnet152", 23.0)])
+def test_work_of_convolutional_nets(name: str, gflops: float) -> None:
+    """Twice the published multiply-adds (19.6 and 11.5 G), which are rounded to 1 %."""
+    assert model_of(name).flops / 1e9 == pytest.approx(gflops, rel=0.01)
+
+
+def test_work_of_transformers() -> None:
+    """Forward work is about 2 flops a token and parameter, plus attention (4 s^2 h a layer)."""
+    for name, s, h, depth in (("bert_large", 128, 1024, 24), ("gpt2_xl", 1024, 1600, 48)):
+        model = model_of(name)
+        matrices = 2 * s * (model.params - model.layers[0].params + model.layers[-1].tied_params)
+        assert model.flops == matrices + depth * 4 * s * s * h
+
+
+def test_layer_counts() -> None:
+    """As published: 19, 1 + 50 + 1, 24 and 48 with embedding and head."""
+    counts = {name: len(model_of(name).layers) for name in MODELS}
+    assert counts == {"vgg19": 19, "resnet152": 52, "bert_large": 26, "gpt2_xl": 50}
+
+
+# partition
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.data())
+def test_balanced_is_optimal(costs: list[int], data: st.DataObject) -> None:
+    """No other cut has a smaller largest stage (all cuts tried)."""
+    stages = data.draw(st.integers(1, len(costs)))
+    cuts = balanced(costs, stages)
+    assert cuts[0] == 0 and cuts[-1] == len(costs) and len(cuts) == stages + 1
+    assert all(a < b for a, b in pairwise(cuts))
+
+    def largest(ends: tuple[int, ...]) -> int:
+        return max(sum(costs[a:b]) for a, b in pairwise((0, *ends, len(costs))))
+
+    best = min(largest(ends) for ends in combinations(range(1, len(costs)), stages - 1))
+    assert largest(tuple(cuts[1:-1])) == best
+
+
+@given(st.integers(1, 60), st.data())
+def test_naive_counts_differ_by_one(layers: int, data: st.DataObject) -> None:
+    """Equal layer counts, as far as they divide."""
+    stages = data.draw(st.integers(1, layers))
+    counts = {b - a for a, b in pairwise(naive(layers, stages))}
+    assert max(counts) - min(counts) <= 1 and min(counts) >= 1
+
+
+@given(NAMES, st.integers(1, 19), st.sampled_from(["balanced", "naive"]))
+@settings(max_examples=30, deadline=None)
+def test_stages_lose_nothing(name: str, stages: int, partition: str) -> None:
+    """Stages hold every layer once, boundaries fit together, tied copies come on top."""
+    model = model_of(name)
+    parts = stages_of(model, stages, 16, partition)
+    assert tuple(layer for part in parts for layer in part.layers) == model.layers
+    copies = model.layers[-1].tied_params if stages > 1 else 0
+    assert sum(part.params for part in parts) == model.params + copies
+    assert parts[0].in_bytes == model.input_bytes
+    assert all(a.out_bytes == b.in_bytes for a, b in pairwise(parts))
+
+
+# cost model
+
+
+def test_forward_time_by_hand() -> None:
+    """Compute-bound, memory-bound and empty layers, with the numbers of an A100."""
+    gpt = model_of("gpt2_xl")
+    assert forward_time(Layer("x", 70_200_000, 0, 0, 0), gpt, 8) == 8.5 + 60
+    assert forward_time(Layer("x", 0, 0, 500_000, 0), gpt, 8) == 8 + 60
+    assert forward_time(Layer("x", 0, 0, 0, 0), gpt, 8) == 60
+
+
+def test_fields_by_hand() -> None:
+    """One stage of GPT-2 XL, recomputed here from its layers; rounding is up."""
+    fields = job_array_fields("gpt2_xl", 2, [8, 16], link="pcie", switch=True)
+    model = model_of("gpt2_xl")
+    first = stages_of(model, 2, 16)[0]
+    exact = sum(forward_time(layer, model, 8) for layer in first.layers)
+    assert fields["forward"][0, 0] == ceil(exact)
+    assert fields["backward"][0, 0] == ceil(2 * exact)
+    boundary = 2 * 1024 * 1600
+    assert fields["lag_forward"].tolist() == [[ceil(8 * boundary / 64_000 + 15)],
+                                              [ceil(16 * boundary / 64_000 + 15)]]  # fmt: skip
+    assert fields["activation"][1, 0] == 16 * sum(layer.kept_bytes for layer in first.layers)
+    assert fields["checkpoint"].tolist() == [[8 * 8192, 8 * boundary], [16 * 8192, 16 * boundary]]
+    assert fields["state"][0, 0] == 8 * first.params
+    assert fields["switch"][0, 0] == ceil(8 * first.params / 150_000)
+    assert fields["update"][0, 0] == ceil(16 * first.params / 1_500_000)
+
+
+def test_switch_time_of_the_paper() -> None:
+    """12 GB of GPT-2 XL state move in about 0.08 s."""
+    fields = job_array_fields("gpt2_xl", 1, [8], switch=True)
+    assert fields["switch"].sum() == pytest.approx(80_000, rel=0.05)
+
+
+@given(NAMES, st.integers(1, 12), st.integers(1, 500), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_larger_batches_cost_more(name: str, stages: int, batch: int, naive_cut: bool) -> None:
+    """Times and bytes never fall with the batch size; time per sample never rises."""
+    partition: Any = "naive" if naive_cut else "balanced"
+    fields = job_array_fields(name, stages, [batch, 2 * batch, 3 * batch], partition=partition)
+    for key in ("forward", "backward", "lag_forward", "activation", "checkpoint"):
+        assert (np.diff(fields[key], axis=0) >= 0).all(), key
+    small, large = fields["forward"][0], fields["forward"][1]
+    assert (large <= 2 * small).all()
+    assert (fields["backward"] <= 2 * fields["forward"]).all()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_arrays_of_the_paper(name: str) -> None:
+    """`JobArray.from_profile` takes the fields; same call, same array; every job fits."""
+    batches = [128, 256, 512, 768] if name in ("vgg19", "resnet152") else [8, 16, 24, 32]
+    arguments: Any = {"link": "mixed", "memory": "80GB", "switch": True, "recompute_mode": "always"}
+    array = JobArray.from_profile(name, 8, batches * 2, **arguments)
+    assert array == JobArray.from_profile(name, 8, batches * 2, **arguments)
+    assert (array.n_jobs, array.n_stages, array.time_unit) == (8, 8, "us")
+    assert array.infeasibility() == ""
+    assert array.lower_bound() >= int((array.forward + array.backward).sum(axis=0).max())
+
+
+def test_balanced_beats_naive() -> None:
+    """The largest balanced stage is never larger than the largest naive one."""
+    for name in MODELS:
+        for stages in (2, 4, 8):
+            largest = [
+                job_array_fields(name, stages, [16], partition=partition)["forward"].max()  # type: ignore[arg-type]
+                for partition in ("balanced", "naive")
+            ]
+            assert largest[0] <= largest[1]
+
+
+def test_micro_batches_share_the_batch() -> None:
+    """Times are per micro-batch: 32 samples in 4 micro-batches are timed as 8."""
+    split = job_array_fields("bert_large", 4, [32], micro_batches=4)
+    whole = job_array_fields("bert_large", 4, [8])
+    assert split["forward"].tolist() == whole["forward"].tolist()
+    assert split["micro_batches"].tolist() == [4]
+
+
+def test_memory_is_what_two_state_buffers_leave() -> None:
+    """The whole device minus twice the stage's state; unlimited stays unlimited."""
+    fields = job_array_fields("gpt2_xl", 4, [8], memory="80GB")
+    assert fields["memory"] == [80 * 2**30 - 2 * s for s in fields["state"][0].tolist()]
+    assert job_array_fields("gpt2_xl", 4, [8])["memory"] == [0] * 4
+    assert bytes_of("80GB") == bytes_of("80 GiB") == bytes_of(80 * 2**30) == 85_899_345_920
+    assert bytes_of("512MiB") == 2**29
+
+
+def test_mixed_links() -> None:
+    """Every fourth cut is InfiniBand, and devices are grouped in servers of four."""
+    fields = job_array_fields("gpt2_xl", 9, [8], link="mixed")
+    lags = fields["lag_forward"][0].tolist()
+    assert [lag > min(lags) for lag in lags] == [False, False, False, True] * 2
+    assert fields["servers"] == tuple(f"server{v // 4}" for v in range(9))
+
+
+def test_choices_that_cost_nothing() -> None:
+    """Without updates and switches their times are 0; the workspace is counted on request."""
+    fields = job_array_fields("vgg19", 4, [128], update=False)
+    assert not fields["update"].any() and not fields["switch"].any()
+    assert not fields["recompute_workspace"].any()
+    asked = job_array_fields("vgg19", 4, [128], recompute_workspace=True)
+    assert asked["recompute_workspace"].tolist() == asked["activation"].tolist()
+
+
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    ({"model": "vgg16"}, 'model: expected one of vgg19, .*got "vgg16"'),
+    ({"stages": 0}, r"stages: expected an integer in 1\.\.50, got 0"),
+    ({"stages": 51}, r"stages: .*1\.\.50, got 51"),
+    ({"stages": 2.0}, r"stages: .*got 2.0"),
+    ({"batch_sizes": []}, "batch_sizes: expected at least one job"),
+    ({"batch_sizes": 8}, "batch_sizes: expected a list of integers, got 8"),
+    ({"batch_sizes": "88"}, "batch_sizes: expected a list of integers"),
+    ({"batch_sizes": [8, 0]}, r"batch_sizes\[1\]: .*got 0"),
+    ({"batch_sizes": [8.0]}, r"batch_sizes\[0\]: .*got 8.0"),
+    ({"batch_sizes": [2**53]}, r"batch_sizes: a block needs \d+ microseconds or bytes, above 2"),
+    (
+        {"batch_sizes": [9], "micro_batches": 2},
+        r"batch_sizes\[0\]: 9 is no multiple of 2 micro-batches",
+    ),
+    ({"micro_batches": 0}, "micro_batches: .*got 0"),
+    ({"link": "ethernet"}, 'link: expected one of nvlink, .*got "ethernet"'),
+    ({"partition": "random"}, 'partition: expected balanced or naive, got "random"'),
+    ({"memory": "80 gigs"}, 'memory: expected bytes or a size such as "80GB", got "80 gigs"'),
+    ({"memory": "0GB"}, "memory: expected bytes or a size"),
+    ({"memory": -1}, "memory: .*got -1"),
+    ({"memory": "1GB"}, "memory: 1073741824 bytes leave nothing for activations on stage 0"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), HOSTILE)
+def test_hostile_arguments(arguments: dict[str, Any], message: str) -> None:
+    """Every bad argument is refused with its place, value and range."""
+    full: dict[str, Any] = {"model": "gpt2_xl", "stages": 4, "batch_sizes": [8, 16], **arguments}
+    with pytest.raises(InputError, match=message):
+        job_array_fields(**full)
