@@ -64,5 +64,16 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
         raise
 
 
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Refuse an output path before any work is spent on what goes there."""
+    target = Path(path)
+    if target.is_dir():
+        raise InputError(f"{target}: is a directory, expected a file name")
+    if not target.parent.is_dir():
+        raise InputError(f"{target}: cannot be written (there is no folder {target.parent})")
+    if not os.access(target.parent, os.W_OK):
+        raise InputError(f"{target}: cannot be written (no permission in {target.parent})")
+
+
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)

@@ -52,12 +52,14 @@ class Result:
 
     @property
     def gap(self) -> float | None:
-        """Relative gap ``(objective - lower_bound) / objective``; None without both."""
+        """Relative gap ``objective / lower_bound - 1``; None without both."""
         return relative_gap(self.objective, self.lower_bound)
 
 
 def relative_gap(objective: int | None, lower_bound: int | None) -> float | None:
-    """``(objective - lower_bound) / objective``, 0 for equal values, None without both."""
+    """``objective / lower_bound - 1``; 0 for equal values, None if unknown or above a bound of 0."""
     if objective is None or lower_bound is None:
         return None
-    return 0.0 if objective == lower_bound else (objective - lower_bound) / objective
+    if objective == lower_bound:
+        return 0.0
+    return (objective - lower_bound) / lower_bound if lower_bound > 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError, InternalError, UnsupportedProblem
@@ -13,7 +14,7 @@ from optsched.result import Result
 from optsched.schedule import Objective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from optsched.monitor import Progress
     from optsched.problems.problem import Problem
@@ -66,7 +67,7 @@ def solve(
     engine = find_solver(solver) if isinstance(solver, str) else solver
     limits = Limits(
         time_limit, iterations, target, 0 if workers is None else _positive(workers), seed,
-        _known_options(engine, options or {}),
+        _known_options(engine, {} if options is None else options),
     )  # fmt: skip
     _require_support(engine, problem)
     graph = problem.graph()
@@ -152,6 +153,8 @@ def _positive(workers: int) -> int:
 
 
 def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(options, Mapping):
+        raise InputError(f"options: expected a mapping, got {options!r}")
     for key in options:
         if key not in engine.options:
             known = ", ".join(sorted(engine.options)) or "none"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING, Any
+import time
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optsched.errors import CyclicOrder, InputError
 from optsched.registry import Support
@@ -12,7 +14,7 @@ from optsched.result import Result
 from optsched_solvers.rules import supported_objective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from optsched.limits import Limits
     from optsched.monitor import Monitor
@@ -28,15 +30,18 @@ _POLL = 0.02  # seconds between two looks at limits and Ctrl-C
 class CpSat:
     """CP-SAT on the disjunctive graph: exact for every feature of the format but periods.
 
-    One iteration is 10^-6 of CP-SAT's deterministic seconds; iteration-limited runs repeat exactly.
+    One iteration is 10^-6 of CP-SAT's deterministic seconds; iteration-limited runs use
+    one thread and repeat exactly.
     """
 
     name = "cpsat"
-    options = {
-        "threads": "CP-SAT workers instead of the measured choice",
-        "symmetry": "break the symmetry of identical jobs (default true)",
-        "parameters": "mapping of further CP-SAT parameters",
-    }  # noqa: RUF012
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "threads": "CP-SAT workers instead of the measured choice",
+            "symmetry": "break the symmetry of identical jobs (default true)",
+            "parameters": "mapping of further CP-SAT parameters",
+        }
+    )
 
     def supports(self, problem: Problem | Schedule) -> Support:
         """One iteration (makespan) of any graph."""
@@ -59,8 +64,16 @@ class CpSat:
         return _Run(graph, limits, monitor, symmetry).run()
 
 
+class _Lane(NamedTuple):
+    """One CP-SAT search: its threads, whether it propagates strongly, and the cores it may use."""
+
+    threads: int
+    strong: bool
+    cores: tuple[int, ...] = ()
+
+
 class _Run:
-    """One call of CP-SAT in its own thread, so that Ctrl-C and limits are seen at once."""
+    """One call of CP-SAT, in threads of its own, so that Ctrl-C and limits are seen at once."""
 
     def __init__(self, graph: Schedule, limits: Limits, monitor: Monitor, symmetry: bool) -> None:
         from ortools.sat.python import cp_model
@@ -70,45 +83,51 @@ class _Run:
         self.cp_model = cp_model
         self.graph, self.limits, self.monitor = graph, limits, monitor
         self.model = Model(graph, monitor.lower_bound or 0, monitor.sequences, symmetry)
-        self.solver = cp_model.CpSolver()
-        self.solver.best_bound_callback = self._bound
         self.failure: BaseException | None = None
-        self.status: Any = cp_model.UNKNOWN
-        self._parameters()
+        self.answered = self.infeasible = self.invalid = False
+        self.lanes = [(lane, self._solver(lane)) for lane in _lanes(graph, limits)]
 
     def run(self) -> Result:
-        thread = threading.Thread(target=self._work, name="cp-sat", daemon=True)
-        thread.start()
+        threads = [
+            threading.Thread(target=self._work, args=pair, name="cp-sat", daemon=True)
+            for pair in self.lanes
+        ]
+        for thread in threads:
+            thread.start()
         try:
-            while thread.is_alive():
-                thread.join(_POLL)
+            while not self.answered and any(thread.is_alive() for thread in threads):
+                time.sleep(_POLL)
                 if self.monitor.should_stop() and not self.monitor.proved:
-                    self.solver.stop_search()
+                    break
         finally:
-            while thread.is_alive():  # Ctrl-C or a failing callback: leave no thread behind
-                self.solver.stop_search()
-                thread.join(_POLL)
+            while any(thread.is_alive() for thread in threads):  # leave no thread behind
+                self._stop()
+                time.sleep(_POLL)
         if self.failure is not None:
             raise self.failure
-        cp_model = self.cp_model
-        if self.status == cp_model.MODEL_INVALID:
-            raise InputError("cpsat: the model is beyond CP-SAT's integer range; scale the times down")
-        if self.status == cp_model.INFEASIBLE and self.monitor.objective is None:
+        if self.invalid:
+            raise InputError("cpsat: times are beyond CP-SAT's integer range; scale them down")
+        if self.infeasible and self.monitor.objective is None:
             return Result("infeasible", reason="CP-SAT proved that no schedule exists")
-        if self.status == cp_model.OPTIMAL:
-            self._bound(self.solver.best_objective_bound)
         return Result("unknown")
 
-    def _work(self) -> None:
+    def _work(self, lane: _Lane, solver: Any) -> None:
         try:
-            cores = _pin(self.limits.workers) if self.threads > 1 else None
+            before = os.sched_getaffinity(0) if lane.cores else set()
+            if lane.cores:
+                os.sched_setaffinity(0, lane.cores)  # the search's threads inherit it
             try:
-                self.status = self.solver.solve(self.model.model, self._callback())
+                status = solver.solve(self.model.model, self._callback())
             finally:
-                if cores:
-                    os.sched_setaffinity(0, cores)
+                if before:
+                    os.sched_setaffinity(0, before)
+            self.invalid |= status == self.cp_model.MODEL_INVALID
+            self.infeasible |= status == self.cp_model.INFEASIBLE
+            if status == self.cp_model.OPTIMAL:
+                self._bound(solver.best_objective_bound)
+            self.answered |= status not in (self.cp_model.FEASIBLE, self.cp_model.UNKNOWN)
         except BaseException as error:
-            self.failure = error
+            self._fail(error)
 
     def _callback(self) -> Any:
         run = self
@@ -133,30 +152,29 @@ class _Run:
 
     def _bound(self, bound: float) -> None:
         try:
-            # integers up to 2^53 are exact in a float
-            value = int(bound)
-            if self.monitor.objective is None or value <= self.monitor.objective:
-                self.monitor.bound(value, "cpsat")
+            self.monitor.bound(int(bound), "cpsat")  # integers up to 2^53 are exact in a float
         except BaseException as error:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         self.failure = self.failure or error
-        self.solver.stop_search()
+        self.answered = True
+        self._stop()
 
-    def _parameters(self) -> None:
-        """As measured: a strong single worker, or eight threads on the cores that may be used."""
-        given = self.solver.parameters
-        limits = self.limits
-        self.threads = _threads(limits)
-        given.num_workers = self.threads
+    def _stop(self) -> None:
+        for _, solver in self.lanes:
+            solver.stop_search()
+
+    def _solver(self, lane: _Lane) -> Any:
+        solver = self.cp_model.CpSolver()
+        solver.best_bound_callback = self._bound
+        given, limits = solver.parameters, self.limits
+        given.num_workers = lane.threads
         given.random_seed = limits.seed
-        if self.graph.n_operations <= STRONG_PROPAGATION_UP_TO:
-            given.use_strong_propagation_in_disjunctive = True
-            given.use_dynamic_precedence_in_disjunctive = True
+        given.use_strong_propagation_in_disjunctive = lane.strong
+        given.use_dynamic_precedence_in_disjunctive = lane.strong
         if limits.iterations is not None:
             given.max_deterministic_time = limits.iterations * 1e-6
-            given.interleave_search = self.threads > 1
         if limits.time_limit is not None:
             given.max_time_in_seconds = max(0.0, self.monitor.remaining)
         extra = limits.options.get("parameters", {})
@@ -167,25 +185,29 @@ class _Run:
                 setattr(given, key, value)
             except (AttributeError, TypeError, ValueError):
                 raise InputError(f"options.parameters: CP-SAT has no {key} = {value!r}") from None
+        return solver
 
 
-def _threads(limits: Limits) -> int:
-    """CP-SAT threads: never two, with which it makes no progress on the bound."""
-    given = limits.options.get("threads")
-    if given is not None:
-        if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= 256:
-            raise InputError(f"options.threads: expected an integer in 1..256, got {given!r}")
-        return given
-    if limits.workers == 1 or not hasattr(os, "sched_setaffinity"):
-        return 1
-    return max(8, limits.workers)
+def _lanes(graph: Schedule, limits: Limits) -> list[_Lane]:
+    """Who searches: never two threads, with which CP-SAT makes no progress on the bound.
 
-
-def _pin(workers: int) -> set[int]:
-    """Let this thread, and those it starts, use only so many cores; returns what it had."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, set(sorted(before)[:workers]))
-    return set(before)
+    Up to `STRONG_PROPAGATION_UP_TO` operations one strongly propagating thread proves fastest (with
+    iteration limits it is also the one that repeats); on further cores eight threads look for
+    better schedules and other bounds. Above, eight threads share all cores.
+    """
+    strong = graph.n_operations <= STRONG_PROPAGATION_UP_TO
+    threads = limits.options.get("threads")
+    if threads is not None:
+        if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 256:
+            raise InputError(f"options.threads: expected an integer in 1..256, got {threads!r}")
+        return [_Lane(threads, strong)]
+    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
+    cores = cores[: limits.workers]
+    if limits.iterations is not None or len(cores) < 2:
+        return [_Lane(1, strong)]
+    if strong:
+        return [_Lane(1, True, cores[:1]), _Lane(max(8, len(cores)), False, cores[1:])]
+    return [_Lane(max(8, len(cores)), False, cores)]
 
 
 def _first_schedule(graph: Schedule, limits: Limits, monitor: Monitor) -> None:

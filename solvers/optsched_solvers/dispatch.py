@@ -6,6 +6,7 @@ array of four devices with 25 jobs or more: always try rules first.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
@@ -14,6 +15,8 @@ from optsched.result import Result
 from optsched_solvers.rules import RULES, run, supported_graph, try_rules
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problems.problem import Problem
@@ -30,10 +33,12 @@ class Dispatch:
     """
 
     name = "dispatch"
-    options = {
-        "rules": "list of rules to try instead of all",
-        "search": "after the rules, local search on job orders until a limit (true or false)",
-    }  # noqa: RUF012
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "rules": "list of rules to try instead of all",
+            "search": "after the rules, local search on job orders until a limit (true or false)",
+        }
+    )
 
     def supports(self, problem: Problem | Schedule) -> Support:
         """One iteration (makespan), at most one resource per operation."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.schedule import IntArray, Schedule
+    from optsched_solvers.list_schedule import DispatchGraph
 
 SHOP_RULES = ("mwkr", "tail", "spt", "lpt", "lwkr", "mopnr", "fifo", "est", "random")
 """Rules for any graph: most/least work remaining, longest tail, shortest/longest operation, most
@@ -84,9 +87,9 @@ def run(
     support = supported_graph(graph)
     if not support:
         raise InputError(f"dispatch: {support.reason}")
-    if rule in PIPELINE_RULES and not _is_pipeline(graph):
+    if rule in PIPELINE_RULES and not is_pipeline(graph):
         raise InputError(f"rule: {rule} needs operations of kind F and B (or I)")
-    found = _Dispatcher(graph, seed).sequences(Variant(rule, active, backwards, defer))
+    found = Dispatcher(graph, seed).sequences(Variant(rule, active, backwards, defer))
     if found is None:
         return None
     sequences, start = found
@@ -117,7 +120,9 @@ def try_rules(
     graph: Schedule, limits: Limits, monitor: Monitor, rules: tuple[str, ...] = RULES
 ) -> int:
     """Offer the schedules of all rules to the monitor; returns how many list schedules were made."""
-    dispatcher = _Dispatcher(graph, limits.seed)
+    dispatcher = Dispatcher(graph, limits.seed)
+    if rules is RULES and _offer_quick(dispatcher, monitor):
+        return 1
     most = len(RULES) * 8 if limits.iterations is None else limits.iterations
     tried = 0
     for variant in _variants(graph, rules):
@@ -132,13 +137,33 @@ def try_rules(
     return tried
 
 
-def _is_pipeline(graph: Schedule) -> bool:
+def _offer_quick(dispatcher: Dispatcher, monitor: Monitor) -> bool:
+    """Try the first rule in plain Python while no compiler is loaded; whether it was a proof.
+
+    It gives the very schedule that the kernel would: only the time until the answer differs.
+    """
+    graph = dispatcher.graph
+    if "numba" in sys.modules or monitor.objective is not None or not graph.n_operations:
+        return False
+    instant = bool((graph.duration == 0).any() or (graph.successors.weight == 0).any())
+    if instant or graph.has_setups or graph.memory.any() or (graph.deadline != NO_DEADLINE).any():
+        return False
+    from optsched_solvers.quick_list import non_delay
+
+    variant = next(_variants(graph, RULES))
+    operations, start = non_delay(graph, dispatcher.priority(variant))
+    value = max(s + p for s, p in zip(start, graph.duration.tolist(), strict=True))
+    monitor.incumbent(dispatcher.split(np.array(operations)), value, f"dispatch {variant}")
+    return monitor.should_stop()
+
+
+def is_pipeline(graph: Schedule) -> bool:
     kinds = set(np.unique(graph.kind).tolist())
     return "F" in kinds and bool(kinds & {"B", "I"})
 
 
 def _variants(graph: Schedule, rules: tuple[str, ...]) -> Iterator[Variant]:
-    pipeline = _is_pipeline(graph)
+    pipeline = is_pipeline(graph)
     late = pipeline and bool(np.isin(graph.kind, ("W", "U")).any())
     for backwards in (False, True):
         for active in (False, True):
@@ -150,45 +175,61 @@ def _variants(graph: Schedule, rules: tuple[str, ...]) -> Iterator[Variant]:
                     yield Variant(rule, active, backwards, defer=True)
 
 
-class _Dispatcher:
-    """Keys and kernel arrays of one graph."""
+class Dispatcher:
+    """Priorities and kernel arrays of one graph, shared by all its list schedules."""
 
     def __init__(self, graph: Schedule, seed: int) -> None:
-        from optsched_solvers.list_schedule import DispatchGraph
-
         self.graph = graph
         self.seed = seed
-        self.forward = DispatchGraph.of(graph)
-        self.mirrored: DispatchGraph | None = None
+        self.has_deadlines = bool((graph.deadline != NO_DEADLINE).any())
         self._tails: dict[bool, tuple[IntArray, IntArray, IntArray]] = {}
+
+    @cached_property
+    def forward(self) -> DispatchGraph:
+        """Kernel arrays of the graph."""
+        from optsched_solvers.list_schedule import DispatchGraph
+
+        return DispatchGraph.of(self.graph)
+
+    @cached_property
+    def mirrored(self) -> DispatchGraph:
+        """Kernel arrays of the time-mirrored graph."""
+        return self.forward.reversed()
 
     def sequences(self, variant: Variant) -> tuple[Rows, IntArray] | None:
         """Orders and semi-active starts of one variant; None if it fails."""
+        return self.listed(
+            self.priority(variant), variant.active, variant.backwards,
+            first_come=variant.rule == "fifo", few=variant.rule == "one_f_one_b",
+        )  # fmt: skip
+
+    def listed(
+        self,
+        priority: IntArray,
+        active: bool,
+        backwards: bool = False,
+        *,
+        first_come: bool = False,
+        few: bool = False,
+    ) -> tuple[Rows, IntArray] | None:
+        """The list schedule of a priority; `few`: at most S - s in flight on stage s."""
         from optsched_solvers import longest_path
         from optsched_solvers.list_schedule import run as list_schedule
 
-        if variant.backwards and self.mirrored is None:
-            self.mirrored = self.forward.reversed()
-        arrays = self.mirrored if variant.backwards else self.forward
-        assert arrays is not None
         limit = None
-        if variant.rule == "one_f_one_b":
-            stages = int(self.graph.stage.max(initial=0)) + 1
-            limit = np.arange(stages, 0, -1)
+        if few:
+            limit = np.arange(int(self.graph.stage.max(initial=0)) + 1, 0, -1)
         found = list_schedule(
-            arrays, self.priority(variant), active=variant.active,
-            first_come=variant.rule == "fifo", slot_limit=limit,
+            self.mirrored if backwards else self.forward, priority, active=active,
+            first_come=first_come, slot_limit=limit,
         )  # fmt: skip
         if found is None:
             return None
         operations, start = found
-        if variant.backwards:
-            operations = operations[::-1]
-        sequences = self.split(operations)
-        if variant.backwards:
+        sequences = self.split(operations[::-1] if backwards else operations)
+        if backwards:
             start = longest_path.evaluate(self.graph, sequences).heads
-        late = start + self.graph.duration > self.graph.deadline
-        if (self.graph.deadline != NO_DEADLINE).any() and late.any():
+        if self.has_deadlines and (start + self.graph.duration > self.graph.deadline).any():
             return None
         return sequences, start
 
@@ -214,7 +255,7 @@ class _Dispatcher:
                 keys += [~forward & first]
             else:
                 keys += [forward]
-            keys += [self._job_rank(rule)[graph.job], graph.microbatch]
+            keys += [self.job_rank(rule)[graph.job], graph.microbatch]
         else:
             keys += self._shop_keys(rule, variant.backwards)
         keys.append(np.arange(graph.n_operations))
@@ -224,7 +265,7 @@ class _Dispatcher:
         rank[np.lexsort(keys[::-1])] = np.arange(graph.n_operations)
         return rank
 
-    def _job_rank(self, rule: str) -> IntArray:
+    def job_rank(self, rule: str) -> IntArray:
         """Rank of every job by number for the FIFO rules, by total work for the others."""
         graph = self.graph
         jobs = int(graph.job.max(initial=-1)) + 1

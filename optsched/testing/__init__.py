@@ -1,0 +1,27 @@
+"""What authors of solvers test with: `check_solver`, the pytest class `SolverTests`, oracles."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optsched.testing.brute_force import best_makespan
+    from optsched.testing.solver_checks import SolverTests, check_solver
+    from optsched.train_alone import train_alone
+
+_HOME = {
+    "SolverTests": "optsched.testing.solver_checks",
+    "best_makespan": "optsched.testing.brute_force",
+    "check_solver": "optsched.testing.solver_checks",
+    "train_alone": "optsched.train_alone",
+}
+
+__all__ = ["SolverTests", "best_makespan", "check_solver", "train_alone"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load on first use; `train_alone` needs torch, the rest does not."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'optsched.testing' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

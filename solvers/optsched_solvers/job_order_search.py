@@ -1,0 +1,162 @@
+"""Local search on the orders in which jobs enter and drain a pipeline.
+
+A point is a permutation of the micro-batches for forward blocks, one for backward blocks, how far
+backward blocks come first, and the list scheduler's mode; its value is the list schedule's
+makespan. Long arrays have their optimum among these points more often than not, and memory caps
+cost the search nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from optsched_solvers.rules import Dispatcher, Variant, is_pipeline
+
+if TYPE_CHECKING:
+    from optsched.monitor import Monitor
+    from optsched.schedule import IntArray, Schedule
+
+MEMORY = 40
+"""Late acceptance: a point is kept if it is no worse than the one so many steps ago."""
+
+STARTS = tuple(
+    Variant(rule, active) for rule in ("valley", "b_first", "job_lpt", "job_spt")
+    for active in (False, True)
+)  # fmt: skip
+
+
+class _Point(NamedTuple):
+    forward: IntArray  # rank of every unit
+    backward: IntArray
+    lead: int  # units by which backward blocks come first
+    active: bool
+
+
+def improve(
+    graph: Schedule,
+    monitor: Monitor,
+    *,
+    seed: int,
+    iterations: int | None = None,
+    seconds: float = float("inf"),
+    patience: int | None = None,
+) -> int:
+    """Search from the best of the job rules; returns the number of list schedules made.
+
+    Parameters
+    ----------
+    graph
+        Nothing is done if it is no pipeline of F and B (or I) blocks.
+    monitor
+        Takes every improvement, and stops the search.
+    seed
+        Same seed and number of iterations, same schedules.
+    iterations, seconds, patience
+        List schedules in all, time, and list schedules in a row without a new best point.
+    """
+    if not is_pipeline(graph):
+        return 0
+    dispatcher = Dispatcher(graph, seed)
+    units = _units(graph)
+    rng = np.random.default_rng(seed)
+    most = np.iinfo(np.int64).max if iterations is None else iterations
+    until = monitor.elapsed + seconds
+    made = 0
+
+    def value(point: _Point) -> int:
+        nonlocal made
+        made += 1
+        found = dispatcher.listed(_priority(graph, units, point), point.active)
+        if found is None:
+            return np.iinfo(np.int64).max
+        end = int((found[1] + graph.duration).max(initial=0))
+        if monitor.objective is None or end < monitor.objective:
+            monitor.incumbent(found[0], end, "job orders")
+        return end
+
+    starts = [_start(dispatcher, units, variant) for variant in STARTS]
+    ranked: list[tuple[int, int]] = []
+    for k, point in enumerate(starts):
+        if made >= most or monitor.should_stop():
+            return made
+        ranked.append((value(point), k))
+    best, k = min(ranked)
+    here, now = starts[k], best
+    past = [best] * MEMORY
+    stale = 0
+    while made < most and not (patience is not None and stale >= patience):
+        if made % 8 == 0 and (monitor.should_stop() or monitor.elapsed >= until):
+            break
+        there = _neighbour(rng, here, len(units.names))
+        new = value(there)
+        if new <= now or new <= past[made % MEMORY]:
+            here, now = there, new
+        past[made % MEMORY] = now
+        stale = 0 if new < best else stale + 1
+        best = min(best, new)
+    return made
+
+
+class _Units(NamedTuple):
+    """(job, micro-batch) pairs; the unit of each operation."""
+
+    names: IntArray
+    of: IntArray
+    job: IntArray
+
+
+def _units(graph: Schedule) -> _Units:
+    pairs = np.stack([graph.job, graph.microbatch])
+    names, of = np.unique(pairs, axis=1, return_inverse=True)
+    return _Units(np.arange(names.shape[1]), of.ravel(), names[0])
+
+
+def _start(dispatcher: Dispatcher, units: _Units, variant: Variant) -> _Point:
+    """The point that stands for a job rule: backward blocks first, jobs in its order."""
+    rank = dispatcher.job_rank(variant.rule)[units.job]
+    order = np.empty(len(units.names), np.int64)
+    order[np.argsort(rank, kind="stable")] = units.names
+    return _Point(order, order, len(units.names), variant.active)
+
+
+def _priority(graph: Schedule, units: _Units, point: _Point) -> IntArray:
+    forward = graph.kind == "F"
+    late = np.isin(graph.kind, ("W", "U"))
+    key = np.where(forward, point.forward[units.of] + point.lead, point.backward[units.of])
+    rank = np.empty(graph.n_operations, np.int64)
+    rank[np.lexsort((np.arange(graph.n_operations), forward, key, late))] = np.arange(
+        graph.n_operations
+    )
+    return rank
+
+
+def _neighbour(rng: np.random.Generator, point: _Point, n: int) -> _Point:
+    kind = rng.integers(10)
+    if kind == 0:
+        return point._replace(active=not point.active)
+    if kind == 1:
+        return point._replace(lead=int(rng.integers(-n // 2, n + 1)))
+    if kind <= 4:  # both alike: a job takes another place in the array
+        a, b = rng.integers(n, size=2)
+        return point._replace(
+            forward=_moved(point.forward, a, b, kind == 2),
+            backward=_moved(point.backward, a, b, kind == 2),
+        )
+    side = "forward" if kind % 2 else "backward"
+    a, b = rng.integers(n, size=2)
+    return point._replace(**{side: _moved(getattr(point, side), a, b, kind <= 7)})
+
+
+def _moved(rank: IntArray, a: int, b: int, swap: bool) -> IntArray:
+    """Ranks with units a and b exchanged, or a moved to the place of b."""
+    new = rank.copy()
+    if swap:
+        new[a], new[b] = rank[b], rank[a]
+        return new
+    lo, hi = sorted((int(rank[a]), int(rank[b])))
+    between = (rank >= lo) & (rank <= hi)
+    new[between] += 1 if rank[b] <= rank[a] else -1
+    new[a] = rank[b]
+    return new

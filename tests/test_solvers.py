@@ -1,0 +1,27 @@
+"""Every installed backend passes the conformance suite."""
+
+import pytest
+
+import optsched
+from optsched.testing import SolverTests, check_solver
+
+
+class TestAuto(SolverTests):
+    """`auto`."""
+
+    solver = "auto"
+    time_limit = 0.5
+
+
+class TestCpSat(SolverTests):
+    """`cpsat`."""
+
+    solver = "cpsat"
+    time_limit = 0.5
+
+
+class TestDispatch(SolverTests):
+    """`dispatch`."""
+
+    solver = "dispatch"
+    time_limit = 0.5
