@@ -1,0 +1,262 @@
+"""The commands; each reads, calls the library, and prints or writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from optsched.cli import generate
+
+if TYPE_CHECKING:
+    from optsched.problems.problem import Problem
+    from optsched.result import Result
+    from optsched.schedule import Schedule
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Decide what runs where and in which order on a GPU cluster, and run it.",
+)
+app.add_typer(generate.app, name="generate")
+
+ScheduleFile = Annotated[Path, typer.Argument(help="A *.schedule.json document.", show_default=False)]
+
+
+@app.command()
+def solve(
+    file: Annotated[Path, typer.Argument(help="Instance: JSON or job-shop text.")],
+    solver: Annotated[str, typer.Option(help="See `optsched solvers`.")] = "auto",
+    time_limit: Annotated[
+        Optional[float], typer.Option("--time-limit", "--time", help="Seconds [default: 10].")
+    ] = None,
+    iterations: Annotated[
+        Optional[int], typer.Option(help="Steps of the solver: reproducible on any machine.")
+    ] = None,
+    target: Annotated[Optional[int], typer.Option(help="Stop at this objective.")] = None,
+    workers: Annotated[Optional[int], typer.Option(help="Cores to keep busy [default: 2].")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
+    warm_start: Annotated[
+        Optional[Path], typer.Option(help="Start from this schedule; never returns worse.")
+    ] = None,
+    output: Annotated[
+        Optional[Path], typer.Option("-o", "--output", help="Write the schedule here.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+) -> None:
+    """Solve an instance; Ctrl-C keeps the best schedule so far."""
+    import optsched
+    from optsched.cli.progress import ProgressLine
+    from optsched.files import check_writable
+    from optsched.formats.read_problem import read_problem
+    from optsched.schedule import Schedule
+
+    if output is not None:
+        check_writable(output)
+    problem = read_problem(file)
+    start = None if warm_start is None else Schedule.read(warm_start)
+    with ProgressLine(enabled=not quiet) as line:
+        result = optsched.solve(
+            problem, solver, time_limit=time_limit, iterations=iterations, target=target,
+            workers=workers, seed=seed, warm_start=start, on_progress=line,
+        )  # fmt: skip
+    if output is not None and result.schedule is not None:
+        result.schedule.write(output)
+    if as_json:
+        print(json.dumps(_summary(problem, file, result)))
+    elif not quiet:
+        _print_result(problem, file, result, output)
+    if result.schedule is None:
+        raise typer.Exit(1)
+
+
+@app.command()
+def verify(file: ScheduleFile) -> None:
+    """Check a schedule independently of every solver and list all violations."""
+    import optsched
+    from optsched.schedule import Schedule
+
+    schedule = Schedule.read(file)
+    violations = optsched.verify(schedule)
+    for violation in violations:
+        print(f"{violation.kind}: {violation.message}")
+    if violations:
+        print(f"{file}: not verified, {len(violations)} violation{'s' * (len(violations) > 1)}")
+        raise typer.Exit(1)
+    kind = "period" if schedule.period is not None else "makespan"
+    value = schedule.period if schedule.period is not None else schedule.makespan
+    print(
+        f"{file}: verified, {schedule.n_operations} operations on {schedule.n_resources} "
+        f"resources, {kind} {value} {schedule.time_unit}"
+    )
+
+
+@app.command()
+def show(file: ScheduleFile) -> None:
+    """Objective, bound and gap; busy and bubble share and peak memory per device; critical path."""
+    from rich.console import Console
+
+    from optsched.report import report
+    from optsched.report_table import render
+    from optsched.schedule import Schedule
+
+    Console().print(render(report(Schedule.read(file))))
+
+
+@app.command()
+def plot(
+    file: ScheduleFile,
+    output: Annotated[
+        Optional[Path], typer.Option("-o", "--output", help="Picture: .png, .svg or .pdf.")
+    ] = None,
+    html: Annotated[
+        Optional[Path], typer.Option(help="Self-contained interactive page.")
+    ] = None,
+    cycles: Annotated[int, typer.Option(help="Cycles of a periodic schedule.", min=1)] = 3,
+) -> None:
+    """Draw a Gantt chart [default: FILE with the suffix .png]."""
+    from optsched.files import check_writable
+    from optsched.plots.gantt import gantt
+    from optsched.plots.html import write as write_html
+    from optsched.schedule import Schedule
+
+    if output is None and html is None:
+        output = _beside(file, ".png")
+    for path in (output, html):
+        if path is not None:
+            check_writable(path)
+    schedule = Schedule.read(file)
+    if output is not None:
+        gantt(schedule, output, cycles=cycles)
+        print(f"wrote {output}")
+    if html is not None:
+        write_html(schedule, html, cycles=cycles)
+        print(f"wrote {html}")
+
+
+@app.command()
+def trace(
+    file: ScheduleFile,
+    output: Annotated[
+        Optional[Path], typer.Option("-o", "--output", help="[default: FILE with .trace.json]")
+    ] = None,
+    cycles: Annotated[int, typer.Option(help="Cycles of a periodic schedule.", min=1)] = 3,
+) -> None:
+    """Write a trace for ui.perfetto.dev or chrome://tracing."""
+    from optsched.formats import perfetto
+    from optsched.schedule import Schedule
+
+    path = output or _beside(file, ".trace.json")
+    perfetto.write(Schedule.read(file), path, cycles=cycles)
+    print(f"wrote {path}")
+
+
+@app.command()
+def solvers(
+    file: Annotated[
+        Optional[Path], typer.Argument(help="Say for this instance who takes it, and why not.")
+    ] = None,
+) -> None:
+    """List the installed solvers and what they take."""
+    from optsched.cli.solver_table import solver_table
+
+    solver_table(file)
+
+
+@app.command()
+def warmup() -> None:
+    """Compile the kernels, so that the first solve need not."""
+    from time import perf_counter
+
+    for module in ("longest_path", "list_schedule"):
+        begin = perf_counter()
+        __import__(f"optsched_solvers.{module}")
+        print(f"{module}: {perf_counter() - begin:.2f} s")
+
+
+@app.command("train-demo")
+def train_demo(
+    out: Annotated[
+        Optional[Path], typer.Option(help="Folder for measured.schedule.json.")
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps per job.", min=1)] = 12,
+    schedule: Annotated[
+        Optional[Path], typer.Option(help="Train by this schedule of the demo's array.")
+    ] = None,
+) -> None:
+    """Train four sibling jobs by a schedule, and each alone: the weights must be bit-identical."""
+    from optsched.arraypipe.demo import run_demo
+    from optsched.schedule import Schedule
+
+    plan = None if schedule is None else Schedule.read(schedule)
+    run_demo(out, steps=steps, schedule=plan)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from optsched.version import __version__
+
+    print(__version__)
+
+
+def _beside(file: Path, suffix: str) -> Path:
+    """The file's name with another ending: x.schedule.json -> x.png."""
+    name = file.name
+    for ending in (".schedule.json", ".json"):
+        if name.endswith(ending):
+            name = name[: -len(ending)]
+            break
+    return file.with_name(name + suffix)
+
+
+def _summary(problem: Problem | Schedule, file: Path, result: Result) -> dict[str, Any]:
+    return {
+        "instance": problem.name or file.name,
+        "solver": result.solver,
+        "objective": result.objective,
+        "lower_bound": result.lower_bound,
+        "gap": result.gap,
+        "status": result.status,
+        "seconds": round(result.seconds, 6),
+        "history": [
+            {
+                "seconds": round(step.elapsed, 6),
+                "objective": step.objective,
+                "lower_bound": step.lower_bound,
+                "event": step.event,
+                "source": step.source,
+            }
+            for step in result.history
+        ],
+        **({"reason": result.reason} if result.reason else {}),
+    }
+
+
+def _print_result(
+    problem: Problem | Schedule, file: Path, result: Result, output: Path | None
+) -> None:
+    unit = problem.graph().time_unit
+    rows = [("instance", problem.name or file.name), ("solver", result.solver)]
+    if result.objective is not None:
+        rows.append(("makespan", f"{result.objective} {unit}"))
+    if result.lower_bound is not None:
+        rows.append(("lower bound", f"{result.lower_bound} {unit}"))
+    if result.gap is not None:
+        rows.append(("gap", f"{result.gap:.2%}"))
+    stopped = " (interrupted: best so far)" if result.interrupted else ""
+    rows.append(("status", result.status + stopped))
+    if result.reason:
+        rows.append(("reason", result.reason))
+    rows.append(("time", f"{result.seconds:.2f} s"))
+    if output is not None and result.schedule is not None:
+        rows.append(("written", str(output)))
+    for key, value in rows:
+        print(f"{key:12}{value}")
+
+

@@ -1,0 +1,56 @@
+"""``optsched solvers``: the problem x solver matrix, asked of the solvers themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import optsched
+from optsched.registry import solver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optsched.problems.problem import Problem
+    from optsched.schedule import Schedule
+
+
+def solver_table(file: Path | None) -> None:
+    """Print who takes which kind of problem, or who takes the instance in a file, and why not."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = optsched.solvers()
+    console = Console()
+    if file is not None:
+        from optsched.formats.read_problem import read_problem
+
+        problem = read_problem(file)
+        for name in names:
+            support = solver(name).supports(problem)
+            reason = getattr(support, "reason", "")
+            console.print(f"{name:12}{'yes' if support else f'no: {reason}'}", highlight=False)
+        return
+    table = Table("problem", *names)
+    for kind, problem in _kinds().items():
+        table.add_row(kind, *("yes" if solver(n).supports(problem) else "-" for n in names))
+    console.print(table)
+    console.print("`optsched solvers FILE` says why a solver refuses an instance.", highlight=False)
+
+
+def _kinds() -> dict[str, Problem | Schedule]:
+    """The smallest problem of each kind."""
+    blocks = [[1, 1], [1, 1]]
+    gang = optsched.Schedule(
+        resources=(optsched.Resource("a"), optsched.Resource("b")),
+        duration=[1, 1],  # type: ignore[arg-type]
+        op_resources=optsched.Rows.of([[0, 1], [0]]),
+    )
+    return {
+        "JobShop": optsched.JobShop([[(0, 1), (1, 1)]]),
+        "JobShop, deadlines": optsched.JobShop([[(0, 1), (1, 1)]], deadline=[9]),
+        "JobArray": optsched.JobArray(blocks, blocks),  # type: ignore[arg-type]
+        "JobArray, memory": optsched.JobArray(blocks, blocks, activation=1, memory=1),  # type: ignore[arg-type]
+        "JobArray, switches": optsched.JobArray(blocks, blocks, switch=1),  # type: ignore[arg-type]
+        "JobArray, period": optsched.JobArray(blocks, blocks, objective="period"),  # type: ignore[arg-type]
+        "graph with gangs": gang,
+    }
