@@ -61,7 +61,9 @@ def makespan_bounds(graph: Schedule) -> dict[str, int]:
 
 
 def jackson_preemptive(
-    head: Sequence[int] | IntArray, duration: Sequence[int] | IntArray, after: Sequence[int] | IntArray
+    head: Sequence[int] | IntArray,
+    duration: Sequence[int] | IntArray,
+    after: Sequence[int] | IntArray,
 ) -> int:
     """Makespan of Jackson's preemptive schedule: a lower bound of 1 | r_j, q_j | Cmax.
 
@@ -278,6 +280,4 @@ def _energy(graph: Schedule, head: IntArray, tail: IntArray) -> int:
         for r in graph.op_resources[i].tolist():
             if graph.memory[r]:
                 hold(r, int(graph.workspace[i]), i, i, int(graph.duration[i]))
-    return max(
-        (first[r] + -(-work[r] // int(graph.memory[r])) + last[r] for r in first), default=0
-    )
+    return max((first[r] + -(-work[r] // int(graph.memory[r])) + last[r] for r in first), default=0)

@@ -62,7 +62,9 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     provenance: dict[str, Any] = {}
 
 
-_NUMBERS = tuple(f for f in _Operation.__struct_fields__ if f not in ("kind", "resources", "deadline"))
+_NUMBERS = tuple(
+    f for f in _Operation.__struct_fields__ if f not in ("kind", "resources", "deadline")
+)
 
 
 def read(text: str, name: str = "schedule") -> Schedule:

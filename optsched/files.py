@@ -27,7 +27,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """Decode UTF-8 (a leading byte-order mark is dropped); `InputError` names the first bad byte."""
+    """Decode UTF-8, without a byte-order mark; `InputError` names the first bad byte."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

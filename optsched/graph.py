@@ -7,6 +7,7 @@ single evaluations, cold starts and cycle reports.
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -190,7 +191,7 @@ def to_networkx(schedule: Schedule) -> networkx.DiGraph[int]:
         add(i, j, weight, kind="conjunctive", lag=lag, distance=distance)
     if schedule.sequences is not None:
         for r, row in enumerate(schedule.sequences.to_lists()):
-            for i, j in zip(row, row[1:], strict=False):
+            for i, j in pairwise(row):
                 weight = columns["duration"][i] + schedule.setup(i, j)
                 add(i, j, weight, kind="machine", resource=r)
     return graph

@@ -149,6 +149,4 @@ class Monitor:
                 f"{source or 'a solver'} proved the bound {self.lower_bound}, but a schedule of "
                 f"{self.objective} exists: please report this instance"
             )
-        self.history.append(
-            Progress(self.elapsed, self.objective, self.lower_bound, event, source)
-        )
+        self.history.append(Progress(self.elapsed, self.objective, self.lower_bound, event, source))

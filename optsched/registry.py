@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from functools import cache
-
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from optsched.errors import InputError

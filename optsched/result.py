@@ -57,7 +57,7 @@ class Result:
 
 
 def relative_gap(objective: int | None, lower_bound: int | None) -> float | None:
-    """``objective / lower_bound - 1``; 0 for equal values, None if unknown or above a bound of 0."""
+    """``objective / lower_bound - 1``; 0 for equal values, None if unknown or the bound is 0."""
     if objective is None or lower_bound is None:
         return None
     if objective == lower_bound:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -39,7 +40,7 @@ class Resource(NamedTuple):
 
 
 class Objective(NamedTuple):
-    """What a schedule claims to be worth; ``lower_bound`` and ``status`` as proved by its solver."""
+    """What a schedule claims to be worth, and the bound and status its solver proved."""
 
     name: str
     value: int | None = None
@@ -64,7 +65,7 @@ class Arcs(NamedTuple):
 
 
 class Rows:
-    """A ragged list of integer rows in compressed form (CSR): row r is ``ids[indptr[r]:indptr[r+1]]``.
+    """Ragged integer rows in compressed form (CSR): row r is ``ids[indptr[r]:indptr[r+1]]``.
 
     Used for the resources of every operation and for the order of operations on every resource.
     """
@@ -78,7 +79,9 @@ class Rows:
         if len(self.indptr) == 0 or self.indptr[0] != 0 or (steps < 0).any():
             raise InputError("indptr: expected an ascending array that starts with 0")
         if self.indptr[-1] != len(self.ids):
-            raise InputError(f"indptr: ends with {self.indptr[-1]}, but there are {len(self.ids)} ids")
+            raise InputError(
+                f"indptr: ends with {self.indptr[-1]}, but there are {len(self.ids)} ids"
+            )
 
     @classmethod
     def of(cls, rows: Iterable[Iterable[int]]) -> Rows:
@@ -99,7 +102,7 @@ class Rows:
     def to_lists(self) -> list[list[int]]:
         """The rows as lists of Python integers."""
         ids, bounds = self.ids.tolist(), self.indptr.tolist()
-        return [ids[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [ids[a:b] for a, b in pairwise(bounds)]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Rows):
@@ -258,7 +261,9 @@ class Schedule:
         counts = np.diff(self.op_resources.indptr)
         if (counts > 1).any():
             gang = int(np.argmax(counts > 1))
-            raise InputError(f"operations[{gang}].resources: holds {counts[gang]} resources at once")
+            raise InputError(
+                f"operations[{gang}].resources: holds {counts[gang]} resources at once"
+            )
         resource = np.full(self.n_operations, -1, np.int64)
         resource[counts == 1] = self.op_resources.ids
         resource.flags.writeable = False

@@ -1,8 +1,7 @@
-"""What makes the arrays of a `Schedule` a well-formed graph; refusals name field, index and value."""
+"""What makes the arrays of a `Schedule` a well-formed graph; refusals name the place."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,9 @@ def normalise(raw: Schedule) -> dict[str, Any]:
     values["arcs"] = _arcs(raw.arcs, duration, raw.period is not None)
     values["time_unit"], values["name"] = raw.time_unit, _text("name", raw.name)
     if raw.time_unit not in TIME_UNITS:
-        raise InputError(f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {raw.time_unit!r}")
+        raise InputError(
+            f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {raw.time_unit!r}"
+        )
     _check_period(raw.period, values)
     _check_sums(values)
     if (raw.sequences is None) != (raw.start is None):
@@ -252,7 +253,9 @@ def _exact_sum(array: IntArray) -> int:
 def _sequences(given: Any, n: int, resources: tuple[Resource, ...]) -> Rows:
     rows = given if isinstance(given, Rows) else Rows.of(given)
     if len(rows) != len(resources):
-        raise InputError(f"sequences: expected {len(resources)} rows, one per resource, got {len(rows)}")
+        raise InputError(
+            f"sequences: expected {len(resources)} rows, one per resource, got {len(rows)}"
+        )
     if (k := _first((rows.ids < 0) | (rows.ids >= n))) is not None:
         r = int(np.searchsorted(rows.indptr, k, side="right")) - 1
         raise InputError(f"sequences[{r}]: {rows.ids[k]} is no operation (there are {n})")
@@ -279,7 +282,9 @@ def _objective(given: Objective) -> Objective:
     if value is not None and bound is not None and bound > value:
         raise InputError(f"objective.lower_bound: {bound} is above the value {value}")
     if given.status == "optimal" and value != bound:
-        raise InputError(f'objective.status: "optimal" needs lower_bound == value, got {bound}, {value}')
+        raise InputError(
+            f'objective.status: "optimal" needs lower_bound == value, got {bound}, {value}'
+        )
     return Objective(
         _text("objective.name", given.name),
         None if value is None else int(value),

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from optsched.errors import InputError, InternalError, UnsupportedProblem
 from optsched.limits import Limits
 from optsched.monitor import Monitor
-from optsched.registry import Solver, solver as find_solver, solvers
+from optsched.registry import Solver, solvers
+from optsched.registry import solver as find_solver
 from optsched.result import Result
 from optsched.schedule import Objective
 
@@ -170,9 +171,8 @@ def _require_support(engine: Solver, problem: Problem | Schedule) -> None:
         return
     able = [name for name in solvers() if find_solver(name).supports(problem)]
     others = f"; these do: {', '.join(able)}" if able else "; no installed solver does"
-    raise UnsupportedProblem(
-        f"{engine.name} does not solve this problem: {getattr(support, 'reason', '') or 'refused'}{others}"
-    )
+    reason = getattr(support, "reason", "") or "refused"
+    raise UnsupportedProblem(f"{engine.name} does not solve this problem: {reason}{others}")
 
 
 def _check_warm_start(problem: Problem | Schedule, graph: Schedule, start: Schedule) -> None:

@@ -80,9 +80,7 @@ def parse(text: str, name: str) -> Any:
         what = f"{error.msg[0].lower()}{error.msg[1:]}"
         if error.pos >= len(text.rstrip()):
             what = "the text ends too early (truncated?)" if text.strip() else "the file is empty"
-        raise InputError(
-            f"{name}:{error.lineno}:{error.colno}: not valid JSON: {what}"
-        ) from None
+        raise InputError(f"{name}:{error.lineno}:{error.colno}: not valid JSON: {what}") from None
     except RecursionError:
         raise InputError(f"{name}: nested too deeply") from None
     except ValueError as error:
@@ -124,7 +122,9 @@ def check_format(tree: Any, expected: str, name: str) -> None:
                 f'{name}: format: {shown(found)} is newer than this optsched reads ("{expected}"): '
                 "install a newer optsched"
             )
-        raise InputError(f'{name}: format: {shown(found)} is unknown, this optsched reads "{expected}"')
+        raise InputError(
+            f'{name}: format: {shown(found)} is unknown, this optsched reads "{expected}"'
+        )
     raise InputError(f'{name}: format: expected "{expected}", got {shown(found)}')
 
 

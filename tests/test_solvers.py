@@ -1,9 +1,6 @@
 """Every installed backend passes the conformance suite."""
 
-import pytest
-
-import optsched
-from optsched.testing import SolverTests, check_solver
+from optsched.testing import SolverTests
 
 
 class TestAuto(SolverTests):

@@ -8,16 +8,16 @@ import sys
 def main() -> None:
     """Entry point; exit codes: 0 done, 1 infeasible or not verified, 2 bad input or usage."""
     from optsched.cli.app import app
-    from optsched.errors import InternalError, OptschedError
+    from optsched.errors import InputError, MissingExtra, OptschedError, UnsupportedProblem
 
     try:
         app()
-    except InternalError as error:
-        _say(f"internal error: {error}")
-        sys.exit(1)
-    except OptschedError as error:
+    except (InputError, UnsupportedProblem, MissingExtra) as error:
         _say(f"error: {error}")
         sys.exit(2)
+    except OptschedError as error:  # nothing wrong with the input: a failed job, a broken proof
+        _say(f"failed: {error}")
+        sys.exit(1)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
         sys.stderr.close()
         sys.exit(0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Make instances: job arrays of real models, job shops."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Make instances: job arrays of real models, job shops.",
 )
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="Write the instance here.")]
@@ -17,17 +19,24 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="Write the instance
 @app.command()
 def jobarray(
     output: Output,
-    model: Annotated[str, typer.Option(help="vgg19, resnet152, bert_large or gpt2_xl.")] = "gpt2_xl",
+    model: Annotated[
+        str, typer.Option(help="vgg19, resnet152, bert_large or gpt2_xl.")
+    ] = "gpt2_xl",
     stages: Annotated[int, typer.Option(help="Pipeline stages, one per device.")] = 8,
     jobs: Annotated[int, typer.Option(help="Sibling jobs.")] = 30,
     seed: Annotated[int, typer.Option(help="Shuffles the batch sizes over the jobs.")] = 0,
-    partition: Annotated[str, typer.Option(help="balanced or naive (equal layer counts).")] = "balanced",
+    partition: Annotated[
+        str, typer.Option(help="balanced or naive (equal layer counts).")
+    ] = "balanced",
     link: Annotated[str, typer.Option(help="nvlink, pcie, infiniband or mixed.")] = "nvlink",
     memory: Annotated[
-        Optional[str], typer.Option(help="Whole memory of a device, such as 80GB [default: unlimited].")
+        str | None,
+        typer.Option(help="Whole memory of a device, such as 80GB [default: unlimited]."),
     ] = None,
     recompute: Annotated[bool, typer.Option(help="Recompute activations in every job.")] = False,
-    switch: Annotated[bool, typer.Option(help="Count the time of changing jobs on a device.")] = False,
+    switch: Annotated[
+        bool, typer.Option(help="Count the time of changing jobs on a device.")
+    ] = False,
     micro_batches: Annotated[int, typer.Option(help="Micro-batches per job.")] = 1,
     name: Annotated[str, typer.Option(help="Name of the instance.")] = "",
 ) -> None:
@@ -39,14 +48,16 @@ def jobarray(
         recompute=recompute, switch=switch, micro_batches=micro_batches, name=name,
     )  # fmt: skip
     array.write(output)
-    print(f"wrote {output}: {array.n_jobs} jobs, {array.n_stages} stages on {array.n_devices} devices")
+    print(
+        f"wrote {output}: {array.n_jobs} jobs, {array.n_stages} stages on {array.n_devices} devices"
+    )
 
 
 @app.command()
 def taillard(
     output: Output,
     instance: Annotated[
-        Optional[str], typer.Option(help="A published one, ta01 to ta80, instead of the seeds.")
+        str | None, typer.Option(help="A published one, ta01 to ta80, instead of the seeds.")
     ] = None,
     jobs: Annotated[int, typer.Option(help="Jobs.")] = 20,
     machines: Annotated[int, typer.Option(help="Machines.")] = 15,
@@ -60,6 +71,5 @@ def taillard(
         shop = generator.instance(instance)
     else:
         shop = generator.generate(jobs, machines, time_seed, machine_seed)
-    format = "json" if output.suffix == ".json" else "standard"
-    shop.write(output, format=format)
+    shop.write(output, format="json" if output.suffix == ".json" else "standard")
     print(f"wrote {output}: {shop.n_jobs} jobs on {shop.n_machines} machines")

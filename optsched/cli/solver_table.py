@@ -48,9 +48,9 @@ def _kinds() -> dict[str, Problem | Schedule]:
     return {
         "JobShop": optsched.JobShop([[(0, 1), (1, 1)]]),
         "JobShop, deadlines": optsched.JobShop([[(0, 1), (1, 1)]], deadline=[9]),
-        "JobArray": optsched.JobArray(blocks, blocks),  # type: ignore[arg-type]
-        "JobArray, memory": optsched.JobArray(blocks, blocks, activation=1, memory=1),  # type: ignore[arg-type]
-        "JobArray, switches": optsched.JobArray(blocks, blocks, switch=1),  # type: ignore[arg-type]
-        "JobArray, period": optsched.JobArray(blocks, blocks, objective="period"),  # type: ignore[arg-type]
+        "JobArray": optsched.JobArray(blocks, blocks),
+        "JobArray, memory": optsched.JobArray(blocks, blocks, activation=1, memory=1),
+        "JobArray, switches": optsched.JobArray(blocks, blocks, switch=1),
+        "JobArray, period": optsched.JobArray(blocks, blocks, objective="period"),
         "graph with gangs": gang,
     }

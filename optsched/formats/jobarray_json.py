@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from optsched.document import Count, Signed
+from optsched.document import Count, Signed  # noqa: TC001 (msgspec reads the annotations)
 from optsched.errors import InputError
 from optsched.problems.jobarray import CHOICES, FLAGS, PER_CUT, PER_JOB, PER_STAGE, JobArray
 from optsched.strict_json import MAX_INTEGER, check_format, decode, parse
@@ -89,11 +89,11 @@ def from_tree(tree: Any, name: str) -> JobArray:
 
 # a union of two list types is ambiguous to the decoder, so the nesting picks the type
 class _Flat(_Document, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    place: list[Count] | None = None  # type: ignore[assignment]
+    place: list[Count] | None = None
 
 
 class _Nested(_Document, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    place: list[list[list[Count]]] | None = None  # type: ignore[assignment]
+    place: list[list[list[Count]]] | None = None
 
 
 def write(array: JobArray) -> bytes:
@@ -102,13 +102,11 @@ def write(array: JobArray) -> bytes:
     jobs = []
     for j in range(array.n_jobs):
         tables = {key: getattr(array, key) for key in _TABLES}
-        fields = {
-            key: table[j].tolist() for key, table in tables.items() if table is not None
-        }
-        kept = {
+        fields = {key: table[j].tolist() for key, table in tables.items() if table is not None}
+        kept: dict[str, Any] = {
             key: row for key, row in fields.items() if any(row) or (key == "weight" and row)
         }
-        numbers = {key: int(getattr(array, key)[j]) for key in PER_JOB}
+        numbers: dict[str, Any] = {key: int(getattr(array, key)[j]) for key in PER_JOB}
         jobs.append(
             _Job(
                 name=array.names[j],
@@ -161,11 +159,11 @@ def _job_array(document: _Document) -> JobArray:
     options = document.options
     mode = options.recompute_mode
     choices = {key: getattr(options, key) for key in _SETTINGS if key != "recompute_mode"}
+    tables |= {key: np.array([getattr(job, key) for job in jobs], np.int64) for key in PER_JOB}
     return JobArray(
         **tables,
-        **{key: np.array([getattr(job, key) for job in jobs], np.int64) for key in PER_JOB},
         names=tuple(job.name for job in jobs),
-        place=document.place,  # type: ignore[arg-type]
+        place=document.place,
         memory=np.array([device.memory for device in document.devices], np.int64),
         devices=tuple(device.name for device in document.devices),
         servers=tuple(device.server for device in document.devices),

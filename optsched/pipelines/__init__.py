@@ -13,7 +13,8 @@ _MODULES = ("generator", "models", "orders", "partition", "profiles")
 _ORDERS = ("bubble", "gpipe", "one_f_one_b", "sequential")
 
 __all__ = [
-    "bubble", "generator", "gpipe", "models", "one_f_one_b", "orders", "partition", "profiles", "sequential",
+    "bubble", "generator", "gpipe", "models", "one_f_one_b", "orders", "partition", "profiles",
+    "sequential",
 ]  # fmt: skip
 
 

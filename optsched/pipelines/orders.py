@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-
 from optsched.errors import InputError
 from optsched.graph import scheduled
 from optsched.schedule import Rows, Schedule
@@ -69,7 +68,8 @@ def _fixed(array: JobArray, name: str, steps: Callable[[int, int], list[Step]]) 
     units = [(j, m) for j in range(array.n_jobs) for m in range(int(array.micro_batches[j]))]
     rows = []
     for v in range(array.n_stages):
-        row, last = [], []
+        row: list[int] = []
+        last: list[int] = []
         for kind, k in steps(v, len(units)):
             j, m = units[k]
             for block in ("F",) if kind == "F" else ("R", "B", "I", "W"):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from optsched import bounds
 from optsched.errors import InputError
+from optsched.problems.jobarray_checks import (
+    Place,
+    flat,
+    names_of,
+    place_of,
+    recompute_of,
+    refuse,
+    shape_of,
+    table_of,
+)
 from optsched.problems.problem import Problem
-from optsched.schedule import IntArray
-from optsched.strict_json import MAX_INTEGER, shown
+from optsched.strict_json import MAX_INTEGER
 
 if TYPE_CHECKING:
     import os
@@ -21,9 +29,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from optsched.schedule import Schedule
-
-Place: TypeAlias = "tuple[int, ...] | tuple[tuple[tuple[int, ...], ...], ...]"
+    from optsched.schedule import IntArray, Schedule
 
 PER_STAGE: Final = (
     "forward", "backward", "weight", "recompute", "update", "switch", "activation", "checkpoint",
@@ -38,13 +44,12 @@ CHOICES: Final = {
     "switch_on": ("out", "in"),
     "time_unit": ("ns", "us", "ms", "s"),
 }
-_ZERO: Final[Any] = 0  # fills an array of the right shape
-_ONE: Final[Any] = 1
-RECOMPUTE_MODES: Final = ("never", "always", "choose")
+_TIMES: Final = (
+    "forward", "backward", "weight", "recompute", "update", "switch", "lag_forward", "lag_backward",
+)  # fmt: skip
 FLAGS: Final = ("recompute_as_block", "update_blocks_gradient", "trailing_switch")
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class JobArray(Problem):
     """K sibling jobs on V virtual stages: order every forward and backward block on its device.
 
@@ -105,64 +110,101 @@ class JobArray(Problem):
 
     forward: IntArray
     backward: IntArray
-    _: KW_ONLY
-    weight: IntArray | None = None
-    recompute: IntArray = _ZERO
-    update: IntArray = _ZERO
-    switch: IntArray = _ZERO
-    lag_forward: IntArray = _ZERO
-    lag_backward: IntArray = _ZERO
-    activation: IntArray = _ZERO
-    checkpoint: IntArray = _ZERO
-    recompute_workspace: IntArray = _ZERO
-    weight_memory: IntArray = _ZERO
-    state: IntArray = _ZERO
-    micro_batches: IntArray = _ONE
-    multiplicity: IntArray = _ONE
-    release: IntArray = _ZERO
-    place: Place = None  # type: ignore[assignment]  # stage v on device v
-    memory: IntArray = None  # type: ignore[assignment]  # unlimited
-    devices: tuple[str, ...] = None  # type: ignore[assignment]  # gpu0, gpu1, ...
-    servers: tuple[str, ...] = None  # type: ignore[assignment]  # no names
-    names: tuple[str, ...] = None  # type: ignore[assignment]  # job0, job1, ...
-    objective: str = "makespan"
-    recompute_mode: str | tuple[bool, ...] = "never"
-    recompute_as_block: bool = False
-    update_mode: str = "fused"
-    update_blocks_gradient: bool = False
-    microbatch_order: str = "fixed"
-    switch_on: str = "out"
-    trailing_switch: bool = False
-    name: str = ""
-    time_unit: str = "us"
+    weight: IntArray | None
+    recompute: IntArray
+    update: IntArray
+    switch: IntArray
+    lag_forward: IntArray
+    lag_backward: IntArray
+    activation: IntArray
+    checkpoint: IntArray
+    recompute_workspace: IntArray
+    weight_memory: IntArray
+    state: IntArray
+    micro_batches: IntArray
+    multiplicity: IntArray
+    release: IntArray
+    place: Place
+    memory: IntArray
+    devices: tuple[str, ...]
+    servers: tuple[str, ...]
+    names: tuple[str, ...]
+    objective: str
+    recompute_mode: str | tuple[bool, ...]
+    recompute_as_block: bool
+    update_mode: str
+    update_blocks_gradient: bool
+    microbatch_order: str
+    switch_on: str
+    trailing_switch: bool
+    name: str
+    time_unit: str
 
-    def __post_init__(self) -> None:
-        shape = _shape(self.forward)
-        fixed: dict[str, Any] = {}
+    def __init__(
+        self,
+        forward: npt.ArrayLike,
+        backward: npt.ArrayLike,
+        *,
+        weight: npt.ArrayLike | None = None,
+        recompute: npt.ArrayLike = 0,
+        update: npt.ArrayLike = 0,
+        switch: npt.ArrayLike = 0,
+        lag_forward: npt.ArrayLike = 0,
+        lag_backward: npt.ArrayLike = 0,
+        activation: npt.ArrayLike = 0,
+        checkpoint: npt.ArrayLike = 0,
+        recompute_workspace: npt.ArrayLike = 0,
+        weight_memory: npt.ArrayLike = 0,
+        state: npt.ArrayLike = 0,
+        micro_batches: npt.ArrayLike = 1,
+        multiplicity: npt.ArrayLike = 1,
+        release: npt.ArrayLike = 0,
+        place: Sequence[Any] | None = None,
+        memory: npt.ArrayLike | None = None,
+        devices: Sequence[str] | None = None,
+        servers: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
+        objective: str = "makespan",
+        recompute_mode: str | Sequence[bool] = "never",
+        recompute_as_block: bool = False,
+        update_mode: str = "fused",
+        update_blocks_gradient: bool = False,
+        microbatch_order: str = "fixed",
+        switch_on: str = "out",
+        trailing_switch: bool = False,
+        name: str = "",
+        time_unit: str = "us",
+    ) -> None:
+        given = dict(locals())
+        shape = shape_of(forward)
+        fields: dict[str, Any] = {"weight": None}
         for key in PER_STAGE:
-            if key != "weight" or self.weight is not None:
-                fixed[key] = _table(key, getattr(self, key), shape)
+            if key != "weight" or weight is not None:
+                fields[key] = table_of(key, given[key], shape)
         for key in PER_CUT:
-            fixed[key] = _table(key, getattr(self, key), (shape[0], shape[1] - 1), -MAX_INTEGER)
+            fields[key] = table_of(key, given[key], (shape[0], shape[1] - 1), -MAX_INTEGER)
         for key in PER_JOB:
-            least = 0 if key == "release" else 1
-            fixed[key] = _table(key, getattr(self, key), (shape[0],), least)
+            fields[key] = table_of(key, given[key], shape[:1], 0 if key == "release" else 1)
         for key, legal in CHOICES.items():
-            if getattr(self, key) not in legal:
-                found = getattr(self, key)
-                raise InputError(f"{key}: expected one of {', '.join(legal)}, got {found!r}")
+            if given[key] not in legal:
+                raise InputError(f"{key}: expected one of {', '.join(legal)}, got {given[key]!r}")
+            fields[key] = given[key]
         for key in FLAGS:
-            if not isinstance(getattr(self, key), bool):
-                raise InputError(f"{key}: expected true or false, got {getattr(self, key)!r}")
-        if not isinstance(self.name, str) or len(self.name) > 200:
+            if not isinstance(given[key], bool):
+                raise InputError(f"{key}: expected true or false, got {given[key]!r}")
+            fields[key] = given[key]
+        if not isinstance(name, str) or len(name) > 200:
             raise InputError("name: expected a string of at most 200 characters")
-        fixed["recompute_mode"] = _recompute_mode(self.recompute_mode, shape[0])
-        fixed["names"] = _names("names", self.names, "job", shape[0])
-        fixed["place"] = _place(self.place, fixed["micro_batches"], shape[1])
-        fixed.update(self._devices(fixed["place"]))
-        for key, value in fixed.items():
-            object.__setattr__(self, key, value)
+        fields["name"] = name
+        fields["recompute_mode"] = recompute_of(recompute_mode, shape[0])
+        fields["names"] = names_of("names", names, "job", shape[0])
+        fields["place"] = place_of(place, fields["micro_batches"], shape[1])
+        fields.update(_devices(fields["place"], memory, devices, servers))
+        self.__dict__.update(fields)
         self._check()
+
+    def __setattr__(self, key: str, value: object) -> None:
+        raise AttributeError(f"a JobArray is immutable: make a changed copy, replace({key}=...)")
 
     @property
     def n_jobs(self) -> int:
@@ -202,17 +244,15 @@ class JobArray(Problem):
             Those of `optsched.pipelines.profiles.job_array_fields` (``link``, ``memory``,
             ``partition``, ...) and of `JobArray`.
         """
-        from inspect import signature
-
         from optsched.pipelines.profiles import job_array_fields
 
         ours = {key: options.pop(key) for key in list(options) if key in _DIRECT_OPTIONS}
         legal = signature(job_array_fields).parameters
         for key in options:
             if key not in legal:
+                known = sorted({*legal, *_DIRECT_OPTIONS} - {"model", "stages", "batch_sizes"})
                 raise InputError(
-                    f"{key}: not an option of from_profile; there are "
-                    f"{', '.join(sorted({*legal, *_DIRECT_OPTIONS} - {'model', 'stages', 'batch_sizes'}))}"
+                    f"{key}: not an option of from_profile; there are {', '.join(known)}"
                 )
         fields = job_array_fields(model, stages, batch_sizes, **options)
         return cls(**{**fields, **ours})
@@ -234,10 +274,11 @@ class JobArray(Problem):
 
     def replace(self, **changes: Any) -> JobArray:
         """A copy with some constructor arguments changed."""
-        unknown = set(changes) - {f.name for f in dataclasses.fields(self)}
+        fields = {key: getattr(self, key) for key in signature(JobArray).parameters}
+        unknown = set(changes) - set(fields)
         if unknown:
             raise InputError(f"{min(unknown)}: a JobArray has no such field")
-        return dataclasses.replace(self, **changes)
+        return JobArray(**{**fields, **changes})
 
     def with_objective(self, objective: str) -> JobArray:
         """The same array with another objective."""
@@ -265,7 +306,7 @@ class JobArray(Problem):
 
     def devices_of(self, job: int, microbatch: int = 0) -> IntArray:
         """Device of every virtual stage for one micro-batch of a job; shape (V,)."""
-        row = self.place[job][microbatch] if not isinstance(self.place[0], int) else self.place  # type: ignore[index]
+        row = self.place[job][microbatch] if not isinstance(self.place[0], int) else self.place
         return np.array(row, np.int64)
 
     @cached_property
@@ -292,7 +333,7 @@ class JobArray(Problem):
             Which jobs recompute, if not as `recompute_mode` says.
         """
         if recompute is not None:
-            chosen = _recompute_mode(recompute, self.n_jobs)
+            chosen = recompute_of(recompute, self.n_jobs)
             return self.replace(recompute_mode=chosen).graph()
         return self._graph
 
@@ -327,22 +368,6 @@ class JobArray(Problem):
             f"on {self.n_devices} devices>"
         )
 
-    def _devices(self, place: Place) -> dict[str, Any]:
-        """Names, servers and memory of the devices; refuses a stage on none of them."""
-        used = 1 + max(_flat(place))
-        memory = 0 if self.memory is None else self.memory
-        known = self.devices if self.devices is not None else self.servers
-        count = used if known is None else len(known)
-        if known is None and np.ndim(memory) == 1:
-            count = len(np.asarray(memory))
-        if used > count:
-            raise InputError(f"place: device {used - 1} does not exist (there are {count})")
-        return {
-            "devices": _names("devices", self.devices, "gpu", count),
-            "servers": _names("servers", self.servers, None, count),
-            "memory": _table("memory", memory, (count,)),
-        }
-
     def _check(self) -> None:
         """Rules that join several fields."""
         kept = np.minimum(self.activation, self.checkpoint)
@@ -351,13 +376,17 @@ class JobArray(Problem):
         elif self.recompute_mode == "always":
             kept = self.checkpoint
         elif not isinstance(self.recompute_mode, str):
-            kept = np.where(np.array(self.recompute_mode)[:, None], self.checkpoint, self.activation)
+            kept = np.where(
+                np.array(self.recompute_mode)[:, None], self.checkpoint, self.activation
+            )
         if self.weight is None and self.weight_memory.any():
             raise InputError("weight_memory: needs weight blocks (weight=...)")
-        _refuse(self.weight_memory > kept, "weight_memory", self.weight_memory, "at most the kept bytes")
-        _refuse(self.lag_forward < -self.forward[:, :-1], "lag_forward", self.lag_forward,
+        refuse(
+            self.weight_memory > kept, "weight_memory", self.weight_memory, "at most the kept bytes"
+        )
+        refuse(self.lag_forward < -self.forward[:, :-1], "lag_forward", self.lag_forward,
                 "not below minus the forward time of its stage")  # fmt: skip
-        _refuse(self.lag_backward < -self.backward[:, 1:], "lag_backward", self.lag_backward,
+        refuse(self.lag_backward < -self.backward[:, 1:], "lag_backward", self.lag_backward,
                 "not below minus the backward time of the stage it leaves")  # fmt: skip
         if self.update_mode == "fused" and self.microbatch_order == "free" and self.update.any():
             raise InputError(
@@ -366,6 +395,12 @@ class JobArray(Problem):
             )
         if self.objective == "period" and self.release.any():
             raise InputError('release: not allowed with objective="period"')
+        times = [getattr(self, key) for key in _TIMES if getattr(self, key) is not None]
+        total = sum(int(t[t > 0].astype(object).sum()) for t in times) * int(
+            (self.micro_batches * self.multiplicity).max()
+        )
+        if total + int(self.release.max()) > MAX_INTEGER:
+            raise InputError(f"forward, backward, ...: times add up to {total}, more than 2^53")
         self._check_switches()
 
     def _check_switches(self) -> None:
@@ -384,124 +419,30 @@ class JobArray(Problem):
                         )
 
 
+def _devices(
+    place: Place,
+    memory: npt.ArrayLike | None,
+    devices: Sequence[str] | None,
+    servers: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Names, servers and memory of the devices; refuses a stage on none of them."""
+    used = 1 + max(flat(place))
+    known = devices if devices is not None else servers
+    capacity = 0 if memory is None else memory
+    count = used if known is None else len(known)
+    if known is None and np.ndim(capacity) == 1:
+        count = len(np.asarray(capacity))
+    if used > count:
+        raise InputError(f"place: device {used - 1} does not exist (there are {count})")
+    return {
+        "devices": names_of("devices", devices, "gpu", count),
+        "servers": names_of("servers", servers, None, count),
+        "memory": table_of("memory", capacity, (count,)),
+    }
+
+
 _DIRECT_OPTIONS = (
     "objective", "recompute_as_block", "update_mode", "update_blocks_gradient",
     "microbatch_order", "switch_on", "trailing_switch", "names", "name", "multiplicity", "release",
     "devices", "servers",
 )  # fmt: skip
-
-
-def _shape(forward: npt.ArrayLike) -> tuple[int, int]:
-    array = _array("forward", forward)
-    if array.ndim != 2 or 0 in array.shape:
-        raise InputError(
-            f"forward: expected one row per job with one value per stage, got shape {array.shape}"
-        )
-    return int(array.shape[0]), int(array.shape[1])
-
-
-def _array(key: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError):
-        raise InputError(f"{key}: the rows differ in length") from None
-    if array.dtype == object:
-        raise InputError(f"{key}: expected integers <= 2^53")
-    if array.dtype.kind == "b" or (array.dtype.kind != "i" and array.dtype.kind != "u" and array.size):
-        raise InputError(f"{key}: expected integers, got {array.dtype} values")
-    if array.dtype.kind == "u" and array.size and int(array.max()) > MAX_INTEGER:
-        raise InputError(f"{key}: expected integers <= 2^53, got {array.max()}")
-    return array.astype(np.int64)
-
-
-def _table(key: str, values: Any, shape: tuple[int, ...], least: int = 0) -> IntArray:
-    """An array of the given shape with values in least..2^53; a scalar fills it."""
-    array = _array(key, values)
-    if array.ndim == 0:
-        array = np.full(shape, array)
-    if array.shape != shape:
-        raise InputError(f"{key}: expected shape {shape}, got {array.shape}")
-    _refuse(array < least, key, array, f"an integer >= {least}")
-    _refuse(array > MAX_INTEGER, key, array, "an integer <= 2^53")
-    array = np.ascontiguousarray(array)
-    array.flags.writeable = False
-    return array
-
-
-def _refuse(bad: npt.NDArray[np.bool_], key: str, values: IntArray, rule: str) -> None:
-    if not bad.any():
-        return
-    at = [int(k) for k in np.unravel_index(int(np.argmax(bad)), bad.shape)]
-    where = f"devices[{at[0]}].{key}" if key == "memory" else f"jobs[{at[0]}].{key}"
-    where += "".join(f"[{k}]" for k in at[1:])
-    raise InputError(f"{where}: expected {rule}, got {values[tuple(at)]}")
-
-
-def _names(
-    key: str, given: Sequence[str] | None, prefix: str | None, count: int
-) -> tuple[str, ...]:
-    """Distinct names ``prefix0, prefix1, ...`` unless given; without prefix "" and any names."""
-    if given is None:
-        return tuple("" if prefix is None else f"{prefix}{k}" for k in range(count))
-    names = tuple(given)
-    if len(names) != count:
-        raise InputError(f"{key}: expected {count} names, got {len(names)}")
-    seen: dict[str, int] = {}
-    for k, text in enumerate(names):
-        if not isinstance(text, str) or len(text) > 200:
-            raise InputError(f"{key}[{k}]: expected a string of at most 200 characters")
-        if prefix is not None and text in seen:
-            raise InputError(f"{key}[{k}]: {shown(text)} is also the name of {key}[{seen[text]}]")
-        seen[text] = k
-    return names
-
-
-def _flat(place: Place) -> list[int]:
-    if isinstance(place[0], int):
-        return list(place)  # type: ignore[arg-type]
-    return [d for job in place for row in job for d in row]  # type: ignore[union-attr]
-
-
-def _recompute_mode(given: str | Sequence[bool], n_jobs: int) -> str | tuple[bool, ...]:
-    if isinstance(given, str):
-        if given not in RECOMPUTE_MODES:
-            raise InputError(
-                f"recompute_mode: expected one of {', '.join(RECOMPUTE_MODES)} or one bool per job, "
-                f"got {given!r}"
-            )
-        return given
-    chosen = tuple(given)
-    if len(chosen) != n_jobs or not all(isinstance(c, (bool, np.bool_)) for c in chosen):
-        raise InputError(f"recompute_mode: expected {n_jobs} times true or false, one per job")
-    return tuple(bool(c) for c in chosen)
-
-
-def _place(given: Sequence[Any] | None, micro_batches: IntArray, n_stages: int) -> Place:
-    if given is None:
-        return tuple(range(n_stages))
-    rows = list(given)
-    if rows and not isinstance(rows[0], (int, np.integer)):
-        if len(rows) != len(micro_batches):
-            raise InputError(f"place: expected one entry per job ({len(micro_batches)}), got {len(rows)}")
-        nested = []
-        for j, job in enumerate(rows):
-            if len(job) != micro_batches[j]:
-                raise InputError(
-                    f"place[{j}]: expected one row per micro-batch ({micro_batches[j]}), got {len(job)}"
-                )
-            nested.append(
-                tuple(_devices(f"place[{j}][{m}]", row, n_stages) for m, row in enumerate(job))
-            )
-        return tuple(nested)
-    return _devices("place", rows, n_stages)
-
-
-def _devices(where: str, row: Sequence[Any], n_stages: int) -> tuple[int, ...]:
-    if len(row) != n_stages:
-        raise InputError(f"{where}: expected one device per stage ({n_stages}), got {len(row)}")
-    for v, device in enumerate(row):
-        if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or device < 0:
-            raise InputError(f"{where}[{v}]: expected a device number >= 0, got {device!r}")
-        if device > 1_000_000:
-            raise InputError(f"{where}[{v}]: device {device} does not exist")
-    return tuple(int(device) for device in row)

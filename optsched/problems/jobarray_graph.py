@@ -7,7 +7,7 @@ pattern, so a pattern is spelled out once and NumPy fills in the jobs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,18 +46,18 @@ def build(array: JobArray, recomputes: Sequence[bool]) -> Schedule:
         groups.setdefault((int(array.micro_batches[j]), bool(recompute)), []).append(j)
     patterns = {key: _pattern(array, *key) for key in groups}
     sizes = np.zeros(array.n_jobs, np.int64)
-    for key, jobs in groups.items():
-        sizes[jobs] = len(patterns[key].blocks)
+    for key, rows in groups.items():
+        sizes[rows] = len(patterns[key].blocks)
     base = np.concatenate([[0], np.cumsum(sizes)])
-    columns = {
+    columns: dict[str, Any] = {
         key: np.zeros(base[-1], np.int64)
         for key in ("duration", "job", "stage", "microbatch", "release", "setup", "acquire", "free",
                     "workspace", "resource")
     }  # fmt: skip
     kind = np.zeros(base[-1], "<U3")
     arcs: list[list[IntArray]] = [[], [], []]
-    for key, rows in groups.items():
-        jobs, pattern = np.array(rows), patterns[key]
+    for key, members in groups.items():
+        jobs, pattern = np.array(members), patterns[key]
         at = base[jobs][:, None] + np.arange(len(pattern.blocks))  # (jobs, blocks)
         kind[at] = [block[0] for block in pattern.blocks]
         for name, values in _columns(array, pattern, jobs, key[1]).items():
@@ -193,7 +193,8 @@ def _columns(
     final = m == m.max()
 
     def at(table: IntArray, where: IntArray) -> IntArray:
-        return table[jobs[:, None], v[where]]
+        values: IntArray = table[jobs[:, None], v[where]]
+        return values
 
     none = np.zeros_like(array.forward)
     kept = array.checkpoint if recompute else array.activation

@@ -8,20 +8,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from optsched.testing.brute_force import best_makespan
     from optsched.testing.solver_checks import SolverTests, check_solver
-    from optsched.train_alone import train_alone
+    from optsched.train_alone import NotIdentical, Trained, differences, train_alone
 
 _HOME = {
+    "NotIdentical": "optsched.train_alone",
     "SolverTests": "optsched.testing.solver_checks",
     "best_makespan": "optsched.testing.brute_force",
     "check_solver": "optsched.testing.solver_checks",
+    "Trained": "optsched.train_alone",
+    "differences": "optsched.train_alone",
     "train_alone": "optsched.train_alone",
 }
 
-__all__ = ["SolverTests", "best_makespan", "check_solver", "train_alone"]
+__all__ = [
+    "NotIdentical", "SolverTests", "Trained", "best_makespan", "check_solver", "differences",
+    "train_alone",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Load on first use; `train_alone` needs torch, the rest does not."""
+    """Load on first use; the oracle of training needs torch, the rest does not."""
     if name not in _HOME:
         raise AttributeError(f"module 'optsched.testing' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations, product
+from itertools import pairwise, permutations, product
 
 from optsched.schedule import NO_DEADLINE, Schedule
 
@@ -12,7 +12,9 @@ def best_makespan(graph: Schedule) -> int | None:
     n = graph.n_operations
     duration, release = graph.duration.tolist(), graph.release.tolist()
     deadline = graph.deadline.tolist()
-    arcs = [(int(i), int(j), duration[i] + int(lag)) for i, j, lag, _ in zip(*graph.arcs, strict=True)]
+    arcs = [
+        (int(i), int(j), duration[i] + int(lag)) for i, j, lag, _ in zip(*graph.arcs, strict=True)
+    ]
     users = graph.users.to_lists()
     best: int | None = None
     choices = [
@@ -22,7 +24,7 @@ def best_makespan(graph: Schedule) -> int | None:
     for rows in product(*choices):
         edges = list(arcs)
         for row in rows:
-            for i, j in zip(row, row[1:], strict=False):
+            for i, j in pairwise(row):
                 same = graph.family[i] == graph.family[j]
                 setup = 0 if same else int(graph.setup_out[i] + graph.setup_in[j])
                 edges.append((i, j, duration[i] + setup))

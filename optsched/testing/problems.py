@@ -17,7 +17,7 @@ def tiny_problems() -> list[Problem]:
     blocks = [[2, 3], [4, 1]]
     return [
         JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="two jobs"),
-        JobShop([[(0, 3), (1, 2), (2, 2)], [(0, 2), (2, 1), (1, 4)], [(1, 4), (2, 3)]], name="shop"),
+        JobShop([[(0, 3), (1, 2), (2, 2)], [(0, 2), (2, 1), (1, 4)], [(1, 4), (2, 3)]], name="3x3"),
         JobShop([[(0, 5)]], name="one operation"),
         JobShop([[(0, 0), (1, 0)], [(1, 0), (0, 0)]], name="all durations 0"),
         JobShop([[(0, 2)], [(0, 2)], [(0, 2)], [(0, 2)]], name="one machine, all equal"),
@@ -31,7 +31,7 @@ def tiny_problems() -> list[Problem]:
         JobArray(blocks, blocks, activation=5, memory=5, name="room for one"),
         JobArray(blocks, blocks, update=1, update_mode="block", name="update blocks"),
         JobArray([[2, 3]], [[3, 1]], micro_batches=2, name="micro-batches"),
-        JobArray(blocks, blocks, place=[0, 0], activation=2, memory=6, name="two stages, one device"),
+        JobArray(blocks, blocks, place=[0, 0], activation=2, memory=6, name="one device"),
         JobArray([[1, 2]], [[2, 1]], weight=[[1, 1]], activation=3, weight_memory=1, memory=3,
                  name="split backward"),
         JobArray(blocks, blocks, recompute=1, recompute_mode="always", checkpoint=1,
@@ -59,7 +59,7 @@ def small_problems(seed: int = 0) -> list[Problem]:
     ]
     return [
         JobShop(shop, name="8x6"),
-        JobArray([row(4) for _ in range(10)], [row(4) for _ in range(10)], name="10 jobs, 4 stages"),
+        JobArray([row(4) for _ in range(10)], [row(4) for _ in range(10)], name="10 jobs"),
         JobArray(
             [row(3) for _ in range(6)], [row(3) for _ in range(6)], lag_forward=3, lag_backward=3,
             switch=5, activation=4, memory=[12, 8, 4], name="6 jobs with everything",

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import optsched
 from optsched.errors import InputError, OptschedError, UnsupportedProblem
 from optsched.graph import evaluate
-from optsched.registry import Solver, solver as find_solver
+from optsched.registry import Solver
+from optsched.registry import solver as find_solver
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.problems import infeasible_problems, small_problems, tiny_problems
 
@@ -33,7 +34,9 @@ OVERRUN = 1.0
 
 
 def check_solver(
-    solver: str | Solver, problems: Sequence[Problem | Schedule] | None = None, time_limit: float = 1.0
+    solver: str | Solver,
+    problems: Sequence[Problem | Schedule] | None = None,
+    time_limit: float = 1.0,
 ) -> None:
     """Run every check; one error that lists all failures.
 
@@ -117,7 +120,7 @@ def check_interface(engine: Solver, problems: Sequence[Any], time_limit: float) 
     """`name`, `options`, a pure `supports`, and a reason for every refusal."""
     assert isinstance(engine.name, str) and engine.name, "name: expected a non-empty string"
     assert hasattr(engine.options, "keys"), "options: expected a mapping of names to help"
-    period = optsched.JobArray([[1]], [[1]], objective="period")  # type: ignore[arg-type]
+    period = optsched.JobArray([[1]], [[1]], objective="period")
     for problem in [*tiny_problems(), *problems, period]:
         first, second = engine.supports(problem), engine.supports(problem)
         assert bool(first) == bool(second), f"{problem.name}: supports() changes its mind"
@@ -230,7 +233,7 @@ def check_warm_start(engine: Solver, problems: Sequence[Any], time_limit: float)
         if first.schedule is None:
             continue
         for limit in ({"iterations": 0}, {"time_limit": 0}, {"time_limit": 0.1}):
-            again = optsched.solve(problem, engine, warm_start=first.schedule, **limit)  # type: ignore[arg-type]
+            again = optsched.solve(problem, engine, warm_start=first.schedule, **limit)
             _consistent(problem, again)
             assert again.objective is not None and again.objective <= first.objective, (  # type: ignore[operator]
                 f"{problem.name}: {first.objective} given, {again.objective} returned"
@@ -283,10 +286,10 @@ def check_leaves_no_trace(engine: Solver, problems: Sequence[Any], time_limit: f
     import numpy as np
 
     for problem in _supported(engine, small_problems()):
-        before = (problem.sha256, random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[union-attr, index]  # noqa: NPY002
+        before = (problem.sha256, random.getstate(), str(np.random.get_state(legacy=False)))  # noqa: NPY002
         alive = threading.active_count()
         optsched.solve(problem, engine, time_limit=min(time_limit, 0.5))
-        after = (problem.sha256, random.getstate(), np.random.get_state()[1].tobytes())  # type: ignore[union-attr, index]  # noqa: NPY002
+        after = (problem.sha256, random.getstate(), str(np.random.get_state(legacy=False)))  # noqa: NPY002
         assert before == after, f"{problem.name}: the problem or global random state changed"
         assert threading.active_count() <= alive, f"{problem.name}: threads left behind"
 

@@ -146,7 +146,7 @@ class _Run:
             makespan = longest_path.evaluate(self.graph, sequences).makespan
             self.monitor.incumbent(sequences, makespan, "cpsat")
         except CyclicOrder:
-            return  # an instant that orders cannot express: the bound stays valid, nothing is claimed
+            return  # orders cannot express this instant: the bound stays valid, nothing is claimed
         except BaseException as error:
             self._fail(error)
 

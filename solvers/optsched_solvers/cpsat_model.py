@@ -160,7 +160,7 @@ class Model:
         freed = [h for h in self.holdings if h.resource == r and h.last >= 0]
         if any(h.last not in self._paths(h.first) for h in freed):
             return True
-        return sum(h.size for h in freed) != self.graph.free[self.graph.users[r]].sum()
+        return sum(h.size for h in freed) != int(self.graph.free[self.graph.users[r]].sum())
 
     def _setups_fit_intervals(self, on: list[int]) -> bool:
         """Whether intervals that contain the setup behind them are exact (see `_longer`).
@@ -189,7 +189,7 @@ class Model:
         return True
 
     def _longer(self, i: int) -> Any:
-        """Interval of i and the setup behind it; a Boolean says "directly" to who may follow sooner.
+        """Interval of i and its setup; a Boolean says "directly" to who may follow sooner.
 
         If so, the interval lasts until that one starts: nobody else comes between.
         """
@@ -348,7 +348,9 @@ def orders_at(graph: Schedule, starts: list[int]) -> list[int]:
     n, duration = graph.n_operations, graph.duration.tolist()
     after: list[list[int]] = [[] for _ in range(n)]
     waiting = [0] * n
-    edges = [(i, k) for i, k in zip(graph.arcs.tail.tolist(), graph.arcs.head.tolist(), strict=True)]
+    edges = [
+        (i, k) for i, k in zip(graph.arcs.tail.tolist(), graph.arcs.head.tolist(), strict=True)
+    ]
     for on in graph.users.to_lists():
         at: dict[int, list[int]] = {}
         for i in on:

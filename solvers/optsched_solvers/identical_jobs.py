@@ -1,10 +1,13 @@
-"""Groups of jobs that differ in nothing but their number: swapping two changes no schedule's value."""
+"""Groups of jobs that differ in nothing but their number: they may change places."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from optsched.schedule import Schedule
+if TYPE_CHECKING:
+    from optsched.schedule import Schedule
 
 
 def identical_jobs(graph: Schedule) -> list[list[list[int]]]:

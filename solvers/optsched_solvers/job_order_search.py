@@ -133,7 +133,7 @@ def _priority(graph: Schedule, units: _Units, point: _Point) -> IntArray:
 
 
 def _neighbour(rng: np.random.Generator, point: _Point, n: int) -> _Point:
-    kind = rng.integers(10)
+    kind = int(rng.integers(10))
     if kind == 0:
         return point._replace(active=not point.active)
     if kind == 1:
@@ -144,9 +144,10 @@ def _neighbour(rng: np.random.Generator, point: _Point, n: int) -> _Point:
             forward=_moved(point.forward, a, b, kind == 2),
             backward=_moved(point.backward, a, b, kind == 2),
         )
-    side = "forward" if kind % 2 else "backward"
     a, b = rng.integers(n, size=2)
-    return point._replace(**{side: _moved(getattr(point, side), a, b, kind <= 7)})
+    if kind % 2:
+        return point._replace(forward=_moved(point.forward, a, b, kind <= 7))
+    return point._replace(backward=_moved(point.backward, a, b, kind <= 7))
 
 
 def _moved(rank: IntArray, a: int, b: int, swap: bool) -> IntArray:

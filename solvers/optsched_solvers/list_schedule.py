@@ -145,14 +145,12 @@ def _chains(graph: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     return chain, indptr, touching[order], before
 
 
-@kernel(
-    BOOL, INT, READ, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS, INTS, INTS
-)
+@kernel(BOOL, INT, READ, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS, INTS, INTS)
 def _safe(  # type: ignore[no-untyped-def]
     i, resource, acquire, free, workspace, memory, chain, chain_indptr, chain_operations,
     chain_before, level, held, scheduled, in_flight,
 ):  # fmt: skip
-    """Banker's check: may i acquire, and can all chains in flight still end one after the other?
+    """Banker's check: after i, all chains in flight can still end one after the other.
 
     `level` bytes per resource, `held` bytes per (chain, resource), `scheduled` per operation,
     `in_flight` per chain (1 = begun and not ended); nothing is changed on return.
@@ -209,9 +207,7 @@ def _safe(  # type: ignore[no-untyped-def]
     return n_pending == 0
 
 
-@kernel(
-    types.Tuple((INTS, INTS, INT)), *[READ] * 23, BOOL, BOOL
-)
+@kernel(types.Tuple((INTS, INTS, INT)), *[READ] * 23, BOOL, BOOL)
 def _dispatch(  # type: ignore[no-untyped-def]
     duration, resource, release, indptr, successor, weight, n_before, family, setup_in, setup_out,
     acquire, free, workspace, memory, chain, chain_indptr, chain_operations, chain_before,

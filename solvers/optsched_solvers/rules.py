@@ -119,7 +119,7 @@ def supported_objective(graph: Schedule) -> Support:
 def try_rules(
     graph: Schedule, limits: Limits, monitor: Monitor, rules: tuple[str, ...] = RULES
 ) -> int:
-    """Offer the schedules of all rules to the monitor; returns how many list schedules were made."""
+    """Offer the schedules of all rules; returns how many list schedules were made."""
     dispatcher = Dispatcher(graph, limits.seed)
     if rules is RULES and _offer_quick(dispatcher, monitor):
         return 1
@@ -158,6 +158,7 @@ def _offer_quick(dispatcher: Dispatcher, monitor: Monitor) -> bool:
 
 
 def is_pipeline(graph: Schedule) -> bool:
+    """Whether the graph has forward and backward blocks."""
     kinds = set(np.unique(graph.kind).tolist())
     return "F" in kinds and bool(kinds & {"B", "I"})
 

@@ -1,0 +1,35 @@
+# make demo   create .venv, install, solve and train the main job
+# make test   create .venv, install, run all tests
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test lint smoke clean
+
+demo: $(READY)
+	@mkdir -p out
+	$(BIN)/python examples/main_job.py --out out
+	$(BIN)/optsched train-demo --out out
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# the built wheel in an environment of its own, far from the checkout
+smoke: $(READY)
+	PYTHON=$(PYTHON) BIN=$(abspath $(BIN)) bash .ci/smoke
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "optsched needs Python >= 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf .venv out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,45 @@
+"""The executor: train a job array by its schedule, every job to the bits it would reach alone."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from optsched.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from optsched.arraypipe.demo import DemoResult, run_demo
+    from optsched.arraypipe.job import Job, JobFailed
+    from optsched.arraypipe.orders import random_schedule
+    from optsched.arraypipe.plan import ExecutionPlan, compile
+    from optsched.arraypipe.trace import Report
+    from optsched.arraypipe.trainer import ArrayTrainer, RunResult
+
+_HOME = {
+    "ArrayTrainer": "trainer", "DemoResult": "demo", "ExecutionPlan": "plan", "Job": "job",
+    "JobFailed": "job", "Report": "trace", "RunResult": "trainer", "compile": "plan",
+    "random_schedule": "orders", "run_demo": "demo",
+}  # fmt: skip
+
+__all__ = [
+    "ArrayTrainer", "DemoResult", "ExecutionPlan", "Job", "JobFailed", "Report", "RunResult",
+    "compile", "random_schedule", "run_demo",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Load public names on first use; those that need torch say so when it is missing."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'optsched.arraypipe' has no attribute {name!r}")
+    try:
+        value = getattr(import_module(f"optsched.arraypipe.{_HOME[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise MissingExtra("the executor", "torch") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

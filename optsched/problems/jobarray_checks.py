@@ -1,0 +1,149 @@
+"""Checked arrays, names and places of a `JobArray`; refusals name field, index and value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.strict_json import MAX_INTEGER, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from optsched.schedule import IntArray
+
+Place: TypeAlias = "tuple[int, ...] | tuple[tuple[tuple[int, ...], ...], ...]"
+
+RECOMPUTE_MODES: Final = ("never", "always", "choose")
+
+
+def shape_of(forward: npt.ArrayLike) -> tuple[int, int]:
+    """(jobs, stages) of the forward times."""
+    array = integers("forward", forward)
+    if array.ndim != 2 or 0 in array.shape:
+        raise InputError(
+            f"forward: expected one row per job with one value per stage, got shape {array.shape}"
+        )
+    return int(array.shape[0]), int(array.shape[1])
+
+
+def integers(key: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+    """An int64 array of any shape; floats, booleans and ragged rows are refused."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, OverflowError):
+        raise InputError(f"{key}: the rows differ in length") from None
+    if array.dtype == object:
+        raise InputError(f"{key}: expected integers <= 2^53")
+    if array.dtype.kind == "b" or (
+        array.dtype.kind != "i" and array.dtype.kind != "u" and array.size
+    ):
+        raise InputError(f"{key}: expected integers, got {array.dtype} values")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > MAX_INTEGER:
+        raise InputError(f"{key}: expected integers <= 2^53, got {array.max()}")
+    return array.astype(np.int64)
+
+
+def table_of(key: str, values: Any, shape: tuple[int, ...], least: int = 0) -> IntArray:
+    """An array of the given shape with values in least..2^53; a scalar fills it."""
+    array = integers(key, values)
+    if array.ndim == 0:
+        array = np.full(shape, array)
+    if array.shape != shape:
+        raise InputError(f"{key}: expected shape {shape}, got {array.shape}")
+    refuse(array < least, key, array, f"an integer >= {least}")
+    refuse(array > MAX_INTEGER, key, array, "an integer <= 2^53")
+    array = np.ascontiguousarray(array)
+    array.flags.writeable = False
+    return array
+
+
+def refuse(bad: npt.NDArray[np.bool_], key: str, values: IntArray, rule: str) -> None:
+    """Raise for the first bad value, by its place."""
+    if not bad.any():
+        return
+    at = [int(k) for k in np.unravel_index(int(np.argmax(bad)), bad.shape)]
+    where = f"devices[{at[0]}].{key}" if key == "memory" else f"jobs[{at[0]}].{key}"
+    where += "".join(f"[{k}]" for k in at[1:])
+    raise InputError(f"{where}: expected {rule}, got {values[tuple(at)]}")
+
+
+def names_of(
+    key: str, given: Sequence[str] | None, prefix: str | None, count: int
+) -> tuple[str, ...]:
+    """Distinct names ``prefix0, prefix1, ...`` unless given; without prefix "" and any names."""
+    if given is None:
+        return tuple("" if prefix is None else f"{prefix}{k}" for k in range(count))
+    names = tuple(given)
+    if len(names) != count:
+        raise InputError(f"{key}: expected {count} names, got {len(names)}")
+    seen: dict[str, int] = {}
+    for k, text in enumerate(names):
+        if not isinstance(text, str) or len(text) > 200:
+            raise InputError(f"{key}[{k}]: expected a string of at most 200 characters")
+        if prefix is not None and text in seen:
+            raise InputError(f"{key}[{k}]: {shown(text)} is also the name of {key}[{seen[text]}]")
+        seen[text] = k
+    return names
+
+
+def flat(place: Place) -> list[int]:
+    """All devices named in a place."""
+    if isinstance(place[0], int):
+        return list(place)
+    return [d for job in place for row in job for d in row]
+
+
+def recompute_of(given: str | Sequence[bool], n_jobs: int) -> str | tuple[bool, ...]:
+    """One of the modes, or one bool per job."""
+    if isinstance(given, str):
+        if given not in RECOMPUTE_MODES:
+            raise InputError(
+                f"recompute_mode: expected one of {', '.join(RECOMPUTE_MODES)} or one bool "
+                f"per job, got {given!r}"
+            )
+        return given
+    chosen = tuple(given)
+    if len(chosen) != n_jobs or not all(isinstance(c, (bool, np.bool_)) for c in chosen):
+        raise InputError(f"recompute_mode: expected {n_jobs} times true or false, one per job")
+    return tuple(bool(c) for c in chosen)
+
+
+def place_of(given: Sequence[Any] | None, micro_batches: IntArray, n_stages: int) -> Place:
+    """A device per stage, or per job, micro-batch and stage."""
+    if given is None:
+        return tuple(range(n_stages))
+    rows = list(given)
+    if rows and not isinstance(rows[0], (int, np.integer)):
+        if len(rows) != len(micro_batches):
+            raise InputError(
+                f"place: expected one entry per job ({len(micro_batches)}), got {len(rows)}"
+            )
+        nested = []
+        for j, job in enumerate(rows):
+            if len(job) != micro_batches[j]:
+                raise InputError(
+                    f"place[{j}]: expected one row per micro-batch ({micro_batches[j]}), "
+                    f"got {len(job)}"
+                )
+            nested.append(
+                tuple(row_of(f"place[{j}][{m}]", row, n_stages) for m, row in enumerate(job))
+            )
+        return tuple(nested)
+    return row_of("place", rows, n_stages)
+
+
+def row_of(where: str, row: Sequence[Any], n_stages: int) -> tuple[int, ...]:
+    """One device per stage."""
+    if len(row) != n_stages:
+        raise InputError(f"{where}: expected one device per stage ({n_stages}), got {len(row)}")
+    for v, device in enumerate(row):
+        if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or device < 0:
+            raise InputError(f"{where}[{v}]: expected a device number >= 0, got {device!r}")
+        if device > 1_000_000:
+            raise InputError(f"{where}[{v}]: device {device} does not exist")
+    return tuple(int(device) for device in row)

@@ -1,0 +1,152 @@
+"""The reference that a job array must match to the bit: one job trained alone, model unsplit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from optsched.errors import MissingExtra, OptschedError
+
+try:
+    import torch
+except ModuleNotFoundError:
+    raise MissingExtra("train_alone", "torch") from None
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from optsched.arraypipe.job import Data, Job
+
+
+class NotIdentical(OptschedError):
+    """A job array and training alone differ; the message names the tensors."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """Everything that training changes, under the names of the unsplit model.
+
+    `optimizer` maps a parameter to its optimizer state (``exp_avg``, ``step``, ...); `losses` has
+    one value per iteration.
+    """
+
+    parameters: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    optimizer: dict[str, dict[str, Any]]
+    losses: tuple[float, ...]
+
+
+def train_alone(
+    build_model: Callable[..., torch.nn.Module],
+    job: Job,
+    cuts: Sequence[str],
+    loss: Callable[[Any, Any], torch.Tensor],
+    data: Data,
+    steps: int,
+) -> Trained:
+    """Train one job by itself: plain PyTorch, one optimizer over all parameters.
+
+    Micro-batches run forward and backward one after the other. All that it has in common with the
+    executor is the seed of the random numbers: a hook in front of the first module of every stage
+    sets it to ``job.key(iteration, microbatch, stage)``.
+
+    Parameters
+    ----------
+    cuts
+        Name of the first module of every stage (`ArrayTrainer.cuts`).
+    steps
+        Number of iterations, from the initial weights.
+
+    Returns
+    -------
+    Trained
+        Final parameters, buffers and optimizer states, and the losses.
+    """
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
+        torch.manual_seed(job.seed)
+        model = build_model(**job.model)
+        optimizer = job.optimizer(list(model.named_parameters()))
+        now = [0, 0]  # iteration, micro-batch
+
+        def reseed(stage: int) -> Callable[[torch.nn.Module, Any], None]:
+            def hook(module: torch.nn.Module, arguments: Any) -> None:
+                torch.default_generator.manual_seed(job.key(now[0], now[1], stage))
+
+            return hook
+
+        for stage, name in enumerate(cuts):
+            model.get_submodule(name).register_forward_pre_hook(reseed(stage))
+        losses = []
+        batches = iter(data(job, 0))
+        for iteration in range(steps):
+            whole_input, whole_target = next(batches)
+            parts = list(_parts(whole_input, whole_target, job.microbatches))
+            total = sum(n for n, _, _ in parts)
+            value = 0.0
+            for microbatch, (n, x, target) in enumerate(parts):
+                now[:] = [iteration, microbatch]
+                weighted = loss(model(x), target) * (n / total)
+                weighted.backward()
+                value += weighted.item()
+            optimizer.step()
+            model.zero_grad(set_to_none=True)
+            losses.append(value)
+    return Trained(
+        {name: p.detach() for name, p in model.named_parameters()},
+        dict(model.named_buffers()),
+        {
+            name: dict(optimizer.state[p]) if p in optimizer.state else {}
+            for name, p in model.named_parameters()
+        },
+        tuple(losses),
+    )
+
+
+def differences(got: Trained, alone: Trained) -> list[str]:
+    """Every tensor and number in which two trainings differ by a bit, one sentence each."""
+    found = []
+    for what in ("parameters", "buffers"):
+        found += _compared(what[:-1], getattr(got, what), getattr(alone, what))
+    for name in sorted(got.optimizer.keys() | alone.optimizer.keys()):
+        found += _compared(
+            f"optimizer state of {name},",
+            got.optimizer.get(name, {}),
+            alone.optimizer.get(name, {}),
+        )
+    for step, (a, b) in enumerate(zip(got.losses, alone.losses, strict=False)):
+        if a != b:
+            found.append(f"loss of iteration {step}: {a!r}, alone {b!r}")
+    if len(got.losses) != len(alone.losses):
+        found.append(f"{len(got.losses)} iterations, alone {len(alone.losses)}")
+    return found
+
+
+def _compared(what: str, got: dict[str, Any], alone: dict[str, Any]) -> list[str]:
+    found = [f"{what} {name}: only on one side" for name in sorted(got.keys() ^ alone.keys())]
+    for name in sorted(got.keys() & alone.keys()):
+        a, b = got[name], alone[name]
+        if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+            if a != b:
+                found.append(f"{what} {name}: {a!r}, alone {b!r}")
+        elif a.shape != b.shape or a.dtype != b.dtype:
+            found.append(
+                f"{what} {name}: {a.dtype} {tuple(a.shape)}, alone {b.dtype} {tuple(b.shape)}"
+            )
+        elif not torch.equal(a, b):
+            count = int((a != b).sum())
+            found.append(f"{what} {name}: {count} of {a.numel()} values differ")
+    return found
+
+
+def _parts(x: Any, target: Any, count: int) -> Any:
+    """Rows ``(samples, input, target)`` per micro-batch."""
+    if count == 1:
+        return [(1, x, target)]
+    many = zip(_pieces(x, count), _pieces(target, count), strict=True)
+    return [((a[0] if isinstance(a, tuple) else a).shape[0], a, b) for a, b in many]
+
+
+def _pieces(value: Any, count: int) -> list[Any]:
+    if isinstance(value, tuple):
+        return list(zip(*(t.tensor_split(count) for t in value), strict=True))
+    return list(value.tensor_split(count))

@@ -1,0 +1,55 @@
+"""A tiny model with dropout, batch normalisation and in-place layers, and data for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from optsched.arraypipe import ArrayTrainer, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+loss = nn.functional.cross_entropy
+CUTS = [4, 6]
+
+
+def build_model(width: int = 12) -> nn.Sequential:
+    """Three stages; the second begins with a layer that changes its input in place."""
+    return nn.Sequential(
+        nn.Linear(6, width),
+        nn.BatchNorm1d(width),
+        nn.Dropout(0.3),
+        nn.Linear(width, width),
+        nn.ReLU(inplace=True),
+        nn.Linear(width, width),
+        nn.BatchNorm1d(width),
+        nn.Dropout(0.5),
+        nn.Linear(width, 4),
+    )
+
+
+def data(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random batches that depend on the seed and the iteration alone."""
+    for iteration in range(start, 10**6):
+        draw = torch.Generator().manual_seed(job.seed * 1000 + iteration)
+        x = torch.randn(job.batch_size, 6, generator=draw)
+        yield x, torch.randint(0, 4, (job.batch_size,), generator=draw)
+
+
+def adamw(named: Any) -> torch.optim.Optimizer:
+    """AdamW with weight decay."""
+    return torch.optim.AdamW(named, lr=1e-2, weight_decay=0.1)
+
+
+def sgd(named: Any) -> torch.optim.Optimizer:
+    """Momentum SGD."""
+    return torch.optim.SGD(named, lr=0.1, momentum=0.9, nesterov=True)
+
+
+def trainer(jobs: Sequence[Job], **changes: Any) -> ArrayTrainer:
+    """An `ArrayTrainer` of the tiny model."""
+    given: dict[str, Any] = {"build_model": build_model, "stages": CUTS, "loss": loss, "data": data}
+    return ArrayTrainer(jobs=jobs, **{**given, **changes})

@@ -1,0 +1,300 @@
+"""Plans: order, rolling rule, liveness and the sentences for documents that cannot be run."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched import Arcs, CyclicOrder, InputError, Resource, Rows, Schedule
+from optsched.arraypipe import compile, random_schedule
+from optsched.arraypipe.liveness import token_free_cycle
+
+if TYPE_CHECKING:
+    from optsched.arraypipe import ExecutionPlan
+
+
+@st.composite
+def random_orders(draw: st.DrawFn) -> Schedule:
+    """A feasible order of a small job array, all kinds of blocks."""
+    counts = draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=3))
+    n_stages = draw(st.integers(1, 3))
+    devices = draw(st.integers(1, n_stages))
+    jobs = range(len(counts))
+    return random_schedule(
+        counts,
+        n_stages,
+        place=[s % devices for s in range(n_stages)],
+        recompute=draw(st.sets(st.sampled_from(jobs))),
+        update=draw(st.sets(st.sampled_from(jobs))),
+        seed=draw(st.integers(0, 10**6)),
+    )
+
+
+def changed(schedule: Schedule, **fields: Any) -> Schedule:
+    """The schedule with some fields replaced."""
+    return dataclasses.replace(schedule, **fields)
+
+
+def executed(plan: ExecutionPlan, lengths: list[int]) -> dict[int, list[tuple[int, int]]]:
+    """Per device the (operation, cycle) pairs in the order of execution."""
+    rows: dict[int, list[tuple[int, int]]] = {d: [] for d in range(len(plan.devices))}
+    for operation, cycle, _ in plan.unroll(lengths):
+        rows[plan.blocks[operation].device].append((operation, cycle))
+    return rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(random_orders(), st.data())
+def test_every_instance_once_after_all_it_waits_for(
+    schedule: Schedule, data: st.DataObject
+) -> None:
+    """Unrolling gives each block of each iteration once, after its producers, in device order."""
+    plan = compile(schedule)
+    lengths = [data.draw(st.integers(0, 3)) for _ in plan.microbatches]
+    order = list(plan.unroll(lengths))
+    expected = Counter({(b.operation, t): 1 for b in plan.blocks for t in range(lengths[b.job])})
+    assert Counter((i.operation, i.iteration) for i in order) == expected
+    place = {(i.operation, i.cycle): k for k, i in enumerate(order)}
+    for instance, k in ((i, place[i.operation, i.cycle]) for i in order):
+        for arc in plan.waits[instance.operation]:
+            assert place.get((arc.tail, instance.cycle - arc.tokens), -1) < k
+    for device, row in executed(plan, lengths).items():
+        position = {i: p for p, i in enumerate(plan.sequences[device])}
+        assert row == sorted(row, key=lambda entry: (entry[1], position[entry[0]]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(random_orders(), st.randoms(use_true_random=False))
+def test_starts_decide_nothing_but_the_launch_order(schedule: Schedule, random: Any) -> None:
+    """Scrambled start times leave the order on every device as it is."""
+    start = np.asarray(schedule.start).tolist()
+    random.shuffle(start)
+    other = changed(schedule, start=np.array(start))
+    lengths = [2] * (int(schedule.job.max()) + 1)
+    assert executed(compile(schedule), lengths) == executed(compile(other), lengths)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_live_means_that_an_unrolled_run_never_halts(data: st.DataObject) -> None:
+    """The token test agrees with running many cycles, negative tokens included."""
+    n = data.draw(st.integers(1, 6))
+    node = st.integers(0, n - 1)
+    arcs = data.draw(st.lists(st.tuples(node, node, st.integers(-1, 2)), max_size=8))
+    cut = data.draw(st.integers(0, n))
+    order = data.draw(st.permutations(range(n)))
+    lines = [order[:cut], order[cut:]]
+    cycle = token_free_cycle(n, arcs, lines)
+    assert bool(cycle) == (not _runs_through(n, arcs, lines, 24))
+    if cycle:
+        assert _least_tokens(arcs, lines, cycle) < 1
+
+
+def _runs_through(n: int, arcs: Any, lines: Any, cycles: int) -> bool:
+    """Whether every operation reaches the cycle `cycles`, of a run that goes on for longer."""
+    done = [0] * n
+    horizon = cycles + 3 * n
+    again = True
+    while again:
+        again = False
+        for line in lines:
+            for p, i in enumerate(line):
+                c = done[i]
+                turn = all(done[k] > c for k in line[:p]) and all(done[k] == c for k in line[p:])
+                if (
+                    c < horizon
+                    and turn
+                    and all(c - h < 0 or done[tail] > c - h for tail, head, h in arcs if head == i)
+                ):
+                    done[i] += 1
+                    again = True
+    return min(done) >= cycles
+
+
+def _least_tokens(arcs: Any, lines: Any, cycle: list[int]) -> int:
+    """Fewest tokens along the cycle; fails if two neighbours are not joined at all."""
+    rows = list(arcs)
+    for line in lines:
+        rows += [(i, j, 0) for i, j in pairwise(line)]
+        rows += [(line[-1], line[0], 1)] if line else []
+    pairs = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
+    return sum(min(h for i, j, h in rows if (i, j) == pair) for pair in pairs)
+
+
+def rolling() -> Schedule:
+    """Two stages; job 0 with two copies a cycle, and B one cycle after F."""
+    labels = [(k, j, s, a) for j, copies in ((0, 2), (1, 1)) for a in range(copies)
+              for k, s in (("F", 0), ("F", 1), ("B", 1), ("B", 0))]  # fmt: skip
+    kind, job, stage, copy = zip(*labels, strict=True)
+    return Schedule(
+        resources=(Resource("a"), Resource("b")),
+        duration=[1] * len(labels),  # type: ignore[arg-type]
+        op_resources=Rows.of([[s] for s in stage]),
+        kind=kind, job=job, stage=stage, iteration=copy,  # type: ignore[arg-type]
+        offset=[int(k == "B" and j == 1) for k, j, _, _ in labels],  # type: ignore[arg-type]
+        period=20,
+        sequences=Rows.of([[0, 3, 4, 7, 11, 8], [1, 2, 5, 6, 10, 9]]),
+        start=[0] * len(labels),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_rolling_rule() -> None:
+    """Instance c of copy a with offset o runs iteration (c - o) * copies + a, and no other."""
+    plan = compile(rolling())
+    assert plan.copies == (2, 1)
+    for operation, cycle, iteration in plan.unroll([5, 4]):
+        block = plan.blocks[operation]
+        assert iteration == (cycle - block.offset) * plan.copies[block.job] + block.copy
+    count = Counter((plan.blocks[i.operation].job, i.iteration) for i in plan.unroll([5, 4]))
+    assert count == {**{(0, t): 4 for t in range(5)}, **{(1, t): 4 for t in range(4)}}
+    # job 1 is a cycle behind with its backward, so its next forward waits for it in vain
+    with pytest.raises(CyclicOrder, match="job 1"):
+        compile(changed(rolling(), sequences=Rows.of([[0, 3, 4, 7, 8, 11], [1, 2, 5, 6, 9, 10]])))
+
+
+@settings(max_examples=20, deadline=None)
+@given(random_orders())
+def test_barrier(schedule: Schedule) -> None:
+    """With the barrier no job begins an iteration before all jobs have finished the last one."""
+    plan = compile(schedule, barrier=True)
+    iterations = [i.iteration for i in plan.unroll([3] * plan.n_jobs)]
+    assert iterations == sorted(iterations)
+
+
+def test_end_marks_and_further_arcs_are_kept() -> None:
+    """Marks without a resource are no work; an arc between jobs is a dependency like any other."""
+    base = random_schedule([1, 1], 1)
+    n = base.n_operations
+    marked = Schedule(
+        resources=base.resources,
+        duration=[*base.duration.tolist(), 0],  # type: ignore[arg-type]
+        op_resources=Rows.of([*base.op_resources.to_lists(), []]),
+        kind=[*base.kind.tolist(), "end"],  # type: ignore[arg-type]
+        job=[*base.job.tolist(), 0],  # type: ignore[arg-type]
+        arcs=Arcs.of([(1, n), (n, 2)]),  # B of job 0 -> mark -> F of job 1
+        sequences=Rows.of([[0, 1, 2, 3]]),
+        start=[0, 2, 6, 8, 6],  # type: ignore[arg-type]
+    )
+    plan = compile(marked)
+    assert n not in {i.operation for i in plan.unroll([2, 2])}
+    with pytest.raises(CyclicOrder, match="end of job 0"):
+        compile(changed(marked, sequences=Rows.of([[0, 2, 1, 3]])))
+
+
+BASE = random_schedule([1, 2], 2, update=[1], seed=1)
+
+
+def label(field: str, i: int, value: Any) -> Schedule:
+    """BASE with one label changed."""
+    column = getattr(BASE, field).copy()
+    if field == "kind":
+        column = column.astype("<U8")
+    column[i] = value
+    return changed(BASE, **{field: column})
+
+
+def order(edit: Any) -> Schedule:
+    """BASE with its sequences edited in place."""
+    assert BASE.sequences is not None
+    rows = BASE.sequences.to_lists()
+    edit(rows)
+    return changed(BASE, sequences=Rows.of(rows))
+
+
+HOSTILE = {
+    "unscheduled": (lambda: BASE.graph(), "not scheduled"),
+    "split backward I": (lambda: label("kind", 2, "I"), r"operations\[2\].kind: \"I\""),
+    "split backward W": (lambda: label("kind", 2, "W"), r"operations\[2\].kind: \"W\""),
+    "unknown kind": (lambda: label("kind", 0, "epoch"), r"operations\[0\].kind: expected F"),
+    "missing job": (lambda: changed(BASE, job=BASE.job * 2), "no block of job 1"),
+    "huge job": (lambda: label("job", 0, 2**50), "no block of job 2"),
+    "huge micro-batch": (lambda: label("microbatch", 0, 2**50), "no block of micro-batch 1"),
+    "huge offset": (lambda: changed(label("offset", 0, 0), period=100, start=BASE.start % 100,
+                                    offset=np.full(BASE.n_operations, 2**50)), "offset"),
+    "doubled": (lambda: label("kind", 2, "F"), "is also operations"),
+    "missing": (lambda: label("kind", 2, "R"), "is missing"),
+    "missing update": (lambda: label("kind", BASE.n_operations - 1, "R"), "is missing|is also"),
+    "two resources": (lambda: changed(BASE, op_resources=Rows.of(
+        [[0, 1], *BASE.op_resources.to_lists()[1:]])), "holds 2 resources at once"),
+    "no resource": (lambda: changed(BASE, op_resources=Rows.of(
+        [[], *BASE.op_resources.to_lists()[1:]])), "holds no resource"),
+    "two devices": (lambda: changed(BASE, op_resources=Rows.of(
+        [[1], *BASE.op_resources.to_lists()[1:]])), "stays on one device"),
+    "not listed": (lambda: order(lambda rows: rows[0].pop()), "is missing"),
+    "listed twice": (lambda: order(lambda rows: rows[0].append(rows[0][0])), "listed twice"),
+    "foreign": (lambda: order(lambda rows: rows[0].append(rows[1][0])), "runs on"),
+    "micro-batches": (lambda: order(lambda rows: rows[0].reverse()), "must ascend"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_refused_with_a_sentence(case: str) -> None:
+    """Every document that cannot be run is refused, with the place and the reason."""
+    make, sentence = HOSTILE[case]
+    with pytest.raises(InputError, match=sentence):
+        compile(make())
+
+
+def test_cycle_in_words() -> None:
+    """A cyclic order names the blocks on the cycle."""
+    schedule = random_schedule([1, 1], 2)
+    crossed = changed(schedule, sequences=Rows.of([[3, 0, 4, 7], [1, 2, 5, 6]]))
+    with pytest.raises(CyclicOrder, match="B of job 0, stage 0, micro-batch 0") as caught:
+        compile(crossed)
+    assert caught.value.cycle[0] in (0, 1, 2, 3)
+
+
+def test_memory_of_the_steady_state() -> None:
+    """Held bytes are a prefix sum; too much, or a gain per cycle, is refused."""
+    base = random_schedule([1, 1], 1, seed=3)
+    forward = (base.kind == "F").astype(int) * 10
+    backward = (base.kind == "B").astype(int) * 10
+    resources = (Resource("gpu", 20),)
+    kept = changed(base, resources=resources, acquire=forward, free=backward)
+    both = changed(kept, sequences=Rows.of([[0, 2, 1, 3]]))
+    compile(both)
+    with pytest.raises(InputError, match="needs 21 bytes in all, the device has 20"):
+        compile(changed(both, workspace=(base.kind == "B").astype(int)))
+    with pytest.raises(InputError, match="gains 20 bytes"):
+        compile(changed(kept, free=backward * 0))
+
+
+def test_plan_fits_jobs() -> None:
+    """A plan says whose jobs and stages it was made for."""
+    plan = compile(BASE)
+    plan.check_fits([1, 2], 2)
+    for counts, stages, sentence in (
+        ([1], 2, "2 jobs"),
+        ([1, 2], 3, "2 stages"),
+        ([1, 1], 2, "job 1"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            plan.check_fits(counts, stages)
+
+
+def test_planning_needs_no_torch() -> None:
+    """Plans compile without torch; without torch the trainer says what to install."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from optsched import MissingExtra\n"
+        "from optsched.arraypipe import compile, random_schedule\n"
+        "compile(random_schedule([1, 2], 3))\n"
+        "import optsched.arraypipe as a\n"
+        "for name in ('Job', 'ArrayTrainer', 'run_demo'):\n"
+        "    try:\n"
+        "        getattr(a, name)\n"
+        "    except MissingExtra as error:\n"
+        "        assert 'optsched[torch]' in str(error)\n"
+        "    else:\n"
+        "        raise SystemExit(name)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
