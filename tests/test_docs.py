@@ -1,0 +1,61 @@
+"""Everything the documentation shows is run."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "docs/quickstart.md", "docs/schedule-format.md", "docs/jobarray.md",
+         "docs/solvers.md"]  # fmt: skip
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Fenced code blocks of one language."""
+    text = (ROOT / page).read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, in one namespace, in a folder with the instances."""
+    shutil.copytree(ROOT / "instances", tmp_path / "instances")
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {}
+    for block in blocks(page, "python"):
+        exec(compile(block, page, "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_optsched_commands_run(page: str, tmp_path: Path) -> None:
+    """Every `$ optsched ...` line exits with 0."""
+    lines = [line for block in blocks(page, "console") for line in block.splitlines()]
+    commands = [line[2:] for line in lines if line.startswith("$ optsched ")]
+    assert commands
+    script = Path(sys.executable).parent / "optsched"
+    for command in commands:
+        done = subprocess.run(
+            [str(script), *command.split("#")[0].split()[1:]], cwd=tmp_path, capture_output=True
+        )
+        assert done.returncode == 0, (command, done.stderr.decode())
+
+
+def test_the_example_document_is_correct() -> None:
+    """The document in the format's page reads and verifies."""
+    import optsched
+    from optsched.document import read
+
+    (text,) = blocks("docs/schedule-format.md", "json")
+    assert optsched.verify(read(text)) == []
+
+
+def test_links_lead_somewhere() -> None:
+    """Relative links of all pages."""
+    for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page, target)
