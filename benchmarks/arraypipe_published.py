@@ -41,7 +41,7 @@ def main() -> None:
         f"{'instance':20} {'objective':>9} {'bound':>7} {'gap':>7} {'GA':>7} {'wall s':>7}  status"
     )
     failed = False
-    for path in sorted(folder.glob("*_J*.json")) + [folder / "ExplPipe.json"]:
+    for path in [*sorted(folder.glob("*_J*.json")), folder / "ExplPipe.json"]:
         runs = [solve(path, given.time_limit) for _ in range(given.repeat)]
         answer = runs[0][1]
         wall = statistics.median(seconds for seconds, _ in runs)

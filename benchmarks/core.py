@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from machine import machine
 
@@ -19,6 +19,9 @@ from optsched import document
 from optsched.formats import taillard
 from optsched.graph import evaluate
 from optsched.pipelines.generator import job_array
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def main() -> None:
