@@ -156,6 +156,34 @@ def holdings(graph: Schedule) -> list[Holding]:
     return found
 
 
+def frees_in_order(
+    graph: Schedule, r: int, held: Sequence[Holding], reach: dict[int, dict[int, int]]
+) -> bool:
+    """Whether all bytes freed on r are freed by someone who must come after who took them.
+
+    Only then are holdings more than labels: else another order of operations may free bytes sooner
+    than their `Holding` says, and no residence may be counted on.
+
+    Parameters
+    ----------
+    graph, r
+        The resource in question.
+    held
+        `holdings` of the graph.
+    reach
+        `paths_from` of operations looked at so far; grows.
+    """
+    freed = [h for h in held if h.resource == r and h.last >= 0]
+    if sum(h.size for h in freed) != int(graph.free[graph.users[r]].sum()):
+        return False
+    for h in freed:
+        if h.first not in reach:
+            reach[h.first] = paths_from(graph, h.first)
+        if h.last not in reach[h.first]:
+            return False
+    return True
+
+
 def infeasibility(graph: Schedule) -> str:
     """Why no schedule of this graph can exist, as a sentence; ``""`` if none is easily seen."""
     if (graph.deadline != NO_DEADLINE).any():
@@ -270,12 +298,11 @@ def _energy(graph: Schedule, head: IntArray, tail: IntArray) -> int:
         last[r] = min(last.get(r, behind), behind)
 
     reach: dict[int, dict[int, int]] = {}
-    for r, size, i, k in holdings(graph):
-        if graph.memory[r] and k >= 0:
-            if i not in reach:
-                reach[i] = paths_from(graph, i)
-            if k in reach[i]:
-                hold(r, size, i, k, reach[i][k] + int(graph.duration[k]))
+    held = [h for h in holdings(graph) if graph.memory[h.resource]]
+    sound = {r for r in {h.resource for h in held} if frees_in_order(graph, r, held, reach)}
+    for r, size, i, k in held:
+        if r in sound and k >= 0:
+            hold(r, size, i, k, reach[i][k] + int(graph.duration[k]))
     for i in np.flatnonzero(graph.workspace).tolist():
         for r in graph.op_resources[i].tolist():
             if graph.memory[r]:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.schedule import NO_DEADLINE, Arcs, Objective, Resource, Rows, Schedule
+from optsched.schedule import MAX_KIND, NO_DEADLINE, Arcs, Objective, Resource, Rows, Schedule
 from optsched.strict_json import MAX_INTEGER, check_format, decode, parse, without_collector
 
 FORMAT = "optsched.schedule/1"
@@ -25,7 +25,7 @@ class _Resource(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
 class _Operation(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     duration: Count
     job: Count = 0
-    kind: str = ""
+    kind: Annotated[str, msgspec.Meta(max_length=MAX_KIND)] = ""
     stage: Count = 0
     microbatch: Count = 0
     iteration: Count = 0

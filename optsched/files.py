@@ -8,11 +8,23 @@ from pathlib import Path
 
 from optsched.errors import InputError
 
+MAX_BYTES = 2**30
+"""More than any document has: an endless device would otherwise fill the memory."""
+
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """Content of a file; an `InputError` with one sentence if it cannot be read."""
     try:
-        return Path(path).read_bytes()
+        with Path(path).open("rb") as stream:
+            # a file by its size, a pipe or device bit by bit
+            if (size := os.fstat(stream.fileno()).st_size) > MAX_BYTES:
+                raise InputError(f"{path}: has {size} bytes, more than {MAX_BYTES}")
+            content = stream.read(MAX_BYTES + 1) if not size else stream.read()
+        if len(content) > MAX_BYTES:
+            raise InputError(f"{path}: has more than {MAX_BYTES} bytes")
+        return content
+    except InputError:
+        raise
     except IsADirectoryError:
         raise InputError(f"{path}: is a directory, expected a file") from None
     except FileNotFoundError:
@@ -40,39 +52,59 @@ def decode_text(data: bytes, name: str) -> str:
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
     """Write a file by way of a temporary neighbour and a rename: all of it, or nothing."""
-    target = Path(path)
     content = data.encode() if isinstance(data, str) else data
-    if target.is_dir():
-        raise InputError(f"{target}: is a directory, expected a file name")
+    check_writable(path)
     try:
-        handle, temporary = tempfile.mkstemp(
-            prefix=f".{target.name[:64]}.", suffix=".tmp", dir=target.parent
-        )
+        if _is_special(Path(path)):
+            Path(path).write_bytes(content)
+            return
+        target = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
+        handle, temporary = tempfile.mkstemp(prefix=".optsched-", suffix=".tmp", dir=target.parent)
     except (OSError, ValueError) as error:
-        raise InputError(f"{target}: cannot be written ({_reason(error)})") from None
+        raise InputError(f"{path}: cannot be written ({_reason(error)})") from None
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
+        os.chmod(temporary, _mode(target))
         os.replace(temporary, target)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise InputError(f"{target}: cannot be written ({_reason(error)})") from None
+            raise InputError(f"{path}: cannot be written ({_reason(error)})") from None
         raise
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Refuse an output path before any work is spent on what goes there."""
-    target = Path(path)
-    if target.is_dir():
-        raise InputError(f"{target}: is a directory, expected a file name")
-    if not target.parent.is_dir():
-        raise InputError(f"{target}: cannot be written (there is no folder {target.parent})")
+    try:
+        target = Path(os.path.realpath(path))
+        if Path(path).is_dir():
+            raise InputError(f"{path}: is a directory, expected a file name")
+        if _is_special(Path(path)):
+            return
+        if not target.parent.is_dir():
+            folder = Path(path).parent
+            raise InputError(f"{path}: cannot be written (there is no folder {folder})")
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be written ({_reason(error)})") from None
     if not os.access(target.parent, os.W_OK):
-        raise InputError(f"{target}: cannot be written (no permission in {target.parent})")
+        raise InputError(f"{path}: cannot be written (no permission in {target.parent})")
+
+
+def _is_special(path: Path) -> bool:
+    """A pipe or a device, such as /dev/stdout: written to, never replaced."""
+    return path.exists() and not path.is_file()
+
+
+def _mode(target: Path) -> int:
+    """Permissions of the file that is replaced, or those that a new file gets."""
+    if target.exists():
+        return target.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def _reason(error: Exception) -> str:

@@ -32,7 +32,8 @@ class Support(NamedTuple):
 class Solver(Protocol):
     """A backend. Register a class by an entry point; prove it with `optsched.testing.check_solver`.
 
-    ``options`` names what `optsched.solve(options=...)` may hold, with a line of help each.
+    ``options`` names what `optsched.solve(options=...)` may hold, with a line of help each; a
+    solver without options need not have it.
     """
 
     name: str
@@ -43,10 +44,10 @@ class Solver(Protocol):
         ...
 
     def solve(self, problem: Problem | Schedule, limits: Limits, monitor: Monitor) -> Result:
-        """Search until a limit; report every incumbent and bound to the monitor.
+        """Search until a limit; report every incumbent and bound to the monitor as it comes.
 
-        Only ``status`` (``"infeasible"`` with a reason, if proved) is taken from the result:
-        schedules and bounds are those of the monitor.
+        Of the result only what the monitor has not seen yet is used, and ``"infeasible"`` with its
+        reason; whether a schedule is optimal follows from objective and bound.
         """
         ...
 

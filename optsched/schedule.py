@@ -24,6 +24,9 @@ NO_DEADLINE: Final = int(np.iinfo(np.int64).max)
 """Value of `Schedule.deadline` for an operation without one."""
 
 TIME_UNITS: Final = ("ns", "us", "ms", "s")
+MAX_KIND: Final = 16
+"""Characters of `Schedule.kind`."""
+
 STATUSES: Final = ("optimal", "feasible", "infeasible", "unknown")
 
 _PER_OPERATION: Final = (
@@ -59,9 +62,21 @@ class Arcs(NamedTuple):
     @classmethod
     def of(cls, rows: Iterable[Sequence[int]]) -> Arcs:
         """Arcs from rows ``(tail, head[, lag[, distance]])``."""
-        full = [(*row, *(0,) * (4 - len(row))) for row in rows]
-        table = np.array(full, dtype=np.int64).reshape(-1, 4)
-        return cls(*(np.ascontiguousarray(table[:, c]) for c in range(4)))
+        try:
+            given = list(rows)
+            full = [(*row, *(0,) * (4 - len(row))) for row in given]
+        except TypeError:
+            raise InputError("arcs: expected rows (tail, head[, lag[, distance]])") from None
+        for a, row in enumerate(given):
+            if not 2 <= len(row) <= 4:
+                raise InputError(f"arcs[{a}]: expected 2 to 4 integers, got {len(row)}")
+        try:
+            table = np.array(full) if full else np.zeros((0, 4), np.int64)
+        except ValueError:
+            raise InputError("arcs: expected integers") from None
+        if table.shape != (len(full), 4):
+            raise InputError("arcs: expected rows (tail, head[, lag[, distance]])")
+        return cls(*(_frozen("arcs", table[:, c]) for c in range(4)))
 
 
 class Rows:
@@ -86,10 +101,13 @@ class Rows:
     @classmethod
     def of(cls, rows: Iterable[Iterable[int]]) -> Rows:
         """Compress a list of rows."""
-        lists = [[_plain_int(i) for i in row] for row in rows]
+        try:
+            lists = [[_plain_int(i) for i in row] for row in rows]
+        except TypeError:
+            raise InputError("rows: expected a list of lists of integers") from None
         indptr = np.zeros(len(lists) + 1, np.int64)
         np.cumsum([len(row) for row in lists], out=indptr[1:])
-        return cls(indptr, np.array([i for row in lists for i in row], np.int64))
+        return cls(indptr, [i for row in lists for i in row])
 
     def __len__(self) -> int:
         return len(self.indptr) - 1
@@ -416,6 +434,6 @@ def _frozen(name: str, values: npt.ArrayLike) -> IntArray:
 
 
 __all__ = [
-    "NO_DEADLINE", "STATUSES", "TIME_UNITS", "Adjacency", "Arcs", "CyclicOrder", "IntArray",
-    "Objective", "Resource", "Rows", "Schedule",
+    "MAX_KIND", "NO_DEADLINE", "STATUSES", "TIME_UNITS", "Adjacency", "Arcs", "CyclicOrder",
+    "IntArray", "Objective", "Resource", "Rows", "Schedule",
 ]  # fmt: skip

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.document_values import label, plain
 from optsched.errors import CyclicOrder, InputError
 from optsched.schedule import (
     _PER_OPERATION,
+    MAX_KIND,
     NO_DEADLINE,
     STATUSES,
     TIME_UNITS,
@@ -26,8 +28,7 @@ from optsched.strict_json import MAX_INTEGER, shown
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_MAX_NAME = 200
-_MAX_KIND = 16
+_SHOWN_CYCLE = 12  # operations of a cycle that a message lists
 
 
 def normalise(raw: Schedule) -> dict[str, Any]:
@@ -43,10 +44,10 @@ def normalise(raw: Schedule) -> dict[str, Any]:
     values["op_resources"] = _op_resources(raw.op_resources, n, len(values["resources"]))
     _no_memory_without_resource(values)
     values["arcs"] = _arcs(raw.arcs, duration, raw.period is not None)
-    values["time_unit"], values["name"] = raw.time_unit, _text("name", raw.name)
+    values["time_unit"], values["name"] = raw.time_unit, label("name", raw.name)
     if raw.time_unit not in TIME_UNITS:
         raise InputError(
-            f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {raw.time_unit!r}"
+            f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {_told(raw.time_unit)}"
         )
     _check_period(raw.period, values)
     _check_sums(values)
@@ -59,7 +60,8 @@ def normalise(raw: Schedule) -> dict[str, Any]:
     if raw.objective is not None:
         values["objective"] = _objective(raw.objective)
     if not isinstance(raw.provenance, Mapping):
-        raise InputError("provenance: expected a mapping")
+        raise InputError(f"provenance: expected a mapping, got {_told(raw.provenance)}")
+    values["provenance"] = plain("provenance", raw.provenance)
     return values
 
 
@@ -90,37 +92,53 @@ def _deadline(given: Any, n: int) -> IntArray:
 
 
 def _kinds(given: Any, n: int) -> npt.NDArray[np.str_]:
-    array = np.asarray([""] * n if given is None else given, dtype=np.str_)
-    if array.shape != (n,):
-        raise InputError(f"kind: expected {n} values, one per operation, got shape {array.shape}")
-    if array.dtype.itemsize > 4 * _MAX_KIND:
-        i = int(np.argmax(np.char.str_len(array)))
-        raise InputError(f"operations[{i}].kind: longer than {_MAX_KIND} characters")
-    array = array.astype(np.str_)
+    if isinstance(given, np.ndarray) and given.ndim == 1:
+        kinds = given.tolist()
+    else:
+        kinds = [""] * n if given is None else _listed("kind", given, "strings")
+    if len(kinds) != n:
+        raise InputError(f"kind: expected {n} values, one per operation, got {len(kinds)}")
+    good: set[str] = set()
+    for i, kind in enumerate(kinds):
+        if kind.__class__ is not str or kind not in good:  # few kinds, many operations
+            good.add(label(f"operations[{i}].kind", kind, MAX_KIND))
+            if kind.endswith("\0"):  # NumPy would drop it
+                raise InputError(f"operations[{i}].kind: ends with U+0000, got {shown(kind)}")
+    array = np.array(kinds, dtype=np.str_)  # before the check one long kind could fill the memory
     array.flags.writeable = False
     return array
 
 
-def _text(key: str, given: Any) -> str:
-    if not isinstance(given, str):
-        raise InputError(f"{key}: expected a string, got {given!r}")
-    if len(given) > _MAX_NAME:
-        raise InputError(f"{key}: longer than {_MAX_NAME} characters")
-    return given
+def _listed(key: str, given: Any, what: str) -> list[Any]:
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+        raise InputError(f"{key}: expected a list of {what}, got {_told(given)}")
+    return list(given)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _told(value: Any) -> str:
+    return shown(value) if isinstance(value, str) else f"{value!r:.60}"
 
 
 def _resources(given: Any) -> tuple[Resource, ...]:
-    resources = tuple(Resource(*row) for row in given)
+    resources = []
+    for r, row in enumerate(_listed("resources", given, "Resource(name, memory)")):
+        if not isinstance(row, tuple) or not 1 <= len(row) <= 2:
+            raise InputError(f"resources[{r}]: expected Resource(name, memory), got {_told(row)}")
+        resources.append(Resource(*row))
     seen: dict[str, int] = {}
     for r, (name, memory) in enumerate(resources):
-        _text(f"resources[{r}].name", name)
+        label(f"resources[{r}].name", name)
         if name in seen:
             raise InputError(
                 f"resources[{r}].name: {shown(name)} is also the name of resources[{seen[name]}]"
             )
         seen[name] = r
-        if isinstance(memory, bool) or not isinstance(memory, (int, np.integer)):
-            raise InputError(f"resources[{r}].memory: expected an integer, got {memory!r}")
+        if not _is_integer(memory):
+            raise InputError(f"resources[{r}].memory: expected an integer, got {_told(memory)}")
         if not 0 <= memory <= MAX_INTEGER:
             raise InputError(f"resources[{r}].memory: expected 0..2^53 bytes, got {memory}")
     return tuple(Resource(name, int(memory)) for name, memory in resources)
@@ -137,7 +155,7 @@ def _op_resources(rows: Rows, n: int, n_resources: int) -> Rows:
             f"operations[{owner[k]}].resources: there is no resource {rows.ids[k]} "
             f"(there are {n_resources})"
         )
-    if len(rows.ids) > n:  # somebody holds several
+    if (np.diff(rows.indptr) > 1).any():
         order = np.lexsort((rows.ids, owner))
         same = (np.diff(owner[order]) == 0) & (np.diff(rows.ids[order]) == 0)
         if (k := _first(same)) is not None:
@@ -180,7 +198,9 @@ def _arcs(given: Any, duration: IntArray, periodic: bool) -> Arcs:
     now = distance == 0
     cycle = cycle_of(n, tail[now], head[now])
     if cycle:
-        path = " -> ".join(map(str, (*cycle, cycle[0])))
+        path = " -> ".join(map(str, cycle[:_SHOWN_CYCLE]))
+        rest = "..." if len(cycle) > _SHOWN_CYCLE else str(cycle[0])
+        path += f" -> {rest}"
         raise CyclicOrder(f"arcs: operations {path} form a cycle", cycle)
     return Arcs(tail, head, lag, distance)
 
@@ -223,8 +243,8 @@ def _check_period(period: Any, values: dict[str, Any]) -> None:
                     f"operations[{i}].offset: {values[key][i]}, but the schedule has no period"
                 )
         return
-    if isinstance(period, bool) or not isinstance(period, (int, np.integer)):
-        raise InputError(f"period: expected an integer, got {period!r}")
+    if not _is_integer(period):
+        raise InputError(f"period: expected an integer, got {_told(period)}")
     if not 0 < period <= MAX_INTEGER:
         raise InputError(f"period: expected 1..2^53, got {period}")
     if (i := _first(values["release"] > 0)) is not None:
@@ -273,10 +293,17 @@ def _starts(given: Any, n: int, period: int | None) -> IntArray:
     return start
 
 
-def _objective(given: Objective) -> Objective:
+def _objective(given: Any) -> Objective:
+    if not isinstance(given, Objective):
+        raise InputError(f"objective: expected an Objective, got {_told(given)}")
+    for key, number in (("value", given.value), ("lower_bound", given.lower_bound)):
+        if number is not None and not (_is_integer(number) and abs(number) <= MAX_INTEGER):
+            raise InputError(
+                f"objective.{key}: expected an integer in -2^53..2^53, got {_told(number)}"
+            )
     if given.status not in STATUSES:
         raise InputError(
-            f"objective.status: expected one of {', '.join(STATUSES)}, got {shown(given.status)}"
+            f"objective.status: expected one of {', '.join(STATUSES)}, got {_told(given.status)}"
         )
     value, bound = given.value, given.lower_bound
     if value is not None and bound is not None and bound > value:
@@ -286,7 +313,7 @@ def _objective(given: Objective) -> Objective:
             f'objective.status: "optimal" needs lower_bound == value, got {bound}, {value}'
         )
     return Objective(
-        _text("objective.name", given.name),
+        label("objective.name", given.name),
         None if value is None else int(value),
         None if bound is None else int(bound),
         given.status,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from optsched.monitor import Progress
     from optsched.problems.problem import Problem
-    from optsched.schedule import Schedule
+    from optsched.schedule import Rows, Schedule
 
 
 def solve(
@@ -87,10 +87,20 @@ def solve(
     try:
         monitor.bound(problem.lower_bound(), "bounds")
         if not monitor.should_stop() or monitor.objective is None:
-            found = engine.solve(problem, limits, monitor)
+            found = engine.solve(problem, limits, monitor) or found
+            _take(graph, engine, monitor, found)
     except KeyboardInterrupt:
         monitor.stop()
     return _finish(problem, graph, engine, monitor, found)
+
+
+def _take(graph: Schedule, engine: Solver, monitor: Monitor, found: Result) -> None:
+    """Add to the monitor what an engine returns without having reported it."""
+    if found.schedule is not None and found.schedule.sequences is not None:
+        value = _scheduled(graph, engine, found.schedule.sequences).makespan
+        monitor.incumbent(found.schedule.sequences, value, engine.name)
+    if found.lower_bound is not None:
+        monitor.bound(found.lower_bound, engine.name)
 
 
 def _finish(
@@ -108,10 +118,14 @@ def _finish(
         if status == "infeasible":
             shared["lower_bound"] = None
         return Result(status, reason=found.reason, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
-    from optsched.graph import scheduled
     from optsched.verify import verify
 
-    schedule = scheduled(graph, monitor.sequences)
+    if found.status == "infeasible":
+        raise InternalError(
+            f"{engine.name} proved the problem infeasible, but a schedule of {monitor.objective} "
+            "exists: please report this instance"
+        )
+    schedule = _scheduled(graph, engine, monitor.sequences)
     status = "optimal" if monitor.proved else "feasible"
     value = schedule.makespan
     schedule = schedule.with_orders(
@@ -127,6 +141,16 @@ def _finish(
             f"{engine.name} returned a wrong schedule of objective {monitor.objective}: {what}"
         )
     return Result(status, schedule, value, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
+
+
+def _scheduled(graph: Schedule, engine: Solver, sequences: Rows) -> Schedule:
+    """The semi-active schedule of an engine's orders; impossible orders are its fault."""
+    from optsched.graph import scheduled
+
+    try:
+        return scheduled(graph, sequences)
+    except InputError as error:
+        raise InternalError(f"{engine.name} returned impossible orders: {error}") from error
 
 
 def _provenance(problem: Problem | Schedule, engine: Solver, monitor: Monitor) -> dict[str, Any]:
@@ -156,10 +180,11 @@ def _positive(workers: int) -> int:
 def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(options, Mapping):
         raise InputError(f"options: expected a mapping, got {options!r}")
+    known = getattr(engine, "options", {})
     for key in options:
-        if key not in engine.options:
-            known = ", ".join(sorted(engine.options)) or "none"
-            raise InputError(f"options: {engine.name} has no option {key!r}; it has: {known}")
+        if key not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise InputError(f"options: {engine.name} has no option {key!r}; it has: {names}")
     return options
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
@@ -13,7 +14,7 @@ import msgspec
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
 
@@ -21,6 +22,9 @@ MAX_INTEGER: Final = 2**53
 """Largest integer in a document: every JSON reader represents it exactly."""
 
 _PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
+_HALF_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # or a whole pair
+_HALF_IN_TEXT = re.compile("\\\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _SHOWN = 60  # characters of an offending value that a message repeats
 
 
@@ -44,7 +48,7 @@ def without_collector() -> Iterator[None]:
 
 
 def parse(text: str, name: str) -> Any:
-    """Parse JSON text: no duplicate keys, no NaN or Infinity, nothing after the value.
+    """Parse JSON text: no duplicate keys, no NaN, Infinity or half surrogate pairs, no rest.
 
     Parameters
     ----------
@@ -70,12 +74,18 @@ def parse(text: str, name: str) -> Any:
         return duplicates[-1]
 
     def constant(literal: str) -> NoReturn:
-        at = re.search(rf"(?<![\w\"]){re.escape(literal)}(?![\w\"])", text)
-        place = f":{text.count(chr(10), 0, at.start()) + 1}" if at else ""
-        raise InputError(f"{name}{place}: {literal} is not a JSON number")
+        raise InputError(f"{name}{_line_of(literal, text)}: {literal} is not a JSON number")
+
+    def finite(literal: str) -> float:
+        if math.isinf(value := float(literal)):
+            what = f"{literal[:20]}{'...' * (len(literal) > 20)}"
+            raise InputError(f"{name}{_line_of(literal, text)}: {what} is too large a number")
+        return value
 
     try:
-        tree = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        tree = json.loads(
+            text, object_pairs_hook=unique, parse_constant=constant, parse_float=finite
+        )
     except json.JSONDecodeError as error:
         what = f"{error.msg[0].lower()}{error.msg[1:]}"
         if error.pos >= len(text.rstrip()):
@@ -88,8 +98,15 @@ def parse(text: str, name: str) -> Any:
             raise
         raise InputError(f"{name}: a number has more digits than any 64-bit integer") from None
     if duplicates:
-        path, found = _find_duplicate(tree)
+        path, found = _find(tree, lambda node: isinstance(node, _Duplicate))
         raise InputError(f"{name}: {path}: key {shown(found.key)} appears twice")
+    if _HALF_ESCAPED.search(text) if text.isascii() else _HALF_IN_TEXT.search(text):
+        path, found = _find(tree, _is_half)
+        if path:
+            raise InputError(
+                f"{name}: {path}: half a surrogate pair, "
+                f"U+{ord(_HALF_PAIR.findall(found)[0]):04X}, is no character"
+            )
     return tree
 
 
@@ -136,26 +153,47 @@ def shown(value: Any) -> str:
         return "a list"
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_SHOWN:
         return "a number of more than 60 digits"
+    if isinstance(value, str):
+        value = value[: _SHOWN + 1]
     text = json.dumps(value, ensure_ascii=False)
+    if not text.isprintable():  # nothing invisible or turned round on somebody's terminal
+        text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
-def _find_duplicate(tree: Any) -> tuple[str, _Duplicate]:
+def _is_half(node: Any) -> bool:
+    return isinstance(node, str) and not node.isascii() and bool(_HALF_PAIR.search(node))
+
+
+def _line_of(literal: str, text: str) -> str:
+    """``:line`` of a literal in a text, if it is there outside of words and quotes."""
+    at = re.search(rf"(?<![\w\"]){re.escape(literal)}(?![\w\"])", text)
+    return f":{text.count(chr(10), 0, at.start()) + 1}" if at else ""
+
+
+def _find(tree: Any, wanted: Callable[[Any], bool]) -> tuple[str, Any]:
+    """Path and value of a node or key that is wanted; an empty path if there is none."""
     stack: list[tuple[str, Any]] = [("", tree)]
     while stack:
         path, node = stack.pop()
-        if isinstance(node, _Duplicate):
+        if wanted(node):
             return path or "top level", node
         if isinstance(node, dict):
-            stack.extend((f"{path}.{key}" if path else key, child) for key, child in node.items())
+            for key, child in node.items():
+                if wanted(key):
+                    return path or "top level", key
+                step = key if key.isprintable() and len(key) < _SHOWN else shown(key)
+                stack.append((f"{path}.{step}" if path else step, child))
         elif isinstance(node, list):
             stack.extend((f"{path}[{i}]", child) for i, child in enumerate(node))
-    raise AssertionError("a duplicate was recorded but is not in the tree")
+    return "", None
 
 
 def _explain(message: str, tree: Any) -> str:
     """Translate one msgspec message into ``path: expected ..., got ...``."""
-    what, _, where = message.partition(" - at `$")
+    what, _, where = message.rpartition(" - at `$")  # a field's name may hold anything
+    if where.count("`") != 1:
+        what, where = message, ""
     steps = [(key, index) for key, index in _PATH.findall(where.rstrip("`"))]
     node, path = tree, ""
     for key, index in steps:
@@ -169,9 +207,9 @@ def _explain(message: str, tree: Any) -> str:
         except (KeyError, IndexError, TypeError):
             node = None
     place = path or "top level"
-    if match := re.match(r"Object missing required field `(.*)`", what):
+    if match := re.match(r"Object missing required field `(.*)`", what, re.DOTALL):
         return f"{place}: the field {match[1]} is missing"
-    if match := re.match(r"Object contains unknown field `(.*)`", what):
+    if match := re.match(r"Object contains unknown field `(.*)`", what, re.DOTALL):
         return f"{place}: unknown field {shown(match[1])}"
     rule = _rule(what)
     return f"{place}: expected {rule}, got {shown(node)}"

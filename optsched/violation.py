@@ -92,5 +92,5 @@ def shortened(parts: Sequence[str], limit: int = 4) -> str:
 
 
 def _printable(text: str) -> str:
-    # names come from files: no control characters on somebody's terminal
+    # names come from files: nothing invisible or turned round on somebody's terminal
     return text if text.isprintable() else ascii(text)

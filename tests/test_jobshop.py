@@ -272,7 +272,7 @@ HOSTILE: list[tuple[str, Any, Any, str]] = [
     ("release -1", TOY, {"release": [0, -1]}, r"release\[1\]: .*got -1"),
     ("release None", TOY, {"release": [0, None]}, r"release\[1\]: .*got None"),
     ("deadline float", TOY, {"deadline": [1.0, None]}, r"deadline\[0\]: .*got 1.0"),
-    ("unit", TOY, {"time_unit": "min"}, "time_unit: expected one of ns, us, ms, s, got 'min'"),
+    ("unit", TOY, {"time_unit": "min"}, 'time_unit: expected one of ns, us, ms, s, got "min"'),
     ("long name", TOY, {"name": "x" * 201}, "name: longer than 200"),
     ("name", TOY, {"name": 7}, "name: expected a string, got 7"),
 ]

@@ -2,31 +2,72 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Entry point; exit codes: 0 done, 1 infeasible or not verified, 2 bad input or usage."""
-    from optsched.cli.app import app
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # names may hold what the terminal's encoding has not
+            stream.reconfigure(errors="backslashreplace")
+    sys.exit(_flushed(_run()))
+
+
+def _run() -> int:
     from optsched.errors import InputError, MissingExtra, OptschedError, UnsupportedProblem
 
     try:
+        from optsched.cli.app import app  # here, so that Ctrl-C while loading is quiet too
+
         app()
+    except SystemExit as done:  # the usual end
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
     except (InputError, UnsupportedProblem, MissingExtra) as error:
         _say(f"error: {error}")
-        sys.exit(2)
+        return 2
     except OptschedError as error:  # nothing wrong with the input: a failed job, a broken proof
         _say(f"failed: {error}")
-        sys.exit(1)
-    except BrokenPipeError:  # the reader of our output went away, as `head` does
-        sys.stderr.close()
-        sys.exit(0)
+        return 1
+    except MemoryError:
+        _say("failed: not enough memory")
+        return 1
+    except BrokenPipeError as error:
+        return _lost(error, 0)
+    except OSError as error:  # files report as an InputError: this is the terminal, or the system
+        _say(f"failed: {error}")
+        return 1
     except KeyboardInterrupt:
         _say("interrupted")
-        sys.exit(130)
+        return 130
+    return 0
+
+
+def _flushed(code: int) -> int:
+    """Write out what is still buffered, while somebody can still say that it failed."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        return _lost(error, code)
+    return code
+
+
+def _lost(error: OSError, code: int) -> int:
+    """Output that nobody takes: silent if the reader went away, as `head` does."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())  # else the interpreter tries again, and complains
+    os.close(nowhere)
+    if isinstance(error, BrokenPipeError):
+        return code
+    _say(f"error: the output cannot be written ({error.strerror})")
+    return 2
 
 
 def _say(message: str) -> None:
     """One line on stderr, whatever the message holds."""
     line = " ".join(message.split())
-    print(line.encode("utf-8", "replace").decode(), file=sys.stderr)
+    try:
+        print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr, flush=True)
+    except OSError:  # nobody listens: the exit code says it
+        sys.stderr = None

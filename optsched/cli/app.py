@@ -81,9 +81,8 @@ def solve(
 def verify(file: ScheduleFile) -> None:
     """Check a schedule independently of every solver and list all violations."""
     import optsched
-    from optsched.schedule import Schedule
 
-    schedule = Schedule.read(file)
+    schedule = _scheduled(file)
     violations = optsched.verify(schedule)
     for violation in violations:
         print(f"{violation.kind}: {violation.message}")
@@ -105,9 +104,8 @@ def show(file: ScheduleFile) -> None:
 
     from optsched.report import report
     from optsched.report_table import render
-    from optsched.schedule import Schedule
 
-    Console().print(render(report(Schedule.read(file))))
+    Console().print(render(report(_scheduled(file))))
 
 
 @app.command()
@@ -123,14 +121,13 @@ def plot(
     from optsched.files import check_writable
     from optsched.plots.gantt import gantt
     from optsched.plots.html import write as write_html
-    from optsched.schedule import Schedule
 
     if output is None and html is None:
         output = _beside(file, ".png")
     for path in (output, html):
         if path is not None:
             check_writable(path)
-    schedule = Schedule.read(file)
+    schedule = _scheduled(file)
     if output is not None:
         gantt(schedule, output, cycles=cycles)
         print(f"wrote {output}")
@@ -148,11 +145,12 @@ def trace(
     cycles: Annotated[int, typer.Option(help="Cycles of a periodic schedule.", min=1)] = 3,
 ) -> None:
     """Write a trace for ui.perfetto.dev or chrome://tracing."""
+    from optsched.files import check_writable
     from optsched.formats import perfetto
-    from optsched.schedule import Schedule
 
     path = output or _beside(file, ".trace.json")
-    perfetto.write(Schedule.read(file), path, cycles=cycles)
+    check_writable(path)
+    perfetto.write(_scheduled(file), path, cycles=cycles)
     print(f"wrote {path}")
 
 
@@ -204,14 +202,27 @@ def version() -> None:
     print(__version__)
 
 
+def _scheduled(file: Path) -> Schedule:
+    """The schedule in a file; `InputError` for an instance without orders and starts."""
+    from optsched.errors import InputError
+    from optsched.schedule import Schedule
+
+    schedule = Schedule.read(file)
+    if not schedule.is_scheduled:
+        raise InputError(
+            f"{file}: sequences, starts: missing, this graph is not scheduled: solve it first"
+        )
+    return schedule
+
+
 def _beside(file: Path, suffix: str) -> Path:
     """The file's name with another ending: x.schedule.json -> x.png."""
-    name = file.name
+    name = file.name or "schedule"  # of a folder, which reading will refuse
     for ending in (".schedule.json", ".json"):
         if name.endswith(ending):
             name = name[: -len(ending)]
             break
-    return file.with_name(name + suffix)
+    return file.parent / (name + suffix)
 
 
 def _summary(problem: Problem | Schedule, file: Path, result: Result) -> dict[str, Any]:
@@ -240,6 +251,8 @@ def _summary(problem: Problem | Schedule, file: Path, result: Result) -> dict[st
 def _print_result(
     problem: Problem | Schedule, file: Path, result: Result, output: Path | None
 ) -> None:
+    from optsched.plots.look import plain
+
     unit = problem.graph().time_unit
     rows = [("instance", problem.name or file.name), ("solver", result.solver)]
     if result.objective is not None:
@@ -256,4 +269,4 @@ def _print_result(
     if output is not None and result.schedule is not None:
         rows.append(("written", str(output)))
     for key, value in rows:
-        print(f"{key:12}{value}")
+        print(f"{key:12}{plain(value, 1000)}")

@@ -41,8 +41,10 @@ def jobarray(
     name: Annotated[str, typer.Option(help="Name of the instance.")] = "",
 ) -> None:
     """A job array of a real model by the analytic cost model."""
+    from optsched.files import check_writable
     from optsched.pipelines.generator import job_array
 
+    check_writable(output)
     array = job_array(
         model, stages, jobs, seed=seed, partition=partition, link=link, memory=memory,
         recompute=recompute, switch=switch, micro_batches=micro_batches, name=name,
@@ -65,8 +67,10 @@ def taillard(
     machine_seed: Annotated[int, typer.Option(help="Seed of the routes.")] = 2,
 ) -> None:
     """A job shop by Taillard's generator (1993)."""
+    from optsched.files import check_writable
     from optsched.formats import taillard as generator
 
+    check_writable(output)
     if instance is not None:
         shop = generator.instance(instance)
     else:

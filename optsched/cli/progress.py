@@ -29,12 +29,18 @@ class ProgressLine:
         if not self.enabled or progress.elapsed < FIRST_AFTER:
             return
         if self.live:
-            self.stream.write(f"\r\x1b[2K{self.text(progress)}")
+            self._write(f"\r\x1b[2K{self.text(progress)}")
             self.open = True
         elif progress.elapsed >= self.last + PLAIN_EVERY:
-            self.stream.write(f"{self.text(progress)}\n")
+            self._write(f"{self.text(progress)}\n")
             self.last = progress.elapsed
-        self.stream.flush()
+
+    def _write(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+            self.stream.flush()
+        except OSError:  # nobody looks any more: no reason to lose the search
+            self.enabled = self.open = False
 
     @staticmethod
     def text(progress: Progress) -> str:
@@ -57,5 +63,4 @@ class ProgressLine:
         trace: TracebackType | None,
     ) -> None:
         if self.open:
-            self.stream.write("\r\x1b[2K")
-            self.stream.flush()
+            self._write("\r\x1b[2K")

@@ -123,7 +123,8 @@ def write(array: JobArray) -> bytes:
     mode = array.recompute_mode
     settings = {key: getattr(array, key) for key in _SETTINGS}
     settings["recompute_mode"] = mode if isinstance(mode, str) else list(mode)
-    options = _Options(**settings)
+    # compared by value: the encoder's own omission of defaults compares strings by identity
+    options = {k: value for k, value in settings.items() if value != getattr(_Options(), k)}
     lines = [
         b'"format": "%s"' % FORMAT.encode(),
         b'"name": ' + encode(array.name),
@@ -133,7 +134,7 @@ def write(array: JobArray) -> bytes:
     if array.place != tuple(range(array.n_stages)):
         lines.append(b'"place": ' + encode(array.place))
     lines.append(b'"jobs": [\n    ' + b",\n    ".join(map(encode, jobs)) + b"\n  ]")
-    if options != _Options():
+    if options:
         lines.append(b'"options": ' + encode(options))
     return b"{\n  " + b",\n  ".join(lines) + b"\n}\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optsched.document_values import file_label
 from optsched.errors import InputError
 from optsched.files import read_text
 from optsched.formats.jobshop_text import (
@@ -17,7 +18,7 @@ from optsched.formats.jobshop_text import (
     sizes,
 )
 from optsched.problems.jobshop import JobShop
-from optsched.problems.jobshop_checks import MAX_MACHINES, MAX_NAME
+from optsched.problems.jobshop_checks import MAX_MACHINES
 
 if TYPE_CHECKING:
     import os
@@ -77,7 +78,7 @@ def rows_of(shop: JobShop) -> str:
 
 def instance_name(name: str) -> str:
     """Name of the instance in a file: the file's, without folder and suffix."""
-    return Path(name).stem[:MAX_NAME].encode("utf-8", "replace").decode()
+    return file_label(Path(name).stem)
 
 
 def shop_of(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.problems.jobarray import JobArray
+from optsched.problems.jobarray_checks import MAX_BLOCKS
 
 if TYPE_CHECKING:
     from optsched.pipelines.profiles import Link
@@ -56,6 +57,11 @@ def job_array(
         raise InputError(f"model: expected one of {', '.join(BATCH_SIZES)}, got {model!r}")
     if not 1 <= jobs <= 100_000:
         raise InputError(f"jobs: expected 1..100000, got {jobs}")
+    blocks = max(jobs, 1) * max(stages, 1) * max(micro_batches, 1)
+    if blocks > MAX_BLOCKS:
+        raise InputError(
+            f"jobs x micro-batches x stages: expected at most {MAX_BLOCKS}, got {blocks}"
+        )
     sizes = [BATCH_SIZES[model][j % 4] for j in range(jobs)]
     random.Random(seed).shuffle(sizes)
     options: dict[str, Any] = {

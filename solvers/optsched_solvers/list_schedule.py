@@ -37,6 +37,7 @@ class DispatchGraph(NamedTuple):
     free: IntArray
     workspace: IntArray
     memory: IntArray  # per resource, NO_LIMIT = unlimited
+    level: IntArray  # per resource: bytes held at the beginning
     chain: IntArray
     chain_indptr: IntArray  # per chain
     chain_operations: IntArray
@@ -58,6 +59,7 @@ class DispatchGraph(NamedTuple):
             graph.family, graph.setup_in, graph.setup_out,
             graph.acquire, graph.free, graph.workspace,
             np.where(graph.memory == 0, NO_LIMIT, graph.memory),
+            np.zeros(graph.n_resources, np.int64),
             chain, chain_indptr, chain_operations, chain_before, graph.users.indptr,
             np.where(graph.kind == "F", stage, -1),
             np.where((graph.kind == "B") | (graph.kind == "I"), stage, -1),
@@ -82,10 +84,13 @@ class DispatchGraph(NamedTuple):
         known = np.flatnonzero(self.chain_before >= 0)
         before[self.chain_before[known]] = known
         weight = np.maximum(self.duration[self.successor[order]] + lag[order], 0)
+        kept = np.zeros(len(self.memory), np.int64)  # what nobody frees is there from the start
+        placed = self.resource >= 0
+        np.add.at(kept, self.resource[placed], (self.acquire - self.free)[placed])
         return self._replace(
             release=np.zeros(n, np.int64), indptr=indptr, successor=tail[order], weight=weight,
             n_before=np.diff(self.indptr), setup_in=self.setup_out, setup_out=self.setup_in,
-            acquire=self.free, free=self.acquire, chain_operations=operations,
+            acquire=self.free, free=self.acquire, level=kept, chain_operations=operations,
             chain_before=before, slot_in=self.slot_out, slot_out=self.slot_in,
         )  # fmt: skip
 
@@ -207,11 +212,11 @@ def _safe(  # type: ignore[no-untyped-def]
     return n_pending == 0
 
 
-@kernel(types.Tuple((INTS, INTS, INT)), *[READ] * 23, BOOL, BOOL)
+@kernel(types.Tuple((INTS, INTS, INT)), *[READ] * 24, BOOL, BOOL)
 def _dispatch(  # type: ignore[no-untyped-def]
     duration, resource, release, indptr, successor, weight, n_before, family, setup_in, setup_out,
-    acquire, free, workspace, memory, chain, chain_indptr, chain_operations, chain_before,
-    users_indptr, slot_in, slot_out, priority, slot_limit, active, first_come,
+    acquire, free, workspace, memory, held_before, chain, chain_indptr, chain_operations,
+    chain_before, users_indptr, slot_in, slot_out, priority, slot_limit, active, first_come,
 ):  # fmt: skip
     """Dispatch all operations; returns (order of dispatch, starts, how many were placed)."""
     n, n_resources, n_chains = len(duration), len(memory), len(chain_before)
@@ -228,7 +233,7 @@ def _dispatch(  # type: ignore[no-untyped-def]
     best_time = np.zeros(n_resources, np.int64)
     best_key = np.zeros(n_resources, np.int64)
     dirty = np.ones(n_resources, np.int64)
-    level = np.zeros(n_resources, np.int64)
+    level = held_before.copy()
     held = np.zeros(max(1, n_chains * n_resources), np.int64)
     in_flight = np.zeros(n_chains, np.int64)
     left_in_chain = np.zeros(n_chains, np.int64)
@@ -238,6 +243,7 @@ def _dispatch(  # type: ignore[no-untyped-def]
     scheduled = np.zeros(n, np.int64)
     blocked = np.full(n, -1, np.int64)
     epoch = 0
+    starved = False  # somebody waits to free what is not held yet
     count = 0
     # operations without a resource start as soon as they are available
     free_stack = np.empty(n, np.int64)
@@ -337,6 +343,9 @@ def _dispatch(  # type: ignore[no-untyped-def]
             admitted = True
             if memory[r] != NO_LIMIT and level[r] + acquire[i] + workspace[i] > memory[r]:
                 admitted = False
+            if level[r] + acquire[i] < free[i]:
+                admitted = False
+                starved = True
             if admitted and slot_in[i] >= 0 and slot_in[i] < len(slot_limit):
                 admitted = slots[slot_in[i]] < slot_limit[slot_in[i]]
             if admitted and n_chains > 0 and acquire[i] > free[i]:
@@ -369,6 +378,9 @@ def _dispatch(  # type: ignore[no-untyped-def]
             if slot_in[i] >= 0 and slot_in[i] < len(slot_limit):
                 slots[slot_in[i]] += 1
             freed = free[i] > acquire[i] or (c >= 0 and left_in_chain[c] == 0)
+            if starved and acquire[i] > free[i]:
+                starved = False
+                freed = True
             if slot_out[i] >= 0 and slot_out[i] < len(slot_limit):
                 slots[slot_out[i]] -= 1
                 freed = True

@@ -153,7 +153,12 @@ def _offer_quick(dispatcher: Dispatcher, monitor: Monitor) -> bool:
     variant = next(_variants(graph, RULES))
     operations, start = non_delay(graph, dispatcher.priority(variant))
     value = max(s + p for s, p in zip(start, graph.duration.tolist(), strict=True))
-    monitor.incumbent(dispatcher.split(np.array(operations)), value, f"dispatch {variant}")
+    sequences = dispatcher.split(np.array(operations))
+    change = (graph.acquire - graph.free)[sequences.ids]
+    total = np.concatenate([[0], np.cumsum(change)])
+    if (total[1:] < np.repeat(total[sequences.indptr[:-1]], np.diff(sequences.indptr))).any():
+        return False  # somebody frees what is not held yet
+    monitor.incumbent(sequences, value, f"dispatch {variant}")
     return monitor.should_stop()
 
 

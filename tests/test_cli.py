@@ -1,0 +1,466 @@
+"""The command line: exit codes, one line on stderr, no half results, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import optsched
+from optsched.cli import main
+from optsched.schedule import Schedule
+
+SHOP = "3 3\n0 3 1 2 2 2\n0 2 2 1 1 4\n1 4 2 3 0 1\n"
+PROGRAM = [sys.executable, "-c", "from optsched.cli import main; main()"]
+
+
+class Ran(NamedTuple):
+    """What a command gave back."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Cli:
+    """Runs commands in this process, in a folder of their own."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, capture: Any) -> None:
+        self.folder, self.patch, self.capture = folder, patch, capture
+
+    def __call__(self, *words: object) -> Ran:
+        """Run one command."""
+        self.patch.setattr(sys, "argv", ["optsched", *map(str, words)])
+        self.capture.readouterr()
+        with pytest.raises(SystemExit) as done:
+            main()
+        out, err = self.capture.readouterr()
+        assert "Traceback" not in out + err
+        return Ran(done.value.code, out, err)
+
+    def refused(self, *words: object, code: int = 2) -> str:
+        """The one line on stderr of a command that must fail and leave no file behind."""
+        before = sorted(os.listdir(self.folder))
+        ran = self(*words)
+        assert ran.code == code, ran
+        assert ran.out == ""
+        assert ran.err.count("\n") == 1 and ran.err.startswith("error: "), ran.err
+        assert sorted(os.listdir(self.folder)) == before
+        return ran.err.removeprefix("error: ").rstrip("\n")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Cli:
+    """The program, run in an empty folder that has shop.txt, plan.json and graph.json."""
+    monkeypatch.chdir(tmp_path)
+    Path("shop.txt").write_text(SHOP)
+    shop = optsched.JobShop.read("shop.txt")
+    optsched.solve(shop, "dispatch").schedule.write("plan.json")  # type: ignore[union-attr]
+    shop.graph().write("graph.json")
+    return Cli(tmp_path, monkeypatch, capsys)
+
+
+# what every command does with bad input
+
+READERS = ("solve", "verify", "show", "plot", "trace", "solvers")
+BAD = {
+    "missing": None,
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "truncated": b'{"format": "optsched.schedule/1", "resources": [',
+    "newer": b'{"format": "optsched.schedule/2"}',
+    "nan": b'{"format": "optsched.schedule/1", "resources": NaN}',
+    "cycle": b'{"format": "optsched.schedule/1", "resources": [], "operations":'
+    b'[{"duration": 1}, {"duration": 1}], "arcs": [[0, 1], [1, 0]]}',
+    "surrogate": b'{"format": "optsched.schedule/1", "name": "\\ud800"}',
+    "escape codes": b'{"format": "\\u001b[2J\\n\\u202e"}',
+    "garbage": b"\x7f" * 10_000_000,
+}
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_bad_files(cli: Cli, command: str) -> None:
+    """Exit code 2, one printable line that begins with the file, no output file."""
+    for name, content in BAD.items():
+        path = Path(f"{name}.json")
+        if content is not None:
+            path.write_bytes(content)
+        line = cli.refused(command, path)
+        assert line.startswith(f"{path}:") and line.isprintable()
+    assert cli.refused(command, ".") == ".: is a directory, expected a file"
+    assert "File name too long" in cli.refused(command, "x" * 300)
+
+
+@pytest.mark.parametrize("command", ["verify", "show", "plot", "trace"])
+def test_graphs_without_schedule(cli: Cli, command: str) -> None:
+    """An instance cannot be verified, shown, drawn or traced."""
+    assert cli.refused(command, "graph.json").startswith("graph.json: sequences, starts: missing")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("solve", "shop.txt", "-o"),
+        ("plot", "plan.json", "-o"),
+        ("plot", "plan.json", "--html"),
+        ("trace", "plan.json", "-o"),
+        ("generate", "jobarray", "-o"),
+        ("generate", "taillard", "-o"),
+    ],
+    ids=" ".join,
+)
+def test_outputs_that_cannot_be(cli: Cli, monkeypatch: pytest.MonkeyPatch, words: Any) -> None:
+    """A folder that is not there, a folder instead of a file, a name too long: before any work."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("work was done for an output that cannot be written")
+
+    monkeypatch.setattr("optsched.solve", never)
+    monkeypatch.setattr("optsched.pipelines.generator.job_array", never)
+    monkeypatch.setattr("optsched.formats.taillard.generate", never)
+    Path("folder.png").mkdir()
+    assert "there is no folder no" in cli.refused(*words, "no/x.png")
+    assert "is a directory" in cli.refused(*words, "folder.png")
+    assert "File name too long" in cli.refused(*words, "x" * 300 + ".png")
+
+
+def test_existing_output_survives_failures(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When reading, solving or writing fails, the old output file is as it was."""
+    Path("old.json").write_text("old")
+    Path("bad.txt").write_text("2 2\n0 1")
+    cli.refused("solve", "bad.txt", "-o", "old.json")
+    cli.refused("solve", "shop.txt", "--solver", "none", "-o", "old.json")
+    cli.refused("trace", "graph.json", "-o", "old.json")
+    cli.refused("generate", "jobarray", "--model", "x", "-o", "old.json")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("optsched.files.os.replace", full)
+        line = cli.refused("solve", "shop.txt", "--solver", "dispatch", "-o", "old.json")
+        assert line == "old.json: cannot be written (No space left on device)"
+    assert Path("old.json").read_text() == "old"
+
+
+# solve
+
+
+def test_solve_prints_and_writes(cli: Cli) -> None:
+    """The value, the bound and the status; the written schedule is verified."""
+    ran = cli("solve", "shop.txt", "-o", "out.json")
+    assert (ran.code, ran.err) == (0, "")
+    lines = dict(line.split(None, 1) for line in ran.out.splitlines() if "bound" not in line)
+    assert lines["status"] == "optimal"
+    assert lines["makespan"] == f"{Schedule.read('out.json').makespan} s"
+    assert lines["written"] == "out.json"
+    assert optsched.verify(Schedule.read("out.json")) == []
+
+
+def test_solve_json(cli: Cli) -> None:
+    """One object with exactly these members, its history in order of time."""
+    ran = cli("solve", "shop.txt", "--json", "--seed", "3")
+    assert ran.code == 0 and ran.out.count("\n") == 1
+    found = json.loads(ran.out)
+    assert list(found) == [
+        "instance", "solver", "objective", "lower_bound", "gap", "status", "seconds", "history",
+    ]  # fmt: skip
+    assert (found["instance"], found["solver"], found["status"]) == ("shop", "auto", "optimal")
+    assert found["objective"] == found["lower_bound"] and found["gap"] == 0
+    steps = found["history"]
+    assert [s["seconds"] for s in steps] == sorted(s["seconds"] for s in steps)
+    assert steps[-1]["objective"] == found["objective"]
+    assert set(steps[0]) == {"seconds", "objective", "lower_bound", "event", "source"}
+
+
+def test_solve_json_is_standard_json(cli: Cli) -> None:
+    """An instance whose best value is 0 has no infinite gap."""
+    Path("zero.txt").write_text("1 1\n0 0\n")
+    found = json.loads(
+        cli("solve", "zero.txt", "--json").out, parse_constant=lambda text: pytest.fail(text)
+    )
+    assert (found["objective"], found["status"]) == (0, "optimal")
+
+
+def test_solve_quiet(cli: Cli) -> None:
+    """Nothing at all is printed."""
+    assert cli("solve", "shop.txt", "--quiet", "-o", "out.json") == Ran(0, "", "")
+    assert Path("out.json").exists()
+
+
+def test_solve_target_and_iterations(cli: Cli) -> None:
+    """A target that any schedule meets stops at the first; iterations repeat exactly."""
+    found = json.loads(cli("solve", "shop.txt", "--json", "--target", "1000").out)
+    assert found["objective"] <= 1000
+    assert sum(step["event"] == "incumbent" for step in found["history"]) == 1
+    runs = [
+        json.loads(cli("solve", "shop.txt", "--json", "--iterations", "3", "--seed", "5").out)
+        for _ in range(2)
+    ]
+    assert runs[0]["objective"] == runs[1]["objective"]
+
+
+def test_solve_warm_start(cli: Cli) -> None:
+    """The warm start is the first incumbent; one of another instance is refused."""
+    ran = cli("solve", "shop.txt", "--json", "--warm-start", "plan.json", "--time", "0")
+    found = json.loads(ran.out)
+    assert found["objective"] == Schedule.read("plan.json").makespan
+    assert found["history"][0]["source"] == "warm start"
+    assert cli.refused("solve", "shop.txt", "--warm-start", "graph.json").startswith("warm_start:")
+    Path("other.txt").write_text(SHOP.replace("0 3 1", "0 4 1"))
+    line = cli.refused("solve", "other.txt", "--warm-start", "plan.json")
+    assert line.startswith("warm_start: belongs to another instance")
+    assert "no such file" in cli.refused("solve", "shop.txt", "--warm-start", "no.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--time", "nan"), "time_limit: expected seconds >= 0, got nan"),
+        (("--time-limit", "-1"), "time_limit: expected seconds >= 0, got -1.0"),
+        (("--iterations", "-1"), "iterations: expected an integer in 0.."),
+        (("--iterations", "9" * 30), "iterations: expected an integer in 0.."),
+        (("--target", "-1"), "target: expected an integer in 0.."),
+        (("--seed", "-1"), "seed: expected an integer in 0..2147483647, got -1"),
+        (("--seed", str(2**31)), "seed: expected an integer in 0..2147483647, got 2147483648"),
+        (("--workers", "0"), "workers: expected an integer in 1..1024, got 0"),
+        (("--workers", "5000"), "workers: expected an integer in 1..1024, got 5000"),
+        (("--solver", "cp-sat"), "solver: there is no 'cp-sat' (did you mean cpsat?); installed:"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else "",
+)
+def test_hostile_limits(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    """Limits out of range are refused with the range."""
+    assert cli.refused("solve", "shop.txt", *words, "-o", "out.json").startswith(message)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("nonsense",),
+        ("solve",),
+        ("solve", "shop.txt", "--frobnicate"),
+        ("solve", "shop.txt", "--time", "soon"),
+        ("plot", "plan.json", "--cycles", "0"),
+        ("generate",),
+        ("generate", "jobarray"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(cli: Cli, words: tuple[str, ...]) -> None:
+    """Usage errors are exit code 2 too, and do nothing."""
+    before = sorted(os.listdir())
+    assert cli(*words).code == 2
+    assert sorted(os.listdir()) == before
+
+
+def test_infeasible(cli: Cli) -> None:
+    """Exit code 1, the reason, and no output file."""
+    shop = optsched.JobShop([[(0, 3), (1, 4)]], deadline=[6])
+    shop.write("late.json")
+    ran = cli("solve", "late.json", "-o", "out.json")
+    assert ran.code == 1
+    assert "status      infeasible" in ran.out
+    assert "reason      job 0 needs 7 s for its chain, but its deadline is 6 s" in ran.out
+    found = json.loads(cli("solve", "late.json", "--json").out)
+    assert (found["status"], found["objective"]) == ("infeasible", None)
+    assert "deadline" in found["reason"]
+    assert not Path("out.json").exists()
+
+
+def test_unsupported(cli: Cli) -> None:
+    """A solver that does not take the problem: exit code 2; `solvers FILE` says the same."""
+    array = optsched.JobArray([[1, 1]], [[1, 1]], objective="period")
+    array.write("rolling.json")
+    line = cli.refused("solve", "rolling.json", "-o", "out.json")
+    assert line.startswith("auto does not solve this problem")
+    assert "no: " in cli("solvers", "rolling.json").out
+
+
+def test_names_cannot_talk_to_the_terminal(cli: Cli) -> None:
+    """Control characters in names are not sent, and markup is text."""
+    shop = optsched.JobShop([[(0, 1)]], ["[/m]\x1b[2J"], name="[red]\x1b[2Jx\ny")
+    shop.write("named.json")
+    ran = cli("solve", "named.json", "-o", "named.schedule.json")
+    assert ran.code == 0 and "\x1b" not in ran.out and "[red]" in ran.out
+    for command in ("verify", "show"):
+        ran = cli(command, "named.schedule.json")
+        assert ran.code == 0 and "\x1b" not in ran.out
+
+
+# the other commands
+
+
+def test_verify(cli: Cli) -> None:
+    """A right schedule: exit code 0; a wrong one: every violation, and exit code 1."""
+    assert cli("verify", "plan.json").out.startswith("plan.json: verified, 9 operations")
+    tree = json.loads(Path("plan.json").read_text())
+    tree["starts"] = [0] * 9
+    Path("wrong.json").write_text(json.dumps(tree))
+    ran = cli("verify", "wrong.json")
+    lines = ran.out.splitlines()
+    assert ran.code == 1 and ran.err == ""
+    count = len(optsched.verify(Schedule.read("wrong.json")))
+    assert lines[-1] == f"wrong.json: not verified, {count} violations"
+    assert len(lines) == count + 1 and count > 5
+
+
+def test_show(cli: Cli) -> None:
+    """Objective, devices and critical path."""
+    ran = cli("show", "plan.json")
+    assert ran.code == 0
+    assert f"makespan {Schedule.read('plan.json').makespan}" in ran.out
+    assert "critical path" in ran.out
+
+
+def test_plot_and_trace(cli: Cli) -> None:
+    """Default names come from the document's; other endings are refused."""
+    pytest.importorskip("matplotlib")
+    assert cli("plot", "plan.json").out == "wrote plan.png\n"
+    assert Path("plan.png").read_bytes().startswith(b"\x89PNG")
+    assert cli("plot", "plan.json", "--html", "x.html").out == "wrote x.html\n"
+    assert cli("trace", "plan.json").out == "wrote plan.trace.json\n"
+    assert json.loads(Path("plan.trace.json").read_text())["traceEvents"]
+    assert "expected a picture file ending in" in cli.refused("plot", "plan.json", "-o", "x.exe")
+
+
+def test_solvers_and_version(cli: Cli) -> None:
+    """The matrix names every solver; the version is the package's."""
+    out = cli("solvers").out
+    assert all(name in out for name in ("auto", "cpsat", "dispatch", "JobShop", "JobArray"))
+    assert cli("version").out == f"{optsched.__version__}\n"
+
+
+def test_generate(cli: Cli) -> None:
+    """The same seed gives the same bytes; what is written can be solved."""
+    words = ("generate", "jobarray", "--stages", "2", "--jobs", "4", "--seed", "1", "-o")
+    for name in ("a.json", "b.json"):
+        assert "4 jobs, 2 stages on 2 devices" in cli(*words, name).out
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    assert cli("generate", "taillard", "--jobs", "3", "--machines", "2", "-o", "t.txt").code == 0
+    assert cli("solve", "t.txt", "--quiet").code == cli("solve", "a.json", "--quiet").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("jobarray", "--stages", "0"), "stages: expected an integer in 1.."),
+        (("jobarray", "--stages", "51"), "stages: expected an integer in 1..50, got 51"),
+        (("jobarray", "--stages", "9" * 12), "jobs x micro-batches x stages: expected at most"),
+        (("jobarray", "--jobs", "-1"), "jobs: expected 1..100000, got -1"),
+        (("jobarray", "--jobs", "9" * 12), "jobs: expected 1..100000, got 999999999999"),
+        (
+            ("jobarray", "--jobs", "100000", "--stages", "40"),
+            "jobs x micro-batches x stages: expected at most 2000000, got 4000000",
+        ),
+        (("jobarray", "--model", "gpt9"), "model: expected one of "),
+        (("jobarray", "--memory", "abc"), 'memory: expected bytes or a size such as "80GB"'),
+        (("jobarray", "--memory", "-5GB"), 'memory: expected bytes or a size such as "80GB"'),
+        (("jobarray", "--memory", "9" * 400), "memory: "),
+        (("jobarray", "--link", "string"), "link: expected one of "),
+        (("jobarray", "--partition", "x"), "partition: expected balanced or naive"),
+        (("jobarray", "--micro-batches", "0"), "micro_batches: expected an integer in 1.."),
+        (("jobarray", "--name", "x" * 300), "name: longer than 200 characters"),
+        (("taillard", "--jobs", "0"), "jobs: expected an integer in 1.."),
+        (("taillard", "--jobs", "9" * 12), "jobs: expected an integer in 1.."),
+        (("taillard", "--jobs", "5000", "--machines", "5000"), "jobs x machines: expected at most"),
+        (("taillard", "--time-seed", "0"), "time_seed: expected an integer in 1.."),
+        (("taillard", "--instance", "ta81"), 'there is no instance "ta81"'),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_generate_refuses(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    """One sentence with the argument, its value and the legal range."""
+    assert cli.refused("generate", *words, "-o", "out.json").startswith(message)
+
+
+# as a process of its own
+
+
+def start(*words: object, **rest: Any) -> subprocess.Popen[str]:
+    """The program as a process."""
+    return subprocess.Popen(
+        [*PROGRAM, *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **rest,
+    )  # fmt: skip
+
+
+def test_interrupt_writes_the_best_so_far(cli: Cli) -> None:
+    """Ctrl-C in a long search: exit code 0, a verified schedule, and the process is gone."""
+    assert cli("generate", "taillard", "--jobs", "30", "-o", "hard.txt").code == 0
+    process = start("solve", "hard.txt", "--time", "600", "-o", "out.json")
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert "objective" in line, line  # the search has begun
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert "interrupted: best so far" in out
+    schedule = Schedule.read("out.json")
+    assert optsched.verify(schedule) == []
+    assert schedule.provenance["interrupted"] is True
+
+
+def test_interrupt_leaves_no_thread(cli: Cli) -> None:
+    """Within a program, an interrupted search returns and its threads have ended."""
+    import threading
+
+    shop = optsched.formats.taillard.instance("ta21")
+
+    def interrupt(progress: Any) -> None:
+        if progress.source == "cpsat" or progress.event == "tick":
+            signal.raise_signal(signal.SIGINT)
+
+    before = set(threading.enumerate())
+    result = optsched.solve(shop, "cpsat", time_limit=600, on_progress=interrupt)
+    assert result.interrupted and result.status == "feasible"
+    assert set(threading.enumerate()) <= before
+
+
+def test_reader_goes_away(cli: Cli) -> None:
+    """`optsched show FILE | head -0`: no traceback, no complaint of the interpreter."""
+    for command in ("show", "verify", "solvers"):
+        process = start(command, "plan.json")
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        process.stderr.close()
+        assert process.wait(timeout=60) in (0, 1)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full device")
+def test_output_on_a_full_disk(cli: Cli) -> None:
+    """Said in one line, and not success."""
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [*PROGRAM, "verify", "plan.json"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ran.returncode != 0
+    assert ran.stderr.count("\n") == 1 and "No space left" in ran.stderr
+
+
+def test_narrow_encoding(cli: Cli) -> None:
+    """A terminal that knows only ASCII gets escapes instead of an error."""
+    shop = optsched.JobShop([[(0, 1)]], name="größe \U0001f600")
+    shop.write("named.json")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    process = start("solve", "named.json", env=environment)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "gr\\xf6\\xdfe" in out
+
+
+def test_output_to_a_pipe(cli: Cli) -> None:
+    """`-o /dev/stdout` writes the document there."""
+    process = start("solve", "shop.txt", "--quiet", "-o", "/dev/stdout")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert json.loads(out)["format"] == "optsched.schedule/1"

@@ -1,0 +1,423 @@
+"""Whatever a file holds: an instance, or one sentence with the place. Never another exception."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import periodic_schedules, schedules
+
+from optsched import InputError, JobArray, JobShop, Schedule
+from optsched.document import read, write
+from optsched.formats import jobarray_json, jobshop_json, taillard
+from optsched.formats.read_problem import read_problem
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BIG = 2**53
+
+SCHEDULE: dict[str, Any] = {
+    "format": "optsched.schedule/1",
+    "name": "s",
+    "time_unit": "us",
+    "resources": [{"name": "g0", "memory": 9}, {"name": "g1"}],
+    "operations": [
+        {"duration": 3, "job": 0, "kind": "F", "stage": 0, "microbatch": 0, "iteration": 0,
+         "family": 1, "resources": [0], "release": 1, "deadline": 90, "setup_in": 1,
+         "setup_out": 1, "acquire": 4, "workspace": 2},
+        {"duration": 4, "resources": [0, 1], "free": 4},
+        {"duration": 0, "resources": []},
+    ],
+    "arcs": [[0, 1, 2], [1, 2]],
+    "sequences": [[0, 1], [1]],
+    "starts": [1, 6, 10],
+    "objective": {"name": "makespan", "value": 10, "lower_bound": 9, "status": "feasible"},
+    "provenance": {"solver": "x", "seed": 0},
+}  # fmt: skip
+JOB_SHOP: dict[str, Any] = {
+    "format": "optsched.jobshop/1",
+    "name": "j",
+    "time_unit": "s",
+    "machines": ["a", "b"],
+    "jobs": [
+        {"operations": [[0, 3], [1, 2]], "release": 1, "deadline": 40},
+        {"operations": [[1, 4]]},
+    ],
+    "metadata": {"optimum": 7},
+}
+JOB_ARRAY: dict[str, Any] = {
+    "format": "optsched.jobarray/1",
+    "name": "a",
+    "time_unit": "us",
+    "devices": [{"name": "d0", "memory": 90, "server": "s"}, {"name": "d1", "server": "s"}],
+    "place": [0, 1],
+    "jobs": [
+        {"name": "x", "micro_batches": 2, "multiplicity": 1, "release": 1, "forward": [1, 2],
+         "backward": [3, 4], "weight": [1, 1], "recompute": [1, 1], "update": [1, 1],
+         "switch": [2, 2], "lag_forward": [1], "lag_backward": [-1], "activation": [4, 4],
+         "checkpoint": [2, 2], "recompute_workspace": [2, 2], "weight_memory": [1, 1],
+         "state": [7, 7]},
+        {"name": "y", "forward": [1, 2], "backward": [3, 4], "weight": [1, 1]},
+    ],
+    "options": {"objective": "makespan", "recompute_mode": [True, False],
+                "recompute_as_block": True, "update_mode": "block",
+                "update_blocks_gradient": False, "microbatch_order": "fixed", "switch_on": "out",
+                "trailing_switch": True},
+}  # fmt: skip
+DOCUMENTS = {"schedule": SCHEDULE, "jobshop": JOB_SHOP, "jobarray": JOB_ARRAY}
+FOREIGN: dict[str, Any] = {
+    "job_shop_lib": {"name": "x", "duration_matrix": [[1, 2], [3, 4]],
+                     "machines_matrix": [[0, 1], [1, 0]], "metadata": {"optimum": 3}},
+    "schedule_opt": {"jobs": 1, "machines": 2, "instance": "x", "data": [
+        {"job": 0, "operation": 0, "machine": 1, "duration": 3},
+        {"job": 0, "operation": 1, "machine": 0, "duration": 4}]},
+    "arraypipe": {"name": "x", "n_stages": 2, "n_jobs": 1, "flags": ["a"],
+                  "jobs": [{"route": [0, 1, 1, 0], "dur": [1, 2, 3, 4]}]},
+}  # fmt: skip
+STANDARD = "# toy\n2 3\n0 3 1 2 2 2\n1 4 2 1 0 4\n"
+HOSTILE: list[Any] = [
+    None, True, False, -1, 0, 1, 3, 2.0, 0.5, BIG, BIG + 1, -BIG, 2**63, 2**64, 10**400, "", "3",
+    "x" * 1000, "\0", "\x1b[2J\n", "é\u2028", [], [[]], [None], [0], [1, "x"], [[0, 1]] * 3, {},
+    {"x": 1}, [{}], [10**6], [[BIG, BIG, BIG, BIG]], [0.5], [True],
+]  # fmt: skip
+
+
+def paths(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a tree, the root included."""
+    found = [path]
+    if isinstance(tree, dict | list):
+        for key, child in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            found += paths(child, (*path, key))
+    return found
+
+
+def changed(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """A copy with the value at a path replaced."""
+    if not path:
+        return value
+    tree = copy.deepcopy(tree)
+    node = tree
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    return tree
+
+
+def without(tree: Any, path: tuple[Any, ...]) -> Any:
+    """A copy without the member at a path."""
+    tree = copy.deepcopy(tree)
+    node = tree
+    for key in path[:-1]:
+        node = node[key]
+    del node[path[-1]]
+    return tree
+
+
+def take(path: Path, content: str | bytes) -> Any:
+    """Read a file as every command does: an instance and its graph, or an `InputError`.
+
+    What is accepted must be whole: it has a graph and a bound, and survives a round trip.
+    """
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    problem = read_problem(path)
+    graph = problem.graph()
+    if graph.period is None and getattr(problem, "objective_name", "makespan") == "makespan":
+        assert problem.lower_bound() >= 0
+        problem.infeasibility()
+    assert read(write(graph).decode()) == graph
+    if isinstance(problem, JobArray):
+        assert jobarray_json.read(jobarray_json.write(problem).decode()) == problem
+    if isinstance(problem, JobShop):
+        tree = json.loads(jobshop_json.to_json(problem))
+        assert jobshop_json.from_tree(tree, "x") == problem
+    return problem
+
+
+def outcome(path: Path, content: str | bytes) -> str:
+    """The one sentence of a refusal, or ``""``."""
+    try:
+        take(path, content)
+    except InputError as error:
+        message = str(error)
+        assert message.isprintable(), message
+        assert len(message) < len(str(path)) + 400
+        return message
+    return ""
+
+
+def refusal(path: Path, content: str | bytes) -> str:
+    """The one sentence of a document that must be refused; it starts with the file."""
+    message = outcome(path, content)
+    assert message.startswith(f"{path}:"), message
+    return message.removeprefix(f"{path}").removeprefix(": ")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file to write to."""
+    return tmp_path / "x.json"
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_the_unspoilt_documents_are_read(path: Path, kind: str) -> None:
+    """The documents that the other tests spoil are right."""
+    assert outcome(path, json.dumps(DOCUMENTS[kind])) == ""
+    assert outcome(path, STANDARD) == ""
+
+
+@pytest.mark.parametrize("kind", [*DOCUMENTS, *FOREIGN])
+def test_every_field_with_every_wrong_value(path: Path, kind: str) -> None:
+    """Each place of a document replaced by each of many values, and each member left out."""
+    document = {**DOCUMENTS, **FOREIGN}[kind]
+    assert outcome(path, json.dumps(document)) == ""
+    refused = 0
+    for place in paths(document):
+        for value in HOSTILE:
+            refused += outcome(path, json.dumps(changed(document, place, value))) != ""
+        if place:
+            outcome(path, json.dumps(without(document, place)))
+    assert refused > len(paths(document)) * len(HOSTILE) // 2
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_unknown_fields_everywhere(path: Path, kind: str) -> None:
+    """An unknown member of any object (but the free-form ones) is refused by name."""
+    document = DOCUMENTS[kind]
+    for place in paths(document):
+        node = document
+        for key in place:
+            node = node[key]
+        if isinstance(node, dict) and place not in (("provenance",), ("metadata",)):
+            bad = changed(document, (*place, "durations"), 1)
+            assert 'unknown field "durations"' in refusal(path, json.dumps(bad))
+
+
+@pytest.mark.parametrize("kind", [*DOCUMENTS, "standard", "taillard"])
+def test_truncated_at_every_byte(path: Path, kind: str) -> None:
+    """No prefix of a document is an instance, apart from white space and digits at the end."""
+    texts = {key: json.dumps(tree, indent=1) for key, tree in DOCUMENTS.items()}
+    texts["standard"] = STANDARD
+    texts["taillard"] = taillard.to_text(taillard.generate(3, 3, 5, 6))
+    text = texts[kind].rstrip()
+    last = len(text.rstrip("0123456789"))  # of a text only the last number may shrink
+    for end in range(last if kind in ("standard", "taillard") else len(text)):
+        refusal(path, text[:end])
+
+
+SPOILT: list[tuple[str, Any, str]] = [
+    ("schedule", {("operations", 0, "duration"): -3},
+     "operations[0].duration: expected an integer >= 0, got -3"),
+    ("schedule", {("operations", 0, "duration"): True},
+     "operations[0].duration: expected an integer, got true"),
+    ("schedule", {("operations", 0, "duration"): 3.0},
+     "operations[0].duration: expected an integer, got 3.0"),
+    ("schedule", {("operations", 0, "duration"): BIG, ("operations", 1, "duration"): BIG},
+     "operations: times add up to"),
+    ("schedule", {("operations", 0, "acquire"): BIG, ("operations", 1, "acquire"): 1},
+     "operations: acquire adds up to 9007199254740993 bytes, more than 2^53"),
+    ("schedule", {("operations", 0, "kind"): "F" * 10**6},
+     "operations[0].kind: expected a string of length <= 16"),
+    ("schedule", {("arcs",): [[0, 1], [1, 0]]}, "arcs: operations 1 -> 0 -> 1 form a cycle"),
+    ("schedule", {("arcs",): [[0, 0]]}, "arcs[0]: operation 0 before itself"),
+    ("schedule", {("arcs",): [[0, 7]]}, "arcs[0]: head 7 is no operation (there are 3)"),
+    ("schedule", {("arcs",): [[0]]}, "arcs[0]: expected a list of length >= 2, got a list"),
+    ("schedule", {("arcs",): [[0, 1, 0, 1]]},
+     "arcs[0]: distance 1, but the schedule has no period"),
+    ("schedule", {("operations", 1, "resources"): [0, 0]},
+     "operations[1].resources: names resource 0 twice"),
+    ("schedule", {("operations", 1, "resources"): [2]},
+     "operations[1].resources: there is no resource 2 (there are 2)"),
+    ("schedule", {("sequences",): [[0, 1]]},
+     "sequences: expected 2 rows, one per resource, got 1"),
+    ("schedule", {("sequences",): [[0, 9], [1]]}, "sequences[0]: 9 is no operation"),
+    ("schedule", {("sequences",): None}, "sequences: missing, but there are starts"),
+    ("schedule", {("starts",): [0, 1]},
+     "starts: expected 3 values, one per operation, got 2"),
+    ("schedule", {("starts",): [[0], [1, 2], [3]]}, "starts[0]: expected an integer, got a list"),
+    ("schedule", {("resources", 1, "name"): "g0"},
+     'resources[1].name: "g0" is also the name of resources[0]'),
+    ("schedule", {("resources", 1, "name"): "g" * 10**6},
+     "resources[1].name: longer than 200 characters"),
+    ("schedule", {("time_unit",): "u" * 10**6}, "time_unit: expected one of ns, us, ms, s, got"),
+    ("schedule", {("objective", "lower_bound"): 11},
+     "objective.lower_bound: 11 is above the value 10"),
+    ("schedule", {("provenance", "seed"): BIG + 1},
+     "provenance.seed: expected an integer in -2^53..2^53"),
+    ("schedule", {("period",): 0}, "period: expected an integer >= 1, got 0"),
+    ("schedule", {("period",): 90}, "operations[0].release: not allowed in a periodic schedule"),
+    ("schedule", {("format",): "optsched.schedule/2"}, "is newer than this optsched reads"),
+    ("jobshop", {("format",): "optsched.jobshop/9"}, "is newer than this optsched reads"),
+    ("jobarray", {("format",): "optsched.jobarray/9"}, "is newer than this optsched reads"),
+    ("jobshop", {("format",): "other/1"}, "not an instance this optsched reads"),
+    ("jobshop", {("jobs",): []}, "jobs: expected a list of length >= 1, got a list"),
+    ("jobshop", {("jobs", 1, "operations"): []}, "jobs[1].operations: expected a list of length"),
+    ("jobshop", {("jobs", 1, "operations"): [[2, 4]]},
+     "jobs[1].operations[0][0]: expected a machine in 0..1, got 2 (machines are 0-based here)"),
+    ("jobshop", {("jobs", 1, "operations"): [[0, 4, 4]]}, "jobs[1].operations[0]: expected a list"),
+    ("jobshop", {("jobs", 1, "operations"): [[0, BIG]]}, "jobs: durations and the latest release"),
+    ("jobshop", {("machines",): ["a", "a"]}, 'machines[1]: "a" is also the name of machine 0'),
+    ("jobshop", {("time_unit",): "h" * 10**6}, "time_unit: expected one of ns, us, ms, s, got"),
+    ("jobshop", {("metadata", "optimum"): 10**30}, "metadata.optimum: expected an integer in"),
+    ("jobarray", {("jobs",): []}, "jobs: expected a list of length >= 1, got a list"),
+    ("jobarray", {("jobs", 0, "forward"): []}, "jobs[0].forward: a job needs at least one stage"),
+    ("jobarray", {("jobs", 1, "forward"): [1]}, "jobs[1].forward: expected 2 values, got 1"),
+    ("jobarray", {("jobs", 0, "lag_forward"): [-2]}, "jobs[0].lag_forward[0]: expected not below"),
+    ("jobarray", {("jobs", 0, "micro_batches"): 10**9},
+     "jobs[0].micro_batches: 1000000000, but jobs x micro-batches x stages may be at most"),
+    ("jobarray", {("jobs", 0, "micro_batches"): BIG, ("jobs", 0, "multiplicity"): BIG},
+     "jobs[0].micro_batches: 9007199254740992, but jobs x micro-batches x stages"),
+    ("jobarray", {("jobs", 0, "multiplicity"): BIG, ("jobs", 1, "multiplicity"): BIG},
+     "forward, backward, ...: times add up to"),
+    ("jobarray", {("jobs", 0, "activation"): [BIG, BIG]}, "activation: adds up to"),
+    ("jobarray", {("jobs", 1, "name"): "x"}, 'names[1]: "x" is also the name of names[0]'),
+    ("jobarray", {("devices",): []}, "place: device 1 does not exist (there are 0)"),
+    ("jobarray", {("place",): [0, 2]}, "place: device 2 does not exist (there are 2)"),
+    ("jobarray", {("place",): [0]}, "place: expected one device per stage (2), got 1"),
+    ("jobarray", {("place",): [[[0, 1]]]}, "place: expected one entry per job (2), got 1"),
+    ("jobarray", {("options", "objective"): "o" * 10**6},
+     "objective: expected one of makespan, period, got"),
+    ("jobarray", {("options", "recompute_mode"): "sometimes"},
+     "recompute_mode: expected one of never, always, choose"),
+    ("jobarray", {("options", "recompute_mode"): [True]},
+     "recompute_mode: expected 2 times true or false"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "changes", "message"), SPOILT, ids=[m[:50] for _, _, m in SPOILT])
+def test_spoilt(path: Path, kind: str, changes: dict[tuple[Any, ...], Any], message: str) -> None:
+    """The sentence names the place, the rule and the value."""
+    document = DOCUMENTS[kind]
+    for place, value in changes.items():
+        document = changed(document, place, value)
+    assert message in refusal(path, json.dumps(document))
+
+
+RAW: list[tuple[str, bytes, str]] = [
+    ("empty", b"", ":1: expected a job shop, got nothing (the file is empty)"),
+    ("blank", b" \n\t\n", ":1: expected a job shop, got nothing (the file is empty)"),
+    ("zeros", bytes(1000), ":1: expected an integer (digits 0-9), got "),
+    ("utf-16", json.dumps(SCHEDULE).encode("utf-16"), ":1: not a text file in UTF-8"),
+    ("utf-16-le", json.dumps(SCHEDULE).encode("utf-16-le"), ":1:2: not valid JSON"),
+    ("latin-1", '{"name": "é"}'.encode("latin-1"), ":1: not a text file in UTF-8 (byte 10"),
+    ("two marks", b"\xef\xbb\xbf\xef\xbb\xbf{}", ":1: expected an integer (digits 0-9)"),
+    ("picture", b"\x89PNG\r\n\x1a\n" + bytes(90), ":1: not a text file in UTF-8 (byte 0 is 0x89)"),
+    ("list", b"[1, 2]", "expected a JSON object, got a list"),
+    ("object", b"{}", "not an instance this optsched reads (no known keys)"),
+    ("format list", b'{"format": []}', "not an instance this optsched reads (format a list)"),
+    ("string", b'"optsched"', ":1: expected an integer (digits 0-9)"),
+    ("nan", b'{"format": NaN}', ":1: NaN is not a JSON number"),
+    ("infinity", b'{"format": -Infinity}', ":1: -Infinity is not a JSON number"),
+    ("5000 digits", b'{"a": ' + b"9" * 5000 + b"}", "more digits than any 64-bit integer"),
+    ("5000 digits, text", b"2 " + b"9" * 5000, ":1: expected an integer in 0..2^53, got a number"),
+    ("deep", b'{"a":' * 100_000, "nested too deeply"),
+    ("deep lists", b"[" * 1_000_000, "nested too deeply"),
+    ("twice", b'{"format": "optsched.schedule/1", "format": 2}', 'key "format" appears twice'),
+    ("half", b'{"name": "\\ud800"}', "name: half a surrogate pair, U+D800, is no character"),
+    ("raw half", b'{"name": "\xed\xa0\x80"}', ":1: not a text file in UTF-8"),
+    ("two values", b"{} {}", ":1:4: not valid JSON: extra data"),
+    ("comment", b'{"a": 1} // x', ":1:10: not valid JSON: extra data"),
+    ("deep provenance", json.dumps(SCHEDULE).replace('"x"', "[" * 300 + "]" * 300).encode(),
+     "nested too deeply"),
+    ("no jobs", b"0 3\n", ":1: expected at least 1 job, got 0"),
+    ("many jobs", b"9007199254740992 1\n0 1\n", ":2: expected 9007199254740992 rows"),
+    ("many machines", b"1 9007199254740992\n0 1\n", ":2: expected 18014398509481984 numbers"),
+    ("ragged", b"2 2\n0 1 1 1\n0 1 1\n", ":3: expected 2 pairs (machine duration), got 1"),
+    ("negative", b"1 1\n0 -5\n", ":2: expected a duration in 0..2^53, got -5"),
+    ("float", b"1 1\n0 1.5\n", ':2: expected an integer (digits 0-9), got "1.5"'),
+    ("sum", b"1 2\n0 9007199254740992 1 1\n", "add up to 9007199254740993, above 2^53"),
+    ("doubled machine", b"1 2\n0 1 0 1\n", ":2: expected every machine once, got machine 0"),
+    ("foreign machine", b"1 2\n0 1 2 1\n", ":2: expected a machine in 0..1, got 2"),
+    ("arabic digits", "1 1\n0 ٣\n".encode(), ":2: expected an integer (digits 0-9)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("content", "message"), [r[1:] for r in RAW], ids=[r[0] for r in RAW])
+def test_raw_content(path: Path, content: bytes, message: str) -> None:
+    """Files that are no documents at all."""
+    assert message in refusal(path, content)
+
+
+@pytest.mark.parametrize("start", [b"", b"{", b'{"a": ', b'{"a": "', b"2 2\n", b"\xff"])
+def test_megabytes_of_garbage(path: Path, start: bytes) -> None:
+    """10 MB of noise give one short sentence."""
+    noise = random.Random(len(start)).randbytes(10_000_000)
+    refusal(path, start + noise)
+    refusal(path, start + bytes(b & 0x7F for b in noise[:1_000_000]))
+    refusal(path, start + b"A" * 10_000_000)
+
+
+def test_missing_file_and_folder(tmp_path: Path) -> None:
+    """There is nothing to read."""
+    for place, reason in ((tmp_path, "is a directory, expected a file"),
+                          (tmp_path / "no", "no such file")):  # fmt: skip
+        with pytest.raises(InputError) as caught:
+            read_problem(place)
+        assert str(caught.value) == f"{place}: {reason}"
+
+
+def test_sequences_of_a_schedule_are_the_verifiers_business(path: Path) -> None:
+    """Orders that miss, double or misplace operations are read; `verify` lists what is wrong."""
+    from optsched import verify
+
+    for row in ([[0], [1]], [[0, 1, 1], [1]], [[0, 1, 2], [1]], [[1, 0], [1]], [[], []]):
+        path.write_text(json.dumps(changed(SCHEDULE, ("sequences",), row)))
+        assert verify(Schedule.read(path))
+
+
+@given(schedules() | periodic_schedules(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_fuzzed_schedules(s: Schedule, data: st.DataObject) -> None:
+    """Up to three places of a right document changed: read, or refused in one sentence."""
+    tree = json.loads(write(s))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = data.draw(st.sampled_from(paths(tree)[1:]))
+        tree = changed(tree, place, data.draw(st.sampled_from(HOSTILE)))
+    _read_or_refuse(json.dumps(tree))
+
+
+@given(st.sampled_from(list(DOCUMENTS)), st.integers(0, 10**6), st.binary(max_size=6))
+@settings(max_examples=200, deadline=None)
+def test_fuzzed_bytes(kind: str, at: int, noise: bytes) -> None:
+    """Bytes of a document overwritten."""
+    data = json.dumps(DOCUMENTS[kind]).encode()
+    at %= len(data)
+    _read_or_refuse((data[:at] + noise + data[at + len(noise) :]).decode("latin-1"))
+
+
+@given(st.text("0123456789 -\n#.eax\t", max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_fuzzed_text(text: str) -> None:
+    """Anything that looks a little like a job shop."""
+    from optsched.formats.jobshop_text import layout, lines_of
+    from optsched.formats.standard import from_text
+
+    for reader in (
+        lambda: layout(lines_of(text, "f"), "f"),
+        lambda: from_text(text, "f").graph(),
+        lambda: from_text(text, "f", reentrant=True).graph(),
+        lambda: taillard.from_text(text, "f").graph(),
+    ):
+        try:
+            reader()
+        except InputError as error:
+            assert str(error).startswith("f:") and str(error).isprintable()
+
+
+def _read_or_refuse(text: str) -> None:
+    from optsched.formats.read_problem import from_tree
+    from optsched.strict_json import parse
+
+    try:
+        tree = parse(text, "f")
+        from_tree(tree, "f").graph()
+        if isinstance(tree, dict) and tree.get("format") == SCHEDULE["format"]:
+            s = read(text, "f")
+            assert read(write(s).decode()) == s
+    except InputError as error:
+        assert str(error).startswith("f:") and str(error).isprintable()

@@ -1,0 +1,329 @@
+"""`optsched.solve`: limits, history, warm start, callbacks, interrupts, engines that lie."""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import optsched
+from optsched import JobArray, JobShop, Progress, Result, Rows
+from optsched.errors import InputError, InternalError, UnsupportedProblem
+from optsched.graph import scheduled
+from optsched.registry import Support
+from optsched.testing import best_makespan
+
+if TYPE_CHECKING:
+    from optsched import Limits, Monitor
+
+TOY = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="toy")
+
+
+def hard(n: int = 12, m: int = 8) -> JobShop:
+    """A shop that nobody proves in a second."""
+    rng = Random(1)
+    return JobShop([[(k, rng.randint(1, 99)) for k in rng.sample(range(m), m)] for _ in range(n)])
+
+
+class Engine:
+    """A third party's solver, made of one function."""
+
+    name = "theirs"
+    options = MappingProxyType({"depth": "how deep"})
+
+    def __init__(self, work: Any, support: Any = True) -> None:
+        self.work, self.support = work, support
+
+    def supports(self, problem: Any) -> Any:
+        """What the test wants."""
+        return self.support
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Any:
+        """Call the function."""
+        return self.work(problem, limits, monitor)
+
+
+def in_order(problem: Any) -> tuple[Rows, int]:
+    """Operations in the order of ids on every machine."""
+    sequences = problem.graph().users
+    return sequences, scheduled(problem.graph(), sequences).makespan
+
+
+# results
+
+
+def test_result_is_verified_and_complete() -> None:
+    """Schedule, objective, bound, status, history and provenance belong together."""
+    result = optsched.solve(TOY, iterations=100_000)
+    assert result.status == "optimal" and result.objective == best_makespan(TOY.graph())
+    assert result.gap == 0.0 and result.solver == "auto" and not result.interrupted
+    assert result.schedule is not None and optsched.verify(result.schedule) == []
+    claim = result.schedule.objective
+    assert claim is not None and tuple(claim) == (
+        "makespan",
+        result.objective,
+        result.objective,
+        "optimal",
+    )
+    assert result.schedule.provenance["instance_sha256"] == TOY.sha256
+    assert result.history[-1].objective == result.objective
+    assert [e.elapsed for e in result.history] == sorted(e.elapsed for e in result.history)
+
+
+def test_a_bare_graph_is_a_problem() -> None:
+    """A `Schedule` without orders is solved like the problem it came from."""
+    assert (
+        optsched.solve(TOY.graph(), iterations=1000).objective
+        == optsched.solve(TOY, iterations=1000).objective
+    )
+
+
+def test_target_stops_the_search() -> None:
+    """A target that a rule meets ends the run; an unreachable one does not."""
+    shop = hard()
+    easy = optsched.solve(shop, "cpsat", target=10**6, time_limit=60)
+    assert easy.status == "feasible" and easy.seconds < 30
+    assert optsched.solve(TOY, "cpsat", target=0, time_limit=60).status == "optimal"
+
+
+def test_limits_of_zero() -> None:
+    """No time, or no iterations: a legal status at once."""
+    for limit in ({"time_limit": 0}, {"iterations": 0}):
+        result = optsched.solve(hard(), **limit)  # type: ignore[arg-type]
+        assert result.status in ("unknown", "feasible") and result.lower_bound is not None
+
+
+def test_default_limit_is_ten_seconds() -> None:
+    """Without any limit; an iteration limit or a target replaces it."""
+    assert optsched.Limits().time_limit == 10
+    assert optsched.Limits(iterations=5).time_limit is None
+    assert optsched.Limits(target=5).time_limit is None
+
+
+# warm start
+
+
+def test_warm_start_is_never_lost() -> None:
+    """The result is at least as good, and starts its history."""
+    shop = hard()
+    start = optsched.solve(shop, "dispatch", iterations=200).schedule
+    assert start is not None
+    for solver in optsched.solvers():
+        result = optsched.solve(shop, solver, warm_start=start, iterations=1)
+        assert result.objective is not None and result.objective <= start.makespan
+        assert result.history[0].source == "warm start"
+
+
+def test_warm_start_is_made_semi_active() -> None:
+    """Starts later than necessary are pulled left."""
+    sequences, value = in_order(TOY)
+    late = TOY.graph().with_orders(sequences, scheduled(TOY.graph(), sequences).start + 5)  # type: ignore[operator]
+    result = optsched.solve(TOY, "dispatch", warm_start=late, iterations=0)
+    assert result.objective == value == late.makespan - 5
+
+
+def test_wrong_warm_starts() -> None:
+    """Another instance's (both hashes), one without orders, one with an overlap."""
+    other = optsched.solve(hard(), "dispatch", iterations=20).schedule
+    with pytest.raises(InputError, match=f"another instance .*{TOY.sha256[:12]}"):
+        optsched.solve(TOY, warm_start=other)
+    with pytest.raises(InputError, match="no orders"):
+        optsched.solve(TOY, warm_start=TOY.graph())
+    sequences, _ = in_order(TOY)
+    with pytest.raises(InputError, match="warm_start: "):
+        optsched.solve(TOY, warm_start=TOY.graph().with_orders(sequences, [0, 0, 0, 0]))
+
+
+# callbacks and interrupts
+
+
+@pytest.mark.parametrize("solver", ["auto", "cpsat", "dispatch"])
+def test_callback_stops(solver: str) -> None:
+    """A true return value ends the run; the best so far is returned."""
+    result = optsched.solve(
+        hard(), solver, time_limit=60, on_progress=lambda p: p.objective is not None
+    )
+    assert result.schedule is not None and result.interrupted and result.seconds < 30
+    assert result.schedule.provenance["interrupted"] is True
+
+
+@pytest.mark.parametrize("solver", ["auto", "cpsat", "dispatch"])
+def test_callback_raises(solver: str) -> None:
+    """Its exception comes out, and no thread stays behind."""
+    before = threading.active_count()
+
+    def fail(progress: Progress) -> None:
+        if progress.objective is not None:
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        optsched.solve(hard(), solver, time_limit=60, on_progress=fail)
+    assert threading.active_count() <= before
+
+
+def test_interrupt_inside_an_engine() -> None:
+    """Ctrl-C returns what was found until then."""
+
+    def work(problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        monitor.incumbent(*in_order(problem), "theirs")
+        raise KeyboardInterrupt
+
+    result = optsched.solve(TOY, Engine(work), time_limit=5)
+    assert result.interrupted and result.schedule is not None
+    assert result.objective == in_order(TOY)[1] and result.status in ("feasible", "optimal")
+
+    def nothing(problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        raise KeyboardInterrupt
+
+    assert optsched.solve(TOY, Engine(nothing), time_limit=5).status == "unknown"
+
+
+@pytest.mark.parametrize("solver", ["auto", "cpsat"])
+def test_interrupt_inside_cp_sat(solver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the main thread waits for CP-SAT."""
+    from optsched_solvers import cpsat
+
+    def pressed(seconds: float, real: Any = cpsat.time.sleep, calls: list[int] = []) -> None:  # noqa: B006
+        calls.append(1)
+        real(seconds)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(cpsat.time, "sleep", pressed)
+    before = threading.active_count()
+    result = optsched.solve(hard(), solver, time_limit=20, workers=1)
+    assert result.interrupted and result.schedule is not None
+    assert threading.active_count() <= before
+
+
+# third parties
+
+
+def test_a_solver_object() -> None:
+    """An instance of a class of one's own; what it returns without reporting counts too."""
+
+    def work(problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        return Result("feasible", scheduled(problem.graph(), in_order(problem)[0]))
+
+    result = optsched.solve(TOY, Engine(work), time_limit=1, options={"depth": 3})
+    assert result.solver == "theirs" and result.objective == in_order(TOY)[1]
+    assert result.schedule is not None and result.schedule.provenance["options"] == {"depth": 3}
+    assert optsched.solve(TOY, Engine(lambda *_: None), time_limit=1).status == "unknown"
+
+
+def lie(kind: str) -> Any:
+    """A solver that claims something false."""
+
+    def work(problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        sequences, value = in_order(problem)
+        if kind == "too good":
+            monitor.incumbent(sequences, value - 1)
+        elif kind == "too bad":
+            monitor.incumbent(sequences, value + 1)
+        elif kind == "bound":
+            monitor.incumbent(sequences, value)
+            monitor.bound(value + 1)
+        elif kind == "bound first":
+            monitor.bound(value + 1)
+            monitor.incumbent(sequences, value)
+        elif kind == "cycle":
+            monitor.incumbent(Rows.of([[3, 0], [1, 2]]), value)
+        elif kind == "foreign":
+            monitor.incumbent(Rows.of([[0, 1], [2, 3]]), value)
+        elif kind == "incomplete":
+            return Result(
+                "feasible", problem.graph().with_orders(Rows.of([[0], [1, 2]]), [0, 3, 0, 0])
+            )
+        elif kind == "infeasible":
+            monitor.incumbent(sequences, value)
+            return Result("infeasible", reason="so I say")
+        return Result("unknown")
+
+    return Engine(work)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["too good", "too bad", "bound", "bound first", "cycle", "foreign", "incomplete", "infeasible"],
+)
+def test_a_liar_is_caught(kind: str) -> None:
+    """Wrong values, false bounds, impossible orders, refuted proofs: `InternalError`, by name."""
+    with pytest.raises(InternalError):
+        optsched.solve(TOY, lie(kind), time_limit=1)
+
+
+def test_a_status_is_not_believed() -> None:
+    """Optimal is what objective and bound say, not what an engine says."""
+
+    def work(problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        value = 10**6
+        return Result("optimal", None, value)
+
+    assert optsched.solve(TOY, Engine(work), time_limit=1).status == "unknown"
+
+
+def test_wrong_deadlines_and_memory_are_caught() -> None:
+    """The verifier sees every schedule: orders that overflow a device never get out."""
+    array = JobArray([[1], [1]], [[5], [5]], activation=1, memory=[1])
+
+    def work(problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        monitor.incumbent(Rows.of([[0, 2, 1, 3]]), 12)
+        return Result("unknown")
+
+    with pytest.raises(InternalError, match="theirs returned a wrong schedule"):
+        optsched.solve(array, Engine(work), time_limit=1)
+
+
+def test_unsupported_problems_name_who_can() -> None:
+    """The reason, then the solvers that take it, or that none does."""
+    refuses = Engine(None, Support(False, "too blue"))
+    with pytest.raises(
+        UnsupportedProblem, match=r"theirs does not .* too blue; these do: auto, cpsat, dispatch"
+    ):
+        optsched.solve(TOY, refuses)
+    period = JobArray([[1]], [[1]], objective="period")
+    with pytest.raises(UnsupportedProblem, match="no installed solver does"):
+        optsched.solve(period)
+    from optsched import Resource, Schedule
+
+    gang = Schedule(
+        resources=(Resource("a"), Resource("b")),
+        duration=[1],
+        op_resources=Rows.of([[0, 1]]),  # type: ignore[arg-type]
+    )
+    with pytest.raises(
+        UnsupportedProblem, match=r"holds 2 resources at once; these do: auto, cpsat$"
+    ):
+        optsched.solve(gang, "dispatch")
+    assert optsched.solve(gang, iterations=1000).objective == 1
+
+
+@pytest.mark.parametrize("problem", [None, 3, "ft10", [[1]]])
+def test_no_problem_at_all(problem: Any) -> None:
+    """Anything without a graph is refused with a sentence."""
+    with pytest.raises(InputError, match="problem: expected"):
+        optsched.solve(problem)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"solver": "cpsta"}, "did you mean cpsat"), ({"solver": "x"}, "installed: auto"),
+        ({"options": {"deep": 1}}, "has no option 'deep'"), ({"workers": 0}, "workers"),
+        ({"time_limit": -1}, "time_limit"), ({"seed": 2**31}, "seed"), ({"target": 1.5}, "target"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(given: dict[str, Any], message: str) -> None:
+    """One sentence with the name of the argument."""
+    with pytest.raises(InputError, match=message):
+        optsched.solve(TOY, **given)
+
+
+def test_infeasible_by_inspection() -> None:
+    """No solver is asked; the reason is a sentence, there is no bound."""
+    shop = JobShop([[(0, 3), (1, 2)]], deadline=[4])
+    result = optsched.solve(shop, Engine(None), time_limit=1)
+    assert result.status == "infeasible" and result.reason and result.schedule is None
