@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sys import intern
 from typing import Annotated, Any
 
 import msgspec
@@ -167,13 +168,15 @@ def _document(schedule: Schedule) -> _Document:
     return _Document(
         format=FORMAT,
         name=schedule.name,
-        time_unit=schedule.time_unit,
+        time_unit=intern(schedule.time_unit),  # defaults are left out by identity
         resources=[_Resource(r.name, r.memory) for r in schedule.resources],
         operations=operations,
         arcs=arcs,
         period=schedule.period,
         sequences=None if schedule.sequences is None else schedule.sequences.to_lists(),
         starts=None if schedule.start is None else schedule.start.tolist(),
-        objective=None if objective is None else _Objective(*objective),
+        objective=None
+        if objective is None
+        else _Objective(*objective[:3], intern(objective.status)),
         provenance=dict(schedule.provenance),
     )

@@ -63,6 +63,7 @@ class Monitor:
         self.sequences: Rows | None = None
         self.history: list[Progress] = []
         self.interrupted = False
+        self.callback_failed = False
         self._on_progress = on_progress
         self._started = time.perf_counter() if started is None else started
         self._home = threading.get_ident()
@@ -122,21 +123,26 @@ class Monitor:
         """Ask the engine to stop soon."""
         self._stop = self.interrupted = True
 
-    def poll(self) -> None:
-        """Tell the user what is new, if this is the user's thread."""
+    def poll(self, *, last: bool = False) -> None:
+        """Tell the user what is new, if this is the user's thread; `last`: without delay."""
         if self._on_progress is None or threading.get_ident() != self._home:
             return
         now = self.elapsed
         with self._lock:
             fresh = self.history[self._told :]
-            urgent = any(event.event == "incumbent" for event in fresh)
-            if not fresh and now - self._told_at >= 0.5:
+            urgent = last or any(event.event == "incumbent" for event in fresh)
+            if not fresh and not last and now - self._told_at >= 0.5:
                 fresh = [Progress(now, self.objective, self.lower_bound, "tick")]
             elif not urgent and now - self._told_at < BOUND_INTERVAL:
                 return
             self._told, self._told_at = len(self.history), now
         for event in fresh:
-            if self._on_progress(event):
+            try:
+                wants_to_stop = self._on_progress(event)
+            except BaseException:
+                self.callback_failed = True
+                raise
+            if wants_to_stop:
                 self.stop()
 
     def _record(self, event: str, source: str) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
 
+    import networkx
+
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 NO_DEADLINE: Final = int(np.iinfo(np.int64).max)
@@ -354,6 +356,18 @@ class Schedule:
     def graph(self) -> Schedule:
         """The instance without orders and starts."""
         return dataclasses.replace(self, sequences=None, start=None, objective=None, provenance={})
+
+    def unroll(self, cycles: int) -> Schedule:
+        """The first cycles of a periodic schedule as a one-shot one (`optsched.unroll`)."""
+        from optsched.unroll import unroll
+
+        return unroll(self, cycles)
+
+    def to_networkx(self) -> networkx.DiGraph[int]:
+        """Operations as nodes, arcs and machine arcs as edges (`optsched.graph.to_networkx`)."""
+        from optsched.graph import to_networkx
+
+        return to_networkx(self)
 
     def lower_bound(self) -> int:
         """A lower bound of the makespan (`optsched.bounds.makespan_bound`)."""

@@ -48,7 +48,8 @@ def solve(
     warm_start
         A complete schedule of the same problem; the result is never worse.
     on_progress
-        Called with every new incumbent and bound; a true return value stops the search.
+        Called with every new incumbent and bound; a true return value stops the search. An
+        exception of it propagates when all threads have ended, with the best so far in ``.result``.
     options
         Named options of the solver.
 
@@ -89,8 +90,13 @@ def solve(
         if not monitor.should_stop() or monitor.objective is None:
             found = engine.solve(problem, limits, monitor) or found
             _take(graph, engine, monitor, found)
+        monitor.poll(last=True)
     except KeyboardInterrupt:
         monitor.stop()
+    except Exception as error:
+        if monitor.callback_failed:  # the caller's own error: the search is not lost with it
+            error.result = _finish(problem, graph, engine, monitor, found)  # type: ignore[attr-defined]
+        raise
     return _finish(problem, graph, engine, monitor, found)
 
 

@@ -166,3 +166,18 @@ def test_large_document() -> None:
         start=ids,
     )
     assert read(write(s).decode()) == s
+
+
+def test_bytes_do_not_depend_on_the_identity_of_strings() -> None:
+    """Equal schedules are written alike, wherever their strings came from."""
+    unit, status = "".join(["u", "s"]), "".join(["unk", "nown"])
+    plain = Schedule(
+        resources=(Resource("a"),), duration=[1], op_resources=Rows.of([[0]]), time_unit="us"
+    )
+    other = replace(plain, time_unit=unit)
+    assert write(other) == write(plain) and other.sha256 == plain.sha256
+    claims = [
+        plain.with_orders(Rows.of([[0]]), [0], Objective("makespan", 1, None, word))
+        for word in ("unknown", status)
+    ]
+    assert write(claims[0]) == write(claims[1])

@@ -342,7 +342,7 @@ def test_what_fits_alone_is_feasible(rng: Random) -> None:
 HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"forward": [[1, 2], [3]]}, "forward: the rows differ in length"),
     ({"forward": [[1.5, 2, 3], [4, 5, 6]]}, "forward: expected integers, got float64"),
-    ({"forward": [[True] * 3] * 2}, "forward: expected integers, got bool"),
+    ({"forward": [[True] * 3] * 2}, "forward: expected integers, got true or false"),
     ({"forward": [["1"] * 3] * 2}, "forward: expected integers"),
     ({"forward": []}, "forward: expected one row per job"),
     ({"forward": [[]]}, "forward: expected one row per job"),
@@ -422,3 +422,10 @@ def test_switches_agree_across_micro_batches() -> None:
     assert JobArray([[1, 1]], [[1, 1]], switch=3, **mirrored).graph().has_setups  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"switch\[\d\]: \d, but stage \d on the same device"):
         JobArray([[1, 1]], [[1, 1]], switch=[[1, 2]], **mirrored)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("forward", [[[True, 2]], [[1, 2], [3, False]]])
+def test_booleans_are_no_times(forward: list[list[int]]) -> None:
+    """NumPy would take True for 1."""
+    with pytest.raises(InputError, match="forward: expected integers, got true or false"):
+        JobArray(forward, [[1, 2]] * len(forward))

@@ -159,9 +159,18 @@ def test_callback_raises(solver: str) -> None:
         if progress.objective is not None:
             raise ZeroDivisionError("mine")
 
-    with pytest.raises(ZeroDivisionError, match="mine"):
+    with pytest.raises(ZeroDivisionError, match="mine") as caught:
         optsched.solve(hard(), solver, time_limit=60, on_progress=fail)
     assert threading.active_count() <= before
+    best = caught.value.result  # type: ignore[attr-defined]
+    assert optsched.verify(best.schedule) == [] and best.objective == best.history[-1].objective
+
+
+def test_every_event_reaches_the_callback() -> None:
+    """Also the last bound, however soon after the one before."""
+    seen: list[Progress] = []
+    result = optsched.solve(TOY, "auto", time_limit=5, on_progress=seen.append)
+    assert [e for e in seen if e.event != "tick"] == list(result.history)
 
 
 def test_interrupt_inside_an_engine() -> None:

@@ -42,6 +42,8 @@ def integers(key: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
         raise InputError(f"{key}: the rows differ in length") from None
     if array.dtype == object:
         raise InputError(f"{key}: expected integers <= 2^53")
+    if not isinstance(values, np.ndarray) and _holds_bool(values):  # NumPy takes True for 1
+        raise InputError(f"{key}: expected integers, got true or false")
     if array.dtype.kind == "b" or (
         array.dtype.kind != "i" and array.dtype.kind != "u" and array.size
     ):
@@ -49,6 +51,12 @@ def integers(key: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
     if array.dtype.kind == "u" and array.size and int(array.max()) > MAX_INTEGER:
         raise InputError(f"{key}: expected integers <= 2^53, got {array.max()}")
     return array.astype(np.int64)
+
+
+def _holds_bool(values: Any) -> bool:
+    if isinstance(values, (list, tuple)):
+        return any(map(_holds_bool, values))
+    return isinstance(values, (bool, np.bool_))
 
 
 def table_of(key: str, values: Any, shape: tuple[int, ...], least: int = 0) -> IntArray:

@@ -218,7 +218,11 @@ def _dispatch(  # type: ignore[no-untyped-def]
     acquire, free, workspace, memory, held_before, chain, chain_indptr, chain_operations,
     chain_before, users_indptr, slot_in, slot_out, priority, slot_limit, active, first_come,
 ):  # fmt: skip
-    """Dispatch all operations; returns (order of dispatch, starts, how many were placed)."""
+    """Dispatch all operations; returns (order of dispatch, starts, how many were placed).
+
+    One long function on purpose: with its scans split off, inlined by force or not, it took 1.6
+    times as long (`benchmarks/core.py`, "one rule").
+    """
     n, n_resources, n_chains = len(duration), len(memory), len(chain_before)
     start = np.zeros(n, np.int64)
     order = np.empty(n, np.int64)
