@@ -192,7 +192,7 @@ def infeasibility(graph: Schedule) -> str:
         if late.any():
             i = int(np.argmax(late))
             return (
-                f"operation {i} {describe(graph, i)} cannot end before "
+                f"{describe(graph, i)}, operation {i}, cannot end before "
                 f"{paths.head[i] + graph.duration[i]}, its deadline is {graph.deadline[i]}"
             )
     for i in np.flatnonzero(graph.acquire + graph.workspace).tolist():
@@ -200,7 +200,7 @@ def infeasibility(graph: Schedule) -> str:
             need, there = int(graph.acquire[i] + graph.workspace[i]), int(graph.memory[r])
             if 0 < there < need:
                 return (
-                    f"operation {i} {describe(graph, i)} needs {need} bytes alone, "
+                    f"{describe(graph, i)}, operation {i}, needs {need} bytes alone, "
                     f"{graph.resources[r].name} has {there}"
                 )
     return ""

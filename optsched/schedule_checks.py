@@ -57,6 +57,9 @@ def normalise(raw: Schedule) -> dict[str, Any]:
     if raw.sequences is not None and raw.start is not None:
         values["sequences"] = _sequences(raw.sequences, n, values["resources"])
         values["start"] = _starts(raw.start, n, raw.period)
+        late = values["start"] + duration > MAX_INTEGER
+        if (i := _first(late)) is not None:
+            raise InputError(f"starts[{i}]: the operation would end beyond 2^53")
     if raw.objective is not None:
         values["objective"] = _objective(raw.objective)
     if not isinstance(raw.provenance, Mapping):
@@ -236,12 +239,11 @@ def cycle_of(n: int, tail: IntArray, head: IntArray) -> list[int]:
 
 def _check_period(period: Any, values: dict[str, Any]) -> None:
     if period is None:
-        for key in ("offset", "iteration"):
-            # a one-shot trace may carry the training iteration of a block, never an offset
-            if key == "offset" and (i := _first(values[key] > 0)) is not None:
-                raise InputError(
-                    f"operations[{i}].offset: {values[key][i]}, but the schedule has no period"
-                )
+        # a one-shot trace may carry the training iteration of a block, never an offset
+        if (i := _first(values["offset"] > 0)) is not None:
+            raise InputError(
+                f"operations[{i}].offset: {values['offset'][i]}, but the schedule has no period"
+            )
         return
     if not _is_integer(period):
         raise InputError(f"period: expected an integer, got {_told(period)}")

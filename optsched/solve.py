@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,17 @@ from optsched.monitor import Monitor
 from optsched.registry import Solver, solvers
 from optsched.registry import solver as find_solver
 from optsched.result import Result
-from optsched.schedule import Objective
+from optsched.schedule import Objective, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.monitor import Progress
     from optsched.problems.problem import Problem
-    from optsched.schedule import Rows, Schedule
+    from optsched.schedule import Rows
+
+
+_WATCH = 0.01  # seconds between two looks at what the engine has found
 
 
 def solve(
@@ -67,6 +71,10 @@ def solve(
     """
     started = time.perf_counter()
     engine = find_solver(solver) if isinstance(solver, str) else solver
+    if not callable(getattr(engine, "solve", None)):
+        raise InputError(f"solver: expected a name or a solver object, got {solver!r:.60}")
+    if on_progress is not None and not callable(on_progress):
+        raise InputError(f"on_progress: expected a function, got {on_progress!r:.60}")
     limits = Limits(
         time_limit, iterations, target, 0 if workers is None else _positive(workers), seed,
         _known_options(engine, {} if options is None else options),
@@ -88,7 +96,7 @@ def solve(
     try:
         monitor.bound(problem.lower_bound(), "bounds")
         if not monitor.should_stop() or monitor.objective is None:
-            found = engine.solve(problem, limits, monitor) or found
+            found = _search(engine, problem, limits, monitor)
             _take(graph, engine, monitor, found)
         monitor.poll(last=True)
     except KeyboardInterrupt:
@@ -97,7 +105,47 @@ def solve(
         if monitor.callback_failed:  # the caller's own error: the search is not lost with it
             error.result = _finish(problem, graph, engine, monitor, found)  # type: ignore[attr-defined]
         raise
-    return _finish(problem, graph, engine, monitor, found)
+    try:
+        return _finish(problem, graph, engine, monitor, found)
+    except KeyboardInterrupt:  # a moment late: what was found is not lost for that
+        monitor.stop()
+        return _finish(problem, graph, engine, monitor, found)
+
+
+def _search(
+    engine: Solver, problem: Problem | Schedule, limits: Limits, monitor: Monitor
+) -> Result:
+    """Run the engine in a thread of its own, while this one watches.
+
+    So Ctrl-C arrives here, never inside compiled code or half an import, and users are called from
+    the thread that called `solve`, whatever the engine does.
+    """
+    results: list[Result | None] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(engine.solve(problem, limits, monitor))
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            done.set()
+
+    done = threading.Event()  # joining would not do: CPython 3.11 forgets a thread if interrupted
+    thread = threading.Thread(target=work, name=f"optsched {engine.name}", daemon=True)
+    thread.start()
+    try:
+        while not done.wait(_WATCH):
+            monitor.poll()
+    except BaseException:
+        monitor.stop()
+        done.wait()
+        raise
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results[0] or Result("unknown")
 
 
 def _take(graph: Schedule, engine: Solver, monitor: Monitor, found: Result) -> None:
@@ -207,6 +255,8 @@ def _require_support(engine: Solver, problem: Problem | Schedule) -> None:
 
 
 def _check_warm_start(problem: Problem | Schedule, graph: Schedule, start: Schedule) -> None:
+    if not isinstance(start, Schedule):
+        raise InputError(f"warm_start: expected a Schedule, got {start!r:.60}")
     if not graph.same_graph(start):
         theirs = str(start.provenance.get("instance_sha256", start.graph().sha256))
         raise InputError(

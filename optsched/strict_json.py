@@ -208,7 +208,7 @@ def _explain(message: str, tree: Any) -> str:
             node = None
     place = path or "top level"
     if match := re.match(r"Object missing required field `(.*)`", what, re.DOTALL):
-        return f"{place}: the field {match[1]} is missing"
+        return f'{place}: the field "{match[1]}" is missing'
     if match := re.match(r"Object contains unknown field `(.*)`", what, re.DOTALL):
         return f"{place}: unknown field {shown(match[1])}"
     rule = _rule(what)

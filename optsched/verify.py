@@ -51,6 +51,8 @@ def verify(schedule: Schedule) -> list[Violation]:
     InputError
         The graph has no sequences and starts: there is nothing to verify.
     """
+    if not isinstance(schedule, Schedule):
+        raise InputError(f"expected a Schedule, got {schedule!r:.60}")
     start, sequences = schedule.start, schedule.sequences
     if start is None or sequences is None:
         raise InputError("nothing to verify: the graph is not scheduled (no sequences, no starts)")
@@ -143,6 +145,9 @@ def _claims(plan: Plan, *, feasible: bool) -> Iterator[Violation]:
         yield Violation("objective", (), None, 0, message)
         return
     value, bound = objective.value, objective.lower_bound
+    if objective.status == "infeasible":
+        message = "the claimed status is infeasible, but this is a schedule"
+        yield Violation("objective", (), None, 0, message)
     if value is not None and value != actual:
         amount = abs(value - actual)
         message = f"the claimed {name} is {tell.time(value)}, but it is {tell.time(actual)}"

@@ -54,6 +54,17 @@ def test_the_example_document_is_correct() -> None:
     assert optsched.verify(read(text)) == []
 
 
+def test_the_example_instances_are_solved(tmp_path: Path) -> None:
+    """The documents in the page on job arrays can be read."""
+    import optsched
+    from optsched.formats.read_problem import read_problem
+
+    for k, text in enumerate(blocks("docs/jobarray.md", "json")):
+        path = tmp_path / f"{k}.json"
+        path.write_text(text)
+        assert optsched.solve(read_problem(path), time_limit=5).status == "optimal"
+
+
 def test_links_lead_somewhere() -> None:
     """Relative links of all pages."""
     for page in [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]:

@@ -120,10 +120,10 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        ({}, "f: top level: the field parts is missing"),
+        ({}, 'f: top level: the field "parts" is missing'),
         ({"parts": 3}, "f: parts: expected a list, got 3"),
         ({"parts": [5]}, "f: parts[0]: expected an object, got 5"),
-        ({"parts": [{"n": 1}, {}]}, "f: parts[1]: the field n is missing"),
+        ({"parts": [{"n": 1}, {}]}, 'f: parts[1]: the field "n" is missing'),
         ({"parts": [{"n": 1.0}]}, "f: parts[0].n: expected an integer, got 1.0"),
         ({"parts": [{"n": True}]}, "f: parts[0].n: expected an integer, got true"),
         ({"parts": [{"n": "1"}]}, 'f: parts[0].n: expected an integer, got "1"'),

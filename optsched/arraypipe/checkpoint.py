@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from optsched.arraypipe.optimizers import restore_states, states_by_name
+from optsched.arraypipe.optimizers import (
+    check_same_makers,
+    makers_by_name,
+    restore_states,
+    states_by_name,
+)
 from optsched.errors import InputError
 from optsched.files import read_text, write_atomic
 
@@ -46,6 +51,7 @@ class CheckpointFolder:
     ) -> None:
         self.folder, self.names, self.every, self.steps = Path(folder), names, every, steps
         self.shards: dict[tuple[int, int], list[dict[str, Any]]] = {}
+        self.makers: dict[int, dict[str, dict[str, Any]]] = {}
 
     def prepare(self, titles: list[str], resume: bool) -> None:
         """Make the folders; refuse one that cannot be written, or that has another run in it."""
@@ -74,7 +80,14 @@ class CheckpointFolder:
         if len(shards) == len(run.stages):
             self._write(run, done, self.shards.pop((run.index, done)))
 
-    def restore(self, run: JobRun) -> int:
+    def begin(self, run: JobRun, resume: bool) -> int:
+        """Note what the fresh optimizers of a job were made with; the iteration to go on from."""
+        self.makers[run.index] = makers_by_name(
+            [stage.optimizer for stage in run.stages], [stage.parameters for stage in run.stages]
+        )
+        return self._restore(run) if resume else 0
+
+    def _restore(self, run: JobRun) -> int:
         """Load the latest checkpoint of a job into its model and optimizers; its iteration or 0."""
         pointer = self.folder / run.title / "latest"
         if not pointer.exists():
@@ -106,6 +119,9 @@ class CheckpointFolder:
         _restore_model(run.model, _load(place / "model.pt"), place / "model.pt")
         for name, value in train["buffers"].items():
             _set_buffer(run.model, name, value, place / "train.pt")
+        # a file without the field tells the settings by the states alone
+        made = train["optimizer" if "optimizer" in train else "parameters"]
+        check_same_makers(made, self.makers[run.index], f"{place} of job {run.title}")
         for stage in run.stages:
             restore_states(stage.optimizer, stage.parameters, train["parameters"], str(place))
         return int(train["iteration"])
@@ -124,6 +140,7 @@ class CheckpointFolder:
             "stages": [list(row) for row in self.names],
             "parameters": merged["parameters"],
             "buffers": merged["buffers"],
+            "optimizer": self.makers[run.index],
             "threads": torch.get_num_threads(),
             "torch": str(torch.__version__),
         }

@@ -210,7 +210,8 @@ def run_demo(
     Parameters
     ----------
     out
-        Folder for ``measured.schedule.json``, the run as a schedule document.
+        Folder for ``measured.schedule.json``, the serial run as a schedule document, and
+        ``replay.schedule.json``, the same blocks as parallel devices would have run them.
     steps
         Iterations of every job.
     schedule
@@ -269,6 +270,7 @@ def _demo(
         raise NotIdentical(f"{len(found)} differences from training alone; the first: {found[0]}")
     if out is not None:
         result.trace.write(Path(out) / "measured.schedule.json")
+        result.replay.write(Path(out) / "replay.schedule.json")
     return DemoResult(SIBLINGS, steps, schedule, solved, result, seconds)
 
 

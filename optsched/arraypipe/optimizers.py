@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -19,6 +20,8 @@ PER_TENSOR: Final = (
     optim.Rprop, optim.Adagrad, optim.Adadelta, optim.ASGD,
 )  # fmt: skip
 """Classes that treat every tensor by itself; any other class is tried."""
+
+_UNSET: Final = "(not set)"
 
 
 def make_optimizer(
@@ -79,12 +82,55 @@ def states_by_name(
     found: dict[str, dict[str, Any]] = {}
     for optimizer in optimizers:
         for group in optimizer.param_groups if optimizer is not None else ():
-            settings = {k: v for k, v in group.items() if k not in ("params", "param_names")}
+            settings = _settings(group)
             for parameter in group["params"]:
                 assert optimizer is not None
                 state = dict(optimizer.state.get(parameter, {}))
                 found[names[id(parameter)]] = {"state": state, "settings": settings}
     return found
+
+
+def makers_by_name(
+    optimizers: Sequence[optim.Optimizer | None], parameters: Sequence[NamedParameters]
+) -> dict[str, dict[str, Any]]:
+    """Class and settings of the optimizer of every parameter, as they are now (copies).
+
+    Taken right after the optimizers are made, it tells what they were made with: some classes
+    change their own settings while they train.
+    """
+    names = {id(p): name for stage in parameters for name, p in stage}
+    return {
+        names[id(parameter)]: {
+            "class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+            "settings": copy.deepcopy(_settings(group)),
+        }
+        for optimizer in optimizers
+        for group in (optimizer.param_groups if optimizer is not None else ())
+        for parameter in group["params"]
+    }
+
+
+def check_same_makers(
+    saved: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], place: str
+) -> None:
+    """Refuse an optimizer of another class or with other settings than the checkpoint's.
+
+    A checkpoint that was written before classes were kept has none to compare.
+    """
+    for name in (*now, *(name for name in saved if name not in now)):
+        if name not in saved or name not in now:
+            side = "the checkpoint" if name not in saved else "the job"
+            raise InputError(f"{place}: the optimizer of {side} does not train {name!r}")
+        pairs = {"class": (saved[name].get("class", now[name]["class"]), now[name]["class"])}
+        before, after = saved[name]["settings"], now[name]["settings"]
+        for key in (*before, *(key for key in after if key not in before)):
+            pairs[f"setting {key!r}"] = (before.get(key, _UNSET), after.get(key, _UNSET))
+        for key, (a, b) in pairs.items():
+            if not _same(a, b):
+                raise InputError(
+                    f"{place}: was written with optimizer {key} {a!r} for {name!r}, the job "
+                    f"has {b!r}"
+                )
 
 
 def restore_states(
@@ -107,6 +153,19 @@ def restore_states(
                     for key, value in saved[name]["state"].items()
                 }
             group.update(saved[name]["settings"])
+
+
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in group.items() if k not in ("params", "param_names")}
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        both = isinstance(a, Tensor) and isinstance(b, Tensor)
+        return both and a.dtype == b.dtype and torch.equal(a, b)
+    return bool(a == b)
 
 
 def _copies(parameters: NamedParameters) -> NamedParameters:

@@ -154,6 +154,8 @@ def compile(schedule: Schedule, *, barrier: bool = False) -> ExecutionPlan:
     CyclicOrder
         Orders and dependencies contradict each other; the message has the blocks on the cycle.
     """
+    if not isinstance(barrier, bool):
+        raise InputError(f"barrier: expected True or False, got {barrier!r}")
     if schedule.sequences is None:
         raise InputError("this graph is not scheduled: it has no sequences")
     labels = identify(schedule)

@@ -110,7 +110,10 @@ class ArrayTrainer:
         return tuple(row[0] for row in self.stages)
 
     def plan(self, schedule: Schedule, *, barrier: bool = False) -> ExecutionPlan:
-        """Compile a schedule and make sure that it is one of these jobs."""
+        """Compile a schedule and make sure that it is one of these jobs.
+
+        With `barrier` all jobs wait for each other after every iteration (`compile`).
+        """
         plan = compile(schedule, barrier=barrier)
         plan.check_fits([job.microbatches for job in self.jobs], len(self.stages))
         return plan
@@ -130,8 +133,9 @@ class ArrayTrainer:
         Parameters
         ----------
         schedule
-            A schedule document of these jobs, or a plan compiled from one. Its order is binding;
-            its starts are a prediction.
+            A schedule document of these jobs, or a plan compiled from one, such as
+            ``trainer.plan(schedule, barrier=True)``; a document is compiled without the barrier.
+            Its order is binding; its starts are a prediction.
         steps
             Iterations of every job, counted from its seed (not from the checkpoint).
         checkpoint
@@ -139,7 +143,8 @@ class ArrayTrainer:
         checkpoint_every
             Also write after every so many iterations of the job.
         resume
-            Go on from the latest checkpoints in that folder, where there are any.
+            Go on from the latest checkpoints in that folder, where there are any. Job settings
+            that change the bits, the optimizers' included, must be those of the checkpoints.
         on_step
             Called with ``(job, iteration, loss)`` after every iteration of a job.
 
@@ -163,9 +168,7 @@ class ArrayTrainer:
                 on_step(run.job, iteration, loss)
 
         with _global_state_kept():
-            runs = [
-                self._start(j, folder if resume else None, steps) for j in range(len(self.jobs))
-            ]
+            runs = [self._start(j, folder, resume, steps) for j in range(len(self.jobs))]
             backend = InlineBackend(plan, runs, self.loss, on_update, on_iteration)
             backend.rehearse()
             if folder is not None:
@@ -218,13 +221,15 @@ class ArrayTrainer:
             return None
         return CheckpointFolder(checkpoint, self.stages, every, steps)
 
-    def _start(self, index: int, resume_from: CheckpointFolder | None, steps: int) -> JobRun:
+    def _start(
+        self, index: int, folder: CheckpointFolder | None, resume: bool, steps: int
+    ) -> JobRun:
         job, title = self.jobs[index], self.titles[index]
         model = build(self.build_model, job)
         stages = split(model, self.stages, job, index, title)
         run = JobRun(job, index, title, model, stages, 0, None)
-        if resume_from is not None:
-            run.start = resume_from.restore(run)
+        if folder is not None:
+            run.start = folder.begin(run, resume)
             if run.start > steps:
                 raise InputError(
                     f"steps: job {title} has already done {run.start} iterations, got {steps}"

@@ -179,7 +179,10 @@ def warmup() -> None:
 
 @app.command("train-demo")
 def train_demo(
-    out: Annotated[Path | None, typer.Option(help="Folder for measured.schedule.json.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for measured.schedule.json and replay.schedule.json."),
+    ] = None,
     steps: Annotated[int, typer.Option(help="Training steps per job.", min=1)] = 20,
     schedule: Annotated[
         Path | None, typer.Option(help="Train by this schedule of the demo's array.")

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from optsched.errors import InputError
+
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -71,6 +73,8 @@ def taillard(
     from optsched.formats import taillard as generator
 
     check_writable(output)
+    if instance is not None and (jobs, machines, time_seed, machine_seed) != (20, 15, 1, 2):
+        raise InputError("instance: is complete; leave out the sizes and seeds")
     if instance is not None:
         shop = generator.instance(instance)
     else:

@@ -24,7 +24,7 @@ class _Device(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _Job(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    name: str
+    name: str | None = None
     micro_batches: Positive = 1
     multiplicity: Positive = 1
     release: Count = 0
@@ -163,7 +163,7 @@ def _job_array(document: _Document) -> JobArray:
     tables |= {key: np.array([getattr(job, key) for job in jobs], np.int64) for key in PER_JOB}
     return JobArray(
         **tables,
-        names=tuple(job.name for job in jobs),
+        names=tuple(f"job{j}" if job.name is None else job.name for j, job in enumerate(jobs)),
         place=document.place,
         memory=np.array([device.memory for device in document.devices], np.int64),
         devices=tuple(device.name for device in document.devices),

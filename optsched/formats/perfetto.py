@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from optsched.errors import InputError
 from optsched.occupancy import bars, holds_memory, memory_steps, setups
 from optsched.schedule import NO_DEADLINE
 
@@ -57,6 +58,8 @@ def trace(schedule: Schedule, *, cycles: int = 3) -> dict[str, Any]:
     InputError
         The graph is not scheduled.
     """
+    if not 1 <= cycles <= 100:
+        raise InputError(f"cycles: expected 1..100, got {cycles}")
     chart = bars(schedule, cycles)
     events = _names(schedule)
     events += _operations(schedule, chart)

@@ -202,6 +202,67 @@ def test_refused_resumes(tmp_path: Path) -> None:
     refused("is not a checkpoint")
 
 
+def plain_adamw(**settings: Any) -> Any:
+    """A maker of AdamW with other settings than `adamw`."""
+    return lambda named: torch.optim.AdamW(named, **{"lr": 1e-2, "weight_decay": 0.1, **settings})
+
+
+OTHER_OPTIMIZERS = [
+    (sgd, r"class 'torch.optim.adamw.AdamW' for '0.weight', the job has 'torch.optim.sgd.SGD'"),
+    (plain_adamw(lr=0.1), r"setting 'lr' 0.01 for '0.weight', the job has 0.1"),
+    (plain_adamw(lr=torch.tensor(0.01)), r"'lr' 0.01 for '0.weight', the job has tensor\(0.01"),
+    (plain_adamw(weight_decay=0.0), r"'weight_decay' 0.1 for '0.weight', the job has 0.0"),
+    (plain_adamw(betas=(0.9, 0.9)), r"'betas' \(0.9, 0.999\) for '0.weight', the job has"),
+    (plain_adamw(amsgrad=True), r"'amsgrad' False for '0.weight', the job has True"),
+    (lambda named: adamw(named[:1]), r"of the job does not train '0.bias'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("other", "sentence"), OTHER_OPTIMIZERS)
+@pytest.mark.parametrize("steps", [2, 4])
+def test_resume_with_another_optimizer_is_refused(
+    tmp_path: Path, other: Any, sentence: str, steps: int
+) -> None:
+    """Class and settings are part of the job: others are named, and nothing is run."""
+    jobs, schedule = [Job(1, 8, sgd), Job(0, 8, adamw, name="second")], random_schedule([1, 1], 3)
+    trainer(jobs).run(schedule, 2, checkpoint=tmp_path)
+    before, ran = files(tmp_path), []
+    changed = [jobs[0], Job(0, 8, other, name="second")]
+    with pytest.raises(InputError, match=f"of job second: .*{sentence}"):
+        trainer(changed).run(
+            schedule, steps, checkpoint=tmp_path, resume=True, on_step=lambda *a: ran.append(a)
+        )
+    assert not ran
+    assert files(tmp_path) == before
+
+
+def test_resume_compares_what_optimizers_were_made_with(tmp_path: Path) -> None:
+    """A class that changes its own settings can be resumed, to the same bits."""
+    array = trainer([Job(0, 8, lambda named: Cooling(named, lr=0.1))])
+    array.run(random_schedule([1], 3), 2, checkpoint=tmp_path)
+    result = array.run(random_schedule([1], 3), 4, checkpoint=tmp_path, resume=True)
+    again = array.run(random_schedule([1], 3), 5, checkpoint=tmp_path, resume=True)
+    assert same_state(result.trained[0], array.train_alone(0, 4)) == []
+    assert same_state(again.trained[0], array.train_alone(0, 5)) == []
+
+
+def test_checkpoint_without_the_optimizer_field_is_resumed(tmp_path: Path) -> None:
+    """A file of before that field: its settings are compared as they were saved."""
+    schedule, place = random_schedule([1], 3), tmp_path / "job0" / "2" / "train.pt"
+    array = trainer([Job(0, 8, adamw)])
+    array.run(schedule, 2, checkpoint=tmp_path)
+    train = torch.load(place, weights_only=True)
+    made = train.pop("optimizer")
+    assert made["0.weight"]["class"] == "torch.optim.adamw.AdamW"
+    assert made["0.weight"]["settings"]["lr"] == 1e-2
+    torch.save(train, place)
+    for other in (sgd, plain_adamw(lr=0.1)):
+        with pytest.raises(InputError, match=r"'lr' 0.01 for '0.weight', the job has 0.1"):
+            trainer([Job(0, 8, other)]).run(schedule, 3, checkpoint=tmp_path, resume=True)
+    result = array.run(schedule, 3, checkpoint=tmp_path, resume=True)
+    assert same_state(result.trained[0], array.train_alone(0, 3)) == []
+
+
 def test_resume_with_other_threads_warns(tmp_path: Path) -> None:
     """Sums may be split otherwise by another number of threads: the user is told."""
     schedule = random_schedule([1], 3)
@@ -226,6 +287,16 @@ def test_unwritable_folder_is_refused_before_training(tmp_path: Path) -> None:
             on_step=lambda *a: steps.append(1),
         )
     assert not steps
+
+
+class Cooling(torch.optim.SGD):
+    """Halves its own learning rate after every step."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One step."""
+        super().step()
+        for group in self.param_groups:
+            group["lr"] /= 2
 
 
 class Odd(torch.optim.SGD):

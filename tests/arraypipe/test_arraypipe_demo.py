@@ -27,6 +27,9 @@ def test_demo_solves_trains_and_compares(tmp_path: Path) -> None:
     trace = Schedule.read(tmp_path / "out" / "measured.schedule.json")
     assert verify(trace) == []
     assert trace.n_operations == 6 * (3 * 8 + 16)
+    replay = Schedule.read(tmp_path / "out" / "replay.schedule.json")
+    assert verify(replay) == []
+    assert replay.makespan == result.result.report.replayed < trace.makespan
     assert str(result).count("bit-identical") == 4
     assert len(lines) == 3
     assert torch.get_num_threads() == threads

@@ -170,6 +170,13 @@ def test_barrier(schedule: Schedule) -> None:
     assert iterations == sorted(iterations)
 
 
+@pytest.mark.parametrize("value", [1, 0, None, "yes"])
+def test_barrier_is_true_or_false(value: Any) -> None:
+    """Anything else is refused, not taken for true."""
+    with pytest.raises(InputError, match="barrier: expected True or False, got"):
+        compile(random_schedule([1, 1], 2), barrier=value)
+
+
 def test_end_marks_and_further_arcs_are_kept() -> None:
     """Marks without a resource are no work; an arc between jobs is a dependency like any other."""
     base = random_schedule([1, 1], 1)
