@@ -6,20 +6,28 @@ MathOptInterface's shared tests and of scikit-learn's ``check_estimator``).
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+import tempfile
 import threading
 import time
+import warnings
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import optsched
 from optsched.errors import InputError, OptschedError, UnsupportedProblem
-from optsched.graph import evaluate
+from optsched.graph import evaluate, scheduled
+from optsched.limits import Limits
+from optsched.monitor import Monitor
 from optsched.registry import Solver
 from optsched.registry import solver as find_solver
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.problems import infeasible_problems, small_problems, tiny_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from optsched.monitor import Progress
     from optsched.problems.problem import Problem
@@ -29,8 +37,8 @@ if TYPE_CHECKING:
 ITERATIONS = 2000
 """Limit of the reproducibility check; solvers define what an iteration is."""
 
-OVERRUN = 1.0
-"""Seconds by which a warm solver may exceed its time limit on a busy machine."""
+OVERRUN = 0.5
+"""Seconds by which a warm solver may exceed its time limit, in the better of two tries."""
 
 
 def check_solver(
@@ -87,6 +95,10 @@ class SolverTests:
         """Bound <= optimum <= objective, schedules verified, statuses true."""
         self._run(check_feasible_and_bounded)
 
+    def test_status(self) -> None:
+        """What the solver itself returns claims no more than was proved."""
+        self._run(check_status)
+
     def test_infeasible(self) -> None:
         """Infeasible problems are never solved, and never called feasible."""
         self._run(check_infeasible)
@@ -115,6 +127,10 @@ class SolverTests:
         """Problem, random state and threads are as before."""
         self._run(check_leaves_no_trace)
 
+    def test_silent(self) -> None:
+        """Nothing is printed."""
+        self._run(check_silent)
+
 
 def check_interface(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """`name`, `options`, a pure `supports`, and a reason for every refusal."""
@@ -137,9 +153,11 @@ def check_interface(engine: Solver, problems: Sequence[Any], time_limit: float) 
 
 def check_feasible_and_bounded(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """On tiny problems brute force knows the optimum; elsewhere the verifier and bounds must do."""
+    found_any = False
     for problem in _supported(engine, tiny_problems()):
         result = optsched.solve(problem, engine, time_limit=time_limit)
         _consistent(problem, result)
+        found_any = found_any or result.schedule is not None
         optimum = best_makespan(problem.graph())
         assert optimum is not None
         bound = result.lower_bound
@@ -149,8 +167,36 @@ def check_feasible_and_bounded(engine: Solver, problems: Sequence[Any], time_lim
                 f"{problem.name}: objective {result.objective} below the optimum {optimum}"
             )
         assert result.status != "infeasible", f"{problem.name}: called infeasible, it is not"
+    assert found_any, "found nothing on any tiny problem"
     for problem in _supported(engine, [*small_problems(), *problems]):
         _consistent(problem, optsched.solve(problem, engine, time_limit=time_limit))
+
+
+def check_status(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+    """The engine's own status, which `optsched.solve` would put right, claims only what is so."""
+    cases = [(problem, time_limit) for problem in tiny_problems()]
+    cases += [(problem, limit) for problem in small_problems() for limit in (0, time_limit)]
+    for problem, limit in [case for case in cases if engine.supports(case[0])]:
+        limits = Limits(time_limit=limit)
+        monitor = Monitor(limits)
+        monitor.bound(problem.lower_bound(), "bounds")
+        returned = engine.solve(problem, limits, monitor)
+        if returned is None:  # all is reported already: legal
+            continue
+        if returned.schedule is not None and returned.schedule.sequences is not None:
+            orders = returned.schedule.sequences
+            monitor.incumbent(orders, scheduled(problem.graph(), orders).makespan)
+        if returned.lower_bound is not None:
+            monitor.bound(returned.lower_bound)
+        known = f"objective {monitor.objective}, lower bound {monitor.lower_bound}"
+        lies = {
+            "optimal": not monitor.proved,
+            "feasible": monitor.objective is None,
+            "infeasible": True,
+        }
+        assert not lies.get(returned.status), (
+            f"{problem.name}: returned status {returned.status} with {known}"
+        )
 
 
 def check_infeasible(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
@@ -193,9 +239,7 @@ def check_limits(engine: Solver, problems: Sequence[Any], time_limit: float) -> 
     for problem in _supported(engine, small_problems()):
         optsched.solve(problem, engine, time_limit=0.2)  # compile and import outside the clock
         for limit in (0, 0.05, min(time_limit, 1.0)):
-            begin = time.perf_counter()
-            _consistent(problem, optsched.solve(problem, engine, time_limit=limit))
-            spent = time.perf_counter() - begin
+            spent, _ = _quicker_of_two(problem, engine, limit + OVERRUN, time_limit=limit)
             assert spent <= limit + OVERRUN, f"{problem.name}: {spent:.2f} s with limit {limit} s"
         for iterations in (0, 1):
             _consistent(problem, optsched.solve(problem, engine, iterations=iterations))
@@ -206,6 +250,7 @@ def check_limits(engine: Solver, problems: Sequence[Any], time_limit: float) -> 
                 warm_start=best.schedule,
             )  # fmt: skip
             assert easy.objective == best.objective, f"{problem.name}: a met target was not kept"
+            _stops_at_target(problem, engine, best, time_limit)
 
 
 def check_hostile_limits(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
@@ -255,6 +300,10 @@ def check_monitor(engine: Solver, problems: Sequence[Any], time_limit: float) ->
         result = optsched.solve(problem, engine, time_limit=time_limit, on_progress=seen.append)
         _falls_and_rises(problem, result.history)
         _falls_and_rises(problem, seen)
+        told = any(event.event == "incumbent" for event in seen)
+        assert told or result.schedule is None, (
+            f"{problem.name}: the callback was never called, although an incumbent existed"
+        )
         home = threading.get_ident()
         threads: list[int] = []
 
@@ -263,9 +312,9 @@ def check_monitor(engine: Solver, problems: Sequence[Any], time_limit: float) ->
             return True
 
         begin = time.perf_counter()
-        optsched.solve(problem, engine, time_limit=30, on_progress=stop)
-        assert time.perf_counter() - begin < 10, f"{problem.name}: a callback could not stop it"
-        assert set(threads) == {home}, f"{problem.name}: called from another thread"
+        optsched.solve(problem, engine, time_limit=10, on_progress=stop)
+        assert time.perf_counter() - begin < 5, f"{problem.name}: a callback could not stop it"
+        assert set(threads) <= {home}, f"{problem.name}: called from another thread"
 
         class Heard(Exception):
             pass
@@ -274,7 +323,7 @@ def check_monitor(engine: Solver, problems: Sequence[Any], time_limit: float) ->
             raise heard
 
         try:
-            optsched.solve(problem, engine, time_limit=30, on_progress=fail)
+            optsched.solve(problem, engine, time_limit=10, on_progress=fail)
         except Heard:
             continue
         raise AssertionError(f"{problem.name}: an exception of the callback was swallowed")
@@ -282,22 +331,30 @@ def check_monitor(engine: Solver, problems: Sequence[Any], time_limit: float) ->
 
 def check_leaves_no_trace(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """The problem is a value; random state and threads are the caller's."""
-    import random
-
-    import numpy as np
-
     for problem in _supported(engine, small_problems()):
-        before = (problem.sha256, random.getstate(), str(np.random.get_state(legacy=False)))  # noqa: NPY002
-        alive = threading.active_count()
-        optsched.solve(problem, engine, time_limit=min(time_limit, 0.5))
-        after = (problem.sha256, random.getstate(), str(np.random.get_state(legacy=False)))  # noqa: NPY002
-        assert before == after, f"{problem.name}: the problem or global random state changed"
+        content, alive = problem.sha256, threading.active_count()
+        with _peculiar_random_state() as changed:
+            optsched.solve(problem, engine, time_limit=min(time_limit, 0.5))
+            generators = changed()
+        assert problem.sha256 == content, f"{problem.name}: the problem changed"
+        assert not generators, f"{problem.name}: global state of {generators} changed"
         assert threading.active_count() <= alive, f"{problem.name}: threads left behind"
 
 
+def check_silent(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+    """Nothing on stdout or stderr, from Python or compiled code; warnings are allowed."""
+    for problem in _supported(engine, small_problems()):
+        printed: list[str] = []
+        with warnings.catch_warnings(), _output(printed):
+            warnings.simplefilter("ignore")
+            optsched.solve(problem, engine, time_limit=min(time_limit, 0.5))
+        assert not printed, f"{problem.name}: printed {printed[0][:60]!r}"
+
+
 CHECKS: tuple[Callable[[Solver, Sequence[Any], float], None], ...] = (
-    check_interface, check_feasible_and_bounded, check_infeasible, check_reproducible,
-    check_limits, check_hostile_limits, check_warm_start, check_monitor, check_leaves_no_trace,
+    check_interface, check_feasible_and_bounded, check_status, check_infeasible,
+    check_reproducible, check_limits, check_hostile_limits, check_warm_start, check_monitor,
+    check_leaves_no_trace, check_silent,
 )  # fmt: skip
 
 
@@ -323,6 +380,77 @@ def _consistent(problem: Any, result: Result) -> None:
     assert bound is None or bound <= result.objective, f"{name}: bound above the objective"  # type: ignore[operator]
     expected = "optimal" if bound == result.objective else "feasible"
     assert result.status == expected, f"{name}: status {result.status}, should be {expected}"
+
+
+def _quicker_of_two(
+    problem: Any, engine: Solver, most: float, **limits: Any
+) -> tuple[float, Result]:
+    """Seconds and result; a second try only after more than `most`: the machine may be busy."""
+    tries: list[tuple[float, Result]] = []
+    while not tries or (len(tries) < 2 and tries[0][0] > most):
+        begin = time.perf_counter()
+        result = optsched.solve(problem, engine, **limits)
+        tries.append((time.perf_counter() - begin, result))
+        _consistent(problem, result)
+    return min(tries, key=lambda one: one[0])
+
+
+def _stops_at_target(problem: Any, engine: Solver, before: Result, time_limit: float) -> None:
+    """A target twice as large as the first incumbent is met as soon as that one was."""
+    first = next(event.objective for event in before.history if event.objective is not None)
+    target, soon = 2 * first, time_limit + 1
+    spent, result = _quicker_of_two(
+        problem, engine, soon, target=target, time_limit=2 * soon, seed=0
+    )
+    assert result.objective is not None, f"{problem.name}: nothing found with target {target}"
+    assert spent <= soon, (
+        f"{problem.name}: {spent:.2f} s with target {target}, met easily: target ignored"
+    )
+
+
+@contextmanager
+def _peculiar_random_state() -> Iterator[Callable[[], str]]:
+    """Global generators in states no seed of a solver leads to; yields what names the changed."""
+    import random
+
+    import numpy as np
+
+    def states() -> dict[str, object]:
+        _, key, *rest = np.random.get_state()  # noqa: NPY002
+        return {"random": random.getstate(), "numpy.random": (np.asarray(key).tolist(), rest)}
+
+    saved, saved_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        random.setstate(random.Random("peculiar").getstate())
+        np.random.set_state(np.random.RandomState([7, 40, 1961]).get_state())  # noqa: NPY002
+        before = states()
+        yield lambda: " and ".join(k for k, state in states().items() if state != before[k])
+    finally:
+        random.setstate(saved)
+        np.random.set_state(saved_numpy)  # noqa: NPY002
+
+
+@contextmanager
+def _output(printed: list[str]) -> Iterator[None]:
+    """Append what is written meanwhile to `printed`: file descriptors 1 and 2 and Python's."""
+    python = io.StringIO()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    with tempfile.TemporaryFile() as file:
+        saved = [os.dup(1), os.dup(2)]
+        try:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            with redirect_stdout(python), redirect_stderr(python):
+                yield
+        finally:
+            for number, copy in enumerate(saved, 1):
+                os.dup2(copy, number)
+                os.close(copy)
+        file.seek(0)
+        text = python.getvalue() + file.read().decode(errors="replace")
+    if text:
+        printed.append(text)
 
 
 def _falls_and_rises(problem: Any, events: Sequence[Progress]) -> None:
