@@ -252,7 +252,7 @@ def one(**columns: IntArray) -> Schedule:
 def test_infeasibility_names_operation_and_numbers() -> None:
     """A deadline below the head, or bytes beyond the memory."""
     assert bounds.infeasibility(one(deadline=2)) == (  # type: ignore[arg-type]
-        "operation 0 operation(job 0, stage 0) cannot end before 3, its deadline is 2"
+        "operation(job 0, stage 0), operation 0, cannot end before 3, its deadline is 2"
     )
     assert bounds.infeasibility(one(deadline=3)) == ""  # type: ignore[arg-type]
     assert "needs 6 bytes alone, gpu has 5" in bounds.infeasibility(one(acquire=4, workspace=2))  # type: ignore[arg-type]
