@@ -14,6 +14,17 @@ DEFAULT_TIME_LIMIT = 10.0
 """Seconds, when no limit at all is given."""
 
 
+def default_workers() -> int:
+    """Two, or the one core there is."""
+    return min(2, available_cores())
+
+
+def available_cores() -> int:
+    """Cores this process may use (affinity and container limits respected where known)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 @dataclass(frozen=True)
 class Limits:
     """When a solver must stop, and with what it may work.
@@ -42,7 +53,7 @@ class Limits:
     time_limit: float | None = None
     iterations: int | None = None
     target: int | None = None
-    workers: int = 0
+    workers: int = field(default_factory=default_workers)
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -56,19 +67,11 @@ class Limits:
         _whole("iterations", self.iterations, 0, 2**62)
         _whole("target", self.target, 0, 2**62)
         _whole("seed", self.seed, 0, 2**31 - 1)
-        if self.workers == 0:
-            object.__setattr__(self, "workers", min(2, available_cores()))
         _whole("workers", self.workers, 1, 1024)
         if not isinstance(self.options, Mapping):
             raise InputError(f"options: expected a mapping, got {self.options!r}")
         if self.time_limit is None and self.iterations is None and self.target is None:
             object.__setattr__(self, "time_limit", DEFAULT_TIME_LIMIT)
-
-
-def available_cores() -> int:
-    """Cores this process may use (affinity and container limits respected where known)."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _whole(name: str, value: Any, least: int, most: int) -> None:

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 
     from optsched.limits import Limits
     from optsched.monitor import Monitor
-    from optsched.problems.problem import Problem
+    from optsched.problem import Problem
     from optsched.result import Result
-    from optsched.schedule import Schedule
 
 
 class Support(NamedTuple):
@@ -39,11 +38,11 @@ class Solver(Protocol):
     name: str
     options: Mapping[str, str]
 
-    def supports(self, problem: Problem | Schedule) -> Support:
+    def supports(self, problem: Problem) -> Support:
         """Whether `solve` takes this problem. Pure, and quick."""
         ...
 
-    def solve(self, problem: Problem | Schedule, limits: Limits, monitor: Monitor) -> Result:
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search until a limit; report every incumbent and bound to the monitor as it comes.
 
         Of the result only what the monitor has not seen yet is used, and ``"infeasible"`` with its

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.errors import CyclicOrder, InputError
+from optsched.problem import Problem
 from optsched.strict_json import MAX_INTEGER
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class Rows:
 
 
 class Adjacency(NamedTuple):
-    """Arcs grouped by one end (CSR), with start-to-start weights ``duration[tail] + lag``."""
+    """Arcs grouped by tail (CSR), with start-to-start weights ``duration[tail] + lag``."""
 
     indptr: IntArray
     other: IntArray
@@ -144,7 +144,7 @@ class Adjacency(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Schedule:
+class Schedule(Problem):
     """A disjunctive graph and, once solved, the order on every resource and the start times.
 
     Arrays have one value per operation unless said otherwise; times are integers in `time_unit`,
@@ -211,10 +211,11 @@ class Schedule:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        from optsched.schedule_checks import normalise
+        from optsched.schedule_checks import normalise, solution
 
-        for key, value in normalise(self).items():
-            object.__setattr__(self, key, value)
+        given = (self.sequences, self.start, self.objective, self.provenance)
+        self.__dict__.update(normalise(self))
+        self.__dict__.update(solution(self, *given))
 
     # sizes and views
 
@@ -258,12 +259,11 @@ class Schedule:
     @cached_property
     def successors(self) -> Adjacency:
         """Arcs by tail."""
-        return self._adjacency(self.arcs.tail, self.arcs.head)
-
-    @cached_property
-    def predecessors(self) -> Adjacency:
-        """Arcs by head."""
-        return self._adjacency(self.arcs.head, self.arcs.tail)
+        order = np.argsort(self.arcs.tail, kind="stable")
+        indptr = np.zeros(self.n_operations + 1, np.int64)
+        np.cumsum(np.bincount(self.arcs.tail, minlength=self.n_operations), out=indptr[1:])
+        weight = self.duration[self.arcs.tail] + self.arcs.lag
+        return Adjacency(indptr, self.arcs.head[order], weight[order])
 
     @cached_property
     def users(self) -> Rows:
@@ -295,13 +295,6 @@ class Schedule:
             return 0
         return int(self.setup_out[i] + self.setup_in[j])
 
-    def _adjacency(self, key: IntArray, other: IntArray) -> Adjacency:
-        order = np.argsort(key, kind="stable")
-        indptr = np.zeros(self.n_operations + 1, np.int64)
-        np.cumsum(np.bincount(key, minlength=self.n_operations), out=indptr[1:])
-        weight = self.duration[self.arcs.tail] + self.arcs.lag
-        return Adjacency(indptr, other[order], weight[order])
-
     # making others of it
 
     def with_orders(
@@ -312,13 +305,17 @@ class Schedule:
         provenance: Mapping[str, Any] | None = None,
     ) -> Schedule:
         """The same graph with these orders and start times (nothing is repaired or checked)."""
-        return dataclasses.replace(
-            self,
-            sequences=sequences,
-            start=np.asarray(start),
-            objective=objective,
-            provenance=self.provenance if provenance is None else provenance,
-        )
+        from optsched.schedule_checks import solution
+
+        kept = self.provenance if provenance is None else provenance
+        return self._sharing(solution(self, sequences, np.asarray(start), objective, kept))
+
+    def _sharing(self, changes: dict[str, Any]) -> Schedule:
+        """A copy with other orders and claims; the graph, checked once, is shared."""
+        copy = object.__new__(Schedule)
+        copy.__dict__.update(self.__dict__)
+        copy.__dict__.update(changes)
+        return copy
 
     def same_graph(self, other: Schedule) -> bool:
         """Whether both describe the same instance: all but names, orders, starts and claims."""
@@ -351,11 +348,13 @@ class Schedule:
 
     __hash__ = None  # type: ignore[assignment]
 
-    # a graph is itself a problem (see optsched.problem.Problem)
+    # a graph is itself a problem
 
     def graph(self) -> Schedule:
         """The instance without orders and starts."""
-        return dataclasses.replace(self, sequences=None, start=None, objective=None, provenance={})
+        return self._sharing(
+            {"sequences": None, "start": None, "objective": None, "provenance": {}}
+        )
 
     def unroll(self, cycles: int) -> Schedule:
         """The first cycles of a periodic schedule as a one-shot one (`optsched.unroll`)."""
@@ -368,24 +367,6 @@ class Schedule:
         from optsched.graph import to_networkx
 
         return to_networkx(self)
-
-    def lower_bound(self) -> int:
-        """A lower bound of the makespan (`optsched.bounds.makespan_bound`)."""
-        from optsched import bounds
-
-        return bounds.makespan_bound(self)
-
-    def infeasibility(self) -> str:
-        """Why no schedule can exist, if that is easy to see; else ``""``."""
-        from optsched import bounds
-
-        return bounds.infeasibility(self)
-
-    def evaluate(self, schedule: Schedule) -> int:
-        """Makespan of a schedule of this graph; `InputError` if it is of another."""
-        if not self.same_graph(schedule):
-            raise InputError("the schedule belongs to another instance")
-        return schedule.makespan
 
     @cached_property
     def sha256(self) -> str:

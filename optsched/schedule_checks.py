@@ -32,7 +32,7 @@ _SHOWN_CYCLE = 12  # operations of a cycle that a message lists
 
 
 def normalise(raw: Schedule) -> dict[str, Any]:
-    """Checked, read-only versions of the fields of a schedule under construction."""
+    """Checked, read-only versions of the graph's fields of a schedule under construction."""
     duration = _counts("duration", raw.duration)
     n = len(duration)
     values: dict[str, Any] = {"duration": duration, "resources": _resources(raw.resources)}
@@ -51,20 +51,28 @@ def normalise(raw: Schedule) -> dict[str, Any]:
         )
     _check_period(raw.period, values)
     _check_sums(values)
-    if (raw.sequences is None) != (raw.start is None):
-        absent, there = ("starts", "sequences") if raw.start is None else ("sequences", "starts")
+    return values
+
+
+def solution(
+    graph: Schedule, sequences: Any, start: Any, objective: Any, provenance: Any
+) -> dict[str, Any]:
+    """Checked orders, starts and claims for a graph that has been checked."""
+    n, values = graph.n_operations, {"sequences": sequences, "start": start, "objective": objective}
+    if (sequences is None) != (start is None):
+        absent, there = ("starts", "sequences") if start is None else ("sequences", "starts")
         raise InputError(f"{absent}: missing, but there are {there} (give both or neither)")
-    if raw.sequences is not None and raw.start is not None:
-        values["sequences"] = _sequences(raw.sequences, n, values["resources"])
-        values["start"] = _starts(raw.start, n, raw.period)
-        late = values["start"] + duration > MAX_INTEGER
+    if sequences is not None:
+        values["sequences"] = _sequences(sequences, n, graph.resources)
+        values["start"] = _starts(start, n, graph.period)
+        late = values["start"] + graph.duration > MAX_INTEGER
         if (i := _first(late)) is not None:
             raise InputError(f"starts[{i}]: the operation would end beyond 2^53")
-    if raw.objective is not None:
-        values["objective"] = _objective(raw.objective)
-    if not isinstance(raw.provenance, Mapping):
-        raise InputError(f"provenance: expected a mapping, got {_told(raw.provenance)}")
-    values["provenance"] = plain("provenance", raw.provenance)
+    if objective is not None:
+        values["objective"] = _objective(objective)
+    if not isinstance(provenance, Mapping):
+        raise InputError(f"provenance: expected a mapping, got {_told(provenance)}")
+    values["provenance"] = plain("provenance", provenance)
     return values
 
 

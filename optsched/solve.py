@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError, InternalError, UnsupportedProblem
-from optsched.limits import Limits
+from optsched.limits import Limits, default_workers
 from optsched.monitor import Monitor
 from optsched.registry import Solver, solvers
 from optsched.registry import solver as find_solver
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.monitor import Progress
-    from optsched.problems.problem import Problem
+    from optsched.problem import Problem
     from optsched.schedule import Rows
 
 
@@ -27,7 +27,7 @@ _WATCH = 0.01  # seconds between two looks at what the engine has found
 
 
 def solve(
-    problem: Problem | Schedule,
+    problem: Problem,
     solver: str | Solver = "auto",
     *,
     time_limit: float | None = None,
@@ -76,7 +76,7 @@ def solve(
     if on_progress is not None and not callable(on_progress):
         raise InputError(f"on_progress: expected a function, got {on_progress!r:.60}")
     limits = Limits(
-        time_limit, iterations, target, 0 if workers is None else _positive(workers), seed,
+        time_limit, iterations, target, default_workers() if workers is None else workers, seed,
         _known_options(engine, {} if options is None else options),
     )  # fmt: skip
     _require_support(engine, problem)
@@ -112,9 +112,7 @@ def solve(
         return _finish(problem, graph, engine, monitor, found)
 
 
-def _search(
-    engine: Solver, problem: Problem | Schedule, limits: Limits, monitor: Monitor
-) -> Result:
+def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
     """Run the engine in a thread of its own, while this one watches.
 
     So Ctrl-C arrives here, never inside compiled code or half an import, and users are called from
@@ -158,7 +156,7 @@ def _take(graph: Schedule, engine: Solver, monitor: Monitor, found: Result) -> N
 
 
 def _finish(
-    problem: Problem | Schedule, graph: Schedule, engine: Solver, monitor: Monitor, found: Result
+    problem: Problem, graph: Schedule, engine: Solver, monitor: Monitor, found: Result
 ) -> Result:
     """Turn what the monitor holds into a verified schedule and an honest status."""
     shared = {
@@ -207,7 +205,7 @@ def _scheduled(graph: Schedule, engine: Solver, sequences: Rows) -> Schedule:
         raise InternalError(f"{engine.name} returned impossible orders: {error}") from error
 
 
-def _provenance(problem: Problem | Schedule, engine: Solver, monitor: Monitor) -> dict[str, Any]:
+def _provenance(problem: Problem, engine: Solver, monitor: Monitor) -> dict[str, Any]:
     from optsched.version import __version__
 
     limits = monitor.limits
@@ -225,12 +223,6 @@ def _provenance(problem: Problem | Schedule, engine: Solver, monitor: Monitor) -
     }
 
 
-def _positive(workers: int) -> int:
-    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise InputError(f"workers: expected an integer in 1..1024, got {workers!r}")
-    return workers
-
-
 def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(options, Mapping):
         raise InputError(f"options: expected a mapping, got {options!r}")
@@ -242,7 +234,7 @@ def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, A
     return options
 
 
-def _require_support(engine: Solver, problem: Problem | Schedule) -> None:
+def _require_support(engine: Solver, problem: Problem) -> None:
     if not callable(getattr(problem, "graph", None)):
         raise InputError(f"problem: expected a JobShop, a JobArray or a graph, got {problem!r:.60}")
     support = engine.supports(problem)
@@ -254,7 +246,7 @@ def _require_support(engine: Solver, problem: Problem | Schedule) -> None:
     raise UnsupportedProblem(f"{engine.name} does not solve this problem: {reason}{others}")
 
 
-def _check_warm_start(problem: Problem | Schedule, graph: Schedule, start: Schedule) -> None:
+def _check_warm_start(problem: Problem, graph: Schedule, start: Schedule) -> None:
     if not isinstance(start, Schedule):
         raise InputError(f"warm_start: expected a Schedule, got {start!r:.60}")
     if not graph.same_graph(start):

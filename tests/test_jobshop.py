@@ -19,7 +19,7 @@ import optsched
 from optsched import JobShop, Objective, Rows, Schedule
 from optsched.errors import InputError
 from optsched.formats import standard
-from optsched.problems.problem import Problem
+from optsched.problem import Problem
 from optsched.schedule import NO_DEADLINE
 
 if TYPE_CHECKING:

@@ -56,7 +56,6 @@ def test_views() -> None:
     assert s.users.to_lists() == [[0, 1]]
     assert s.single_resource.tolist() == [0, 0]
     assert [c.tolist() for c in s.successors] == [[0, 1, 1], [1], [3]]
-    assert [c.tolist() for c in s.predecessors] == [[0, 0, 1], [0], [3]]
     assert s.has_setups and not two().has_setups
     assert "makespan 7" in repr(s)
 

@@ -11,7 +11,7 @@ import typer
 from optsched.cli import generate
 
 if TYPE_CHECKING:
-    from optsched.problems.problem import Problem
+    from optsched.problem import Problem
     from optsched.result import Result
     from optsched.schedule import Schedule
 
@@ -228,7 +228,7 @@ def _beside(file: Path, suffix: str) -> Path:
     return file.parent / (name + suffix)
 
 
-def _summary(problem: Problem | Schedule, file: Path, result: Result) -> dict[str, Any]:
+def _summary(problem: Problem, file: Path, result: Result) -> dict[str, Any]:
     return {
         "instance": problem.name or file.name,
         "solver": result.solver,
@@ -251,9 +251,7 @@ def _summary(problem: Problem | Schedule, file: Path, result: Result) -> dict[st
     }
 
 
-def _print_result(
-    problem: Problem | Schedule, file: Path, result: Result, output: Path | None
-) -> None:
+def _print_result(problem: Problem, file: Path, result: Result, output: Path | None) -> None:
     from optsched.plots.look import plain
 
     unit = problem.graph().time_unit

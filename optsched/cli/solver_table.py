@@ -10,8 +10,7 @@ from optsched.registry import solver
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from optsched.problems.problem import Problem
-    from optsched.schedule import Schedule
+    from optsched.problem import Problem
 
 
 def solver_table(file: Path | None) -> None:
@@ -37,7 +36,7 @@ def solver_table(file: Path | None) -> None:
     console.print("`optsched solvers FILE` says why a solver refuses an instance.", highlight=False)
 
 
-def _kinds() -> dict[str, Problem | Schedule]:
+def _kinds() -> dict[str, Problem]:
     """The smallest problem of each kind."""
     blocks = [[1, 1], [1, 1]]
     gang = optsched.Schedule(

@@ -17,7 +17,7 @@ from optsched.strict_json import parse, shown, without_collector
 if TYPE_CHECKING:
     import os
 
-    from optsched.problems.problem import Problem
+    from optsched.problem import Problem
 
 READABLE = (
     "optsched.jobshop/1, optsched.jobarray/1, optsched.schedule/1, "
@@ -27,7 +27,7 @@ READABLE = (
 
 def read_problem(
     path: str | os.PathLike[str], format: Format = "auto", reentrant: bool = False
-) -> Problem | Schedule:
+) -> Problem:
     """Read an instance of any kind.
 
     Parameters
@@ -76,7 +76,7 @@ def read_job_shop(
     )
 
 
-def from_tree(tree: Any, name: str) -> Problem | Schedule:
+def from_tree(tree: Any, name: str) -> Problem:
     """The problem of a parsed JSON document."""
     if not isinstance(tree, dict):
         raise InputError(f"{name}: expected a JSON object, got {shown(tree)}")

@@ -12,6 +12,7 @@ import numpy as np
 from optsched import bounds
 from optsched.document_values import label
 from optsched.errors import InputError, UnsupportedProblem
+from optsched.problem import Problem
 from optsched.problems.jobarray_checks import (
     Place,
     check_blocks,
@@ -23,7 +24,6 @@ from optsched.problems.jobarray_checks import (
     shape_of,
     table_of,
 )
-from optsched.problems.problem import Problem
 from optsched.strict_json import MAX_INTEGER, shown
 
 if TYPE_CHECKING:

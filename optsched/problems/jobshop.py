@@ -13,6 +13,7 @@ import numpy as np
 
 from optsched.document_values import plain
 from optsched.errors import InputError
+from optsched.problem import Problem
 from optsched.problems.jobshop_checks import (
     chains_of,
     check_total,
@@ -22,7 +23,6 @@ from optsched.problems.jobshop_checks import (
     told,
     window,
 )
-from optsched.problems.problem import Problem
 from optsched.schedule import NO_DEADLINE, TIME_UNITS, Arcs, IntArray, Resource, Rows, Schedule
 
 if TYPE_CHECKING:

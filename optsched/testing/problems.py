@@ -9,7 +9,7 @@ from optsched.problems.jobarray import JobArray
 from optsched.problems.jobshop import JobShop
 
 if TYPE_CHECKING:
-    from optsched.problems.problem import Problem
+    from optsched.problem import Problem
 
 
 def tiny_problems() -> list[Problem]:

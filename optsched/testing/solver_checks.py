@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from optsched.monitor import Progress
-    from optsched.problems.problem import Problem
+    from optsched.problem import Problem
     from optsched.result import Result
     from optsched.schedule import Schedule
 
@@ -43,7 +43,7 @@ OVERRUN = 0.5
 
 def check_solver(
     solver: str | Solver,
-    problems: Sequence[Problem | Schedule] | None = None,
+    problems: Sequence[Problem] | None = None,
     time_limit: float = 1.0,
 ) -> None:
     """Run every check; one error that lists all failures.

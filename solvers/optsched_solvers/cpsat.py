@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from optsched.limits import Limits
     from optsched.monitor import Monitor
-    from optsched.problems.problem import Problem
+    from optsched.problem import Problem
     from optsched.schedule import Schedule
 
 STRONG_PROPAGATION_UP_TO = 400
@@ -45,13 +45,13 @@ class CpSat:
         }
     )
 
-    def supports(self, problem: Problem | Schedule) -> Support:
+    def supports(self, problem: Problem) -> Support:
         """One iteration (makespan) of any graph."""
         if getattr(problem, "objective_name", "makespan") != "makespan":
             return Support(False, "only the makespan of one iteration is supported, not the period")
         return supported_objective(problem.graph())
 
-    def solve(self, problem: Problem | Schedule, limits: Limits, monitor: Monitor) -> Result:
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search until proof or limit; starts from the monitor's incumbent, or from a rule's."""
         symmetry = _checked_symmetry(limits)
         graph = problem.graph()

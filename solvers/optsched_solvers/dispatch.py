@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from optsched.limits import Limits
     from optsched.monitor import Monitor
-    from optsched.problems.problem import Problem
-    from optsched.schedule import Schedule
+    from optsched.problem import Problem
 
 __all__ = ["RULES", "Dispatch", "run"]
 
@@ -40,13 +39,13 @@ class Dispatch:
         }
     )
 
-    def supports(self, problem: Problem | Schedule) -> Support:
+    def supports(self, problem: Problem) -> Support:
         """One iteration (makespan), at most one resource per operation."""
         if getattr(problem, "objective_name", "makespan") != "makespan":
             return Support(False, "only the makespan of one iteration is supported, not the period")
         return supported_graph(problem.graph())
 
-    def solve(self, problem: Problem | Schedule, limits: Limits, monitor: Monitor) -> Result:
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Try every rule; stop early at a limit or a proof."""
         rules = limits.options.get("rules", RULES)
         if isinstance(rules, str) or any(rule not in RULES for rule in rules):

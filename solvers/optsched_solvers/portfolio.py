@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
     from optsched.limits import Limits
     from optsched.monitor import Monitor
-    from optsched.problems.problem import Problem
+    from optsched.problem import Problem
     from optsched.registry import Support
-    from optsched.schedule import Schedule
 
 
 SEARCH_SHARE = 0.3
@@ -39,11 +38,11 @@ class Auto:
     def __init__(self) -> None:
         self.exact = CpSat()
 
-    def supports(self, problem: Problem | Schedule) -> Support:
+    def supports(self, problem: Problem) -> Support:
         """Whatever CP-SAT takes: one iteration of any graph."""
         return self.exact.supports(problem)
 
-    def solve(self, problem: Problem | Schedule, limits: Limits, monitor: Monitor) -> Result:
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Rules first; if none met the bound, the search, then CP-SAT from the best schedule."""
         graph = problem.graph()
         if supported_graph(graph):

@@ -121,9 +121,9 @@ def try_rules(
 ) -> int:
     """Offer the schedules of all rules; returns how many list schedules were made."""
     dispatcher = Dispatcher(graph, limits.seed)
-    if rules is RULES and _offer_quick(dispatcher, monitor):
-        return 1
     most = len(RULES) * 8 if limits.iterations is None else limits.iterations
+    if most and rules is RULES and _offer_quick(dispatcher, monitor):
+        return 1
     tried = 0
     for variant in _variants(graph, rules):
         # one list schedule takes microseconds: a first answer is given even at time limit 0
