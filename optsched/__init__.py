@@ -11,7 +11,7 @@ from optsched.verify import Violation, verify
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from optsched import formats, pipelines, testing
+    from optsched import formats, pipelines, stop, testing
     from optsched.errors import (
         CyclicOrder,
         InputError,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from optsched.registry import solvers
     from optsched.result import Result
     from optsched.schedule import Arcs, Objective, Resource, Rows, Schedule
+    from optsched.watcher import Watcher
 
 _HOME = {
     "Arcs": "schedule", "CyclicOrder": "errors", "InputError": "errors",
@@ -34,15 +35,15 @@ _HOME = {
     "Limits": "limits", "MissingExtra": "errors", "Monitor": "monitor", "Objective": "schedule",
     "OptschedError": "errors", "Progress": "monitor", "Resource": "schedule",
     "Result": "result", "Rows": "schedule", "Schedule": "schedule", "UnsupportedProblem": "errors",
-    "solvers": "registry",
+    "Watcher": "watcher", "solvers": "registry",
 }  # fmt: skip
-_MODULES = ("formats", "pipelines", "testing")
+_MODULES = ("formats", "pipelines", "stop", "testing")
 
 __all__ = [
     "Arcs", "CyclicOrder", "InputError", "InternalError", "JobArray", "JobShop", "Limits",
     "MissingExtra", "Monitor", "Objective", "OptschedError", "Progress", "Resource", "Result",
-    "Rows", "Schedule", "UnsupportedProblem", "Violation", "__version__", "formats", "pipelines",
-    "solve", "solvers", "testing", "verify",
+    "Rows", "Schedule", "UnsupportedProblem", "Violation", "Watcher", "__version__", "formats",
+    "pipelines", "solve", "solvers", "stop", "testing", "verify",
 ]  # fmt: skip
 
 

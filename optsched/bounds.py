@@ -39,25 +39,42 @@ def makespan_bounds(graph: Schedule) -> dict[str, int]:
         setups that nobody can avoid) + least tail. ``one_machine``: Jackson's preemptive schedule
         per resource, durations lengthened by unavoidable setups. ``energy``: memory x time.
     """
-    paths = evaluate(graph)
+    paths = longest_arcs(graph)
     loss = setup_loss(graph)
-    load = one_machine = 0
+    one_machine = 0
     for r in range(graph.n_resources):
         on = graph.users[r]
-        if not len(on):
-            continue
-        head, duration = paths.head[on], graph.duration[on]
-        after = paths.tail[on] - duration
-        total = int(duration.sum()) + _family_changes(graph, on)
-        load = max(load, int(head.min()) + total + int(after.min()))
-        longer = duration + loss[r]
-        one_machine = max(one_machine, jackson_preemptive(head, longer, after - loss[r]))
+        duration = graph.duration[on] + loss[r]  # the last one loses nothing: less is behind it
+        value = jackson_preemptive(paths.head[on], duration, paths.tail[on] - duration)
+        one_machine = max(one_machine, value)
     return {
         "chain": paths.makespan,
-        "load": load,
+        "load": load_bound(graph, paths),
         "one_machine": one_machine,
-        "energy": _energy(graph, paths.head, paths.tail),
+        "energy": energy_bound(graph, paths),
     }
+
+
+def load_bound(graph: Schedule, paths: LongestArcs | None = None) -> int:
+    """Per resource least head + durations + setups that every order pays + least tail.
+
+    Parameters
+    ----------
+    graph
+        The disjunctive graph.
+    paths
+        `longest_arcs` of the graph, if known.
+    """
+    paths = longest_arcs(graph) if paths is None else paths
+    best = 0
+    for r in range(graph.n_resources):
+        on = graph.users[r]
+        if len(on):
+            duration = graph.duration[on]
+            total = int(duration.sum()) + _family_changes(graph, on)
+            after = paths.tail[on] - duration
+            best = max(best, int(paths.head[on].min()) + total + int(after.min()))
+    return best
 
 
 def jackson_preemptive(
@@ -82,6 +99,8 @@ def jackson_preemptive(
         ``max(C_j + after_j)`` when always the released job of longest delivery time runs
         (Carlier 1982); 0 without jobs.
     """
+    if isinstance(after, np.ndarray) and len(after) >= _MANY and len(np.unique(after)) <= _FEW:
+        return _jackson_by_delivery(np.asarray(head), np.asarray(duration), after)
     jobs = sorted(zip(_ints(head), _ints(duration), _ints(after), strict=True))
     ready: list[list[int]] = []  # [-after, remaining]
     now = best = 0
@@ -102,6 +121,83 @@ def jackson_preemptive(
         else:
             ready[0][1] = remaining - run
     return best
+
+
+_MANY, _FEW = 64, 32  # jobs, and different delivery times among them, for `_jackson_by_delivery`
+
+
+def _jackson_by_delivery(head: IntArray, duration: IntArray, after: IntArray) -> int:
+    """`jackson_preemptive` without a heap, for few delivery times.
+
+    It is the largest of: when could all jobs of at least this delivery time be done, plus it.
+    """
+    order = np.argsort(head, kind="stable")
+    head, duration, after = head[order], duration[order], after[order]
+    best = 0
+    for delivery in np.unique(after).tolist():
+        urgent = after >= delivery
+        work = duration[urgent]
+        behind = work.sum() - np.cumsum(work) + work  # of each job and all released later
+        best = max(best, int((head[urgent] + behind).max()) + delivery)
+    return best
+
+
+class LongestArcs(NamedTuple):
+    """Longest paths of the arcs alone: `optsched.graph.Evaluation` without an order."""
+
+    head: IntArray
+    tail: IntArray
+    makespan: int
+
+
+def longest_arcs(graph: Schedule) -> LongestArcs:
+    """Heads and tails of a graph without orders, as `optsched.graph.evaluate` gives them.
+
+    Large graphs are walked level by level, all operations of a level at once, unless they are
+    long and thin.
+    """
+    n = graph.n_operations
+    levels = _levels(graph) if n >= _LARGE else None
+    if levels is None:
+        return LongestArcs(*evaluate(graph)[:3])
+    after = graph.successors
+    head, tail = graph.release.copy(), graph.duration.copy()
+    steps = []
+    for level in levels:
+        count = after.indptr[level + 1] - after.indptr[level]
+        source = np.repeat(level, count)
+        arcs = np.arange(len(source)) + np.repeat(
+            after.indptr[level] - np.cumsum(count) + count, count
+        )
+        target, weight = after.other[arcs], after.weight[arcs]
+        np.maximum.at(head, target, head[source] + weight)
+        steps.append((source, target, weight))
+    for source, target, weight in reversed(steps):
+        np.maximum.at(tail, source, weight + tail[target])
+    return LongestArcs(head, tail, int((head + graph.duration).max(initial=0)))
+
+
+_LARGE = 1000  # operations
+
+
+def _levels(graph: Schedule) -> list[IntArray] | None:
+    """Operations by the largest number of arcs before them; None if the levels are small."""
+    after = graph.successors
+    waiting = np.diff(graph.predecessors.indptr)
+    level = np.flatnonzero(waiting == 0)
+    levels = []
+    while len(level):
+        levels.append(level)
+        if len(levels) * 40 > graph.n_operations:
+            return None
+        count = after.indptr[level + 1] - after.indptr[level]
+        arcs = np.arange(count.sum()) + np.repeat(
+            after.indptr[level] - np.cumsum(count) + count, count
+        )
+        target = after.other[arcs]
+        np.subtract.at(waiting, target, 1)
+        level = np.unique(target[waiting[target] == 0])
+    return levels
 
 
 def setup_loss(graph: Schedule) -> list[IntArray]:
@@ -263,7 +359,7 @@ def _chain_waits(graph: Schedule, r: int) -> IntArray:
 
 def paths_from(graph: Schedule, source: int) -> dict[int, int]:
     """Longest start-to-start path from source to everything behind it."""
-    indptr, other, weight = (column.tolist() for column in graph.successors)
+    indptr, other, weight = _successor_lists(graph)
     order: list[int] = []
     seen = {source}
     stack = [(source, indptr[source])]
@@ -283,10 +379,28 @@ def paths_from(graph: Schedule, source: int) -> dict[int, int]:
     return far
 
 
-def _energy(graph: Schedule, head: IntArray, tail: IntArray) -> int:
-    """Per capped resource: least head + bytes x shortest residence / memory + least tail."""
+def _successor_lists(graph: Schedule) -> tuple[list[int], ...]:
+    """`Schedule.successors` as lists, kept with the graph: converting them takes O(arcs)."""
+    kept: tuple[list[int], ...] | None = graph.__dict__.get("_successor_lists")
+    if kept is None:
+        kept = tuple(column.tolist() for column in graph.successors)
+        graph.__dict__["_successor_lists"] = kept
+    return kept
+
+
+def energy_bound(graph: Schedule, paths: LongestArcs | None = None) -> int:
+    """Per capped resource: least head + bytes x shortest residence / memory + least tail.
+
+    Parameters
+    ----------
+    graph
+        The disjunctive graph.
+    paths
+        `longest_arcs` of the graph, if known.
+    """
     if not graph.memory.any():
         return 0
+    head, tail = (longest_arcs(graph) if paths is None else paths)[:2]
     work = np.zeros(graph.n_resources, object)
     first: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class OptschedError(Exception):
@@ -45,4 +46,9 @@ class MissingExtra(OptschedError, ImportError):
 
 
 class InternalError(OptschedError):
-    """Two proofs contradict each other: a bug in a solver, never the caller's fault."""
+    """Two proofs contradict each other: a bug in a solver, never the caller's fault.
+
+    If a bound and a schedule do, ``witnesses`` holds both; see `optsched.Monitor.bound`.
+    """
+
+    witnesses: Mapping[str, object] = MappingProxyType({})

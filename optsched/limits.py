@@ -6,9 +6,14 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from optsched.stop import Criterion
 
 DEFAULT_TIME_LIMIT = 10.0
 """Seconds, when no limit at all is given."""
@@ -43,6 +48,10 @@ class Limits:
         0 <= seed < 2^31; the same (instance, solver, seed, iterations) gives the same schedule.
     options
         Named options of the solver.
+    stop
+        A criterion of `optsched.stop`, or any function of a `Progress`. What it says of time,
+        iterations and target becomes `time_limit`, `iterations` and `target`, whichever stops
+        first.
 
     Raises
     ------
@@ -56,6 +65,7 @@ class Limits:
     workers: int = field(default_factory=default_workers)
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    stop: Criterion | None = None
 
     def __post_init__(self) -> None:
         limit = self.time_limit
@@ -70,8 +80,27 @@ class Limits:
         _whole("workers", self.workers, 1, 1024)
         if not isinstance(self.options, Mapping):
             raise InputError(f"options: expected a mapping, got {self.options!r}")
-        if self.time_limit is None and self.iterations is None and self.target is None:
+        if self.stop is not None:
+            self._adopt_numbers(self.stop)
+        elif self.time_limit is None and self.iterations is None and self.target is None:
             object.__setattr__(self, "time_limit", DEFAULT_TIME_LIMIT)
+
+    def _adopt_numbers(self, stop: Criterion) -> None:
+        """Let solvers see as limits what the criterion says in numbers: they plan by them."""
+        from optsched.stop import Iterations, Target, Time, check_criterion, parts
+
+        check_criterion("stop", stop)
+        for criterion in parts(stop):
+            if type(criterion) is Time:
+                self._adopt("time_limit", min, criterion.seconds)
+            elif type(criterion) is Iterations:
+                self._adopt("iterations", min, criterion.count)
+            elif type(criterion) is Target:  # of two targets the larger is met first
+                self._adopt("target", max, criterion.objective)
+
+    def _adopt(self, name: str, first: Callable[..., float], value: float) -> None:
+        given = getattr(self, name)
+        object.__setattr__(self, name, value if given is None else first(given, value))
 
 
 def _whole(name: str, value: Any, least: int, most: int) -> None:

@@ -136,7 +136,7 @@ class Rows:
 
 
 class Adjacency(NamedTuple):
-    """Arcs grouped by tail (CSR), with start-to-start weights ``duration[tail] + lag``."""
+    """Arcs grouped by one end (CSR): the other end, start-to-start ``duration[tail] + lag``."""
 
     indptr: IntArray
     other: IntArray
@@ -259,11 +259,19 @@ class Schedule(Problem):
     @cached_property
     def successors(self) -> Adjacency:
         """Arcs by tail."""
-        order = np.argsort(self.arcs.tail, kind="stable")
+        return self._adjacency(self.arcs.tail, self.arcs.head)
+
+    @cached_property
+    def predecessors(self) -> Adjacency:
+        """Arcs by head; weights are start-to-start, as in `successors`."""
+        return self._adjacency(self.arcs.head, self.arcs.tail)
+
+    def _adjacency(self, near: IntArray, far: IntArray) -> Adjacency:
+        order = np.argsort(near, kind="stable")
         indptr = np.zeros(self.n_operations + 1, np.int64)
-        np.cumsum(np.bincount(self.arcs.tail, minlength=self.n_operations), out=indptr[1:])
+        np.cumsum(np.bincount(near, minlength=self.n_operations), out=indptr[1:])
         weight = self.duration[self.arcs.tail] + self.arcs.lag
-        return Adjacency(indptr, self.arcs.head[order], weight[order])
+        return Adjacency(indptr, far[order], weight[order])
 
     @cached_property
     def users(self) -> Rows:

@@ -14,6 +14,7 @@ from optsched.registry import Solver, solvers
 from optsched.registry import solver as find_solver
 from optsched.result import Result
 from optsched.schedule import Objective, Schedule
+from optsched.watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from optsched.monitor import Progress
     from optsched.problem import Problem
     from optsched.schedule import Rows
+    from optsched.stop import Criterion
 
 
 _WATCH = 0.01  # seconds between two looks at what the engine has found
@@ -33,10 +35,12 @@ def solve(
     time_limit: float | None = None,
     iterations: int | None = None,
     target: int | None = None,
+    stop: Criterion | None = None,
     workers: int | None = None,
     seed: int = 0,
     warm_start: Schedule | None = None,
     on_progress: Callable[[Progress], object] | None = None,
+    watcher: Watcher | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Result:
     """Find a good schedule, and a bound that says how good.
@@ -49,11 +53,17 @@ def solve(
         Name of an installed solver (`optsched.solvers()`), or a solver object.
     time_limit, iterations, target, workers, seed
         See `Limits`; without any limit 10 seconds. Ctrl-C returns the best so far.
+    stop
+        When to stop besides: a criterion of `optsched.stop`, such as ``stop.Gap(0.01)``, or a
+        function of a `Progress`. It counts as a limit. Functions of yours are called from the
+        thread that called `solve`.
     warm_start
         A complete schedule of the same problem; the result is never worse.
     on_progress
         Called with every new incumbent and bound; a true return value stops the search. An
         exception of it propagates when all threads have ended, with the best so far in ``.result``.
+    watcher
+        The same as an object with a method per kind of event; see `Watcher`.
     options
         Named options of the solver.
 
@@ -65,9 +75,11 @@ def solve(
     Raises
     ------
     InputError
-        A limit, an option or the warm start is wrong.
+        A limit, a criterion, an option or the warm start is wrong.
     UnsupportedProblem
         The solver does not take this problem; the message names those that do.
+    InternalError
+        A solver has a bug: two of its claims contradict each other, or the verifier objects.
     """
     started = time.perf_counter()
     engine = find_solver(solver) if isinstance(solver, str) else solver
@@ -75,29 +87,21 @@ def solve(
         raise InputError(f"solver: expected a name or a solver object, got {solver!r:.60}")
     if on_progress is not None and not callable(on_progress):
         raise InputError(f"on_progress: expected a function, got {on_progress!r:.60}")
+    if watcher is not None and not isinstance(watcher, Watcher):
+        raise InputError(f"watcher: expected an object of optsched.Watcher, got {watcher!r:.60}")
     limits = Limits(
         time_limit, iterations, target, default_workers() if workers is None else workers, seed,
-        _known_options(engine, {} if options is None else options),
+        _known_options(engine, {} if options is None else options), stop,
     )  # fmt: skip
     _require_support(engine, problem)
     graph = problem.graph()
-    monitor = Monitor(limits, on_progress, started)
+    monitor = Monitor(limits, on_progress, started, watcher)
     if warm_start is not None:
         _check_warm_start(problem, graph, warm_start)
-    reason = problem.infeasibility()
-    if reason:
-        return Result("infeasible", solver=engine.name, reason=reason, seconds=monitor.elapsed)
-    if warm_start is not None and warm_start.sequences is not None:
-        from optsched.graph import scheduled
-
-        start = scheduled(graph, warm_start.sequences)
-        monitor.incumbent(warm_start.sequences, start.makespan, "warm start")
     found = Result("unknown")
     try:
-        monitor.bound(problem.lower_bound(), "bounds")
-        if not monitor.should_stop() or monitor.objective is None:
-            found = _search(engine, problem, limits, monitor)
-            _take(graph, engine, monitor, found)
+        monitor.begin(problem)
+        found = _run(engine, problem, limits, monitor, warm_start)
         monitor.poll(last=True)
     except KeyboardInterrupt:
         monitor.stop()
@@ -106,10 +110,33 @@ def solve(
             error.result = _finish(problem, graph, engine, monitor, found)  # type: ignore[attr-defined]
         raise
     try:
-        return _finish(problem, graph, engine, monitor, found)
+        result = _finish(problem, graph, engine, monitor, found)
     except KeyboardInterrupt:  # a moment late: what was found is not lost for that
         monitor.stop()
-        return _finish(problem, graph, engine, monitor, found)
+        result = _finish(problem, graph, engine, monitor, found)
+    monitor.end(result)
+    return result
+
+
+def _run(
+    engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, warm_start: Schedule | None
+) -> Result:
+    """Look for reasons why nothing is feasible, take the warm start, then search."""
+    reason = problem.infeasibility()
+    if reason:
+        return Result("infeasible", reason=reason)
+    graph = problem.graph()
+    if warm_start is not None and warm_start.sequences is not None:
+        from optsched.graph import scheduled
+
+        start = scheduled(graph, warm_start.sequences)
+        monitor.incumbent(warm_start.sequences, start.makespan, "warm start")
+    monitor.bound(problem.lower_bound(), "bounds")
+    found = Result("unknown")
+    if not monitor.should_stop() or monitor.objective is None:
+        found = _search(engine, problem, limits, monitor)
+        _take(graph, engine, monitor, found)
+    return found
 
 
 def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
@@ -159,6 +186,8 @@ def _finish(
     problem: Problem, graph: Schedule, engine: Solver, monitor: Monitor, found: Result
 ) -> Result:
     """Turn what the monitor holds into a verified schedule and an honest status."""
+    if monitor.contradiction is not None:  # also one that an engine kept to itself
+        raise monitor.contradiction
     shared = {
         "lower_bound": monitor.lower_bound,
         "history": tuple(monitor.history),

@@ -16,6 +16,7 @@ from state_oracle import best_by_states
 from optsched import Arcs, JobArray, JobShop, Resource, Rows, Schedule, bounds
 from optsched.bounds import jackson_preemptive, makespan_bound, makespan_bounds
 from optsched.errors import InputError, UnsupportedProblem
+from optsched.graph import evaluate
 from optsched.testing import best_makespan
 
 if TYPE_CHECKING:
@@ -74,6 +75,41 @@ def test_jackson_takes_arrays_and_negative_deliveries() -> None:
     columns = [np.array(c, np.int64) for c in ([0, 0], [5, 1], [-5, 3])]
     assert jackson_preemptive(*columns) == 4
     assert jackson_preemptive([], [], []) == 0
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.randoms(use_true_random=False))
+def test_jackson_of_few_delivery_times(rng: Random) -> None:
+    """Large arrays with few different delivery times take another way to the same number."""
+    n, top = rng.randint(64, 90), rng.choice([5, 400])
+    columns = [
+        [rng.randint(0, top) for _ in range(n)],
+        [rng.choice([0, rng.randint(0, 9)]) for _ in range(n)],
+        [rng.choice([-7, 0, 3, 50, 51]) for _ in range(n)],
+    ]
+    assert jackson_preemptive(*map(np.array, columns)) == jackson_preemptive(*columns)
+
+
+@pytest.mark.parametrize("shape", ["wide", "thin"])
+def test_longest_arcs_of_large_graphs(shape: str) -> None:
+    """Level by level or one by one: the heads and tails of `evaluate`."""
+    rng = Random(shape)
+    n, near = 1200, 1 if shape == "thin" else 300
+    arcs = {
+        (i, rng.randint(i + 1, min(n - 1, i + near)), rng.randint(-3, 5))
+        for i in range(n - 1)
+        for _ in range(1 if shape == "thin" else rng.choice([0, 0, 1, 2]))
+    }
+    graph = Schedule(
+        resources=(Resource("gpu"),),
+        duration=np.array([rng.randint(3, 9) for _ in range(n)]),
+        op_resources=Rows.of([[0]] * n),
+        arcs=Arcs.of(sorted(arcs)),
+        release=np.array([rng.choice([0, 0, 40]) for _ in range(n)]),
+    )
+    expected, found = evaluate(graph), bounds.longest_arcs(graph)
+    assert np.array_equal(found.head, expected.head) and found.makespan == expected.makespan
+    assert np.array_equal(found.tail, expected.tail)
 
 
 def check(graph: Schedule, optimum: int | None) -> None:

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-HEAVY = ("ortools", "torch", "matplotlib", "numba", "networkx", "llvmlite", "pandas")
+HEAVY = (
+    "ortools", "torch", "matplotlib", "numba", "networkx", "llvmlite", "pandas", "joblib", "deap",
+)  # fmt: skip
 
 
 def loaded(code: str) -> tuple[str, set[str]]:
@@ -59,11 +61,12 @@ assert optsched.JobArray([[1]], [[2]]).lower_bound() == 3
         PLAN,
         command("--help"),
         command("solve", "--help"),
+        command("bench", "--help"),
         command("version"),
     ],
     ids=[
         "optsched", "cli", "arraypipe", "testing", "solvers", "plan", "help", "solve help",
-        "version",
+        "bench help", "version",
     ],
 )  # fmt: skip
 def test_nothing_heavy(code: str) -> None:

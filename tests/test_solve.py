@@ -103,6 +103,67 @@ def test_default_limit_is_ten_seconds() -> None:
     assert optsched.Limits(target=5).time_limit is None
 
 
+# how soon
+
+
+def finished(
+    *events: tuple[float, str, int | None, int | None], status: str = "feasible"
+) -> Result:
+    """A result with a history of (seconds, event, objective, bound), after ten seconds."""
+    history = tuple(Progress(at, 0, z, b, event) for at, event, z, b in events)
+    last = history[-1]
+    return Result(status, None, last.objective, last.lower_bound, history, seconds=10.0)
+
+
+def test_primal_integral() -> None:
+    """1 before the first schedule, then (z - z*) / z, until the horizon; bounds do not count."""
+    result = finished(
+        (1.0, "bound", None, 5), (2.0, "incumbent", 200, 5), (3.0, "bound", 200, 6),
+        (6.0, "incumbent", 100, 6),
+    )  # fmt: skip
+    assert result.primal_integral(100) == pytest.approx((2 + 4 * 0.5) / 10)
+    assert result.primal_integral() == result.primal_integral(100)
+    assert result.primal_integral(50) == pytest.approx((2 + 4 * 0.75 + 4 * 0.5) / 10)
+    assert result.primal_integral(100, 20.0) == pytest.approx((2 + 4 * 0.5) / 20)
+    assert result.primal_integral(100, 4.0) == pytest.approx((2 + 2 * 0.5) / 4)
+    assert result.primal_integral(100, 1.0) == 1.0
+    assert result.primal_integral(300) == pytest.approx(0.2)  # better than the best known
+    assert finished((0.0, "incumbent", 0, 0)).primal_integral() == 0.0
+    assert Result("unknown", seconds=3.0).primal_integral() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"best_known": -1}, "best_known: expected an integer >= 0, got -1"),
+        ({"best_known": 1.5}, "best_known"), ({"best_known": True}, "best_known"),
+        ({"horizon": 0}, "horizon: expected seconds > 0, got 0"), ({"horizon": -1}, "horizon"),
+        ({"horizon": float("nan")}, "horizon"), ({"horizon": float("inf")}, "horizon"),
+    ],
+)  # fmt: skip
+def test_wrong_references(given: dict[str, Any], message: str) -> None:
+    """A best value that is none, and times that are none."""
+    with pytest.raises(InputError, match=message):
+        finished((1.0, "incumbent", 9, None)).primal_integral(**given)
+
+
+def test_times_to_best_and_proof() -> None:
+    """When the returned schedule was found, and when nothing was left to prove."""
+    result = finished(
+        (1.0, "incumbent", 9, None), (2.0, "incumbent", 7, None), (4.0, "bound", 7, 7),
+        status="optimal",
+    )  # fmt: skip
+    assert (result.time_to_best, result.time_to_proof) == (2.0, 4.0)
+    open_ = finished((1.0, "bound", None, 3), (2.0, "incumbent", 7, 3))
+    assert (open_.time_to_best, open_.time_to_proof) == (2.0, None)
+    nothing = Result("unknown", seconds=1.0)
+    assert (nothing.time_to_best, nothing.time_to_proof) == (None, None)
+    real = optsched.solve(TOY, time_limit=10)
+    assert real.time_to_best is not None and real.time_to_proof is not None
+    assert 0 < real.time_to_best <= real.time_to_proof <= real.seconds
+    assert 0 < real.primal_integral() <= 1
+
+
 # warm start
 
 

@@ -12,14 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from optsched import Result, verify
+from optsched import InputError, Result, verify
 from optsched.graph import scheduled
-from optsched.testing import best_makespan, check_solver, solver_checks
-from optsched.testing.solver_checks import check_leaves_no_trace
+from optsched.testing import check_runs, check_solver, check_watching
+from optsched.testing.check_runs import ITERATIONS
+from optsched.testing.solver_checks import (
+    check_exact,
+    check_feasible_and_bounded,
+    check_leaves_no_trace,
+    check_metamorphic,
+    check_progress,
+    check_random,
+    check_stopping,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from optsched import Limits, Monitor
 
 TIME_LIMIT = 0.1
@@ -36,7 +43,10 @@ class InOrder:
         if problem.infeasibility():
             return True
         graph = problem.graph()
-        return not verify(scheduled(graph, graph.users))
+        try:
+            return not verify(scheduled(graph, graph.users))
+        except InputError:  # the order of ids contradicts an arc
+            return False
 
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
         """Report one schedule."""
@@ -158,6 +168,84 @@ class IgnoresTarget(InOrder):
         return found
 
 
+class SetsEnvironment(InOrder):
+    """Settles how many threads others may use."""
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        """Leave a setting behind."""
+        os.environ["OPTSCHED_TEST_LEFT_BEHIND"] = str(time.perf_counter())
+        return super().solve(problem, limits, monitor)
+
+
+class DependsOnHashes(InOrder):
+    """Another process, with other hashes of strings, proves something else."""
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        """Of the two processes of the check exactly one has the seed 0."""
+        found = super().solve(problem, limits, monitor)
+        if os.environ.get("PYTHONHASHSEED") == "0" and limits.iterations == ITERATIONS:
+            monitor.bound((monitor.lower_bound or 0) + 1)
+        return found
+
+
+class ReportsAtTheEnd(InOrder):
+    """Keeps its only schedule until the time is over."""
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        """Wait first."""
+        while not monitor.should_stop() and limits.time_limit:
+            time.sleep(0.005)
+        return super().solve(problem, limits, monitor)
+
+
+class IgnoresCriteria(InOrder):
+    """Looks only at the clock when nobody has a target."""
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        """Go on."""
+        found = super().solve(problem, limits, monitor)
+        while limits.stop is not None and monitor.remaining > 0 and not monitor.interrupted:
+            time.sleep(0.005)
+        return found
+
+
+class RunsBackwards(InOrder):
+    """Takes back steps that it has reported."""
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        """Two reports, the second negative."""
+        graph = problem.graph()
+        value = scheduled(graph, graph.users).makespan
+        monitor.advance(5)
+        monitor.bound(0)
+        if value > (monitor.lower_bound or 0) + 1 and graph.n_operations > 20:
+            monitor.bound((monitor.lower_bound or 0) + 1)
+            monitor.advance(-3)
+        return super().solve(problem, limits, monitor)
+
+
+class FalseBound(InOrder):
+    """Believes that its only schedule is the best: often wrong, and then `optimal` is a lie."""
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        """Prove it."""
+        found = super().solve(problem, limits, monitor)
+        monitor.bound(monitor.objective or 0)
+        return found
+
+
+class SevensMatter(InOrder):
+    """A false bound, but only where all times are multiples of 7."""
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        """Claim that the only schedule is the best."""
+        found = super().solve(problem, limits, monitor)
+        duration = problem.graph().duration
+        if duration.any() and not (duration % 7).any():
+            monitor.bound(monitor.objective or 0)
+        return found
+
+
 BAD = [
     (ClaimsOptimal, "check_status: two jobs: returned status optimal with objective"),
     (ClaimsFeasible, "check_status: 8x6: returned status feasible with objective None"),
@@ -171,22 +259,16 @@ BAD = [
     (FindsNothing, "check_feasible_and_bounded: found nothing on any tiny problem"),
     (Overruns, "check_limits: 8x6: "),
     (IgnoresTarget, "target ignored"),
+    (SetsEnvironment, "check_leaves_no_trace: 8x6: the environment changed"),
+    (RunsBackwards, "check_monitor: 8x6: iterations run backwards"),
+    (SevensMatter, "check_metamorphic: "),
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def brute_force_once() -> Iterator[None]:
-    """The optima of the tiny problems are the same for every solver: compute them once."""
-    known: dict[str, int | None] = {}
-
-    def remembered(graph: Any) -> int | None:
-        if graph.sha256 not in known:
-            known[graph.sha256] = best_makespan(graph)
-        return known[graph.sha256]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(solver_checks, "best_makespan", remembered)
-        yield
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the fresh process, which takes longer than all other checks together."""
+    monkeypatch.setattr(check_runs, "_in_fresh_process", lambda engine: None)
 
 
 def test_a_correct_solver_passes() -> None:
@@ -197,12 +279,46 @@ def test_a_correct_solver_passes() -> None:
 @pytest.mark.parametrize(
     ("bad", "diagnosis"), BAD, ids=lambda given: getattr(given, "__name__", "")
 )
+@pytest.mark.usefixtures("one_process")
 def test_a_bad_solver_is_caught(bad: type[InOrder], diagnosis: str) -> None:
     """One wrong, one failure, with the true diagnosis and nothing else."""
     with pytest.raises(AssertionError) as caught:
         check_solver(bad(), time_limit=TIME_LIMIT)
     failures = str(caught.value).splitlines()[1:]
     assert len(failures) == 1 and diagnosis in failures[0], failures
+
+
+@pytest.mark.parametrize(
+    ("bad", "check", "diagnosis"),
+    [
+        (FalseBound, check_feasible_and_bounded, "bound"),
+        (FalseBound, check_random, "bound"),
+        (FalseBound, check_metamorphic, "bound"),
+        (ReportsAtTheEnd, check_progress, "the first incumbent came after"),
+        (IgnoresCriteria, check_stopping, "should have stopped it"),
+        (InOrder, check_exact, "expected optimal"),
+        (DependsOnHashes, check_runs.check_reproducible, "in this process and a fresh one"),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_one_check_is_enough(
+    bad: type[InOrder], check: Any, diagnosis: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other checks may fail too; this one must."""
+    monkeypatch.setattr(check_watching, "LONG", 1.5)
+    monkeypatch.setattr(check_watching, "SOON", 0.5)
+    with pytest.raises(AssertionError, match=diagnosis):
+        check(bad(), (), 1.0)
+
+
+def test_a_solver_that_cannot_be_sent_is_not_blamed() -> None:
+    """A class made on the fly is checked in this process only."""
+
+    class Local(InOrder):
+        pass
+
+    assert check_runs._in_fresh_process(Local()) is None
+    check_runs.check_reproducible(Local(), (), TIME_LIMIT)
 
 
 def test_the_callers_random_state_comes_back() -> None:

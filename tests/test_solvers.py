@@ -8,6 +8,15 @@ class TestAuto(SolverTests):
 
     solver = "auto"
     time_limit = 0.5
+    exact = True
+
+
+class TestBranchAndBound(SolverTests):
+    """`branch_and_bound`, failure-directed."""
+
+    solver = "branch_and_bound"
+    time_limit = 0.5
+    exact = True
 
 
 class TestCpSat(SolverTests):
@@ -15,10 +24,25 @@ class TestCpSat(SolverTests):
 
     solver = "cpsat"
     time_limit = 0.5
+    exact = True
 
 
 class TestDispatch(SolverTests):
     """`dispatch`."""
 
     solver = "dispatch"
+    time_limit = 0.5
+
+
+class TestGenetic(SolverTests):
+    """`genetic`."""
+
+    solver = "genetic"
+    time_limit = 0.5
+
+
+class TestTabu(SolverTests):
+    """`tabu`."""
+
+    solver = "tabu"
     time_limit = 0.5

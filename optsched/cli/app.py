@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optsched.cli import generate
+from optsched.cli.bench import bench
+from optsched.cli.bound import bound
+from optsched.cli.convert import convert
+from optsched.cli.options import HELP, criterion, parse_options
+from optsched.cli.warmup import warmup
 
 if TYPE_CHECKING:
     from optsched.problem import Problem
@@ -34,12 +39,20 @@ def solve(
     file: Annotated[Path, typer.Argument(help="Instance: JSON or job-shop text.")],
     solver: Annotated[str, typer.Option(help="See `optsched solvers`.")] = "auto",
     time_limit: Annotated[
-        float | None, typer.Option("--time-limit", "--time", help="Seconds [default: 10].")
+        float | None,
+        typer.Option("--time-limit", "--time", help="Seconds [default: 10 without any limit]."),
     ] = None,
     iterations: Annotated[
         int | None, typer.Option(help="Steps of the solver: reproducible on any machine.")
     ] = None,
     target: Annotated[int | None, typer.Option(help="Stop at this objective.")] = None,
+    stop_gap: Annotated[
+        float | None, typer.Option(help="Stop at this gap to the bound: 0.01 is one percent.")
+    ] = None,
+    stop_no_improvement: Annotated[
+        float | None, typer.Option(help="Stop so many seconds after the last better schedule.")
+    ] = None,
+    option: Annotated[list[str] | None, typer.Option(help=HELP)] = None,
     workers: Annotated[int | None, typer.Option(help="Cores to keep busy [default: 2].")] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     warm_start: Annotated[
@@ -65,7 +78,8 @@ def solve(
     with ProgressLine(enabled=not quiet) as line:
         result = optsched.solve(
             problem, solver, time_limit=time_limit, iterations=iterations, target=target,
-            workers=workers, seed=seed, warm_start=start, on_progress=line,
+            stop=criterion(stop_gap, stop_no_improvement), workers=workers, seed=seed,
+            warm_start=start, on_progress=line, options=parse_options(option or []),
         )  # fmt: skip
     if output is not None and result.schedule is not None:
         result.schedule.write(output)
@@ -166,17 +180,6 @@ def solvers(
     solver_table(file)
 
 
-@app.command()
-def warmup() -> None:
-    """Compile the kernels, so that the first solve need not."""
-    from time import perf_counter
-
-    for module in ("longest_path", "list_schedule"):
-        begin = perf_counter()
-        __import__(f"optsched_solvers.{module}")
-        print(f"{module}: {perf_counter() - begin:.2f} s")
-
-
 @app.command("train-demo")
 def train_demo(
     out: Annotated[
@@ -203,6 +206,10 @@ def version() -> None:
     from optsched.version import __version__
 
     print(__version__)
+
+
+for command in (bench, bound, convert, warmup):
+    app.command()(command)
 
 
 def _scheduled(file: Path) -> Schedule:

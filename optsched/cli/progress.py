@@ -1,59 +1,61 @@
-"""A line on stderr with incumbent and bound, for anything that takes over a second."""
+"""The state of a search on stderr, for anything that takes over a second."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 from typing import TYPE_CHECKING, Self, TextIO
 
+from optsched.progress_log import FIRST_AFTER, LOGGER
+
 if TYPE_CHECKING:
+    import logging
     from types import TracebackType
 
     from optsched.monitor import Progress
 
-FIRST_AFTER = 1.0  # seconds of silence
-PLAIN_EVERY = 5.0  # seconds between lines when stderr is no terminal
-
 
 class ProgressLine:
-    """Callable for ``on_progress``: one line that rewrites itself, or plain lines in a log."""
+    """Callable for ``on_progress``: on a terminal one line that rewrites itself.
+
+    Elsewhere a line every five seconds, through the logger of `optsched.progress_log`.
+    """
 
     def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
-        self.enabled = enabled
-        self.live = self.stream.isatty()
-        self.last = FIRST_AFTER - PLAIN_EVERY
+        self.live = enabled and self.stream.isatty()
+        self.logs = enabled and not self.live
         self.open = False
+        self._source = ""
+        self._handler: logging.Handler | None = None
 
     def __call__(self, progress: Progress) -> None:
-        """Show the state, if it is time to."""
-        if not self.enabled or progress.elapsed < FIRST_AFTER:
-            return
-        if self.live:
-            self._write(f"\r\x1b[2K{self.text(progress)}")
+        """Show the state, and the engine of the last news."""
+        self._source = progress.source or self._source
+        if self.live and progress.elapsed >= FIRST_AFTER:
+            width = shutil.get_terminal_size().columns - 1  # a second line could not be taken back
+            text = str(progress._replace(source=self._source))
+            self._write(f"\r\x1b[2K{text[:width]}")
             self.open = True
-        elif progress.elapsed >= self.last + PLAIN_EVERY:
-            self._write(f"{self.text(progress)}\n")
-            self.last = progress.elapsed
 
     def _write(self, text: str) -> None:
         try:
             self.stream.write(text)
             self.stream.flush()
         except OSError:  # nobody looks any more: no reason to lose the search
-            self.enabled = self.open = False
-
-    @staticmethod
-    def text(progress: Progress) -> str:
-        """``12.3 s  objective 930  bound 915  gap 1.61 %  cpsat``."""
-        gap = "-" if progress.gap is None else f"{progress.gap:.2%}"
-        best = "-" if progress.objective is None else str(progress.objective)
-        bound = "-" if progress.lower_bound is None else str(progress.lower_bound)
-        return (
-            f"{progress.elapsed:7.1f} s  objective {best}  bound {bound}  gap {gap}  "
-            f"{progress.source}"
-        ).rstrip()
+            self.live = self.open = False
 
     def __enter__(self) -> Self:
+        if self.logs:
+            import logging
+
+            # of errors in writing it says nothing, as above
+            self._handler = type("Lines", (logging.StreamHandler,), {"handleError": _ignore})(
+                self.stream
+            )
+            logger = logging.getLogger(LOGGER)
+            logger.addHandler(self._handler)
+            logger.setLevel(logging.INFO)
         return self
 
     def __exit__(
@@ -64,3 +66,13 @@ class ProgressLine:
     ) -> None:
         if self.open:
             self._write("\r\x1b[2K")
+        if self._handler is not None:
+            import logging
+
+            logger = logging.getLogger(LOGGER)
+            logger.removeHandler(self._handler)
+            logger.setLevel(logging.NOTSET)
+
+
+def _ignore(*_: object) -> None:
+    pass

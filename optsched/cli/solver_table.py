@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def solver_table(file: Path | None) -> None:
     """Print who takes which kind of problem, or who takes the instance in a file, and why not."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
@@ -27,9 +28,9 @@ def solver_table(file: Path | None) -> None:
         for name in names:
             support = solver(name).supports(problem)
             reason = getattr(support, "reason", "")
-            console.print(f"{name:12}{'yes' if support else f'no: {reason}'}", highlight=False)
+            console.print(f"{name:18}{'yes' if support else f'no: {reason}'}", highlight=False)
         return
-    table = Table("problem", *names)
+    table = Table("problem", *names, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for kind, problem in _kinds().items():
         table.add_row(kind, *("yes" if solver(n).supports(problem) else "-" for n in names))
     console.print(table)

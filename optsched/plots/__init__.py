@@ -1,1 +1,1 @@
-"""Pictures of a schedule, whoever made it: `optsched.plots.gantt` and `optsched.plots.html`."""
+"""Pictures of schedules and of benchmarks: `gantt`, `html`, `anytime`, one module each."""

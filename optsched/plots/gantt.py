@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.errors import InputError, MissingExtra
+from optsched.errors import InputError
 from optsched.files import write_atomic
 from optsched.occupancy import Bars, bars, horizon, setups
 from optsched.plots.look import (
@@ -22,6 +19,7 @@ from optsched.plots.look import (
     shades,
     worth,
 )
+from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
 from optsched.report import Report, report
 
 if TYPE_CHECKING:
@@ -31,9 +29,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from optsched.schedule import Schedule
-
-PICTURES: Final = (".png", ".svg", ".pdf")
-"""Legal suffixes of a picture."""
 
 
 def gantt(
@@ -68,53 +63,19 @@ def gantt(
     MissingExtra
         matplotlib is not installed.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in PICTURES:
-        raise InputError(f"{path}: expected a picture file ending in {', '.join(PICTURES)}")
+    suffix = suffix_of(path)
     if width is not None and not 2 <= width <= 200:
         raise InputError(f"width: expected 2..200 inches, got {width}")
     summary = report(schedule)
-    try:
-        import matplotlib
-    except ImportError:
-        raise MissingExtra("plots", "plot") from None
-    style: dict[Any, Any] = {
-        "svg.hashsalt": "optsched",
-        "font.family": ["DejaVu Sans"],
-        "hatch.linewidth": 0.6,
-        "text.parse_math": False,
-        "axes.formatter.use_mathtext": False,
-        "path.simplify": False,
-    }
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()  # a matplotlibrc of the user must not change the picture
-        matplotlib.rcParams.update(style)
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        figure = _draw(schedule, summary, width, cycles)
-        picture = _rendered(figure, suffix)
+    with picture_style():
+        picture = rendered(_draw(schedule, summary, width, cycles), suffix)
     write_atomic(path, picture)
 
 
-_METADATA: Final[dict[str, Any]] = {
-    ".png": {"Software": None},
-    ".svg": {"Date": None, "Creator": "optsched"},
-    ".pdf": {"CreationDate": None, "ModDate": None, "Creator": "optsched", "Producer": None},
-}
-_INK = "#1f2430"
-_MUTED = "#6b7280"
-_GRID = "#e5e7eb"
 _LANE = "#f6f7f9"
-_DPI = 160
 _SETUP: Final[dict[str, Any]] = {
     "facecolor": "#d1d5db", "edgecolor": "#4b5563", "hatch": "//////", "linewidth": 0.3,
 }  # fmt: skip
-
-
-def _rendered(figure: Figure, suffix: str) -> bytes:
-    """The file content, without dates or versions that would change from day to day."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format=suffix[1:], dpi=_DPI, metadata=_METADATA[suffix])
-    return stream.getvalue()
 
 
 def _draw(schedule: Schedule, summary: Report, width: float | None, cycles: int) -> Figure:
@@ -137,7 +98,7 @@ def _draw(schedule: Schedule, summary: Report, width: float | None, cycles: int)
     if schedule.period is not None:
         for c in range(1, cycles):
             border = c * schedule.period / unit.ticks
-            axes.axvline(border, color=_INK, lw=1, ls=(0, (4, 3)), zorder=4)
+            axes.axvline(border, color=INK, lw=1, ls=(0, (4, 3)), zorder=4)
     _setups(axes, schedule, cycles, unit)
     _bars(axes, schedule, chart, unit)
     inches_per_time = (wide - left - 0.75) / (span / unit.ticks)
@@ -154,19 +115,19 @@ def _dress(axes: Axes, names: list[str], unit: Unit, summary: Report) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.barh(range(lanes), axes.get_xlim()[1], height=0.9, color=_LANE, zorder=0)
-    axes.set_yticks(range(lanes), names, fontsize=size, color=_INK)
+    axes.set_yticks(range(lanes), names, fontsize=size, color=INK)
     axes.tick_params(axis="y", length=0, pad=6)
-    axes.tick_params(axis="x", length=3, color=_MUTED, labelcolor=_MUTED, labelsize=8)
+    axes.tick_params(axis="x", length=3, color=MUTED, labelcolor=MUTED, labelsize=8)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}".replace(",", "\u202f"))
-    axes.xaxis.grid(True, color=_GRID, lw=0.8, zorder=0.5)
+    axes.xaxis.grid(True, color=GRID, lw=0.8, zorder=0.5)
     axes.set_axisbelow(False)
-    axes.set_xlabel(f"time in {unit.name}", fontsize=8, color=_MUTED, labelpad=4)
+    axes.set_xlabel(f"time in {unit.name}", fontsize=8, color=MUTED, labelpad=4)
     edge = axes.get_yaxis_transform()
     for r, resource in enumerate(summary.resources):
         text = f"{100 * resource.busy_share:.0f} %"
-        axes.text(1.008, r, text, transform=edge, va="center", fontsize=size, color=_MUTED)
+        axes.text(1.008, r, text, transform=edge, va="center", fontsize=size, color=MUTED)
     if summary.resources:
-        axes.text(1.008, -0.5, "busy", transform=edge, va="bottom", fontsize=7.5, color=_MUTED)
+        axes.text(1.008, -0.5, "busy", transform=edge, va="bottom", fontsize=7.5, color=MUTED)
 
 
 def _bars(axes: Axes, schedule: Schedule, chart: Bars, unit: Unit) -> None:
@@ -246,7 +207,7 @@ def _labels(
         axes.text(
             (left[k] + right[k]) / 2 / unit.ticks, chart.resource[k], str(job[k]),
             ha="center", va="center_baseline", fontsize=size, zorder=5,
-            color="white" if is_dark(rgb) else _INK,
+            color="white" if is_dark(rgb) else INK,
         )  # fmt: skip
 
 
@@ -260,8 +221,8 @@ def _title(figure: Figure, summary: Report, wide: float, tall: float, left: floa
         parts.append(f"peak memory {bytes_text(peak)}")
     place: dict[str, Any] = {"x": left / wide, "ha": "left", "va": "baseline"}
     name = plain(summary.name) or "schedule"
-    figure.text(y=1 - 0.38 / tall, s=name, fontsize=13, fontweight="bold", color=_INK, **place)
-    figure.text(y=1 - 0.62 / tall, s="  ·  ".join(parts), fontsize=9, color=_MUTED, **place)
+    figure.text(y=1 - 0.38 / tall, s=name, fontsize=13, fontweight="bold", color=INK, **place)
+    figure.text(y=1 - 0.62 / tall, s="  ·  ".join(parts), fontsize=9, color=MUTED, **place)
 
 
 def _legend(figure: Figure, schedule: Schedule, wide: float, tall: float, left: float) -> None:
@@ -281,7 +242,7 @@ def _legend(figure: Figure, schedule: Schedule, wide: float, tall: float, left: 
         entries.append(Patch(label="setup", **_SETUP))
     figure.legend(
         handles=entries, loc="lower left", bbox_to_anchor=(left / wide, 0.1 / tall), ncols=12,
-        frameon=False, fontsize=8, labelcolor=_MUTED, borderpad=0, borderaxespad=0,
+        frameon=False, fontsize=8, labelcolor=MUTED, borderpad=0, borderaxespad=0,
         handlelength=1.6, handleheight=0.9, columnspacing=1.6,
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from types import MappingProxyType
@@ -13,6 +12,8 @@ import numpy as np
 from optsched.errors import CyclicOrder, InputError
 from optsched.registry import Support
 from optsched.result import Result
+from optsched_solvers.cores import chosen_cores, confined
+from optsched_solvers.loading import load
 from optsched_solvers.rules import supported_objective
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 STRONG_PROPAGATION_UP_TO = 400
 """Operations; above, the two switches below cost more than they bring."""
+
+BOUND_STRONG_UP_TO = 700
+"""Operations; as above, when only the bound is wanted (yn1, ta21 and ta41 gain by it)."""
 
 _POLL = 0.02  # seconds between two looks at limits and Ctrl-C
 
@@ -39,6 +43,7 @@ class CpSat:
     name = "cpsat"
     options: Mapping[str, str] = MappingProxyType(
         {
+            "mode": "'solve' (default), or 'bound': lift the lower bound and look for nothing else",
             "threads": "CP-SAT workers instead of the measured choice",
             "symmetry": "break the symmetry of identical jobs (default true)",
             "parameters": "mapping of further CP-SAT parameters",
@@ -61,17 +66,18 @@ class CpSat:
             from optsched.schedule import Rows
 
             monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
-        if monitor.should_stop():
+        if monitor.should_stop() or not load(monitor, "longest_path", "cpsat_model"):
             return Result("unknown")
         return _Run(graph, limits, monitor, symmetry).run()
 
 
 class _Lane(NamedTuple):
-    """One CP-SAT search: its threads, whether it propagates strongly, and the cores it may use."""
+    """One CP-SAT search and the cores it may use."""
 
     threads: int
-    strong: bool
+    strong: bool  # propagate disjunctions strongly
     cores: tuple[int, ...] = ()
+    from_below: bool = False  # refute one makespan after the other instead of improving schedules
 
 
 class _Run:
@@ -99,6 +105,8 @@ class _Run:
         try:
             while not self.answered and any(thread.is_alive() for thread in threads):
                 time.sleep(_POLL)
+                # it does not tell its deterministic time while it works: the clock stands for it
+                self.monitor.advance(round(_POLL * 1e6))
                 if self.monitor.should_stop() and not self.monitor.proved:
                     break
         finally:
@@ -115,14 +123,8 @@ class _Run:
 
     def _work(self, lane: _Lane, solver: Any) -> None:
         try:
-            before = os.sched_getaffinity(0) if lane.cores else set()
-            if lane.cores:
-                os.sched_setaffinity(0, lane.cores)  # the search's threads inherit it
-            try:
+            with confined(lane.cores):  # the search's own threads inherit it
                 status = solver.solve(self.model.model, self._callback())
-            finally:
-                if before:
-                    os.sched_setaffinity(0, before)
             self.invalid |= status == self.cp_model.MODEL_INVALID
             self.infeasible |= status == self.cp_model.INFEASIBLE
             if status == self.cp_model.OPTIMAL:
@@ -177,6 +179,7 @@ class _Run:
         given.random_seed = limits.seed
         given.use_strong_propagation_in_disjunctive = lane.strong
         given.use_dynamic_precedence_in_disjunctive = lane.strong
+        given.use_objective_lb_search = lane.from_below
         if limits.iterations is not None:
             given.max_deterministic_time = limits.iterations * 1e-6
         if limits.time_limit is not None:
@@ -196,12 +199,13 @@ def _lanes(graph: Schedule, limits: Limits) -> list[_Lane]:
     the one that repeats); on further cores eight threads look for better schedules and other
     bounds. Elsewhere eight threads share all cores.
     """
-    strong = _propagates_strongly(graph)
+    strong = _propagates_strongly(graph, STRONG_PROPAGATION_UP_TO)
     threads = limits.options.get("threads")
+    if limits.options.get("mode") == "bound":
+        return [_Lane(threads or 1, _propagates_strongly(graph, BOUND_STRONG_UP_TO), (), True)]
     if threads is not None:
         return [_Lane(threads, strong)]
-    cores = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else ()
-    cores = cores[: limits.workers]
+    cores = chosen_cores(limits.workers)
     if limits.iterations is not None or len(cores) < 2:
         return [_Lane(1, strong)]
     if strong:
@@ -209,14 +213,14 @@ def _lanes(graph: Schedule, limits: Limits) -> list[_Lane]:
     return [_Lane(max(8, len(cores)), False, cores)]
 
 
-def _propagates_strongly(graph: Schedule) -> bool:
-    """Whether the two switches for disjunctions are used.
+def _propagates_strongly(graph: Schedule, most: int) -> bool:
+    """Whether the two switches for disjunctions are used: up to so many operations.
 
     Never with zero durations on a resource: there CP-SAT 9.15 with strong propagation proved bounds
     above the optimum (a test keeps the instance).
     """
     instant = (graph.duration == 0) & (np.diff(graph.op_resources.indptr) > 0)
-    return graph.n_operations <= STRONG_PROPAGATION_UP_TO and not instant.any()
+    return graph.n_operations <= most and not instant.any()
 
 
 def _first_schedule(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
@@ -229,6 +233,9 @@ def _first_schedule(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
 
 def _checked_symmetry(limits: Limits) -> bool:
     """The option `symmetry`; wrong values of all options are refused, whether needed or not."""
+    mode = limits.options.get("mode", "solve")
+    if mode not in ("solve", "bound"):
+        raise InputError(f"options.mode: expected 'solve' or 'bound', got {mode!r}")
     threads = limits.options.get("threads", 1)
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 256:
         raise InputError(f"options.threads: expected an integer in 1..256, got {threads!r}")

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from optsched.errors import InputError
 from optsched.registry import Support
 from optsched.result import Result
-from optsched_solvers.rules import RULES, run, supported_graph, try_rules
+from optsched_solvers.rules import (
+    INSERTION,
+    RULES,
+    run,
+    supported_graph,
+    try_insertion,
+    try_rules,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,15 +27,16 @@ if TYPE_CHECKING:
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
+    from optsched.schedule import Rows, Schedule
 
-__all__ = ["RULES", "Dispatch", "run"]
+__all__ = ["INSERTION", "RULES", "Dispatch", "complete", "run"]
 
 
 class Dispatch:
-    """The best of all rules, each non-delay and active, forward and backwards.
+    """The best of all rules, each non-delay and active, forward and backwards, and of insertion.
 
-    One iteration is one list schedule. With ``search`` it goes on: a local search on the orders of
-    jobs behind the rules, until a limit.
+    One iteration is one list schedule, or the insertion of all operations. With ``search`` it goes
+    on: a local search on the orders of jobs behind the rules, until a limit.
     """
 
     name = "dispatch"
@@ -47,17 +55,29 @@ class Dispatch:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Try every rule; stop early at a limit or a proof."""
-        rules = limits.options.get("rules", RULES)
-        if isinstance(rules, str) or any(rule not in RULES for rule in rules):
-            raise InputError(f"options.rules: expected a list of {', '.join(RULES)}, got {rules!r}")
+        known = (*RULES, INSERTION)
+        rules = limits.options.get("rules", known)
+        if isinstance(rules, str) or any(rule not in known for rule in rules):
+            raise InputError(f"options.rules: expected a list of {', '.join(known)}, got {rules!r}")
         search = limits.options.get("search", False)
         if not isinstance(search, bool):
             raise InputError(f"options.search: expected true or false, got {search!r}")
         graph = problem.graph()
-        tried = try_rules(graph, limits, monitor, tuple(rules))
+        listed = RULES if rules is known else tuple(rule for rule in rules if rule != INSERTION)
+        tried = try_rules(graph, limits, monitor, listed)
+        stopped = monitor.objective is not None and monitor.should_stop()
+        if INSERTION in rules and tried != limits.iterations and not stopped:
+            tried += try_insertion(graph, monitor)
         if search:
             from optsched_solvers.job_order_search import improve
 
             left = None if limits.iterations is None else limits.iterations - tried
             improve(graph, monitor, seed=limits.seed, iterations=left)
         return Result("unknown")
+
+
+def complete(graph: Schedule, partial: Rows) -> Schedule | None:
+    """Fill the operations that orders lack in (`optsched_solvers.insertion.complete`)."""
+    from optsched_solvers import insertion
+
+    return insertion.complete(graph, partial)

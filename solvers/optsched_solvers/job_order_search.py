@@ -68,6 +68,7 @@ def improve(
     def value(point: _Point) -> int:
         nonlocal made
         made += 1
+        monitor.advance(1)
         found = dispatcher.listed(_priority(graph, units, point), point.active)
         if found is None:
             return np.iinfo(np.int64).max

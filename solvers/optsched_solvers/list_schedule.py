@@ -243,7 +243,13 @@ def _dispatch(  # type: ignore[no-untyped-def]
     left_in_chain = np.zeros(n_chains, np.int64)
     for c in range(n_chains):
         left_in_chain[c] = chain_indptr[c + 1] - chain_indptr[c]
+    limited = len(slot_limit) > 0
     slots = np.zeros(len(slot_limit), np.int64)
+    slot = np.empty(n, np.int64)
+    need = np.empty(n, np.int64)
+    for i in range(n):
+        slot[i] = slot_in[i] if slot_in[i] < len(slot_limit) else -1
+        need[i] = acquire[i] + workspace[i]
     scheduled = np.zeros(n, np.int64)
     blocked = np.full(n, -1, np.int64)
     epoch = 0
@@ -277,7 +283,9 @@ def _dispatch(  # type: ignore[no-untyped-def]
                 best_op[r] = -1
                 for k in range(users_indptr[r], users_indptr[r] + n_ready[r]):
                     i = ready[k]
-                    if blocked[i] == epoch:
+                    if blocked[i] == epoch or level[r] + need[i] > memory[r]:
+                        continue
+                    if limited and slot[i] >= 0 and slots[slot[i]] >= slot_limit[slot[i]]:
                         continue
                     at = machine_free[r]
                     if last[r] >= 0 and family[last[r]] != family[i]:
@@ -329,7 +337,9 @@ def _dispatch(  # type: ignore[no-untyped-def]
                 key = available[i]
                 for k in range(users_indptr[r], users_indptr[r] + n_ready[r]):
                     o = ready[k]
-                    if blocked[o] == epoch:
+                    if blocked[o] == epoch or level[r] + need[o] > memory[r]:
+                        continue
+                    if limited and slot[o] >= 0 and slots[slot[o]] >= slot_limit[slot[o]]:
                         continue
                     at = machine_free[r]
                     if last[r] >= 0 and family[last[r]] != family[o]:
@@ -345,13 +355,13 @@ def _dispatch(  # type: ignore[no-untyped-def]
                         i = o
                         key = available[o]
             admitted = True
-            if memory[r] != NO_LIMIT and level[r] + acquire[i] + workspace[i] > memory[r]:
+            if level[r] + need[i] > memory[r]:
                 admitted = False
             if level[r] + acquire[i] < free[i]:
                 admitted = False
                 starved = True
-            if admitted and slot_in[i] >= 0 and slot_in[i] < len(slot_limit):
-                admitted = slots[slot_in[i]] < slot_limit[slot_in[i]]
+            if admitted and limited and slot[i] >= 0:
+                admitted = slots[slot[i]] < slot_limit[slot[i]]
             if admitted and n_chains > 0 and acquire[i] > free[i]:
                 admitted = _safe(
                     i, resource, acquire, free, workspace, memory, chain, chain_indptr,
@@ -379,8 +389,8 @@ def _dispatch(  # type: ignore[no-untyped-def]
                 held[c * n_resources + r] += acquire[i] - free[i]
                 left_in_chain[c] -= 1
                 in_flight[c] = left_in_chain[c] > 0
-            if slot_in[i] >= 0 and slot_in[i] < len(slot_limit):
-                slots[slot_in[i]] += 1
+            if limited and slot[i] >= 0:
+                slots[slot[i]] += 1
             freed = free[i] > acquire[i] or (c >= 0 and left_in_chain[c] == 0)
             if starved and acquire[i] > free[i]:
                 starved = False

@@ -1,60 +1,148 @@
-"""`auto`: rules and bounds first, a search on job orders, then CP-SAT from the best of them."""
+"""`auto`: rules and bounds first, then tabu search beside proof search, sharing what they find."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from optsched.errors import InputError
 from optsched.result import Result
-from optsched_solvers.cpsat import STRONG_PROPAGATION_UP_TO, CpSat
-from optsched_solvers.job_order_search import improve
+from optsched_solvers.branch_and_bound import BranchAndBound
+from optsched_solvers.cores import chosen_cores
+from optsched_solvers.cpsat import CpSat
+from optsched_solvers.loading import load
+from optsched_solvers.race import Race
 from optsched_solvers.rules import supported_graph, try_rules
+from optsched_solvers.tabu import Tabu
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
-    from optsched.registry import Support
+    from optsched.registry import Solver, Support
+    from optsched.schedule import Schedule
 
+STALLED = 0.3
+"""Of the time limit without a better bound: then CP-SAT joins on the prover's core."""
 
-SEARCH_SHARE = 0.3
-"""Of the time limit for the search on job orders, where CP-SAT is weak: above
-`STRONG_PROPAGATION_UP_TO` operations. Below, a sixth of it."""
-PATIENCE = 3000  # list schedules without a better one
+STALLED_SECONDS = 3.0
+"""The most that CP-SAT waits, and what it waits where there is no time limit."""
+
+MODELLED_UP_TO = 1500
+"""Operations; above, a CP-SAT model for bounds takes long to make and moves nothing."""
 
 
 class Auto:
-    """Dispatching rules, which prove long job arrays in milliseconds; CP-SAT where they do not.
+    """Dispatching rules, which prove long job arrays in milliseconds; then tabu search and proof.
 
-    With an iteration limit each of the three parts (rules, search on job orders, CP-SAT) gets so
-    many of its own iterations.
+    With one worker tabu search, failure-directed search and, when the bound stalls, CP-SAT share a
+    core; with two, tabu search has a core for itself; further workers get CP-SAT's search for
+    bounds and further tabu searches. What tabu search refuses (gangs, deadlines) CP-SAT searches.
+    With an iteration limit the parts run one after the other, each with so many of its own
+    iterations, and the result repeats exactly.
     """
 
     name = "auto"
-    options: Mapping[str, str] = MappingProxyType({})
+    options: Mapping[str, str] = MappingProxyType(
+        {"exact_up_to": "number of jobs above which nothing is spent on proofs (default: no limit)"}
+    )
 
     def __init__(self) -> None:
-        self.exact = CpSat()
+        self.search, self.proof, self.model = Tabu(), BranchAndBound(), CpSat()
 
     def supports(self, problem: Problem) -> Support:
         """Whatever CP-SAT takes: one iteration of any graph."""
-        return self.exact.supports(problem)
+        return self.model.supports(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Rules first; if none met the bound, the search, then CP-SAT from the best schedule."""
+        """Rules first; if none met the bound, the race."""
         graph = problem.graph()
+        prove = _wants_proof(graph, limits)
         if supported_graph(graph):
             try_rules(graph, limits, monitor)
-            if not monitor.should_stop():
-                weak = graph.n_operations > STRONG_PROPAGATION_UP_TO
-                share = SEARCH_SHARE if weak else SEARCH_SHARE / 6
-                improve(
-                    graph, monitor, seed=limits.seed, iterations=limits.iterations,
-                    seconds=share * monitor.remaining,
-                    patience=PATIENCE,
-                )  # fmt: skip
-        if monitor.objective is not None and monitor.should_stop():
+        if monitor.should_stop() and (monitor.objective is not None or monitor.remaining <= 0):
             return Result("unknown")
-        return self.exact.solve(problem, limits, monitor)
+        search = self.search if self.search.supports(problem) else self.model
+        prove = prove and bool(self.proof.supports(problem))
+        if limits.iterations is not None:
+            return self._in_turn(search, problem, limits, monitor, prove)
+        return self._race(search, problem, limits, monitor, prove)
+
+    def _in_turn(
+        self, search: Solver, problem: Problem, limits: Limits, monitor: Monitor, prove: bool
+    ) -> Result:
+        """One engine after the other: the same schedule whatever the clock does."""
+        given = replace(limits, options={})
+        result = search.solve(problem, given, monitor)
+        if prove and not monitor.should_stop():
+            result = self.proof.solve(problem, given, monitor)
+        return result
+
+    def _race(
+        self, search: Solver, problem: Problem, limits: Limits, monitor: Monitor, prove: bool
+    ) -> Result:
+        cores = chosen_cores(limits.workers)
+        alone = replace(limits, workers=1, options={})
+
+        def core(k: int) -> tuple[int, ...]:
+            return cores[k % len(cores) :][:1] if cores else ()
+
+        def searcher(given: Limits) -> Callable[[Monitor], Result]:
+            return lambda lap: search.solve(problem, given, lap)
+
+        def from_below(lap: Monitor) -> Result | None:
+            try:
+                return self.model.solve(problem, replace(alone, options={"mode": "bound"}), lap)
+            except InputError:  # times beyond CP-SAT's range: the others go on
+                return None
+
+        race = Race(monitor)
+        race.enter(searcher(alone), core(0))
+        joined = not prove or problem.graph().n_operations > MODELLED_UP_TO
+        if prove:
+            race.enter(_prover(problem.graph(), alone), core(1))
+            if limits.workers >= 3 and not joined:
+                race.enter(from_below, core(2))
+                joined = True
+        for k in range(3 if prove else 1, limits.workers):
+            race.enter(searcher(replace(alone, seed=(limits.seed + k) % 2**31)), core(k))
+        patience = STALLED * min(monitor.remaining, STALLED_SECONDS / STALLED)
+        bound, since = monitor.lower_bound, monitor.elapsed
+        while race.wait(0.02):
+            if monitor.lower_bound != bound:
+                bound, since = monitor.lower_bound, monitor.elapsed
+            elif not joined and monitor.elapsed - since > patience:
+                race.enter(from_below, core(1))
+                joined = True
+        return race.finish()
+
+
+def _prover(graph: Schedule, limits: Limits) -> Callable[[Monitor], Result]:
+    """What raises the bound: overtaking in pipelines first, then failure-directed search."""
+
+    def prove(lap: Monitor) -> Result:
+        if load(lap, "pipeline_bounds"):
+            from optsched_solvers import pipeline_bounds
+
+            pipeline_bounds.improve(graph, lap)
+        if not load(lap, "failure_directed"):
+            return Result("unknown")
+        from optsched_solvers import failure_directed
+
+        return failure_directed.search(graph, limits, lap, polish=False)
+
+    return prove
+
+
+def _wants_proof(graph: Schedule, limits: Limits) -> bool:
+    most = limits.options.get("exact_up_to")
+    if most is None:
+        return True
+    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+        raise InputError(f"options.exact_up_to: expected a number of jobs >= 0, got {most!r}")
+    return len(np.unique(graph.job)) <= most

@@ -1,13 +1,15 @@
-"""List scheduling in plain Python: a first answer while no compiler is loaded.
+"""List scheduling in plain Python: a first answer while no compiled kernel is loaded.
 
-The same schedules as the compiled `optsched_solvers.list_schedule` (non-delay, no memory caps);
-loading the compiler takes longer than this on a job array that a rule can prove.
+`non_delay` makes the same schedules as the compiled `optsched_solvers.list_schedule` (without
+memory caps); loading the kernels takes longer than this on a job array that a rule can prove.
 """
 
 from __future__ import annotations
 
 import heapq
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray, Schedule
@@ -95,3 +97,15 @@ def non_delay(graph: Schedule, priority: IntArray) -> tuple[list[int], list[int]
             release(k)
         offer(r)
     return order, start
+
+
+def one_job_at_a_time(graph: Schedule) -> IntArray:
+    """All operations, job by job, every job in the order of the arcs: what memory caps allow most.
+
+    Arcs between jobs may contradict this order: check the schedule.
+    """
+    from optsched.graph import evaluate
+
+    position = np.empty(graph.n_operations, np.int64)
+    position[evaluate(graph).order] = np.arange(graph.n_operations)
+    return np.lexsort([position, graph.job])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optsched.errors import InputError
+from optsched.errors import CyclicOrder, InputError
 from optsched.registry import Support
 from optsched.schedule import NO_DEADLINE, Objective, Rows
+from optsched_solvers.loading import load, loaded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from optsched.limits import Limits
     from optsched.monitor import Monitor
@@ -29,6 +29,13 @@ PIPELINE_RULES = ("valley", "b_first", "job_lpt", "job_spt", "one_f_one_b", "f_f
 jobs by total work, at most S - s in flight on stage s, forward first."""
 
 RULES = (*PIPELINE_RULES, *SHOP_RULES)
+
+
+INSERTION = "insertion"
+"""Nowicki and Smutnicki's INSA, which is no list schedule: `optsched_solvers.insertion`."""
+
+KERNELS = ("longest_path", "list_schedule")
+"""Modules that compile."""
 
 
 class Variant(NamedTuple):
@@ -62,7 +69,8 @@ def run(
         A disjunctive graph (or schedule: its orders are ignored) whose operations hold at most one
         resource each.
     rule
-        One of `RULES`; the pipeline rules need operations of kind F and B or I.
+        One of `RULES`; the pipeline rules need operations of kind F and B or I. Or ``"insertion"``,
+        best insertion by Nowicki and Smutnicki, for which the arguments below say nothing.
     active
         Giffler-Thompson (active) instead of non-delay.
     backwards
@@ -82,11 +90,16 @@ def run(
     InputError
         Unknown rule, or a rule that does not fit the graph.
     """
-    if rule not in RULES:
-        raise InputError(f"rule: there is no {rule!r}; there are {', '.join(RULES)}")
+    if rule not in (*RULES, INSERTION):
+        known = ", ".join((*RULES, INSERTION))
+        raise InputError(f"rule: there is no {rule!r}; there are {known}")
     support = supported_graph(graph)
     if not support:
         raise InputError(f"dispatch: {support.reason}")
+    if rule == INSERTION:
+        from optsched_solvers.insertion import insertion
+
+        return insertion(graph)
     if rule in PIPELINE_RULES and not is_pipeline(graph):
         raise InputError(f"rule: {rule} needs operations of kind F and B (or I)")
     found = Dispatcher(graph, seed).sequences(Variant(rule, active, backwards, defer))
@@ -117,49 +130,96 @@ def supported_objective(graph: Schedule) -> Support:
 
 
 def try_rules(
-    graph: Schedule, limits: Limits, monitor: Monitor, rules: tuple[str, ...] = RULES
+    graph: Schedule,
+    limits: Limits,
+    monitor: Monitor,
+    rules: tuple[str, ...] = RULES,
+    keep: Callable[[Rows], object] | None = None,
 ) -> int:
-    """Offer the schedules of all rules; returns how many list schedules were made."""
+    """Offer the schedules of all rules; returns how many list schedules were made.
+
+    `keep` is called with the orders of each, the best or not.
+    """
     dispatcher = Dispatcher(graph, limits.seed)
     most = len(RULES) * 8 if limits.iterations is None else limits.iterations
-    if most and rules is RULES and _offer_quick(dispatcher, monitor):
-        return 1
+    if most and rules is RULES and not loaded(*KERNELS):
+        _offer_quick(dispatcher, monitor)
+        if monitor.objective is not None and monitor.should_stop():
+            return 1
+    if not load(monitor, *KERNELS):
+        return 0
     tried = 0
-    for variant in _variants(graph, rules):
+    for variant in variants(graph, rules):
         # one list schedule takes microseconds: a first answer is given even at time limit 0
         if tried >= most or (monitor.objective is not None and monitor.should_stop()):
             break
         found = dispatcher.sequences(variant)
         tried += 1
+        monitor.advance(1)
         if found is not None:
             value = int((found[1] + graph.duration).max(initial=0))
             monitor.incumbent(found[0], value, f"dispatch {variant}")
+            if keep is not None:
+                keep(found[0])
     return tried
 
 
-def _offer_quick(dispatcher: Dispatcher, monitor: Monitor) -> bool:
-    """Try the first rule in plain Python while no compiler is loaded; whether it was a proof.
+def _offer_quick(dispatcher: Dispatcher, monitor: Monitor) -> None:
+    """Offer a schedule made in plain Python: of the first rule, or one job after the other.
 
-    It gives the very schedule that the kernel would: only the time until the answer differs.
+    The first rule's is the very schedule that the kernel would make.
     """
-    graph = dispatcher.graph
-    if "numba" in sys.modules or monitor.objective is not None or not graph.n_operations:
-        return False
-    instant = bool((graph.duration == 0).any() or (graph.successors.weight == 0).any())
-    if instant or graph.has_setups or graph.memory.any() or (graph.deadline != NO_DEADLINE).any():
-        return False
-    from optsched_solvers.quick_list import non_delay
+    from optsched_solvers import quick_list
 
-    variant = next(_variants(graph, RULES))
-    operations, start = non_delay(graph, dispatcher.priority(variant))
+    graph = dispatcher.graph
+    if monitor.objective is not None or not graph.n_operations:
+        return
+    instant = bool((graph.duration == 0).any() or (graph.successors.weight == 0).any())
+    if instant or graph.has_setups or graph.memory.any() or dispatcher.has_deadlines:
+        if monitor.limits.iterations is None:  # with a limit of steps, answers never depend on time
+            whole = quick_list.one_job_at_a_time(graph)
+            _offer_checked(dispatcher, whole, monitor, "one job at a time")
+        return
+    variant = next(variants(graph, RULES))
+    operations, start = quick_list.non_delay(graph, dispatcher.priority(variant))
     value = max(s + p for s, p in zip(start, graph.duration.tolist(), strict=True))
     sequences = dispatcher.split(np.array(operations))
     change = (graph.acquire - graph.free)[sequences.ids]
     total = np.concatenate([[0], np.cumsum(change)])
-    if (total[1:] < np.repeat(total[sequences.indptr[:-1]], np.diff(sequences.indptr))).any():
-        return False  # somebody frees what is not held yet
-    monitor.incumbent(sequences, value, f"dispatch {variant}")
-    return monitor.should_stop()
+    if (total[1:] >= np.repeat(total[sequences.indptr[:-1]], np.diff(sequences.indptr))).all():
+        monitor.incumbent(sequences, value, f"dispatch {variant}")  # nobody frees what is not held
+
+
+def _offer_checked(
+    dispatcher: Dispatcher, operations: IntArray, monitor: Monitor, source: str
+) -> None:
+    """Offer the semi-active schedule of one global order, if it is feasible."""
+    from optsched.graph import scheduled
+    from optsched.verify import verify
+
+    sequences = dispatcher.split(operations)
+    try:
+        schedule = scheduled(dispatcher.graph, sequences)
+    except CyclicOrder:
+        return
+    if not verify(schedule):
+        monitor.incumbent(sequences, schedule.makespan, source)
+
+
+def try_insertion(
+    graph: Schedule, monitor: Monitor, keep: Callable[[Rows], object] | None = None
+) -> int:
+    """Offer the schedule of `INSERTION`; returns 1, or 0 if a limit came first."""
+    if not load(monitor, INSERTION):
+        return 0
+    from optsched_solvers.insertion import insertion
+
+    schedule = insertion(graph, monitor.should_stop)
+    if schedule is not None and schedule.sequences is not None:
+        monitor.incumbent(schedule.sequences, schedule.makespan, f"dispatch {INSERTION}")
+        if keep is not None:
+            keep(schedule.sequences)
+    return 1
 
 
 def is_pipeline(graph: Schedule) -> bool:
@@ -168,7 +228,8 @@ def is_pipeline(graph: Schedule) -> bool:
     return "F" in kinds and bool(kinds & {"B", "I"})
 
 
-def _variants(graph: Schedule, rules: tuple[str, ...]) -> Iterator[Variant]:
+def variants(graph: Schedule, rules: tuple[str, ...]) -> Iterator[Variant]:
+    """All ways to apply those of the rules that fit the graph; forward ones first."""
     pipeline = is_pipeline(graph)
     late = pipeline and bool(np.isin(graph.kind, ("W", "U")).any())
     for backwards in (False, True):

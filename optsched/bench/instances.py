@@ -1,0 +1,150 @@
+"""What a benchmark runs on: files and names, and the bounds known for them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from optsched.document_values import file_label
+from optsched.errors import InputError
+from optsched.files import read_text
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from optsched.problem import Problem
+
+_TAILLARD = re.compile(r"ta[0-9]+")
+_FAMILY = re.compile(r"[A-Za-z_]+")
+_NUMBER = re.compile(r"[0-9]{1,16}")
+
+
+class Instance(NamedTuple):
+    """A problem and where it comes from: a path, or the name of a generated instance."""
+
+    source: str
+    name: str
+    problem: Problem
+
+    @property
+    def family(self) -> str:
+        """Letters that the name begins with: ``ta`` of ta21."""
+        found = _FAMILY.match(self.name)
+        return found.group().rstrip("_") or "other" if found else "other"
+
+    @property
+    def size(self) -> str:
+        """``20x15`` (jobs by machines); of a bare graph operations by resources."""
+        graph = self.problem.graph()
+        jobs = getattr(self.problem, "n_jobs", graph.n_operations)
+        return f"{jobs}x{graph.n_resources}"
+
+
+class Known(NamedTuple):
+    """Published bounds of an instance."""
+
+    lower: int
+    upper: int
+    family: str = ""
+    size: str = ""
+
+
+def load(source: str) -> Instance:
+    """The instance in a file of any readable format, or ta01 to ta80 by Taillard's generator.
+
+    Raises
+    ------
+    InputError
+        No such file or name, or the file is wrong.
+    """
+    if _TAILLARD.fullmatch(source) and not Path(source).exists():
+        from optsched.formats import taillard
+
+        return Instance(source, source, taillard.instance(source))
+    from optsched.formats.read_problem import read_problem
+
+    problem = read_problem(source)
+    return Instance(source, problem.name or file_label(Path(source).stem), problem)
+
+
+def load_all(sources: Sequence[str]) -> list[Instance]:
+    """All instances, each once.
+
+    Raises
+    ------
+    InputError
+        Two different instances have the same name: their results could not be told apart.
+    """
+    found: dict[str, Instance] = {}
+    for source in sources:
+        instance = load(source)
+        other = found.setdefault(instance.name, instance)
+        if other.problem.sha256 != instance.problem.sha256:
+            raise InputError(
+                f"{source}: another instance is called {instance.name} too ({other.source})"
+            )
+    return list(found.values())
+
+
+def read_bounds(path: str | os.PathLike[str]) -> dict[str, Known]:
+    """Known bounds by instance name.
+
+    Parameters
+    ----------
+    path
+        CSV with a header; ``instance``, ``lb`` and ``ub`` are needed, ``family``, ``jobs`` and
+        ``machines`` are used, others are passed over. Rows without both bounds too.
+
+    Raises
+    ------
+    InputError
+        With ``file:line``: a column is missing, a bound is no integer, lb is above ub, or an
+        instance comes twice.
+    """
+    rows = csv.DictReader(io.StringIO(read_text(path)), strict=True)
+    found: dict[str, Known] = {}
+    try:
+        missing = {"instance", "lb", "ub"}.difference(rows.fieldnames or ())
+        if missing:
+            raise InputError(f"{path}:1: expected the columns instance, lb, ub; no {min(missing)}")
+        for row in rows:
+            known = _known(row, f"{path}:{rows.line_num}")
+            if known is None:
+                continue
+            if row["instance"] in found:
+                raise InputError(f"{path}:{rows.line_num}: {row['instance']!r:.60} comes twice")
+            found[row["instance"]] = known
+    except csv.Error as error:
+        raise InputError(f"{path}:{rows.line_num}: not a CSV file ({error})") from None
+    return found
+
+
+def check_sizes(instances: Sequence[Instance], known: Mapping[str, Known], path: str) -> None:
+    """Refuse bounds that belong to another instance of the same name."""
+    for instance in instances:
+        there = known.get(instance.name)
+        if there is not None and there.size not in ("", instance.size):
+            raise InputError(
+                f"{path}: {instance.name} has {there.size} jobs x machines there, but "
+                f"{instance.source} has {instance.size}"
+            )
+
+
+def _known(row: dict[str, str], place: str) -> Known | None:
+    values = []
+    for key in ("lb", "ub"):
+        text = (row[key] or "").strip()
+        if not text:
+            return None
+        if not _NUMBER.fullmatch(text):
+            raise InputError(f"{place}: {key}: expected an integer >= 0, got {text!r:.60}")
+        values.append(int(text))
+    if values[0] > values[1]:
+        raise InputError(f"{place}: lb: {values[0]} is above ub {values[1]}")
+    jobs, machines = row.get("jobs") or "", row.get("machines") or ""
+    size = f"{jobs}x{machines}" if jobs and machines else ""
+    return Known(values[0], values[1], row.get("family") or "", size)

@@ -1,0 +1,91 @@
+"""One solve of a benchmark, in a process of its own: a task on stdin, an answer on stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from typing import Any
+
+
+def main() -> None:
+    """Read the task, solve, answer; go at once when the parent is gone."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what engines print must not get among the answers
+    task = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    try:
+        answer = _solve(task)
+    except Exception as error:  # a bug of a solver, or a broken installation
+        traceback.print_exc()
+        answer = {"error": f"{type(error).__name__}: {error}"}
+    json.dump({**answer, "cpu_seconds": _cpu_seconds()}, answers)
+    answers.close()
+    os._exit(0)  # nothing is left to do: no waiting for threads of engines
+
+
+def _solve(task: dict[str, Any]) -> dict[str, Any]:
+    import optsched
+    from optsched.bench.instances import load
+
+    problem = load(task["source"]).problem
+    if problem.sha256 != task["sha256"]:
+        raise optsched.InputError(f"{task['source']}: changed since the benchmark began")
+    result = optsched.solve(
+        problem, task["solver"], time_limit=task["time_limit"], workers=task["workers"],
+        iterations=task["iterations"], seed=task["seed"], options=task["options"],
+    )  # fmt: skip
+    found = result.schedule
+    if found is None or found.sequences is None or found.start is None:
+        orders, starts = None, None
+    else:
+        orders, starts = found.sequences.to_lists(), found.start.tolist()
+    return {
+        "status": result.status,
+        "objective": result.objective,
+        "lower_bound": result.lower_bound,
+        "time_to_best": result.time_to_best,
+        "time_to_proof": result.time_to_proof,
+        "seconds": result.seconds,
+        "history": [(round(e.elapsed, 5), e.objective, e.lower_bound) for e in result.history],
+        "sequences": orders,
+        "start": starts,
+        "versions": _versions(),
+    }
+
+
+def _versions() -> str:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = [f"Python {platform.python_version()}"]
+    for name in ("optsched", "numpy", "numba", "ortools", "deap"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process since it began, and of its children."""
+    own = time.process_time()
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return own
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own + used.ru_utime + used.ru_stime
+
+
+def _leave_with_parent() -> None:
+    while os.read(0, 4096):  # ends when the parent does
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The results file: one CSV row per finished solve, appended whole, never written twice."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from optsched.errors import InputError
+from optsched.files import check_writable, read_bytes, write_atomic
+
+
+class Row(NamedTuple):
+    """One solve. Empty fields are None; times are in seconds."""
+
+    instance: str
+    family: str
+    size: str
+    operations: int
+    sha256: str
+    solver: str
+    options: str
+    """JSON object, keys sorted."""
+    seed: int
+    workers: int
+    time_limit: float | None
+    iterations: int | None
+    version: str
+    status: str
+    """As in `Result.status`, or ``error``."""
+    objective: int | None
+    lower_bound: int | None
+    time_to_best: float | None
+    time_to_proof: float | None
+    seconds: float | None
+    """Of `optsched.solve`."""
+    wall_seconds: float
+    """Of the process: start, imports, reading, solving, writing."""
+    cpu_seconds: float | None
+    """Of the process, all threads."""
+    history: str
+    """JSON list of [seconds, objective, lower bound]."""
+    error: str
+    machine: str
+    versions: str
+    finished: str
+    """UTC."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What makes two solves the same experiment."""
+        numbers = (self.seed, self.workers, self.time_limit, self.iterations)
+        texts = tuple("" if n is None else f"{n:g}" for n in numbers)
+        return (self.sha256, self.solver, self.options, *texts, self.version)
+
+    @property
+    def steps(self) -> list[tuple[float, int | None, int | None]]:
+        """The history: seconds, objective, lower bound."""
+        return [(at, value, bound) for at, value, bound in json.loads(self.history or "[]")]
+
+
+COLUMNS = Row._fields
+_INTEGERS = ("operations", "seed", "workers", "iterations", "objective", "lower_bound")
+_NUMBERS = (
+    "time_limit", "time_to_best", "time_to_proof", "seconds", "wall_seconds", "cpu_seconds",
+)  # fmt: skip
+_REQUIRED = ("operations", "seed", "workers", "wall_seconds")
+
+
+class Results:
+    """A results file: its rows so far, and a place to append to.
+
+    A file with other columns, or with a row that cannot be read, is refused; a last line that is
+    not complete (a machine that lost its power) is dropped by the next `append`.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.rows: list[Row] = []
+        self._torn = False
+        check_writable(path)
+        if self.path.exists():
+            self.rows = self._read()
+
+    @property
+    def done(self) -> set[tuple[str, ...]]:
+        """Keys of all rows without an error."""
+        return {row.key for row in self.rows if not row.error}
+
+    def append(self, row: Row) -> None:
+        """Add a row: in memory, and to the file in one piece.
+
+        Raises
+        ------
+        InputError
+            The file cannot be written.
+        """
+        if self._torn:
+            content = read_bytes(self.path)
+            write_atomic(self.path, content[: content.rfind(b"\n") + 1])
+            self._torn = False
+        if not self.path.exists() or not self.path.stat().st_size:
+            write_atomic(self.path, _line(COLUMNS))
+        try:
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+            try:
+                os.write(handle, _line(row).encode())  # one call: other writers cannot cut in
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written ({error.strerror})") from None
+        self.rows.append(row)
+
+    def _read(self) -> list[Row]:
+        content = read_bytes(self.path)
+        self._torn = bool(content) and not content.endswith(b"\n")
+        whole = content[: content.rfind(b"\n") + 1]
+        csv.field_size_limit(2**30)  # a history may be long
+        try:
+            lines = csv.reader(io.StringIO(whole.decode("utf-8"), newline=""), strict=True)
+            header = next(lines, None)
+            if header is None and not content:
+                return []
+            if header != list(COLUMNS):
+                raise InputError(
+                    f"{self.path}: is no results file of this version (other columns): "
+                    "choose another name"
+                )
+            rows: list[Row] = []
+            for cells in lines:
+                try:
+                    rows.append(_row(cells))
+                except ValueError as error:
+                    raise InputError(f"{self.path}:{lines.line_num}: {error}") from None
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise InputError(f"{self.path}: not a CSV file ({error})") from None
+        return rows
+
+
+def _row(cells: list[str]) -> Row:
+    if len(cells) != len(COLUMNS):
+        raise ValueError(f"expected {len(COLUMNS)} columns, got {len(cells)}")
+    values: dict[str, Any] = dict(zip(COLUMNS, cells, strict=True))
+    for names, kind in ((_INTEGERS, int), (_NUMBERS, float)):
+        for name in names:
+            text = values[name]
+            if not text and name in _REQUIRED:
+                raise ValueError(f"{name}: expected a number, got nothing")
+            try:
+                values[name] = kind(text) if text else None
+            except ValueError:
+                raise ValueError(f"{name}: expected a number, got {text!r:.40}") from None
+    row = Row(**values)
+    try:
+        json.loads(row.options)
+        row.steps  # noqa: B018 (reads the history)
+    except (ValueError, TypeError):
+        raise ValueError("history, options: expected JSON") from None
+    return row
+
+
+def _line(cells: tuple[Any, ...]) -> str:
+    """One line of the file: a row never has several, so that a torn one is the last line."""
+    texts = ["" if cell is None else " ".join(str(cell).splitlines()) for cell in cells]
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(texts)
+    return text.getvalue()

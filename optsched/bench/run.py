@@ -1,0 +1,206 @@
+"""Run the solves of a benchmark, several at once if wanted, and check every schedule anew."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from optsched.bench.rows import Row
+from optsched.limits import available_cores
+from optsched.schedule import Rows
+from optsched.verify import verify
+from optsched.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping, Sequence
+
+    from optsched.bench.instances import Instance
+
+COMMAND = [sys.executable, "-m", "optsched.bench.one"]
+
+GRACE = 60.0
+"""Seconds behind its limit after which a process is killed."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One solve."""
+
+    instance: Instance
+    solver: str
+    options: Mapping[str, Any]
+    seed: int
+    workers: int
+    time_limit: float | None
+    iterations: int | None = None
+
+    @property
+    def row(self) -> Row:
+        """The row of this solve before it began."""
+        problem = self.instance.problem
+        return Row(
+            instance=self.instance.name, family=self.instance.family, size=self.instance.size,
+            operations=problem.graph().n_operations, sha256=problem.sha256, solver=self.solver,
+            options=json.dumps(dict(self.options), sort_keys=True), seed=self.seed,
+            workers=self.workers, time_limit=self.time_limit, iterations=self.iterations,
+            version=__version__, status="error", objective=None, lower_bound=None,
+            time_to_best=None, time_to_proof=None, seconds=None, wall_seconds=0.0,
+            cpu_seconds=None, history="[]", error="", machine=_MACHINE, versions="", finished="",
+        )  # fmt: skip
+
+
+def run_all(tasks: Sequence[Task], jobs: int = 1) -> Generator[Row, None, None]:
+    """Rows as they are done, `jobs` processes at a time; closing the iterator kills the rest."""
+    from joblib import Parallel, delayed
+
+    runner = _Runner()
+    rows = Parallel(n_jobs=jobs, backend="threading", return_as="generator_unordered")(
+        delayed(runner.run)(task) for task in tasks
+    )
+    try:
+        yield from (row for row in rows if row is not None)
+    finally:
+        runner.cancel()
+
+
+def warm_up() -> None:
+    """Compile what is not compiled yet, so that no solve pays for it."""
+    code = "from optsched.cli.warmup import warmup; warmup()"
+    # what fails here fails again, and louder, in the solves
+    quiet = subprocess.DEVNULL
+    subprocess.run([sys.executable, "-c", code], stdout=quiet, stderr=quiet, check=False)
+
+
+class _Runner:
+    """Starts a process per task and can end them all."""
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self.running: set[subprocess.Popen[str]] = set()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        for process in list(self.running):
+            process.kill()
+
+    def run(self, task: Task) -> Row | None:
+        """Solve and check; None if cancelled."""
+        if self.cancelled:
+            return None
+        began = time.perf_counter()
+        answer = self._answer(task)
+        wall = time.perf_counter() - began
+        if self.cancelled:
+            return None
+        error = answer.get("error") or _objection(task, answer)
+        keys = ("time_to_best", "time_to_proof", "seconds", "cpu_seconds")
+        kept: dict[str, Any] = {
+            key: None if answer.get(key) is None else round(answer[key], 5) for key in keys
+        }
+        if not error:
+            kept |= {key: answer[key] for key in ("status", "objective", "lower_bound")}
+            kept["history"] = json.dumps(answer["history"], separators=(",", ":"))
+        return task.row._replace(
+            **kept,
+            wall_seconds=round(wall, 5),
+            error=" ".join(error.split())[:500],
+            versions=answer.get("versions", ""),
+            finished=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+
+    def _answer(self, task: Task) -> dict[str, Any]:
+        """What the process says, or how it ended."""
+        with tempfile.TemporaryFile("w+", errors="replace") as noise:
+            process = subprocess.Popen(
+                COMMAND,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=noise, text=True,
+                start_new_session=os.name == "posix",  # Ctrl-C is for the parent alone
+            )  # fmt: skip
+            self.running.add(process)
+            assert process.stdin is not None and process.stdout is not None
+            most = float("inf") if task.time_limit is None else 2 * task.time_limit + GRACE
+            timer = threading.Timer(min(most, threading.TIMEOUT_MAX), process.kill)
+            timer.daemon = True
+            timer.start()
+            try:
+                process.stdin.write(json.dumps(_wire(task)) + "\n")
+                process.stdin.flush()  # and stays open: its end is the end of the process
+                text = process.stdout.read()
+                process.wait()
+            except BrokenPipeError:
+                text = ""
+            finally:
+                late = not timer.is_alive()
+                timer.cancel()
+                process.kill()
+                process.wait()
+                process.stdout.close()
+                _close_quietly(process)
+                self.running.discard(process)
+            if text:
+                try:
+                    answer: dict[str, Any] = json.loads(text)
+                    return answer
+                except ValueError:
+                    pass
+            noise.seek(0)
+            said = noise.read().strip().splitlines()
+        if late:
+            return {"error": f"did not stop {most:.0f} s after a limit of {task.time_limit:g} s"}
+        last = f": {said[-1]}" if said else ""
+        return {"error": f"the process ended with code {process.returncode}{last}"}
+
+
+def _wire(task: Task) -> dict[str, Any]:
+    return {
+        "source": task.instance.source,
+        "sha256": task.instance.problem.sha256,
+        "solver": task.solver,
+        "options": dict(task.options),
+        "seed": task.seed,
+        "workers": task.workers,
+        "time_limit": task.time_limit,
+        "iterations": task.iterations,
+    }
+
+
+def _objection(task: Task, answer: dict[str, Any]) -> str:
+    """What is wrong with an answer, judged from its start times by the verifier; else ``""``."""
+    value, bound = answer["objective"], answer["lower_bound"]
+    if answer["start"] is None:
+        return "" if value is None else "an objective without a schedule"
+    graph = task.instance.problem.graph()
+    schedule = graph.with_orders(Rows.of(answer["sequences"]), answer["start"])
+    violations = verify(schedule)
+    if violations:
+        return f"the schedule is wrong: {violations[0].message}"
+    worth = task.instance.problem.evaluate(schedule)
+    if worth != value:
+        return f"the schedule is worth {worth}, not {value}"
+    if bound is not None and bound > value:
+        return f"the bound {bound} is above the objective {value}"
+    if (answer["status"] == "optimal") != (bound == value):
+        return f"status {answer['status']} with objective {value} and bound {bound}"
+    return ""
+
+
+def _close_quietly(process: subprocess.Popen[str]) -> None:
+    try:
+        assert process.stdin is not None
+        process.stdin.close()
+    except OSError:  # what was still buffered has no reader any more
+        pass
+
+
+_MACHINE = (
+    f"{available_cores()} cores, {platform.processor() or platform.machine()}, {platform.system()}"
+)

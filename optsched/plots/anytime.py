@@ -1,0 +1,105 @@
+"""Anytime curves: the mean gap of several solvers over time, as a PNG, SVG or PDF file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.files import write_atomic
+from optsched.plots.look import oklch, plain
+from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    import numpy.typing as npt
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    Steps = Sequence[tuple[float, float]]
+    Curves = Mapping[str, tuple[Sequence[Steps], Sequence[Steps]]]
+
+_POINTS = 400
+_HUES = (255, 45, 150, 330, 95, 200, 290, 15)
+_DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
+_LEAST = 1e-4  # gaps below are drawn linearly down to 0
+
+
+def anytime(curves: Curves, path: str | os.PathLike[str], *, horizon: float) -> None:
+    """Draw mean gaps over time: of the schedules above, of the bounds below.
+
+    Parameters
+    ----------
+    curves
+        By name of a solver its runs' steps ``(seconds, gap)`` in order, for schedules and for
+        bounds; gaps from 0 to 1, and 1 before the first step.
+    path
+        File to write, ``.png``, ``.svg`` or ``.pdf``.
+    horizon
+        Seconds up to which is drawn; the last step of a run counts until then.
+
+    Raises
+    ------
+    InputError
+        There is nothing to draw, the suffix is none of the three, or the file cannot be written.
+    MissingExtra
+        matplotlib is not installed.
+    """
+    suffix = suffix_of(path)
+    runs = [primal for primal, _ in curves.values() if primal]
+    if not runs or not horizon > 0:
+        raise InputError("curves: expected at least one run, and a horizon above 0 seconds")
+    with picture_style():
+        picture = rendered(_draw(curves, horizon), suffix)
+    write_atomic(path, picture)
+
+
+def mean_steps(runs: Sequence[Steps], times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Mean over runs of their gaps at some times; 1 where a run has not begun."""
+    total = np.zeros(len(times))
+    for steps in runs:
+        at = np.array([0.0, *(t for t, _ in steps)])
+        gap = np.array([1.0, *(g for _, g in steps)])
+        total += gap[np.searchsorted(at, times, side="right") - 1]
+    return total / max(len(runs), 1)
+
+
+def _draw(curves: Curves, horizon: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    first = min((t for runs in curves.values() for part in runs for steps in part
+                 for t, _ in steps if t > 0), default=horizon / 100)  # fmt: skip
+    begin = min(max(first * 0.8, horizon * 1e-4), horizon / 10)
+    times = np.geomspace(begin, horizon, _POINTS)
+    figure = Figure(figsize=(8, 7), facecolor="white", layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    titles = ("mean gap of the schedules (z - z*) / z", "mean gap of the bounds (z* - bound) / z*")
+    for part, (axes, title) in enumerate(zip((above, below), titles, strict=True)):
+        for k, (name, runs) in enumerate(curves.items()):
+            if runs[part]:
+                colour = oklch(0.58, 0.15, _HUES[k % len(_HUES)])
+                style: Any = _DASHES[k // len(_HUES) % len(_DASHES)]
+                values = mean_steps(runs[part], times)
+                axes.plot(times, values, color=colour, ls=style, lw=1.8, label=plain(name, 60))
+        _dress(axes, title)
+    below.set_xlabel("seconds")
+    below.set_xlim(begin, horizon)
+    above.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def _dress(axes: Axes, title: str) -> None:
+    axes.set_xscale("log")
+    axes.set_yscale("symlog", linthresh=_LEAST, linscale=0.4)
+    axes.set_ylim(0, 1.2)
+    ticks = [0, 1e-4, 1e-3, 1e-2, 0.1, 1]
+    axes.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.grid(True, which="major", color=GRID, lw=0.8)
+    axes.set_title(title, loc="left", fontsize=10, color=INK)
+    axes.tick_params(labelsize=9, labelcolor=MUTED, color=MUTED, which="both")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

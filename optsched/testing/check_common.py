@@ -1,0 +1,101 @@
+"""What the checks of the conformance suite share."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any
+
+import optsched
+from optsched.graph import evaluate
+from optsched.testing.brute_force import best_makespan
+from optsched.testing.problems import small_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from optsched.registry import Solver
+    from optsched.result import Result
+
+    Check = Callable[[Solver, Sequence[Any], float], None]
+
+SHORT = 0.1
+"""Seconds for a problem of a few operations: a solver that cannot prove uses all of them."""
+
+_optima: dict[str, int | None] = {}
+
+
+_warm: set[int] = set()
+
+
+def warm_up(engine: Solver) -> None:
+    """Solve something of each kind once: compiling at the first call must not count below."""
+    if id(engine) in _warm:
+        return
+    _warm.add(id(engine))
+    for problem in small_problems():
+        with contextlib.suppress(Exception):  # what is wrong here, the checks find and name
+            if engine.supports(problem):
+                optsched.solve(problem, engine, time_limit=60, iterations=100)
+
+
+def optimum(problem: Any) -> int | None:
+    """Optimal makespan of a tiny problem by brute force, computed once; None if infeasible."""
+    graph = problem.graph()
+    key = graph.sha256
+    if key not in _optima:
+        _optima[key] = best_makespan(graph)
+    return _optima[key]
+
+
+def supported(engine: Solver, problems: Sequence[Any]) -> list[Any]:
+    """Those that the engine takes; a check on none of its problems would be void."""
+    taken = [problem for problem in problems if engine.supports(problem)]
+    assert taken, "takes none of the problems of this check"
+    return taken
+
+
+def consistent(problem: Any, result: Result) -> None:
+    """Verified, semi-active, worth what it says, and honest about what is proved."""
+    name = problem.name
+    if result.schedule is None:
+        assert result.objective is None, f"{name}: an objective without a schedule"
+        assert result.status in ("infeasible", "unknown"), f"{name}: {result.status}, no schedule"
+        return
+    violations = optsched.verify(result.schedule)
+    assert not violations, f"{name}: {violations[0].message}"
+    assert problem.evaluate(result.schedule) == result.objective, f"{name}: objective is wrong"
+    heads = evaluate(problem.graph(), result.schedule.sequences).head
+    assert (heads == result.schedule.start).all(), f"{name}: starts are not semi-active"
+    bound = result.lower_bound
+    assert bound is None or bound <= result.objective, f"{name}: bound above the objective"  # type: ignore[operator]
+    expected = "optimal" if bound == result.objective else "feasible"
+    assert result.status == expected, f"{name}: status {result.status}, should be {expected}"
+
+
+def against_optimum(problem: Any, result: Result) -> None:
+    """Bound <= optimum <= objective; nothing for what nobody can solve."""
+    consistent(problem, result)
+    best = optimum(problem)
+    if best is None:
+        assert result.schedule is None, f"{problem.name}: solved the unsolvable"
+        return
+    assert result.status != "infeasible", f"{problem.name}: called infeasible, it is not"
+    bound = result.lower_bound
+    assert bound is None or bound <= best, f"{problem.name}: bound {bound} > {best}"
+    assert result.objective is None or result.objective >= best, (
+        f"{problem.name}: objective {result.objective} below the optimum {best}"
+    )
+
+
+def quicker_of_two(
+    problem: Any, engine: Solver, most: float, **settings: Any
+) -> tuple[float, Result]:
+    """Seconds and result; a second try only after more than `most`: the machine may be busy."""
+    tries: list[tuple[float, Result]] = []
+    while not tries or (len(tries) < 2 and tries[0][0] > most):
+        begin = time.perf_counter()
+        result = optsched.solve(problem, engine, **settings)
+        tries.append((time.perf_counter() - begin, result))
+        consistent(problem, result)
+    return min(tries, key=lambda one: one[0])

@@ -1,0 +1,270 @@
+"""`tabu`: N7 tabu search with path relinking between elite schedules (Peng, Lü & Cheng 2015)."""
+
+from __future__ import annotations
+
+import time
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.limits import Limits
+from optsched.monitor import Monitor
+from optsched.registry import Support
+from optsched.result import Result
+from optsched.schedule import NO_DEADLINE, Rows
+from optsched_solvers.loading import load
+from optsched_solvers.rules import (
+    RULES,
+    Dispatcher,
+    is_pipeline,
+    supported_graph,
+    try_rules,
+    variants,
+)
+from optsched_solvers.search_arrays import order_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.problem import Problem
+    from optsched.schedule import IntArray, Schedule
+    from optsched_solvers.path_relinking import Elite
+
+ELITES = 8
+PATIENCE = 12_500
+"""Moves without improvement after which a walk ends and the next one starts elsewhere."""
+
+APART = 0.05
+"""Least distance of elites, as a share of their mean distance when the pool is full."""
+
+SLICE = 0.012
+"""Seconds that a slice of moves takes, between two looks at the monitor."""
+
+NOISE = 0.3
+"""How far a rule's ranks are scattered for a new start, as a share of the operations."""
+
+JOB_ORDER_SHARE = 4
+"""The search on job orders gets one part in so many of the limit, before the moves."""
+JOB_ORDER_PATIENCE = 3000  # list schedules without a better one
+FRESH_JOB_ORDERS = 200  # list schedules for every further start
+
+_MODULES = ("tabu_walk", "path_relinking")
+
+
+class Tabu:
+    """Tabu search: the best machine orders in the neighbourhood, again and again.
+
+    One iteration is one move. Exact makespans after every move, so results are never estimates;
+    nothing is ever proved: the status comes from the bounds of others.
+    """
+
+    name = "tabu"
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "elites": f"how many good schedules are kept to walk between (default {ELITES})",
+            "patience": f"moves without improvement before a walk ends (default {PATIENCE})",
+        }
+    )
+
+    def supports(self, problem: Problem) -> Support:
+        """Makespan of one iteration, at most one resource per operation, no deadlines."""
+        if getattr(problem, "objective_name", "makespan") != "makespan":
+            return Support(False, "only the makespan of one iteration is supported, not the period")
+        graph = problem.graph()
+        if (graph.deadline != NO_DEADLINE).any():
+            i = int(np.argmax(graph.deadline != NO_DEADLINE))
+            return Support(False, f"operation {i} has a deadline, which moves do not respect")
+        return supported_graph(graph)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Walk from the best known schedule, or the best dispatching rule, until a limit."""
+        elites = _whole("elites", limits.options.get("elites", ELITES), 2)
+        patience = _whole("patience", limits.options.get("patience", PATIENCE), 1)
+        graph = problem.graph()
+        if graph.n_operations == 0:
+            monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
+            return Result("unknown")
+        if monitor.sequences is None:
+            try_rules(graph, limits, monitor)
+        if not monitor.should_stop() and load(monitor, *_MODULES):
+            search = _Search(graph, limits, monitor, elites, patience)
+            if search.begin():
+                search.run()
+        return Result("unknown")
+
+
+def polish(graph: Schedule, sequences: Rows, moves: int, seed: int = 0) -> tuple[Rows, int]:
+    """A short tabu walk.
+
+    Parameters
+    ----------
+    graph
+        At most one resource per operation, no deadlines.
+    sequences
+        Where it begins: acyclic orders within the memory.
+    moves
+        How many.
+    seed
+        Same seed and moves, same result.
+
+    Returns
+    -------
+    (sequences, makespan)
+        The best orders met, those given included.
+    """
+    from optsched_solvers.tabu_walk import Walk
+
+    if graph.n_operations == 0:
+        return sequences, 0
+    walk = Walk(graph, seed)
+    walk.load(order_of(graph, sequences))
+    walk.run(moves)
+    return walk.best_sequences(), walk.best
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**9:
+        raise InputError(f"options.{name}: expected an integer in {least}..10^9, got {value!r}")
+    return value
+
+
+class _Search:
+    """Walks between elites until the monitor says stop or the moves are used up."""
+
+    def __init__(
+        self, graph: Schedule, limits: Limits, monitor: Monitor, size: int, patience: int
+    ) -> None:
+        from optsched_solvers.path_relinking import Elites
+        from optsched_solvers.tabu_walk import Walk
+
+        self.graph, self.monitor, self.patience = graph, monitor, patience
+        self.seed, self.target = limits.seed, limits.target
+        self.left = limits.iterations  # moves
+        self.walk = Walk(graph, limits.seed)
+        self.elites = Elites(graph, size)
+        self.random = np.random.default_rng(limits.seed)
+        self.dispatcher = Dispatcher(graph, limits.seed)
+        self.speed = 20_000.0  # moves a second: a careful first guess
+        self.known: Rows | None = None
+
+    def begin(self) -> bool:
+        """Take the best known schedule as the first elite; False if there is none."""
+        if is_pipeline(self.graph):
+            self.search_job_orders()
+        return self.take_over()
+
+    def search_job_orders(self) -> None:
+        """On pipelines the orders of jobs decide first; moves polish what they reach."""
+        from optsched_solvers.job_order_search import improve
+
+        budget = None if self.left is None else self.left // JOB_ORDER_SHARE
+        made = improve(
+            self.graph, self.monitor, seed=self.seed, iterations=budget,
+            seconds=self.monitor.remaining / JOB_ORDER_SHARE, patience=JOB_ORDER_PATIENCE,
+        )  # fmt: skip
+        if self.left is not None:
+            self.left -= made
+
+    def run(self) -> None:
+        """Fill the pool, relink all pairs of it, and begin anew with the best."""
+        more = self.explore(self.elites.best.order)
+        while more:
+            for _ in range(2 * self.elites.size):
+                if more and len(self.elites.members) < self.elites.size:
+                    more = self.explore(self.fresh())
+            self.elites.keep_apart(APART)
+            while more and (pair := self.elites.next_pair(self.random)):
+                more = self.explore(self.between(*pair))
+            self.elites.begin_anew()
+            self.monitor.restart("tabu")
+
+    def fresh(self) -> IntArray:
+        """A schedule to begin a new walk with."""
+        if is_pipeline(self.graph):
+            found = self.job_orders()
+            if found is not None:
+                return found
+        return self.dispatched()
+
+    def job_orders(self) -> IntArray | None:
+        """What a short search on job orders finds."""
+        from optsched_solvers.job_order_search import improve
+
+        aside = Monitor(Limits(iterations=FRESH_JOB_ORDERS))
+        seed = int(self.random.integers(2**31))
+        self.spend(improve(self.graph, aside, seed=seed, iterations=FRESH_JOB_ORDERS))
+        return None if aside.sequences is None else order_of(self.graph, aside.sequences)
+
+    def dispatched(self) -> IntArray:
+        """A list schedule by a random rule with noise; if memory stops it, the best schedule."""
+        rules = list(variants(self.graph, RULES))
+        variant = rules[int(self.random.integers(len(rules)))]
+        rank = self.dispatcher.priority(variant)
+        noisy = rank + self.random.uniform(0, NOISE * len(rank), len(rank))
+        priority = np.empty(len(rank), np.int64)
+        priority[np.argsort(noisy, kind="stable")] = np.arange(len(rank))
+        found = self.dispatcher.listed(priority, variant.active, variant.backwards)
+        if found is None:
+            return self.elites.best.order
+        return order_of(self.graph, found[0])
+
+    def between(self, start: Elite, guide: Elite) -> IntArray:
+        """A schedule on the path from one elite to another, near neither."""
+        from optsched_solvers.path_relinking import relink
+
+        apart = self.elites.distance(start.order, guide.order)
+        swaps = int(apart * self.random.uniform(0.3, 0.6))
+        return relink(self.walk, start.order, guide.order, swaps)[0]
+
+    def explore(self, order: IntArray) -> bool:
+        """Walk from a schedule until patience ends; whether there is time for another walk."""
+        from optsched_solvers.neighbourhoods import RUNNING
+
+        walk = self.walk
+        walk.load(order)
+        self.spend(1)  # so that walks without moves come to an end
+        self.report()
+        status = RUNNING
+        while status == RUNNING and not self.is_over():
+            moves = max(16, int(self.speed * SLICE))
+            if self.left is not None:
+                moves = min(moves, self.left)
+            before, begin = walk.moves, time.perf_counter()
+            status = walk.run(moves, patience=self.patience, target=self.goal())
+            made, spent = walk.moves - before, time.perf_counter() - begin
+            if made > 10 and spent > 0:
+                self.speed = made / spent
+            self.spend(made)
+            self.report()
+        self.elites.add(walk.best, walk.best_order)
+        if self.left is None:
+            self.take_over()
+        return not self.is_over()
+
+    def goal(self) -> int:
+        """The makespan at which a walk may end: it cannot, or need not, be improved."""
+        return max(self.monitor.lower_bound or 0, self.target or 0)
+
+    def spend(self, moves: int) -> None:
+        self.monitor.advance(moves)
+        if self.left is not None:
+            self.left -= moves
+
+    def is_over(self) -> bool:
+        return self.monitor.should_stop() or (self.left is not None and self.left <= 0)
+
+    def report(self) -> None:
+        """Tell the monitor of a new best schedule."""
+        if self.monitor.objective is None or self.walk.best < self.monitor.objective:
+            self.known = self.walk.best_sequences()
+            self.monitor.incumbent(self.known, self.walk.best, "tabu")
+
+    def take_over(self) -> bool:
+        """Take the monitor's best schedule into the pool, if it is not there yet."""
+        value, sequences = self.monitor.best
+        if sequences is not None and value is not None and sequences is not self.known:
+            self.known = sequences
+            self.elites.add(value, order_of(self.graph, sequences))
+        return bool(self.elites.members)

@@ -1,0 +1,66 @@
+"""Loading kernels in the background, and confining threads to cores."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from optsched.limits import Limits
+from optsched.monitor import Monitor
+from optsched_solvers.cores import chosen_cores, confined
+from optsched_solvers.loading import load, loaded
+
+
+def test_loaded_module_is_available_even_without_time() -> None:
+    """A limit of 0 seconds does not forbid what is there already."""
+    assert load(Monitor(Limits(time_limit=60)), "longest_path")
+    assert loaded("longest_path")
+    assert load(Monitor(Limits(time_limit=0)), "longest_path")
+
+
+def test_missing_module_raises_every_time() -> None:
+    """A failed import is not remembered as loaded."""
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError):
+            load(Monitor(Limits(time_limit=60)), "no_such_kernels")
+
+
+def test_first_answer_does_not_wait_for_the_compiler(tmp_path: object) -> None:
+    """With an empty cache a short limit still gives a verified schedule and a bound."""
+    script = """
+        import optsched
+        for problem in (
+            optsched.formats.taillard.instance("ta01"),
+            optsched.JobArray(
+                forward=[[5, 5], [7, 7]], backward=[[9, 9], [11, 11]],
+                activation=[[4, 4], [4, 4]], memory=[4, 4], switch=[[1, 1], [1, 1]],
+            ),
+        ):
+            result = optsched.solve(problem, solver="dispatch", time_limit=0.2)
+            assert result.seconds < 2, result.seconds
+            assert result.status == "feasible" and result.lower_bound > 0, result
+    """
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "optsched warmup" in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity calls here")
+def test_cores_are_those_allowed_and_given_back() -> None:
+    """Never more cores than there are; the thread's own set is restored."""
+    allowed = os.sched_getaffinity(0)
+    for workers in (1, 2, 1000):
+        cores = chosen_cores(workers)
+        assert len(cores) == len(set(cores)) == min(workers, len(allowed))
+        assert set(cores) <= allowed
+    with confined(chosen_cores(1)):
+        assert len(os.sched_getaffinity(0)) == 1
+    assert os.sched_getaffinity(0) == allowed

@@ -1,0 +1,134 @@
+"""Several engines with one incumbent and one bound."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+import optsched
+from optsched.limits import Limits
+from optsched.monitor import Monitor
+from optsched.result import Result
+from optsched.schedule import Rows
+from optsched_solvers.race import Race
+
+ROWS = Rows.of([[0]])
+
+
+def _monitor(seconds: float = 5.0) -> Monitor:
+    return Monitor(Limits(time_limit=seconds))
+
+
+def _until_told(lap: Monitor) -> None:
+    while not lap.should_stop():
+        time.sleep(0.001)
+
+
+def test_bound_of_one_and_schedule_of_another_end_the_race() -> None:
+    """The proof is shared: neither engine alone has it."""
+    monitor = _monitor()
+    race = Race(monitor)
+
+    def search(lap: Monitor) -> Result:
+        lap.incumbent(ROWS, 7, "search")
+        _until_told(lap)
+        return Result("unknown")
+
+    def prove(lap: Monitor) -> Result:
+        lap.bound(7, "prove")
+        _until_told(lap)
+        return Result("unknown")
+
+    race.enter(search)
+    race.enter(prove)
+    while race.wait(0.01):
+        pass
+    assert race.finish().status == "unknown"
+    assert (monitor.objective, monitor.lower_bound) == (7, 7)
+    assert {event.source for event in monitor.history} == {"search", "prove"}
+    assert monitor.elapsed < 4
+    assert not monitor.interrupted
+
+
+def test_engine_sees_what_others_found() -> None:
+    """State is shared both ways; only the order to stop is the race's own."""
+    monitor = _monitor()
+    race = Race(monitor)
+    seen: list[int | None] = []
+    ready = threading.Event()
+
+    def reader(lap: Monitor) -> Result:
+        ready.wait(2)
+        seen.append(lap.objective)
+        return Result("unknown")
+
+    race.enter(reader)
+    monitor.incumbent(ROWS, 3, "outside")
+    ready.set()
+    race.finish()
+    assert seen == [3]
+
+
+def test_failure_stops_the_others_and_comes_out() -> None:
+    """No thread is left behind, and the error is not lost."""
+    race = Race(_monitor(60))
+
+    def fail(lap: Monitor) -> Result:
+        raise ZeroDivisionError("broken engine")
+
+    race.enter(_until_told_result)
+    race.enter(fail)
+    while race.wait(0.01):
+        pass
+    with pytest.raises(ZeroDivisionError, match="broken engine"):
+        race.finish()
+    assert threading.active_count() < 50
+
+
+def _until_told_result(lap: Monitor) -> Result:
+    _until_told(lap)
+    return Result("unknown")
+
+
+def test_proof_of_infeasibility_ends_the_race_without_interrupting() -> None:
+    """The others stop, and nobody is said to have pressed Ctrl-C."""
+    monitor = _monitor(60)
+    race = Race(monitor)
+    race.enter(_until_told_result)
+    race.enter(lambda lap: Result("infeasible", reason="no room"))
+    while race.wait(0.01):
+        pass
+    assert race.finish().reason == "no room"
+    assert not monitor.interrupted
+    assert monitor.elapsed < 30
+
+
+def test_race_ends_when_all_engines_have() -> None:
+    """Engines that give up do not make the caller wait for the limit."""
+    race = Race(_monitor(60))
+    race.enter(lambda lap: None)
+    race.enter(lambda lap: Result("unknown"))
+    begun = time.perf_counter()
+    while race.wait(0.01):
+        pass
+    assert race.finish().status == "unknown"
+    assert time.perf_counter() - begun < 30
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_auto_proves_a_small_shop_with_any_number_of_workers(workers: int) -> None:
+    """All line-ups of the portfolio work."""
+    shop = optsched.JobShop.read("instances/jobshop/ft06.txt")
+    result = optsched.solve(shop, time_limit=20, workers=workers)
+    assert (result.status, result.objective, result.lower_bound) == ("optimal", 55, 55)
+
+
+def test_auto_without_proofs_beyond_a_number_of_jobs() -> None:
+    """`exact_up_to` leaves the bound as it is, and refuses nonsense."""
+    shop = optsched.JobShop.read("instances/jobshop/ft06.txt")
+    result = optsched.solve(shop, time_limit=0.5, options={"exact_up_to": 5})
+    assert result.lower_bound == shop.lower_bound()
+    with pytest.raises(optsched.InputError, match=r"options\.exact_up_to: expected"):
+        optsched.solve(shop, time_limit=1, options={"exact_up_to": -1})

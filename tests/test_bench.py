@@ -1,0 +1,492 @@
+"""`optsched bench`: rows that are never lost or doubled, processes that end, honest tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli import Cli, start
+
+from optsched import InputError
+from optsched.bench import run, summary
+from optsched.bench.instances import Known, load, load_all, read_bounds
+from optsched.bench.rows import COLUMNS, Results, Row
+from optsched.bench.run import Task, run_all
+from optsched.bench.summary import ALL, summarise
+
+SHOP = "3 3\n0 3 1 2 2 2\n0 2 2 1 1 4\n1 4 2 3 0 1\n"
+BENCH = ("bench", "shop.txt", "--solvers", "dispatch", "--iterations", "50", "-o", "r.csv")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Cli:
+    """The program in a folder with shop.txt and other.txt; compiling is left to the solves."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "warm_up", lambda: None)
+    monkeypatch.delenv("OPTSCHED_JSSP_BOUNDS", raising=False)
+    Path("shop.txt").write_text(SHOP)
+    Path("other.txt").write_text(SHOP.replace("0 3 1", "0 4 1"))
+    return Cli(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may be run."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("something was run")
+
+    monkeypatch.setattr(run, "run_all", fail)
+
+
+def row(instance: str = "ft06", solver: str = "tabu", **rest: Any) -> Row:
+    """A row of a solve that never was."""
+    usual: dict[str, Any] = {
+        "instance": instance, "family": "ft", "size": "6x6", "operations": 36,
+        "sha256": f"hash of {instance}", "solver": solver, "options": "{}", "seed": 0, "workers": 2,
+        "time_limit": 10.0, "iterations": None, "version": "1", "status": "feasible",
+        "objective": 55, "lower_bound": 50, "time_to_best": 1.0, "time_to_proof": None,
+        "seconds": 10.0, "wall_seconds": 10.5, "cpu_seconds": 20.0, "history": "[]", "error": "",
+        "machine": "m", "versions": "v", "finished": "now",
+    }  # fmt: skip
+    return Row(**{**usual, **rest})
+
+
+# the command
+
+
+def test_run_and_resume(cli: Cli) -> None:
+    """Every solve once: the same command runs nothing, another seed only what is new."""
+    ran = cli(*BENCH, "other.txt", "--seeds", "2", "--jobs", "2")
+    assert ran.code == 0 and ran.err.count("dispatch  seed") == 4
+    first = Path("r.csv").read_text()
+    with Path("r.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert list(rows[0]) == list(COLUMNS) and len(rows) == 4
+    assert {(r["instance"], r["seed"]) for r in rows} == {
+        (name, seed) for name in ("shop", "other") for seed in "01"
+    }
+    for found in rows:
+        assert found["status"] in ("optimal", "feasible") and not found["error"]
+        assert 0 < float(found["seconds"]) < float(found["wall_seconds"])
+        assert float(found["cpu_seconds"]) > 0 and "numpy" in found["versions"]
+        history = json.loads(found["history"])
+        assert history[-1][1:] == [int(found["objective"]), int(found["lower_bound"])]
+    again = cli(*BENCH, "other.txt", "--seeds", "2")
+    assert (again.code, again.err) == (0, "") and Path("r.csv").read_text() == first
+    assert "4 rows in r.csv" in again.out and "shop" in again.out
+    third = cli(*BENCH, "--seeds", "3")
+    assert third.code == 0 and third.err.count("seed 2") == 1
+    assert Path("r.csv").read_text().startswith(first)
+
+
+def test_json_and_picture(cli: Cli) -> None:
+    """Numbers for programs; bounds from a file; a picture with the same bytes each time."""
+    pytest.importorskip("matplotlib")
+    Path("known.csv").write_text("instance,lb,ub,family\nshop,10,10,toys\nnobody,1,2,x\n")
+    words = ("--bounds", "known.csv", "--json", "--quiet", "--plot")
+    ran = cli(*BENCH, *words, "a.png")
+    assert ran.code == 0 and ran.err == ""
+    found = json.loads(ran.out)
+    assert found["instances"] == [
+        {"instance": "shop", "lower": 10, "upper": 10, "family": "toys", "size": "3x3"}
+    ]
+    (cell,) = found["cells"]
+    assert cell["gap"] == found["means"][0]["gap"] >= 0 and cell["runs"] == 1
+    cli(*BENCH, *words, "b.png")
+    assert Path("a.png").read_bytes() == Path("b.png").read_bytes()
+    assert Path("a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_contradictions_are_failures(cli: Cli) -> None:
+    """Results beyond known bounds: said in the table, and exit code 1."""
+    Path("known.csv").write_text("instance,lb,ub\nshop,900,1000\n")
+    ran = cli(*BENCH, "--bounds", "known.csv")
+    assert ran.code == 1 and "but 900 is known as a bound" in " ".join(ran.out.split())
+
+
+def test_options_of_one_solver(cli: Cli) -> None:
+    """`cpsat.threads` is for cpsat alone; the label says so."""
+    options = ("--option", "cpsat.threads=1", "--option", "dispatch.search=true")
+    words = ("--solvers", "dispatch,cpsat", "--time-limit", "5", *options, "-o", "r.csv")
+    ran = cli("bench", "shop.txt", *words, "--json")
+    assert ran.code == 0, ran
+    assert json.loads(ran.out)["configurations"] == ["dispatch search=true", "cpsat threads=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--solvers", "tabbu"), "solver: there is no 'tabbu'"),
+        (("--solvers", " ,"), "solvers: expected names, separated by commas"),
+        (("--option", "x=1"), "option: dispatch has no option 'x'"),
+        (("--option", "x"), "option: expected KEY=VALUE, got 'x'"),
+        (("--option", "a=1", "--option", "a=2"), "option: a is given twice"),
+        (("--time-limit", "-1"), "time_limit: expected seconds >= 0"),
+        (("--iterations", "-1"), "iterations: expected an integer"),
+        (("--workers", "0"), "workers: expected an integer in 1.."),
+        (("--bounds", "none.csv"), "none.csv: no such file"),
+        (("--bounds", "shop.txt"), "shop.txt:1: expected the columns instance, lb, ub"),
+        (("--plot", "x.exe"), "x.exe: expected a picture file ending in"),
+        (("--plot", "no/x.png"), "no/x.png: cannot be written (there is no folder no)"),
+        (("-o", "no/r.csv"), "no/r.csv: cannot be written (there is no folder no)"),
+        (("-o", "."), ".: is a directory"),
+        (("ta99",), 'there is no instance "ta99": expected ta01 to ta80'),
+        (("none.txt",), "none.txt: no such file"),
+        (("bad.txt",), "bad.txt:2: expected 2 rows"),
+        (("sub/shop.txt",), "sub/shop.txt: another instance is called shop too (shop.txt)"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+@pytest.mark.usefixtures("never")
+def test_bad_input(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    """One sentence before anything is run, and no results file."""
+    Path("bad.txt").write_text("2 2\n0 1")
+    Path("sub").mkdir()
+    Path("sub/shop.txt").write_text(SHOP.replace("0 3 1", "0 9 1"))
+    assert cli.refused(*BENCH, *words).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"instance,solver\nft06,tabu\n", "is no results file of this version"),
+        (b"\xff\xfe\x00garbage\n", "r.csv: not a CSV file"),
+        (b"something\n", "is no results file of this version"),
+        (b"no line at all", "is no results file of this version"),
+        (",".join(COLUMNS).encode() + b"\nft06,ft\n", "r.csv:2: expected 25 columns, got 2"),
+        (
+            ",".join(COLUMNS).encode() + b"\n" + ",".join("x" * len(COLUMNS)).encode() + b"\n",
+            "r.csv:2: operations: expected a number, got 'x'",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("never")
+def test_foreign_results_are_refused(cli: Cli, content: bytes, message: str) -> None:
+    """And left as they are."""
+    Path("r.csv").write_bytes(content)
+    assert message in cli.refused(*BENCH)
+    assert Path("r.csv").read_bytes() == content
+
+
+@pytest.mark.usefixtures("never")
+def test_unsupported_everywhere(cli: Cli) -> None:
+    """Nobody takes it: the reason, and exit code 2."""
+    import optsched
+
+    optsched.JobArray([[1, 1]], [[1, 1]], objective="period").write("rolling.json")
+    assert "not for dispatch: only the makespan" in cli.refused("bench", "rolling.json", *BENCH[2:])
+
+
+def test_interrupt_keeps_what_is_done(cli: Cli) -> None:
+    """Ctrl-C: exit code 130, the finished row is there, no process stays behind."""
+    assert cli("generate", "taillard", "--jobs", "30", "-o", "hard.txt").code == 0
+    words = ("bench", "shop.txt", "hard.txt", "--solvers", "cpsat", "--time-limit", "300")
+    process = start(*words, "-o", "r.csv")
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith("shop  cpsat  seed 0"), line
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and out == "" and "Traceback" not in err
+    assert "interrupted: 1 of 2 are done, the same command goes on" in err
+    assert [r.instance for r in Results("r.csv").rows] == ["shop"]
+
+
+def test_a_process_ends_with_its_parent(cli: Cli) -> None:
+    """Also if that was killed: the end of stdin is the end."""
+    task = Task(load("ta21"), "cpsat", {}, 0, 1, 300.0)
+    child = subprocess.Popen(run.COMMAND, stdin=subprocess.PIPE, text=True)
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(run._wire(task)) + "\n")
+    child.stdin.flush()
+    with pytest.raises(subprocess.TimeoutExpired):
+        child.wait(0.5)
+    child.stdin.close()
+    assert child.wait(60) == 1
+
+
+# processes that misbehave
+
+
+def task_of(time_limit: float = 1.0) -> Task:
+    """A solve of the shop."""
+    return Task(load("shop.txt"), "dispatch", {}, 0, 1, time_limit)
+
+
+def answering(answer: str) -> list[str]:
+    """A process that reads its task and prints this."""
+    return [sys.executable, "-c", f"import sys; sys.stdin.readline(); print({answer!r})"]
+
+
+WRONG = {
+    "garbage": ("hello", "the process ended with code 0"),
+    "liar": (
+        {"objective": 9, "sequences": [[0, 3, 8], [6, 1, 5], [7, 4, 2]], "start": [0] * 9},
+        "the schedule is wrong: ",
+    ),
+    "no schedule": ({"objective": 9}, "an objective without a schedule"),
+    "error": ({"error": "InternalError: two proofs"}, "InternalError: two proofs"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_answers(cli: Cli, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """An error in the row, nothing claimed, and the benchmark goes on."""
+    answer, message = WRONG[kind]
+    if isinstance(answer, dict):
+        usual = {"status": "feasible", "lower_bound": 1, "start": None, "history": []}
+        answer = json.dumps({**usual, **answer})
+    monkeypatch.setattr(run, "COMMAND", answering(answer))
+    (found,) = run_all([task_of()])
+    assert found.error.startswith(message) and found.status == "error"
+    assert found.objective is None and found.lower_bound is None
+
+
+def test_values_and_bounds_are_checked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right schedule with a wrong value, a bound above it, a status that is not so."""
+    import optsched
+
+    best = optsched.solve(load("shop.txt").problem, "cpsat", time_limit=30)
+    assert best.schedule is not None and best.schedule.start is not None
+    right = {
+        "status": "optimal", "objective": best.objective, "lower_bound": best.objective,
+        "history": [], "sequences": best.schedule.sequences.to_lists(),  # type: ignore[union-attr]
+        "start": best.schedule.start.tolist(),
+    }  # fmt: skip
+    value = best.objective
+    assert value is not None
+    for changes, message in [
+        ({}, ""),
+        ({"objective": value - 1}, f"the schedule is worth {value}, not {value - 1}"),
+        ({"lower_bound": value + 1}, f"the bound {value + 1} is above the objective {value}"),
+        ({"lower_bound": value - 1}, f"status optimal with objective {value} and bound"),
+    ]:
+        monkeypatch.setattr(run, "COMMAND", answering(json.dumps({**right, **changes})))
+        (found,) = run_all([task_of()])
+        assert found.error.startswith(message) and bool(found.error) == bool(message)
+
+
+def test_crash_and_hang(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line of stderr; a process that goes on behind its limit is killed."""
+    code = "import sys; sys.stdin.readline(); print('bang', file=sys.stderr); sys.exit(3)"
+    monkeypatch.setattr(run, "COMMAND", [sys.executable, "-c", code])
+    (found,) = run_all([task_of()])
+    assert found.error == "the process ended with code 3: bang"
+    monkeypatch.setattr(run, "COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(run, "GRACE", 0.5)
+    (found,) = run_all([task_of(0.1)])
+    assert "did not stop" in found.error and found.wall_seconds < 60
+
+
+def test_changed_instance(cli: Cli) -> None:
+    """A file that was changed since the benchmark began is not solved."""
+    task = task_of()
+    Path("shop.txt").write_text(SHOP.replace("0 3 1", "0 9 1"))
+    (found,) = run_all([task])
+    assert "shop.txt: changed since the benchmark began" in found.error
+
+
+def test_exceptions_are_answers(cli: Cli) -> None:
+    """With type and message, and the time that was spent."""
+    (found,) = run_all([Task(load("shop.txt"), "nobody", {}, 0, 1, 1.0)])
+    assert found.error.startswith("InputError: solver: there is no 'nobody'")
+    assert found.cpu_seconds is not None and found.cpu_seconds > 0
+
+
+def test_failed_solves_are_run_again(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1 and the error in the table; the next time they count as not done."""
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "COMMAND", answering("hello"))
+        ran = cli(*BENCH, "--plot", "x.png")
+        assert ran.out.endswith("no x.png: there is no schedule to draw\n")
+        assert ran.code == 1 and "the process ended with code 0" in " ".join(ran.out.split())
+    ran = cli(*BENCH)
+    assert ran.code == 0 and len(Results("r.csv").rows) == 2
+
+
+# the results file
+
+
+def test_rows_survive_the_file(tmp_path: Path) -> None:
+    """Whatever is in a name; None stays None."""
+    path = tmp_path / "r.csv"
+    rows = [
+        row(),
+        row('a "quoted", name', objective=None, status="unknown"),
+        row("ü", history='[[0.1,null,3],[0.25,55,50]]', time_limit=None, iterations=10**12),
+    ]  # fmt: skip
+    for one in rows:
+        Results(path).append(one)
+    assert Results(path).rows == rows
+    assert Results(path).rows[2].steps == [(0.1, None, 3), (0.25, 55, 50)]
+    Results(path).append(row("two\nlines"))
+    assert Results(path).rows[3].instance == "two lines"
+
+
+@pytest.mark.parametrize("torn", ["ft06,ft,6x", '"unfinished', "x"])
+def test_a_torn_line_is_dropped(tmp_path: Path, torn: str) -> None:
+    """What a machine without power left behind does not spoil the rest."""
+    path = tmp_path / "r.csv"
+    Results(path).append(row())
+    whole = path.read_text()
+    path.write_text(whole + torn)
+    results = Results(path)
+    assert results.rows == [row()] and path.read_text() == whole + torn
+    results.append(row("ft10"))
+    assert [r.instance for r in Results(path).rows] == ["ft06", "ft10"]
+
+
+def test_keys() -> None:
+    """The same experiment: instance by content, solver, options, seed, limits, version."""
+    key = row().key
+    assert row("another name", sha256="hash of ft06").key == key
+    assert row(objective=1, wall_seconds=3.0, machine="x", error="y").key == key
+    others: list[dict[str, Any]] = [
+        {"sha256": "x"}, {"solver": "x"}, {"options": '{"a":1}'}, {"seed": 1},
+        {"workers": 1}, {"time_limit": 1.0}, {"iterations": 3}, {"version": "2"},
+    ]  # fmt: skip
+    for changes in others:
+        assert row(**changes).key != key
+
+
+# known bounds
+
+
+def test_bounds_file(tmp_path: Path) -> None:
+    """By name; rows without both bounds are passed over."""
+    path = tmp_path / "b.csv"
+    path.write_text("instance,family,jobs,machines,lb,ub,x\nft06,ft,6,6,55,55,\nta99,ta,,,,3,\n")
+    assert read_bounds(path) == {"ft06": Known(55, 55, "ft", "6x6")}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", ":1: expected the columns instance, lb, ub"),
+        ("instance,lb\n", ":1: expected the columns instance, lb, ub; no ub"),
+        ("instance,lb,ub\na,1,x\n", ":2: ub: expected an integer >= 0, got 'x'"),
+        ("instance,lb,ub\na,-1,2\n", ":2: lb: expected an integer >= 0, got '-1'"),
+        ("instance,lb,ub\na,3,2\n", ":2: lb: 3 is above ub 2"),
+        ("instance,lb,ub\na,1,2\na,1,2\n", ":3: 'a' comes twice"),
+        ('instance,lb,ub\n"a\n', "not a CSV file"),
+    ],
+)
+def test_bad_bounds(tmp_path: Path, text: str, message: str) -> None:
+    """Place, rule and value."""
+    path = tmp_path / "b.csv"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        read_bounds(path)
+    assert message in str(caught.value)
+
+
+@pytest.mark.usefixtures("never")
+def test_bounds_of_another_size(cli: Cli) -> None:
+    """A table for another instance of the same name is refused."""
+    Path("known.csv").write_text("instance,lb,ub,jobs,machines\nshop,1,99,10,3\n")
+    line = cli.refused(*BENCH, "--bounds", "known.csv")
+    assert line == "known.csv: shop has 10x3 jobs x machines there, but shop.txt has 3x3"
+
+
+def test_instances(cli: Cli) -> None:
+    """Each once, named by content or file; families are the letters before the number."""
+    found = load_all(["shop.txt", "ta01", "shop.txt", "./shop.txt"])
+    assert [(i.name, i.family, i.size) for i in found] == [
+        ("shop", "shop", "3x3"),
+        ("ta01", "ta", "15x15"),
+    ]
+
+
+# the summary
+
+
+def test_medians_and_means() -> None:
+    """Seeds: median. Instances: mean. Without a schedule a gap is infinite."""
+    rows = [
+        row(objective=100 + k, seed=k, status="optimal" if k == 0 else "feasible", lower_bound=100)
+        for k in (0, 1, 8)
+    ]
+    rows += [row("ft10", objective=None, status="unknown", seed=k) for k in (0, 1)]
+    rows += [row("ft10", objective=120, seed=2)]
+    found = summarise(rows, {"ft06": Known(100, 100), "ft10": Known(100, 100)})
+    first, second = found.cells
+    assert (first.runs, first.proved, first.gap) == (3, 1, pytest.approx(0.01))
+    assert second.gap is None and second.bound_gap == 0.5
+    (mean,) = found.means
+    assert (mean.family, mean.instances, mean.solved, mean.proved, mean.runs) == (ALL, 2, 1, 1, 6)
+    assert mean.gap == pytest.approx(0.01) and mean.worst_gap == pytest.approx(0.01)
+    assert not found.contradictions
+
+
+def test_without_known_bounds() -> None:
+    """The best of all rows is the reference."""
+    found = summarise([row(objective=60), row(solver="cpsat", objective=50, lower_bound=40)])
+    assert found.references["ft06"].upper == 50 and found.references["ft06"].lower == 50
+    assert [cell.gap for cell in found.cells] == [pytest.approx(0.2), 0.0]
+
+
+def test_labels_say_what_differs() -> None:
+    """Options always, limits and versions only if there are several."""
+    rows = [row(), row(options='{"threads": 1}'), row(time_limit=60.0), row(version="2")]
+    assert list(summary.labels(rows[:1]).values()) == ["tabu"]
+    assert list(summary.labels(rows).values()) == [
+        "tabu, 10 s, 1", "tabu threads=1, 10 s, 1", "tabu, 60 s, 1", "tabu, 10 s, 2",
+    ]  # fmt: skip
+
+
+def test_a_later_row_replaces_a_failed_one() -> None:
+    """Of the same experiment the last counts."""
+    found = summarise([row(error="crash", status="error", objective=None), row()])
+    assert found.cells[0].runs == 1 and not found.errors
+
+
+def test_contradictions_between_solvers() -> None:
+    """A bound above another's schedule is named, with both."""
+    found = summarise([row(objective=55), row(solver="cpsat", objective=None, lower_bound=56)])
+    assert found.contradictions == ["ft06: cpsat proved 56, but tabu has a schedule of 55"]
+    found = summarise([row(objective=55, lower_bound=54)], {"ft06": Known(40, 50)})
+    assert found.contradictions == ["ft06: tabu proved 54, but 50 is known to be possible"]
+
+
+def test_primal_integral_of_a_cell() -> None:
+    """Over the time limit, against the known value."""
+    steps = [[0.0, None, 10], [2.0, 200, 10], [6.0, 100, 10]]
+    found = summarise([row(objective=100, history=json.dumps(steps))], {"ft06": Known(10, 100)})
+    assert found.cells[0].primal_integral == pytest.approx((2 * 1 + 4 * 0.5) / 10)
+
+
+def test_mean_steps() -> None:
+    """1 before the first step, the last value behind the last."""
+    import numpy as np
+
+    from optsched.plots.anytime import mean_steps
+
+    runs = [[(1.0, 0.5), (3.0, 0.1)], [(2.0, 0.0)]]
+    found = mean_steps(runs, np.array([0.5, 1.0, 2.5, 10.0]))
+    assert found.tolist() == pytest.approx([1.0, 0.75, 0.25, 0.05])
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.svg", "x.pdf"])
+def test_anytime_pictures(tmp_path: Path, name: str) -> None:
+    """Drawn for any number of solvers, also with names that are no mathematics."""
+    pytest.importorskip("matplotlib")
+    from optsched.plots.anytime import anytime
+
+    steps: list[tuple[float, float]] = [(0.0, 0.5), (0.5, 0.0)]
+    drawn = {f"$solver_{k}$ <&>\n": ([steps, []], [steps]) for k in range(12)}
+    pictures = []
+    for _ in range(2):
+        anytime(drawn, tmp_path / name, horizon=1.0)
+        pictures.append((tmp_path / name).read_bytes())
+    assert pictures[0] == pictures[1]
+    for curves, horizon in (({}, 1.0), (drawn, 0.0), (drawn, math.nan)):
+        with pytest.raises(InputError, match="curves: expected"):
+            anytime(curves, tmp_path / name, horizon=horizon)
