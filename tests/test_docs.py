@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "docs/quickstart.md", "docs/schedule-format.md", "docs/jobarray.md",
-         "docs/solvers.md"]  # fmt: skip
+         "docs/solvers.md", "docs/branch-and-bound.md"]  # fmt: skip
 
 
 def blocks(page: str, language: str) -> list[str]:

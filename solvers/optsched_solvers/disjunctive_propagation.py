@@ -16,7 +16,7 @@ from optsched_solvers.disjunctive_state import (
     SLOT_OF, SLOT_OPEN, SLOT_PTR, TRAIL, WATCHED, WORKSPACE,
 )  # fmt: skip
 from optsched_solvers.edge_finding import (
-    DEADLINE, FAR, HEAD, LATE_FIRST, LOOSE, NEW, PROCESS, head_rules, inner,
+    DEADLINE, FAR, HEAD, LATE_FIRST, NEW, PROCESS, head_rules, inner,
 )  # fmt: skip
 
 _NOTHING = -1
@@ -368,11 +368,15 @@ def _memory(s, r):  # type: ignore[no-untyped-def]
 
 @inner
 def _windows(s, r):  # type: ignore[no-untyped-def]
-    """Edge finding and not-first, not-last on machine r, forwards and backwards."""
+    """Edge finding and not-first, not-last on machine r, forwards and backwards.
+
+    Only for operations with an open pair: where a place is known, the sums of predecessors and
+    successors say as much.
+    """
     n, first = s.machine[SIZE, r], s.machine[FIRST, r]
-    if s.machine[N_OPEN, r] == 0:  # the sequence is known: sums say everything
+    if s.machine[N_OPEN, r] == 0:
         return True
-    t, early, late, rank = s.scratch, 7, 8, 9
+    t, early, late, column, who = s.scratch, 6, 7, 8, 9
     for mirrored in range(2):
         for a in range(n):
             i = s.slot[OPERATION, first + a]
@@ -380,32 +384,31 @@ def _windows(s, r):  # type: ignore[no-untyped-def]
             t[late, a] = s.op[LST, i] + s.slot[LENGTH, first + a]
         _sort(t, early, s.slot, BY_HEAD, first, n)
         _sort(t, late, s.slot, BY_DEADLINE, first, n)
+        loose = 0
         for x in range(n):
-            if mirrored:
-                a = s.slot[BY_DEADLINE, first + n - 1 - x]
-                t[HEAD, x], t[DEADLINE, x] = -t[late, a], -t[early, a]
-            else:
-                a = s.slot[BY_HEAD, first + x]
-                t[HEAD, x], t[DEADLINE, x] = t[early, a], t[late, a]
-            t[PROCESS, x] = s.slot[LENGTH, first + a]
-            t[NEW, x] = t[HEAD, x]
-            t[LOOSE, x] = s.slot[SLOT_OPEN, first + a]
-            t[rank, a] = x
+            a = s.slot[BY_DEADLINE, first + n - 1 - x] if mirrored else s.slot[BY_HEAD, first + x]
+            if s.slot[SLOT_OPEN, first + a]:
+                t[HEAD, loose] = -t[late, a] if mirrored else t[early, a]
+                t[DEADLINE, loose] = -t[early, a] if mirrored else t[late, a]
+                t[PROCESS, loose] = s.slot[LENGTH, first + a]
+                t[NEW, loose] = t[HEAD, loose]
+                t[column, a] = loose
+                t[who, loose] = s.slot[OPERATION, first + a]
+                loose += 1
+        y = 0
         for x in range(n):
             a = s.slot[BY_HEAD, first + x] if mirrored else s.slot[BY_DEADLINE, first + n - 1 - x]
-            t[LATE_FIRST, x] = t[rank, a]
-        if not head_rules(n, t):
+            if s.slot[SLOT_OPEN, first + a]:
+                t[LATE_FIRST, y] = t[column, a]
+                y += 1
+        if not head_rules(loose, t):
             return False
-        for x in range(n):
-            if t[NEW, x] == t[HEAD, x]:
-                continue
-            if mirrored:
-                i = s.slot[OPERATION, first + s.slot[BY_DEADLINE, first + n - 1 - x]]
-                if not lower_start(s, i, -t[NEW, x] - t[PROCESS, x]):
-                    return False
-            else:
-                i = s.slot[OPERATION, first + s.slot[BY_HEAD, first + x]]
-                if not raise_start(s, i, t[NEW, x]):
+        for x in range(loose):
+            if t[NEW, x] > t[HEAD, x]:
+                if mirrored:
+                    if not lower_start(s, t[who, x], -t[NEW, x] - t[PROCESS, x]):
+                        return False
+                elif not raise_start(s, t[who, x], t[NEW, x]):
                     return False
     return True
 

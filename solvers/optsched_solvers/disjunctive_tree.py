@@ -21,7 +21,7 @@ REFUTED: Final = "refuted"
 STOPPED: Final = "stopped"
 SHAVED: Final = "shaved"
 
-SHAVING_GAIN: Final = 0.01
+SHAVING_GAIN: Final = 0.05
 MOST_ROOTS: Final = 4
 
 SLICE: Final = 0.008

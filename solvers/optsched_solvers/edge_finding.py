@@ -29,7 +29,7 @@ inner: Any = numba.njit(**_INLINED)
 """For functions that only kernels call: compiled with them, without counting references."""
 
 # rows of the table that `head_rules` works on
-HEAD, PROCESS, DEADLINE, LATE_FIRST, LOOSE, NEW, ECT = range(7)
+HEAD, PROCESS, DEADLINE, LATE_FIRST, NEW, ECT = range(6)
 
 
 def raise_heads(head: IntArray, duration: IntArray, deadline: IntArray) -> IntArray | None:
@@ -48,7 +48,7 @@ def raise_heads(head: IntArray, duration: IntArray, deadline: IntArray) -> IntAr
         of Nuijten (1994); not-first: Torres & Lopez (2000).
     """
     by_head = np.argsort(head, kind="stable")
-    t = np.ones((7, len(by_head)), np.int64)
+    t = np.zeros((6, len(by_head)), np.int64)
     t[HEAD] = t[NEW] = np.asarray(head)[by_head]
     t[PROCESS], t[DEADLINE] = np.asarray(duration)[by_head], np.asarray(deadline)[by_head]
     t[LATE_FIRST] = np.argsort(-t[DEADLINE], kind="stable")
@@ -87,10 +87,9 @@ def head_rules(n, t):  # type: ignore[no-untyped-def]
     """Raise NEW (given as a copy of HEAD); False if some set of operations cannot fit.
 
     A table of rows HEAD .. ECT with at least n columns, sorted by head, ascending; LATE_FIRST lists
-    columns by deadline, descending; LOOSE is 0 for an operation whose place is known (it is looked
-    at as one of a set, its own head stays); ECT is scratch.
+    columns by deadline, descending; ECT is scratch.
     """
-    longest = -FAR  # of loose operations with later deadlines
+    longest = -FAR  # of operations with later deadlines
     y = 0
     while y < n:
         limit = t[DEADLINE, t[LATE_FIRST, y]]
@@ -116,13 +115,9 @@ def head_rules(n, t):  # type: ignore[no-untyped-def]
                     if earlier + t[PROCESS, x] > limit:
                         t[NEW, x] = max(t[NEW, x], end)
         while y < n and t[DEADLINE, t[LATE_FIRST, y]] == limit:
-            x = t[LATE_FIRST, y]
-            if t[LOOSE, x]:
-                longest = max(longest, t[PROCESS, x])
+            longest = max(longest, t[PROCESS, t[LATE_FIRST, y]])
             y += 1
     for x in range(n):
-        if not t[LOOSE, x]:
-            continue
         # Omega: all that end after HEAD at the earliest; x is not first if it would start too late
         latest = FAR
         first_end = FAR

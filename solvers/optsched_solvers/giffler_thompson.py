@@ -44,12 +44,14 @@ MOST_NODES: Final = 2**22
 """Open nodes and their ancestors (0.4 GB) after which best first becomes depth first."""
 
 STACK: Final = 2**16
-"""More nodes than depth first ever has open."""
+"""Nodes by which that many grow at a time: more than depth first adds as a rule."""
 
 NAME: Final = "giffler-thompson"
 """The engine behind incumbents and bounds."""
 
 ROOT_EFFORT: Final = 20_000  # nodes of Carlier's method x operations, per machine
+
+BUILD: Final = 40e-6  # seconds per operation until the first node
 
 SLICE: Final = 0.008  # seconds between two looks at the limits
 
@@ -84,10 +86,13 @@ def search(
     tried = 0
     if not width and monitor.objective is None:
         tried = try_rules(graph, limits, monitor)
+    too_late = monitor.remaining < BUILD * graph.n_operations
+    if too_late and monitor.objective is None:
+        try_rules(graph, limits, monitor)
+    if too_late or (monitor.objective is not None and monitor.should_stop()):
+        return Result("unknown")
     most_users = int(np.diff(graph.users.indptr).max(initial=1))
     monitor.bound(one_machine_bound(graph, ROOT_EFFORT // most_users + 1), NAME)
-    if monitor.objective is not None and monitor.should_stop():
-        return Result("unknown")
     tree = Tree(graph, search=order, width=width, as_printed=as_printed, symmetry=symmetry)
     _run(tree, limits, monitor, tried)
     if tree.is_beam:
@@ -110,7 +115,7 @@ def _run(tree: Tree, limits: Limits, monitor: Monitor, tried: int) -> None:
     repeatable = limits.iterations is not None
     most = INFINITE if limits.iterations is None else max(0, limits.iterations - tried)
     known, proved = monitor.objective, monitor.lower_bound or 0
-    reported, steps = INFINITE, 1
+    reported, steps, slices = INFINITE, 1, 0
     while True:
         if not repeatable:  # what other engines found meanwhile
             known, proved = monitor.objective, monitor.lower_bound or 0
@@ -127,9 +132,11 @@ def _run(tree: Tree, limits: Limits, monitor: Monitor, tried: int) -> None:
             monitor.incumbent(orders, value, NAME)
         if tree.exhausted:
             return
-        if not tree.is_beam:
+        over, slices = tree.nodes >= most or monitor.should_stop(), slices + 1
+        # looking at millions of open nodes takes longer than a slice
+        if not tree.is_beam and (over or slices % (1 + tree.n_open // STACK) == 0):
             monitor.bound(min(tree.lower_bound(), tree.upper), NAME)
-        if tree.nodes >= most or monitor.should_stop():
+        if over or monitor.proved:
             return
         # how the search is cut into slices has no influence on it
         if done == left:
@@ -209,6 +216,11 @@ class Tree:
         return int(self._scalars[in_tree.NODES])
 
     @property
+    def n_open(self) -> int:
+        """Nodes bounded and not explored yet."""
+        return int(self._scalars[in_tree.N_OPEN])
+
+    @property
     def value(self) -> int:
         """Makespan of the best leaf so far; `INFINITE` without one."""
         return int(self._scalars[in_tree.BEST])
@@ -229,11 +241,10 @@ class Tree:
         """
         node, scalars = self._search[0], self._scalars
         found = node[in_tree.BOUND]
-        is_open = node[in_tree.OPEN, : scalars[in_tree.N_OPEN]]
+        is_open = node[in_tree.OPEN, : self.n_open]
         if scalars[in_tree.DISCIPLINE] == in_tree.BEST_FIRST:
             is_open = is_open[:1]
-        # of a long stack the bottom is sorted: see `_dive`
-        least = int(found[is_open[-STACK:]].min(initial=INFINITE))
+        least = int(found[is_open].min(initial=INFINITE))
         if scalars[in_tree.PHASE] != in_tree.TO_PICK:
             least = min(least, int(found[scalars[in_tree.NODE]]))
         return least
@@ -426,4 +437,6 @@ def _search(graph: Schedule) -> tuple[Table, Table, IntArray, IntArray]:
 
 
 def _longer(table: Table, more: int) -> Table:
-    return np.concatenate([table, np.zeros((len(table), more), np.int64)], axis=1)
+    longer = np.empty((len(table), table.shape[1] + more), np.int64)
+    longer[:, : table.shape[1]] = table  # the rest is written before it is read
+    return longer

@@ -1,9 +1,9 @@
 """Local search on the orders in which jobs enter and drain a pipeline.
 
 A point is a permutation of the micro-batches for forward blocks, one for backward blocks, how far
-backward blocks come first, and the list scheduler's mode; its value is the list schedule's
-makespan. Long arrays have their optimum among these points more often than not, and memory caps
-cost the search nothing.
+backward blocks come first, the list scheduler's mode, and whether it dispatches the time-mirrored
+problem; its value is the list schedule's makespan. Long arrays have their optimum among these
+points more often than not, and memory caps cost the search nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MEMORY = 40
 """Late acceptance: a point is kept if it is no worse than the one so many steps ago."""
 
 STARTS = tuple(
-    Variant(rule, active) for rule in ("valley", "b_first", "job_lpt", "job_spt")
-    for active in (False, True)
+    Variant(rule, active, backwards) for backwards in (False, True)
+    for rule in ("valley", "b_first", "job_lpt", "job_spt") for active in (False, True)
 )  # fmt: skip
 
 
@@ -32,6 +32,7 @@ class _Point(NamedTuple):
     backward: IntArray
     lead: int  # units by which backward blocks come first
     active: bool
+    backwards: bool  # of the mirrored problem, where forward blocks drain the pipeline
 
 
 def improve(
@@ -69,7 +70,7 @@ def improve(
         nonlocal made
         made += 1
         monitor.advance(1)
-        found = dispatcher.listed(_priority(graph, units, point), point.active)
+        found = dispatcher.listed(_priority(graph, units, point), point.active, point.backwards)
         if found is None:
             return np.iinfo(np.int64).max
         end = int((found[1] + graph.duration).max(initial=0))
@@ -119,17 +120,18 @@ def _start(dispatcher: Dispatcher, units: _Units, variant: Variant) -> _Point:
     rank = dispatcher.job_rank(variant.rule)[units.job]
     order = np.empty(len(units.names), np.int64)
     order[np.argsort(rank, kind="stable")] = units.names
-    return _Point(order, order, len(units.names), variant.active)
+    return _Point(order, order, len(units.names), variant.active, variant.backwards)
 
 
 def _priority(graph: Schedule, units: _Units, point: _Point) -> IntArray:
     forward = graph.kind == "F"
     late = np.isin(graph.kind, ("W", "U"))
-    key = np.where(forward, point.forward[units.of] + point.lead, point.backward[units.of])
-    rank = np.empty(graph.n_operations, np.int64)
-    rank[np.lexsort((np.arange(graph.n_operations), forward, key, late))] = np.arange(
-        graph.n_operations
-    )
+    key = np.where(forward, point.forward[units.of], point.backward[units.of])
+    key[forward != point.backwards] += point.lead  # what fills the pipeline comes later
+    n = graph.n_operations
+    number = -np.arange(n) if point.backwards else np.arange(n)
+    rank = np.empty(n, np.int64)
+    rank[np.lexsort((number, forward != point.backwards, key, late))] = np.arange(n)
     return rank
 
 

@@ -37,7 +37,7 @@ RESTART: Final = 5
 # answers of `run`
 GO_ON, SLICE_OVER, REFUTED, DONE, LEAF, FULL, RESTART_DUE = range(7)
 
-SMOOTHING: Final = 0.97
+SMOOTHING: Final = 0.95
 
 # what `number[PROBE]` says has just been propagated in shaving
 _NOTHING, _PAIR, _WINDOW, _CUT_PAIR, _CUT_WINDOW = range(5)

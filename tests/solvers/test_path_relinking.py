@@ -19,9 +19,7 @@ from optsched_solvers.tabu_walk import Walk
 
 def pairs(graph: Schedule, order: IntArray) -> set[tuple[int, int]]:
     """All ordered pairs on one machine."""
-    return {
-        pair for row in sequences_of(graph, order).to_lists() for pair in combinations(row, 2)
-    }
+    return {pair for row in sequences_of(graph, order).to_lists() for pair in combinations(row, 2)}
 
 
 def two_schedules(graph: Schedule, sequences: Rows, seed: int) -> tuple[IntArray, IntArray]:
