@@ -240,7 +240,7 @@ def test_a_process_that_fails_is_a_row() -> None:
 
 def test_steps_per_second() -> None:
     """Counted by doubling iterations until a run is long enough; start-up is left out."""
-    engine = engines.engines("dispatch:search=true", 1, None)[0]
+    engine = engines.engines("tabu", 1, None)[0]
     shop = named_instances.job_shop("ft20", None)
     run = measure.spawn(engine, measure.request(engine, shop, 0.05, "wall", 0, 500), 120)
     assert run.answer is not None, run.error

@@ -370,7 +370,8 @@ def test_unsupported_problems_name_who_can() -> None:
         op_resources=Rows.of([[0, 1]]),  # type: ignore[arg-type]
     )
     with pytest.raises(
-        UnsupportedProblem, match=r"holds 2 resources at once; these do: auto, cpsat$"
+        UnsupportedProblem,
+        match=r"holds 2 resources at once; these do: auto, branch_and_bound, cpsat$",
     ):
         optsched.solve(gang, "dispatch")
     assert optsched.solve(gang, iterations=1000).objective == 1

@@ -1,1 +1,22 @@
-"""Interchangeable backends of optsched, found by the entry-point group ``optsched.solvers``."""
+"""Interchangeable backends of `optsched.solve`, and the kernels they share.
+
+=====================  ===========================================================================
+engine                 its rooms
+=====================  ===========================================================================
+`portfolio` (`auto`)   `race`: engines in threads, one incumbent and one bound; `cores`
+`dispatch`             `rules`, `list_schedule`, `quick_list` (no compiler), `insertion`,
+                       `job_order_search`
+`tabu`                 `tabu_walk`, `neighbourhoods`, `search_state`, `search_arrays`,
+                       `path_relinking`
+`branch_and_bound`     `failure_directed` and `destructive` over `disjunctive_tree`,
+                       `disjunctive_state`, `disjunctive_propagation`, `edge_finding`,
+                       `tree_search`; `giffler_thompson`, `giffler_thompson_tree`,
+                       `giffler_thompson_node`
+`cpsat`                `cpsat_model`
+`genetic`              `operation_based`, `crossover`
+=====================  ===========================================================================
+
+Shared: `longest_path`, `bounds` (one machine), `pipeline_bounds` with `common_routes`,
+`order_relaxations` and `order_states` (the price of overtaking), `identical_jobs` and
+`symmetry_order`, `compiled` (how kernels compile), `loading` (without missing a limit for it).
+"""

@@ -150,7 +150,9 @@ class Climb:
         self._step *= 2
 
     def _give_up(self) -> None:
-        self.tree.keep_root()
+        if not self.tree.keep_root():
+            self._refuted()
+            return
         self._left = -1
         if self._step == 1:
             self._trial = max(FIRST_TRIAL, 2 * self._trial)

@@ -8,12 +8,12 @@ is refuted; then `forget` drops what was still to be looked at.
 from __future__ import annotations
 
 from optsched_solvers.disjunctive_state import (
-    AFTER, AFTER_OP, AFTER_PTR, AFTER_WEIGHT, BEFORE, BEFORE_OP, BEFORE_PTR, BEFORE_WEIGHT,
-    BY_DEADLINE, BY_HEAD, BYTES, EST, EST_LEVEL, FIRST, FREER, FRESH, FRESH_HEAD, FRESH_SIZE, GAP,
+    AFTER, AFTER_OP, AFTER_PTR, AFTER_WEIGHT, BEFORE, BEFORE_OP, BEFORE_PTR, BEFORE_WEIGHT, BYTES,
+    BY_DEADLINE, BY_HEAD, EST, EST_LEVEL, FALSE, FIRST, FREER, FRESH, FRESH_HEAD, FRESH_SIZE, GAP,
     HEAVY, HEAVY_HEAD, HEAVY_SIZE, HOLDER, IN_HEAVY, IN_LIGHT, LENGTH, LEVEL, LIGHT, LIGHT_HEAD,
-    LIGHT_SIZE, LST, LST_LEVEL, MACHINE, MATRIX, MEMORY, N_OPEN, N_PAIRS, NEGATION, ON, OPEN,
-    OPERATION, PAIRS, PART, PART_END, PLACE, QUEUE, QUEUE_HEAD, QUEUE_SIZE, QUEUED, SETUPS, SIZE,
-    SLOT_OF, SLOT_OPEN, SLOT_PTR, TRAIL, WATCHED, WORKSPACE,
+    LIGHT_SIZE, LST, LST_LEVEL, MACHINE, MATRIX, MEMORY, NEGATION, N_OPEN, N_PAIRS, ON, OPEN,
+    OPERATION, PAIRS, PART, PART_END, PLACE, QUEUE, QUEUED, QUEUE_HEAD, QUEUE_SIZE, SETUPS, SIZE,
+    SLOT_OF, SLOT_OPEN, SLOT_PTR, TRAIL, TRUE, WATCHED, WORKSPACE,
 )  # fmt: skip
 from optsched_solvers.edge_finding import (
     DEADLINE, FAR, HEAD, LATE_FIRST, NEW, PROCESS, head_rules, inner,
@@ -69,16 +69,14 @@ def lower_start(s, i, value):  # type: ignore[no-untyped-def]
 @inner
 def decide(s, m):  # type: ignore[no-untyped-def]
     """Literal m is true; its consequences follow in `fixpoint`."""
-    if s.decided[m]:
-        return True
+    if s.value[m]:
+        return s.value[m] == TRUE
     opposite = s.literal[NEGATION, m]
-    if s.decided[opposite]:
-        return False
     number = s.number
     if number[LEVEL] > 0:
         s.trail[0, number[TRAIL]] = 2 * s.op.shape[1] + m
         number[TRAIL] += 1
-    s.decided[m] = 1
+    s.value[m], s.value[opposite] = TRUE, FALSE
     r = s.literal[ON, m]
     s.machine[N_OPEN, r] -= 1
     number[N_PAIRS] -= 1
@@ -106,7 +104,7 @@ def undo(s, mark):  # type: ignore[no-untyped-def]
             s.op[LST, what - n] = s.trail[1, t]
         else:
             m = what - 2 * n
-            s.decided[m] = 0
+            s.value[m] = s.value[s.literal[NEGATION, m]] = 0
             s.machine[N_OPEN, s.literal[ON, m]] += 1
             s.slot[SLOT_OPEN, s.literal[BEFORE, m]] += 1
             s.slot[SLOT_OPEN, s.literal[AFTER, m]] += 1
@@ -140,8 +138,13 @@ def fixpoint(s):  # type: ignore[no-untyped-def]
                 return False
         elif number[LIGHT_SIZE]:
             r = _pop(s.machine, LIGHT, number, LIGHT_HEAD, LIGHT_SIZE)
+            sides = s.machine[IN_LIGHT, r]
             s.machine[IN_LIGHT, r] = 0
-            if not (_pairs(s, r) and _memory(s, r) and _sums(s, r)):
+            if not (_pairs(s, r) and _memory(s, r)):
+                return False
+            if sides & 1 and not _sums_before(s, r):
+                return False
+            if sides & 2 and not _sums_behind(s, r):
                 return False
         elif number[HEAVY_SIZE]:
             r = _pop(s.machine, HEAVY, number, HEAVY_HEAD, HEAVY_SIZE)
@@ -172,12 +175,15 @@ def _pop(ring, row, number, head, size):  # type: ignore[no-untyped-def]
 
 
 @inner
-def touch(s, r, both):  # type: ignore[no-untyped-def]
-    """Machine r is to be looked at again; `both`: windows changed, not orders alone."""
+def touch(s, r, sides, windows):  # type: ignore[no-untyped-def]
+    """Machine r is to be looked at again.
+
+    `sides`: 1 for earliest starts, 2 for latest, 3 for both; `windows`: not orders alone changed.
+    """
     if s.machine[IN_LIGHT, r] == 0:
-        s.machine[IN_LIGHT, r] = 1
         _push(s.machine, LIGHT, s.number, LIGHT_HEAD, LIGHT_SIZE, r)
-    if both and s.machine[IN_HEAVY, r] == 0:
+    s.machine[IN_LIGHT, r] |= sides
+    if windows and s.machine[IN_HEAVY, r] == 0:
         s.machine[IN_HEAVY, r] = 1
         _push(s.machine, HEAVY, s.number, HEAVY_HEAD, HEAVY_SIZE, r)
 
@@ -194,21 +200,15 @@ def _follow_order(s, m):  # type: ignore[no-untyped-def]
     r = s.literal[ON, m]
     n, at = s.machine[SIZE, r], s.machine[MATRIX, r]
     a, b = first - s.machine[FIRST, r], second - s.machine[FIRST, r]
-    decided = s.decided
+    before, behind = at + a * n, at + b * n  # rows of a and b: FALSE is "the column first"
+    value = s.value
     for c in range(n):
-        if (
-            decided[at + c * n + a]
-            and not decided[at + c * n + b]
-            and not decide(s, at + c * n + b)
-        ):
+        if value[before + c] == FALSE and value[behind + c] != FALSE:
+            if not decide(s, at + c * n + b):
+                return False
+        elif value[behind + c] == TRUE and value[before + c] != TRUE and not decide(s, before + c):
             return False
-        if (
-            decided[at + b * n + c]
-            and not decided[at + a * n + c]
-            and not decide(s, at + a * n + c)
-        ):
-            return False
-    touch(s, r, False)
+    touch(s, r, 3, False)
     return _watch(s, m)
 
 
@@ -224,9 +224,9 @@ def _watch(s, m):  # type: ignore[no-untyped-def]
         mine = at + (watch & 1)
         other = s.nogood[at + 1 - (watch & 1)]
         moved = False
-        if not s.decided[s.literal[NEGATION, other]]:
+        if s.value[other] != FALSE:
             for x in range(at + 2, end):
-                if not s.decided[s.nogood[x]]:
+                if s.value[s.nogood[x]] != TRUE:
                     s.nogood[mine], s.nogood[x] = s.nogood[x], m
                     s.next_watch[watch] = s.literal[WATCHED, s.nogood[mine]]
                     s.literal[WATCHED, s.nogood[mine]] = watch
@@ -260,36 +260,46 @@ def _follow_arcs(s, i):  # type: ignore[no-untyped-def]
             if not lower_start(s, s.arc[BEFORE_OP, e], start - s.arc[BEFORE_WEIGHT, e]):
                 return False
     for x in range(s.op[SLOT_PTR, i], s.op[SLOT_PTR, i + 1]):
-        touch(s, s.slot[MACHINE, s.slot[SLOT_OF, x]], True)
+        touch(s, s.slot[MACHINE, s.slot[SLOT_OF, x]], changed, True)
     return True
 
 
 @inner
 def _pairs(s, r):  # type: ignore[no-untyped-def]
     """Immediate selection: an order that no longer fits into both windows is excluded."""
-    at, op = s.machine[PAIRS, r], s.op
-    x = 0
-    while x < s.machine[N_OPEN, r]:
-        m = s.literal[OPEN, at + x]
-        opposite = s.literal[NEGATION, m]
-        i, k = s.slot[OPERATION, s.literal[BEFORE, m]], s.slot[OPERATION, s.literal[AFTER, m]]
-        forth = op[EST, i] + s.literal[GAP, m] <= op[LST, k]
-        back = op[EST, k] + s.literal[GAP, opposite] <= op[LST, i]
-        if forth and back:
-            x += 1
-        elif not forth and not back:
-            return False
-        else:  # takes the pair out of the open ones: another one is at x now
-            decide(s, m if forth else opposite)
+    n, at, first = s.machine[SIZE, r], s.machine[MATRIX, r], s.machine[FIRST, r]
+    if s.machine[N_OPEN, r] == 0:
+        return True
+    t, early, late, length = s.scratch, 0, 1, 2
+    for a in range(n):
+        i = s.slot[OPERATION, first + a]
+        t[early, a], t[late, a] = s.op[EST, i], s.op[LST, i]
+        t[length, a] = s.slot[LENGTH, first + a]
+    for a in range(n):
+        if s.slot[SLOT_OPEN, first + a] == 0:
+            continue
+        row = at + a * n
+        end = t[early, a] + t[length, a]
+        for b in range(a + 1, n):
+            if s.value[row + b]:
+                continue
+            forth = end <= t[late, b]
+            back = t[early, b] + t[length, b] <= t[late, a]
+            if s.machine[SETUPS, r]:
+                forth = t[early, a] + s.literal[GAP, row + b] <= t[late, b]
+                back = t[early, b] + s.literal[GAP, at + b * n + a] <= t[late, a]
+            if forth and back:
+                continue
+            if not forth and not back:
+                return False
+            decide(s, row + b if forth else at + b * n + a)
     return True
 
 
 @inner
-def _sums(s, r):  # type: ignore[no-untyped-def]
-    """Operations wait for all who precede them, one after the other; mirrored for the latest."""
+def _sums_before(s, r):  # type: ignore[no-untyped-def]
+    """Operations wait for all who precede them, one after the other (Jackson's sum)."""
     n, at, first = s.machine[SIZE, r], s.machine[MATRIX, r], s.machine[FIRST, r]
-    if n < 2:
-        return True
     t, key, total, apart = s.scratch, 0, 1, 2  # apart: by gaps of single pairs, no part of sums
     for a in range(n):
         t[key, a] = s.op[EST, s.slot[OPERATION, first + a]]
@@ -297,30 +307,41 @@ def _sums(s, r):  # type: ignore[no-untyped-def]
     _sort(t, key, s.slot, BY_HEAD, first, n)
     for x in range(n):
         a = s.slot[BY_HEAD, first + x]
-        start = max(t[key, a], t[total, a], t[apart, a])
-        if start > t[key, a] and not raise_start(s, s.slot[OPERATION, first + a], start):
+        head, row, length = t[key, a], at + a * n, s.slot[LENGTH, first + a]
+        start = max(head, t[total, a], t[apart, a])
+        if start > head and not raise_start(s, s.slot[OPERATION, first + a], start):
             return False
-        row = at + a * n
-        length = s.slot[LENGTH, first + a]
         for b in range(n):
-            if s.decided[row + b]:
-                t[total, b] = max(t[total, b], t[key, a]) + length
-                if s.machine[SETUPS, r]:
+            later = max(t[total, b], head) + length
+            t[total, b] = later if s.value[row + b] == TRUE else t[total, b]
+        if s.machine[SETUPS, r]:
+            for b in range(n):
+                if s.value[row + b] == TRUE:
                     t[apart, b] = max(t[apart, b], start + s.literal[GAP, row + b])
+    return True
+
+
+@inner
+def _sums_behind(s, r):  # type: ignore[no-untyped-def]
+    """Operations leave time for all who follow them; `_sums_before` mirrored."""
+    n, at, first = s.machine[SIZE, r], s.machine[MATRIX, r], s.machine[FIRST, r]
+    t, key, total, apart = s.scratch, 0, 1, 2
     for a in range(n):
         t[key, a] = s.op[LST, s.slot[OPERATION, first + a]] + s.slot[LENGTH, first + a]
         t[total, a] = t[apart, a] = FAR
     _sort(t, key, s.slot, BY_DEADLINE, first, n)
     for x in range(n - 1, -1, -1):
         b = s.slot[BY_DEADLINE, first + x]
-        length = s.slot[LENGTH, first + b]
-        end = min(t[key, b], t[total, b], t[apart, b])
-        if end < t[key, b] and not lower_start(s, s.slot[OPERATION, first + b], end - length):
+        deadline, row, length = t[key, b], at + b * n, s.slot[LENGTH, first + b]
+        end = min(deadline, t[total, b], t[apart, b])
+        if end < deadline and not lower_start(s, s.slot[OPERATION, first + b], end - length):
             return False
         for a in range(n):
-            if s.decided[at + a * n + b]:
-                t[total, a] = min(t[total, a], t[key, b]) - length
-                if s.machine[SETUPS, r]:
+            sooner = min(t[total, a], deadline) - length
+            t[total, a] = sooner if s.value[row + a] == FALSE else t[total, a]
+        if s.machine[SETUPS, r]:
+            for a in range(n):
+                if s.value[row + a] == FALSE:
                     late = end - length - s.literal[GAP, at + a * n + b]
                     t[apart, a] = min(t[apart, a], late + s.slot[LENGTH, first + a])
     return True
@@ -340,13 +361,13 @@ def _memory(s, r):  # type: ignore[no-untyped-def]
         for x in range(s.machine[PART, r], s.machine[PART_END, r]):
             i, f, size = s.part[HOLDER, x], s.part[FREER, x], s.part[BYTES, x]
             if i < 0:  # freed for nobody in particular
-                if f == k or s.decided[at + k * n + f]:
+                if f == k or s.value[at + k * n + f] == TRUE:
                     continue
                 level -= size
                 t[if_after, f] += size
                 continue
-            holds = i == k or s.decided[at + i * n + k] != 0
-            keeps = f < 0 or f == k or s.decided[at + k * n + f] != 0
+            holds = i == k or s.value[at + i * n + k] == TRUE
+            keeps = f < 0 or f == k or s.value[at + k * n + f] == TRUE
             if holds and keeps:
                 level += size
             elif holds:

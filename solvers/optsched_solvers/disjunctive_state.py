@@ -46,6 +46,8 @@ AFTER_OP, AFTER_WEIGHT, BEFORE_OP, BEFORE_WEIGHT = range(4)
 ) = range(14)  # fmt: skip
 # rows of Arrays.literal; BEFORE and AFTER are slots, GAP the least time between the two starts
 NEGATION, BEFORE, AFTER, ON, GAP, OPEN, PLACE, FRESH, WATCHED, LITERAL_ROWS = range(10)
+# values of literals
+TRUE, FALSE = 1, 2
 # rows of Arrays.part
 HOLDER, FREER, BYTES = range(3)
 # rows of Arrays.entry: literal, trail mark (-1 for a refuted decision), level, target then
@@ -54,8 +56,8 @@ DECISION, MARK, LEVEL_OF, TARGET_OF = range(4)
 (
     TRAIL, LEVEL, LEVELS, QUEUE_HEAD, QUEUE_SIZE, FRESH_HEAD, FRESH_SIZE, LIGHT_HEAD, LIGHT_SIZE,
     HEAVY_HEAD, HEAVY_SIZE, N_PAIRS, ENTRIES, TARGET, NODES, FAILURES, RESTART_AT, NOGOODS,
-    NOGOOD_LITERALS, ROOT_TARGET, CURSOR, PROBE, STEP, GOOD, NUMBERS,
-) = range(25)  # fmt: skip
+    NOGOOD_LITERALS, ROOT_TARGET, CURSOR, CURSOR_END, PROBE, STEP, GOOD, FAILED, NUMBERS,
+) = range(27)  # fmt: skip
 
 
 class Arrays(NamedTuple):
@@ -67,7 +69,7 @@ class Arrays(NamedTuple):
     machine: IntArray
     literal: IntArray
     part: IntArray  # bytes on a machine, places of holder and freer there (-1: nobody)
-    decided: SmallArray  # per literal
+    value: SmallArray  # per literal: 0 open, TRUE, FALSE
     trail: IntArray  # what changed, old value
     entry: IntArray  # the path from the root
     rating: FloatArray  # per literal

@@ -22,6 +22,8 @@ STOPPED: Final = "stopped"
 SHAVED: Final = "shaved"
 
 SHAVING_GAIN: Final = 0.05
+MOST_PAIRS: Final = 20
+"""Open pairs for every operation; with more of them it takes too long to try them all."""
 MOST_ROOTS: Final = 4
 
 SLICE: Final = 0.008
@@ -38,7 +40,7 @@ class Root(NamedTuple):
     target: int
     earliest: IntArray
     latest: IntArray
-    decided: ds.SmallArray
+    value: ds.SmallArray
     open: IntArray
     place: IntArray
     n_open: IntArray
@@ -116,14 +118,16 @@ class DisjunctiveTree:
         nogoods stay if the target is not above the one they were found with.
         """
         state, number = self.state, self.state.number
-        base = next(root for root in reversed(self._roots) if root.target >= target)
+        nearest = (root for root in reversed(self._roots) if root.target >= target)
+        base = next(nearest, self._roots[0])
         state.op[ds.EST], state.op[ds.LST] = base.earliest, base.latest
-        state.decided[:], state.machine[ds.N_OPEN] = base.decided, base.n_open
+        state.value[:], state.machine[ds.N_OPEN] = base.value, base.n_open
         state.slot[ds.SLOT_OPEN] = base.slot_open
         state.literal[ds.OPEN], state.literal[ds.PLACE] = base.open, base.place
-        for key in (ds.TRAIL, ds.LEVEL, ds.ENTRIES, ds.CURSOR, ds.PROBE, ds.STEP):
+        for key in (ds.TRAIL, ds.LEVEL, ds.ENTRIES, ds.CURSOR, ds.PROBE, ds.STEP, ds.FAILED):
             number[key] = 0
         number[ds.N_PAIRS] = base.pairs
+        number[ds.CURSOR_END] = 2 * self.graph.n_operations
         number[ds.TARGET] = number[ds.ROOT_TARGET] = target
         if target > self._nogoods_for:
             self._drop_nogoods()
@@ -131,29 +135,37 @@ class DisjunctiveTree:
         self._restart_after = float(FIRST_RESTART)
         self._started = self.shaved = False
         good = self.possible and self._run(tree_search.PROPAGATE) == tree_search.DONE
-        self._last_size = self._size()
+        if good:
+            self._last_size = self._size()
         return good
 
-    def keep_root(self) -> None:
-        """Remember what is known at the root, for this and all lower targets; ends the search."""
+    def keep_root(self) -> bool:
+        """Remember what is known at the root, for this and all lower targets; ends the search.
+
+        False if that refutes the target.
+        """
         if not self._restart():
-            return  # refuted after all: nothing to remember, the next call will say so
-        above = [root for root in self._roots if root.target > self.target]
-        self._roots = [*above[-MOST_ROOTS:], self._root()]
-        if self._roots[0] is not above[0]:
-            self._roots.insert(0, above[0])
+            return False
+        first, *later = self._roots
+        if self.target < first.target:
+            above = [root for root in later if root.target > self.target]
+            self._roots = [first, *above[-MOST_ROOTS:], self._root()]
+        return True
 
     def _root(self) -> Root:
         state = self.state
         return Root(
-            self.target, state.op[ds.EST].copy(), state.op[ds.LST].copy(), state.decided.copy(),
+            self.target, state.op[ds.EST].copy(), state.op[ds.LST].copy(), state.value.copy(),
             state.literal[ds.OPEN].copy(), state.literal[ds.PLACE].copy(),
             state.machine[ds.N_OPEN].copy(), state.slot[ds.SLOT_OPEN].copy(),
             int(state.number[ds.N_PAIRS]),
         )  # fmt: skip
 
     def shave(self, until: int | None = None, gain: float = SHAVING_GAIN) -> str:
-        """Try pairs and windows at the root, round by round, while a round brings enough.
+        """Try starts and orders at the root while that brings enough.
+
+        Rounds over all earliest and latest starts come first, they are stronger and fewer; when
+        they bring no more, all open pairs are tried, which also makes their first ratings.
 
         Parameters
         ----------
@@ -168,21 +180,32 @@ class DisjunctiveTree:
         str
             `SHAVED`, `REFUTED` or `STOPPED`.
         """
-        while not self.shaved:
+        while not (self.shaved or self._started):  # a search has left the root
             answer = self._sliced(tree_search.SHAVE, until)
             if answer == tree_search.REFUTED:
                 return REFUTED
             if answer == tree_search.DONE:
-                before, self._last_size = self._last_size, self._size()
-                self.shaved = all(
-                    new >= (1 - gain) * old
-                    for new, old in zip(self._last_size, before, strict=True)
-                )
+                self._next_round(gain)
             elif answer == tree_search.FULL:
                 self._grow()
             if self.stop() or (until is not None and self.nodes >= until):
                 return SHAVED if self.shaved else STOPPED
         return SHAVED
+
+    def _next_round(self, gain: float) -> None:
+        """Starts again if the last round brought enough, else pairs, if those have not just been."""
+        number, n = self.state.number, self.graph.n_operations
+        before, self._last_size = self._last_size, self._size()
+        gained = any(
+            new < (1 - gain) * old for new, old in zip(self._last_size, before, strict=True)
+        )
+        starts_were_tried = number[ds.CURSOR_END] == 2 * n
+        if gained:
+            number[ds.CURSOR], number[ds.CURSOR_END] = 0, 2 * n
+        elif starts_were_tried and number[ds.N_PAIRS] <= MOST_PAIRS * n:
+            number[ds.CURSOR_END] += len(self.state.value)
+        else:
+            self.shaved = True
 
     def _size(self) -> tuple[float, float]:
         op = self.state.op
@@ -232,7 +255,7 @@ class DisjunctiveTree:
         rows = []
         for r in range(self.graph.n_resources):
             n, at = self.state.machine[ds.SIZE, r], self.state.machine[ds.MATRIX, r]
-            before = self.state.decided[at : at + n * n].reshape(n, n).sum(axis=0)
+            before = (self.state.value[at : at + n * n].reshape(n, n) == ds.TRUE).sum(axis=0)
             rows.append(self.graph.users[r][np.argsort(before, kind="stable")])
         return Rows(self.graph.users.indptr, np.concatenate(rows) if rows else [])
 
@@ -270,7 +293,7 @@ class DisjunctiveTree:
             wider = np.pad(state.entry, ((0, 0), (0, state.entry.shape[1])))
             self.state = state._replace(entry=wider)
         else:
-            more = state.trail.shape[1] + len(state.decided)
+            more = state.trail.shape[1] + len(state.value)
             self.state = state._replace(trail=np.pad(state.trail, ((0, 0), (0, more))))
 
     def _run(self, task: int, until: int = 0) -> int:

@@ -8,35 +8,48 @@ Carlier & Pinson (1990), Martin & Shmoys (1996).
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from optsched.limits import Limits
+from optsched.monitor import Monitor
 from optsched.result import Result
 from optsched.schedule import NO_DEADLINE, Rows
 from optsched_solvers.destructive import Climb
 from optsched_solvers.disjunctive_state import MOST_LITERALS, n_literals
 from optsched_solvers.disjunctive_tree import REFUTED, SHAVED, DisjunctiveTree
-from optsched_solvers.rules import supported_graph, try_rules
+from optsched_solvers.job_order_search import improve
+from optsched_solvers.loading import load
+from optsched_solvers.rules import is_pipeline, supported_graph, try_rules
+from optsched_solvers.tabu import Tabu
 
 if TYPE_CHECKING:
-    from optsched.limits import Limits
-    from optsched.monitor import Monitor
+    from collections.abc import Callable
+
     from optsched.schedule import Schedule
 
 SOURCE: Final = "failure-directed"
 
-SMALL_GAP: Final = 0.03
-"""Up to this relative gap the proof gets `PROOF_SHARE` of all nodes, above it the rest."""
-PROOF_SHARE: Final = 0.75
+PROOF_SHARES: Final = ((0.03, 0.8), (0.12, 0.5), (float("inf"), 0.15))
+"""(relative gap, share of all nodes that the proof gets up to this gap; the climb gets the rest)"""
+
 FIRST_ROUND: Final = 2000
 """Nodes of the first round of proof and climb together; rounds grow by half."""
 
-FIRST_POLISH: Final = 20_000
-"""Moves of tabu search before the first round."""
-POLISH_MOVES: Final = 5
-"""Moves of tabu search for every node; a node takes as long as about twenty."""
-POLISH_SLICE: Final = 4000
+FIRST_POLISH: Final = 30_000
+"""Moves of the first tabu walk, before the first round; each further search has twice as many."""
+POLISH_MOVES: Final = 8
+"""Moves of tabu search for every node, which takes as long as twenty to forty of them."""
+POLISH_TIME: Final = 0.1
+"""Of the time left, for one search at most."""
+POLISH_SLICE: Final = 500
+"""Moves of the first slice of a walk."""
+SHORT_PIPELINE: Final = 100
+"""Operations; up to here one walk is enough to leave the rest to the proof."""
+MOVES_PER_LIST: Final = 300
+"""On pipelines also job orders are searched; a list schedule takes as long as so many moves."""
 
 
 def search(graph: Schedule, limits: Limits, monitor: Monitor, *, polish: bool = True) -> Result:
@@ -64,18 +77,22 @@ def search(graph: Schedule, limits: Limits, monitor: Monitor, *, polish: bool = 
     if graph.n_operations == 0:
         monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, SOURCE)
         return Result("unknown")
+    left = limits.iterations
     if monitor.sequences is None and supported_graph(graph):
-        try_rules(graph, limits, monitor)
-    if monitor.should_stop() or limits.iterations == 0 or n_literals(graph) > MOST_LITERALS:
+        tried = try_rules(graph, limits, monitor)
+        left = None if left is None else left - tried
+    if monitor.should_stop() or left == 0 or n_literals(graph) > MOST_LITERALS:
         return Result("unknown")
-    return _Search(graph, limits, monitor, polish).run()
+    return _Search(graph, limits.seed, left, monitor, polish).run()
 
 
 class _Search:
     """Rounds of polishing, proof and climb, until they meet or a limit is reached."""
 
-    def __init__(self, graph: Schedule, limits: Limits, monitor: Monitor, polish: bool) -> None:
-        self.graph, self.limits, self.monitor = graph, limits, monitor
+    def __init__(
+        self, graph: Schedule, seed: int, nodes: int | None, monitor: Monitor, polish: bool
+    ) -> None:
+        self.graph, self.seed, self.most, self.monitor = graph, seed, nodes, monitor
         self.proof = DisjunctiveTree(graph, stop=self._stop_proof, on_leaf=self._found)
         self.climb_tree = DisjunctiveTree(graph, stop=self._stop_climb)
         self.upper = self.proof.horizon + 1
@@ -85,28 +102,26 @@ class _Search:
         self.sequences = monitor.sequences
         self.lower = monitor.lower_bound or 0
         self.climb: Climb | None = None
-        self.alone = limits.iterations is not None
+        self.alone = nodes is not None
         self.polishes = polish and _can_polish(graph)
-        self.polished = 0
+        self.polishes_done = self.moves = 0
+        self.rooted = False
+        self.proving = self.upper  # what the root of the proof was last told
         self.told = 0
 
     def run(self) -> Result:
         """Work until proof or limit."""
         if not self.proof.possible:
             return self._refuted()
-        self._polish(FIRST_POLISH)
-        tree, nodes = self.proof, float(FIRST_ROUND)
-        begun = False
+        self._polish()
+        nodes = float(FIRST_ROUND)
         self.climb = Climb(
             self.climb_tree, self.lower, self.upper, on_bound=self._bound, on_schedule=self._found
         )
         self.climb.work(0)  # by propagation alone
         while not self._over():
-            share = PROOF_SHARE if self._gap() <= SMALL_GAP else 1 - PROOF_SHARE
-            if not begun:
-                begun = True
-                if not tree.reset(self.upper - 1):
-                    return self._refuted()
+            gap = (self.upper - self.lower) / max(1, self.lower)
+            share = next(share for most, share in PROOF_SHARES if gap <= most)
             if self._prove(self._allowed(share * nodes)):
                 return self._refuted()
             if self._over():
@@ -114,7 +129,7 @@ class _Search:
             self.climb.lower, self.climb.upper = self.lower, self.upper
             if self.climb.work(self._allowed((1 - share) * nodes)):
                 break
-            self._polish(int(POLISH_MOVES * nodes))
+            self._polish()
             nodes *= 1.5
         if self.lower >= self.upper and self.sequences is None:
             return self._refuted()
@@ -126,12 +141,16 @@ class _Search:
         """Some work below the best schedule; whether nothing is there."""
         tree = self.proof
         end = tree.nodes + nodes
-        tree.lower(self.upper - 1)
-        if not tree.shaved:
-            answer = tree.shave(end)
-            if answer != SHAVED:
-                return answer == REFUTED
-        return tree.nodes < end and tree.search(end) == REFUTED
+        if self.upper < self.proving or not self.rooted:  # shaving sees more with a lower target
+            if self.rooted and not tree.keep_root():
+                return True
+            self.rooted, self.proving = True, self.upper
+            if not tree.reset(self.upper - 1):
+                return True
+        answer = tree.shave(end)
+        if answer == SHAVED and tree.nodes < end:
+            answer = tree.search(end)
+        return answer == REFUTED
 
     def _refuted(self) -> Result:
         """No schedule ends by the proof's target."""
@@ -178,7 +197,7 @@ class _Search:
         return self._over()
 
     def _over(self) -> bool:
-        spent = self.limits.iterations is not None and self._nodes() >= self.limits.iterations
+        spent = self.most is not None and self._nodes() >= self.most
         return spent or self.lower >= self.upper or self.monitor.should_stop()
 
     def _nodes(self) -> int:
@@ -190,28 +209,68 @@ class _Search:
         self.told = nodes
 
     def _allowed(self, nodes: float) -> int:
-        if self.limits.iterations is None:
+        if self.most is None:
             return int(nodes)
-        return min(int(nodes), max(0, self.limits.iterations - self._nodes()))
+        return min(int(nodes), max(0, self.most - self._nodes()))
 
-    def _gap(self) -> float:
-        return (self.upper - self.lower) / max(1, self.lower)
-
-    def _polish(self, moves: int) -> None:
-        """Tabu moves from the best schedule, in short walks."""
-        if not self.polishes or self.sequences is None:
+    def _polish(self) -> None:
+        """Tabu search from the best schedule, as soon as there were enough nodes since the last."""
+        if not self.polishes or self.sequences is None or self._over():
             return
-        from optsched_solvers import tabu
-
-        while moves > 0 and not self._over():
-            self.polished += 1
-            seed = (self.limits.seed + self.polished) % 2**31
-            sequences, makespan = tabu.polish(
-                self.graph, self.sequences, min(moves, POLISH_SLICE), seed
-            )
+        if self.moves > FIRST_POLISH + POLISH_MOVES * self._nodes():
+            return
+        if not load(self.monitor, "tabu_walk", "path_relinking"):
+            return
+        moves = max(FIRST_POLISH, self.moves)
+        self.moves += moves
+        self.polishes_done += 1
+        left = self.monitor.remaining
+        short = None if self.alone or left == float("inf") else max(0.1, POLISH_TIME * left)
+        seed = (self.seed + self.polishes_done) % 2**31
+        limits = Limits(time_limit=short, iterations=moves, seed=seed)
+        aside = _Aside(limits, self._over)
+        aside.incumbent(self.sequences, self.upper)
+        aside.bound(self.lower)
+        if is_pipeline(self.graph) and self.graph.n_operations <= SHORT_PIPELINE:
+            self._walk(limits, aside)
+        else:
+            Tabu().solve(self.graph, limits, aside)
+        makespan, sequences = aside.best
+        if makespan is not None and sequences is not None:
             self._found(sequences, makespan)
-            self._look_around()
-            moves -= POLISH_SLICE
+        self._look_around()
+
+    def _walk(self, limits: Limits, aside: Monitor) -> None:
+        """One tabu walk from the best schedule, after a search on job orders on a pipeline."""
+        from optsched_solvers.search_arrays import order_of
+        from optsched_solvers.tabu_walk import Walk
+
+        moves = limits.iterations or 0
+        improve(self.graph, aside, seed=limits.seed, iterations=moves // MOVES_PER_LIST)
+        assert aside.sequences is not None
+        walk = Walk(self.graph, limits.seed)
+        walk.load(order_of(self.graph, aside.sequences))
+        slice_ = POLISH_SLICE
+        while walk.moves < moves and not aside.should_stop():
+            before, began = walk.moves, time.perf_counter()
+            status = walk.run(min(slice_, moves - before), target=self.lower)
+            if walk.best < (aside.objective or 0):
+                aside.incumbent(walk.best_sequences(), walk.best)
+            if status or walk.moves == before:
+                break
+            slice_ = max(16, int((walk.moves - before) * 0.01 / (time.perf_counter() - began)))
+
+
+class _Aside(Monitor):
+    """The monitor of a short run of another engine, that stops with this one."""
+
+    def __init__(self, limits: Limits, over: Callable[[], bool]) -> None:
+        super().__init__(limits)
+        self._over = over
+
+    def should_stop(self) -> bool:
+        """Whether either is over."""
+        return self._over() or super().should_stop()
 
 
 def _can_polish(graph: Schedule) -> bool:

@@ -6,12 +6,14 @@ import importlib
 import logging
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from optsched.monitor import Monitor
 
 _WATCH = 0.01  # seconds between two looks at the limits
+_SLOW = 1.0  # seconds; loading what is compiled takes less
 
 _loaders: dict[str, _Loader] = {}
 _lock = threading.Lock()
@@ -22,6 +24,7 @@ class _Loader:
 
     def __init__(self, module: str) -> None:
         self.module = module
+        self.begun = time.perf_counter()
         self.done = threading.Event()
         self.failure: BaseException | None = None
         threading.Thread(target=self._load, name=f"loading {module}", daemon=True).start()
@@ -59,7 +62,7 @@ def load(monitor: Monitor, *modules: str) -> bool:
         while not loader.done.wait(_WATCH):
             if not monitor.should_stop():
                 continue
-            if monitor.remaining <= 0:
+            if monitor.remaining <= 0 and time.perf_counter() - loader.begun > _SLOW:
                 logging.getLogger("optsched").warning(
                     "the time was over before %s was loaded or compiled: `optsched warmup` "
                     "compiles everything once", name,

@@ -1,20 +1,17 @@
-"""N7 tabu search on machine orders, compiled: state, exact updates, estimates, moves, walk.
+"""N7 tabu search on machine orders, compiled: feasible moves, their estimates, and the walk.
 
-One solution is held as links to the neighbours on the machine, a topological order with positions,
-heads r, tails q (own duration included) and, where memory counts, the level before every operation.
-Every kernel exists twice, compiled from the same source: `general=False` for classic chains, where
-lags, setups, releases and memory vanish at compile time, and `general=True` for any graph.
+The walk exists twice, compiled from the same source: for classic chains and for any graph; see
+`search_state`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import numba
 import numpy as np
 from numba import types
 
-from optsched_solvers.compiled import INT, INTS, READ, kernel
+from optsched_solvers.compiled import INT, INTS, kernel
 from optsched_solvers.search_arrays import (
     ACQUIRE,
     AFTER,
@@ -26,41 +23,55 @@ from optsched_solvers.search_arrays import (
     FAMILY,
     FREE,
     LEAST,
-    MACHINE,
     RELEASE,
-    SETUP_IN,
-    SETUP_OUT,
     WORKSPACE,
 )
-
-# links: one row of 8 indices (uint32) per operation and one for the dummy operation n.
-LINK: Final = 8
-JP, JS, MP, MS, AT, RANK, MARK = 0, 1, 2, 3, 4, 5, 6
-"""Predecessor and successor in the job and on the machine, position in the order, number among the
-operations of the machine, scratch."""
-
-# times: one row of 4 integers per operation and one (all 0) for the dummy.
-TIME: Final = 4
-END, Q, P, LEVEL = 0, 1, 2, 3
-"""Head plus duration, tail, duration, bytes held before it on its resource."""
+from optsched_solvers.search_state import (
+    END,
+    GRAPH,
+    JP,
+    JS,
+    LEVEL,
+    LINK,
+    MP,
+    MS,
+    RANK,
+    STATE,
+    TIME,
+    P,
+    Q,
+    arc_head,
+    arc_tail,
+    inlined,
+    machine_head,
+    makespan_of,
+    reschedule,
+    setup_of,
+    shift_left,
+    shift_right,
+    update_levels,
+)
 
 # control: what a walk carries from slice to slice
 MOVES, STALE, BEST, VALUE, RANDOM, PATIENCE, TARGET, TENURE, SPREAD, COLUMNS = range(10)
+HAS_SETUPS = 10
 CONTROL: Final = 16
 
 RUNNING, STUCK, DONE = 0, 1, 2
+"""What a walk returns: moves used up; no move left; patience over or target met."""
 
-GRAPH = types.UniTuple(READ, 3)  # SearchArrays
-INDICES = types.Array(types.uint32, 1, "C")
-STATE = types.Tuple((INDICES, INTS, INDICES))  # links, times, order
-SCRATCH = types.Tuple((types.Array(types.uint32, 2, "C"), types.Array(types.int64, 2, "C")))
+SCRATCH = types.Tuple(
+    (types.Array(types.uint32, 2, "C"), types.Array(types.int64, 2, "C"), INTS)
+)  # fmt: skip
 INDEX_ROWS, TIME_ROWS = 3, 6
 """Rows of the two scratch arrays, each as long as there are operations and 3 more."""
 
-inlined: Any = numba.njit(
-    forceinline=True, nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
-"""Helpers of kernels: one copy inside each, none to call from Python."""
+# the best move found so far: its estimate, moves as good, tabu moves seen, and what it does
+ESTIMATE, TIES, TABUS, U, V, STEP = range(6)
+CHOICE: Final = 8
+"""STEP 1 puts U right behind V, -1 puts V right before U; 0 is no move."""
+INTERIOR: Final = 6
+"""The kind of moves that is tried last; see `places_of`."""
 
 
 @inlined
@@ -72,158 +83,6 @@ def random_below(control, n):  # type: ignore[no-untyped-def]
     x ^= (x >> 27) & 0x1FFFFFFFFF
     control[RANDOM] = x
     return ((((x * 0x2545F4914F6CDD1D) >> 33) & 0x7FFFFFFF) * n) >> 31
-
-
-@inlined
-def setup_of(i, j, n, graph):  # type: ignore[no-untyped-def]
-    """Setup between neighbours i, j; 0 next to the dummy n."""
-    facts = graph[0]
-    if i == n or j == n or facts[i * FACTS + FAMILY] == facts[j * FACTS + FAMILY]:
-        return 0
-    return facts[i * FACTS + SETUP_OUT] + facts[j * FACTS + SETUP_IN]
-
-
-@inlined
-def arc_head(i, general, graph, links, times):  # type: ignore[no-untyped-def]
-    """Head of i from its release and conjunctive arcs alone."""
-    if not general:
-        jp = links[i * LINK + JP]
-        return times[jp * TIME + END]
-    facts, arcs, _ends = graph
-    h = facts[i * FACTS + RELEASE]
-    for e in range(facts[i * FACTS + BEFORE], facts[i * FACTS + BEFORE_END]):
-        h = max(h, times[arcs[2 * e] * TIME + END] + arcs[2 * e + 1])
-    return h
-
-
-@inlined
-def arc_tail(i, general, graph, links, times):  # type: ignore[no-untyped-def]
-    """Tail of i from its duration and conjunctive arcs alone."""
-    p = times[i * TIME + P]
-    if not general:
-        return p + times[links[i * LINK + JS] * TIME + Q]
-    facts, arcs, _ends = graph
-    q = p
-    for e in range(facts[i * FACTS + AFTER], facts[i * FACTS + AFTER_END]):
-        q = max(q, times[arcs[2 * e] * TIME + Q] + arcs[2 * e + 1])
-    return q
-
-
-@inlined
-def machine_head(i, n, general, graph, links, times):  # type: ignore[no-untyped-def]
-    """Head of i from its machine predecessor alone."""
-    mp = links[i * LINK + MP]
-    h = times[mp * TIME + END]
-    if general:
-        h += setup_of(mp, i, n, graph)
-    return h
-
-
-@inlined
-def machine_tail(i, n, general, graph, links, times):  # type: ignore[no-untyped-def]
-    """Tail of i from its machine successor alone."""
-    ms = links[i * LINK + MS]
-    q = times[i * TIME + P] + times[ms * TIME + Q]
-    if general:
-        q += setup_of(i, ms, n, graph)
-    return q
-
-
-@inlined
-def reschedule(first, last, n, general, graph, state):  # type: ignore[no-untyped-def]
-    """Exact heads and tails after the machine segment first..last has been reordered.
-
-    Everything behind and before is computed again, without asking what changed: about half of it
-    does, and branches that nobody can foresee cost more than the arithmetic they save.
-    """
-    links, times, order = state
-    for k in range(np.int64(links[first * LINK + AT]), n):
-        i = order[k]
-        times[i * TIME + END] = times[i * TIME + P] + max(
-            arc_head(i, general, graph, links, times),
-            machine_head(i, n, general, graph, links, times),
-        )
-    for k in range(np.int64(links[last * LINK + AT]), -1, -1):
-        i = order[k]
-        times[i * TIME + Q] = max(
-            arc_tail(i, general, graph, links, times),
-            machine_tail(i, n, general, graph, links, times),
-        )
-
-
-@inlined
-def shift_right(u, v, general, graph, state, later):  # type: ignore[no-untyped-def]
-    """Put u right behind v on its machine; no path may lead from an arc successor of u to v.
-
-    Only the window between their positions changes: what u reaches moves behind v.
-    """
-    links, _times, order = state
-    a, x, b = links[u * LINK + MP], links[u * LINK + MS], links[v * LINK + MS]
-    links[a * LINK + MS], links[x * LINK + MP] = x, a
-    links[v * LINK + MS], links[u * LINK + MP] = u, v
-    links[u * LINK + MS], links[b * LINK + MP] = b, u
-    lo, hi = np.int64(links[u * LINK + AT]), np.int64(links[v * LINK + AT])
-    kept, moved = lo, 1
-    later[0] = u
-    links[u * LINK + MARK] = 1
-    for k in range(lo + 1, hi + 1):
-        i = order[k]
-        hit = links[links[i * LINK + MP] * LINK + MARK]
-        if general:
-            facts, arcs, _ends = graph
-            for e in range(facts[i * FACTS + BEFORE], facts[i * FACTS + BEFORE_END]):
-                hit |= links[arcs[2 * e] * LINK + MARK]
-        else:
-            hit |= links[links[i * LINK + JP] * LINK + MARK]
-        if hit:
-            links[i * LINK + MARK] = 1
-            later[moved] = i
-            moved += 1
-        else:
-            order[kept] = i
-            links[i * LINK + AT] = kept
-            kept += 1
-    for k in range(moved):
-        i = later[k]
-        order[kept + k] = i
-        links[i * LINK + AT] = kept + k
-        links[i * LINK + MARK] = 0
-
-
-@inlined
-def shift_left(u, v, general, graph, state, earlier):  # type: ignore[no-untyped-def]
-    """Put v right before u on its machine; the mirror image of `shift_right`."""
-    links, _times, order = state
-    a, x, b = links[u * LINK + MP], links[v * LINK + MP], links[v * LINK + MS]
-    links[x * LINK + MS], links[b * LINK + MP] = b, x
-    links[a * LINK + MS], links[v * LINK + MP] = v, a
-    links[v * LINK + MS], links[u * LINK + MP] = u, v
-    lo, hi = np.int64(links[u * LINK + AT]), np.int64(links[v * LINK + AT])
-    kept, moved = hi, 1
-    earlier[0] = v
-    links[v * LINK + MARK] = 1
-    for k in range(hi - 1, lo - 1, -1):
-        i = order[k]
-        hit = links[links[i * LINK + MS] * LINK + MARK]
-        if general:
-            facts, arcs, _ends = graph
-            for e in range(facts[i * FACTS + AFTER], facts[i * FACTS + AFTER_END]):
-                hit |= links[arcs[2 * e] * LINK + MARK]
-        else:
-            hit |= links[links[i * LINK + JS] * LINK + MARK]
-        if hit:
-            links[i * LINK + MARK] = 1
-            earlier[moved] = i
-            moved += 1
-        else:
-            order[kept] = i
-            links[i * LINK + AT] = kept
-            kept -= 1
-    for k in range(moved):
-        i = earlier[k]
-        order[kept - k] = i
-        links[i * LINK + AT] = kept - k
-        links[i * LINK + MARK] = 0
 
 
 @inlined
@@ -255,17 +114,6 @@ def left_is_safe(u, v, general, graph, links, times):  # type: ignore[no-untyped
         if y == u or r + facts[u * FACTS + LEAST] <= times[y * TIME + END] - times[y * TIME + P]:
             return False
     return True
-
-
-@inlined
-def makespan_of(graph, times):  # type: ignore[no-untyped-def]
-    """Latest end."""
-    ends = graph[2]
-    value = 0
-    for k in range(len(ends)):
-        i = ends[k]
-        value = max(value, times[i * TIME + END])
-    return value
 
 
 @inlined
@@ -404,19 +252,6 @@ def memory_fits(i, j, step, graph, times, op):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def update_levels(first, last, graph, links, times, level):  # type: ignore[no-untyped-def]
-    """Bytes held before each operation of the machine segment first..last."""
-    facts = graph[0]
-    i = first
-    while True:
-        times[i * TIME + LEVEL] = level
-        level += facts[i * FACTS + ACQUIRE] - facts[i * FACTS + FREE]
-        if i == last:
-            break
-        i = links[i * LINK + MS]
-
-
-@inlined
 def load_block(path, s, e, n, general, graph, state, op, head, tail, p, q_old, end_old):  # type: ignore[no-untyped-def]
     """Copy what estimates need of the block path[s..e] to places 1..K; its neighbours to 0, K+1."""
     links, times, _order = state
@@ -435,107 +270,170 @@ def load_block(path, s, e, n, general, graph, state, op, head, tail, p, q_old, e
         end_old[x] = times[i * TIME + END]
 
 
+@inlined
+def places_of(kind, x, size, op, graph):  # type: ignore[no-untyped-def]
+    """Block places i..j and step (see `estimate`) of a move; step 0 if there is none.
+
+    Kinds 0, 1: place x behind the last, before the first. 2, 3: the first behind x, the last
+    before x (N7). 4, 5: x and the next place of its family side by side, where setups count.
+    6: x behind its neighbour, for want of anything better.
+    """
+    if kind == 0:
+        return x, size, 1
+    if kind == 1:
+        return 1, x, -1
+    if kind == 2:
+        return 1, x, 1
+    if kind == 3:
+        return x, size, -1
+    if kind == INTERIOR:
+        return x, x + 1, 1
+    facts = graph[0]
+    family = facts[op[x] * FACTS + FAMILY]
+    for y in range(x + 1, size + 1):
+        if facts[op[y] * FACTS + FAMILY] == family:
+            if y == x + 1:
+                break
+            return (x, y - 1, 1) if kind == 4 else (x + 1, y, -1)
+    return x, x, 0
+
+
+@inlined
+def choose_in_block(  # type: ignore[no-untyped-def]
+    size, to_front, to_back, inner, n, general, graph, state, control, scratch, until
+):
+    """Best move inside one block, if it is better than the best one so far, ties at random.
+
+    With `inner`, exchanges of neighbours, which cannot gain by themselves, instead of N7.
+    """
+    links, times, _order = state
+    indices, integers, choice = scratch
+    op = indices[0]
+    head, tail, p, q_old, end_old, r_new = (
+        integers[0], integers[1], integers[2], integers[3], integers[4], integers[5],
+    )  # fmt: skip
+    kinds = 6 if general and control[HAS_SETUPS] else 4
+    for kind in range(INTERIOR if inner else 0, INTERIOR + 1 if inner else kinds):
+        lo, hi = 2, size - 1
+        if kind == 0:
+            lo = 1
+        elif kind == 1 and (size > 2 or not to_back):
+            hi = size
+        elif kind == 2:
+            lo = 3  # the first behind the second is the second before the first
+        elif kind == 3:
+            hi = size - 2
+        elif kind > 3:
+            lo, hi = 1, size - (1 if inner else 2)
+        if kind < 4 and not (to_back if kind == 0 or kind == 3 else to_front):
+            continue
+        for x in range(lo, hi + 1):
+            i, j, step = places_of(kind, x, size, op, graph)
+            if step == 0:
+                continue
+            if step == 1:
+                safe = right_is_safe(op[i], op[j], general, graph, links, times)
+            else:
+                safe = left_is_safe(op[i], op[j], general, graph, links, times)
+            if not safe:
+                continue
+            value = estimate(
+                i, j, step, choice[ESTIMATE], n, general, graph,
+                op, head, tail, p, q_old, end_old, r_new,
+            )  # fmt: skip
+            if value > choice[ESTIMATE]:
+                continue
+            if general and not memory_fits(i, j, step, graph, times, op):
+                continue
+            if value >= control[BEST] and is_tabu(
+                i, j, step, control[MOVES], n, control[COLUMNS], op, links, until
+            ):
+                choice[TABUS] += 1  # if all are tabu, a random one is taken
+                if choice[TIES] > 0 or random_below(control, choice[TABUS]) > 0:
+                    continue
+            else:
+                choice[TIES] = choice[TIES] + 1 if value == choice[ESTIMATE] else 1
+                if choice[TIES] > 1 and random_below(control, choice[TIES]) > 0:
+                    continue
+                choice[ESTIMATE] = value
+            choice[U], choice[V], choice[STEP] = op[i], op[j], step
+
+
+@inlined
+def choose(length, inner, n, general, graph, state, control, scratch, until):  # type: ignore[no-untyped-def]
+    """Best move inside the blocks of the critical path, into `choice`."""
+    links, times, _order = state
+    indices, integers, choice = scratch
+    op, path = indices[0], indices[1]
+    choice[ESTIMATE] = np.iinfo(np.int64).max
+    choice[TIES] = choice[TABUS] = choice[STEP] = 0
+    s = np.int64(0)  # typed: a literal 0 would have helpers compiled twice
+    while s < length:
+        e = s
+        while (
+            e + 1 < length
+            and links[path[e + 1] * LINK + MP] == path[e]
+            and machine_head(path[e + 1], n, general, graph, links, times)
+            == times[path[e + 1] * TIME + END] - times[path[e + 1] * TIME + P]
+        ):
+            e += 1
+        if e > s:
+            load_block(
+                path, s, e, n, general, graph, state, op, integers[0], integers[1], integers[2],
+                integers[3], integers[4],
+            )  # fmt: skip
+            # in a classic shop nothing is gained at the front of the first block, nor at the back
+            # of the last one (Nowicki & Smutnicki 1996); releases and setups break that
+            choose_in_block(
+                e - s + 1, general or s > 0, general or e + 1 < length, inner,
+                n, general, graph, state, control, scratch, until,
+            )  # fmt: skip
+        s = e + 1
+
+
+@inlined
+def make_move(u, v, step, n, general, graph, state, window):  # type: ignore[no-untyped-def]
+    """Put u right behind v (step 1), or v right before u (-1); heads, tails and levels follow."""
+    links, times, _order = state
+    first, last = u, v
+    level = times[u * TIME + LEVEL]
+    if step == 1:
+        first = np.int64(links[u * LINK + MS])
+        last = u
+        shift_right(u, v, general, graph, state, window)
+    else:
+        first = v
+        last = np.int64(links[v * LINK + MP])
+        shift_left(u, v, general, graph, state, window)
+    if general:
+        update_levels(first, last, graph, links, times, level)
+    reschedule(first, last, n, general, graph, state)
+
+
 def _walk(general):  # type: ignore[no-untyped-def]
     @kernel(INT, GRAPH, STATE, INTS, SCRATCH, INTS, INTS, INT, counted=False)
     def walk(  # type: ignore[no-untyped-def]
         graph, state, control, scratch, best_order, until, moves
     ):
-        """Up to `moves` tabu moves; RUNNING, STUCK (no move left) or DONE (patience or target)."""
+        """Up to `moves` tabu moves; returns RUNNING, STUCK or DONE."""
         links, times, order = state
-        n, columns = len(order), control[COLUMNS]
-        indices, integers = scratch
-        op, path, window = indices[0], indices[1], indices[2]
-        head, tail, p = integers[0], integers[1], integers[2]
-        q_old, end_old, r_new = integers[3], integers[4], integers[5]
+        n = len(order)
+        indices, _, choice = scratch
+        path, window = indices[1], indices[2]
         for _ in range(moves):
             if control[STALE] >= control[PATIENCE] or control[BEST] <= control[TARGET]:
                 return DONE
             length = critical_path(n, general, graph, state, control, path)
-            best, ties, tabus = np.iinfo(np.int64).max, 0, 0
-            u = v = way = s = np.int64(0)  # typed: a literal 0 would have helpers compiled twice
-            while s < length:
-                e = s
-                while (
-                    e + 1 < length
-                    and links[path[e + 1] * LINK + MP] == path[e]
-                    and machine_head(path[e + 1], n, general, graph, links, times)
-                    == times[path[e + 1] * TIME + END] - times[path[e + 1] * TIME + P]
-                ):
-                    e += 1
-                size = e - s + 1
-                if size == 1:
-                    s = e + 1
-                    continue
-                load_block(path, s, e, n, general, graph, state, op, head, tail, p, q_old, end_old)
-                # without releases nothing is gained at the front of the first block, nor at the
-                # back of the last one (Nowicki & Smutnicki 1996)
-                to_front, to_back = general or s > 0, general or e + 1 < length
-                for kind in range(4):
-                    if not (to_back if kind == 0 or kind == 3 else to_front):
-                        continue
-                    lo, hi = 2, size - 1
-                    if kind == 0:
-                        lo = 1
-                    elif kind == 1:
-                        hi = size
-                        if size == 2 and to_back:
-                            continue
-                    elif kind == 2:
-                        lo = 3
-                    else:
-                        hi = size - 2
-                    for x in range(lo, hi + 1):
-                        i, j, step = 1, x, 1
-                        if kind == 0:
-                            i, j = x, size
-                        elif kind == 1:
-                            step = -1
-                        elif kind == 3:
-                            i, j, step = x, size, -1
-                        if step == 1:
-                            safe = right_is_safe(op[i], op[j], general, graph, links, times)
-                        else:
-                            safe = left_is_safe(op[i], op[j], general, graph, links, times)
-                        if not safe:
-                            continue
-                        value = estimate(
-                            i, j, step, best, n, general, graph,
-                            op, head, tail, p, q_old, end_old, r_new,
-                        )  # fmt: skip
-                        if value > best:
-                            continue
-                        if general and not memory_fits(i, j, step, graph, times, op):
-                            continue
-                        if value >= control[BEST] and is_tabu(
-                            i, j, step, control[MOVES], n, columns, op, links, until
-                        ):
-                            tabus += 1
-                            if ties == 0 and random_below(control, tabus) == 0:
-                                u, v, way = op[i], op[j], step
-                            continue
-                        ties = ties + 1 if value == best else 1
-                        if ties == 1 or random_below(control, ties) == 0:
-                            best = value
-                            u, v, way = op[i], op[j], step
-                s = e + 1
-            if way == 0:
+            for inner in range(2):
+                choose(length, inner, n, general, graph, state, control, scratch, until)
+                if choice[STEP] != 0:
+                    break
+            u, v, step = choice[U], choice[V], choice[STEP]
+            if step == 0:
                 return STUCK
             date = control[MOVES] + control[TENURE] + random_below(control, control[SPREAD] + 1)
-            forbid(u, v, way, date, columns, links, until)
-            first, last = u, v
-            if way == 1:
-                first = np.int64(links[u * LINK + MS])
-                last = u
-                level = times[u * TIME + LEVEL]
-                shift_right(u, v, general, graph, state, window)
-            else:
-                first = v
-                last = np.int64(links[v * LINK + MP])
-                level = times[u * TIME + LEVEL]
-                shift_left(u, v, general, graph, state, window)
-            if general:
-                update_levels(first, last, graph, links, times, level)
-            reschedule(first, last, n, general, graph, state)
+            forbid(u, v, step, date, control[COLUMNS], links, until)
+            make_move(u, v, step, n, general, graph, state, window)
             control[VALUE] = makespan_of(graph, times)
             control[MOVES] += 1
             control[STALE] += 1
@@ -547,45 +445,6 @@ def _walk(general):  # type: ignore[no-untyped-def]
         return RUNNING
 
     return walk
-
-
-@kernel(INT, GRAPH, STATE, INTS, counted=False)
-def load(graph, state, machine_last):  # type: ignore[no-untyped-def]
-    """Links, heads, tails and levels of `state.order`; returns the makespan.
-
-    `machine_last`: scratch, one entry per resource, filled with n.
-    """
-    links, times, order = state
-    n = len(order)
-    facts = graph[0]
-    for i in range(n):
-        links[i * LINK + MP] = n
-        links[i * LINK + MS] = n
-    for k in range(n):
-        i = order[k]
-        links[i * LINK + AT] = k
-        m = facts[i * FACTS + MACHINE]
-        if m >= 0:
-            mp = machine_last[m]
-            links[i * LINK + MP] = mp
-            links[mp * LINK + MS] = i
-            level = 0
-            if mp != n:
-                level = times[mp * TIME + LEVEL]
-                level += facts[mp * FACTS + ACQUIRE] - facts[mp * FACTS + FREE]
-            times[i * TIME + LEVEL] = level
-            machine_last[m] = i
-        times[i * TIME + END] = times[i * TIME + P] + max(
-            arc_head(i, True, graph, links, times),
-            machine_head(i, n, True, graph, links, times),
-        )
-    for k in range(n - 1, -1, -1):
-        i = order[k]
-        times[i * TIME + Q] = max(
-            arc_tail(i, True, graph, links, times),
-            machine_tail(i, n, True, graph, links, times),
-        )
-    return makespan_of(graph, times)
 
 
 walk_chains, walk_general = _walk(False), _walk(True)

@@ -12,7 +12,17 @@ import numpy as np
 
 from optsched_solvers.compiled import INT, INTS, READ, kernel
 from optsched_solvers.identical_jobs import identical_jobs
-from optsched_solvers.neighbourhoods import (
+from optsched_solvers.neighbourhoods import random_below
+from optsched_solvers.search_arrays import (
+    ACQUIRE,
+    BEFORE,
+    BEFORE_END,
+    CAPACITY,
+    FACTS,
+    FREE,
+    WORKSPACE,
+)
+from optsched_solvers.search_state import (
     AT,
     GRAPH,
     INDICES,
@@ -24,17 +34,7 @@ from optsched_solvers.neighbourhoods import (
     STATE,
     TIME,
     inlined,
-    random_below,
     shift_right,
-)
-from optsched_solvers.search_arrays import (
-    ACQUIRE,
-    BEFORE,
-    BEFORE_END,
-    CAPACITY,
-    FACTS,
-    FREE,
-    WORKSPACE,
 )
 
 if TYPE_CHECKING:
@@ -289,18 +289,18 @@ def _relink(  # type: ignore[no-untyped-def]
         shift_right(u, v, True, graph, state, window)
         times[v * TIME + LEVEL] = level
         times[u * TIME + LEVEL] = level + facts[v * FACTS + ACQUIRE] - facts[v * FACTS + FREE]
-        for i in (a, v, u):  # the three operations with a new machine successor
-            if i == n:
+        for x in (a, v, u):  # the three operations with a new machine successor
+            if x == n:
                 continue
-            ms = links[i * LINK + MS]
-            is_wrong = ms != n and position[i] > position[ms]
-            if is_wrong and slot[i] < 0:
-                slot[i] = n_wrong
-                wrong[n_wrong] = i
+            ms = links[x * LINK + MS]
+            is_wrong = ms != n and position[x] > position[ms]
+            if is_wrong and slot[x] < 0:
+                slot[x] = n_wrong
+                wrong[n_wrong] = x
                 n_wrong += 1
-            elif not is_wrong and slot[i] >= 0:
+            elif not is_wrong and slot[x] >= 0:
                 n_wrong -= 1
-                wrong[slot[i]] = wrong[n_wrong]
-                slot[wrong[n_wrong]] = slot[i]
-                slot[i] = -1
+                wrong[slot[x]] = wrong[n_wrong]
+                slot[wrong[n_wrong]] = slot[x]
+                slot[x] = -1
     return swaps

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched_solvers import neighbourhoods as nb
+from optsched_solvers import search_state as st
 from optsched_solvers.search_arrays import NO_LIMIT, SearchArrays, is_classic, sequences_of
 
 if TYPE_CHECKING:
@@ -35,20 +36,21 @@ class Walk:
         self.arrays = tuple(SearchArrays.of(graph))
         n = graph.n_operations
         columns = int(np.diff(graph.users.indptr).max(initial=1))
-        links = np.full((n + 1, nb.LINK), n, np.uint32)
-        links[graph.arcs.head, nb.JP] = graph.arcs.tail
-        links[graph.arcs.tail, nb.JS] = graph.arcs.head
-        for row in graph.users:
-            links[row, nb.RANK] = np.arange(len(row))
-        links[:, nb.MARK] = 0
+        links = np.full((n + 1, st.LINK), n, np.uint32)
+        links[graph.arcs.head, st.JP] = graph.arcs.tail
+        links[graph.arcs.tail, st.JS] = graph.arcs.head
+        for r in range(graph.n_resources):
+            links[graph.users[r], st.RANK] = np.arange(len(graph.users[r]))
+        links[:, st.MARK] = 0
         self._links = links.ravel()
-        self._times = np.zeros((n + 1) * nb.TIME, np.int64)
-        self._times[nb.P :: nb.TIME][:n] = graph.duration
+        self._times = np.zeros((n + 1) * st.TIME, np.int64)
+        self._times[st.P :: st.TIME][:n] = graph.duration
         self._order = np.arange(n, dtype=np.uint32)
         self.state = (self._links, self._times, self._order)
         self._scratch = (
             np.zeros((nb.INDEX_ROWS, n + 3), np.uint32),
             np.zeros((nb.TIME_ROWS, n + 3), np.int64),
+            np.zeros(nb.CHOICE, np.int64),
         )
         self._until = np.zeros(n * columns, np.int64)
         self.best_order = np.arange(n)
@@ -58,6 +60,7 @@ class Walk:
         self.control[nb.TARGET] = NO_TARGET
         self.control[nb.COLUMNS] = columns
         self.control[nb.TENURE], self.control[nb.SPREAD] = _tenure(graph)
+        self.control[nb.HAS_SETUPS] = graph.has_setups
         self._step = nb.walk_chains if is_classic(graph) else nb.walk_general
 
     @property
@@ -83,23 +86,23 @@ class Walk:
     @property
     def heads(self) -> IntArray:
         """Head of every operation in the present schedule."""
-        return (self._times[nb.END :: nb.TIME] - self._times[nb.P :: nb.TIME])[:-1]
+        return (self._times[st.END :: st.TIME] - self._times[st.P :: st.TIME])[:-1]
 
     @property
     def tails(self) -> IntArray:
         """Tail of every operation in the present schedule, its duration included."""
-        return self._times[nb.Q :: nb.TIME][:-1]
+        return self._times[st.Q :: st.TIME][:-1]
 
     @property
     def levels(self) -> IntArray:
         """Bytes held on the resource of every operation before it begins."""
-        return self._times[nb.LEVEL :: nb.TIME][:-1]
+        return self._times[st.LEVEL :: st.TIME][:-1]
 
     def load(self, order: IntArray) -> int:
         """Begin anew at a schedule, given as a topological order; returns its makespan."""
         self._order[:] = order
         last = np.full(self.graph.n_resources, len(order), np.int64)
-        value: int = nb.load(self.arrays, self.state, last)
+        value: int = st.load(self.arrays, self.state, last)
         self.control[nb.VALUE] = self.control[nb.BEST] = value
         self.control[nb.STALE] = 0
         self.best_order[:] = order

@@ -16,9 +16,9 @@ from optsched_solvers.disjunctive_propagation import (
     decide, fixpoint, forget, lower_start, raise_start, touch, undo,
 )  # fmt: skip
 from optsched_solvers.disjunctive_state import (
-    ARRAYS, CURSOR, DECISION, DURATION, ENTRIES, EST, FAILURES, GOOD, LEVEL, LEVEL_OF, LEVELS, LST,
-    MARK, N_OPEN, NEGATION, NODES, NOGOOD_LITERALS, NOGOODS, OPEN, PAIRS, PROBE,
-    RESTART_AT, ROOT_TARGET, STEP, TARGET, TARGET_OF, TRAIL, WATCHED,
+    ARRAYS, CURSOR, CURSOR_END, DECISION, DURATION, ENTRIES, EST, FAILED, FAILURES, FALSE, GOOD,
+    LEVEL, LEVELS, LEVEL_OF, LST, MARK, NEGATION, NODES, NOGOODS, NOGOOD_LITERALS, N_OPEN, OPEN,
+    PAIRS, PROBE, RESTART_AT, ROOT_TARGET, STEP, TARGET, TARGET_OF, TRAIL, TRUE, WATCHED,
 )  # fmt: skip
 from optsched_solvers.edge_finding import inner
 
@@ -164,15 +164,15 @@ def _turn_back(s):  # type: ignore[no-untyped-def]
 
 @inner
 def _shave_on(s, until, volume):  # type: ignore[no-untyped-def]
-    """The next probe of a round over all literals, earliest and latest starts; see `run`.
+    """The next probe, of earliest and latest starts first, then of literals; see `run`.
 
     What fails when tried is excluded: the opposite order, or the starts that were tried. Windows
     are cut from their end: steps double while they fail, then halve.
     """
     number = s.number
-    literals = len(s.decided)
     at = number[CURSOR]
-    i, late = (at - literals) >> 1, (at - literals) & 1
+    i, late = at >> 1, at & 1
+    m = at - 2 * (s.op.shape[1] - 1)
     probe, good = number[PROBE], number[GOOD]
     step = number[STEP]
     if probe >= _CUT_PAIR:
@@ -182,14 +182,14 @@ def _shave_on(s, until, volume):  # type: ignore[no-untyped-def]
         if probe == _CUT_PAIR:
             number[CURSOR] += 1
     elif probe == _PAIR:
-        s.rating[at] = 0.0
-        _rate(s, at, _local(s, good, volume))
-        s.rating[at] /= 1.0 - SMOOTHING  # this probe alone
+        s.rating[m] = 0.0
+        _rate(s, m, _local(s, good, volume))
+        s.rating[m] /= 1.0 - SMOOTHING  # this probe alone
         _leave(s, 0)
         number[PROBE] = _NOTHING
         if not good:
             number[PROBE] = _CUT_PAIR
-            number[GOOD] = decide(s, s.literal[NEGATION, at])
+            number[GOOD] = decide(s, s.literal[NEGATION, m])
             return GO_ON
         number[CURSOR] += 1
     elif probe == _WINDOW:
@@ -220,23 +220,23 @@ def _shave_on(s, until, volume):  # type: ignore[no-untyped-def]
 @inner
 def _next_probe(s, until):  # type: ignore[no-untyped-def]
     number = s.number
-    literals = len(s.decided)
-    while number[CURSOR] < literals + 2 * (s.op.shape[1] - 1):
+    windows = 2 * (s.op.shape[1] - 1)
+    while number[CURSOR] < number[CURSOR_END]:
         if number[NODES] >= until:
             return SLICE_OVER
-        if number[TRAIL] + 2 * s.op.shape[1] + literals >= s.trail.shape[1]:
+        if number[TRAIL] + 2 * s.op.shape[1] + len(s.value) >= s.trail.shape[1]:
             return FULL
         at = number[CURSOR]
-        if at < literals:
-            opposite = s.literal[NEGATION, at]
-            if opposite == at or s.decided[at] or s.decided[opposite]:
+        if at >= windows:
+            m = at - windows
+            if s.literal[NEGATION, m] == m or s.value[m]:
                 number[CURSOR] += 1
                 continue
             number[PROBE] = _PAIR
-            _enter(s, at)
-            number[GOOD] = decide(s, at)
+            _enter(s, m)
+            number[GOOD] = decide(s, m)
         else:
-            i, late = (at - literals) >> 1, (at - literals) & 1
+            i, late = at >> 1, at & 1
             width = number[STEP] if number[STEP] >= 0 else -number[STEP] - 1
             slack = s.op[LST, i] - s.op[EST, i]
             if slack == 0:
@@ -254,7 +254,6 @@ def _next_probe(s, until):  # type: ignore[no-untyped-def]
                 number[GOOD] = lower_start(s, i, s.op[EST, i] + width)
         number[NODES] += 1
         return GO_ON
-    number[CURSOR] = 0
     return DONE
 
 
@@ -291,9 +290,9 @@ def _learn(s, x):  # type: ignore[no-untyped-def]
             continue
         if y == x:
             m = s.literal[NEGATION, m]
-        if s.decided[s.literal[NEGATION, m]]:
+        if s.value[m] == FALSE:
             return True  # can never happen again
-        if not s.decided[m]:
+        if s.value[m] != TRUE:
             s.nogood[end] = m
             end += 1
     if end == at:
@@ -316,9 +315,9 @@ def _learn(s, x):  # type: ignore[no-untyped-def]
 def run(s, task, until):  # type: ignore[no-untyped-def]
     """Work on a task until `number[NODES]` reaches `until`, or something has to be told.
 
-    Returns REFUTED: no schedule ends by the target; DONE: propagated, or a round of shaving is
-    over; LEAF: all pairs are decided; FULL: trail or entries must grow; RESTART_DUE: after enough
-    failures, with nothing undone yet; SLICE_OVER.
+    Returns REFUTED: no schedule ends by the target; DONE: propagated, or shaved from
+    `number[CURSOR]` up to `number[CURSOR_END]`; LEAF: all pairs are decided; FULL: trail or entries
+    must grow; RESTART_DUE: after enough failures, with nothing undone yet; SLICE_OVER.
     """
     number = s.number
     good = True
@@ -328,14 +327,15 @@ def run(s, task, until):  # type: ignore[no-untyped-def]
     if task == PROPAGATE:
         good = _retarget(s)
         for r in range(s.machine.shape[1] - 1):
-            touch(s, r, True)
+            touch(s, r, 3, True)
     elif task == RESTART:
         good = _to_root(s)
+    elif task == SEARCH_ON or (task == SEARCH and number[FAILED]):
+        good = False
     elif task == SEARCH:
         good = _up_to_date(s)
-    elif task == SEARCH_ON:
-        good = False
-    at_root = task == PROPAGATE or task == RESTART
+    number[FAILED] = 0
+    at_root = task in (PROPAGATE, RESTART)
     volume = 1.0
     while True:
         if good:
@@ -355,6 +355,9 @@ def run(s, task, until):  # type: ignore[no-untyped-def]
         if m >= 0:
             _rate(s, m, _local(s, good, volume))
         if not good:
+            if number[NODES] >= until:
+                number[FAILED] = 1  # the next call goes on from here
+                return SLICE_OVER
             number[FAILURES] += 1
             m = _turn_back(s)
             if m < 0:
@@ -364,7 +367,7 @@ def run(s, task, until):  # type: ignore[no-untyped-def]
             m = -1
             if number[NODES] >= until:
                 return SLICE_OVER
-            if number[TRAIL] + 2 * s.op.shape[1] + len(s.decided) >= s.trail.shape[1]:
+            if number[TRAIL] + 2 * s.op.shape[1] + len(s.value) >= s.trail.shape[1]:
                 return FULL
             if number[ENTRIES] + 1 >= s.entry.shape[1]:
                 return FULL

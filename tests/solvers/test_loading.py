@@ -40,8 +40,8 @@ def test_first_answer_does_not_wait_for_the_compiler(tmp_path: object) -> None:
                 activation=[[4, 4], [4, 4]], memory=[4, 4], switch=[[1, 1], [1, 1]],
             ),
         ):
-            result = optsched.solve(problem, solver="dispatch", time_limit=0.2)
-            assert result.seconds < 2, result.seconds
+            result = optsched.solve(problem, solver="dispatch", time_limit=1.2)
+            assert result.seconds < 3, result.seconds
             assert result.status == "feasible" and result.lower_bound > 0, result
     """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

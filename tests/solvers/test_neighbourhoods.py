@@ -15,9 +15,15 @@ from optsched.graph import evaluate
 from optsched.limits import Limits
 from optsched.monitor import Monitor
 from optsched_solvers import neighbourhoods as nb
+from optsched_solvers import search_state as st
 from optsched_solvers.rules import supported_graph, try_rules
-from optsched_solvers.search_arrays import SearchArrays, has_memory, is_classic, order_of
-from optsched_solvers.search_arrays import sequences_of
+from optsched_solvers.search_arrays import (
+    SearchArrays,
+    has_memory,
+    is_classic,
+    order_of,
+    sequences_of,
+)
 from optsched_solvers.tabu_walk import Walk
 
 if TYPE_CHECKING:
@@ -83,11 +89,11 @@ def check_state(graph: Schedule, walk: Walk) -> None:
     assert np.array_equal(walk.heads, found.head) and np.array_equal(walk.tails, found.tail)
     position = np.argsort(walk.order)
     assert (position[graph.arcs.tail] < position[graph.arcs.head]).all()
-    links = walk.state[0].reshape(-1, nb.LINK)
-    assert np.array_equal(links[:-1, nb.AT], position) and not links[:, nb.MARK].any()
+    links = walk.state[0].reshape(-1, st.LINK)
+    assert np.array_equal(links[:-1, st.AT], position) and not links[:, st.MARK].any()
     for row in sequences.to_lists():
-        assert links[row, nb.MS].tolist() == [*row[1:], graph.n_operations][: len(row)]
-        assert links[row, nb.MP].tolist() == [graph.n_operations, *row][: len(row)]
+        assert links[row, st.MS].tolist() == [*row[1:], graph.n_operations][: len(row)]
+        assert links[row, st.MP].tolist() == [graph.n_operations, *row][: len(row)]
     expected = levels(graph, sequences)
     assert not has_memory(graph) or walk.levels[graph.single_resource >= 0].tolist() == [
         level for i, level in enumerate(expected) if graph.single_resource[i] >= 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
 from random_problems import random_array
@@ -11,10 +12,12 @@ from test_neighbourhoods import graphs, levels, shop, started
 
 from optsched import JobArray, Rows, Schedule
 from optsched.graph import evaluate, scheduled
-from optsched.schedule import IntArray
 from optsched_solvers.path_relinking import LEAST_APART, Elites, Relabelling, relink
 from optsched_solvers.search_arrays import order_of, sequences_of
 from optsched_solvers.tabu_walk import Walk
+
+if TYPE_CHECKING:
+    from optsched.schedule import IntArray
 
 
 def pairs(graph: Schedule, order: IntArray) -> set[tuple[int, int]]:
