@@ -193,7 +193,7 @@ class DisjunctiveTree:
         return SHAVED
 
     def _next_round(self, gain: float) -> None:
-        """Starts again if the last round brought enough, else pairs, if those have not just been."""
+        """Starts again if the last round brought enough, else pairs, if not tried just now."""
         number, n = self.state.number, self.graph.n_operations
         before, self._last_size = self._last_size, self._size()
         gained = any(
@@ -202,7 +202,7 @@ class DisjunctiveTree:
         starts_were_tried = number[ds.CURSOR_END] == 2 * n
         if gained:
             number[ds.CURSOR], number[ds.CURSOR_END] = 0, 2 * n
-        elif starts_were_tried and number[ds.N_PAIRS] <= MOST_PAIRS * n:
+        elif starts_were_tried and 0 < number[ds.N_PAIRS] <= MOST_PAIRS * n:
             number[ds.CURSOR_END] += len(self.state.value)
         else:
             self.shaved = True
