@@ -93,7 +93,7 @@ def test_brute_force(kind: str, chunk: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_brute_force_deep(kind: str) -> None:
-    """The same, a thousand times each."""
+    """The same, ten more graphs of each kind."""
     for seed in range(1000, 1010):
         graph = small_graph(kind, seed)
         if graph is not None and graph.n_operations:
