@@ -578,7 +578,7 @@ def start(*words: object, **rest: Any) -> subprocess.Popen[str]:
 
 def test_interrupt_writes_the_best_so_far(cli: Cli) -> None:
     """Ctrl-C in a long search: exit code 0, a verified schedule, and the process is gone."""
-    assert cli("generate", "taillard", "--jobs", "30", "-o", "hard.txt").code == 0
+    assert cli("generate", "taillard", "--instance", "ta41", "-o", "hard.txt").code == 0
     process = start("solve", "hard.txt", "--time", "600", "-o", "out.json")
     assert process.stderr is not None
     line = process.stderr.readline()
