@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Mapping
@@ -156,6 +157,7 @@ def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) 
         finally:
             done.set()
 
+    _own_interrupts()
     done = threading.Event()  # joining would not do: CPython 3.11 forgets a thread if interrupted
     thread = threading.Thread(target=work, name=f"optsched {engine.name}", daemon=True)
     thread.start()
@@ -171,6 +173,13 @@ def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) 
     if failures:
         raise failures[0]
     return results[0] or Result("unknown")
+
+
+def _own_interrupts() -> None:
+    """Let Ctrl-C reach Python again: CP-SAT, used elsewhere with its own handler, leaves none."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
 
 
 def _take(graph: Schedule, engine: Solver, monitor: Monitor, found: Result) -> None:

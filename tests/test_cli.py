@@ -609,6 +609,22 @@ def test_interrupt_leaves_no_thread(cli: Cli) -> None:
     assert set(threading.enumerate()) <= before
 
 
+def test_interrupt_after_a_library_took_the_handler_away() -> None:
+    """CP-SAT called directly leaves the default action, which would end the process."""
+    program = """
+import signal, optsched
+from ortools.sat.python import cp_model
+model = cp_model.CpModel()
+model.maximize(model.new_int_var(0, 5, "x"))
+cp_model.CpSolver().solve(model)
+shop = optsched.formats.taillard.instance("ta41")
+stop = lambda progress: signal.raise_signal(signal.SIGINT)
+print(optsched.solve(shop, "dispatch", iterations=10**9, on_progress=stop).interrupted)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "True\n"), ran.stderr
+
+
 def test_reader_goes_away(cli: Cli) -> None:
     """`optsched show FILE | head -0`: no traceback, no complaint of the interpreter."""
     for command in ("show", "verify", "solvers"):
