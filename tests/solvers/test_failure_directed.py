@@ -81,10 +81,10 @@ def check(graph: Schedule, monitor: Monitor, result: Result) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", range(1))
+@pytest.mark.parametrize("chunk", range(4))
 def test_brute_force(kind: str, chunk: int) -> None:
     """Every feature: lags, setups that are not triangular, memory, windows, gangs, zeros."""
-    for seed in range(25 * chunk, 25 * chunk + 25):
+    for seed in range(100 * chunk, 100 * chunk + 100):
         graph = small_graph(kind, seed)
         if graph is not None and graph.n_operations:
             check(graph, *searched(graph, rules=bool(seed % 2)))
@@ -93,9 +93,9 @@ def test_brute_force(kind: str, chunk: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_brute_force_deep(kind: str) -> None:
-    """The same, ten more graphs of each kind."""
-    for seed in range(1000, 1010):
-        graph = small_graph(kind, seed)
+    """The same, thousands of each kind, and larger ones."""
+    for seed in range(1000, 4000):
+        graph = small_graph(kind, seed, most=20_000)
         if graph is not None and graph.n_operations:
             check(graph, *searched(graph, rules=bool(seed % 2)))
 
@@ -105,7 +105,7 @@ def test_restarts_and_nogoods_lose_nothing(kind: str, monkeypatch: pytest.Monkey
     """With a restart after every failure nearly all refutations are remembered as nogoods."""
     monkeypatch.setattr(disjunctive_tree, "FIRST_RESTART", 1.0)
     monkeypatch.setattr(disjunctive_tree, "RESTART_GROWTH", 1.02)
-    for seed in range(12):
+    for seed in range(100):
         graph = small_graph(kind, seed)
         best = None if graph is None else best_makespan(graph)
         if graph is None or best is None:
@@ -135,7 +135,7 @@ def feasible_schedules(graph: Schedule, most: int) -> Iterator[tuple[np.ndarray,
 def test_no_start_of_a_good_schedule_is_removed(kind: str) -> None:
     """Propagation and shaving keep the windows and orders of every schedule within the target."""
     checked = 0
-    for seed in range(40):
+    for seed in range(100):
         graph = small_graph(kind, seed, most=800)
         best = None if graph is None else best_makespan(graph)
         if graph is None or best is None or identical_jobs(graph):
@@ -147,7 +147,7 @@ def test_no_start_of_a_good_schedule_is_removed(kind: str) -> None:
         for start, orders in feasible_schedules(graph, target):
             keeps(tree, graph, start, orders)
         checked += 1
-    assert checked > 2
+    assert checked > 10
 
 
 def keeps(
@@ -165,7 +165,7 @@ def keeps(
         assert row[first] < row[second]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(120))
 def test_symmetry_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Identical jobs, switch times on single stages: the same optimum without ordering them."""
     rng = Random(seed)
