@@ -19,7 +19,10 @@ from optsched_solvers.edge_finding import (
     DEADLINE, FAR, HEAD, LATE_FIRST, NEW, PROCESS, head_rules, inner,
 )  # fmt: skip
 
-_NOTHING = -1
+# what has changed: earliest starts, latest starts of operations, orders on a machine
+_STARTS, _ENDS, _ORDERS = 1, 2, 4
+_WINDOWS = 3
+EVERYTHING = 7
 
 
 @inner
@@ -40,7 +43,7 @@ def raise_start(s, i, value):  # type: ignore[no-untyped-def]
     op[EST, i] = value
     if op[QUEUED, i] == 0:
         _push(s.op, QUEUE, number, QUEUE_HEAD, QUEUE_SIZE, i)
-    op[QUEUED, i] |= 1
+    op[QUEUED, i] |= _STARTS
     return True
 
 
@@ -62,7 +65,7 @@ def lower_start(s, i, value):  # type: ignore[no-untyped-def]
     op[LST, i] = value
     if op[QUEUED, i] == 0:
         _push(s.op, QUEUE, number, QUEUE_HEAD, QUEUE_SIZE, i)
-    op[QUEUED, i] |= 2
+    op[QUEUED, i] |= _ENDS
     return True
 
 
@@ -140,11 +143,13 @@ def fixpoint(s):  # type: ignore[no-untyped-def]
             r = _pop(s.machine, LIGHT, number, LIGHT_HEAD, LIGHT_SIZE)
             sides = s.machine[IN_LIGHT, r]
             s.machine[IN_LIGHT, r] = 0
-            if not (_pairs(s, r) and _memory(s, r)):
+            if sides & _WINDOWS and not _pairs(s, r):
                 return False
-            if sides & 1 and not _sums_before(s, r):
+            if sides & _ORDERS and not _memory(s, r):
                 return False
-            if sides & 2 and not _sums_behind(s, r):
+            if sides & (_STARTS | _ORDERS) and not _sums_before(s, r):
+                return False
+            if sides & (_ENDS | _ORDERS) and not _sums_behind(s, r):
                 return False
         elif number[HEAVY_SIZE]:
             r = _pop(s.machine, HEAVY, number, HEAVY_HEAD, HEAVY_SIZE)
@@ -175,15 +180,12 @@ def _pop(ring, row, number, head, size):  # type: ignore[no-untyped-def]
 
 
 @inner
-def touch(s, r, sides, windows):  # type: ignore[no-untyped-def]
-    """Machine r is to be looked at again.
-
-    `sides`: 1 for earliest starts, 2 for latest, 3 for both; `windows`: not orders alone changed.
-    """
+def touch(s, r, what):  # type: ignore[no-untyped-def]
+    """Machine r is to be looked at again: what changed of it, as a sum of the bits above."""
     if s.machine[IN_LIGHT, r] == 0:
         _push(s.machine, LIGHT, s.number, LIGHT_HEAD, LIGHT_SIZE, r)
-    s.machine[IN_LIGHT, r] |= sides
-    if windows and s.machine[IN_HEAVY, r] == 0:
+    s.machine[IN_LIGHT, r] |= what
+    if what & _WINDOWS and s.machine[IN_HEAVY, r] == 0:
         s.machine[IN_HEAVY, r] = 1
         _push(s.machine, HEAVY, s.number, HEAVY_HEAD, HEAVY_SIZE, r)
 
@@ -208,14 +210,14 @@ def _follow_order(s, m):  # type: ignore[no-untyped-def]
                 return False
         elif value[behind + c] == TRUE and value[before + c] != TRUE and not decide(s, before + c):
             return False
-    touch(s, r, 3, False)
+    touch(s, r, _ORDERS)
     return _watch(s, m)
 
 
 @inner
 def _watch(s, m):  # type: ignore[no-untyped-def]
     """Literal m is true: nogoods that watch it watch another, or make their last one false."""
-    previous = _NOTHING
+    previous = -1
     watch = s.literal[WATCHED, m]
     while watch >= 0:
         following = s.next_watch[watch]
@@ -249,18 +251,18 @@ def _follow_arcs(s, i):  # type: ignore[no-untyped-def]
     """The window of i changed: its neighbours by arcs, and its machines."""
     changed = s.op[QUEUED, i]
     s.op[QUEUED, i] = 0
-    if changed & 1:
+    if changed & _STARTS:
         start = s.op[EST, i]
         for e in range(s.op[AFTER_PTR, i], s.op[AFTER_PTR, i + 1]):
             if not raise_start(s, s.arc[AFTER_OP, e], start + s.arc[AFTER_WEIGHT, e]):
                 return False
-    if changed & 2:
+    if changed & _ENDS:
         start = s.op[LST, i]
         for e in range(s.op[BEFORE_PTR, i], s.op[BEFORE_PTR, i + 1]):
             if not lower_start(s, s.arc[BEFORE_OP, e], start - s.arc[BEFORE_WEIGHT, e]):
                 return False
     for x in range(s.op[SLOT_PTR, i], s.op[SLOT_PTR, i + 1]):
-        touch(s, s.slot[MACHINE, s.slot[SLOT_OF, x]], changed, True)
+        touch(s, s.slot[MACHINE, s.slot[SLOT_OF, x]], changed)
     return True
 
 

@@ -70,6 +70,8 @@ INDEX_ROWS, TIME_ROWS = 3, 6
 ESTIMATE, TIES, TABUS, U, V, STEP = range(6)
 CHOICE: Final = 8
 """STEP 1 puts U right behind V, -1 puts V right before U; 0 is no move."""
+REACH: Final = 300
+"""How many operations a move passes at most in longer blocks."""
 INTERIOR: Final = 6
 """The kind of moves that is tried last; see `places_of`."""
 
@@ -160,17 +162,21 @@ def critical_path(n, general, graph, state, control, path):  # type: ignore[no-u
 
 
 @inlined
-def is_tabu(i, j, step, now, n, columns, op, links, until):  # type: ignore[no-untyped-def]
-    """Whether a move of block places i..j restores a machine arc that was reversed lately."""
+def is_tabu(i, j, step, now, columns, op, links, until):  # type: ignore[no-untyped-def]
+    """Whether a move of block places i..j restores a machine arc that was reversed lately.
+
+    Arcs share entries of `until` (a power of two) where there are more arcs; few are ever alive.
+    """
+    mask = len(until) - 1
     if step == 1:
         column = links[op[i] * LINK + RANK]
         for x in range(i + 1, j + 1):
-            if until[op[x] * columns + column] > now:
+            if until[(op[x] * columns + column) & mask] > now:
                 return True
     else:
         row = op[j] * columns
         for x in range(i, j):
-            if until[row + links[op[x] * LINK + RANK]] > now:
+            if until[(row + links[op[x] * LINK + RANK]) & mask] > now:
                 return True
     return False
 
@@ -178,16 +184,16 @@ def is_tabu(i, j, step, now, n, columns, op, links, until):  # type: ignore[no-u
 @inlined
 def forbid(u, v, step, date, columns, links, until):  # type: ignore[no-untyped-def]
     """Forbid the machine arcs that moving u behind v (or v before u) reverses, until `date`."""
-    i = u
+    i, mask = u, len(until) - 1
     if step == 1:
         row = u * columns
         while i != v:
             i = np.int64(links[i * LINK + MS])
-            until[row + links[i * LINK + RANK]] = date
+            until[(row + links[i * LINK + RANK]) & mask] = date
     else:
         column = links[v * LINK + RANK]
         while i != v:
-            until[i * columns + column] = date
+            until[(i * columns + column) & mask] = date
             i = np.int64(links[i * LINK + MS])
 
 
@@ -290,7 +296,7 @@ def places_of(kind, x, size, op, graph):  # type: ignore[no-untyped-def]
         return x, x + 1, 1
     facts = graph[0]
     family = facts[op[x] * FACTS + FAMILY]
-    for y in range(x + 1, size + 1):
+    for y in range(x + 1, min(size, x + REACH) + 1):
         if facts[op[y] * FACTS + FAMILY] == family:
             if y == x + 1:
                 break
@@ -325,6 +331,11 @@ def choose_in_block(  # type: ignore[no-untyped-def]
             hi = size - 2
         elif kind > 3:
             lo, hi = 1, size - (1 if inner else 2)
+        if size > REACH:  # estimates are quadratic in the length of a block
+            if kind == 0 or kind == 3:
+                lo = max(lo, size - REACH)
+            elif kind < 3:
+                hi = min(hi, REACH)
         if kind < 4 and not (to_back if kind == 0 or kind == 3 else to_front):
             continue
         for x in range(lo, hi + 1):
@@ -346,7 +357,7 @@ def choose_in_block(  # type: ignore[no-untyped-def]
             if general and not memory_fits(i, j, step, graph, times, op):
                 continue
             if value >= control[BEST] and is_tabu(
-                i, j, step, control[MOVES], n, control[COLUMNS], op, links, until
+                i, j, step, control[MOVES], control[COLUMNS], op, links, until
             ):
                 choice[TABUS] += 1  # if all are tabu, a random one is taken
                 if choice[TIES] > 0 or random_below(control, choice[TABUS]) > 0:

@@ -171,7 +171,7 @@ def relink(walk: Walk, start: IntArray, guide: IntArray, swaps: int) -> tuple[In
     start, guide
         Topological orders.
     swaps
-        How many; fewer where no exchange is left.
+        How many; fewer where no exchange is left, or memory refuses too many.
 
     Returns
     -------
@@ -270,20 +270,22 @@ def _relink(  # type: ignore[no-untyped-def]
             slot[i] = n_wrong
             wrong[n_wrong] = i
             n_wrong += 1
+    trials = 10 * swaps + n  # memory may refuse most exchanges
     for made in range(swaps):
         if n_wrong == 0:
             return made
         k = random_below(control, n_wrong)
         tried = 0
-        while tried < n_wrong:
+        while tried < min(n_wrong, trials):
             u = wrong[k]
             v = np.int64(links[u * LINK + MS])
             if may_swap(u, v, graph, links, times, order):
                 break
             k = k + 1 if k + 1 < n_wrong else 0
             tried += 1
-        if tried == n_wrong:
+        if tried == min(n_wrong, trials):
             return made
+        trials -= tried
         a = np.int64(links[u * LINK + MP])
         level = times[u * TIME + LEVEL]
         shift_right(u, v, True, graph, state, window)

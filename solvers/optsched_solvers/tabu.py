@@ -16,6 +16,7 @@ from optsched.result import Result
 from optsched.schedule import NO_DEADLINE, Rows
 from optsched_solvers.loading import load
 from optsched_solvers.rules import (
+    KERNELS,
     RULES,
     Dispatcher,
     is_pipeline,
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
     from optsched_solvers.path_relinking import Elite
 
 ELITES = 8
-PATIENCE = 12_500
+PATIENCE = 6000
 """Moves without improvement after which a walk ends and the next one starts elsewhere."""
+FIRST_PATIENCE = 8
+"""Walks that only fill the pool end after one part in so many of the patience: relinking improves
+on them anyway, and the sooner it begins the better."""
 
 APART = 0.05
 """Least distance of elites, as a share of their mean distance when the pool is full."""
@@ -50,7 +54,12 @@ JOB_ORDER_SHARE = 4
 JOB_ORDER_PATIENCE = 3000  # list schedules without a better one
 FRESH_JOB_ORDERS = 200  # list schedules for every further start
 
-_MODULES = ("tabu_walk", "path_relinking")
+MOST_SWAPS = 20_000
+"""Exchanges on a path: it is not cut into slices."""
+LARGE = 20_000
+"""Operations from which the pool holds two elites only, as distances take their time."""
+
+_MODULES = (*KERNELS, "tabu_walk", "path_relinking")
 
 
 class Tabu:
@@ -86,11 +95,14 @@ class Tabu:
         if graph.n_operations == 0:
             monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
             return Result("unknown")
-        if monitor.sequences is None:
+        first = monitor.sequences is None
+        if first:
             try_rules(graph, limits, monitor)
         if not monitor.should_stop() and load(monitor, *_MODULES):
             search = _Search(graph, limits, monitor, elites, patience)
-            if search.begin():
+            if first and is_pipeline(graph):
+                search.search_job_orders()
+            if search.take_over():
                 search.run()
         return Result("unknown")
 
@@ -143,17 +155,11 @@ class _Search:
         self.seed, self.target = limits.seed, limits.target
         self.left = limits.iterations  # moves
         self.walk = Walk(graph, limits.seed)
-        self.elites = Elites(graph, size)
+        self.elites = Elites(graph, size if graph.n_operations < LARGE else 2)
         self.random = np.random.default_rng(limits.seed)
         self.dispatcher = Dispatcher(graph, limits.seed)
-        self.speed = 20_000.0  # moves a second: a careful first guess
+        self.speed = 1e6 / graph.n_operations  # moves a second: a careful first guess
         self.known: Rows | None = None
-
-    def begin(self) -> bool:
-        """Take the best known schedule as the first elite; False if there is none."""
-        if is_pipeline(self.graph):
-            self.search_job_orders()
-        return self.take_over()
 
     def search_job_orders(self) -> None:
         """On pipelines the orders of jobs decide first; moves polish what they reach."""
@@ -169,14 +175,14 @@ class _Search:
 
     def run(self) -> None:
         """Fill the pool, relink all pairs of it, and begin anew with the best."""
-        more = self.explore(self.elites.best.order)
+        more = self.explore(self.elites.best.order, self.patience)
         while more:
             for _ in range(2 * self.elites.size):
                 if more and len(self.elites.members) < self.elites.size:
-                    more = self.explore(self.fresh())
+                    more = self.explore(self.fresh(), max(1, self.patience // FIRST_PATIENCE))
             self.elites.keep_apart(APART)
             while more and (pair := self.elites.next_pair(self.random)):
-                more = self.explore(self.between(*pair))
+                more = self.explore(self.between(*pair), self.patience)
             self.elites.begin_anew()
             self.monitor.restart("tabu")
 
@@ -215,10 +221,10 @@ class _Search:
         from optsched_solvers.path_relinking import relink
 
         apart = self.elites.distance(start.order, guide.order)
-        swaps = int(apart * self.random.uniform(0.3, 0.6))
+        swaps = min(MOST_SWAPS, int(apart * self.random.uniform(0.3, 0.6)))
         return relink(self.walk, start.order, guide.order, swaps)[0]
 
-    def explore(self, order: IntArray) -> bool:
+    def explore(self, order: IntArray, patience: int) -> bool:
         """Walk from a schedule until patience ends; whether there is time for another walk."""
         from optsched_solvers.neighbourhoods import RUNNING
 
@@ -232,7 +238,7 @@ class _Search:
             if self.left is not None:
                 moves = min(moves, self.left)
             before, begin = walk.moves, time.perf_counter()
-            status = walk.run(moves, patience=self.patience, target=self.goal())
+            status = walk.run(moves, patience=patience, target=self.goal())
             made, spent = walk.moves - before, time.perf_counter() - begin
             if made > 10 and spent > 0:
                 self.speed = made / spent
@@ -262,7 +268,7 @@ class _Search:
             self.monitor.incumbent(self.known, self.walk.best, "tabu")
 
     def take_over(self) -> bool:
-        """Take the monitor's best schedule into the pool, if it is not there yet."""
+        """Take the monitor's best schedule into the pool; False if there is none at all."""
         value, sequences = self.monitor.best
         if sequences is not None and value is not None and sequences is not self.known:
             self.known = sequences

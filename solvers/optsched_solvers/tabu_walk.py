@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from optsched.schedule import IntArray, Rows, Schedule
 
 NO_TARGET = -1
+TABU_ENTRIES = 2**17
+"""At most; more arcs than that share entries."""
 
 
 class Walk:
@@ -52,7 +54,8 @@ class Walk:
             np.zeros((nb.TIME_ROWS, n + 3), np.int64),
             np.zeros(nb.CHOICE, np.int64),
         )
-        self._until = np.zeros(n * columns, np.int64)
+        arcs = max(1, min(n * columns, TABU_ENTRIES))
+        self._until = np.zeros(1 << (arcs - 1).bit_length(), np.int64)
         self.best_order = np.arange(n)
         self.control = np.zeros(nb.CONTROL, np.int64)
         self.control[nb.RANDOM] = (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % 2**62 | 1

@@ -13,7 +13,7 @@ from typing import Final
 
 from optsched_solvers.compiled import INT, kernel
 from optsched_solvers.disjunctive_propagation import (
-    decide, fixpoint, forget, lower_start, raise_start, touch, undo,
+    EVERYTHING, decide, fixpoint, forget, lower_start, raise_start, touch, undo,
 )  # fmt: skip
 from optsched_solvers.disjunctive_state import (
     ARRAYS, CURSOR, CURSOR_END, DECISION, DURATION, ENTRIES, EST, FAILED, FAILURES, FALSE, GOOD,
@@ -327,7 +327,7 @@ def run(s, task, until):  # type: ignore[no-untyped-def]
     if task == PROPAGATE:
         good = _retarget(s)
         for r in range(s.machine.shape[1] - 1):
-            touch(s, r, 3, True)
+            touch(s, r, EVERYTHING)
     elif task == RESTART:
         good = _to_root(s)
     elif task == SEARCH_ON or (task == SEARCH and number[FAILED]):

@@ -24,7 +24,7 @@ from optsched_solvers.search_arrays import (
     order_of,
     sequences_of,
 )
-from optsched_solvers.tabu_walk import Walk
+from optsched_solvers.tabu_walk import TABU_ENTRIES, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -187,3 +187,18 @@ def test_search_arrays_name_all_ends() -> None:
         found = evaluate(graph, sequences)
         end = found.head + graph.duration
         assert end[arrays.ends].max(initial=0) == found.makespan
+
+
+def test_long_blocks_and_shared_tabu_entries() -> None:
+    """Blocks longer than `REACH` and more arcs than `TABU_ENTRIES`: still exact."""
+    rng = Random(8)
+    jobs = [[(0, rng.randint(1, 9)), (1, rng.randint(1, 9))] for _ in range(nb.REACH + 200)]
+    graph = JobShop(jobs).graph()
+    assert graph.n_operations * len(jobs) > TABU_ENTRIES
+    order = np.array([2 * j for j in range(len(jobs))] + [2 * j + 1 for j in range(len(jobs))])
+    walk = Walk(graph, 1)
+    start = walk.load(order)
+    for _ in range(30):
+        walk.run(1)
+        check_state(graph, walk)
+    assert walk.best < start

@@ -173,9 +173,9 @@ def test_better_schedules_of_others_become_elites() -> None:
     monitor = Monitor(limits)
     monitor.incumbent(sequences, evaluate(graph, sequences).makespan, "rule")
     search = tabu._Search(graph, limits, monitor, 8, 500)
-    assert search.begin()
+    assert search.take_over()
     monitor.incumbent(better, value, "another engine")
-    assert search.explore(search.elites.best.order)
+    assert search.explore(search.elites.best.order, 500)
     assert value in [elite.value for elite in search.elites.members]
 
 
