@@ -107,7 +107,7 @@ class _Run:
                 time.sleep(_POLL)
                 # it does not tell its deterministic time while it works: the clock stands for it
                 self.monitor.advance(round(_POLL * 1e6))
-                if self.monitor.should_stop() and not self.monitor.proved:
+                if self.monitor.should_stop():  # also when somebody else has proved the optimum
                     break
         finally:
             while any(thread.is_alive() for thread in threads):  # leave no thread behind

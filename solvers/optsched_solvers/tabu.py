@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from optsched_solvers.path_relinking import Elite
 
 ELITES = 8
-PATIENCE = 6000
+PATIENCE = 3000
 """Moves without improvement after which a walk ends and the next one starts elsewhere."""
 FIRST_PATIENCE = 8
 """Walks that only fill the pool end after one part in so many of the patience: relinking improves
@@ -95,12 +95,11 @@ class Tabu:
         if graph.n_operations == 0:
             monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
             return Result("unknown")
-        first = monitor.sequences is None
-        if first:
+        if monitor.sequences is None:
             try_rules(graph, limits, monitor)
         if not monitor.should_stop() and load(monitor, *_MODULES):
             search = _Search(graph, limits, monitor, elites, patience)
-            if first and is_pipeline(graph):
+            if is_pipeline(graph):
                 search.search_job_orders()
             if search.take_over():
                 search.run()
@@ -140,6 +139,18 @@ def _whole(name: str, value: object, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**9:
         raise InputError(f"options.{name}: expected an integer in {least}..10^9, got {value!r}")
     return value
+
+
+class _Aside(Monitor):
+    """Keeps what a search finds for itself, and ends it when the whole search ends."""
+
+    def __init__(self, whole: Monitor) -> None:
+        super().__init__(Limits(iterations=FRESH_JOB_ORDERS))
+        self._whole = whole
+
+    def should_stop(self) -> bool:
+        """Whether the whole search is over."""
+        return self._whole.should_stop()
 
 
 class _Search:
@@ -198,7 +209,7 @@ class _Search:
         """What a short search on job orders finds."""
         from optsched_solvers.job_order_search import improve
 
-        aside = Monitor(Limits(iterations=FRESH_JOB_ORDERS))
+        aside = _Aside(self.monitor)
         seed = int(self.random.integers(2**31))
         self.spend(improve(self.graph, aside, seed=seed, iterations=FRESH_JOB_ORDERS))
         return None if aside.sequences is None else order_of(self.graph, aside.sequences)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from random import Random
 from typing import Any
 
@@ -14,8 +15,11 @@ from state_oracle import best_by_states
 import optsched
 from optsched import JobArray, JobShop, Resource, Rows, Schedule
 from optsched.errors import InputError
+from optsched.limits import Limits
+from optsched.monitor import Monitor
 from optsched.schedule import Arcs
 from optsched.testing import best_makespan
+from optsched_solvers.cpsat import CpSat
 
 FEW = settings(deadline=None, max_examples=25)
 
@@ -215,6 +219,23 @@ def test_iterations_repeat_exactly() -> None:
         assert runs[0].schedule == runs[1].schedule == runs[2].schedule
         values = [[(e.event, e.objective, e.lower_bound) for e in run.history] for run in runs]
         assert values[0] == values[1] == values[2]
+
+
+def test_a_proof_by_somebody_else_ends_it() -> None:
+    """In a race the bound may come from another engine, long before the time is over."""
+    shop = optsched.formats.taillard.instance("ta41")
+    good = optsched.solve(shop, "tabu", iterations=200_000).schedule
+    assert good is not None and good.sequences is not None
+    limits = Limits(time_limit=600, workers=1, options={"mode": "bound"})
+    monitor = Monitor(limits)
+    monitor.incumbent(good.sequences, good.makespan)
+    engine = threading.Thread(target=CpSat().solve, args=(shop, limits, monitor), daemon=True)
+    engine.start()
+    engine.join(2.0)
+    assert engine.is_alive()
+    monitor.bound(good.makespan, "somebody else")
+    engine.join(30.0)
+    assert not engine.is_alive() and monitor.contradiction is None
 
 
 def test_an_impossible_deadline_is_proved() -> None:
