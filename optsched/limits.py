@@ -74,8 +74,8 @@ class Limits:
                 raise InputError(f"time_limit: expected seconds >= 0, got {limit!r}")
             if math.isnan(limit) or limit < 0:
                 raise InputError(f"time_limit: expected seconds >= 0, got {limit}")
-        _whole("iterations", self.iterations, 0, 2**62)
-        _whole("target", self.target, 0, 2**62)
+        _whole("iterations", self.iterations, 0, 2**53)  # what a document can say
+        _whole("target", self.target, 0, 2**53)
         _whole("seed", self.seed, 0, 2**31 - 1)
         _whole("workers", self.workers, 1, 1024)
         if not isinstance(self.options, Mapping):

@@ -83,6 +83,8 @@ class Monitor:
         ``time.perf_counter()`` of the call, if that was earlier.
     watcher
         See `Watcher`; hears the same, by method, and of restarts.
+    reserve
+        Seconds of the time limit that engines do not get: what comes after them needs it.
     """
 
     def __init__(
@@ -91,8 +93,10 @@ class Monitor:
         on_progress: Callable[[Progress], object] | None = None,
         started: float | None = None,
         watcher: Watcher | None = None,
+        reserve: float = 0.0,
     ) -> None:
         self.limits = limits
+        self._reserve = reserve
         self.objective: int | None = None
         self.lower_bound: int | None = None
         self.sequences: Rows | None = None
@@ -179,9 +183,11 @@ class Monitor:
 
     @property
     def remaining(self) -> float:
-        """Seconds left, infinite without a time limit."""
+        """Seconds left for engines, infinite without a time limit."""
         limit = self.limits.time_limit
-        return float("inf") if limit is None else max(0.0, limit - self.elapsed)
+        if limit is None:
+            return float("inf")
+        return max(0.0, limit - min(self._reserve, limit / 2) - self.elapsed)
 
     @property
     def proved(self) -> bool:

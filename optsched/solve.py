@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _WATCH = 0.01  # seconds between two looks at what the engine has found
+_FINISH = 8e-6  # seconds an operation, to evaluate and verify the schedule in the end
 
 
 def solve(
@@ -96,7 +97,7 @@ def solve(
     )  # fmt: skip
     _require_support(engine, problem)
     graph = problem.graph()
-    monitor = Monitor(limits, on_progress, started, watcher)
+    monitor = Monitor(limits, on_progress, started, watcher, _FINISH * graph.n_operations)
     if warm_start is not None:
         _check_warm_start(problem, graph, warm_start)
     found = Result("unknown")

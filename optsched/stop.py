@@ -180,8 +180,8 @@ def _number(name: str, value: Any) -> None:
 
 
 def _whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**62:
-        raise InputError(f"{name}: expected an integer in 0..2^62, got {value!r:.60}")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**53:
+        raise InputError(f"{name}: expected an integer in 0..2^53, got {value!r:.60}")
 
 
 __all__ = ["AnyOf", "FirstFeasible", "Gap", "Iterations", "NoImprovement", "Target", "Time"]

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import optsched
-from optsched import JobArray, JobShop, Progress, Result, Rows
+from optsched import JobArray, JobShop, Limits, Monitor, Progress, Result, Rows, Schedule
 from optsched.errors import InputError, InternalError, UnsupportedProblem
 from optsched.graph import scheduled
 from optsched.registry import Support
 from optsched.testing import best_makespan
-
-if TYPE_CHECKING:
-    from optsched import Limits, Monitor
 
 TOY = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="toy")
 
@@ -94,6 +92,24 @@ def test_limits_of_zero() -> None:
     for limit in ({"time_limit": 0}, {"iterations": 0}):
         result = optsched.solve(hard(), **limit)  # type: ignore[arg-type]
         assert result.status in ("unknown", "feasible") and result.lower_bound is not None
+
+
+def test_the_largest_limits_can_be_written_down(tmp_path: Path) -> None:
+    """Provenance holds the limits, and documents hold integers up to 2^53."""
+    shop = JobShop([[(0, 3), (1, 2)]])
+    result = optsched.solve(shop, "dispatch", iterations=2**53, target=2**53)
+    assert result.schedule is not None
+    result.schedule.write(tmp_path / "plan.json")
+    assert Schedule.read(tmp_path / "plan.json").provenance["iterations"] == 2**53
+    with pytest.raises(InputError, match="iterations: expected an integer in"):
+        optsched.solve(shop, "dispatch", iterations=2**53 + 1)
+
+
+def test_engines_leave_time_for_what_comes_after() -> None:
+    """The limit is one of the call, so large schedules take some of it; never more than half."""
+    monitor = Monitor(Limits(time_limit=100.0), reserve=10.0)
+    assert 80.0 < monitor.remaining <= 90.0
+    assert 40.0 < Monitor(Limits(time_limit=100.0), reserve=1e6).remaining <= 50.0
 
 
 def test_default_limit_is_ten_seconds() -> None:
