@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from random import Random
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +15,9 @@ from optsched.errors import InputError, InternalError, UnsupportedProblem
 from optsched.graph import scheduled
 from optsched.registry import Support
 from optsched.testing import best_makespan
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TOY = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="toy")
 
