@@ -96,11 +96,22 @@ def test_bound_and_rules_enclose_the_optimum(name: str) -> None:
     assert result.lower_bound <= OPTIMA[name] <= result.objective
 
 
+@pytest.mark.parametrize("name", ["ft06", "la01", "la02", "la03", "la04", "la05", "ta54", "ta73"])
+def test_proved_at_once(name: str) -> None:
+    """`auto` needs a fraction of a second."""
+    proved(name)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ft10", "la19", "abz5"])
-def test_ten_by_ten_is_proved(name: str) -> None:
-    """`auto` proves the published optimum."""
-    result = optsched.solve(shop(name), time_limit=120)
+@pytest.mark.parametrize("name", ["ft10", "ft20", "la19", "abz5", "orb01", "ta01", "la38"])
+def test_proved(name: str) -> None:
+    """`auto` needs seconds, la38 half a minute."""
+    proved(name)
+
+
+def proved(name: str) -> None:
+    """The published optimum, and the proof."""
+    result = optsched.solve(shop(name), time_limit=600)
     assert (result.status, result.objective, result.lower_bound) == (
         "optimal", OPTIMA[name], OPTIMA[name],
     )  # fmt: skip
@@ -109,7 +120,7 @@ def test_ten_by_ten_is_proved(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(BOUNDS is None, reason="OPTSCHED_JSSP_BOUNDS names no CSV of best bounds")
 def test_no_bound_above_a_schedule_on_all_162() -> None:
-    """With the table of best known bounds at hand: lower bound <= ub, best rule >= lb."""
+    """With the table of best known bounds at hand: lower bound <= ub, objective >= lb."""
     assert BOUNDS is not None
     with Path(BOUNDS).open(newline="") as stream:
         best = {line["instance"]: (int(line["lb"]), int(line["ub"]))
@@ -117,6 +128,6 @@ def test_no_bound_above_a_schedule_on_all_162() -> None:
     names = [name for family, _ in FAMILIES.values() for name in family]
     for name in [*names, *(f"ta{i:02d}" for i in range(1, 81))]:
         lower, upper = best[name]
-        result = optsched.solve(shop(name), "dispatch", iterations=20)
+        result = optsched.solve(shop(name), time_limit=1)
         assert result.objective is not None and result.lower_bound is not None
         assert result.lower_bound <= upper and result.objective >= lower, name
