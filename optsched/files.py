@@ -93,6 +93,13 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise InputError(f"{path}: cannot be written (no permission in {target.parent})")
 
 
+def check_not_input(output: str | os.PathLike[str], given: str | os.PathLike[str]) -> None:
+    """Refuse to write over the file that was read."""
+    same = Path(output).exists() and Path(given).exists() and os.path.samefile(output, given)
+    if same and not _is_special(Path(output)):
+        raise InputError(f"{output}: is the file that is read; choose another name")
+
+
 def _is_special(path: Path) -> bool:
     """A pipe or a device, such as /dev/stdout: written to, never replaced."""
     return path.exists() and not path.is_file()

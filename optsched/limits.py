@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.stop import Criterion
+
+_RANGES = (
+    ("iterations", 0, 2**53),  # documents hold integers up to that
+    ("target", 0, 2**53),
+    ("seed", 0, 2**31 - 1),
+    ("workers", 1, 1024),
+)
 
 DEFAULT_TIME_LIMIT = 10.0
 """Seconds, when no limit at all is given."""
@@ -68,16 +76,12 @@ class Limits:
     stop: Criterion | None = None
 
     def __post_init__(self) -> None:
-        limit = self.time_limit
-        if limit is not None:
-            if isinstance(limit, bool) or not isinstance(limit, (int, float)):
-                raise InputError(f"time_limit: expected seconds >= 0, got {limit!r}")
-            if math.isnan(limit) or limit < 0:
-                raise InputError(f"time_limit: expected seconds >= 0, got {limit}")
-        _whole("iterations", self.iterations, 0, 2**53)  # what a document can say
-        _whole("target", self.target, 0, 2**53)
-        _whole("seed", self.seed, 0, 2**31 - 1)
-        _whole("workers", self.workers, 1, 1024)
+        if self.time_limit is not None:
+            object.__setattr__(self, "time_limit", _seconds(self.time_limit))
+        for name, least, most in _RANGES:
+            value = getattr(self, name)
+            if value is not None or name in ("seed", "workers"):
+                object.__setattr__(self, name, _whole(name, value, least, most))
         if not isinstance(self.options, Mapping):
             raise InputError(f"options: expected a mapping, got {self.options!r}")
         if self.stop is not None:
@@ -103,8 +107,22 @@ class Limits:
         object.__setattr__(self, name, value if given is None else first(given, value))
 
 
-def _whole(name: str, value: Any, least: int, most: int) -> None:
-    if value is None and name in ("iterations", "target"):
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise InputError(f"{name}: expected an integer in {least}..{most}, got {value!r}")
+def _whole(name: str, value: Any, least: int, most: int) -> int:
+    """A plain integer, also of NumPy's; never a truth value."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        raise InputError(f"{name}: expected an integer in {least}..{most}, got {value!r:.60}")
+    return number
+
+
+def _seconds(value: Any) -> float:
+    try:
+        seconds = None if isinstance(value, (bool, str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        seconds = None
+    if seconds is None or math.isnan(seconds) or seconds < 0:
+        raise InputError(f"time_limit: expected seconds >= 0, got {value!r:.60}")
+    return seconds

@@ -355,6 +355,20 @@ def test_keys() -> None:
     ]  # fmt: skip
     for changes in others:
         assert row(**changes).key != key
+    assert row(iterations=1_234_560).key != row(iterations=1_234_561).key
+    assert row(time_limit=10).key == row(time_limit=10.0).key != row(time_limit=10.0001).key
+
+
+def test_a_file_from_a_spreadsheet(tmp_path: Path) -> None:
+    """A byte order mark is no other column; a status nobody reports is refused."""
+    path = tmp_path / "r.csv"
+    Results(path).append(row())
+    content = path.read_bytes()
+    path.write_bytes(b"\xef\xbb\xbf" + content)
+    assert len(Results(path).rows) == 1
+    path.write_bytes(content.replace(row().status.encode(), b"foo"))
+    with pytest.raises(InputError, match="status: expected one of optimal"):
+        Results(path)
 
 
 # known bounds

@@ -550,6 +550,16 @@ def test_convert_reads_what_solve_reads(cli: Cli) -> None:
         assert cli.refused("convert", f"{name}.json", "x.json").startswith(f"{name}.json:")
 
 
+def test_the_instance_is_never_written_over(cli: Cli) -> None:
+    """The schedule, or the other format, goes elsewhere."""
+    before = Path("shop.txt").read_bytes()
+    Path("link.txt").symlink_to("shop.txt")
+    for output in ("shop.txt", "./shop.txt", "link.txt"):
+        assert "choose another name" in cli.refused("solve", "shop.txt", "-o", output)
+        assert "choose another name" in cli.refused("convert", "shop.txt", output)
+    assert Path("shop.txt").read_bytes() == before
+
+
 # warmup
 
 

@@ -7,6 +7,7 @@ from random import Random
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import optsched
@@ -105,6 +106,16 @@ def test_the_largest_limits_can_be_written_down(tmp_path: Path) -> None:
     assert Schedule.read(tmp_path / "plan.json").provenance["iterations"] == 2**53
     with pytest.raises(InputError, match="iterations: expected an integer in"):
         optsched.solve(shop, "dispatch", iterations=2**53 + 1)
+
+
+def test_limits_by_numpy() -> None:
+    """Integers and floats of NumPy are numbers too, truth values are not."""
+    limits = Limits(np.float32(0.5), np.int64(5), np.uint8(7), np.int16(1), np.int32(3))
+    assert limits == Limits(0.5, 5, 7, 1, 3) and type(limits.iterations) is int
+    with pytest.raises(InputError, match="seed"):
+        Limits(seed=np.bool_(True))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="time_limit"):
+        Limits(time_limit=10**400)
 
 
 def test_engines_leave_time_for_what_comes_after() -> None:

@@ -53,7 +53,7 @@ class Row(NamedTuple):
     def key(self) -> tuple[str, ...]:
         """What makes two solves the same experiment."""
         numbers = (self.seed, self.workers, self.time_limit, self.iterations)
-        texts = tuple("" if n is None else f"{n:g}" for n in numbers)
+        texts = tuple("" if n is None else repr(float(n)) for n in numbers)
         return (self.sha256, self.solver, self.options, *texts, self.version)
 
     @property
@@ -67,6 +67,7 @@ _INTEGERS = ("operations", "seed", "workers", "iterations", "objective", "lower_
 _NUMBERS = (
     "time_limit", "time_to_best", "time_to_proof", "seconds", "wall_seconds", "cpu_seconds",
 )  # fmt: skip
+STATUSES = ("optimal", "feasible", "infeasible", "unknown", "error")
 _REQUIRED = ("operations", "seed", "workers", "wall_seconds")
 
 
@@ -121,7 +122,7 @@ class Results:
         whole = content[: content.rfind(b"\n") + 1]
         csv.field_size_limit(2**30)  # a history may be long
         try:
-            lines = csv.reader(io.StringIO(whole.decode("utf-8"), newline=""), strict=True)
+            lines = csv.reader(io.StringIO(whole.decode("utf-8-sig"), newline=""), strict=True)
             header = next(lines, None)
             if header is None and not content:
                 return []
@@ -155,6 +156,8 @@ def _row(cells: list[str]) -> Row:
             except ValueError:
                 raise ValueError(f"{name}: expected a number, got {text!r:.40}") from None
     row = Row(**values)
+    if row.status not in STATUSES:
+        raise ValueError(f"status: expected one of {', '.join(STATUSES)}, got {row.status!r:.40}")
     try:
         json.loads(row.options)
         row.steps  # noqa: B018 (reads the history)

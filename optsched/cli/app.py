@@ -67,12 +67,13 @@ def solve(
     """Solve an instance; Ctrl-C keeps the best schedule so far."""
     import optsched
     from optsched.cli.progress import ProgressLine
-    from optsched.files import check_writable
+    from optsched.files import check_not_input, check_writable
     from optsched.formats.read_problem import read_problem
     from optsched.schedule import Schedule
 
     if output is not None:
         check_writable(output)
+        check_not_input(output, file)
     problem = read_problem(file)
     start = None if warm_start is None else Schedule.read(warm_start)
     with ProgressLine(enabled=not quiet) as line:

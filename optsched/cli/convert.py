@@ -35,9 +35,10 @@ def convert(
     ] = False,
 ) -> None:
     """Write a problem, or a schedule, in another format; refuses to lose anything."""
-    from optsched.files import check_writable, write_atomic
+    from optsched.files import check_not_input, check_writable, write_atomic
 
     check_writable(output)
+    check_not_input(output, source)
     target = target_of(output, to)
     if from_ not in SOURCES:
         raise InputError(f"from: expected one of {', '.join(SOURCES)}, got {from_!r:.40}")

@@ -30,6 +30,13 @@ STRONG_PROPAGATION_UP_TO = 400
 BOUND_STRONG_UP_TO = 700
 """Operations; as above, when only the bound is wanted (yn1, ta21 and ta41 gain by it)."""
 
+START = (3e-4, 3e-6)
+"""Seconds to start a search, per operation, and per pair of operations on a resource and thread:
+CP-SAT simplifies the model, loads it into every thread, and hears no call to stop meanwhile."""
+
+STOP = 0.3
+"""Time from a call to stop until all threads have ended, as a share of what they took to start."""
+
 _POLL = 0.02  # seconds between two looks at limits and Ctrl-C
 
 
@@ -68,6 +75,9 @@ class CpSat:
             monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
         if monitor.should_stop() or not load(monitor, "longest_path", "cpsat_model"):
             return Result("unknown")
+        enough = (1 + STOP) * _start_seconds(graph, limits)
+        if monitor.objective is not None and monitor.remaining < enough:
+            return Result("unknown")
         return _Run(graph, limits, monitor, symmetry).run()
 
 
@@ -91,6 +101,7 @@ class _Run:
         self.cp_model = cp_model
         self.graph, self.limits, self.monitor = graph, limits, monitor
         self.model = Model(graph, monitor.lower_bound or 0, monitor.sequences, symmetry)
+        self.stop_seconds = STOP * _start_seconds(graph, limits)
         self.failure: BaseException | None = None
         self.answered = self.infeasible = self.invalid = False
         self.lanes = [(lane, self._solver(lane)) for lane in _lanes(graph, limits)]
@@ -107,7 +118,8 @@ class _Run:
                 time.sleep(_POLL)
                 # it does not tell its deterministic time while it works: the clock stands for it
                 self.monitor.advance(round(_POLL * 1e6))
-                if self.monitor.should_stop():  # also when somebody else has proved the optimum
+                # also when somebody else has proved the optimum
+                if self.monitor.should_stop() or self.monitor.remaining < self.stop_seconds:
                     break
         finally:
             while any(thread.is_alive() for thread in threads):  # leave no thread behind
@@ -116,10 +128,16 @@ class _Run:
         if self.failure is not None:
             raise self.failure
         if self.invalid:
-            raise InputError("cpsat: times are beyond CP-SAT's integer range; scale them down")
+            raise InputError(self._why_invalid())
         if self.infeasible and self.monitor.objective is None:
             return Result("infeasible", reason="CP-SAT proved that no schedule exists")
         return Result("unknown")
+
+    def _why_invalid(self) -> str:
+        if self.model.model.validate():
+            return "cpsat: times are beyond CP-SAT's integer range; scale them down"
+        said = next((text for _, solver in self.lanes if (text := solver.solution_info())), "")
+        return f"options.parameters: CP-SAT refuses them ({said or 'it does not say why'})"
 
     def _work(self, lane: _Lane, solver: Any) -> None:
         try:
@@ -183,7 +201,7 @@ class _Run:
         if limits.iterations is not None:
             given.max_deterministic_time = limits.iterations * 1e-6
         if limits.time_limit is not None:
-            given.max_time_in_seconds = max(0.0, self.monitor.remaining)
+            given.max_time_in_seconds = max(0.0, self.monitor.remaining - self.stop_seconds)
         for key, value in limits.options.get("parameters", {}).items():
             try:
                 setattr(given, key, value)
@@ -211,6 +229,15 @@ def _lanes(graph: Schedule, limits: Limits) -> list[_Lane]:
     if strong:
         return [_Lane(1, True, cores[:1]), _Lane(max(8, len(cores)), False, cores[1:])]
     return [_Lane(max(8, len(cores)), False, cores)]
+
+
+def _start_seconds(graph: Schedule, limits: Limits) -> float:
+    """Seconds until all threads of all lanes search, and can be stopped."""
+    users = np.diff(graph.users.indptr)
+    pairs = float((users * (users - 1)).sum()) / 2
+    lanes = _lanes(graph, limits)
+    share = max(lane.threads / max(1, len(lane.cores)) for lane in lanes)
+    return START[0] * graph.n_operations + START[1] * pairs * share
 
 
 def _propagates_strongly(graph: Schedule, most: int) -> bool:

@@ -38,6 +38,9 @@ PROOF_SHARES: Final = ((0.03, 0.8), (0.12, 0.5), (float("inf"), 0.15))
 FIRST_ROUND: Final = 2000
 """Nodes of the first round of proof and climb together; rounds grow by half."""
 
+BUILD: Final = 1.2e-6
+"""Seconds a literal, to make the trees; without so much time the rules' schedule has to do."""
+
 FIRST_POLISH: Final = 30_000
 """Moves of the first tabu walk, before the first round; each further search has twice as many."""
 POLISH_MOVES: Final = 8
@@ -81,7 +84,10 @@ def search(graph: Schedule, limits: Limits, monitor: Monitor, *, polish: bool = 
     if monitor.sequences is None and supported_graph(graph):
         tried = try_rules(graph, limits, monitor)
         left = None if left is None else left - tried
-    if monitor.should_stop() or left == 0 or n_literals(graph) > MOST_LITERALS:
+    literals = n_literals(graph)
+    if monitor.should_stop() or left == 0 or literals > MOST_LITERALS:
+        return Result("unknown")
+    if monitor.remaining < BUILD * literals and monitor.objective is not None:
         return Result("unknown")
     return _Search(graph, limits.seed, left, monitor, polish).run()
 

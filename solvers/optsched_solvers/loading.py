@@ -64,8 +64,8 @@ def load(monitor: Monitor, *modules: str) -> bool:
                 continue
             if monitor.remaining <= 0 and time.perf_counter() - loader.begun > _SLOW:
                 logging.getLogger("optsched").warning(
-                    "the time was over before %s was loaded or compiled: `optsched warmup` "
-                    "compiles everything once", name,
+                    "the time was over before %s was loaded (a moment in each process) or compiled "
+                    "(once on a machine, see `optsched warmup`)", name,
                 )  # fmt: skip
             return False
         if loader.failure is not None:

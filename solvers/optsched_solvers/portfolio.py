@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.limits import available_cores
 from optsched.result import Result
 from optsched_solvers.branch_and_bound import BranchAndBound
 from optsched_solvers.cores import chosen_cores
 from optsched_solvers.cpsat import CpSat
 from optsched_solvers.loading import load
-from optsched_solvers.race import Race
+from optsched_solvers.race import Lap, Race
 from optsched_solvers.rules import supported_graph, try_rules
 from optsched_solvers.tabu import Tabu
 
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 STALLED = 0.3
 """Of the time limit without a better bound: then CP-SAT joins on the prover's core."""
 
-STALLED_SECONDS = 3.0
-"""The most that CP-SAT waits, and what it waits where there is no time limit."""
+STALLED_SECONDS = (1.0, 3.0)
+"""The least and the most that CP-SAT waits (loading it takes half a second); the most is what it
+waits where there is no time limit."""
 
 MODELLED_UP_TO = 1500
 """Operations; above, a CP-SAT model for bounds takes long to make and moves nothing."""
@@ -76,9 +78,14 @@ class Auto:
     def _in_turn(
         self, search: Solver, problem: Problem, limits: Limits, monitor: Monitor, prove: bool
     ) -> Result:
-        """One engine after the other: the same schedule whatever the clock does."""
+        """One engine after the other: the same schedule whatever the clock does.
+
+        With a time limit besides the first gets half of the time.
+        """
         given = replace(limits, options={})
-        result = search.solve(problem, given, monitor)
+        half = monitor.remaining / 2
+        first = Lap(monitor, lambda: monitor.remaining < half) if prove else monitor
+        result = search.solve(problem, given, first)
         if prove and not monitor.should_stop():
             result = self.proof.solve(problem, given, monitor)
         return result
@@ -109,9 +116,10 @@ class Auto:
             if limits.workers >= 3 and not joined:
                 race.enter(from_below, core(2))
                 joined = True
-        for k in range(3 if prove else 1, limits.workers):
+        for k in range(3 if prove else 1, min(limits.workers, len(cores) or available_cores())):
             race.enter(searcher(replace(alone, seed=(limits.seed + k) % 2**31)), core(k))
-        patience = STALLED * min(monitor.remaining, STALLED_SECONDS / STALLED)
+        least, most = STALLED_SECONDS
+        patience = max(least, min(most, STALLED * monitor.remaining))
         bound, since = monitor.lower_bound, monitor.elapsed
         while race.wait(0.02):
             if monitor.lower_bound != bound:

@@ -40,6 +40,9 @@ FIRST_PATIENCE = 8
 """Walks that only fill the pool end after one part in so many of the patience: relinking improves
 on them anyway, and the sooner it begins the better."""
 
+STUCK_COST = 100
+"""Moves that a walk costs which cannot make any, so that the search comes to its end."""
+
 APART = 0.05
 """Least distance of elites, as a share of their mean distance when the pool is full."""
 
@@ -188,9 +191,10 @@ class _Search:
         """Fill the pool, relink all pairs of it, and begin anew with the best."""
         more = self.explore(self.elites.best.order, self.patience)
         while more:
-            for _ in range(2 * self.elites.size):
-                if more and len(self.elites.members) < self.elites.size:
-                    more = self.explore(self.fresh(), max(1, self.patience // FIRST_PATIENCE))
+            tries = 2 * self.elites.size
+            while more and tries and len(self.elites.members) < self.elites.size:
+                more = self.explore(self.fresh(), max(1, self.patience // FIRST_PATIENCE))
+                tries -= 1
             self.elites.keep_apart(APART)
             while more and (pair := self.elites.next_pair(self.random)):
                 more = self.explore(self.between(*pair), self.patience)
@@ -241,7 +245,7 @@ class _Search:
 
         walk = self.walk
         walk.load(order)
-        self.spend(1)  # so that walks without moves come to an end
+        first = walk.moves
         self.report()
         status = RUNNING
         while status == RUNNING and not self.is_over():
@@ -255,6 +259,8 @@ class _Search:
                 self.speed = made / spent
             self.spend(made)
             self.report()
+        if walk.moves == first:
+            self.spend(STUCK_COST)
         self.elites.add(walk.best, walk.best_order)
         if self.left is None:
             self.take_over()

@@ -221,6 +221,15 @@ def test_iterations_repeat_exactly() -> None:
         assert values[0] == values[1] == values[2]
 
 
+def test_parameters_that_cp_sat_refuses() -> None:
+    """Its own reason is told."""
+    with pytest.raises(InputError, match=r"options.parameters: .*num_workers"):
+        optsched.solve(
+            optsched.formats.taillard.instance("ta01"), "cpsat", time_limit=5,
+            options={"parameters": {"num_workers": -3}},
+        )  # fmt: skip
+
+
 def test_a_proof_by_somebody_else_ends_it() -> None:
     """In a race the bound may come from another engine, long before the time is over."""
     shop = optsched.formats.taillard.instance("ta41")

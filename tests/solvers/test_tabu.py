@@ -226,3 +226,19 @@ def test_pipelines_get_better_than_rules_and_job_orders() -> None:
         result = optsched.solve(problem, Tabu(), iterations=10_000, seed=seed)
         gained += any(event.source == "tabu" for event in result.history)
     assert gained >= 2
+
+
+def test_a_pool_that_is_never_full() -> None:
+    """So many elites cannot be found, let alone counted, before the limit."""
+    result = optsched.solve(
+        JobShop.read(FT10), "tabu", iterations=2000, options={"elites": 10**9, "patience": 10}
+    )  # fmt: skip
+    assert result.objective is not None
+
+
+def test_no_move_at_all() -> None:
+    """Every walk is stuck at once: they cost steps all the same, so the search ends."""
+    limits = Limits(iterations=10_000)
+    monitor = Monitor(limits)
+    Tabu().solve(JobShop([[(0, 3), (1, 2)]]), limits, monitor)
+    assert monitor.objective == 5 and monitor.iteration >= 10_000
