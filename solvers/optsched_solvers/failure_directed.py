@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.limits import Limits
-from optsched.monitor import Monitor
 from optsched.result import Result
 from optsched.schedule import NO_DEADLINE, Rows
 from optsched_solvers.destructive import Climb
@@ -22,17 +21,17 @@ from optsched_solvers.disjunctive_state import MOST_LITERALS, n_literals
 from optsched_solvers.disjunctive_tree import REFUTED, SHAVED, DisjunctiveTree
 from optsched_solvers.job_order_search import improve
 from optsched_solvers.loading import load
+from optsched_solvers.race import Aside
 from optsched_solvers.rules import is_pipeline, supported_graph, try_rules
 from optsched_solvers.tabu import Tabu
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from optsched.monitor import Monitor
     from optsched.schedule import Schedule
 
 SOURCE: Final = "failure-directed"
 
-PROOF_SHARES: Final = ((0.03, 0.8), (0.12, 0.5), (float("inf"), 0.15))
+PROOF_SHARES: Final = ((0.03, 0.95), (0.06, 0.7), (0.12, 0.5), (float("inf"), 0.15))
 """(relative gap, share of all nodes that the proof gets up to this gap; the climb gets the rest)"""
 
 FIRST_ROUND: Final = 2000
@@ -234,7 +233,7 @@ class _Search:
         short = None if self.alone or left == float("inf") else max(0.1, POLISH_TIME * left)
         seed = (self.seed + self.polishes_done) % 2**31
         limits = Limits(time_limit=short, iterations=moves, seed=seed)
-        aside = _Aside(limits, self._over)
+        aside = Aside(limits, self._over)
         aside.incumbent(self.sequences, self.upper)
         aside.bound(self.lower)
         if is_pipeline(self.graph) and self.graph.n_operations <= SHORT_PIPELINE:
@@ -265,18 +264,6 @@ class _Search:
             if status or walk.moves == before:
                 break
             slice_ = max(16, int((walk.moves - before) * 0.01 / (time.perf_counter() - began)))
-
-
-class _Aside(Monitor):
-    """The monitor of a short run of another engine, that stops with this one."""
-
-    def __init__(self, limits: Limits, over: Callable[[], bool]) -> None:
-        super().__init__(limits)
-        self._over = over
-
-    def should_stop(self) -> bool:
-        """Whether either is over."""
-        return self._over() or super().should_stop()
 
 
 def _can_polish(graph: Schedule) -> bool:

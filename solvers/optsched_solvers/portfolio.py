@@ -11,13 +11,13 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.limits import available_cores
 from optsched.result import Result
+from optsched_solvers import tabu
 from optsched_solvers.branch_and_bound import BranchAndBound
 from optsched_solvers.cores import chosen_cores
 from optsched_solvers.cpsat import CpSat
 from optsched_solvers.loading import load
 from optsched_solvers.race import Lap, Race
 from optsched_solvers.rules import supported_graph, try_rules
-from optsched_solvers.tabu import Tabu
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -55,7 +55,7 @@ class Auto:
     )
 
     def __init__(self) -> None:
-        self.search, self.proof, self.model = Tabu(), BranchAndBound(), CpSat()
+        self.search, self.proof, self.model = tabu.Tabu(), BranchAndBound(), CpSat()
 
     def supports(self, problem: Problem) -> Support:
         """Whatever CP-SAT takes: one iteration of any graph."""
@@ -112,7 +112,8 @@ class Auto:
         race.enter(searcher(alone), core(0))
         joined = not prove or problem.graph().n_operations > MODELLED_UP_TO
         if prove:
-            race.enter(_prover(problem.graph(), alone), core(1))
+            first = tabu.MODULES if search is self.search else ()
+            race.enter(_prover(problem.graph(), alone, first), core(1))
             if limits.workers >= 3 and not joined:
                 race.enter(from_below, core(2))
                 joined = True
@@ -130,10 +131,16 @@ class Auto:
         return race.finish()
 
 
-def _prover(graph: Schedule, limits: Limits) -> Callable[[Monitor], Result]:
-    """What raises the bound: overtaking in pipelines first, then failure-directed search."""
+def _prover(graph: Schedule, limits: Limits, first: tuple[str, ...]) -> Callable[[Monitor], Result]:
+    """What raises the bound: overtaking in pipelines first, then failure-directed search.
+
+    Modules named `first` are loaded before its own: another engine waits for them, and only one
+    thread at a time can load.
+    """
 
     def prove(lap: Monitor) -> Result:
+        if not load(lap, *first):
+            return Result("unknown")
         if load(lap, "pipeline_bounds"):
             from optsched_solvers import pipeline_bounds
 

@@ -12,6 +12,8 @@ from optsched_solvers.cores import confined
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from optsched.limits import Limits
+
 
 class Lap(Monitor):
     """The shared monitor as one engine sees it: same state, but it may be told to stop alone."""
@@ -24,6 +26,18 @@ class Lap(Monitor):
 
     def should_stop(self) -> bool:
         """Whether the race or this lap is over."""
+        return self._over() or super().should_stop()
+
+
+class Aside(Monitor):
+    """Keeps what a short run of another engine finds, and ends it when the whole search ends."""
+
+    def __init__(self, limits: Limits, over: Callable[[], bool]) -> None:
+        super().__init__(limits)
+        self._over = over
+
+    def should_stop(self) -> bool:
+        """Whether either is over."""
         return self._over() or super().should_stop()
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.limits import Limits
-from optsched.monitor import Monitor
 from optsched.registry import Support
 from optsched.result import Result
 from optsched.schedule import NO_DEADLINE, Rows
 from optsched_solvers.loading import load
+from optsched_solvers.race import Aside
 from optsched_solvers.rules import (
     KERNELS,
     RULES,
@@ -29,6 +29,7 @@ from optsched_solvers.search_arrays import order_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from optsched.monitor import Monitor
     from optsched.problem import Problem
     from optsched.schedule import IntArray, Schedule
     from optsched_solvers.path_relinking import Elite
@@ -62,7 +63,7 @@ MOST_SWAPS = 20_000
 LARGE = 20_000
 """Operations from which the pool holds two elites only, as distances take their time."""
 
-_MODULES = (*KERNELS, "tabu_walk", "path_relinking")
+MODULES = (*KERNELS, "tabu_walk", "path_relinking")
 
 
 class Tabu:
@@ -100,7 +101,7 @@ class Tabu:
             return Result("unknown")
         if monitor.sequences is None:
             try_rules(graph, limits, monitor)
-        if not monitor.should_stop() and load(monitor, *_MODULES):
+        if not monitor.should_stop() and load(monitor, *MODULES):
             search = _Search(graph, limits, monitor, elites, patience)
             if is_pipeline(graph):
                 search.search_job_orders()
@@ -142,18 +143,6 @@ def _whole(name: str, value: object, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**9:
         raise InputError(f"options.{name}: expected an integer in {least}..10^9, got {value!r}")
     return value
-
-
-class _Aside(Monitor):
-    """Keeps what a search finds for itself, and ends it when the whole search ends."""
-
-    def __init__(self, whole: Monitor) -> None:
-        super().__init__(Limits(iterations=FRESH_JOB_ORDERS))
-        self._whole = whole
-
-    def should_stop(self) -> bool:
-        """Whether the whole search is over."""
-        return self._whole.should_stop()
 
 
 class _Search:
@@ -213,7 +202,7 @@ class _Search:
         """What a short search on job orders finds."""
         from optsched_solvers.job_order_search import improve
 
-        aside = _Aside(self.monitor)
+        aside = Aside(Limits(iterations=FRESH_JOB_ORDERS), self.monitor.should_stop)
         seed = int(self.random.integers(2**31))
         self.spend(improve(self.graph, aside, seed=seed, iterations=FRESH_JOB_ORDERS))
         return None if aside.sequences is None else order_of(self.graph, aside.sequences)
