@@ -152,9 +152,9 @@ class Elites:
         self._paired.add((start.number, guide.number))
         return start, guide
 
-    def begin_anew(self) -> None:
-        """Drop all but the best."""
-        self.members = [self.best]
+    def begin_anew(self, *, keep_best: bool) -> None:
+        """Drop all, or all but the best."""
+        self.members = [self.best] if keep_best and self.members else []
         self.apart = LEAST_APART
         self._paired.clear()
 

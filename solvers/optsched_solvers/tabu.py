@@ -177,9 +177,13 @@ class _Search:
             self.left -= made
 
     def run(self) -> None:
-        """Fill the pool, relink all pairs of it, and begin anew with the best."""
+        """Fill the pool, relink all pairs of it, and begin anew.
+
+        The best stays, unless the pool has not improved on it: it would lead back to where it is.
+        """
         more = self.explore(self.elites.best.order, self.patience)
         while more:
+            before = self.monitor.objective
             tries = 2 * self.elites.size
             while more and tries and len(self.elites.members) < self.elites.size:
                 more = self.explore(self.fresh(), max(1, self.patience // FIRST_PATIENCE))
@@ -187,7 +191,7 @@ class _Search:
             self.elites.keep_apart(APART)
             while more and (pair := self.elites.next_pair(self.random)):
                 more = self.explore(self.between(*pair), self.patience)
-            self.elites.begin_anew()
+            self.elites.begin_anew(keep_best=self.monitor.objective != before)
             self.monitor.restart("tabu")
 
     def fresh(self) -> IntArray:
@@ -217,7 +221,8 @@ class _Search:
         priority[np.argsort(noisy, kind="stable")] = np.arange(len(rank))
         found = self.dispatcher.listed(priority, variant.active, variant.backwards)
         if found is None:
-            return self.elites.best.order
+            assert self.known is not None
+            return order_of(self.graph, self.known)
         return order_of(self.graph, found[0])
 
     def between(self, start: Elite, guide: Elite) -> IntArray:
