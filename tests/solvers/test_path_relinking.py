@@ -111,6 +111,23 @@ def test_elites_keep_their_distance() -> None:
     assert len(elites.members) > 1
 
 
+def test_a_pool_begins_anew() -> None:
+    """With the best or without it."""
+    graph = shop(Random(2), 8, 6).graph()
+    sequences = started(graph)
+    assert sequences is not None
+    walk = Walk(graph, 3)
+    walk.load(order_of(graph, sequences))
+    for keep_best in (True, False):
+        elites = Elites(graph, 3)
+        for value in (90, 70, 80):
+            walk.run(40)
+            assert elites.add(value, walk.order)
+        elites.begin_anew(keep_best=keep_best)
+        assert [elite.value for elite in elites.members] == ([70] if keep_best else [])
+        assert elites.next_pair(np.random.default_rng(0)) is None
+
+
 def test_relinking_identical_jobs() -> None:
     """After relabelling, two orders of equal jobs are at distance zero."""
     graph = JobArray([[2, 3]] * 4, [[1, 2]] * 4).graph()
