@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import Cli, start
+from program import Cli, start
 
 from optsched import InputError
 from optsched.bench import run, summary

@@ -1,70 +1,17 @@
-"""The command line: exit codes, one line on stderr, no half results, and Ctrl-C."""
+"""The command line: exit codes, one line on stderr, and no half results."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from program import SHOP, Cli, Ran
 
 import optsched
-from optsched.cli import main
 from optsched.schedule import Schedule
-
-SHOP = "3 3\n0 3 1 2 2 2\n0 2 2 1 1 4\n1 4 2 3 0 1\n"
-PROGRAM = [sys.executable, "-c", "from optsched.cli import main; main()"]
-
-
-class Ran(NamedTuple):
-    """What a command gave back."""
-
-    code: int
-    out: str
-    err: str
-
-
-class Cli:
-    """Runs commands in this process, in a folder of their own."""
-
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, capture: Any) -> None:
-        self.folder, self.patch, self.capture = folder, patch, capture
-
-    def __call__(self, *words: object) -> Ran:
-        """Run one command."""
-        self.patch.setattr(sys, "argv", ["optsched", *map(str, words)])
-        self.capture.readouterr()
-        with pytest.raises(SystemExit) as done:
-            main()
-        out, err = self.capture.readouterr()
-        assert "Traceback" not in out + err
-        return Ran(done.value.code, out, err)
-
-    def refused(self, *words: object, code: int = 2) -> str:
-        """The one line on stderr of a command that must fail and leave no file behind."""
-        before = sorted(os.listdir(self.folder))
-        ran = self(*words)
-        assert ran.code == code, ran
-        assert ran.out == ""
-        assert ran.err.count("\n") == 1 and ran.err.startswith("error: "), ran.err
-        assert sorted(os.listdir(self.folder)) == before
-        return ran.err.removeprefix("error: ").rstrip("\n")
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Cli:
-    """The program, run in an empty folder that has shop.txt, plan.json and graph.json."""
-    monkeypatch.chdir(tmp_path)
-    Path("shop.txt").write_text(SHOP)
-    shop = optsched.JobShop.read("shop.txt")
-    optsched.solve(shop, "dispatch").schedule.write("plan.json")  # type: ignore[union-attr]
-    shop.graph().write("graph.json")
-    return Cli(tmp_path, monkeypatch, capsys)
-
 
 # what every command does with bad input
 
@@ -573,104 +520,3 @@ def test_warmup_knows_every_kernel(cli: Cli) -> None:
     ran = cli("warmup")
     assert ran.code == 0
     assert [line.split(":")[0] for line in ran.out.splitlines()] == ["numba", *names, "all"]
-
-
-# as a process of its own
-
-
-def start(*words: object, **rest: Any) -> subprocess.Popen[str]:
-    """The program as a process."""
-    return subprocess.Popen(
-        [*PROGRAM, *map(str, words)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **rest,
-    )  # fmt: skip
-
-
-def test_interrupt_writes_the_best_so_far(cli: Cli) -> None:
-    """Ctrl-C in a long search: exit code 0, a verified schedule, and the process is gone."""
-    assert cli("generate", "taillard", "--instance", "ta41", "-o", "hard.txt").code == 0
-    process = start("solve", "hard.txt", "--time", "600", "-o", "out.json")
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    assert "objective" in line, line  # the search has begun
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert "Traceback" not in err
-    assert "interrupted: best so far" in out
-    schedule = Schedule.read("out.json")
-    assert optsched.verify(schedule) == []
-    assert schedule.provenance["interrupted"] is True
-
-
-def test_interrupt_leaves_no_thread(cli: Cli) -> None:
-    """Within a program, an interrupted search returns and its threads have ended."""
-    import threading
-
-    shop = optsched.formats.taillard.instance("ta21")
-
-    def interrupt(progress: Any) -> None:
-        if progress.source == "cpsat" or progress.event == "tick":
-            signal.raise_signal(signal.SIGINT)
-
-    before = set(threading.enumerate())
-    result = optsched.solve(shop, "cpsat", time_limit=600, on_progress=interrupt)
-    assert result.interrupted and result.status == "feasible"
-    assert set(threading.enumerate()) <= before
-
-
-def test_interrupt_after_a_library_took_the_handler_away() -> None:
-    """CP-SAT called directly leaves the default action, which would end the process."""
-    program = """
-import signal, optsched
-from ortools.sat.python import cp_model
-model = cp_model.CpModel()
-model.maximize(model.new_int_var(0, 5, "x"))
-cp_model.CpSolver().solve(model)
-shop = optsched.formats.taillard.instance("ta41")
-stop = lambda progress: signal.raise_signal(signal.SIGINT)
-print(optsched.solve(shop, "dispatch", iterations=10**9, on_progress=stop).interrupted)
-"""
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (ran.returncode, ran.stdout) == (0, "True\n"), ran.stderr
-
-
-def test_reader_goes_away(cli: Cli) -> None:
-    """`optsched show FILE | head -0`: no traceback, no complaint of the interpreter."""
-    for command in ("show", "verify", "solvers"):
-        process = start(command, "plan.json")
-        assert process.stdout is not None and process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == ""
-        process.stderr.close()
-        assert process.wait(timeout=60) in (0, 1)
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full device")
-def test_output_on_a_full_disk(cli: Cli) -> None:
-    """Said in one line, and not success."""
-    with open("/dev/full", "w") as full:
-        ran = subprocess.run(
-            [*PROGRAM, "verify", "plan.json"], stdout=full, stderr=subprocess.PIPE, text=True
-        )
-    assert ran.returncode != 0
-    assert ran.stderr.count("\n") == 1 and "No space left" in ran.stderr
-
-
-def test_narrow_encoding(cli: Cli) -> None:
-    """A terminal that knows only ASCII gets escapes instead of an error."""
-    shop = optsched.JobShop([[(0, 1)]], name="größe \U0001f600")
-    shop.write("named.json")
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    process = start("solve", "named.json", env=environment)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    assert "gr\\xf6\\xdfe" in out
-
-
-def test_output_to_a_pipe(cli: Cli) -> None:
-    """`-o /dev/stdout` writes the document there."""
-    process = start("solve", "shop.txt", "--quiet", "-o", "/dev/stdout")
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
-    assert json.loads(out)["format"] == "optsched.schedule/1"

@@ -1,0 +1,22 @@
+"""Fixtures of several test files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import SHOP, Cli
+
+import optsched
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Cli:
+    """The program, run in an empty folder that has shop.txt, plan.json and graph.json."""
+    monkeypatch.chdir(tmp_path)
+    Path("shop.txt").write_text(SHOP)
+    shop = optsched.JobShop.read("shop.txt")
+    optsched.solve(shop, "dispatch").schedule.write("plan.json")  # type: ignore[union-attr]
+    shop.graph().write("graph.json")
+    return Cli(tmp_path, monkeypatch, capsys)

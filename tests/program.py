@@ -1,0 +1,61 @@
+"""The command line as tests run it: in this process, or in one of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from optsched.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHOP = "3 3\n0 3 1 2 2 2\n0 2 2 1 1 4\n1 4 2 3 0 1\n"
+PROGRAM = [sys.executable, "-c", "from optsched.cli import main; main()"]
+
+
+class Ran(NamedTuple):
+    """What a command gave back."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Cli:
+    """Runs commands in this process, in a folder of their own."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch, capture: Any) -> None:
+        self.folder, self.patch, self.capture = folder, patch, capture
+
+    def __call__(self, *words: object) -> Ran:
+        """Run one command."""
+        self.patch.setattr(sys, "argv", ["optsched", *map(str, words)])
+        self.capture.readouterr()
+        with pytest.raises(SystemExit) as done:
+            main()
+        out, err = self.capture.readouterr()
+        assert "Traceback" not in out + err
+        return Ran(done.value.code, out, err)
+
+    def refused(self, *words: object, code: int = 2) -> str:
+        """The one line on stderr of a command that must fail and leave no file behind."""
+        before = sorted(os.listdir(self.folder))
+        ran = self(*words)
+        assert ran.code == code, ran
+        assert ran.out == ""
+        assert ran.err.count("\n") == 1 and ran.err.startswith("error: "), ran.err
+        assert sorted(os.listdir(self.folder)) == before
+        return ran.err.removeprefix("error: ").rstrip("\n")
+
+
+def start(*words: object, **rest: Any) -> subprocess.Popen[str]:
+    """The program as a process."""
+    return subprocess.Popen(
+        [*PROGRAM, *map(str, words)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **rest,
+    )  # fmt: skip

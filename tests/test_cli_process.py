@@ -1,0 +1,106 @@
+"""The program as a process of its own: Ctrl-C, pipes, encodings, a full disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from program import PROGRAM, Cli, start
+
+import optsched
+from optsched.schedule import Schedule
+
+
+def test_interrupt_writes_the_best_so_far(cli: Cli) -> None:
+    """Ctrl-C in a long search: exit code 0, a verified schedule, and the process is gone."""
+    assert cli("generate", "taillard", "--instance", "ta41", "-o", "hard.txt").code == 0
+    process = start("solve", "hard.txt", "--time", "600", "-o", "out.json")
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert "objective" in line, line  # the search has begun
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "Traceback" not in err
+    assert "interrupted: best so far" in out
+    schedule = Schedule.read("out.json")
+    assert optsched.verify(schedule) == []
+    assert schedule.provenance["interrupted"] is True
+
+
+def test_interrupt_leaves_no_thread(cli: Cli) -> None:
+    """Within a program, an interrupted search returns and its threads have ended."""
+    import threading
+
+    shop = optsched.formats.taillard.instance("ta21")
+
+    def interrupt(progress: Any) -> None:
+        if progress.source == "cpsat" or progress.event == "tick":
+            signal.raise_signal(signal.SIGINT)
+
+    before = set(threading.enumerate())
+    result = optsched.solve(shop, "cpsat", time_limit=600, on_progress=interrupt)
+    assert result.interrupted and result.status == "feasible"
+    assert set(threading.enumerate()) <= before
+
+
+def test_interrupt_after_a_library_took_the_handler_away() -> None:
+    """CP-SAT called directly leaves the default action, which would end the process."""
+    program = """
+import signal, optsched
+from ortools.sat.python import cp_model
+model = cp_model.CpModel()
+model.maximize(model.new_int_var(0, 5, "x"))
+cp_model.CpSolver().solve(model)
+shop = optsched.formats.taillard.instance("ta41")
+stop = lambda progress: signal.raise_signal(signal.SIGINT)
+print(optsched.solve(shop, "dispatch", iterations=10**9, on_progress=stop).interrupted)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (0, "True\n"), ran.stderr
+
+
+def test_reader_goes_away(cli: Cli) -> None:
+    """`optsched show FILE | head -0`: no traceback, no complaint of the interpreter."""
+    for command in ("show", "verify", "solvers"):
+        process = start(command, "plan.json")
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        process.stderr.close()
+        assert process.wait(timeout=60) in (0, 1)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a full device")
+def test_output_on_a_full_disk(cli: Cli) -> None:
+    """Said in one line, and not success."""
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [*PROGRAM, "verify", "plan.json"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert ran.returncode != 0
+    assert ran.stderr.count("\n") == 1 and "No space left" in ran.stderr
+
+
+def test_narrow_encoding(cli: Cli) -> None:
+    """A terminal that knows only ASCII gets escapes instead of an error."""
+    shop = optsched.JobShop([[(0, 1)]], name="größe \U0001f600")
+    shop.write("named.json")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    process = start("solve", "named.json", env=environment)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "gr\\xf6\\xdfe" in out
+
+
+def test_output_to_a_pipe(cli: Cli) -> None:
+    """`-o /dev/stdout` writes the document there."""
+    process = start("solve", "shop.txt", "--quiet", "-o", "/dev/stdout")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert json.loads(out)["format"] == "optsched.schedule/1"
