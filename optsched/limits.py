@@ -77,11 +77,11 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.time_limit is not None:
-            object.__setattr__(self, "time_limit", _seconds(self.time_limit))
+            object.__setattr__(self, "time_limit", number("time_limit", "seconds", self.time_limit))
         for name, least, most in _RANGES:
             value = getattr(self, name)
             if value is not None or name in ("seed", "workers"):
-                object.__setattr__(self, name, _whole(name, value, least, most))
+                object.__setattr__(self, name, whole_number(name, value, least, most))
         if not isinstance(self.options, Mapping):
             raise InputError(f"options: expected a mapping, got {self.options!r}")
         if self.stop is not None:
@@ -107,7 +107,7 @@ class Limits:
         object.__setattr__(self, name, value if given is None else first(given, value))
 
 
-def _whole(name: str, value: Any, least: int, most: int) -> int:
+def whole_number(name: str, value: Any, least: int, most: int) -> int:
     """A plain integer, also of NumPy's; never a truth value."""
     try:
         number = None if isinstance(value, bool) else operator.index(value)
@@ -118,11 +118,12 @@ def _whole(name: str, value: Any, least: int, most: int) -> int:
     return number
 
 
-def _seconds(value: Any) -> float:
+def number(name: str, unit: str, value: Any) -> float:
+    """A plain float >= 0, maybe infinite, also of NumPy's; never a truth value or a text."""
     try:
-        seconds = None if isinstance(value, (bool, str, bytes)) else float(value)
+        plain = None if isinstance(value, (bool, str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
-        seconds = None
-    if seconds is None or math.isnan(seconds) or seconds < 0:
-        raise InputError(f"time_limit: expected seconds >= 0, got {value!r:.60}")
-    return seconds
+        plain = None
+    if plain is None or math.isnan(plain) or plain < 0:
+        raise InputError(f"{name}: expected {unit} >= 0, got {value!r:.60}")
+    return plain

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from optsched.errors import InputError
+from optsched.limits import number, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ class Time:
     seconds: float
 
     def __post_init__(self) -> None:
-        _number("Time: seconds", self.seconds)
+        object.__setattr__(self, "seconds", _number("Time: seconds", self.seconds))
 
     def __call__(self, progress: Progress) -> bool:
         """Whether the time is over."""
@@ -42,7 +43,7 @@ class Iterations:
     count: int
 
     def __post_init__(self) -> None:
-        _whole("Iterations: count", self.count)
+        object.__setattr__(self, "count", _whole("Iterations: count", self.count))
 
     def __call__(self, progress: Progress) -> bool:
         """Whether the steps are done."""
@@ -56,7 +57,7 @@ class Target:
     objective: int
 
     def __post_init__(self) -> None:
-        _whole("Target: objective", self.objective)
+        object.__setattr__(self, "objective", _whole("Target: objective", self.objective))
 
     def __call__(self, progress: Progress) -> bool:
         """Whether the schedule is good enough."""
@@ -70,7 +71,7 @@ class Gap:
     relative: float
 
     def __post_init__(self) -> None:
-        _number("Gap: relative", self.relative)
+        object.__setattr__(self, "relative", _number("Gap: relative", self.relative))
 
     def __call__(self, progress: Progress) -> bool:
         """Whether the proved gap is small enough."""
@@ -100,9 +101,11 @@ class NoImprovement:
         if (self.iterations is None) == (self.seconds is None):
             raise InputError("NoImprovement: expected either iterations or seconds")
         if self.iterations is not None:
-            _whole("NoImprovement: iterations", self.iterations)
+            object.__setattr__(
+                self, "iterations", _whole("NoImprovement: iterations", self.iterations)
+            )
         if self.seconds is not None:
-            _number("NoImprovement: seconds", self.seconds)
+            object.__setattr__(self, "seconds", _number("NoImprovement: seconds", self.seconds))
 
     def __call__(self, progress: Progress) -> bool:
         """Whether the last better schedule is too long ago."""
@@ -172,16 +175,15 @@ def split(criterion: Criterion) -> tuple[tuple[Criterion, ...], tuple[Criterion,
     )
 
 
-def _number(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InputError(f"{name}: expected a number >= 0, got {value!r:.60}")
-    if not math.isfinite(value) or value < 0:
+def _number(name: str, value: Any) -> float:
+    found = number(name, "a number", value)
+    if math.isinf(found):
         raise InputError(f"{name}: expected a number >= 0, got {value}")
+    return found
 
 
-def _whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**53:
-        raise InputError(f"{name}: expected an integer in 0..2^53, got {value!r:.60}")
+def _whole(name: str, value: Any) -> int:
+    return whole_number(name, value, 0, 2**53)
 
 
 __all__ = ["AnyOf", "FirstFeasible", "Gap", "Iterations", "NoImprovement", "Target", "Time"]

@@ -75,10 +75,11 @@ class CpSat:
             monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
         if monitor.should_stop() or not load(monitor, "longest_path", "cpsat_model"):
             return Result("unknown")
-        enough = (1 + STOP) * _start_seconds(graph, limits)
-        if monitor.objective is not None and monitor.remaining < enough:
+        lanes = _lanes(graph, limits)
+        start = _start_seconds(graph, lanes)
+        if monitor.objective is not None and monitor.remaining < (1 + STOP) * start:
             return Result("unknown")
-        return _Run(graph, limits, monitor, symmetry).run()
+        return _Run(graph, limits, monitor, symmetry, lanes, STOP * start).run()
 
 
 class _Lane(NamedTuple):
@@ -93,7 +94,10 @@ class _Lane(NamedTuple):
 class _Run:
     """One call of CP-SAT, in threads of its own, so that Ctrl-C and limits are seen at once."""
 
-    def __init__(self, graph: Schedule, limits: Limits, monitor: Monitor, symmetry: bool) -> None:
+    def __init__(
+        self, graph: Schedule, limits: Limits, monitor: Monitor, symmetry: bool,
+        lanes: list[_Lane], stop_seconds: float,
+    ) -> None:  # fmt: skip
         from ortools.sat.python import cp_model
 
         from optsched_solvers.cpsat_model import Model
@@ -101,10 +105,10 @@ class _Run:
         self.cp_model = cp_model
         self.graph, self.limits, self.monitor = graph, limits, monitor
         self.model = Model(graph, monitor.lower_bound or 0, monitor.sequences, symmetry)
-        self.stop_seconds = STOP * _start_seconds(graph, limits)
+        self.stop_seconds = stop_seconds
         self.failure: BaseException | None = None
         self.answered = self.infeasible = self.invalid = False
-        self.lanes = [(lane, self._solver(lane)) for lane in _lanes(graph, limits)]
+        self.lanes = [(lane, self._solver(lane)) for lane in lanes]
 
     def run(self) -> Result:
         threads = [
@@ -231,11 +235,10 @@ def _lanes(graph: Schedule, limits: Limits) -> list[_Lane]:
     return [_Lane(max(8, len(cores)), False, cores)]
 
 
-def _start_seconds(graph: Schedule, limits: Limits) -> float:
+def _start_seconds(graph: Schedule, lanes: list[_Lane]) -> float:
     """Seconds until all threads of all lanes search, and can be stopped."""
     users = np.diff(graph.users.indptr)
     pairs = float((users * (users - 1)).sum()) / 2
-    lanes = _lanes(graph, limits)
     share = max(lane.threads / max(1, len(lane.cores)) for lane in lanes)
     return START[0] * graph.n_operations + START[1] * pairs * share
 
