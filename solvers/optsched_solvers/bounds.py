@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 
 from optsched import bounds as core
-from optsched_solvers.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, kernel
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray, Schedule

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numba import types
 
-from optsched_solvers.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, kernel
 from optsched_solvers.operation_based import guided
 
 if TYPE_CHECKING:

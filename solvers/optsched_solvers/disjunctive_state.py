@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from optsched import bounds
-from optsched_solvers.compiled import INTS
+from optsched.compiled import INTS
 from optsched_solvers.edge_finding import FAR, TABLE
 from optsched_solvers.symmetry_order import ordered_alike
 

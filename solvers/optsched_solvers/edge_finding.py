@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numba import types
 
-from optsched_solvers.compiled import BOOL, INT, kernel
+from optsched.compiled import BOOL, INT, kernel
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray

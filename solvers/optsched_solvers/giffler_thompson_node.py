@@ -13,8 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
+from optsched.compiled import BOOL, INT, INTS, kernel
 from optsched_solvers.bounds import carlier_search, jackson_on, schrage_on
-from optsched_solvers.compiled import BOOL, INT, INTS, kernel
 
 NO_LIMIT = int(np.iinfo(np.int64).max)
 INFINITE = 2**61

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import types
 
-from optsched_solvers.compiled import BOOL, INT, INTS, kernel
+from optsched.compiled import BOOL, INT, INTS, kernel
 from optsched_solvers.giffler_thompson_node import (
     CANDIDATE,
     CANDIDATE_BOUND,

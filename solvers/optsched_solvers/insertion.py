@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import types
 
+from optsched.compiled import INT, INTS, READ, kernel
 from optsched.errors import InputError
 from optsched.graph import cyclic_order
 from optsched.schedule import NO_DEADLINE, Objective, Rows
-from optsched_solvers.compiled import INT, INTS, READ, kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched_solvers.compiled import BOOL, INT, INTS, READ, kernel
+from optsched.compiled import BOOL, INT, INTS, READ, kernel
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray, Schedule

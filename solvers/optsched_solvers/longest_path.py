@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import types
 
+from optsched.compiled import INT, INTS, READ, kernel
 from optsched.errors import InputError
 from optsched.graph import check_permutations, cyclic_order
-from optsched_solvers.compiled import INT, INTS, READ, kernel
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray, Rows, Schedule

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numba import types
 
-from optsched_solvers.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, kernel
 from optsched_solvers.search_arrays import (
     ACQUIRE,
     AFTER,

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
+from optsched.compiled import INT, INTS, READ, kernel
 from optsched.graph import evaluate
 from optsched.schedule import Rows
 from optsched_solvers import longest_path
-from optsched_solvers.compiled import INT, INTS, READ, kernel
 from optsched_solvers.list_schedule import NO_LIMIT, DispatchGraph, _safe
 from optsched_solvers.list_schedule import run as list_schedule
 

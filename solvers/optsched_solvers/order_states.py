@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from optsched_solvers.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, kernel
 
 KINDS, PAIRS, DEADLINE, AT, STATES, CAPACITY, LEVEL = range(7)
 GROUPS: Final = 7

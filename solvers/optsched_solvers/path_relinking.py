@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched_solvers.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, kernel
 from optsched_solvers.identical_jobs import identical_jobs
 from optsched_solvers.neighbourhoods import random_below
 from optsched_solvers.search_arrays import (

@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numba import types
 
-from optsched_solvers.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, kernel
 from optsched_solvers.search_arrays import (
     ACQUIRE,
     AFTER,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from optsched_solvers.compiled import INT, kernel
+from optsched.compiled import INT, kernel
 from optsched_solvers.disjunctive_propagation import (
     EVERYTHING, decide, fixpoint, forget, lower_start, raise_start, touch, undo,
 )  # fmt: skip
