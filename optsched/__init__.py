@@ -11,7 +11,7 @@ from optsched.verify import Violation, verify
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from optsched import formats, pipelines, stop, testing
+    from optsched import bandwidth, formats, pipelines, stop, testing
     from optsched.errors import (
         CyclicOrder,
         InputError,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from optsched.monitor import Monitor, Progress
     from optsched.problems.jobarray import JobArray
     from optsched.problems.jobshop import JobShop
+    from optsched.problems.subset import SubsetChoice
     from optsched.registry import solvers
     from optsched.result import Result
     from optsched.schedule import Arcs, Objective, Resource, Rows, Schedule
@@ -34,16 +35,18 @@ _HOME = {
     "InternalError": "errors", "JobArray": "problems.jobarray", "JobShop": "problems.jobshop",
     "Limits": "limits", "MissingExtra": "errors", "Monitor": "monitor", "Objective": "schedule",
     "OptschedError": "errors", "Progress": "monitor", "Resource": "schedule",
-    "Result": "result", "Rows": "schedule", "Schedule": "schedule", "UnsupportedProblem": "errors",
-    "Watcher": "watcher", "solvers": "registry",
+    "Result": "result", "Rows": "schedule", "Schedule": "schedule",
+    "SubsetChoice": "problems.subset", "UnsupportedProblem": "errors", "Watcher": "watcher",
+    "solvers": "registry",
 }  # fmt: skip
-_MODULES = ("formats", "pipelines", "stop", "testing")
+_MODULES = ("bandwidth", "formats", "pipelines", "stop", "testing")
 
 __all__ = [
     "Arcs", "CyclicOrder", "InputError", "InternalError", "JobArray", "JobShop", "Limits",
     "MissingExtra", "Monitor", "Objective", "OptschedError", "Progress", "Resource", "Result",
-    "Rows", "Schedule", "UnsupportedProblem", "Violation", "Watcher", "__version__", "formats",
-    "pipelines", "solve", "solvers", "stop", "testing", "verify",
+    "Rows", "Schedule", "SubsetChoice", "UnsupportedProblem", "Violation", "Watcher",
+    "__version__", "bandwidth", "formats", "pipelines", "solve", "solvers", "stop", "testing",
+    "verify",
 ]  # fmt: skip
 
 

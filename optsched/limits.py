@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _RANGES = (
     ("iterations", 0, 2**53),  # documents hold integers up to that
-    ("target", 0, 2**53),
+    ("target", -(2**53), 2**53),
     ("seed", 0, 2**31 - 1),
     ("workers", 1, 1024),
 )

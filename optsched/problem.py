@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.schedule import Schedule
+    from optsched.schedule import Rows, Schedule
 
 
 class Problem(ABC):
@@ -18,6 +18,9 @@ class Problem(ABC):
     """
 
     name: str
+
+    answers: ClassVar[str] = "orders"
+    """What a solver must find: the ``"orders"`` of resources, or which ``"resources"`` to use."""
 
     @property
     def objective_name(self) -> str:
@@ -33,11 +36,54 @@ class Problem(ABC):
     def graph(self) -> Schedule:
         """The disjunctive graph: a `Schedule` without sequences and starts."""
 
+    @property
+    def n_operations(self) -> int:
+        """Operations of its schedules."""
+        return self.graph().n_operations
+
     def lower_bound(self) -> int:
         """A lower bound of the objective (`optsched.bounds.makespan_bound` of the graph)."""
         from optsched import bounds
 
         return bounds.makespan_bound(self.graph())
+
+    def scheduled(self, answer: Rows) -> Schedule:
+        """The schedule that a solver's answer stands for.
+
+        Parameters
+        ----------
+        answer
+            The order of operations on every resource; a class of problems whose solutions are no
+            orders says itself what its rows mean.
+
+        Raises
+        ------
+        InputError
+            The answer is none to this problem.
+        """
+        from optsched.graph import scheduled
+
+        return scheduled(self.graph(), answer)
+
+    def answer(self, schedule: Schedule) -> Rows:
+        """The inverse of `scheduled`, for a start to begin with.
+
+        Raises
+        ------
+        InputError
+            The schedule belongs to another instance, has no orders, or is not feasible.
+        """
+        from optsched.verify import verify
+
+        if not self.graph().same_graph(schedule):
+            theirs = str(schedule.provenance.get("instance_sha256", schedule.graph().sha256))
+            raise InputError(f"belongs to another instance ({theirs[:12]}, not {self.sha256[:12]})")
+        if schedule.sequences is None:
+            raise InputError("has no orders")
+        violations = verify(schedule)
+        if violations:
+            raise InputError(violations[0].message)
+        return schedule.sequences
 
     def infeasibility(self) -> str:
         """Why no schedule can exist, in one sentence, if that is easy to see; else ``""``."""
@@ -65,6 +111,10 @@ class Problem(ABC):
                 f"{schedule.sha256[:12]}, expected {graph.sha256[:12]} ({self.name or 'unnamed'})"
             )
         return schedule.makespan
+
+    def describe(self, objective: int) -> str:
+        """An objective as people read it, with its unit."""
+        return f"{objective} {self.graph().time_unit}"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Problem):

@@ -32,7 +32,9 @@ class Solver(Protocol):
     """A backend. Register a class by an entry point; prove it with `optsched.testing.check_solver`.
 
     ``options`` names what `optsched.solve(options=...)` may hold, with a line of help each; a
-    solver without options need not have it.
+    solver without options need not have it. ``answers`` lists what it can find (`Problem.answers`);
+    ``("orders",)`` if it is not there. A true ``instant`` says that `solve` takes microseconds as
+    a rule: it is then called without a thread of its own, and cannot be interrupted.
     """
 
     name: str
@@ -49,6 +51,14 @@ class Solver(Protocol):
         reason; whether a schedule is optimal follows from objective and bound.
         """
         ...
+
+
+def support(engine: Solver, problem: Problem) -> Support:
+    """Whether a solver takes a problem: it finds such answers, and says so."""
+    if problem.answers not in getattr(engine, "answers", ("orders",)):
+        return Support(False, f"it finds no {problem.answers}")
+    said = engine.supports(problem)
+    return Support(bool(said), getattr(said, "reason", "" if said else "refused"))
 
 
 @cache

@@ -125,9 +125,9 @@ def primal_gap(value: int, best_known: int) -> float:
 
 
 def relative_gap(objective: int | None, lower_bound: int | None) -> float | None:
-    """``objective / lower_bound - 1``; 0 for equal values, None if unknown or the bound is 0."""
+    """``(objective - lower_bound) / |lower_bound|``; 0 if equal, None if unknown or bound 0."""
     if objective is None or lower_bound is None:
         return None
     if objective == lower_bound:
         return 0.0
-    return (objective - lower_bound) / lower_bound if lower_bound > 0 else None
+    return (objective - lower_bound) / abs(lower_bound) if lower_bound else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from optsched.errors import InputError, InternalError, UnsupportedProblem
 from optsched.limits import Limits, default_workers
 from optsched.monitor import Monitor
-from optsched.registry import Solver, solvers
+from optsched.registry import Solver, solvers, support
 from optsched.registry import solver as find_solver
 from optsched.result import Result
 from optsched.schedule import Objective, Schedule
@@ -96,57 +96,53 @@ def solve(
         _known_options(engine, {} if options is None else options), stop,
     )  # fmt: skip
     _require_support(engine, problem)
-    graph = problem.graph()
-    monitor = Monitor(limits, on_progress, started, watcher, _FINISH * graph.n_operations)
-    if warm_start is not None:
-        _check_warm_start(problem, graph, warm_start)
+    monitor = Monitor(limits, on_progress, started, watcher, _FINISH * problem.n_operations)
+    start = None if warm_start is None else _warm_start(problem, warm_start)
     found = Result("unknown")
     try:
         monitor.begin(problem)
-        found = _run(engine, problem, limits, monitor, warm_start)
+        found = _run(engine, problem, limits, monitor, start)
         monitor.poll(last=True)
     except KeyboardInterrupt:
         monitor.stop()
     except Exception as error:
         if monitor.callback_failed:  # the caller's own error: the search is not lost with it
-            error.result = _finish(problem, graph, engine, monitor, found)  # type: ignore[attr-defined]
+            error.result = _finish(problem, engine, monitor, found)  # type: ignore[attr-defined]
         raise
     try:
-        result = _finish(problem, graph, engine, monitor, found)
+        result = _finish(problem, engine, monitor, found)
     except KeyboardInterrupt:  # a moment late: what was found is not lost for that
         monitor.stop()
-        result = _finish(problem, graph, engine, monitor, found)
+        result = _finish(problem, engine, monitor, found)
     monitor.end(result)
     return result
 
 
 def _run(
-    engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, warm_start: Schedule | None
+    engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, start: Rows | None
 ) -> Result:
     """Look for reasons why nothing is feasible, take the warm start, then search."""
     reason = problem.infeasibility()
     if reason:
         return Result("infeasible", reason=reason)
-    graph = problem.graph()
-    if warm_start is not None and warm_start.sequences is not None:
-        from optsched.graph import scheduled
-
-        start = scheduled(graph, warm_start.sequences)
-        monitor.incumbent(warm_start.sequences, start.makespan, "warm start")
+    if start is not None:
+        monitor.incumbent(start, problem.evaluate(problem.scheduled(start)), "warm start")
     monitor.bound(problem.lower_bound(), "bounds")
     found = Result("unknown")
     if not monitor.should_stop() or monitor.objective is None:
         found = _search(engine, problem, limits, monitor)
-        _take(graph, engine, monitor, found)
+        _take(problem, engine, monitor, found)
     return found
 
 
 def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-    """Run the engine in a thread of its own, while this one watches.
+    """Run the engine in a thread of its own, while this one watches; instant ones at once.
 
     So Ctrl-C arrives here, never inside compiled code or half an import, and users are called from
     the thread that called `solve`, whatever the engine does.
     """
+    if getattr(engine, "instant", False):
+        return engine.solve(problem, limits, monitor) or Result("unknown")
     results: list[Result | None] = []
     failures: list[BaseException] = []
 
@@ -183,18 +179,20 @@ def _own_interrupts() -> None:
         signal.signal(signal.SIGINT, handler)
 
 
-def _take(graph: Schedule, engine: Solver, monitor: Monitor, found: Result) -> None:
+def _take(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> None:
     """Add to the monitor what an engine returns without having reported it."""
     if found.schedule is not None and found.schedule.sequences is not None:
-        value = _scheduled(graph, engine, found.schedule.sequences).makespan
-        monitor.incumbent(found.schedule.sequences, value, engine.name)
+        try:
+            answer = problem.answer(found.schedule)
+        except InputError as error:
+            raise InternalError(f"{engine.name} returned a wrong schedule: {error}") from error
+        value = problem.evaluate(_scheduled(problem, engine, answer))
+        monitor.incumbent(answer, value, engine.name)
     if found.lower_bound is not None:
         monitor.bound(found.lower_bound, engine.name)
 
 
-def _finish(
-    problem: Problem, graph: Schedule, engine: Solver, monitor: Monitor, found: Result
-) -> Result:
+def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> Result:
     """Turn what the monitor holds into a verified schedule and an honest status."""
     if monitor.contradiction is not None:  # also one that an engine kept to itself
         raise monitor.contradiction
@@ -216,30 +214,28 @@ def _finish(
             f"{engine.name} proved the problem infeasible, but a schedule of {monitor.objective} "
             "exists: please report this instance"
         )
-    schedule = _scheduled(graph, engine, monitor.sequences)
+    schedule = _scheduled(problem, engine, monitor.sequences)
     status = "optimal" if monitor.proved else "feasible"
-    value = schedule.makespan
+    value = problem.evaluate(schedule)
     schedule = schedule.with_orders(
-        monitor.sequences,
+        schedule.sequences,  # type: ignore[arg-type]
         schedule.start,  # type: ignore[arg-type]
-        Objective("makespan", value, monitor.lower_bound, status),
+        Objective(problem.objective_name, value, monitor.lower_bound, status),
         _provenance(problem, engine, monitor),
     )
     violations = verify(schedule)
     if violations or value != monitor.objective:
-        what = violations[0].message if violations else f"it ends at {value}"
+        what = violations[0].message if violations else f"it is worth {value}"
         raise InternalError(
             f"{engine.name} returned a wrong schedule of objective {monitor.objective}: {what}"
         )
     return Result(status, schedule, value, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
 
 
-def _scheduled(graph: Schedule, engine: Solver, sequences: Rows) -> Schedule:
-    """The semi-active schedule of an engine's orders; impossible orders are its fault."""
-    from optsched.graph import scheduled
-
+def _scheduled(problem: Problem, engine: Solver, answer: Rows) -> Schedule:
+    """The schedule of an engine's answer; an impossible one is its fault."""
     try:
-        return scheduled(graph, sequences)
+        return problem.scheduled(answer)
     except InputError as error:
         raise InternalError(f"{engine.name} returned impossible orders: {error}") from error
 
@@ -276,27 +272,19 @@ def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, A
 def _require_support(engine: Solver, problem: Problem) -> None:
     if not callable(getattr(problem, "graph", None)):
         raise InputError(f"problem: expected a JobShop, a JobArray or a graph, got {problem!r:.60}")
-    support = engine.supports(problem)
-    if support:
+    said = support(engine, problem)
+    if said:
         return
-    able = [name for name in solvers() if find_solver(name).supports(problem)]
+    able = [name for name in solvers() if support(find_solver(name), problem)]
     others = f"; these do: {', '.join(able)}" if able else "; no installed solver does"
-    reason = getattr(support, "reason", "") or "refused"
+    reason = said.reason or "refused"
     raise UnsupportedProblem(f"{engine.name} does not solve this problem: {reason}{others}")
 
 
-def _check_warm_start(problem: Problem, graph: Schedule, start: Schedule) -> None:
+def _warm_start(problem: Problem, start: Schedule) -> Rows:
     if not isinstance(start, Schedule):
         raise InputError(f"warm_start: expected a Schedule, got {start!r:.60}")
-    if not graph.same_graph(start):
-        theirs = str(start.provenance.get("instance_sha256", start.graph().sha256))
-        raise InputError(
-            f"warm_start: belongs to another instance ({theirs[:12]}, not {problem.sha256[:12]})"
-        )
-    if start.sequences is None:
-        raise InputError("warm_start: has no orders")
-    from optsched.verify import verify
-
-    violations = verify(start)
-    if violations:
-        raise InputError(f"warm_start: {violations[0].message}")
+    try:
+        return problem.answer(start)
+    except InputError as error:
+        raise InputError(f"warm_start: {error}") from None

@@ -57,7 +57,8 @@ class Target:
     objective: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "objective", _whole("Target: objective", self.objective))
+        value = whole_number("Target: objective", self.objective, -(2**53), 2**53)
+        object.__setattr__(self, "objective", value)
 
     def __call__(self, progress: Progress) -> bool:
         """Whether the schedule is good enough."""

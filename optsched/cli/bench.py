@@ -134,6 +134,7 @@ def _tasks(
     from optsched.limits import Limits
     from optsched.limits import default_workers as usual
     from optsched.registry import solver as find_solver
+    from optsched.registry import support
 
     names = list(dict.fromkeys(name.strip() for name in solvers.split(",") if name.strip()))
     if not names:
@@ -151,11 +152,11 @@ def _tasks(
     pairs = []
     for instance in instances:
         for name in names:
-            support = engines[name].supports(instance.problem)
-            if support:
+            found = support(engines[name], instance.problem)
+            if found:
                 pairs.append((instance, name))
             else:
-                reason = getattr(support, "reason", "") or "refused"
+                reason = found.reason or "refused"
                 refusals.append(f"{instance.name}: not for {name}: {reason}")
     if not pairs:
         raise UnsupportedProblem(refusals[0])

@@ -80,10 +80,11 @@ def _solved(
     import optsched
     from optsched.cli.options import parse_options
     from optsched.registry import solver as find_solver
+    from optsched.registry import support
 
     if solver is None:
         able = [name for name in PROVERS if name in optsched.solvers()]
-        solver = next((name for name in able if find_solver(name).supports(problem)), able[-1])
+        solver = next((name for name in able if support(find_solver(name), problem)), able[-1])
     result = optsched.solve(
         problem, solver, time_limit=time_limit, workers=workers, options=parse_options(option)
     )

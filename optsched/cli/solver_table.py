@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import optsched
-from optsched.registry import solver
+from optsched.registry import solver, support
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,13 +26,12 @@ def solver_table(file: Path | None) -> None:
 
         problem = read_problem(file)
         for name in names:
-            support = solver(name).supports(problem)
-            reason = getattr(support, "reason", "")
-            console.print(f"{name:18}{'yes' if support else f'no: {reason}'}", highlight=False)
+            found = support(solver(name), problem)
+            console.print(f"{name:18}{'yes' if found else f'no: {found.reason}'}", highlight=False)
         return
     table = Table("problem", *names, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for kind, problem in _kinds().items():
-        table.add_row(kind, *("yes" if solver(n).supports(problem) else "-" for n in names))
+        table.add_row(kind, *("yes" if support(solver(n), problem) else "-" for n in names))
     console.print(table)
     console.print("`optsched solvers FILE` says why a solver refuses an instance.", highlight=False)
 
@@ -53,4 +52,12 @@ def _kinds() -> dict[str, Problem]:
         "JobArray, switches": optsched.JobArray(blocks, blocks, switch=1),
         "JobArray, period": optsched.JobArray(blocks, blocks, objective="period"),
         "graph with gangs": gang,
+        "SubsetChoice": _choice(),
     }
+
+
+def _choice() -> Problem:
+    from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, HostType
+
+    cluster = Cluster.uniform(HostType("host", 2), 2)
+    return optsched.SubsetChoice(ClusterState.idle(cluster), BottleneckBandwidth(cluster), 2)

@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from pkgutil import iter_modules
 from time import perf_counter
 
-KERNELS = "optsched_solvers.compiled"
+KERNELS = "optsched.compiled"
+PACKAGES = ("optsched_solvers", "optsched.bandwidth")
 
 
 def warmup() -> None:
@@ -27,14 +28,15 @@ def warmup() -> None:
 
 
 def kernel_modules() -> list[str]:
-    """Modules of `optsched_solvers` that compile when imported: those that use `compiled`."""
-    spec = find_spec("optsched_solvers")
-    folders = [] if spec is None else spec.submodule_search_locations
+    """Modules that compile when imported: those that use `optsched.compiled`."""
     found = []
-    for module in iter_modules(folders, "optsched_solvers."):
-        there = module.module_finder.find_spec(module.name, None)
-        get_source = getattr(there and there.loader, "get_source", None)
-        source = get_source(module.name) if get_source else None
-        if source and f"from {KERNELS} import" in source and module.name != KERNELS:
-            found.append(module.name)
+    for package in PACKAGES:
+        spec = find_spec(package)
+        folders = [] if spec is None else spec.submodule_search_locations
+        for module in iter_modules(folders, f"{package}."):
+            there = module.module_finder.find_spec(module.name, None)
+            get_source = getattr(there and there.loader, "get_source", None)
+            source = get_source(module.name) if get_source else None
+            if source and f"from {KERNELS} import" in source:
+                found.append(module.name)
     return sorted(found)

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
-from optsched.registry import Support
 from optsched.result import Result
 from optsched_solvers.rules import (
     INSERTION,
     RULES,
     run,
     supported_graph,
+    supported_objective,
     try_insertion,
     try_rules,
 )
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
+    from optsched.registry import Support
     from optsched.schedule import Rows, Schedule
 
 __all__ = ["INSERTION", "RULES", "Dispatch", "complete", "run"]
@@ -49,8 +50,9 @@ class Dispatch:
 
     def supports(self, problem: Problem) -> Support:
         """One iteration (makespan), at most one resource per operation."""
-        if getattr(problem, "objective_name", "makespan") != "makespan":
-            return Support(False, "only the makespan of one iteration is supported, not the period")
+        goal = supported_objective(problem)
+        if not goal:
+            return goal
         return supported_graph(problem.graph())
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from optsched.limits import Limits
     from optsched.monitor import Monitor
+    from optsched.problem import Problem
     from optsched.schedule import IntArray, Schedule
     from optsched_solvers.list_schedule import DispatchGraph
 
@@ -122,9 +123,12 @@ def supported_graph(graph: Schedule) -> Support:
     return supported_objective(graph)
 
 
-def supported_objective(graph: Schedule) -> Support:
-    """Whether the graph is one-shot: no period to be found or kept."""
-    if graph.period is not None:
+def supported_objective(problem: Problem) -> Support:
+    """Whether the makespan of one iteration is asked for: no period to be found or kept."""
+    if problem.objective_name != "makespan":
+        what = problem.objective_name
+        return Support(False, f"only the makespan of one iteration is supported, not the {what}")
+    if problem.graph().period is not None:
         return Support(False, "the graph is periodic; only one iteration is scheduled")
     return Support(True)
 

@@ -21,6 +21,7 @@ from optsched_solvers.rules import (
     Dispatcher,
     is_pipeline,
     supported_graph,
+    supported_objective,
     try_rules,
     variants,
 )
@@ -83,8 +84,9 @@ class Tabu:
 
     def supports(self, problem: Problem) -> Support:
         """Makespan of one iteration, at most one resource per operation, no deadlines."""
-        if getattr(problem, "objective_name", "makespan") != "makespan":
-            return Support(False, "only the makespan of one iteration is supported, not the period")
+        goal = supported_objective(problem)
+        if not goal:
+            return goal
         graph = problem.graph()
         if (graph.deadline != NO_DEADLINE).any():
             i = int(np.argmax(graph.deadline != NO_DEADLINE))
