@@ -1,0 +1,374 @@
+"""Exact choice of k GPUs on a flat idle cluster of many hosts: by the patterns of k.
+
+The network's limit depends on the pattern only. So go through the partitions of k by falling limit
+until it is not above the best value; in each, hosts take parts so that the worst bandwidth within
+a host is as high as can be. Whether a threshold can be kept is Hall's condition over the distinct
+parts: any of them, with their multiplicities, have at least as many hosts that accept one of them.
+"""
+
+# numba compiles the kernels: they are typed by signatures
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from optsched.bandwidth.counts import popcount
+from optsched.bandwidth.intra import MOST_BY_SUBSET
+from optsched.bandwidth.pod_search import PodChoice, gpus_of
+from optsched.bandwidth.rates import MOST, NO_LIMIT, UNMEASURED, integral
+from optsched.compiled import INT, INTS, READ, kernel
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from optsched.bandwidth.model import CountModel
+    from optsched.bandwidth.state import ClusterState
+    from optsched.schedule import IntArray
+
+MOST_PARTITIONS: Final = 400_000
+"""Partitions of k up to which they are listed."""
+
+MOST_PART: Final = 62
+"""Largest part: sets of parts are bits of one integer."""
+
+_BATCH: Final = 1 << 22
+"""Numbers in one batch of patterns that a model is asked for."""
+
+
+def choose_flat(model: CountModel, state: ClusterState, k: int) -> PodChoice:
+    """Best k free GPUs by standalone bandwidth; running jobs are not regarded.
+
+    To ask more than once, keep a `FlatSearch`.
+    """
+    return FlatSearch(model).choose(state, k)
+
+
+class FlatSearch:
+    """Chooses by patterns; the patterns of every k are listed once.
+
+    Parameters
+    ----------
+    model
+        Any number of hosts.
+    """
+
+    def __init__(self, model: CountModel) -> None:
+        self.model = model
+        self._tables: dict[int, IntArray] = {}
+        self._listed: dict[tuple[int, int], tuple[IntArray, IntArray]] = {}
+
+    def choose(self, state: ClusterState, k: int) -> PodChoice:
+        """Best k free GPUs by standalone bandwidth; running jobs are not regarded.
+
+        Of equal values the pattern with the highest limit of the network, then the lowest ids.
+
+        Raises
+        ------
+        InputError
+            k out of range, another cluster, more than 400,000 partitions, or parts above 62; no
+            choice of k GPUs is measured.
+        """
+        cluster = self.model.cluster
+        if state.cluster != cluster:
+            raise InputError("state: is of another cluster than the model")
+        k = integral("k", k, 1, cluster.n_gpus)
+        if k > len(state.free):
+            n = int((state.room > 0).sum())
+            raise InputError(f"k: asks {k} GPUs, free are {len(state.free)} on {n} hosts")
+        if k == 1:
+            return PodChoice(0, state.free[:1], 0, True)
+        hosts = np.flatnonzero(state.room)
+        most = min(k, int(cluster.sizes.max()))
+        if most > MOST_PART or not self._few(k, most):
+            most = min(k, int(state.room.max()))
+        parts, limits = self.partitions(k, most)
+        rows = self.best_rows(state, hosts, most)
+        classes, sizes = np.unique(rows, axis=0, return_counts=True)
+        found = np.zeros(2, np.int64)
+        value = int(
+            search_partitions(
+                parts.reshape(-1), limits, most, classes.reshape(-1), sizes.astype(np.int64), found
+            )
+        )
+        if value < 0:
+            raise InputError(f"k: every choice of {k} GPUs has a pattern that is not measured")
+        chosen = self._assigned(state, hosts, rows, parts[found[0]], value)
+        return PodChoice(value, gpus_of(state, chosen), value, True)
+
+    def partitions(self, k: int, most: int) -> tuple[IntArray, IntArray]:
+        """Partitions of k by falling limit, measured ones only.
+
+        Returns
+        -------
+        tuple[IntArray, IntArray]
+            How often every part 1..most occurs, shape (n, most); limits of the network.
+        """
+        if (k, most) not in self._listed:
+            hosts = self.model.cluster.n_hosts
+            parts = partitions(k, most, hosts)
+            limits = self._limits(parts, k)
+            order = np.argsort(-limits, kind="stable")
+            order = order[limits[order] != UNMEASURED]
+            self._listed[k, most] = np.ascontiguousarray(parts[order]), limits[order]
+        return self._listed[k, most]
+
+    def _few(self, k: int, most: int) -> bool:
+        return (k, most) in self._listed or count_partitions(k, most) <= MOST_PARTITIONS
+
+    def _limits(self, parts: IntArray, k: int) -> IntArray:
+        """The network's limit of every row, asked in batches."""
+        width = max(1, int(parts.sum(axis=1).max(initial=1)))
+        falling = np.cumsum(parts[:, ::-1], axis=1)  # hosts with at least most, most - 1, ... GPUs
+        found = [np.zeros(0, np.int64)]
+        step = max(1, _BATCH // width)
+        for begin in range(0, len(parts), step):
+            rows = falling[begin : begin + step]
+            patterns = np.zeros((len(rows), width), np.int64)
+            for column in range(rows.shape[1]):
+                patterns[np.arange(width) < rows[:, column : column + 1]] += 1
+            found.append(self.model.network(patterns))
+        return np.concatenate(found)
+
+    def best_rows(self, state: ClusterState, hosts: IntArray, most: int) -> IntArray:
+        """Best bandwidth within a host by number of free GPUs taken, -1: too few are free."""
+        cluster = self.model.cluster
+        kinds = np.array(cluster.type_of, np.int64)[hosts]
+        pairs = np.stack([kinds, state.masks[hosts]], axis=1)
+        distinct, of = np.unique(pairs, axis=0, return_inverse=True)
+        rows = np.full((len(distinct), most + 1), -1, np.int64)
+        for kind in np.unique(kinds):
+            n = cluster.types[kind].gpus
+            its = np.flatnonzero(distinct[:, 0] == kind)
+            masks = np.ascontiguousarray(distinct[its, 1])
+            table = self._table(int(kind))
+            part = np.full(len(its) * (most + 1), -1, np.int64)
+            best_of_masks(table, n, int(n <= MOST_BY_SUBSET), masks, most, part)
+            rows[its] = part.reshape(len(its), most + 1)
+        return np.asarray(rows[of.reshape(-1)])
+
+    def _table(self, kind: int) -> IntArray:
+        """Bandwidths within a type by mask, or by count beyond 16 GPUs; 0 and 1 GPU: no limit."""
+        if kind not in self._tables:
+            n = self.model.cluster.types[kind].gpus
+            given = self.model.intra_of(kind)
+            sizes = np.arange(n + 1)
+            if n <= MOST_BY_SUBSET:
+                sizes = np.array([mask.bit_count() for mask in range(1 << n)])
+            limits = np.full(len(sizes), NO_LIMIT, np.int64)
+            if given is not None:
+                limits[:] = given[sizes] if len(given) == n + 1 else given
+            limits[sizes <= 1] = NO_LIMIT
+            self._tables[kind] = limits
+        return self._tables[kind]
+
+    def _assigned(
+        self, state: ClusterState, hosts: IntArray, rows: IntArray, parts: IntArray, value: int
+    ) -> IntArray:
+        """Masks (or counts) by host: lowest ids with this value and these parts."""
+        cluster = self.model.cluster
+        chosen = np.zeros(cluster.n_hosts, np.int64)
+        left = parts.copy()
+        accepted = accepts(rows, value)
+        waiting, counts = np.unique(accepted, return_counts=True)
+        number = counts.astype(np.int64)
+        for h, accept in zip(hosts.tolist(), accepted.tolist(), strict=True):
+            if not left.any():
+                break
+            number[np.searchsorted(waiting, accept)] -= 1
+            table = self._table(cluster.type_of[h])
+            for mask in self._preferred(table, int(state.masks[h]), h, value):
+                by_mask = int(cluster.sizes[h]) <= MOST_BY_SUBSET
+                count = mask.bit_count() if by_mask else mask
+                if count > len(left) or (count and not left[count - 1]):
+                    continue
+                left[count - 1] -= count > 0
+                if keeps(left, waiting, number):
+                    chosen[h] = mask
+                    break
+                left[count - 1] += count > 0
+        return chosen
+
+    def _preferred(self, table: IntArray, free: int, host: int, value: int) -> list[int]:
+        """Of every number of free GPUs the lowest ids with this value, lowest ids first."""
+        n = int(self.model.cluster.sizes[host])
+        if n > MOST_BY_SUBSET:
+            return [count for count in range(free, 0, -1) if table[count] >= value] + [0]
+        first: dict[int, int] = {0: 0}
+        subset = free
+        while subset:
+            count = subset.bit_count()
+            if table[subset] >= value and _lower(subset, first.get(count, 0)):
+                first[count] = subset
+            subset = (subset - 1) & free
+        return sorted(first.values(), key=lambda mask: f"{mask:0{n}b}"[::-1], reverse=True)
+
+
+def _lower(mask: int, other: int) -> bool:
+    differ = mask ^ other
+    return bool(differ & -differ & mask)
+
+
+def count_partitions(k: int, most: int) -> int:
+    """Number of partitions of k into parts up to `most`."""
+    ways = [1] + [0] * k
+    for part in range(1, most + 1):
+        for n in range(part, k + 1):
+            ways[n] += ways[n - part]
+    return ways[k]
+
+
+def partitions(k: int, most: int, hosts: int) -> IntArray:
+    """Partitions of k into at most `hosts` parts up to `most`: how often each part occurs.
+
+    Raises
+    ------
+    InputError
+        There are too many, or the parts are too large.
+    """
+    if most > MOST_PART:
+        raise InputError(f"k: parts up to {most} are too large for this search, it has {MOST_PART}")
+    number = count_partitions(k, most)
+    if number > MOST_PARTITIONS:
+        raise InputError(
+            f"k: {k} GPUs on hosts of up to {most} have {number} patterns, more than "
+            f"{MOST_PARTITIONS}; ask for fewer, or give the cluster pods"
+        )
+    used = np.zeros((1, most), np.int64)
+    left = np.array([k], np.int64)
+    for part in range(most, 0, -1):
+        room = hosts - used.sum(axis=1)
+        highest = np.minimum(left // part, room)
+        lowest = highest if part == 1 else np.zeros_like(highest)
+        keep = left <= room * part  # even if all hosts that are left take this part
+        used, left, highest, lowest = used[keep], left[keep], highest[keep], lowest[keep]
+        repeats = highest - lowest + 1
+        rows = np.repeat(np.arange(len(used)), repeats)
+        times = np.arange(len(rows)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        times += lowest[rows]
+        used = used[rows]
+        used[:, part - 1] = times
+        left = left[rows] - times * part
+    return np.ascontiguousarray(used[left == 0])
+
+
+def accepts(rows: IntArray, value: int) -> IntArray:
+    """By row the parts whose best bandwidth is `value` or more, bit c - 1 for part c."""
+    bits = 1 << np.arange(rows.shape[1] - 1)
+    return np.asarray((rows[:, 1:] >= value) @ bits, np.int64)
+
+
+@kernel(INT, READ, INT, INT, READ, INT, INTS)
+def best_of_masks(table, n, by_mask, masks, most, rows):  # type: ignore[no-untyped-def]
+    """Fill rows of most + 1 numbers: best bandwidth of every number of each mask's GPUs."""
+    width = most + 1
+    for i in range(len(masks)):
+        free = masks[i]
+        rows[i * width] = NO_LIMIT
+        if by_mask == 0:
+            for count in range(1, min(most, free) + 1):
+                rows[i * width + count] = table[count]
+            continue
+        sub = free
+        while sub > 0:
+            count = popcount(sub)
+            if count <= most:
+                rows[i * width + count] = max(rows[i * width + count], table[sub])
+            sub = (sub - 1) & free
+    return n
+
+
+@kernel(INT, READ, READ, READ)
+def keeps(parts, accepted, number):  # type: ignore[no-untyped-def]
+    """Hall's condition: 1 if hosts can take all parts, each host at most one that it accepts.
+
+    parts: how often every part occurs. accepted: sets of parts. number: hosts with such a set.
+    """
+    distinct = np.empty(len(parts), np.int64)
+    n = 0
+    for c in range(len(parts)):
+        if parts[c] > 0:
+            hosts = 0
+            for g in range(len(accepted)):
+                if accepted[g] >> c & 1:
+                    hosts += number[g]
+            if hosts < parts[c]:
+                return 0
+            distinct[n], n = c, n + 1
+    for some in range(1, 1 << n):
+        wanted, asked, hosts = 0, 0, 0
+        for i in range(n):
+            if some >> i & 1:
+                wanted |= 1 << distinct[i]
+                asked += parts[distinct[i]]
+        for g in range(len(accepted)):
+            if (accepted[g] & wanted) != 0:
+                hosts += number[g]
+                if hosts >= asked:
+                    break
+        if hosts < asked:
+            return 0
+    return 1
+
+
+@kernel(INT, READ, INT, INT, INTS)
+def _accept(classes, width, value, accepted):  # type: ignore[no-untyped-def]
+    """Fill in the sets of parts that classes of hosts accept with a threshold."""
+    for i in range(len(accepted)):
+        accepted[i] = 0
+        for c in range(1, width):
+            if classes[i * width + c] >= value:
+                accepted[i] |= 1 << c - 1
+    return 0
+
+
+@kernel(INT, INTS, READ, INTS, INTS)
+def _grouped(accepted, sizes, sets, number):  # type: ignore[no-untyped-def]
+    """Distinct sets and how many hosts have each; their number."""
+    order = np.argsort(accepted)
+    n = 0
+    for i in range(len(order)):
+        mask = accepted[order[i]]
+        if n == 0 or sets[n - 1] != mask:
+            sets[n], number[n], n = mask, 0, n + 1
+        number[n - 1] += sizes[order[i]]
+    return n
+
+
+@kernel(INT, READ, READ, INT, READ, READ, INTS)
+def search_partitions(parts, limits, most, classes, sizes, found):  # type: ignore[no-untyped-def]
+    """Best value of partitions in order of falling limits, -1 if there is none; found[0]: which.
+
+    parts: rows of `most` numbers. classes: best bandwidth by number of GPUs, rows of most + 1, of
+    sizes[i] hosts each.
+    """
+    n_classes, width = len(sizes), most + 1
+    accepted, sets = np.empty(n_classes, np.int64), np.empty(n_classes, np.int64)
+    number = np.empty(n_classes, np.int64)
+    levels = np.unique(classes)
+    best = -1
+    _accept(classes, width, 0, accepted)
+    n_sets = _grouped(accepted, sizes, sets, number)
+    for i in range(len(limits)):
+        limit = min(limits[i], MOST - 1)
+        if limit <= best:
+            break
+        row = parts[i * most : (i + 1) * most]
+        if keeps(row, sets[:n_sets], number[:n_sets]) == 0:
+            continue
+        low, high = int(np.searchsorted(levels, best + 1)), len(levels) - 1
+        while low < high:  # the highest level of bandwidths within hosts that can be kept
+            middle = (low + high + 1) // 2
+            _accept(classes, width, levels[middle], accepted)
+            n_sets = _grouped(accepted, sizes, sets, number)
+            if levels[low] >= limit:
+                break
+            if keeps(row, sets[:n_sets], number[:n_sets]) == 1:
+                low = middle
+            else:
+                high = middle - 1
+        best, found[0] = min(limit, levels[low]), i
+        _accept(classes, width, best + 1, accepted)
+        n_sets = _grouped(accepted, sizes, sets, number)
+    return best

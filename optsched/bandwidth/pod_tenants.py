@@ -1,0 +1,358 @@
+"""Choice of k GPUs across pods beside running jobs: exact, or a local search with a bound."""
+
+# numba compiles the kernels: they are typed by signatures
+# mypy: disable-error-code="no-untyped-call"
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from optsched.bandwidth import pod_entries as entry
+from optsched.bandwidth import pod_sets as sets
+from optsched.bandwidth import pod_windows as windows
+from optsched.bandwidth.model import UnmeasuredPattern
+from optsched.bandwidth.pod_local import POD
+from optsched.bandwidth.pod_search import PodChoice, gpus_of, idle_choice
+from optsched.bandwidth.pods import UNIT_BITS
+from optsched.bandwidth.rates import NO_LIMIT
+from optsched.bandwidth.state import ClusterState
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optsched.bandwidth.model import Selection
+    from optsched.bandwidth.pods import PodBandwidth
+    from optsched.schedule import IntArray
+
+MOST_VECTORS: Final = 1_000_000
+"""Count vectors of all pods together up to which they are enumerated."""
+
+
+def choose_beside_tenants(
+    model: PodBandwidth, state: ClusterState, k: int, demands: Sequence[int], work: int
+) -> PodChoice:
+    """Best k >= 2 free GPUs beside jobs with these demands; see `choose_pods`."""
+    team = relevant(state, demands)
+    idle = idle_choice(model, state, k)
+    bar = _value_of(model, state, demands, idle.gpus)
+    if bar == idle.value:
+        return idle
+    rooms = np.array([np.prod(state.room[list(hosts)] + 1.0) for hosts in model.hosts_of])
+    if len(team) > sets.MOST_JOBS or rooms.sum() > MOST_VECTORS:
+        return local_choice(model, state, k, demands, idle, work)
+    team.sort(key=lambda j: demands[j])
+    return _by_sets(model, state, k, demands, team, idle._replace(value=bar), work)
+
+
+def relevant(state: ClusterState, demands: Sequence[int]) -> list[int]:
+    """Jobs that can interfere: on several hosts, one of them with free GPUs, and a demand."""
+    held, room = state.held, state.room
+    return [
+        j
+        for j, demand in enumerate(demands)
+        if demand > 0 and (held[j] > 0).sum() > 1 and room[held[j] > 0].any()
+    ]
+
+
+def values_beside_tenants(
+    model: PodBandwidth, state: ClusterState, selection: Selection, demands: Sequence[int]
+) -> IntArray:
+    """B(S, tau) of every row from explicit allocations; joint ones take the first local ids.
+
+    Parameters
+    ----------
+    model, state
+        Of one cluster.
+    selection
+        Free GPUs, shape (n, GPUs).
+    demands
+        kB/s of every job.
+    """
+    cluster = model.cluster
+    d = model.predict(selection)
+    counts = np.add.reduceat(selection, cluster.first[:-1], axis=1, dtype=np.int64)
+    local = np.arange(cluster.n_gpus) - cluster.first[cluster.host_of]
+    capacity = np.full(len(d), NO_LIMIT, np.int64)
+    asked = np.zeros(len(d), np.int64)
+    for j in relevant(state, demands):
+        held = state.held[j]
+        meets = np.flatnonzero(
+            ((counts > 0) & (held > 0)).any(axis=1) & ((counts > 0).sum(axis=1) > 1)
+        )
+        if len(meets):
+            joint = local < (counts[meets] + held)[:, cluster.host_of]
+            capacity[meets] = np.minimum(capacity[meets], model.predict(joint))
+            asked[meets] += demands[j]
+    total = d + asked
+    limited = total > capacity
+    shares = d * np.where(limited, capacity, 0) // np.maximum(total, 1)
+    return np.where(limited, shares, d)
+
+
+def _value_of(
+    model: PodBandwidth, state: ClusterState, demands: Sequence[int], gpus: Sequence[int]
+) -> int:
+    """Value of one choice; -1 if something is not measured."""
+    row = np.zeros((1, model.cluster.n_gpus), np.bool_)
+    row[0, list(gpus)] = True
+    try:
+        return int(values_beside_tenants(model, state, row, demands)[0])
+    except UnmeasuredPattern:
+        return -1
+
+
+def _by_sets(
+    model: PodBandwidth,
+    state: ClusterState,
+    k: int,
+    demands: Sequence[int],
+    team: list[int],
+    start: PodChoice,
+    work: int,
+) -> PodChoice:
+    """By sets of touched jobs, at least as good as `start`; not exact if `work` ran out."""
+    tables = model.pod_tables
+    n_pods, n_jobs = len(model.pods), len(team)
+    inside = np.array(
+        [[state.held[j][list(hosts)].any() for hosts in model.hosts_of] for j in team]
+    )
+    slots = np.where(inside, np.cumsum(inside, axis=0) - 1, -1).T.reshape(-1).astype(np.int64)
+    static = np.full((n_jobs, n_pods), NO_LIMIT, np.int64)
+    jobs = np.zeros((n_jobs, windows.JOB), np.int64)
+    held_of = []
+    for p in range(n_pods):
+        begin, end, at, n_hosts = tables.pods[p * POD : (p + 1) * POD].tolist()
+        hosts = tables.hosts[at : at + n_hosts]
+        here = [j for j in range(n_jobs) if inside[j, p]]
+        held = np.ascontiguousarray(state.held[[team[j] for j in here]][:, hosts]).reshape(-1)
+        held_of.append((np.array(here, np.int64), hosts, held))
+        for i, j in enumerate(here):
+            static[j, p] = entry.held_value(
+                tables.words[begin:end], held, i * n_hosts, n_hosts, tables.single[p]
+            )
+    for j in range(n_jobs):
+        its = np.flatnonzero(inside[j])
+        jobs[j] = demands[team[j]], its[0], its[-1], 0
+    entries, begins = _entries(model, state, k, jobs, static, held_of)
+    rooms = [int(state.room[list(hosts)].sum()) for hosts in model.hosts_of]
+    reach = np.cumsum(sorted(rooms, reverse=True))
+    fewest = max(2, int(np.searchsorted(reach, k)) + 1)
+    size = int(entries[0])
+    for j in range(n_jobs):
+        caps = [-1]
+        for p in np.flatnonzero(inside[j]).tolist():
+            rows = entries[begins[p] : begins[p + 1]].reshape(-1, size)
+            touching = (rows[:, entry.TOUCHED] >> j & 1 == 1) & (rows[:, entry.COUNT] > 0)
+            joint = rows[touching, entry.JOINT + slots[p * n_jobs + j]]
+            caps.append(int(joint.max(initial=-1)))
+        jobs[j, windows.CAP] = max(caps)
+    hosts_of_jobs = (state.held[team] > 0).T @ (1 << np.arange(n_jobs))
+    pod_of = np.zeros(model.cluster.n_hosts, np.int64)
+    for p, its_hosts in enumerate(model.hosts_of):
+        pod_of[list(its_hosts)] = p
+    out = np.full(windows.ENTRIES + n_pods, -1, np.int64)
+    out[windows.VALUE] = max(int(entries[1]), start.value)
+    width = min(k, max(rooms)) + 1
+    value = int(
+        sets.search_sets(
+            entries, begins, slots, n_jobs, jobs.reshape(-1), static.reshape(-1), tables.powers,
+            np.stack([state.room, hosts_of_jobs, pod_of], axis=1).reshape(-1),
+            width, fewest, k, start.upper_bound, work, out,
+        )
+    )  # fmt: skip
+    if value < 0:
+        which = "every" if out[windows.COMPLETE] else "every tried"
+        raise InputError(f"k: {which} choice of {k} GPUs needs a pattern that is not measured")
+    chosen = np.zeros(model.cluster.n_hosts, np.int64)
+    picked = [
+        (p, int(entries[e + entry.CODE])) for p, e in enumerate(out[windows.ENTRIES :]) if e >= 0
+    ]
+    if not picked and int(entries[1]) == value:
+        picked = [(int(entries[3]), int(entries[2]))]
+    for p, code in picked:
+        entry.decode(tables.words, tables.pods, tables.hosts, p, code, state.masks, chosen)
+    gpus = gpus_of(state, chosen) if picked else start.gpus
+    exact = bool(out[windows.COMPLETE])
+    bound = value if exact else min(int(out[windows.BOUND]), start.upper_bound)
+    return PodChoice(value, gpus, bound, exact or bound == value)
+
+
+def _entries(
+    model: PodBandwidth,
+    state: ClusterState,
+    k: int,
+    jobs: IntArray,
+    static: IntArray,
+    held_of: list[tuple[IntArray, IntArray, IntArray]],
+) -> tuple[IntArray, IntArray]:
+    """Entries of all pods, and where each begins; see `pod_entries`."""
+    tables = model.pod_tables
+    vectors = sum(int(np.prod(state.room[hosts] + 1)) for _, hosts, _ in held_of)
+    size = entry.JOINT + max(len(here) for here, _, _ in held_of)
+    entries = np.empty((vectors + 2) * size, np.int64)
+    entries[:4] = size, -1, -1, -1
+    after, head = np.empty(vectors + 2, np.int64), np.empty(k + 1, np.int64)
+    begins, end = [], size
+    for p, (here, hosts, held) in enumerate(held_of):
+        begins.append(end)
+        start, stop = tables.pods[p * POD], tables.pods[p * POD + 1]
+        rest = np.zeros((len(here), 3), np.int64)
+        for i, j in enumerate(here):
+            others = np.delete(static[j], p)
+            n = int((others != NO_LIMIT).sum())
+            span = jobs[j, windows.TO] - jobs[j, windows.FROM]
+            power = tables.powers[span + n - 1] if n else 1 << UNIT_BITS
+            rest[i] = power, others.min(initial=NO_LIMIT), jobs[j, windows.DEMAND]
+        end = entry.pod_entries(
+            tables.words[start:stop], state.masks[hosts], held, len(hosts), k, tables.single[p],
+            here, rest.reshape(-1), entries, end, after, head,
+        )  # fmt: skip
+        if entries[3] == -1 and entries[1] >= 0:
+            entries[3] = p
+    return entries, np.array([*begins, end], np.int64)
+
+
+def local_choice(
+    model: PodBandwidth,
+    state: ClusterState,
+    k: int,
+    demands: Sequence[int],
+    idle: PodChoice,
+    work: int,
+) -> PodChoice:
+    """Local search, bounded by `idle`: over sets of jobs to touch, then over counts by host.
+
+    For a set of jobs take the best idle choice that touches no others, and exchange one job as
+    long as that helps. Then move one GPU or swap two hosts as long as that helps.
+    """
+    rows = max(1, work // (20 * model.cluster.n_gpus))
+    value, gpus = _by_touching(model, state, k, demands, idle, rows // 4)
+    value, gpus = _Ascent(model, state, demands, rows).run(gpus)
+    if value < 0:
+        raise InputError(f"k: every tried choice of {k} GPUs needs a pattern that is not measured")
+    return PodChoice(value, gpus, idle.value, value == idle.value)
+
+
+def _by_touching(
+    model: PodBandwidth,
+    state: ClusterState,
+    k: int,
+    demands: Sequence[int],
+    idle: PodChoice,
+    tries: int,
+) -> tuple[int, tuple[int, ...]]:
+    """Best of the idle choices that keep away from jobs, by local search over which jobs."""
+    team = relevant(state, demands)
+    holds = state.held[team] > 0
+    host = state.cluster.host_of[np.array(state.free, np.int64)]
+    found: dict[tuple[bool, ...], tuple[int, tuple[int, ...]]] = {}
+
+    def best(touched: tuple[bool, ...]) -> tuple[int, tuple[int, ...]]:
+        if touched not in found:
+            apart = holds[[not t for t in touched]].sum(axis=0) == 0
+            free = [gpu for gpu, good in zip(state.free, apart[host].tolist(), strict=True) if good]
+            found[touched] = -1, idle.gpus
+            if len(free) >= k:
+                with suppress(InputError):  # nothing measured there
+                    there = ClusterState.with_free(state.cluster, free)
+                    gpus = idle_choice(model, there, k).gpus
+                    found[touched] = _value_of(model, state, demands, gpus), gpus
+        return found[touched]
+
+    everyone, no_one = (True,) * len(team), (False,) * len(team)
+    at = max(everyone, no_one, key=lambda touched: best(touched)[0])
+    while len(found) < tries:
+        near = [(*at[:j], not at[j], *at[j + 1 :]) for j in range(len(team))]
+        step = max(near, key=lambda touched: best(touched)[0], default=at)
+        if best(step)[0] <= best(at)[0]:
+            break
+        at = step
+    return best(at)
+
+
+class _Ascent:
+    """Local search over counts, every host holding its best subset; evaluated in batches."""
+
+    def __init__(
+        self, model: PodBandwidth, state: ClusterState, demands: Sequence[int], rows: int
+    ) -> None:
+        self.model, self.state, self.demands, self.left = model, state, demands, rows
+        self.place = {
+            h: (p, i) for p, hosts in enumerate(model.hosts_of) for i, h in enumerate(hosts)
+        }
+        self.subsets: dict[tuple[int, int], list[int]] = {}
+
+    def run(self, gpus: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+        """A local optimum, or the last step before the rows ran out."""
+        cluster = self.model.cluster
+        hosts = cluster.host_of[np.array(gpus, np.int64)]
+        counts = np.bincount(hosts, minlength=cluster.n_hosts)
+        best = _value_of(self.model, self.state, self.demands, gpus)
+        chosen = tuple(int(gpu) for gpu in gpus)
+        while self.left > 0:
+            near = self._near(counts)[: self.left]
+            if not len(near):
+                break
+            self.left -= len(near)
+            selection = self._selection(near)
+            values = self._values(selection)
+            i = int(np.argmax(values))
+            if values[i] <= best:
+                break
+            best, counts, chosen = (
+                int(values[i]),
+                near[i],
+                tuple(np.flatnonzero(selection[i]).tolist()),
+            )
+        return best, chosen
+
+    def _values(self, selection: Selection) -> IntArray:
+        """Values of all rows; -1 where something is not measured."""
+        try:
+            return values_beside_tenants(self.model, self.state, selection, self.demands)
+        except UnmeasuredPattern:
+            rows = (np.flatnonzero(row).tolist() for row in selection)
+            return np.array([_value_of(self.model, self.state, self.demands, row) for row in rows])
+
+    def _near(self, counts: IntArray) -> IntArray:
+        """All counts one move or one swap away."""
+        room = self.state.room
+        found = []
+        for a in np.flatnonzero(counts).tolist():
+            for b in range(len(counts)):
+                if a == b or not room[b]:
+                    continue
+                if counts[b] < room[b]:
+                    found.append(counts.copy())
+                    found[-1][[a, b]] += -1, 1
+                if counts[a] != counts[b] and counts[a] <= room[b] and counts[b] <= room[a]:
+                    found.append(counts.copy())
+                    found[-1][[a, b]] = counts[b], counts[a]
+        return np.array(found, np.int64).reshape(len(found), len(counts))
+
+    def _selection(self, rows: IntArray) -> Selection:
+        selection = np.zeros((len(rows), self.model.cluster.n_gpus), np.bool_)
+        for i, row in enumerate(rows):
+            hosts = np.flatnonzero(row)
+            gpus = chain.from_iterable(self._subset(int(h), int(row[h])) for h in hosts)
+            selection[i, list(gpus)] = True
+        return selection
+
+    def _subset(self, host: int, count: int) -> list[int]:
+        """Best free GPUs of a host, by global number."""
+        if (host, count) not in self.subsets:
+            p, i = self.place[host]
+            tables = self.model.locals[int(self.model.local_of[p])].tables()
+            assert tables is not None  # the idle choice read them
+            mask = int(self.state.masks[host])
+            if self.model.cluster.sizes[host] <= 16:
+                mask = tables.best_subset(i, mask, count)
+            chosen = np.zeros(self.model.cluster.n_hosts, np.int64)
+            chosen[host] = mask if self.model.cluster.sizes[host] <= 16 else count
+            self.subsets[host, count] = list(gpus_of(self.state, chosen))
+        return self.subsets[host, count]

@@ -1,0 +1,62 @@
+"""Bandwidths are integers in kB/s, so that every solver agrees to the last digit."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, Final
+
+from optsched.errors import InputError
+
+KILOBYTES: Final = 1_000_000
+"""kB/s in one GB/s."""
+
+MOST: Final = 3_037_000_499
+"""Bandwidths are below: products of two fit in 64 bits."""
+
+NO_LIMIT: Final = 2**62
+"""What does not limit, such as the links within a host that holds a single GPU."""
+
+UNMEASURED: Final = -1
+
+
+def kilobytes(place: str, given: Any) -> int:
+    """GB/s, a number >= 0, as kB/s, rounded to the nearest.
+
+    Parameters
+    ----------
+    place
+        Field for the message.
+    given
+        The number; NumPy's too.
+
+    Raises
+    ------
+    InputError
+        No number, negative, NaN, or above 3,037 GB/s (MB/s taken for GB/s?).
+    """
+    try:
+        value = None if isinstance(given, (bool, str, bytes)) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        value = None
+    if value is None or math.isnan(value) or value < 0:
+        raise InputError(f"{place}: expected GB/s >= 0, got {given!r:.60}")
+    if value * KILOBYTES >= MOST:
+        raise InputError(f"{place}: expected GB/s below 3037, got {given!r:.60} (is it in MB/s?)")
+    return round(value * KILOBYTES)
+
+
+def integral(place: str, given: Any, least: int = 0, most: int = MOST) -> int:
+    """kB/s as a plain integer in ``least..most``."""
+    try:
+        value = None if isinstance(given, bool) else operator.index(given)
+    except TypeError:
+        value = None
+    if value is None or not least <= value <= most:
+        raise InputError(f"{place}: expected an integer in {least}..{most}, got {given!r:.60}")
+    return value
+
+
+def shown(value: int) -> str:
+    """As people read it: ``337.17 GB/s``."""
+    return f"{value / KILOBYTES:.2f} GB/s"
