@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import Any
 
 _MODULES = (
-    "arraypipe", "jobarray_json", "jobshop_json", "perfetto", "read_problem", "standard",
-    "taillard",
+    "arraypipe", "bandwidth_json", "cluster_json", "dispatch_json", "domain_labels",
+    "jobarray_json", "jobshop_json", "measurements_csv", "model_json",
+    "nccl_tests", "nvidia_topo", "perfetto",
+    "read_problem", "slurm_topology", "standard", "state_json", "subset_json", "taillard",
 )  # fmt: skip
 
 __all__ = list(_MODULES)

@@ -1,0 +1,355 @@
+"""Logs of nccl-tests: which GPUs took part, and the bus bandwidth that they reached."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.model import OPERATIONS
+from optsched.bandwidth.rates import KILOBYTES, kilobytes
+from optsched.errors import InputError
+from optsched.files import read_text
+from optsched.formats.gpu_words import parse_gpus
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PROGRAM = re.compile(r"(?<!\w)([a-z_]+)_perf\b")
+_PROGRAMS: Final = {
+    "all_reduce": "all_reduce", "all_gather": "all_gather", "reduce_scatter": "reduce_scatter",
+    "alltoall": "all_to_all", "all_to_all": "all_to_all", "broadcast": "broadcast",
+    "reduce": "reduce", "sendrecv": "", "gather": "", "scatter": "", "hypercube": "",
+    "alltoallv": "",
+}  # fmt: skip
+_TAG = re.compile(r"\s*\[\d+,\d+\](<std(out|err)>)?:")  # mpirun --tag-output
+_START = re.compile(r"#\s*nThread\s+(\d{1,6})\s+nGpus\s+(\d{1,6})\b")
+_RANK = re.compile(
+    r"#\s*Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d{1,4})\s+"
+    r"\[([0-9a-fA-Fx:.]+)\]"
+)
+_GPUS = re.compile(r"#\s*optsched gpus:\s*(.*)")
+_BOUNDS = re.compile(r"#\s*Out of bounds values\s*:\s*(\d{1,18})\s+(\w+)")
+_AVERAGE = re.compile(r"#\s*Avg bus bandwidth\b")
+_ROW = re.compile(r"\s*\d{1,18}\s+\d{1,18}\s+[a-z]\w*\s")
+_RATE = re.compile(r"\d{1,9}(\.\d{1,9})?(e[+-]?\d{1,2})?")
+_ROUNDED_SIZES: Final = ("all_gather", "reduce_scatter", "all_to_all")
+"""Their sizes are rounded down to a multiple of 16 bytes a rank."""
+
+
+@dataclass
+class _Rank:
+    number: int
+    group: int
+    process: tuple[str, str]  # host, pid
+    device: int
+    bus: str
+
+
+@dataclass
+class _Row:
+    line: int
+    size: int
+    algbw: str
+    busbw: str
+    wrong: str
+
+
+@dataclass
+class _Run:
+    """What one start of a test wrote."""
+
+    line: int
+    per_process: int
+    op: str | None = None
+    ranks: list[_Rank] = field(default_factory=list)
+    columns: list[str] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
+    gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    complete: bool = False
+
+
+def read_logs(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    op: str = "all_reduce",
+    payload: int | None = None,
+) -> MeasurementTable:
+    """Out-of-place bus bandwidths of one payload; a file may hold several runs.
+
+    GPU ids are the device numbers that CUDA gave the processes. Where it was shown a part of the
+    host only (``CUDA_VISIBLE_DEVICES``), print ``# optsched gpus: n01:4-7 n02:0,1`` into the log,
+    before the run or in it. Where several processes call different GPUs by one number, and nothing
+    was printed, the measurement has a pattern but no GPUs.
+
+    Parameters
+    ----------
+    paths
+        A file, a pattern such as ``runs/*.log`` (taken in the order of names), or several of them.
+    op
+        The collective; a log that names another is refused.
+    payload
+        Bytes; None if every run has one and the same size. Collectives whose sizes nccl-tests
+        rounds to the ranks are also taken up to 16 bytes a rank below it.
+
+    Raises
+    ------
+    InputError
+        With ``file:line``: not a log, cut off, wrong results, ranks that are missing or twice,
+        another collective, no row of the payload, several sizes and none chosen.
+        `MixedMeasurements`: runs of different sizes, and none chosen.
+    """
+    if op not in OPERATIONS:
+        raise InputError(f"op: expected one of {', '.join(OPERATIONS)}, got {op!r:.60}")
+    found: list[Measurement] = []
+    size, first = payload, ""
+    for path in _files(paths):
+        for run in _runs(read_text(path), path):
+            chosen = _chosen(run, op, payload, path)
+            if size is None:
+                size, first = chosen[0].size, path
+            elif payload is None and chosen[0].size != size:
+                raise MixedMeasurements(
+                    f"{path}:{chosen[0].line}: is of {chosen[0].size} bytes, {first} of {size}: "
+                    "choose a payload"
+                )
+            found += [_measurement(run, row, op, path) for row in chosen]
+    return MeasurementTable(tuple(found), op, size)
+
+
+def _files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not given:
+        raise InputError("paths: expected at least one log")
+    found: list[str] = []
+    for path in given:
+        name = os.fspath(path)
+        if glob.has_magic(name) and not Path(name).exists():
+            matches = sorted(glob.glob(name, recursive=True))
+            if not matches:
+                raise InputError(f"paths: no file is called {name!r:.200}")
+            found += matches
+        else:
+            found.append(name)
+    return found
+
+
+def _runs(text: str, path: str) -> list[_Run]:
+    """The complete runs of a log."""
+    runs: list[_Run] = []
+    op: str | None = None
+    gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = _TAG.sub("", raw, count=1)
+        place = f"{path}:{number}"
+        run = runs[-1] if runs and not runs[-1].complete else None
+        if match := _START.match(line.strip()):
+            if run is not None:
+                _cut_off(run, place)
+            runs.append(_Run(number, int(match[1]) * int(match[2]), op, gpus=gpus))
+            op, gpus = None, ()
+        elif match := _GPUS.match(line.strip()):
+            gpus = parse_gpus(match[1], place)
+            if run is not None:  # belongs to the run that is under way
+                run.gpus, gpus = gpus, ()
+        elif (named := _named(line, place)) is not None:
+            if "concluded" in line:
+                continue
+            if run is None:
+                op = named
+            elif run.op not in (None, named):
+                raise InputError(f"{place}: names {named}, the run began as {run.op}")
+            else:
+                run.op = named
+        elif run is not None:
+            _read_line(run, line, place)
+    if not runs:
+        raise InputError(f"{path}: no run of nccl-tests in it (a line '# nThread ...' starts one)")
+    if not runs[-1].complete:
+        _cut_off(runs[-1], path)
+    return runs
+
+
+def _named(line: str, place: str) -> str | None:
+    """The collective of a line that names a program of nccl-tests, else None."""
+    for word in _PROGRAM.findall(line):
+        if word in _PROGRAMS:
+            if not _PROGRAMS[word]:
+                raise InputError(
+                    f"{place}: {word}_perf is none of the collectives {', '.join(OPERATIONS)}"
+                )
+            return _PROGRAMS[word]
+    return None
+
+
+def _read_line(run: _Run, line: str, place: str) -> None:
+    """One line within a run; whatever else NCCL prints between is passed over."""
+    stripped = line.strip()
+    number = int(place.rpartition(":")[2])
+    if re.match(r"#\s*Rank\b", stripped):
+        match = _RANK.match(stripped)
+        if match is None:
+            raise InputError(
+                f"{place}: expected '# Rank .. Pid .. on HOST device .. [..]', got {stripped!r:.60}"
+            )
+        run.ranks.append(
+            _Rank(int(match[1]), int(match[2] or 0), (match[4], match[3]), int(match[5]), match[6])
+        )
+    elif stripped.startswith("#") and {"size", "busbw", "algbw"} <= set(words := _words(stripped)):
+        if run.columns and run.columns != words:
+            raise InputError(f"{place}: the columns change in mid-run")
+        run.columns = words
+    elif match := _BOUNDS.match(stripped):
+        if int(match[1]) or match[2] != "OK":
+            raise InputError(
+                f"{place}: {match[1]} values are out of bounds: this run's results are wrong"
+            )
+    elif _AVERAGE.match(stripped):
+        run.complete = True  # the value itself averages sizes: of no use
+    elif _ROW.match(line):
+        run.rows.append(_row(run, stripped.split(), place, number))
+
+
+def _words(header: str) -> list[str]:
+    return header[1:].split()
+
+
+def _row(run: _Run, cells: list[str], place: str, number: int) -> _Row:
+    columns = run.columns
+    if not columns:
+        raise InputError(f"{place}: a row of numbers before the line that names the columns")
+    if len(cells) != len(columns):
+        raise InputError(
+            f"{place}: expected {len(columns)} columns ({' '.join(columns[:4])} ...), "
+            f"got {len(cells)} (cut off?)"
+        )
+    bus = columns.index("busbw")  # the first is out of place
+    wrong = next((c for c in range(bus + 1, len(cells)) if columns[c] == "#wrong"), None)
+    if wrong is None or "busbw" in columns[bus + 1 : wrong]:
+        # before 2.12 a largest difference stands there, and only "out of bounds" judges it
+        judged = "N/A" if "error" in columns[bus + 1 :] else ""
+    else:
+        judged = cells[wrong]
+    return _Row(number, int(cells[0]), cells[columns.index("algbw")], cells[bus], judged)
+
+
+def _cut_off(run: _Run, place: str) -> NoReturn:
+    raise InputError(
+        f"{place}: the run that began in line {run.line} is cut off: it has no line "
+        "'# Avg bus bandwidth'"
+    )
+
+
+def _chosen(run: _Run, op: str, payload: int | None, path: str) -> list[_Row]:
+    """The rows of the payload."""
+    place = f"{path}:{run.line}"
+    if run.op not in (None, op):
+        raise InputError(f"{place}: is a run of {run.op}, expected {op}")
+    _check_ranks(run, place)
+    sizes = sorted({row.size for row in run.rows})
+    listed = ", ".join(map(str, sizes[:8])) + ", ..." * (len(sizes) > 8)
+    if not sizes:
+        raise InputError(f"{place}: the run has no row of results")
+    if payload is None:
+        if len(sizes) > 1:
+            raise InputError(f"{place}: choose a payload, the run has several: {listed}")
+        return run.rows
+    below = 16 * len(run.ranks) if op in _ROUNDED_SIZES else 1
+    rows = [row for row in run.rows if payload - below < row.size <= payload]
+    if not rows:
+        raise InputError(f"{place}: no row of {payload} bytes; the run has {listed}")
+    largest = max(row.size for row in rows)
+    return [row for row in rows if row.size == largest]
+
+
+def _check_ranks(run: _Run, place: str) -> None:
+    ranks = run.ranks
+    if not ranks:
+        raise InputError(f"{place}: no lines '# Rank ...' say which GPUs took part")
+    if len({rank.group for rank in ranks}) > 1:
+        raise InputError(f"{place}: several groups ran at once (NCCL_TESTS_SPLIT): measure each")
+    numbers = [rank.number for rank in ranks]
+    if sorted(numbers) != list(range(len(ranks))):
+        missing = sorted(set(range(max(numbers) + 1)) - set(numbers))
+        if missing:
+            raise InputError(f"{place}: rank {missing[0]} is missing among {len(ranks)} ranks")
+        raise InputError(
+            f"{place}: two processes are the same rank (was nccl-tests built without MPI?)"
+        )
+    for process in dict.fromkeys(rank.process for rank in ranks):
+        own = sum(rank.process == process for rank in ranks)
+        if own % max(1, run.per_process):  # process ids of different containers may be equal
+            raise InputError(
+                f"{place}: expected {run.per_process} ranks a process (nThread x nGpus), "
+                f"process {process[1]} on {process[0]} has {own}"
+            )
+    if len(ranks) == 1:
+        raise InputError(f"{place}: a single rank has no bus bandwidth")
+
+
+def _measurement(run: _Run, row: _Row, op: str, path: str) -> Measurement:
+    place = f"{path}:{row.line}"
+    if row.wrong not in ("0", "N/A"):
+        raise InputError(f"{place}: #wrong: expected 0 or N/A, got {row.wrong!r:.20}")
+    for name, cell in (("algbw", row.algbw), ("busbw", row.busbw)):
+        if not _RATE.fullmatch(cell):
+            raise InputError(f"{place}: {name}: expected GB/s, got {cell!r:.20}")
+    value = kilobytes(f"{place}: busbw", float(row.busbw))
+    n = len(run.ranks)
+    factor = bus_factor(op, n)
+    wanted = float(row.algbw) * factor
+    # both columns are rounded: to two decimals, or to four digits
+    if abs(value / KILOBYTES - wanted) > 0.01 * (1 + factor) + 0.001 * wanted:
+        raise InputError(
+            f"{place}: busbw is {row.busbw}, but algbw {row.algbw} of {op} on {n} ranks makes "
+            f"{wanted:.2f}: another collective, or other ranks than the {n} listed"
+        )
+    gpus = _gpus(run, place)
+    counts: dict[str, int] = {}
+    for rank in run.ranks:
+        counts[rank.process[0]] = counts.get(rank.process[0], 0) + 1
+    pattern = tuple(sorted(counts.values(), reverse=True))
+    if run.gpus and tuple(sorted((len(ids) for _, ids in run.gpus), reverse=True)) != pattern:
+        raise InputError(
+            f"{path}:{run.line}: '# optsched gpus' is not of the pattern "
+            f"{'+'.join(map(str, pattern))} that the ranks have"
+        )
+    return Measurement(pattern, value, run.gpus or gpus)
+
+
+def _gpus(run: _Run, place: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Hosts in order of the first rank with the ids of their GPUs; empty if those are not known."""
+    devices: dict[str, dict[int, str]] = {}
+    known = True
+    for rank in run.ranks:
+        seen = devices.setdefault(rank.process[0], {})
+        if rank.device in seen:
+            if seen[rank.device] == rank.bus:
+                raise InputError(
+                    f"{place}: two ranks run on one GPU, device {rank.device} of {rank.process[0]}"
+                )
+            known = False  # each process counts its own GPUs from 0
+        seen[rank.device] = rank.bus
+    if not known:
+        return ()
+    return tuple((host, tuple(sorted(ids))) for host, ids in devices.items())
+
+
+def bus_factor(op: str, ranks: int) -> float:
+    """Bus bandwidth over algorithm bandwidth (nccl-tests, doc/PERFORMANCE.md).
+
+    Parameters
+    ----------
+    op
+        One of `optsched.bandwidth.model.OPERATIONS`.
+    ranks
+        GPUs that take part, at least 1.
+    """
+    if op == "all_reduce":
+        return 2 * (ranks - 1) / ranks
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (ranks - 1) / ranks
+    return 1.0

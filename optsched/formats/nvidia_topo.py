@@ -1,0 +1,164 @@
+"""`nvidia-smi topo -m`: how the GPUs of a host are joined, its NUMA groups and network cards."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from optsched.bandwidth.cluster import MOST_PER_HOST, HostType
+from optsched.bandwidth.links import PCIE, SELF, is_link
+from optsched.errors import InputError
+from optsched.files import read_text
+
+if TYPE_CHECKING:
+    import os
+
+    from optsched.bandwidth.intra import IntraTable
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\[\d{1,2}(?:;\d{1,2})*m")  # the second lost its ESC
+_GPU = re.compile(r"GPU(\d{1,3})")
+_AFFINITY: Final = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
+_SPANS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
+
+
+def read(
+    path: str | os.PathLike[str],
+    name: str,
+    nics: int | None = None,
+    nic_rate: float = 50.0,
+    tray: int = 0,
+    intra: IntraTable | None = None,
+) -> HostType:
+    """A host type from a file with the matrix; see `from_text`."""
+    return from_text(read_text(path), name, str(path), nics, nic_rate, tray, intra)
+
+
+def from_text(
+    text: str,
+    name: str,
+    file: str = "topology",
+    nics: int | None = None,
+    nic_rate: float = 50.0,
+    tray: int = 0,
+    intra: IntraTable | None = None,
+) -> HostType:
+    """A host type from the matrix of `nvidia-smi topo -m`, or from that matrix alone.
+
+    Parameters
+    ----------
+    text
+        The matrix, columns separated by tabs or spaces; text before the header line and from the
+        legend on is passed over.
+    name
+        Name of the type.
+    file
+        File name for messages.
+    nics
+        Network cards a host; by default as many as the matrix has, and 1 where it has none.
+    nic_rate, tray, intra
+        As in `HostType`.
+
+    Raises
+    ------
+    InputError
+        With ``file:line``: no header or matrix, GPUs missing, a cell that is no known link (its row
+        and column are named), or two cells of one pair that differ.
+    """
+    lines = [_ANSI.sub("", line) for line in text.splitlines()]
+    start, devices, affinities = _header(lines, file)
+    gpus = [device for device in devices if _GPU.fullmatch(device)]
+    if gpus != [f"GPU{i}" for i in range(len(gpus))] or len(gpus) > MOST_PER_HOST:
+        raise InputError(
+            f"{file}:{start + 1}: expected columns GPU0, GPU1, ... in order, "
+            f"got {', '.join(gpus)[:60]}"
+        )
+    rows = _rows(lines, start, devices, file)
+    for gpu in gpus:
+        if gpu not in rows:
+            raise InputError(f"{file}: the row of {gpu} is missing (cut off?)")
+    cells = {row: _cells(line, row, devices, f"{file}:{at}") for row, (at, line) in rows.items()}
+    for row, line in cells.items():
+        for column, link in zip(devices, line, strict=True):
+            if column in cells and cells[column][devices.index(row)] != link:
+                raise InputError(
+                    f"{file}:{rows[row][0]}: row {row}, column {column}: {link}, but row {column}, "
+                    f"column {row} is {cells[column][devices.index(row)]}: links have no direction"
+                )
+    numa = _numa([rows[gpu][1] for gpu in gpus], len(devices), affinities)
+    cards = nics if nics is not None else len(devices) - len(gpus) or 1
+    links = tuple(
+        tuple(cells[gpu][k] for k, device in enumerate(devices) if device in gpus) for gpu in gpus
+    )
+    return HostType(name, len(gpus), links, numa, cards, nic_rate, intra, tray)
+
+
+def _header(lines: list[str], file: str) -> tuple[int, list[str], list[str]]:
+    """Line of the header, devices of the matrix, and the columns of affinities."""
+    for at, line in enumerate(lines):
+        affinities = [column for column in _AFFINITY if column in line]
+        for column in _AFFINITY:
+            line = line.replace(column, "")
+        words = line.split()
+        if words[:1] == ["gpu"]:
+            words = words[1:]
+        if words[:1] != ["GPU0"]:
+            continue
+        if len(words) > 1 and (words[1] == SELF or is_link(words[1])):
+            raise InputError(f"{file}:{at + 1}: the header with the names GPU0, ... is missing")
+        twice = next((word for word in words if words.count(word) > 1), None)
+        if twice is not None:
+            raise InputError(f"{file}:{at + 1}: column {twice!r:.20} is there twice")
+        return at, words, affinities
+    raise InputError(f"{file}: expected the output of nvidia-smi topo -m (a header GPU0 GPU1 ...)")
+
+
+def _rows(
+    lines: list[str], start: int, devices: list[str], file: str
+) -> dict[str, tuple[int, str]]:
+    """Line number and rest of the line of every row, by device."""
+    rows: dict[str, tuple[int, str]] = {}
+    for at, line in enumerate(lines[start + 1 :], start + 2):
+        words = line.split(maxsplit=1)
+        if not words:
+            continue
+        if words[0].startswith("Legend") or words[0] not in devices:
+            if _GPU.fullmatch(words[0]):
+                raise InputError(f"{file}:{at}: row {words[0]} has no column of that name")
+            break
+        if words[0] in rows:
+            raise InputError(f"{file}:{at}: row {words[0]} is there twice")
+        rows[words[0]] = (at, words[1] if len(words) > 1 else "")
+    return rows
+
+
+def _cells(line: str, row: str, devices: list[str], place: str) -> list[str]:
+    cells = line.split()[: len(devices)]
+    for column, cell in zip(devices, cells, strict=False):
+        if (row == column) != (cell == SELF) or not (cell == SELF or is_link(cell)):
+            known = SELF if row == column else f"one of {', '.join(PCIE)}, NV1..NV99"
+            raise InputError(
+                f"{place}: row {row}, column {column}: expected {known}, got {cell!r:.20}"
+            )
+    if len(cells) < len(devices):
+        raise InputError(
+            f"{place}: row {row}, column {devices[len(cells)]}: the cell is missing (cut off?)"
+        )
+    return cells
+
+
+def _numa(lines: list[str], devices: int, affinities: list[str]) -> tuple[tuple[int, ...], ...]:
+    """GPUs of one NUMA node, or near the same cores, are a group; empty if nothing is said."""
+    nodes, cores = [], []
+    for line in lines:
+        if "\t" in line:  # empty cells count
+            rest = [cell.strip() for cell in line.split("\t")[devices:]]
+        else:
+            rest = line.split()[devices:]
+        found = dict(zip(affinities, rest, strict=False))
+        nodes.append(found.get("NUMA Affinity", ""))
+        cores.append(found.get("CPU Affinity", ""))
+    for said in (nodes, cores):
+        if all(_SPANS.fullmatch(word) for word in said):
+            groups = dict.fromkeys(said)
+            return tuple(tuple(i for i, w in enumerate(said) if w == word) for word in groups)
+    return ()

@@ -1,0 +1,207 @@
+"""Slurm's ``topology.conf``: which switches, or blocks, every host is below."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from optsched.bandwidth.host_lists import expand
+from optsched.errors import InputError
+from optsched.files import read_text
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+_PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|[^\s\"]+)")
+_KEYS: Final = {"switchname", "switches", "nodes", "linkspeed", "blockname", "blocksizes"}
+TIERS: Final = ("leaf", "spine", "core")
+"""Names of the levels of switches, from the hosts upwards; above them ``tier4``, ``tier5``, ..."""
+
+
+@dataclass(frozen=True)
+class Domains:
+    """Names of levels, widest first, and for every host its domain on each of them."""
+
+    levels: tuple[str, ...]
+    of: Mapping[str, tuple[str, ...]]
+
+
+@dataclass
+class _Switch:
+    line: int
+    children: list[str]
+    nodes: list[str]
+    parent: str | None = None
+
+
+def read(path: str | os.PathLike[str]) -> Domains:
+    """Domains from a ``topology.conf``; see `from_text`."""
+    return from_text(read_text(path), str(path))
+
+
+def from_text(text: str, name: str = "topology.conf") -> Domains:
+    """Domains from the text of a ``topology.conf``, of the tree or of the block plugin.
+
+    A tree of switches has the levels ``leaf``, ``spine``, ``core``, ``tier4``, ... counted from
+    the hosts; a branch with fewer switches repeats its lowest one. Blocks have the level
+    ``block``, and ``blockN`` above it for every larger size N of ``BlockSizes``.
+
+    Raises
+    ------
+    InputError
+        With ``file:line``: an unknown key, a host below two switches or in two blocks, a switch
+        with two parents, without hosts or unknown, a loop, block sizes that do not double.
+    """
+    switches: dict[str, _Switch] = {}
+    blocks: dict[str, tuple[int, list[str]]] = {}
+    sizes: tuple[int, list[int]] | None = None
+    for line, words in _lines(text):
+        place = f"{name}:{line}"
+        pairs = _pairs(words, place)
+        kind = next((key for key in ("switchname", "blockname", "blocksizes") if key in pairs), "")
+        if (switches and kind != "switchname") or (blocks and kind == "switchname"):
+            raise InputError(f"{place}: a file has switches or blocks, not both")
+        if kind == "switchname":
+            _allow(pairs, ("switchname", "switches", "nodes", "linkspeed"), place)
+            if ("switches" in pairs) == ("nodes" in pairs):
+                raise InputError(f"{place}: a switch has either Switches or Nodes")
+            key = pairs["switchname"]
+            if key in switches:
+                raise InputError(
+                    f"{place}: SwitchName={key} is in line {switches[key].line} already"
+                )
+            below = expand(pairs["switches"], place) if "switches" in pairs else []
+            nodes = expand(pairs["nodes"], place) if "nodes" in pairs else []
+            switches[key] = _Switch(line, below, nodes)
+        elif kind == "blockname":
+            _allow(pairs, ("blockname", "nodes"), place)
+            key = pairs["blockname"]
+            if key in blocks:
+                raise InputError(f"{place}: BlockName={key} is in line {blocks[key][0]} already")
+            if "nodes" not in pairs:
+                raise InputError(f"{place}: BlockName={key} has no Nodes")
+            blocks[key] = (line, expand(pairs["nodes"], place))
+        elif kind == "blocksizes":
+            _allow(pairs, ("blocksizes",), place)
+            if sizes is not None:
+                raise InputError(f"{place}: BlockSizes is in line {sizes[0]} already")
+            sizes = (line, _sizes(pairs["blocksizes"], place))
+        else:
+            raise InputError(f"{place}: expected SwitchName, BlockName or BlockSizes")
+    if switches:
+        return _tree(switches, name)
+    if blocks:
+        return _blocks(blocks, [] if sizes is None else sizes[1], name)
+    raise InputError(f"{name}: there are neither switches nor blocks in it")
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    """Number and content of every line that says something, continued lines joined."""
+    found: list[tuple[int, str]] = []
+    pending, start = "", 0
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.partition("#")[0].rstrip()
+        if not pending:
+            start = number
+        if line.endswith("\\"):
+            pending += line[:-1] + " "
+            continue
+        if (pending + line).strip():
+            found.append((start, (pending + line).strip()))
+        pending = ""
+    if pending.strip():
+        found.append((start, pending.strip()))
+    return found
+
+
+def _pairs(line: str, place: str) -> dict[str, str]:
+    rest = _PAIR.sub("", line).strip()
+    if rest:
+        raise InputError(f"{place}: expected KEY=VALUE, got {rest!r:.60}")
+    pairs: dict[str, str] = {}
+    for key, value in _PAIR.findall(line):
+        if key.lower() not in _KEYS:
+            raise InputError(f"{place}: unknown key {key!r:.60}")
+        if key.lower() in pairs:
+            raise InputError(f"{place}: {key} is there twice")
+        pairs[key.lower()] = value.strip('"')
+    return pairs
+
+
+def _allow(pairs: dict[str, str], keys: tuple[str, ...], place: str) -> None:
+    for key in pairs:
+        if key not in keys:
+            raise InputError(f"{place}: {key} does not belong beside {keys[0]}")
+
+
+def _sizes(text: str, place: str) -> list[int]:
+    sizes = [int(part) if part.isdecimal() and len(part) < 7 else 0 for part in text.split(",")]
+    doubled = {sizes[0] << k for k in range(20)}
+    if 0 in sizes or not doubled.issuperset(sizes) or sizes != sorted(set(sizes)):
+        raise InputError(
+            f"{place}: BlockSizes: expected rising sizes, each the first times a power of two, "
+            f"got {text!r:.60}"
+        )
+    return sizes
+
+
+def _tree(switches: dict[str, _Switch], name: str) -> Domains:
+    for key, switch in switches.items():
+        for child in switch.children:
+            place = f"{name}:{switch.line}"
+            if child not in switches:
+                raise InputError(f"{place}: Switches: there is no SwitchName={child}")
+            if switches[child].parent is not None:
+                raise InputError(
+                    f"{place}: switch {child} is below {switches[child].parent} and {key}"
+                )
+            switches[child].parent = key
+    of: dict[str, tuple[str, ...]] = {}
+    where: dict[str, str] = {}
+    for key, switch in switches.items():
+        way = _way(key, switches, name)
+        for node in switch.nodes:
+            if node in where:
+                raise InputError(
+                    f"{name}:{switch.line}: host {node} is below {where[node]} and {key}"
+                )
+            where[node] = key
+            of[node] = way
+    depth = max(map(len, of.values()))
+    levels = [TIERS[k] if k < len(TIERS) else f"tier{k + 1}" for k in range(depth)]
+    padded = {node: way + way[-1:] * (depth - len(way)) for node, way in of.items()}
+    return Domains(tuple(reversed(levels)), padded)
+
+
+def _way(key: str, switches: dict[str, _Switch], name: str) -> tuple[str, ...]:
+    """The switches from the top down to this one."""
+    way = [key]
+    while (parent := switches[way[-1]].parent) is not None:
+        if parent in way:
+            loop = " below ".join([*way[way.index(parent) :], parent])
+            raise InputError(f"{name}:{switches[key].line}: a loop of switches: {loop}")
+        way.append(parent)
+    return tuple(reversed(way))
+
+
+def _blocks(blocks: dict[str, tuple[int, list[str]]], sizes: list[int], name: str) -> Domains:
+    # Slurm joins neighbouring blocks, in the order of the file, into blocks of the larger sizes
+    names = list(blocks)
+    larger = sizes[:0:-1]
+    of: dict[str, tuple[str, ...]] = {}
+    where: dict[str, str] = {}
+    for i, (key, (line, nodes)) in enumerate(blocks.items()):
+        joined = []
+        for size in larger:
+            ratio = size // sizes[0]
+            first = i - i % ratio
+            last = min(first + ratio, len(names)) - 1
+            joined.append(names[first] if first == last else f"{names[first]}..{names[last]}")
+        for node in nodes:
+            if node in where:
+                raise InputError(f"{name}:{line}: host {node} is in {where[node]} and {key}")
+            where[node] = key
+            of[node] = (*joined, key)
+    return Domains((*(f"block{size}" for size in larger), "block"), of)

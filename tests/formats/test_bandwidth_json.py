@@ -1,0 +1,130 @@
+"""The document of a learnt bandwidth model: what is written is what predicts afterwards."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched.bandwidth import synthetic
+from optsched.bandwidth.bottleneck import BottleneckBandwidth
+from optsched.bandwidth.cluster import Cluster, HostType
+from optsched.bandwidth.measurements import Measurement, MeasurementTable
+from optsched.errors import InputError
+from optsched.formats import bandwidth_json
+from optsched.strict_json import parse
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CLUSTER = synthetic.cluster(["nvswitch", "pcie"], 3)
+
+
+def table(seed: int = 0, n: int = 25) -> MeasurementTable:
+    """Some measurements: with GPUs and without, beside traffic, on one host."""
+    rng = np.random.default_rng(seed)
+    full = synthetic.network(CLUSTER, seed).rows
+    rows = [full[i] for i in rng.permutation(len(full))[:n]]
+    rows.append(Measurement((8, 8), 390_000_000, censored=True))
+    rows.append(Measurement((2, 1), 7_654_321, (("n01", (3, 5)), ("n03", (0,)))))
+    return MeasurementTable(tuple(rows), "all_gather", 16 << 20, mixed=True)
+
+
+def tree(model: BottleneckBandwidth) -> dict[str, Any]:
+    """The document as a tree."""
+    found: dict[str, Any] = json.loads(bandwidth_json.to_json(model))
+    return found
+
+
+def back(given_tree: dict[str, Any], cluster: Cluster | None = None) -> BottleneckBandwidth:
+    """Read a tree."""
+    return bandwidth_json.from_tree(given_tree, "m.json", cluster)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10**6), st.integers(0, 60))
+def test_what_is_read_predicts_the_same_bits(seed: int, n: int) -> None:
+    """Values and both ends of intervals, measurements, collective, payload; and is not relearnt."""
+    model = BottleneckBandwidth(CLUSTER).fit(table(seed, n))
+    text = bandwidth_json.to_json(model)
+    read = bandwidth_json.from_tree(parse(text.decode(), "m"), "m")
+    assert read.fitted == model.fitted
+    assert read.table == model.table
+    assert (read.op, read.payload, read.table.mixed) == ("all_gather", 16 << 20, True)
+    for which in ("value", "low", "high"):
+        one, two = model.tables(which), read.tables(which)
+        assert one is not None
+        assert two is not None
+        assert np.array_equal(one.words, two.words)
+    assert bandwidth_json.to_json(read) == text
+
+
+def test_patterns_held_up_are_kept() -> None:
+    """Lower bounds that the process would miss are points of it, after reading too."""
+    rows = [Measurement((1, 1), 40_000_000), Measurement((2, 2), 80_000_000)]
+    rows.append(Measurement((2, 1), 200_000_000, censored=True))
+    model = BottleneckBandwidth(CLUSTER).fit(MeasurementTable(tuple(rows)))
+    assert model.fitted is not None
+    assert model.fitted.held == ((2, 1),)
+    read = back(tree(model))
+    assert read.fitted == model.fitted
+    assert np.array_equal(read.network(np.array([[3, 1]])), model.network(np.array([[3, 1]])))
+
+
+def test_files(tmp_path: Path) -> None:
+    """Through the methods of the model; a cluster may be given if it is the same."""
+    model = BottleneckBandwidth(CLUSTER).fit(table())
+    path = tmp_path / "model.json"
+    model.write(path)
+    read = BottleneckBandwidth.read(path, CLUSTER)
+    assert read.cluster is CLUSTER
+    assert BottleneckBandwidth.read(path).cluster == CLUSTER
+    other = synthetic.cluster("nvswitch", 2)
+    with pytest.raises(InputError, match="cluster: is <Cluster"):
+        BottleneckBandwidth.read(path, other)
+
+
+def test_a_model_without_measurements() -> None:
+    """The prior is a document too."""
+    model = BottleneckBandwidth(Cluster.uniform(HostType("h", 4), 2))
+    read = back(tree(model))
+    assert read.fitted is None
+    assert len(read.table) == 0
+    assert read.of([0, 1, 4]) == model.of([0, 1, 4])
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (["format"], "optsched.bandwidth/2", "is newer than this optsched reads"),
+        (["colour"], 1, 'unknown field "colour"'),
+        (["op"], "gossip", "op: expected one of all_reduce"),
+        (["payload"], 0, "payload"),
+        (["measurements", 0, "pattern"], "4+x", r"measurements\[0\].*expected counts such as 5\+3"),
+        (["measurements", 0, "pattern"], "9+1", r"measurements\[0\].pattern: 9\+1 does not fit"),
+        (["measurements", 0, "kilobytes"], -1, r"measurements\[0\].kilobytes: expected"),
+        (["measurements", 0, "kilobytes"], 1.5, r"measurements\[0\].kilobytes: expected an integ"),
+        (["measurements", 26, "gpus"], {"n09": [1, 2], "n01": [0]}, "there is no host 'n09'"),
+        (["measurements", 26, "gpus"], {"n01": [1]}, r"measurements\[26\].gpus: are not of the"),
+        (["fitted", "mean"], "cubic", "fitted.mean: expected one of bent, line_rate"),
+        (["fitted", "scales"], [0.0], "fitted.scales: expected 11 numbers"),
+        (["fitted", "scales"], [1e9] * 11, "fitted.scales: expected 11 numbers in -50..50"),
+        (["fitted", "held"], ["7+7"], r"fitted.held\[0\]: 7\+7 has no lower bound"),
+        (["cluster", "hosts"], [], "cluster: hosts"),
+        (["cluster", "types", 0, "gpus"], 0, "cluster: types"),
+    ],
+)
+def test_what_is_wrong_is_refused(path: list[Any], value: object, words: str) -> None:
+    """With file, path and rule."""
+    document = tree(BottleneckBandwidth(CLUSTER).fit(table()))
+    node = document
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+    with pytest.raises(InputError, match=words) as caught:
+        back(document)
+    assert str(caught.value).startswith("m.json: ")

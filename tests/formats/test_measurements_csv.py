@@ -1,0 +1,135 @@
+"""Measurements as CSV: nothing is lost, and every fault has its line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.model import OPERATIONS
+from optsched.bandwidth.rates import MOST
+from optsched.errors import InputError
+from optsched.formats.measurements_csv import from_text, to_csv
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEAD = "op,payload_bytes,hosts,pattern,gpus,busbw_GBps\n"
+LINE = "all_reduce,16777216,2,5+3,,153.44\n"
+
+
+@st.composite
+def measurements(draw: st.DrawFn) -> Measurement:
+    """With or without GPUs, seen alone or beside other traffic."""
+    counts = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    if draw(st.booleans()):
+        names = draw(
+            st.lists(
+                st.text("abcü[]\"'-_.01", min_size=1, max_size=5),
+                min_size=len(counts), max_size=len(counts), unique=True,
+            )
+        )  # fmt: skip
+        ids = [
+            draw(st.lists(st.integers(0, 255), min_size=c, max_size=c, unique=True)) for c in counts
+        ]
+        gpus = tuple((name, tuple(i)) for name, i in zip(names, ids, strict=True))
+    return Measurement(
+        tuple(counts), draw(st.integers(0, MOST - 1)), gpus, draw(st.integers(0, 3)) == 0
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(measurements(), min_size=1, max_size=5),
+    st.sampled_from(OPERATIONS),
+    st.none() | st.integers(1, 2**53),
+    st.booleans(),
+)
+def test_round_trip(rows: list[Measurement], op: str, payload: int | None, mixed: bool) -> None:
+    """What is written is what is read, to the kB/s, whatever ends the lines."""
+    table = MeasurementTable(tuple(rows), op, payload, mixed)
+    text = to_csv(table)
+    assert from_text(text, "t") == table
+    assert from_text(text.replace("\n", "\r\n"), "t") == table
+    assert from_text(text, "t", op, payload) == table
+
+
+def test_files(tmp_path: Path) -> None:
+    """By way of a file, with a byte-order mark and empty lines too."""
+    path = tmp_path / "m.csv"
+    table = MeasurementTable((Measurement((5, 3), 153_440_000),), payload=16 << 20)
+    table.write(path)
+    assert path.read_text() == HEAD + LINE
+    assert MeasurementTable.read(path) == table
+    path.write_bytes(b"\xef\xbb\xbf" + (HEAD + "\n" + LINE + ",,,,,\n").encode())
+    assert MeasurementTable.read(path) == table
+
+
+def test_columns_may_be_missing() -> None:
+    """Hosts and GPUs are extra, and the order of columns is free."""
+    table = from_text("busbw_GBps,pattern,op,payload_bytes\n1e1,3+5,reduce,\n", "t")
+    assert table == MeasurementTable((Measurement((5, 3), 10_000_000),), "reduce")
+
+
+def test_choice() -> None:
+    """Two collectives or payloads need a choice; the message names both lines."""
+    text = HEAD + LINE + LINE.replace("16777216", "1024") + LINE.replace("all_reduce", "reduce")
+    with pytest.raises(MixedMeasurements, match=r"t:3: all_reduce of 1024 .* line 2 .* 16777216"):
+        from_text(text, "t")
+    with pytest.raises(MixedMeasurements, match="t:3"):
+        from_text(text, "t", op="all_reduce")
+    with pytest.raises(MixedMeasurements, match="t:4: reduce of"):
+        from_text(text, "t", payload=16777216)
+    assert len(from_text(text, "t", payload=1024)) == 1
+    assert from_text(text, "t", "all_reduce", 16777216).payload == 16777216
+    with pytest.raises(InputError, match="no broadcast of any size; there are all_reduce of 1024"):
+        from_text(text, "t", op="broadcast")
+    unknown = HEAD + LINE + LINE.replace("16777216", "")
+    with pytest.raises(MixedMeasurements, match="of unknown size"):
+        from_text(unknown, "t")
+
+
+BAD = {
+    "": "t: the file is empty",
+    HEAD: "t: there are no measurements",
+    HEAD.replace("pattern", "patern"): "t:1: unknown column 'patern'",
+    HEAD.replace(",busbw_GBps", ""): "t:1: the column 'busbw_GBps' is missing",
+    HEAD.replace("hosts", "op"): "t:1: column 'op' is there twice",
+    HEAD + "all_reduce,8,2,5+3,4\n": "t:2: expected 6 columns, got 5",
+    HEAD + LINE + "allreduce,8,2,5+3,,4\n": "t:3: op: expected one of all_reduce",
+    HEAD + "reduce,-8,2,5+3,,4\n": "t:2: payload_bytes: expected bytes",
+    HEAD + "reduce,99999999999999999999,2,5+3,,4\n": "t:2: payload_bytes: expected bytes",
+    HEAD + "reduce,8,3,5+3,,4\n": r"t:2: hosts: expected 2 as in the pattern 5\+3, got '3'",
+    HEAD + "reduce,8,2,5-3,,4\n": r"t:2: pattern: expected counts such as 5\+3",
+    HEAD + "reduce,8,2,5+0,,4\n": r"t:2: pattern: expected counts",
+    HEAD + "reduce,8,2,5+3,,-4\n": "t:2: busbw_GBps: expected GB/s >= 0",
+    HEAD + "reduce,8,2,5+3,,nan\n": "t:2: busbw_GBps: expected GB/s >= 0",
+    HEAD + "reduce,8,2,5+3,,1_0\n": "t:2: busbw_GBps: expected GB/s >= 0",
+    HEAD + "reduce,8,2,5+3,,153440\n": r"t:2: busbw_GBps: .*MB/s\?",
+    HEAD + "reduce,8,2,5+3,,\n": "t:2: busbw_GBps: expected GB/s",
+    HEAD + 'reduce,8,2,5+3,"a:0-4 b:0,1",4\n': r"t:2: gpus: are not of the pattern 5\+3",
+    HEAD + "reduce,8,2,2+1,a:1-0 b:0,4\n": "t:2: gpus: expected a range",
+    HEAD + "reduce,8,1,2,a:0 a:1,4\n": "t:2: gpus: a host or an id is given twice",
+    HEAD + "reduce,8,1,2,a,4\n": "t:2: gpus: expected HOST:IDS",
+    HEAD + 'reduce,8,1,2,"a,4\n': "t:2: not valid CSV",
+    HEAD.strip() + ",censored\nreduce,8,1,2,,4,yes\n": "t:2: censored: expected 0 or 1",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_refused(text: str) -> None:
+    """Each fault is found, and named with its line."""
+    with pytest.raises(InputError, match=BAD[text]):
+        from_text(text, "t")
+
+
+def test_names_without_words() -> None:
+    """A host name that the text could not tell from others is refused in writing."""
+    for name in ("a b", "a,b", "a:0"):
+        table = MeasurementTable((Measurement((1,), 1, ((name, (0,)),)),))
+        with pytest.raises(InputError, match=r"rows\[0\]\.gpus"):
+            to_csv(table)

@@ -1,0 +1,107 @@
+"""Documents of bandwidth models: what is read says what was written did; nonsense is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import optsched
+from optsched.bandwidth import (
+    BottleneckBandwidth,
+    Cluster,
+    HostType,
+    IntraTable,
+    MeasuredBandwidth,
+    Measurement,
+    MeasurementTable,
+    PodBandwidth,
+    read_model,
+    synthetic,
+    write_model,
+)
+from optsched.bandwidth.ends import End
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KIND = HostType("small", 2, intra=IntraTable.from_counts({2: 30.0}, 2))
+ROWS = [
+    Measurement((1, 1), 9_000_000),
+    Measurement((2, 1), 7_000_000),
+    Measurement((2,), 8_000_000),
+]
+
+
+def models():  # type: ignore[no-untyped-def]
+    """One of each kind that has a document."""
+    flat = Cluster.uniform(KIND, 3)
+    table = MeasurementTable(tuple(ROWS), payload=1 << 20)
+    pods = synthetic.cluster("nvlink_pairs", 4, hosts_per_pod=2)
+    return {
+        "prior": BottleneckBandwidth(flat),
+        "fitted": BottleneckBandwidth(flat).fit(table),
+        "measured": MeasuredBandwidth(flat, table, "median"),
+        "pods": PodBandwidth(BottleneckBandwidth, pods, 0.7, "zero"),
+    }
+
+
+@pytest.mark.parametrize("name", ["prior", "fitted", "measured", "pods"])
+def test_round_trip(name: str, tmp_path: Path) -> None:
+    """The same kind, the same numbers, the same bytes."""
+    model = models()[name]
+    write_model(model, tmp_path / "m.json")
+    read = read_model(tmp_path / "m.json", model.cluster)
+    assert type(read) is type(model) and read.cluster == model.cluster
+    rows = np.random.default_rng(0).random((200, model.cluster.n_gpus)) < 0.4
+    for ours, theirs in zip(model.interval(rows), read.interval(rows), strict=True):
+        assert ours.tolist() == theirs.tolist()
+    write_model(read, tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "m.json").read_bytes()
+
+
+def test_a_subset_document_holds_any_model(tmp_path: Path) -> None:
+    """Pods and measured tables inside an instance."""
+    for name, model in models().items():
+        problem = optsched.SubsetChoice(
+            synthetic.tenants(model.cluster, 1), model, 2, traffic="idle", name=name
+        )
+        problem.write(tmp_path / "p.json")
+        read = optsched.SubsetChoice.read(tmp_path / "p.json")
+        ours, theirs = optsched.solve(problem), optsched.solve(read)
+        assert (ours.status, ours.objective) == (theirs.status, theirs.objective)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("prior", {"kind": "oracle"}, "kind: expected one of bottleneck, measured, pods"),
+        ("prior", {"repeated": "first"}, 'unknown field "repeated"'),
+        ("measured", {"repeated": "mean"}, "repeated: expected first or median"),
+        ("measured", {"fitted": {}}, 'unknown field "fitted"'),
+        ("pods", {"factor": 2.0}, "factor: expected a number above 0 and up to 1"),
+        ("pods", {"factor": "half"}, "factor: expected a number"),
+        ("pods", {"locals": []}, "local"),
+        ("pods", {"one_gpu_pod": "both"}, "one_gpu_pod"),
+        ("pods", {"colour": 1}, 'unknown field "colour"'),
+        ("prior", {"format": "optsched.bandwidth/2"}, "newer than this optsched reads"),
+    ],
+)
+def test_hostile(name, change, words, tmp_path):  # type: ignore[no-untyped-def]
+    """The file, the field and the rule."""
+    path = tmp_path / "m.json"
+    write_model(models()[name], path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(InputError) as caught:
+        read_model(path)
+    assert words in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_no_document() -> None:
+    """A model of somebody else's says so."""
+    model = models()["prior"]
+    with pytest.raises(InputError, match="has no document"):
+        write_model(End(model, "low"), "x.json")

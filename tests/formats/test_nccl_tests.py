@@ -1,0 +1,263 @@
+"""Logs of nccl-tests: what is read from which version, and what is refused where."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.errors import InputError
+from optsched.formats.nccl_tests import bus_factor, read_logs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+def log(
+    ranks: Sequence[tuple[str, int]],
+    rows: Sequence[tuple[int, float]],
+    *,
+    program: str = "all_reduce_perf",
+    op: str = "all_reduce",
+    new: bool = True,
+    per_process: int = 1,
+    wrong: str = "0",
+    bounds: str = "0 OK",
+    said: bool = True,
+) -> str:
+    """A log as the program writes it: rows of (bytes, bus bandwidth out of place)."""
+    factor = bus_factor(op, len(ranks))
+    lines = []
+    if said and new:
+        lines += ["# nccl-tests version 2.17.6 nccl-headers=22807 nccl-library=22807"]
+        lines += [f"# Collective test starting: {program}"]
+    elif said:
+        lines += [f"+ mpirun -np {len(ranks)} ./build/{program} -b 8 -e 2G -f 2"]
+    lines += [
+        f"# nThread 1 nGpus {per_process} minBytes 8 maxBytes 2147483648 step: 2(factor) "
+        "warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0",
+        "#",
+        "# Using devices",
+    ]
+    for i, (host, device) in enumerate(ranks):
+        bus = f"[0000:{device + 7:02x}:00]" if new else f"[0x{device + 7:02x}]"
+        group = "Group  0 " if new else ""
+        lines.append(
+            f"#  Rank {i:2} {group}Pid {4000 + i // per_process:6} on {host:>10} device "
+            f"{device:2} {bus} NVIDIA H100 80GB HBM3"
+        )
+    lines += [
+        "host01:4000:4000 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>",
+        "NCCL version 2.18.3+cuda12.2",
+        "#",
+        "#                                         out-of-place                       in-place",
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong"
+        "     time   algbw   busbw #wrong",
+        "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)       "
+        "     (us)  (GB/s)  (GB/s)",
+    ]
+    for size, busbw in rows:
+        lines.append(
+            f"{size:12} {size // 4:13}     float     sum      -1   123.45 "
+            f"{busbw / factor:7.2f} {busbw:7.2f} {wrong:>6}   120.11    1.00    1.00    N/A"
+        )
+    lines += [f"# Out of bounds values : {bounds}", "# Avg bus bandwidth    : 999.123", "#"]
+    if new:
+        lines.append(f"# Collective test concluded: {program}")
+    return "\n".join(lines) + "\n"
+
+
+EIGHT = [("host01", i) for i in range(5)] + [("host02", i) for i in (0, 1, 7)]
+ROWS = [(8, 0.0), (16 * MIB, 153.44), (2048 * MIB, 254.61)]
+
+
+def read(tmp_path: Path, text: str, **rest: Any) -> MeasurementTable:
+    """The table of one log."""
+    path = tmp_path / "run.log"
+    path.write_text(text)
+    return read_logs(path, **rest)
+
+
+@pytest.mark.parametrize("new", [True, False])
+def test_row_of_payload(tmp_path: Path, new: bool) -> None:
+    """Hosts, ids and the out-of-place bus bandwidth; never the average; old and new versions."""
+    for size, rate in ((16 * MIB, 153_440_000), (2048 * MIB, 254_610_000)):
+        table = read(tmp_path, log(EIGHT, ROWS, new=new), payload=size)
+        gpus = (("host01", (0, 1, 2, 3, 4)), ("host02", (0, 1, 7)))
+        assert table == MeasurementTable((Measurement((5, 3), rate, gpus),), payload=size)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_any_run(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Whatever the GPUs, the order of ranks and what else is printed: the same measurement."""
+    hosts = data.draw(
+        st.lists(st.sampled_from(["a", "b-1", "c.d", "x_9"]), min_size=1, unique=True)
+    )
+    gpus = {h: data.draw(st.sets(st.integers(0, 15), min_size=2, max_size=8)) for h in hosts}
+    ranks = [(h, i) for h in hosts for i in sorted(gpus[h])]
+    random.Random(data.draw(st.integers(0, 99))).shuffle(ranks)
+    rate = data.draw(st.integers(100, 90_000)) / 100
+    text = log(ranks, [(4096, rate)], new=data.draw(st.booleans()))
+    if data.draw(st.booleans()):
+        text = "".join(f"[1,0]<stdout>:{line}\n" for line in text.splitlines())
+    if data.draw(st.booleans()):
+        text = text.replace("\n", "\r\n")
+    table = read(tmp_path_factory.mktemp("log"), text)
+    assert table.payload == 4096
+    (row,) = table
+    assert row.value == round(rate * 1e6)
+    assert dict(row.gpus) == {h: tuple(sorted(ids)) for h, ids in gpus.items()}
+    assert row.pattern == tuple(sorted(map(len, gpus.values()), reverse=True))
+
+
+def test_many_files(tmp_path: Path) -> None:
+    """A glob is taken in the order of names, a list as given; a file may hold several runs."""
+    one, two = log(EIGHT[:2], ROWS[1:2]), log(EIGHT, ROWS[1:2])
+    (tmp_path / "a.log").write_text(one)
+    (tmp_path / "b.log").write_text("$ ./run.sh\n" + two + "\n" + one)
+    patterns = [(2,), (5, 3), (2,)]
+    assert [row.pattern for row in read_logs(str(tmp_path / "*.log"))] == patterns
+    paths = [tmp_path / "b.log", str(tmp_path / "a.log")]
+    assert [row.pattern for row in read_logs(paths)] == [(5, 3), (2,), (2,)]
+    with pytest.raises(InputError, match=r"no file is called '.*\*\.txt'"):
+        read_logs(str(tmp_path / "*.txt"))
+    with pytest.raises(InputError, match=r"none\.log: no such file"):
+        read_logs(tmp_path / "none.log")
+    with pytest.raises(InputError, match="at least one log"):
+        read_logs([])
+
+
+def test_collectives(tmp_path: Path) -> None:
+    """Each collective has its factor and its name; `op` counts where the log says nothing."""
+    names = {
+        "all_gather": "all_gather_perf", "reduce_scatter": "reduce_scatter_perf",
+        "all_to_all": "alltoall_perf", "broadcast": "broadcast_perf", "reduce": "reduce_perf",
+    }  # fmt: skip
+    for op, program in names.items():
+        for said in (True, False):
+            text = log(EIGHT, ROWS[1:2], program=program, op=op, said=said, new=said)
+            assert read(tmp_path, text, op=op).op == op
+        with pytest.raises(InputError, match=rf"run\.log:\d+: is a run of {op}, expected all_re"):
+            read(tmp_path, log(EIGHT, ROWS[1:2], program=program, op=op))
+    # unsaid, but the two bandwidths contradict the collective
+    with pytest.raises(InputError, match=r"makes .*: another collective"):
+        read(tmp_path, log(EIGHT, ROWS[1:2], op="all_gather", said=False, new=False))
+    with pytest.raises(InputError, match="sendrecv_perf is none of the collectives"):
+        read(tmp_path, log(EIGHT, ROWS, program="sendrecv_perf"))
+    with pytest.raises(InputError, match="op: expected one of"):
+        read(tmp_path, "", op="allreduce")
+
+
+def test_rounded_sizes(tmp_path: Path) -> None:
+    """An all-gather of three ranks has no size of 2 GiB: the next below counts, not others."""
+    ranks = EIGHT[:3]
+    size = (2048 * MIB) // 48 * 48
+    text = log(ranks, [(size, 99.5)], program="all_gather_perf", op="all_gather")
+    table = read(tmp_path, text, op="all_gather", payload=2048 * MIB)
+    assert (table.payload, table.rows[0].value) == (2048 * MIB, 99_500_000)
+    with pytest.raises(InputError, match=f"no row of {size + 49} bytes"):
+        read(tmp_path, text, op="all_gather", payload=size + 49)
+    with pytest.raises(InputError, match="no row of"):
+        read(tmp_path, log(ranks, [(size, 99.5)]), payload=2048 * MIB)
+
+
+def test_hidden_devices(tmp_path: Path) -> None:
+    """Where processes see one GPU each, its number is unknown unless the log was told."""
+    text = log([("n1", 0), ("n1", 1), ("n2", 0)], ROWS[1:2])
+    hidden = text.replace("device  1", "device  0")
+    assert read(tmp_path, hidden).rows[0] == Measurement((2, 1), 153_440_000)
+    line = "# optsched gpus: n1:4,6 n2:3\n"
+    for told in (line + hidden, hidden.replace("# Using", line + "# Using")):
+        assert read(tmp_path, told).rows[0].gpus == (("n1", (4, 6)), ("n2", (3,)))
+    assert read(tmp_path, told + hidden).rows[1].gpus == ()  # said of one run, not of the next
+    with pytest.raises(
+        InputError, match=r"run\.log:4: '# optsched gpus' is not of the pattern 2\+1"
+    ):
+        read(tmp_path, "# optsched gpus: n1:4-6\n" + hidden)
+    with pytest.raises(InputError, match=r"run\.log:1: expected HOST:IDS"):
+        read(tmp_path, "# optsched gpus: n1=4\n" + hidden)
+    twice = text.replace("device  1 [0000:08:00]", "device  0 [0000:07:00]")
+    with pytest.raises(InputError, match="two ranks run on one GPU, device 0 of n1"):
+        read(tmp_path, twice)
+
+
+def test_sizes_are_chosen(tmp_path: Path) -> None:
+    """Several sizes need a payload; a missing one is an error that lists those there."""
+    with pytest.raises(InputError, match=r"run\.log:3: choose a payload, .*8, 16777216, 2147"):
+        read(tmp_path, log(EIGHT, ROWS))
+    with pytest.raises(InputError, match=r"run\.log:3: no row of 4096 bytes; the run has 8, 16"):
+        read(tmp_path, log(EIGHT, ROWS), payload=4096)
+    with pytest.raises(MixedMeasurements, match=r"is of 2147483648 bytes, .*run\.log of 16777216"):
+        read(tmp_path, log(EIGHT, ROWS[1:2]) + log(EIGHT, ROWS[2:]))
+
+
+BAD = {
+    "empty": ("", r"run\.log: no run of nccl-tests"),
+    "another file": ("hello\n", r"run\.log: no run of nccl-tests"),
+    "wrong results": (log(EIGHT, ROWS, wrong="3"), r"run\.log:21: #wrong: expected 0 or N/A"),
+    "out of bounds": (
+        log(EIGHT, ROWS, bounds="4 FAILED"), r"run\.log:23: 4 values are out of bounds",
+    ),
+    "rank missing": (
+        log(EIGHT, ROWS).replace("Rank  3", "Rank  9"), r"run\.log:3: rank 3 is missing",
+    ),
+    "without MPI": (
+        log(EIGHT, ROWS).replace("Rank  7", "Rank  6"), r"run\.log:3: two processes are the same",
+    ),
+    "ranks of a process": (
+        log(EIGHT, ROWS, per_process=5), r"expected 5 ranks a process .* 4001 on host02 has 3",
+    ),
+    "rank lines lost": (
+        log(EIGHT, ROWS).replace("#  Rank  7 Group  0 Pid   4007 on     host02 device  7 "
+                                 "[0000:0e:00] NVIDIA H100 80GB HBM3\n", ""),
+        r"busbw is 153\.44, .* on 7 ranks makes .*other ranks than the 7 listed",
+    ),
+    "broken rank": (
+        log(EIGHT, ROWS).replace("Pid   4002", "Pid"), r"run\.log:8: expected '# Rank",
+    ),
+    "groups": (
+        log(EIGHT, ROWS).replace("Rank  4 Group  0", "Rank  4 Group  1"), "NCCL_TESTS_SPLIT",
+    ),
+    "one rank": (log(EIGHT[:2], ROWS).replace("#  Rank  1", "#"), "a single rank"),
+    "no ranks": (log(EIGHT, ROWS).replace("#  Rank", "# "), "no lines '# Rank"),
+    "short row": (log(EIGHT, ROWS).replace("1.00    N/A", ""), r"run\.log:20: expected 13 columns"),
+    "no header": (log(EIGHT, ROWS).replace("busbw", "bus"), "before the line that names"),
+    "nan": (log(EIGHT, ROWS).replace(" 153.44", "    nan"), r"run\.log:21: busbw: expected GB/s"),
+    "contradiction": (
+        log(EIGHT, ROWS).replace("version 2.17.6\n", "").replace(
+            "# Using devices", "# Using devices\n# all_gather_perf"), "names all_gather, the run",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_refused(tmp_path: Path, case: str) -> None:
+    """Each fault is found, and named with its line."""
+    text, message = BAD[case]
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, text, payload=16 * MIB)
+
+
+def test_cut_off(tmp_path: Path) -> None:
+    """Every proper beginning of a log is refused, up to the last line that counts."""
+    text = log(EIGHT, ROWS)
+    end = text.index("# Avg bus")
+    for length in [*range(0, end, 97), end]:
+        with pytest.raises(InputError, match=r"cut off|no run of|expected .# Rank"):
+            read(tmp_path, text[:length], payload=16 * MIB)
+    with pytest.raises(InputError, match=r"run\.log:\d+: the run that began in line 3 is cut off"):
+        read(tmp_path, text[:end] + text, payload=16 * MIB)
+
+
+def test_old_error_column(tmp_path: Path) -> None:
+    """Versions before 2.12 print the largest difference, and judge it in the last lines."""
+    text = log(EIGHT, ROWS, wrong="4e-07", new=False).replace("#wrong", " error")
+    assert len(read(tmp_path, text, payload=16 * MIB)) == 1

@@ -1,0 +1,134 @@
+"""`nvidia-smi topo -m`: every version's layout, and cells that cannot be right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched.bandwidth.links import PCIE
+from optsched.errors import InputError
+from optsched.formats.nvidia_topo import from_text, read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HGX = (
+    "\t\x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tNIC1\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+    "GPU0\t X \tNV18\tNV18\tNV18\tPXB\tSYS\t0-55,112-167\t0\t\tN/A\n"
+    "GPU1\tNV18\t X \tNV18\tNV18\tNODE\tSYS\t0-55,112-167\t0\t\tN/A\n"
+    "GPU2\tNV18\tNV18\t X \tNV18\tSYS\tPXB\t56-111\t1\t\tN/A\n"
+    "GPU3\tNV18\tNV18\tNV18\t X \tSYS\tNODE\t56-111\t1\t\tN/A\n"
+    "NIC0\tPXB\tNODE\tSYS\tSYS\t X \tSYS\t\t\t\t\n"
+    "NIC1\tSYS\tSYS\tPXB\tNODE\tSYS\t X \t\t\t\t\n"
+    "\nLegend:\n\n  X    = Self\n  PIX  = Connection traversing at most a single PCIe bridge\n"
+    "\nNIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: mlx5_1\n"
+)
+NV = tuple(tuple("X" if i == k else "NV18" for k in range(4)) for i in range(4))
+
+
+def test_full_output() -> None:
+    """Links of GPUs, cards counted, NUMA groups, with the header underlined and legends behind."""
+    kind = from_text(HGX, "h", nic_rate=25.0)
+    assert (kind.gpus, kind.links, kind.numa) == (4, NV, ((0, 1), (2, 3)))
+    assert (kind.nics, kind.nic_rate) == (2, 25.0)
+    assert from_text(HGX, "h", nics=4).nics == 4
+
+
+def test_ways_of_copying(tmp_path: Path) -> None:
+    """Spaces for tabs, escape codes without ESC, CRLF, a prompt above: the same host."""
+    kind = from_text(HGX, "h")
+    path = tmp_path / "topo.txt"
+    for text in (
+        HGX.expandtabs(8),
+        HGX.replace("\x1b", ""),
+        HGX.replace("\n", "\r\n"),
+        "$ nvidia-smi topo -m\n\n" + HGX,
+        HGX[: HGX.index("\nLegend")],
+        "\ufeff" + HGX,
+    ):
+        path.write_text(text, encoding="utf-8", newline="")
+        assert read(path, "h") == kind
+
+
+def test_older_and_newer_columns() -> None:
+    """Cards by device name, no NUMA column, several NUMA nodes a GPU, affinities unknown."""
+    old = (
+        "\tGPU0\tGPU1\tmlx5_0\tmlx5_1\tCPU Affinity\nGPU0\t X \tPIX\tPHB\tSYS\t0-9\n"
+        "GPU1\tPIX\t X \tPHB\tSYS\t10-19\nmlx5_0\tPHB\tPHB\t X \tSYS\t\n"
+        "mlx5_1\tSYS\tSYS\tSYS\t X \t\n"
+    )
+    kind = from_text(old, "h")
+    assert (kind.nics, kind.numa, kind.links) == (2, ((0,), (1,)), (("X", "PIX"), ("PIX", "X")))
+    unknown = HGX.replace("\t0\t\t", "\tN/A\t\t").replace("0-55,112-167", "")
+    assert from_text(unknown, "h").numa == ((0, 1, 2, 3),)
+    lists = HGX.replace("\t0\t\t", "\t0-3,8\t\t").replace("\t1\t\t", "\t4-7\t\t")
+    assert from_text(lists, "h").numa == ((0, 1), (2, 3))
+    single = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-31\t0\t\tN/A\n"
+    assert (from_text(single, "h").gpus, from_text(single, "h").nics) == (1, 1)
+
+
+def test_plain_matrix() -> None:
+    """The matrix alone, under a header that begins with `gpu`."""
+    text = "gpu\tGPU0\tGPU1\nGPU0\tX\tNV4\nGPU1\tNV4\tX\n"
+    kind = from_text(text, "h")
+    assert (kind.gpus, kind.nics, kind.numa) == (2, 1, ((0, 1),))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_any_matrix(data: st.DataObject) -> None:
+    """What is printed is what is read, whatever the links, cards and separators."""
+    n, cards = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 3))
+    names = [f"GPU{i}" for i in range(n)] + [f"NIC{i}" for i in range(cards)]
+    words = st.sampled_from((*PCIE, "NV1", "NV4", "NV18"))
+    ways = {(i, k): data.draw(words) for i in range(n + cards) for k in range(i)}
+    rows = [
+        [" X " if i == k else ways[max(i, k), min(i, k)] for k in range(n + cards)]
+        for i in range(n + cards)
+    ]
+    lines = ["\t" + "\t".join([*names, "CPU Affinity", "NUMA Affinity"])]
+    node = [data.draw(st.integers(0, 2)) for _ in range(n)]
+    for i, row in enumerate(rows):
+        end = [f"{8 * node[i]}-{8 * node[i] + 7}", str(node[i])] if i < n else ["", ""]
+        lines.append("\t".join([names[i], *row, *end]))
+    text = "\n".join(lines)
+    kind = from_text(text.expandtabs(8) if data.draw(st.booleans()) else text, "h")
+    assert kind.links == tuple(tuple(cell.strip() for cell in row[:n]) for row in rows[:n])
+    assert kind.nics == max(cards, 1)
+    groups = {i: group for group in kind.numa for i in group}
+    assert all((groups[i] == groups[k]) == (node[i] == node[k]) for i in range(n) for k in range(n))
+
+
+BAD = {
+    "empty": ("", "f: expected the output of nvidia-smi topo -m"),
+    "another file": ("hello\nworld\n", "f: expected the output of"),
+    "no header": (HGX.partition("\n")[2], "f:1: the header with the names"),
+    "unknown link": (HGX.replace("\tPXB\tSYS\t0", "\tFOO\tSYS\t0"),
+                     "f:2: row GPU0, column NIC0: expected one of SYS, .*got 'FOO'"),
+    "no links": (HGX.replace("GPU0\t X \tNV18", "GPU0\t X \tNV0"),
+                 "f:2: row GPU0, column GPU1: expected one of .* got 'NV0'"),
+    "asymmetric": (HGX.replace("GPU1\tNV18", "GPU1\tNV12"),
+                   "f:2: row GPU0, column GPU1: NV18, but row GPU1, column GPU0 is NV12"),
+    "asymmetric card": (HGX.replace("NIC1\tSYS", "NIC1\tPIX"),
+                        "f:2: row GPU0, column NIC1: SYS, but row NIC1, column GPU0 is PIX"),
+    "self elsewhere": (HGX.replace("GPU2\tNV18\tNV18\t X ", "GPU2\tNV18\tNV18\tNV18"),
+                       "f:4: row GPU2, column GPU2: expected X, got 'NV18'"),
+    "two selves": (HGX.replace("GPU2\tNV18", "GPU2\tX"), "f:4: row GPU2, column GPU0: expected"),
+    "row missing": (HGX.replace("GPU3\tNV", "#GPU3\tNV"), "f: the row of GPU3 is missing"),
+    "row twice": (HGX.replace("GPU3\tNV", "GPU2\tNV"), "f:5: row GPU2 is there twice"),
+    "row too many": (HGX.replace("NIC0\tPXB", "GPU4\tPXB"), "f:6: row GPU4 has no column"),
+    "cut off": (HGX[: HGX.index("GPU3\tNV18") + 14], "f:5: row GPU3, column GPU2: the cell is"),
+    "column twice": (HGX.replace("NIC1\tCPU", "NIC0\tCPU"), "f:1: column 'NIC0' is there twice"),
+    "column lost": (HGX.replace("GPU1\tGPU2", "GPU7\tGPU2"), "f:1: expected columns GPU0, GPU1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_refused(case: str) -> None:
+    """Each fault is found, and named with line, row and column."""
+    text, message = BAD[case]
+    with pytest.raises(InputError, match=message):
+        from_text(text, "h", "f")
