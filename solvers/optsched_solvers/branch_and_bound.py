@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from optsched.errors import InputError
-from optsched.registry import Support
 from optsched.result import Result
 from optsched_solvers.loading import load
 from optsched_solvers.rules import supported_graph, supported_objective
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
+    from optsched.registry import Support
 
 FAILURE_DIRECTED: Final = "failure-directed"
 GIFFLER_THOMPSON: Final = "giffler-thompson"
@@ -37,6 +37,7 @@ class BranchAndBound:
     """
 
     name = "branch_and_bound"
+    answers = ("orders", "resources")
     options: Mapping[str, str] = MappingProxyType(
         {
             "mode": '"failure-directed" (default) or "giffler-thompson"',
@@ -50,12 +51,18 @@ class BranchAndBound:
 
     def supports(self, problem: Problem) -> Support:
         """One iteration (makespan) of any graph; giffler-thompson takes no gangs."""
-        if getattr(problem, "objective_name", "makespan") != "makespan":
-            return Support(False, "only the makespan of one iteration is supported, not the period")
-        return supported_objective(problem.graph())
+        if problem.answers == "resources":
+            from optsched_solvers import subset_tree
+
+            return subset_tree.supports(problem)
+        return supported_objective(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search until a proof or a limit, from the monitor's schedule or from the rules'."""
+        if problem.answers == "resources":
+            from optsched_solvers import subset_tree
+
+            return subset_tree.solve(problem, limits, monitor)  # type: ignore[arg-type]
         chosen = _checked(limits.options)
         graph = problem.graph()
         if chosen.mode == FAILURE_DIRECTED:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
-from optsched.registry import Support
 from optsched.result import Result
 from optsched_solvers.cores import chosen_cores, confined
 from optsched_solvers.loading import load
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
+    from optsched.registry import Support
     from optsched.schedule import Schedule
 
 STRONG_PROPAGATION_UP_TO = 400
@@ -48,6 +48,7 @@ class CpSat:
     """
 
     name = "cpsat"
+    answers = ("orders", "resources")
     options: Mapping[str, str] = MappingProxyType(
         {
             "mode": "'solve' (default), or 'bound': lift the lower bound and look for nothing else",
@@ -59,12 +60,18 @@ class CpSat:
 
     def supports(self, problem: Problem) -> Support:
         """One iteration (makespan) of any graph."""
-        if getattr(problem, "objective_name", "makespan") != "makespan":
-            return Support(False, "only the makespan of one iteration is supported, not the period")
-        return supported_objective(problem.graph())
+        if problem.answers == "resources":
+            from optsched_solvers import subset_cpsat
+
+            return subset_cpsat.supports(problem)
+        return supported_objective(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search until proof or limit; starts from the monitor's incumbent, or from a rule's."""
+        if problem.answers == "resources":
+            from optsched_solvers import subset_cpsat
+
+            return subset_cpsat.solve(problem, limits, monitor)  # type: ignore[arg-type]
         symmetry = _checked_symmetry(limits)
         graph = problem.graph()
         if monitor.sequences is None:

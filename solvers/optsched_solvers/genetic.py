@@ -16,7 +16,7 @@ from optsched.registry import Support
 from optsched.result import Result
 from optsched.schedule import NO_DEADLINE, Rows
 from optsched_solvers.loading import load
-from optsched_solvers.rules import supported_graph, try_insertion, try_rules
+from optsched_solvers.rules import supported_graph, supported_objective, try_insertion, try_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +70,7 @@ class Genetic:
     """
 
     name = "genetic"
+    answers = ("orders", "resources")
     options: Mapping[str, str] = MappingProxyType(
         {
             "population": f"individuals (4 to {MOST}; default 100)",
@@ -82,8 +83,13 @@ class Genetic:
 
     def supports(self, problem: Problem) -> Support:
         """One iteration (makespan), at most one resource per operation, no deadlines."""
-        if getattr(problem, "objective_name", "makespan") != "makespan":
-            return Support(False, "only the makespan of one iteration is supported, not the period")
+        if problem.answers == "resources":
+            from optsched_solvers import subset_genetic
+
+            return subset_genetic.supports(problem)
+        goal = supported_objective(problem)
+        if not goal:
+            return goal
         graph = problem.graph()
         if (graph.deadline != NO_DEADLINE).any():
             return Support(False, "deadlines are not kept by the genetic algorithm")
@@ -91,6 +97,10 @@ class Genetic:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Evolve until a limit; raises `MissingExtra` without DEAP."""
+        if problem.answers == "resources":
+            from optsched_solvers import subset_genetic
+
+            return subset_genetic.solve(problem, limits, monitor)  # type: ignore[arg-type]
         settings = _Settings.of(limits.options)
         try:
             import deap  # noqa: F401

@@ -11,7 +11,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.limits import available_cores
 from optsched.result import Result
-from optsched_solvers import tabu
+from optsched_solvers import subset_auto, tabu
 from optsched_solvers.branch_and_bound import BranchAndBound
 from optsched_solvers.cores import chosen_cores
 from optsched_solvers.cpsat import CpSat
@@ -50,6 +50,7 @@ class Auto:
     """
 
     name = "auto"
+    answers = ("orders", "resources")
     options: Mapping[str, str] = MappingProxyType(
         {"exact_up_to": "number of jobs above which nothing is spent on proofs (default: no limit)"}
     )
@@ -58,11 +59,15 @@ class Auto:
         self.search, self.proof, self.model = tabu.Tabu(), BranchAndBound(), CpSat()
 
     def supports(self, problem: Problem) -> Support:
-        """Whatever CP-SAT takes: one iteration of any graph."""
+        """Whatever CP-SAT takes: one iteration of any graph; and every choice of GPUs."""
+        if problem.answers == "resources":
+            return subset_auto.supports(problem)
         return self.model.supports(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Rules first; if none met the bound, the race."""
+        """Rules first; if none met the bound, the race. GPUs are chosen by `subset_auto`."""
+        if problem.answers == "resources":
+            return subset_auto.solve(problem, limits, monitor)
         graph = problem.graph()
         prove = _wants_proof(graph, limits)
         if supported_graph(graph):

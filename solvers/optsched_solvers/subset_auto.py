@@ -1,0 +1,46 @@
+"""`auto` for choices of GPUs: the exact search that fits, else the best of the searches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from optsched.problems.subset import SubsetChoice
+from optsched.registry import Support
+from optsched.result import Result
+from optsched_solvers.branch_and_bound import BranchAndBound
+from optsched_solvers.subset_counts import Counts
+from optsched_solvers.subset_hybrid import Hybrid
+from optsched_solvers.subset_pods import Pods
+
+if TYPE_CHECKING:
+    from optsched.limits import Limits
+    from optsched.monitor import Monitor
+    from optsched.problem import Problem
+    from optsched.registry import Solver
+
+ENGINES: tuple[Solver, ...] = (Counts(), Pods(), BranchAndBound(), Hybrid())
+"""In the order in which they are preferred: exact ones first."""
+
+
+def supports(problem: Problem) -> Support:
+    """Whether any of the searches takes it; else why the last does not."""
+    said = Support(False, "it is no choice of GPUs")
+    for engine in ENGINES:
+        said = engine.supports(problem)
+        if said:
+            return said
+    return said
+
+
+def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+    """The first that takes the problem; if that proves nothing, the next ones too."""
+    assert isinstance(problem, SubsetChoice)
+    for engine in ENGINES:
+        if not engine.supports(problem):
+            continue
+        found = engine.solve(problem, limits, monitor)
+        if found.status == "infeasible" or monitor.should_stop():
+            return found
+        if limits.iterations is not None and monitor.objective is not None:
+            return found
+    return Result("unknown")

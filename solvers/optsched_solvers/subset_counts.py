@@ -1,0 +1,129 @@
+"""`counts`: the exact choice of GPUs by the numbers of GPUs on every host."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of
+from optsched.bandwidth.model import CountModel
+from optsched.problems.subset import SubsetChoice
+from optsched.registry import Support
+from optsched.result import Result
+from optsched.schedule import Rows
+from optsched_solvers.loading import load
+from optsched_solvers.subset_vectors import claim
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.bandwidth.flat import FlatSearch
+    from optsched.limits import Limits
+    from optsched.monitor import Monitor
+    from optsched.problem import Problem
+
+_YES = Support(True)
+
+
+class Counts:
+    """Depth-first search over count vectors with the best subset of each host.
+
+    One iteration is one count vector evaluated. Ties are broken as `SubsetChoice` says. On clusters
+    too large for that a choice without tenants and policy goes through the patterns of k instead:
+    there the lowest ids win.
+    """
+
+    name = "counts"
+    instant = True
+    answers = ("resources",)
+    options: Mapping[str, str] = MappingProxyType({})
+
+    def supports(self, problem: Problem) -> Support:
+        """One request, and a model with tables or, without tenants and policy, any `CountModel`."""
+        if not isinstance(problem, SubsetChoice):
+            return Support(False, "it only chooses GPUs (SubsetChoice)")
+        said = supported(problem)
+        return said if said or len(problem.requests) > 1 or not by_patterns(problem) else _YES
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Search all count vectors, or as many as the iterations allow."""
+        assert isinstance(problem, SubsetChoice)
+        state = problem.state
+        if by_patterns(problem) and (problem.tables is None or vectors(problem) > MOST_LEAVES):
+            return self._by_patterns(problem, monitor)
+        assert problem.tables is not None
+        if not load(monitor, "optsched.bandwidth.counts"):
+            return Result("unknown")
+        leaves = MOST_LEAVES if limits.iterations is None else limits.iterations
+        found = ask(
+            problem.tables, state.masks, state.held, problem.demands, problem.k, problem.policy,
+            problem.contention, ties=True, tolerance=problem.tolerance, leaves=leaves,
+        )  # fmt: skip
+        if found is None:
+            if vectors(problem) > leaves:
+                return Result("unknown")
+            return Result("infeasible", reason=no_choice(problem))
+        monitor.advance(found.visited)
+        monitor.incumbent(Rows.of([gpus_of(state, found.parts)]), -found.value, self.name)
+        if found.exact:
+            claim(problem, monitor, found.optimum, self.name)
+        return Result("unknown")
+
+    def _by_patterns(self, problem: SubsetChoice, monitor: Monitor) -> Result:
+        if not load(monitor, "optsched.bandwidth.flat"):
+            return Result("unknown")
+        assert isinstance(problem.model, CountModel)
+        found = _flat(problem.model).choose(problem.state, problem.k)
+        monitor.incumbent(Rows.of([found.gpus]), -found.value, self.name)
+        if found.exact:
+            claim(problem, monitor, found.value, self.name)
+        return Result("unknown")
+
+
+@lru_cache(maxsize=4)
+def _flat(model: CountModel) -> FlatSearch:
+    """The patterns of a model, which are listed once."""
+    from optsched.bandwidth.flat import FlatSearch
+
+    return FlatSearch(model)
+
+
+def supported(problem: SubsetChoice) -> Support:
+    """Whether counts on hosts decide what a choice is worth."""
+    if len(problem.requests) != 1:
+        return Support(False, "it takes one request at a time")
+    if problem.contention.fill == "exact":
+        return Support(False, "joint allocations with their exact GPUs are not functions of counts")
+    if not problem.model.intra_monotone:
+        return Support(False, "the model may rate a choice lower that has faster hosts")
+    if problem.tables is None:
+        return Support(False, "the model has no tables by counts for this cluster")
+    return Support(True)
+
+
+def vectors(problem: SubsetChoice) -> int:
+    """Number of count vectors, most of which a search cuts off."""
+    return prod(int(n) + 1 for n in problem.state.room)
+
+
+def by_patterns(problem: SubsetChoice) -> bool:
+    """Whether nothing but the pattern and the hosts decides: no tenants, no policy."""
+    across = (problem.state.held > 0).sum(axis=1) >= 2
+    wanting = any(d > 0 for d, a in zip(problem.demands, across, strict=True) if a)
+    return (
+        isinstance(problem.model, CountModel)
+        and problem.on_unmeasured == "predict"
+        and not problem.is_robust
+        and problem.policy.is_free
+        and not wanting
+        and problem.contention.skip_idle
+        and not problem.contention.whole
+    )
+
+
+def no_choice(problem: SubsetChoice) -> str:
+    """Why there is none, if counting does not show it."""
+    what = "obeys the policy" + " and is measured" * (problem.on_unmeasured == "measured")
+    return f"no set of {problem.k} free GPUs {what}"

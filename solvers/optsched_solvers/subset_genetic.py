@@ -1,0 +1,268 @@
+"""A genetic algorithm on vectors of counts, with DEAP: every individual has exactly k GPUs."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.errors import InputError, MissingExtra
+from optsched.registry import Support
+from optsched.result import Result
+from optsched.schedule import Rows
+from optsched_solvers.loading import load
+from optsched_solvers.subset_counts import supported
+from optsched_solvers.subset_vectors import CountVectors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.limits import Limits
+    from optsched.monitor import Monitor
+    from optsched.problem import Problem
+    from optsched.problems.subset import SubsetChoice
+
+MOST: Final = 2000
+"""Individuals."""
+
+FOREIGN: Final = ("crossover", "mutation", "decoder", "local_search")
+"""Options of the genetic algorithm that only make sense for orders."""
+
+CROSSOVER_RATE: Final = 0.6
+SWAP_RATE: Final = 0.3
+"""Of mutations; the others move a GPU."""
+
+TOURNAMENT: Final = 3
+"""Individuals of which the best survives."""
+
+PATIENCE: Final = 30
+"""Generations without a better choice after which all but the best begin anew."""
+
+
+def supports(problem: Problem) -> Support:
+    """One request, joint allocations by counts."""
+    from optsched.problems.subset import SubsetChoice
+
+    if not isinstance(problem, SubsetChoice):
+        return Support(False, "it is no choice of GPUs")
+    return supported(problem)
+
+
+def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
+    """Evolve until a limit; one iteration is one individual evaluated.
+
+    Vectors that break the policy live on, behind all that obey it; levels that are preferred are
+    tried from the narrowest, each with its share of the iterations or time, until one has a choice.
+    Raises `MissingExtra` without DEAP.
+    """
+    size = _population(limits.options)
+    try:
+        import deap  # noqa: F401
+    except ImportError:
+        raise MissingExtra("the genetic algorithm", "genetic") from None
+    if not load(monitor, "deap.tools"):
+        return Result("unknown")
+    vectors = CountVectors(problem, problem.requests[0])
+    left = 2**62 if limits.iterations is None else limits.iterations
+    levels = vectors.levels()
+    if int(vectors.room.sum()) < problem.k:
+        return Result("unknown")
+    for i, level in enumerate(levels):
+        parts = len(levels) - i
+        run = _Run(vectors, level, size, limits.seed, monitor, left // parts)
+        run.run(None if parts == 1 else monitor.remaining / parts)
+        left -= run.evaluated
+        if run.found or monitor.should_stop():
+            break
+    return Result("unknown")
+
+
+def move(vector: list[int], room: list[int], random: Random) -> None:
+    """One GPU, or several, from a host to another that has room."""
+    givers = [u for u, count in enumerate(vector) if count]
+    a = random.choice(givers)
+    takers = [u for u, count in enumerate(vector) if u != a and count < room[u]]
+    if takers:
+        b = random.choice(takers)
+        most = min(vector[a], room[b] - vector[b])
+        times = 1 if random.random() < 0.5 else random.randint(1, most)
+        vector[a] -= times
+        vector[b] += times
+
+
+def swap(vector: list[int], room: list[int], random: Random) -> None:
+    """Two hosts exchange their counts, if both have room."""
+    a = random.randrange(len(vector))
+    others = [
+        u
+        for u, count in enumerate(vector)
+        if count != vector[a] and count <= room[a] and vector[a] <= room[u]
+    ]
+    if others:
+        b = random.choice(others)
+        vector[a], vector[b] = vector[b], vector[a]
+
+
+def between(first: list[int], second: list[int], random: Random) -> list[int]:
+    """A child on the way from one parent to the other: so many GPUs move that lie elsewhere."""
+    child = list(first)
+    more = [u for u, (a, b) in enumerate(zip(first, second, strict=True)) for _ in range(a - b)]
+    less = [u for u, (a, b) in enumerate(zip(first, second, strict=True)) for _ in range(b - a)]
+    random.shuffle(more)
+    random.shuffle(less)
+    times = random.randint(0, len(more))
+    for a, b in zip(more[:times], less[:times], strict=True):
+        child[a] -= 1
+        child[b] += 1
+    return child
+
+
+def _population(options: Mapping[str, Any]) -> int:
+    for key in FOREIGN:
+        if key in options:
+            raise InputError(f"options.{key}: belongs to orders, not to choices of GPUs")
+    size = options.get("population", 60)
+    if isinstance(size, bool) or not isinstance(size, int) or not 4 <= size <= MOST:
+        raise InputError(f"options.population: expected an integer in 4..{MOST}, got {size!r:.60}")
+    return size
+
+
+class _Run:
+    """One population at one level of the policy."""
+
+    def __init__(
+        self, vectors: CountVectors, level: int | None, size: int, seed: int, monitor: Monitor,
+        left: int,
+    ) -> None:  # fmt: skip
+        from deap import base
+
+        from optsched_solvers.genetic import seeded_selection
+
+        class Fitness(base.Fitness):  # type: ignore[misc]
+            weights = (1,)  # bandwidth, or minus what is wrong; integers stay exact
+
+        class Vector(list):  # type: ignore[type-arg]
+            def __init__(self, counts: list[int]) -> None:
+                super().__init__(counts)
+                self.fitness = Fitness()
+
+        self.individual = Vector
+        self.vectors, self.level, self.size, self.monitor = vectors, level, size, monitor
+        self.left, self.evaluated = left, 0
+        self.random = Random(seed)
+        self.room: list[int] = vectors.room.tolist()
+        self.toolbox = base.Toolbox()
+        self.toolbox.register("mate", between, random=self.random)
+        self.toolbox.register("move", move, room=self.room, random=self.random)
+        self.toolbox.register("swap", swap, room=self.room, random=self.random)
+        select = seeded_selection(self.random)["selTournament"]
+        self.toolbox.register("select", select, tournsize=TOURNAMENT)
+        self.best = -1
+        self.total = vectors.count()
+        self.known: dict[tuple[int, ...], int] = {}
+
+    @property
+    def found(self) -> bool:
+        """Whether an individual obeys the policy and is measured."""
+        return self.best >= 0
+
+    def run(self, seconds: float | None) -> None:
+        """Evolve until a limit, or for so many seconds."""
+        end = None if seconds is None else self.monitor.elapsed + seconds
+        population = self._begin()
+        still = 0
+        while self._evaluate(population):
+            if self.monitor.should_stop() or (end is not None and self.monitor.elapsed >= end):
+                return
+            if len(self.known) == self.total:  # there are no others
+                return
+            before = self.best
+            population.sort(key=lambda one: one.fitness.wvalues, reverse=True)
+            if still >= PATIENCE:
+                population[1:] = self._begin()[1:]
+                still = 0
+                continue
+            parents = self.toolbox.select(population, 2 * self.size)
+            children = [
+                self._child(*pair) for pair in zip(parents[::2], parents[1::2], strict=True)
+            ]
+            more = self._evaluate(children)
+            everyone = {tuple(one): one for one in children if one.fitness.valid}
+            everyone.update((tuple(one), one) for one in population)
+            ranked = sorted(
+                everyone.values(), key=lambda one: (one.fitness.wvalues, one), reverse=True
+            )
+            # the best stay, the others are drawn: copies have been left out
+            kept = ranked[: self.size // 4]
+            rest = ranked[self.size // 4 :]
+            if len(ranked) > self.size:
+                kept += self.toolbox.select(rest, self.size - len(kept))
+            else:
+                kept = ranked
+            population = kept
+            if not more:
+                return
+            still = 0 if self.best > before else still + 1
+
+    def _begin(self) -> list[Any]:
+        """Fewest hosts, most even, the start if there is one, and random vectors."""
+        k, room = self.vectors.request.gpus, self.room
+        full, even = [0] * len(room), [0] * len(room)
+        order = sorted(range(len(room)), key=lambda u: (-room[u], u))
+        for u in order:
+            full[u] = min(room[u], k - sum(full))
+        while sum(even) < k:
+            for u in order:
+                if even[u] < room[u] and sum(even) < k:
+                    even[u] += 1
+        begun = [full, even]
+        if self.monitor.sequences is not None:
+            hosts = self.vectors.problem.cluster.host_of[self.monitor.sequences.to_lists()[0]]
+            start = [int((hosts == h).sum()) for h in self.vectors.hosts]
+            if sum(start) == k:
+                begun.append(start)
+        while len(begun) < self.size:
+            vector = [0] * len(room)
+            hosts_used = self.random.sample(range(len(room)), len(room))
+            for u in hosts_used:
+                vector[u] = self.random.randint(0, min(room[u], k - sum(vector)))
+            for u in hosts_used:
+                vector[u] += min(room[u] - vector[u], k - sum(vector))
+            begun.append(vector)
+        return [self.individual(vector) for vector in begun[: self.size]]
+
+    def _child(self, first: list[int], second: list[int]) -> Any:
+        random = self.random.random
+        child = list(first)
+        if random() < CROSSOVER_RATE:
+            child = self.toolbox.mate(first, second)
+        if child == first or random() < 0.5:
+            (self.toolbox.swap if random() < SWAP_RATE else self.toolbox.move)(child)
+        return self.individual(child)
+
+    def _evaluate(self, individuals: list[Any]) -> bool:
+        """Give all their fitness, as many as are left; False if some have none."""
+        fresh = [one for one in individuals if not one.fitness.valid]
+        some = fresh[: max(0, self.left)]
+        new = list({tuple(one): None for one in some if tuple(one) not in self.known})
+        if new:
+            table = np.array(new, np.int64)
+            wrong = self.vectors.excess(table, self.level)
+            value = self.vectors.shares(table).value
+            # not measured is wrong too, but nearer to right than what breaks the policy
+            fitness = np.where(wrong > 0, -1 - wrong, value)
+            self.known.update(zip(new, fitness.tolist(), strict=True))
+        for one in some:
+            one.fitness.values = (self.known[tuple(one)],)
+        if len(self.known) > 1_000_000:
+            self.known.clear()
+        self.left -= len(some)
+        self.evaluated += len(some)
+        self.monitor.advance(len(some))
+        top = max(some, key=lambda one: one.fitness.wvalues, default=None)
+        if top is not None and top.fitness.values[0] > self.best:
+            self.best = int(top.fitness.values[0])
+            gpus = self.vectors.gpus(np.array(top, np.int64))
+            self.monitor.incumbent(Rows.of([gpus]), -self.best, "genetic")
+        return len(some) == len(fresh)
