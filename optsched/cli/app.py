@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optsched.cli import generate
+from optsched.cli import bandwidth, generate, topology
 from optsched.cli.bench import bench
 from optsched.cli.bound import bound
 from optsched.cli.convert import convert
+from optsched.cli.dispatch import dispatch
 from optsched.cli.options import HELP, criterion, parse_options
 from optsched.cli.warmup import warmup
 
@@ -27,7 +28,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Decide what runs where and in which order on a GPU cluster, and run it.",
 )
+app.add_typer(bandwidth.app, name="bandwidth")
 app.add_typer(generate.app, name="generate")
+app.add_typer(topology.app, name="topology")
 
 ScheduleFile = Annotated[
     Path, typer.Argument(help="A *.schedule.json document.", show_default=False)
@@ -209,7 +212,7 @@ def version() -> None:
     print(__version__)
 
 
-for command in (bench, bound, convert, warmup):
+for command in (bench, bound, convert, dispatch, warmup):
     app.command()(command)
 
 
@@ -262,12 +265,12 @@ def _summary(problem: Problem, file: Path, result: Result) -> dict[str, Any]:
 def _print_result(problem: Problem, file: Path, result: Result, output: Path | None) -> None:
     from optsched.plots.look import plain
 
-    unit = problem.graph().time_unit
     rows = [("instance", problem.name or file.name), ("solver", result.solver)]
     if result.objective is not None:
-        rows.append(("makespan", f"{result.objective} {unit}"))
+        rows.append((problem.objective_name, problem.describe(result.objective)))
     if result.lower_bound is not None:
-        rows.append(("lower bound", f"{result.lower_bound} {unit}"))
+        bound = "lower bound" if problem.objective_name == "makespan" else "bound"
+        rows.append((bound, problem.describe(result.lower_bound)))
     if result.gap is not None:
         rows.append(("gap", f"{result.gap:.2%}"))
     stopped = " (interrupted: best so far)" if result.interrupted else ""

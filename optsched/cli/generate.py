@@ -81,3 +81,40 @@ def taillard(
         shop = generator.generate(jobs, machines, time_seed, machine_seed)
     shop.write(output, format="json" if output.suffix == ".json" else "standard")
     print(f"wrote {output}: {shop.n_jobs} jobs on {shop.n_machines} machines")
+
+
+@app.command()
+def cluster(
+    output: Output,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="nvswitch, cube_mesh, nvlink_pairs, pcie or nvl72; repeat to mix."),
+    ] = None,
+    hosts: Annotated[int, typer.Option(help="How many; kinds take turns.")] = 4,
+    hosts_per_pod: Annotated[int, typer.Option(help="Hosts a pod; 0 = no pods.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of all random numbers.")] = 0,
+    state: Annotated[
+        Path | None, typer.Option(help="Write a state too: some GPUs free, tenants on the others.")
+    ] = None,
+    measurements: Annotated[
+        Path | None, typer.Option(help="Write made-up measurements of the network too (CSV).")
+    ] = None,
+) -> None:
+    """A made-up GPU cluster, with tenants and measurements if wanted."""
+    from optsched.bandwidth import synthetic
+    from optsched.files import check_writable
+
+    for path in (output, state, measurements):
+        if path is not None:
+            check_writable(path)
+    made = synthetic.cluster(kind or ["nvswitch"], hosts, seed, hosts_per_pod=hosts_per_pod)
+    table = None if measurements is None else synthetic.network(made, seed)
+    made.write(output)
+    print(f"wrote {output}: {made.n_hosts} hosts, {made.n_gpus} GPUs")
+    if state is not None:
+        now = synthetic.tenants(made, seed)
+        now.write(state)
+        print(f"wrote {state}: {len(now.free)} GPUs free, {len(now.jobs)} jobs")
+    if measurements is not None and table is not None:
+        table.write(measurements)
+        print(f"wrote {measurements}: {len(table)} measurements")

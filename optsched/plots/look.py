@@ -117,6 +117,10 @@ def time_text(time: int, time_unit: str) -> str:
     return f"{time / unit.ticks:,.{digits}f} {unit.name}".replace(",", "\u202f")
 
 
+SHOWN_NEGATIVE = {"bandwidth": (10**6, "GB/s"), "relative bandwidth": (10**7, "%")}
+"""Objectives that are no times: units of their values in one that people read, and its name."""
+
+
 def bytes_text(count: int) -> str:
     """Bytes in binary units, such as ``39.5 GiB``."""
     value, names = float(count), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
@@ -133,15 +137,24 @@ def share_text(share: float) -> str:
 
 def worth(summary: Report) -> list[str]:
     """Objective, bound and gap of a schedule, as parts of a headline."""
-    unit = summary.time_unit
-    parts = [f"{plain(summary.objective_name, 30)} {time_text(summary.objective, unit)}"]
+    name = plain(summary.objective_name, 30)
+    parts = [f"{name} {value_text(name, summary.objective, summary.time_unit)}"]
     if summary.lower_bound is not None:
-        parts.append(f"lower bound {time_text(summary.lower_bound, unit)}")
+        bound = "bound" if name in SHOWN_NEGATIVE else "lower bound"
+        parts.append(f"{bound} {value_text(name, summary.lower_bound, summary.time_unit)}")
     if summary.status == "optimal":
         parts.append("proved optimal")
     elif summary.gap is not None:
         parts.append(f"gap {share_text(summary.gap)}")
     return parts
+
+
+def value_text(objective: str, value: int, unit: str) -> str:
+    """The value of an objective with its unit; what is maximised is minimised by its negative."""
+    if objective in SHOWN_NEGATIVE:
+        divisor, what = SHOWN_NEGATIVE[objective]
+        return f"{-value / divisor:.2f} {what}"
+    return time_text(value, unit)
 
 
 def plain(name: str, longest: int = 80) -> str:

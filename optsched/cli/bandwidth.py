@@ -1,0 +1,195 @@
+"""``optsched bandwidth``: read measurements, learn a model, plan what to measure, check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optsched.bandwidth import BottleneckBandwidth, MeasurementTable
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Bandwidths of sets of GPUs: import, fit, plan, check.",
+)
+
+Output = Annotated[Path, typer.Option("-o", "--output", help="Write it here.")]
+ClusterFile = Annotated[Path, typer.Option("--cluster", help="optsched.cluster/1.")]
+ModelFile = Annotated[Path, typer.Option("--model", help="optsched.bandwidth/1.")]
+Tables = Annotated[
+    list[Path] | None,
+    typer.Option("--measurements", help="CSV of `bandwidth import`; may be repeated."),
+]
+Op = Annotated[str, typer.Option(help="Collective, if the logs do not name it.")]
+Payload = Annotated[str | None, typer.Option(help="Bytes of the rows to take, such as 16M or 2G.")]
+
+
+@app.command("import")
+def import_(
+    logs: Annotated[list[Path], typer.Argument(help="Logs of nccl-tests.")],
+    output: Output,
+    op: Op = "all_reduce",
+    payload: Payload = None,
+) -> None:
+    """Read logs of nccl-tests and write a CSV of measurements."""
+    from optsched.bandwidth import MeasurementTable
+    from optsched.files import check_writable
+
+    check_writable(output)
+    table = MeasurementTable.from_nccl_logs(logs, op, _bytes(payload))
+    table.write(output)
+    print(f"wrote {output}: {len(table)} measurements of {table.op}, {table.payload} bytes")
+
+
+@app.command()
+def fit(
+    cluster: ClusterFile,
+    output: Output,
+    measurements: Tables = None,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="Take several collectives or payloads together.")
+    ] = False,
+) -> None:
+    """Learn a model; without measurements it knows links and network cards only."""
+    from optsched.bandwidth import BottleneckBandwidth, Cluster
+    from optsched.files import check_writable
+
+    check_writable(output)
+    model = BottleneckBandwidth(Cluster.read(cluster))
+    if measurements:
+        model = model.fit(_joined(measurements, mixed))
+    model.write(output)
+    print(f"wrote {output}: {_facts(model)}")
+
+
+@app.command()
+def plan(
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the script here [default: print].")
+    ] = None,
+    cluster: Annotated[Path | None, typer.Option(help="optsched.cluster/1.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="optsched.bandwidth/1: what is known already.")
+    ] = None,
+    budget: Annotated[int, typer.Option(help="Most runs across hosts.")] = 50,
+    logs: Annotated[str, typer.Option(help="Folder for the logs of the runs.")] = "logs",
+    seed: Annotated[int, typer.Option(help="Of the simulated requests.")] = 0,
+) -> None:
+    """Write a shell script of the nccl-tests runs that are worth most."""
+    from optsched.bandwidth import BottleneckBandwidth, Cluster, plan_measurements
+    from optsched.files import check_writable, write_atomic
+
+    if (cluster is None) == (model is None):
+        raise InputError("cluster, model: expected one of them")
+    if output is not None:
+        check_writable(output)
+    known = (
+        BottleneckBandwidth(Cluster.read(cluster))
+        if cluster is not None
+        else BottleneckBandwidth.read(model)  # type: ignore[arg-type]
+    )
+    found = plan_measurements(known.cluster, known, budget, seed=seed)
+    script = found.script(logs)
+    if output is None:
+        print(script, end="")
+        return
+    write_atomic(output, script)
+    print(f"wrote {output}: {len(found.subsets)} runs within hosts, {len(found.patterns)} across")
+
+
+@app.command()
+def check(model: ModelFile, measurements: Tables = None) -> None:
+    """Say what a model knows, and how far measurements are from what it predicts."""
+    from optsched.bandwidth import BottleneckBandwidth
+
+    known = BottleneckBandwidth.read(model)
+    print(f"{model}: {_facts(known)}")
+    if measurements:
+        for line in deviations(known, _joined(measurements, False)):
+            print(line)
+
+
+def deviations(model: BottleneckBandwidth, table: MeasurementTable) -> list[str]:
+    """How far measurements are from the limits that a model has for their patterns.
+
+    Raises
+    ------
+    InputError
+        Another collective or payload than the model's, or no pattern across hosts.
+    """
+    import numpy as np
+
+    from optsched.bandwidth.metrics import coverage, mape, r_squared
+    from optsched.bandwidth.patterns import written_pattern
+    from optsched.bandwidth.rates import shown
+
+    if (table.op, table.payload) != (model.op, model.payload) and len(model.table):
+        raise InputError(
+            f"measurements: are {table.op} of {table.payload} bytes, the model is "
+            f"{model.op} of {model.payload}"
+        )
+    rows = [row for row in table if len(row.pattern) > 1]
+    if not rows:
+        raise InputError("measurements: hold no run across hosts")
+    width = max(len(row.pattern) for row in rows)
+    patterns = np.array([[*row.pattern, *[0] * (width - len(row.pattern))] for row in rows])
+    true = np.array([row.value for row in rows])
+    value, low, high = (model.network(patterns, end) for end in ("value", "low", "high"))
+    seen = model.is_measured(patterns)
+    lines = []
+    for what, part in (("all", np.ones(len(rows), bool)), ("not measured before", ~seen)):
+        if part.any():
+            lines.append(
+                f"{what}: {int(part.sum())} runs, R2 {r_squared(true[part], value[part]):.4f}, "
+                f"MAPE {mape(true[part], value[part]):.2%}, "
+                f"{coverage(true[part], low[part], high[part]):.0%} within their intervals"
+            )
+    off = np.abs(value / np.maximum(true, 1) - 1)
+    for i in np.argsort(-off, kind="stable")[:5].tolist():
+        if off[i] > 0:
+            lines.append(
+                f"{written_pattern(patterns[i])}: measured {shown(int(true[i]))}, "
+                f"predicted {shown(int(value[i]))}"
+            )
+    return lines
+
+
+def _facts(model: BottleneckBandwidth) -> str:
+    cluster, table = model.cluster, model.table
+    patterns = {row.pattern for row in table}
+    payload = "" if table.payload is None else f", {table.payload} bytes"
+    guessed = model.predicted_types
+    rest = f"; within {', '.join(guessed)} by links only" if guessed else ""
+    return (
+        f"{cluster.n_hosts} hosts, {cluster.n_gpus} GPUs; {len(table)} measurements of "
+        f"{len(patterns)} patterns ({table.op}{payload}{', mixed' * table.mixed}){rest}"
+    )
+
+
+def _joined(paths: Sequence[Path], mixed: bool) -> MeasurementTable:
+    from optsched.bandwidth import MeasurementTable
+
+    table = MeasurementTable.read(paths[0])
+    for path in paths[1:]:
+        table = table.joined(MeasurementTable.read(path), mixed=mixed)
+    return table
+
+
+def _bytes(text: str | None) -> int | None:
+    """``16M`` as a number of bytes; K, M, G are powers of 1024, as nccl-tests has them."""
+    if text is None:
+        return None
+    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    number, unit = text[:-1], text[-1:].upper()
+    if unit not in units:
+        number, unit = text, ""
+    if not number.isdecimal() or not 0 < int(number[:16]) * units.get(unit, 1) <= 2**53:
+        raise InputError(f"payload: expected bytes such as 16M or 2G, got {text!r:.60}")
+    return int(number) * units.get(unit, 1)
