@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from program import SHOP, Cli
 
 import optsched
+
+settings.register_profile("optsched", deadline=None)  # other processes may be busy
+settings.load_profile("optsched")
 
 
 @pytest.fixture

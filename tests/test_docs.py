@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "docs/quickstart.md", "docs/schedule-format.md", "docs/jobarray.md",
-         "docs/solvers.md", "docs/branch-and-bound.md"]  # fmt: skip
+         "docs/solvers.md", "docs/branch-and-bound.md", "docs/subset.md"]  # fmt: skip
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -31,7 +31,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         exec(compile(block, page, "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/subset.md"])
 def test_optsched_commands_run(page: str, tmp_path: Path) -> None:
     """Every `$ optsched ...` line exits with 0."""
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]

@@ -39,6 +39,11 @@ def warm_up(engine: Solver) -> None:
                 optsched.solve(problem, engine, time_limit=60, iterations=100)
 
 
+def schedules(engine: Solver) -> bool:
+    """Whether the engine finds the orders of graphs."""
+    return "orders" in getattr(engine, "answers", ("orders",))
+
+
 def optimum(problem: Any) -> int | None:
     """Optimal makespan of a tiny problem by brute force, computed once; None if infeasible."""
     graph = problem.graph()

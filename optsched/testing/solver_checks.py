@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.registry import Solver
 from optsched.registry import solver as find_solver
-from optsched.testing.check_common import warm_up
+from optsched.testing.check_common import schedules, warm_up
 from optsched.testing.check_results import (
     check_degenerate,
     check_exact,
@@ -26,6 +26,14 @@ from optsched.testing.check_runs import (
     check_limits,
     check_reproducible,
     check_warm_start,
+)
+from optsched.testing.check_subsets import (
+    SUBSET_CHECKS,
+    check_subset_choices,
+    check_subset_exact,
+    check_subset_runs,
+    check_subset_status,
+    chooses_gpus,
 )
 from optsched.testing.check_traces import check_leaves_no_trace, check_silent
 from optsched.testing.check_watching import (
@@ -73,9 +81,8 @@ def check_solver(
         With one line per failure: check, problem, what went wrong.
     """
     engine = find_solver(solver) if isinstance(solver, str) else solver
-    warm_up(engine)
     failures: list[str] = []
-    for check in (*CHECKS, check_exact) if exact else CHECKS:
+    for check in checks_for(engine, exact):
         try:
             check(engine, problems or (), time_limit)
         except AssertionError as error:
@@ -85,6 +92,18 @@ def check_solver(
     if failures:
         name = getattr(engine, "name", engine)
         raise AssertionError(f"{name} fails {len(failures)} checks:\n  " + "\n  ".join(failures))
+
+
+def checks_for(engine: Solver, exact: bool = False) -> list[Check]:
+    """The checks for what the engine takes: graphs, choices of GPUs, or both."""
+    found: list[Check] = []
+    gpus = chooses_gpus(engine)
+    if schedules(engine):
+        warm_up(engine)
+        found += [*CHECKS, check_exact] if exact else CHECKS
+    if gpus:
+        found += [*SUBSET_CHECKS, check_subset_exact] if exact else SUBSET_CHECKS
+    return found
 
 
 class SolverTests:
@@ -97,7 +116,10 @@ class SolverTests:
 
     def _run(self, check: Check) -> None:
         engine = find_solver(self.solver) if isinstance(self.solver, str) else self.solver
-        warm_up(engine)
+        if check not in checks_for(engine, exact=True):
+            import pytest
+
+            pytest.skip(f"{engine.name} takes other problems")
         check(engine, self.problems, self.time_limit)
 
     def test_interface(self) -> None:
@@ -172,3 +194,20 @@ class SolverTests:
     def test_silent(self) -> None:
         """Nothing is printed."""
         self._run(check_silent)
+
+    def test_subset_choices(self) -> None:
+        """Choices of GPUs are allowed, worth what they say, and bounded by the optimum."""
+        self._run(check_subset_choices)
+
+    def test_subset_runs(self) -> None:
+        """Choices of GPUs repeat, and warm starts are kept."""
+        self._run(check_subset_runs)
+
+    def test_subset_status(self) -> None:
+        """Bounds of choices that the solver itself reports are bounds."""
+        self._run(check_subset_status)
+
+    def test_subset_exact(self) -> None:
+        """Small choices are proved, if the solver is exact."""
+        if self.exact:
+            self._run(check_subset_exact)

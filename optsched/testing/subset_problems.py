@@ -1,0 +1,176 @@
+"""Random little clusters, bandwidths, states and policies, and the problems made of them."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from optsched.bandwidth.cluster import Cluster, Host, HostType
+from optsched.bandwidth.contention import Contention
+from optsched.bandwidth.intra import IntraTable
+from optsched.bandwidth.model import CountModel
+from optsched.bandwidth.policy import Policy
+from optsched.bandwidth.rates import NO_LIMIT, UNMEASURED
+from optsched.bandwidth.state import ClusterState, Job
+from optsched.problems.subset import SubsetChoice
+from optsched.testing.best_subset import all_subsets
+
+
+class Tables(CountModel):
+    """A model of random numbers; what it should say, `known` says in another way."""
+
+    def __init__(self, rng: random.Random, sizes: list[int], *, gaps: float = 0.0) -> None:
+        kinds: list[HostType] = []
+        hosts, racks = [], rng.randint(1, 3)
+        for i, n in enumerate(sizes):
+            same = [kind for kind in kinds if kind.gpus == n]
+            if same and rng.random() < 0.6:
+                kind = rng.choice(same)
+            else:
+                values = [rng.randint(2, 40) * 10_000_000 for _ in range(1 << n)]
+                kind = HostType(f"t{i}", n, intra=IntraTable(n, values))
+                kinds.append(kind)
+            rack = i * racks // len(sizes)
+            hosts.append(Host(f"n{i}", kind.name, (f"b{rack // 2}", f"r{rack}")))
+        self.cluster = Cluster(tuple(hosts), tuple(kinds), ("block", "rack"))
+        self.rng, self.gaps = random.Random(rng.random()), gaps
+        self.limits: dict[tuple[int, ...], int] = {}
+        few = rng.random() < 0.5  # few distinct values: many ties
+        self.values = [10, 20, 40] if few else list(range(3, 60))
+
+    def limit(self, pattern: tuple[int, ...]) -> int:
+        """The network's limit of falling counts."""
+        if sum(pattern) <= 1:
+            return 0
+        if len(pattern) == 1:
+            return NO_LIMIT
+        if pattern not in self.limits:
+            rng = random.Random(repr((pattern, self.cluster.sha256)))
+            lost = rng.random() < self.gaps
+            self.limits[pattern] = UNMEASURED if lost else rng.choice(self.values) * 9_000_001
+        return self.limits[pattern]
+
+    def network(self, patterns: Any, which: str = "value") -> Any:
+        """The limits of all rows."""
+        return np.array(
+            [self.limit(tuple(c for c in row if c)) for row in patterns.tolist()], np.int64
+        ).reshape(len(patterns))
+
+    def intra_of(self, kind: int, which: str = "value") -> Any:
+        """The type's own table."""
+        return self.cluster.types[kind].intra.values  # type: ignore[union-attr]
+
+    def known(self, gpus: tuple[int, ...]) -> int | None:
+        """B(S), in plain Python."""
+        if len(gpus) <= 1:
+            return 0
+        by_host: dict[int, int] = {}
+        for gpu in gpus:
+            h = int(self.cluster.host_of[gpu])
+            by_host[h] = by_host.get(h, 0) | 1 << (gpu - int(self.cluster.first[h]))
+        pattern = tuple(sorted((m.bit_count() for m in by_host.values()), reverse=True))
+        value = self.limit(pattern)
+        if value == UNMEASURED:
+            return None
+        for h, mask in by_host.items():
+            if mask.bit_count() >= 2:
+                value = min(value, self.cluster.type(h).intra.of(mask))  # type: ignore[union-attr]
+        return value
+
+
+def sizes_of(rng: random.Random, most: int) -> list[int]:
+    """GPUs of a few hosts, in all at most so many."""
+    sizes: list[int] = []
+    while sum(sizes) < most and len(sizes) < 5:
+        sizes.append(min(rng.choice([1, 2, 2, 3, 4, 4, 6]), most - sum(sizes)))
+    return sizes
+
+
+def state_of(rng: random.Random, cluster: Cluster) -> ClusterState:
+    """Some GPUs free, some down, some held by up to three jobs."""
+    gpus = list(range(cluster.n_gpus))
+    rng.shuffle(gpus)
+    n_free = rng.randint(max(1, len(gpus) // 3), len(gpus))
+    free, busy = gpus[:n_free], gpus[n_free:]
+    jobs: list[Job] = []
+    while busy and len(jobs) < 3:
+        take = rng.randint(1, len(busy))
+        demand = rng.choice([None, 0, rng.randint(1, 400) * 1_000_000])
+        jobs.append(Job(f"j{len(jobs)}", tuple(busy[:take]), demand))
+        busy = busy[take:]
+    return ClusterState(cluster, tuple(free), tuple(jobs), tuple(busy))
+
+
+def contention_of(rng: random.Random) -> Contention:
+    """Any but those with exact joint allocations."""
+    return Contention(
+        fill=rng.choice(["first", "best"]), sides=rng.choice(["one", "two"]),
+        cross_only=rng.random() < 0.7, skip_idle=rng.random() < 0.7, whole=rng.random() < 0.2,
+    )  # fmt: skip
+
+
+def policy_of(rng: random.Random, cluster: Cluster) -> Policy:
+    """None, or a rule or two."""
+    rules: dict[str, Any] = {}
+    if rng.random() < 0.5:
+        return Policy()
+    for key in rng.sample(
+        ["required", "balance", "hosts", "type", "include", "exclude", "slice"], 2
+    ):
+        name = rng.choice(cluster.hosts).name
+        if key == "required":
+            rules["required"] = rng.choice(["block", "rack", "host"])
+        elif key == "balance":
+            rules["balance"] = rng.choice(["even", "exact"])
+        elif key == "hosts":
+            rules["min_hosts"] = rng.randint(1, 2)
+            rules["max_hosts"] = rng.choice([None, 2, 3])
+        elif key == "type":
+            rules["same_type"] = True
+        elif key == "include" and (name,) != rules.get("exclude"):
+            rules["include"] = (name,)
+        elif key == "exclude" and (name,) != rules.get("include"):
+            rules["exclude"] = (name,)
+        elif key == "slice":
+            rules.update(slice_size=rng.randint(1, 2), slice_level=rng.choice(["rack", "host"]))
+    return Policy(**rules)
+
+
+def subsets_of(gpus: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """All subsets, in order of size."""
+    return [some for c in range(len(gpus) + 1) for some in combinations(gpus, c)]
+
+
+@cache
+def subset_problems(n: int, seed: int = 0, most: int = 9) -> tuple[SubsetChoice, ...]:
+    """Random choices from clusters of at most so many GPUs, each with its oracle in the model."""
+    found = []
+    for number in range(seed, seed + n):
+        rng = random.Random(number)
+        model = Tables(rng, sizes_of(rng, rng.randint(2, most)))
+        state = state_of(rng, model.cluster)
+        k = rng.randint(1, len(state.free))
+        rule, policy = contention_of(rng), policy_of(rng, model.cluster)
+        if rng.random() < 0.5:
+            rule, policy = Contention(), Policy()
+        found.append(
+            SubsetChoice(
+                state, model, k, policy=policy, contention=rule, name=f"subset choice {number}"
+            )
+        )
+    return tuple(found)
+
+
+@cache
+def optimum(problem: SubsetChoice) -> int | None:
+    """Optimal objective by trying all subsets; None if there is no choice."""
+    assert isinstance(problem.model, Tables)
+    values = all_subsets(
+        problem.state, problem.model.known, problem.demands, problem.k, problem.contention,
+        problem.policy,
+    )  # fmt: skip
+    return min((-value for value, _ in values), default=None)

@@ -1,0 +1,356 @@
+"""The default model: minimum of network and hosts, learnt from measurements."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched.bandwidth import synthetic
+from optsched.bandwidth.bottleneck import BottleneckBandwidth
+from optsched.bandwidth.cluster import Cluster, Host, HostType
+from optsched.bandwidth.gaussian import GaussianProcess, _Evidence
+from optsched.bandwidth.intra import IntraTable
+from optsched.bandwidth.links import link_rate
+from optsched.bandwidth.measured import MeasuredBandwidth
+from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.metrics import coverage, mape, r_squared
+from optsched.bandwidth.patterns import automaton
+from optsched.bandwidth.prior import line_rate
+from optsched.bandwidth.rates import KILOBYTES, kilobytes
+from optsched.bandwidth.samples import held_out_samples, training_samples
+from optsched.bandwidth.stand_in import best_rings, intra_estimate
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from optsched.bandwidth.model import Selection
+
+CLUSTER = synthetic.cluster("nvswitch", 4)
+MIXED = synthetic.cluster(["nvswitch", "cube_mesh", "nvlink_pairs", "pcie"], 4)
+TRUE = MeasuredBandwidth(CLUSTER, synthetic.network(CLUSTER))
+
+
+def runs(model: MeasuredBandwidth | BottleneckBandwidth, chosen: Selection) -> MeasurementTable:
+    """Measure sets of GPUs."""
+    cluster = model.cluster
+    rows = []
+    for row, value in zip(chosen, model.predict(chosen).tolist(), strict=True):
+        gpus = tuple(
+            (host.name, ids)
+            for h, host in enumerate(cluster.hosts)
+            if (ids := tuple(np.flatnonzero(row[cluster.first[h] : cluster.first[h + 1]]).tolist()))
+        )
+        rows.append(Measurement(tuple(len(ids) for _, ids in gpus), value, gpus))
+    return MeasurementTable(tuple(rows), "all_reduce", 2 << 30)
+
+
+def words(model: BottleneckBandwidth) -> list[bytes]:
+    """All that a model predicts, as bytes."""
+    found = []
+    for which in ("value", "low", "high"):
+        tables = model.tables(which)
+        assert tables is not None
+        found.append(tables.words.tobytes())
+    return found
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32 - 1))
+def test_without_measurements_it_is_line_rate_and_hosts(mask: int) -> None:
+    """The minimum, by hand, for any set of a mixed cluster."""
+    model = BottleneckBandwidth(MIXED)
+    row = np.array([mask >> i & 1 for i in range(32)], np.bool_)
+    counts = [int(row[8 * h : 8 * h + 8].sum()) for h in range(4)]
+    pattern = sorted(counts, reverse=True)
+    limits = []
+    if pattern[1]:
+        limits.append(round(float(line_rate(MIXED, np.array([pattern]))[0])))
+    for h, count in enumerate(counts):
+        table = MIXED.type(h).intra
+        assert table is not None
+        if count >= 2:
+            limits.append(table.of(sum(1 << i for i in range(8) if row[8 * h + i])))
+    expected = min(limits) if sum(counts) > 1 else 0
+    assert model.of(np.flatnonzero(row)) == expected
+    low, high = model.interval(row[None])
+    assert low[0] <= expected <= high[0]
+
+
+@pytest.mark.parametrize("n", [1, 3, 30])
+def test_measured_patterns_keep_their_value(n: int) -> None:
+    """Exactly, with an interval of no width; all others have one around their value."""
+    table = runs(TRUE, training_samples(CLUSTER, n, 1))
+    model = BottleneckBandwidth(CLUSTER).fit(table)
+    rows = automaton(4, 8).patterns
+    rows = rows[rows[:, 1] > 0]
+    value, low, high = (model.network(rows, which) for which in ("value", "low", "high"))
+    entries = {row.pattern: row.value for row in synthetic.network(CLUSTER)}
+    known = model.evidence.known
+    assert known
+    for row, middle, a, b in zip(rows.tolist(), value, low, high, strict=True):
+        pattern = tuple(c for c in row if c)
+        if pattern in known:
+            assert middle == a == b == entries[pattern]
+        elif pattern not in model.evidence.settled:
+            assert a <= middle <= b
+            assert a < b
+
+
+def test_order_and_grouping_of_samples_make_no_difference() -> None:
+    """`fit` of a shuffled table, and of two halves one after the other, give the same bits."""
+    table = runs(TRUE, training_samples(CLUSTER, 40, 2))
+    rows = list(table)
+    random.Random(3).shuffle(rows)
+    shuffled = MeasurementTable(tuple(rows), table.op, table.payload)
+    model = BottleneckBandwidth(CLUSTER).fit(table)
+    assert words(model) == words(BottleneckBandwidth(CLUSTER).fit(shuffled))
+    halves = BottleneckBandwidth(CLUSTER).update(
+        MeasurementTable(table.rows[:15], table.op, table.payload)
+    )
+    assert words(halves.update(table.rows[15:])) == words(model)
+
+
+def test_update_with_nothing_is_the_identity_and_payloads_do_not_mix() -> None:
+    """Models are values."""
+    model = BottleneckBandwidth(CLUSTER).fit(runs(TRUE, training_samples(CLUSTER, 9, 2)))
+    before = words(model)
+    assert model.update([]) is model
+    assert words(model.update(model.table.rows[:1])) == before  # a duplicate: the same median
+    assert words(model) == before
+    with pytest.raises(MixedMeasurements):
+        model.update(MeasurementTable(model.table.rows, "all_gather", 2 << 30))
+
+
+def test_repeated_runs_count_by_their_median() -> None:
+    """One wild run of three does no harm."""
+    values = (100, 900, 110)
+    table = MeasurementTable(tuple(Measurement((3, 2), v * KILOBYTES) for v in values))
+    model = BottleneckBandwidth(CLUSTER).fit(table)
+    assert model.network(np.array([[3, 2]]))[0] == 110 * KILOBYTES
+
+
+def test_a_run_that_a_host_held_back_is_a_lower_bound() -> None:
+    """On the host over PCIe 4 GPUs show their links, not the network; elsewhere it is learnt."""
+    slow = MIXED.hosts[3].name
+    table = MIXED.type(3).intra
+    assert table is not None
+    gpus = ((slow, (0, 1, 2, 3)), (MIXED.hosts[0].name, (0, 1, 2, 3)))
+    row = Measurement((4, 4), table.of(0b1111), gpus)
+    model = BottleneckBandwidth(MIXED).fit(MeasurementTable((row,)))
+    assert model.evidence.known == {}
+    assert model.evidence.least == {(4, 4): row.value}
+    assert not model.is_measured(np.array([[4, 4]]))[0]
+    assert model.network(np.array([[4, 4]]))[0] > row.value
+    below = Measurement((4, 4), row.value * 9 // 10, gpus)
+    learnt = BottleneckBandwidth(MIXED).fit(MeasurementTable((below,)))
+    assert learnt.network(np.array([[4, 4]]))[0] == below.value
+
+
+def test_a_run_beside_other_traffic_is_a_lower_bound() -> None:
+    """It lifts predictions below it, and its neighbours', and lowers nothing."""
+    free = BottleneckBandwidth(CLUSTER).fit(runs(TRUE, training_samples(CLUSTER, 20, 5)))
+    rows = np.array([[2, 1], [6, 2]])
+    unseen = [tuple(row) for row in rows.tolist() if tuple(row) not in free.evidence.known]
+    assert unseen, "the samples hold both: choose another seed"
+    low, high = (
+        free.update([Measurement(p, value, censored=True) for p in unseen])
+        for value in (1, 200 * KILOBYTES)
+    )
+    assert words(low) == words(free)
+    assert (high.network(rows) >= free.network(rows)).all()
+    for pattern in unseen:
+        row = np.array([pattern])
+        assert high.network(row)[0] >= 200 * KILOBYTES
+        assert high.network(row, "low")[0] >= 200 * KILOBYTES
+
+
+def test_where_no_host_allows_more_the_limit_is_settled() -> None:
+    """A run at the speed of the best hosts there are: nothing above it matters."""
+    intra = IntraTable.from_counts({2: 100.0}, 2)
+    cluster = Cluster.uniform(HostType("h", 2, nics=2, nic_rate=200.0, intra=intra), 2)
+    gpus = (("n01", (0, 1)), ("n02", (0, 1)))
+    row = Measurement((2, 2), 99 * KILOBYTES, gpus)
+    model = BottleneckBandwidth(cluster).fit(MeasurementTable((row,)))
+    assert model.is_measured(np.array([[2, 2]]))[0]
+    assert model.of([0, 1, 2, 3]) == 99 * KILOBYTES
+
+
+def test_it_learns() -> None:
+    """250 samples: better than the prior on unseen patterns, intervals hold, fit in a second."""
+    chosen, tested = training_samples(CLUSTER, 250, 0), held_out_samples(CLUSTER, 600, 0)
+    table = runs(TRUE, chosen)
+    begin = time.perf_counter()
+    model = BottleneckBandwidth(CLUSTER).fit(table)
+    model.tables()
+    took = time.perf_counter() - begin
+    counts = np.sort(np.add.reduceat(tested, CLUSTER.first[:-1], axis=1, dtype=np.int64))[:, ::-1]
+    unseen = tested[~model.is_measured(counts)]
+    true, prior = TRUE.predict(unseen), BottleneckBandwidth(CLUSTER).predict(unseen)
+    assert len(unseen) > 150
+    assert mape(true, model.predict(unseen)) < 0.8 * mape(true, prior)
+    assert r_squared(true, model.predict(unseen)) > r_squared(true, prior)
+    assert 0.85 <= coverage(true, *model.interval(unseen)) <= 1
+    assert r_squared(TRUE.predict(tested), model.predict(tested)) > 0.9
+    assert took < 5  # a second on an idle machine
+
+
+def test_a_latency_bound_network_is_learnt_too() -> None:
+    """All patterns at 40 GB/s: nothing like the line rate, and yet predicted from ten."""
+
+    def flat(n: int) -> MeasurementTable:
+        patterns = {row.pattern for row in runs(TRUE, training_samples(CLUSTER, n, 4))}
+        return MeasurementTable(tuple(Measurement(p, 40 * KILOBYTES) for p in sorted(patterns)))
+
+    rows = automaton(4, 8).patterns
+    rows = rows[rows[:, 1] > 0]
+    model = BottleneckBandwidth(CLUSTER).fit(flat(40))
+    error = np.abs(model.network(rows) / (40 * KILOBYTES) - 1)
+    assert np.median(error) < 0.15
+    prior = np.abs(BottleneckBandwidth(CLUSTER).network(rows) / (40 * KILOBYTES) - 1)
+    assert np.median(error) < np.median(prior) / 3
+
+
+def test_draws_vary_about_the_prediction_and_keep_what_is_measured() -> None:
+    """Half of the draws of an unmeasured pattern are above; 95 % in the interval; seeded."""
+    model = BottleneckBandwidth(CLUSTER).fit(runs(TRUE, training_samples(CLUSTER, 30, 6)))
+    rows = automaton(4, 8).patterns
+    drawn = np.array([model.draw(rows, seed) for seed in range(40)])
+    assert np.array_equal(drawn[3], model.draw(rows, 3))
+    known = model.is_measured(rows)
+    assert (drawn[:, known] == model.network(rows)[known]).all()
+    value, low, high = (model.network(rows, w)[~known] for w in ("value", "low", "high"))
+    inside = (low <= drawn[:, ~known]) & (drawn[:, ~known] <= high)
+    assert 0.85 < inside.mean() < 0.99
+    assert 0.3 < (drawn[:, ~known] > value).mean() < 0.7
+
+
+def test_believing_changes_no_prediction_and_narrows_intervals() -> None:
+    """Pretending to have measured what was predicted."""
+    model = BottleneckBandwidth(CLUSTER).fit(runs(TRUE, training_samples(CLUSTER, 30, 6)))
+    rows = automaton(4, 8).patterns
+    rows = rows[rows[:, 1] > 0]
+    unknown = rows[~model.is_measured(rows)]
+    pattern = tuple(c for c in unknown[40].tolist() if c)
+    sure = model.believing([pattern])
+    assert sure.is_measured(unknown[40:41])[0]
+    assert np.allclose(sure.network(rows), model.network(rows), rtol=0.02)
+    assert sure.network(unknown[40:41], "low")[0] == model.network(unknown[40:41])[0]
+
+
+def test_the_gradient_of_the_evidence_is_its_slope() -> None:
+    """Against differences."""
+    rng = np.random.default_rng(0)
+    inputs, trend = rng.uniform(0, 1, (12, 3)), rng.uniform(-1, 1, (12, 2))
+    evidence = _Evidence(inputs, trend, rng.normal(size=12))
+    at = rng.normal(0, 0.3, 5)
+    for i, slope in enumerate(evidence(at)[1]):
+        step = np.eye(5)[i] * 1e-5
+        rise = (evidence(at + step)[0] - evidence(at - step)[0]) / 2e-5
+        assert slope == pytest.approx(rise, rel=1e-4, abs=1e-6)
+
+
+def test_the_process_is_the_textbook_formula() -> None:
+    """Mean and variance by explicit inverses (Rasmussen & Williams, 2.25 and 2.26)."""
+    rng = np.random.default_rng(1)
+    x, h, y = rng.uniform(0, 1, (9, 2)), rng.uniform(-1, 1, (9, 1)), rng.normal(size=9)
+    process = GaussianProcess(x, h, y, np.array([-0.5, 0.3, -1.0, -2.0]))
+    length, signal, noise = np.exp([-0.5, 0.3]), np.exp(-2.0), np.exp(-4.0)
+
+    def cov(a: int | None, b: int | None, p: np.ndarray, q: np.ndarray) -> float:  # type: ignore[type-arg]
+        far = np.sqrt((((p[:2] - q[:2]) / length) ** 2).sum())
+        return float(signal * np.exp(-far) + p[2] * q[2])
+
+    points = np.column_stack([x, h])
+    new = np.array([[0.2, 0.7, 0.4]])
+    joint = np.array([[cov(None, None, p, q) for q in points] for p in points])
+    inverse = np.linalg.inv(joint + noise * np.eye(9))
+    across = np.array([cov(None, None, new[0], q) for q in points])
+    mean, deviation = process.predict(new[:, :2], new[:, 2:])
+    assert mean[0] == pytest.approx(across @ inverse @ y, rel=1e-6)
+    variance = cov(None, None, new[0], new[0]) - across @ inverse @ across + noise
+    assert deviation[0] == pytest.approx(np.sqrt(variance) * process.inflation, rel=1e-6)
+
+
+def ring_by_hand(kind: HostType, mask: int) -> int:
+    """Best weakest link over all cyclic orders."""
+    assert kind.links is not None
+    first, *rest = [i for i in range(kind.gpus) if mask >> i & 1]
+    best = 0
+    for order in itertools.permutations(rest):
+        ring = (first, *order, first)
+        links = [kind.links[a][b] for a, b in itertools.pairwise(ring)]
+        best = max(best, min(kilobytes("", link_rate(link)) for link in links))
+    return best
+
+
+@settings(max_examples=20)
+@given(st.lists(st.sampled_from(["SYS", "PHB", "PIX", "NV1", "NV2"]), min_size=10, max_size=10))
+def test_stand_ins_are_the_best_rings(words_: list[str]) -> None:
+    """Against all orders of up to five GPUs."""
+    links = [["X"] * 5 for _ in range(5)]
+    for (i, k), word in zip(itertools.combinations(range(5), 2), words_, strict=True):
+        links[i][k] = links[k][i] = word
+    kind = HostType("h", 5, tuple(tuple(row) for row in links))
+    values = best_rings(kind)
+    for mask in range(32):
+        expected = ring_by_hand(kind, mask) if mask.bit_count() > 1 else 0
+        assert values[mask] == expected
+
+
+def test_types_without_a_table_say_so_and_learn_from_runs_on_one_host() -> None:
+    """Stand-ins have wide intervals; measured subsets are kept, the others scaled with them."""
+    bare = synthetic.host_type("nvlink_pairs")
+    kind = HostType("pairs", 8, bare.links, nics=2)
+    cluster = Cluster.uniform(kind, 2)
+    model = BottleneckBandwidth(cluster)
+    assert model.predicted_types == ("pairs",)
+    row = np.zeros((1, 16), np.bool_)
+    row[0, [0, 1]] = True
+    guess = int(best_rings(kind)[3])
+    assert model.predict(row)[0] == guess
+    low, high = model.interval(row)
+    assert low[0] < guess < high[0]
+    pair = Measurement((2,), 2 * guess, (("n02", (0, 1)),))
+    learnt = model.update([pair])
+    low, high = learnt.interval(row)
+    assert learnt.predict(row)[0] == low[0] == high[0] == 2 * guess
+    values = intra_estimate(cluster, 0, [pair])
+    others = [m for m in range(256) if m.bit_count() > 1 and m != 3]
+    assert (values[others] == 2 * best_rings(kind)[others]).all()
+
+
+def test_hosts_of_all_sizes() -> None:
+    """One GPU, two, and a rack of 72, with tables and without."""
+    kinds = (HostType("one", 1), HostType("two", 2), synthetic.host_type("nvl72"))
+    cluster = Cluster(tuple(Host(f"n{i}", kind.name) for i, kind in enumerate(kinds)), kinds)
+    rng = np.random.default_rng(0)
+    chosen = rng.random((30, cluster.n_gpus)) < rng.uniform(0, 1, (30, 1))
+    model = BottleneckBandwidth(cluster)
+    value = model.predict(chosen)
+    assert (value[chosen.sum(axis=1) > 1] > 0).all()
+    learnt = model.fit(MeasurementTable((Measurement((40, 2, 1), 30 * KILOBYTES),)))
+    low, high = learnt.interval(chosen)
+    assert (low <= learnt.predict(chosen)).all()
+    assert (learnt.predict(chosen) <= high).all()
+    lonely = BottleneckBandwidth(Cluster.uniform(kinds[0], 1))
+    assert lonely.of([0]) == 0
+
+
+def test_hosts_without_network_cards_reach_nothing_across() -> None:
+    """0, whatever the process thinks."""
+    cluster = Cluster.uniform(HostType("h", 2, nics=0), 3)
+    model = BottleneckBandwidth(cluster)
+    assert model.of([0, 2]) == 0
+    assert model.network(np.array([[1, 1]]), "high")[0] == 0
+
+
+def test_patterns_that_do_not_fit_are_refused() -> None:
+    """With the position of the measurement."""
+    with pytest.raises(InputError, match=r"measurements\[0\].pattern: 9\+1 does not fit"):
+        BottleneckBandwidth(CLUSTER).fit(MeasurementTable((Measurement((9, 1), 1),)))

@@ -1,0 +1,130 @@
+"""``optsched topology``: import, show and check, through the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from optsched.bandwidth import synthetic
+from optsched.bandwidth.cluster import Cluster, Host, HostType
+from optsched.cli.topology import app
+from optsched.errors import InputError
+
+MATRIX = "\tGPU0\tGPU1\tNIC0\nGPU0\tX\tNV4\tPIX\nGPU1\tNV4\tX\tPIX\nNIC0\tPIX\tPIX\tX\n"
+CONF = "SwitchName=s0 Nodes=n[01-02]\nSwitchName=s1 Nodes=n[03-04]\nSwitchName=t Switches=s[0-1]\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands run in a folder with one matrix and one fabric."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    Path("topo.txt").write_text(MATRIX)
+    Path("topology.conf").write_text(CONF)
+    Path("labels.csv").write_text("host,rack\nn[01-04],r1\n")
+
+
+def run(*words: str) -> str:
+    """Output of a command that succeeds."""
+    ran = CliRunner().invoke(app, words)
+    assert ran.exit_code == 0, ran.exception
+    return ran.output
+
+
+def refused(*words: str) -> str:
+    """The message of a command that is refused."""
+    ran = CliRunner().invoke(app, words)
+    assert isinstance(ran.exception, InputError), (ran.exception, ran.output)
+    return str(ran.exception)
+
+
+IMPORT = ("import", "--topo", "h=topo.txt", "--hosts", "n[01-04]=h", "-o", "c.json")
+
+
+def test_import() -> None:
+    """Matrix, hosts and switches become one document with what the options say."""
+    out = run(*IMPORT, "--slurm", "topology.conf", "--nic-rate", "25", "--pod", "leaf",
+              "--name", "lab")  # fmt: skip
+    assert out == "wrote c.json: 4 hosts, 8 GPUs\n"
+    cluster = Cluster.read("c.json")
+    assert (cluster.name, cluster.pod, cluster.levels) == ("lab", "leaf", ("spine", "leaf"))
+    assert [host.domains for host in cluster.hosts] == [("t", "s0")] * 2 + [("t", "s1")] * 2
+    assert (cluster.type(0).nics, cluster.type(0).nic_rate) == (1, 25.0)
+    run(*IMPORT, "--topo", "k=topo.txt", "--hosts", "m9,m7=k", "--nics", "4")
+    cluster = Cluster.read("c.json")
+    assert [(host.name, host.type) for host in cluster.hosts[3:]] == [
+        ("n04", "h"), ("m9", "k"), ("m7", "k"),
+    ]  # fmt: skip
+    assert (cluster.levels, cluster.type(5).nics) == ((), 4)
+
+
+BAD: list[tuple[tuple[str, ...], str]] = [
+    (("--topo", "k"), "topo: expected TYPE=FILE, got 'k'"),
+    (("--topo", "h=x"), "topo: 'h' is given twice"),
+    (("--topo", "k=none.txt"), "none.txt: no such file"),
+    (("--hosts", "n01=h"), "hosts['n01']: host 'n01' is given twice"),
+    (("--hosts", "m=k"), "hosts['m']: there is no type 'k'; known: h"),
+    (("--slurm", "topology.conf", "--labels", "labels.csv"), "slurm, labels: give one of them"),
+    (("--labels", "labels.csv", "--hosts", "m=h"),
+     "labels.csv: does not say where 1 of the hosts are, the first: m"),
+    (("--slurm", "labels.csv"), "labels.csv:1: expected KEY=VALUE, got 'host,rack'"),
+    (("-o", "topo.txt"), "topo.txt: is the file that is read; choose another name"),
+    (("-o", "no/c.json"), "no/c.json: cannot be written (there is no folder no)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("at", range(len(BAD)))
+def test_import_refused(at: int) -> None:
+    """One sentence, and no file."""
+    words, message = BAD[at]
+    assert refused(*IMPORT, *words) == message
+    assert not Path("c.json").exists() and Path("topo.txt").read_text() == MATRIX
+
+
+def test_show() -> None:
+    """Types, links, domains and hosts; names are text, never markup; no host is left out."""
+    kinds = (HostType("[red]h", 2, (("X", "NV4"), ("NV4", "X"))), synthetic.host_type("nvl72"))
+    hosts = [Host(f"n{i}", "[red]h", (f"rack{i // 3}",)) for i in range(6)]
+    hosts.append(Host("big", "nvl72", ("rack9",)))
+    Cluster(tuple(hosts), kinds, ("rack",), "rack", "lab[/]").write("c.json")
+    out = run("show", "c.json")
+    for text in ("lab[/]", "[red]h", "7 hosts, 84 GPUs", "1 NV4", "not measured", "by count, pair",
+                 "72 x 50 GB/s", "rack (pod)", "rack9", "n0 .. n2", "n3 .. n5", "big"):  # fmt: skip
+        assert text in out, (text, out)
+    many = Cluster.uniform(HostType("h", 1), 3)
+    Cluster(tuple(Host(f"n{i}", "h", (f"r{i}",)) for i in range(99)), many.types, ("rack",)).write(
+        "c.json"
+    )
+    out = run("show", "c.json")
+    assert "and 59 more" in out and "n39" in out and "n40" not in out
+
+
+def test_check() -> None:
+    """Says what is in order, and what answers would have to guess."""
+    cluster = synthetic.cluster("pcie", 2)
+    cluster.write("c.json")
+    assert run("check", "c.json") == "c.json: in order, 2 hosts, 16 GPUs\n"
+    state: dict[str, Any] = {"format": "optsched.state/1", "free": "n01:0-5", "down": "n02",
+                             "jobs": [{"name": "a", "gpus": "n01:6,7"}]}  # fmt: skip
+    Path("s.json").write_text(json.dumps(state))
+    out = run("check", "c.json", "--state", "s.json").splitlines()
+    assert out[1:] == ["s.json: in order, 6 GPUs free, 2 held by 1 jobs, 8 down"]
+    Path("s.json").write_text(json.dumps({**state, "down": ""}))
+    message = refused("check", "c.json", "--state", "s.json")
+    assert message.startswith("s.json: 8 GPUs are neither free")
+    bare = (HostType("h", 2, nics=0), HostType("spare", 4))
+    Cluster((Host("a", "h"), Host("b", "h")), bare).write("c.json")
+    notes = run("check", "c.json").splitlines()[1:]
+    assert [note.split(": ")[1:] for note in notes] == [
+        ["types[h]", "no bandwidths within the host", "they are guessed"],
+        ["types[h]", "no links", "all GPUs are taken for alike"],
+        ["types[h]", "no network cards", "nothing goes across hosts"],
+        ["types[spare]", "no host is of this type"],
+    ]
+    for command in ("show", "check"):
+        assert refused(command, "topo.txt").startswith("topo.txt:1:2: not valid JSON")
+        assert refused(command, "none.json") == "none.json: no such file"

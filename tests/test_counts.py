@@ -1,0 +1,135 @@
+"""The exact kernel against all subsets of small clusters: values, ties, policies, contention."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from random_subsets import (
+    Tables,
+    contention_of,
+    policy_of,
+    sizes_of,
+    state_of,
+    subsets_of,
+)
+
+from optsched.bandwidth.ask import ask, gpus_of
+from optsched.bandwidth.contention import demands, share
+from optsched.bandwidth.model import UnmeasuredPattern
+from optsched.testing.best_subset import all_subsets, best_subset
+
+CASES = 400
+
+
+def case(seed: int, most: int = 11) -> tuple:  # type: ignore[type-arg]
+    """Model, state, demands, k, contention, policy and tolerance."""
+    rng = random.Random(seed)
+    model = Tables(rng, sizes_of(rng, rng.randint(2, most)), gaps=rng.choice([0, 0, 0.2]))
+    state = state_of(rng, model.cluster)
+    rule, policy = contention_of(rng), policy_of(rng, model.cluster)
+    wanted = tuple(
+        rng.randint(0, 300) * 1_000_000 if job.demand is None else job.demand for job in state.jobs
+    )
+    k = rng.randint(1, len(state.free))
+    tolerance = rng.choice([0, 0, 10_000, 250_000])
+    return model, state, wanted, k, rule, policy, tolerance
+
+
+def answer(seed: int, **rest):  # type: ignore[no-untyped-def]
+    """What the kernel says of a case."""
+    model, state, wanted, k, rule, policy, _ = case(seed)
+    return ask(model.tables(), state.masks, state.held, wanted, k, policy, rule, **rest)
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_optimum(block):  # type: ignore[no-untyped-def]
+    """The value is the best of all subsets, and the choice has it."""
+    for seed in range(block * CASES // 10, (block + 1) * CASES // 10):
+        model, state, wanted, k, rule, policy, _ = case(seed)
+        found = answer(seed)
+        best = max(
+            (v for v, _ in all_subsets(state, model.known, wanted, k, rule, policy)), default=None
+        )
+        assert (None if found is None else found.value) == best, seed
+        if found is not None:
+            gpus = gpus_of(state, found.parts)
+            assert len(gpus) == k and set(gpus) <= set(state.free)
+            got = share(model, state, gpus, wanted, rule)
+            assert (got.value, got.standalone) == (best, found.standalone), seed
+            assert (got.capacity, got.demand) == (found.capacity, found.demand), seed
+            assert found.exact
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_ties(block):  # type: ignore[no-untyped-def]
+    """Of equals the choice leaves the best rest, then has the lowest ids."""
+    for seed in range(block * CASES // 10, (block + 1) * CASES // 10):
+        model, state, wanted, k, rule, policy, tolerance = case(seed, 9)
+        found = ask(
+            model.tables(), state.masks, state.held, wanted, k, policy, rule, ties=True,
+            tolerance=tolerance / 1e6,
+        )  # fmt: skip
+        best = best_subset(state, model.known, wanted, k, rule, policy, tolerance)
+        if best is None:
+            assert found is None, seed
+            continue
+        assert found is not None, seed
+        assert (found.value, gpus_of(state, found.parts)) == (best.value, best.gpus), seed
+
+
+def test_predictions_are_the_tables():  # type: ignore[no-untyped-def]
+    """`predict`, the definition in plain Python, and the tables say the same of every subset."""
+    for seed in range(20):
+        model = Tables(random.Random(seed), sizes_of(random.Random(seed), 7), gaps=0.1)
+        tables, cluster = model.tables(), model.cluster
+        for gpus in subsets_of(tuple(range(cluster.n_gpus))):
+            expected = model.known(gpus)
+            row = np.zeros((1, cluster.n_gpus), np.bool_)
+            row[0, list(gpus)] = True
+            if expected is None:
+                with pytest.raises(UnmeasuredPattern):
+                    model.predict(row)
+                continue
+            assert model.predict(row).tolist() == [expected]
+            counts = np.bincount(cluster.host_of[list(gpus)], minlength=cluster.n_hosts)
+            assert tables.network[tables.automaton.state(counts)] >= expected
+
+
+def test_shared_definition():  # type: ignore[no-untyped-def]
+    """`share` of a model is the definition of the oracle, exact joint allocations included."""
+    from dataclasses import replace
+
+    from optsched.testing.best_subset import share as expected
+
+    for seed in range(300):
+        model, state, wanted, k, rule, _, _ = case(seed)
+        rng = random.Random(seed)
+        if rng.random() < 0.4:
+            rule = replace(rule, fill="exact")
+        gpus = tuple(sorted(rng.sample(state.free, k)))
+        value = expected(state, model.known, wanted, gpus, rule)
+        if value is None:
+            with pytest.raises(UnmeasuredPattern):
+                share(model, state, gpus, wanted, rule)
+        else:
+            assert share(model, state, gpus, wanted, rule).value == value, seed
+
+
+def test_demands():  # type: ignore[no-untyped-def]
+    """Idle is nothing, heavy is what the job reaches alone, moderate between, and repeatable."""
+    for seed in range(40):
+        model, state, *_ = case(seed)
+        if model.gaps:
+            continue
+        alone = [model.known(job.gpus) for job in state.jobs]
+        assert demands(model, state, "idle") == (0,) * len(alone)
+        assert list(demands(model, state, "heavy")) == alone
+        moderate = demands(model, state, "moderate", 3)
+        assert moderate == demands(model, state, "moderate", 3)
+        for part, most in zip(moderate, alone, strict=True):
+            assert most // 4 <= part <= 3 * most // 4 + 1
+        given = demands(model, state)
+        for value, job, most in zip(given, state.jobs, alone, strict=True):
+            assert value == (most if job.demand is None else job.demand)

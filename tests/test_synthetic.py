@@ -1,0 +1,161 @@
+"""Synthetic clusters: complete, reproducible, and as awkward as measured ones."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched.bandwidth import synthetic
+from optsched.bandwidth.cluster import Cluster, HostType
+from optsched.bandwidth.intra import IntraTable
+from optsched.bandwidth.links import link_rate, nvlinks
+from optsched.bandwidth.prior import line_rate
+from optsched.errors import InputError
+
+SMALL = synthetic.KINDS[:4]
+
+
+def ring(kind: HostType, gpus: tuple[int, ...]) -> float:
+    """Weakest link of the best ring, by trying all orders."""
+    assert kind.links is not None
+    links = kind.links
+    return max(
+        min(link_rate(links[a][b]) for a, b in zip(order, (*order[1:], order[0]), strict=True))
+        for order in ((gpus[0], *rest) for rest in permutations(gpus[1:]))
+    )
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_bandwidths_within(kind: str) -> None:
+    """Each subset's bandwidth is that of its best ring, within the spread of its type."""
+    made = synthetic.host_type(kind, 5)
+    assert made.intra is not None and made.intra.by_subset
+    rng = np.random.default_rng(0)
+    ratios = []
+    for mask in rng.choice(256, 40, replace=False).tolist():
+        gpus = tuple(i for i in range(8) if mask >> i & 1)
+        if 2 <= len(gpus) <= 6:
+            ratios.append(made.intra.of(mask) / 1e6 / ring(made, gpus))
+        elif len(gpus) < 2:
+            assert made.intra.of(mask) == 0
+    assert max(ratios) / min(ratios) <= 1.15 / 0.85 + 1e-9
+    assert len({round(ratio, 6) for ratio in ratios}) > len(ratios) // 2  # noise, not a constant
+
+
+def test_types() -> None:
+    """Links, trays and cards are those of the hardware that the names mean."""
+    mesh = synthetic.host_type("cube_mesh")
+    assert mesh.links is not None
+    assert [sum(map(nvlinks, row)) for row in mesh.links] == [6] * 8
+    rack = synthetic.host_type("nvl72", name="gb")
+    assert (rack.name, rack.gpus, rack.tray, rack.nics) == ("gb", 72, 4, 72)
+    assert rack.intra is not None and not rack.intra.by_subset
+    pairs = synthetic.host_type("nvlink_pairs").intra
+    assert pairs is not None
+    assert min(pairs.of(3 << i) for i in (0, 2, 4, 6)) > 2 * pairs.of(0b110)
+
+
+def test_seeds() -> None:
+    """The same seed gives the same bits, another one other noise."""
+    a, b, c = (synthetic.cluster(SMALL, 5, seed, hosts_per_pod=2) for seed in (1, 1, 2))
+    assert a == b and a.sha256 != c.sha256
+    assert synthetic.network(a, 3) == synthetic.network(b, 3) != synthetic.network(a, 4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.sampled_from(SMALL), min_size=1, max_size=4),
+    st.integers(1, 5),
+    st.integers(0, 3),
+    st.integers(0, 9),
+)
+def test_clusters(kinds: list[str], hosts: int, per_pod: int, seed: int) -> None:
+    """Hosts of the kinds in turn; pods of so many hosts; every pattern has a value once."""
+    made = synthetic.cluster(kinds, hosts, seed, hosts_per_pod=per_pod)
+    assert [host.type for host in made.hosts] == [kinds[h % len(kinds)] for h in range(hosts)]
+    assert {kind.name for kind in made.types} == {host.type for host in made.hosts}
+    assert made.pod == ("pod" if per_pod else None)
+    if per_pod:
+        sizes = [len(pod) for pod in made.domains(0).values()]
+        assert set(sizes[:-1]) <= {per_pod} and sum(sizes) == hosts and sizes[-1] <= per_pod
+    table = synthetic.network(made, seed)
+    wanted = set(_patterns(hosts, 8)) - {(1,)}
+    assert {row.pattern for row in table} == wanted and len(table) == len(wanted)
+    assert min(row.value for row in table) > 0
+    best: dict[int, int] = {}
+    for kind in made.types:
+        assert kind.intra is not None
+        for c in range(2, 9):
+            best[c] = max(best.get(c, 0), int(kind.intra.by_count[c]))
+    assert all(best[row.pattern[0]] == row.value for row in table if len(row.pattern) == 1)
+
+
+def _patterns(hosts: int, most: int) -> list[tuple[int, ...]]:
+    """All falling tuples of counts, but the empty one."""
+    found: list[tuple[int, ...]] = []
+    for c in range(1, most + 1):
+        found.append((c,))
+        if hosts > 1:
+            found += [(c, *rest) for rest in _patterns(hosts - 1, c)]
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_network(seed: int) -> None:
+    """Near the line rate, lower with a whole host, wrong for the compact, and not monotone."""
+    made = synthetic.cluster("nvswitch", 4, seed)
+    table = {row.pattern: row.value for row in synthetic.network(made, seed)}
+    spoilt = (3, 3, 2)
+    for pattern, value in table.items():
+        if len(pattern) == 1 or pattern == spoilt:
+            continue
+        rate = float(line_rate(made, np.array([pattern]))[0])
+        drop = synthetic.WHOLE_HOST_DROP if 8 in pattern else 1
+        assert 0.8 * drop <= (value + 1) / rate and (value - 1) / rate <= 1.2 * drop
+    on_two = [v for p, v in table.items() if len(p) == 2 and sum(p) == sum(spoilt)]
+    assert table[spoilt] > max(on_two)
+    falls = 0
+    for pattern, value in table.items():  # one GPU more on a host that takes part
+        for k in range(len(pattern) * (len(pattern) > 1)):
+            more = tuple(sorted((*pattern[:k], pattern[k] + 1, *pattern[k + 1 :]), reverse=True))
+            falls += more in table and table[more] < value
+    assert falls > 100
+    assert table[4, 4] > table[6, 2] > table[7, 1]
+
+
+def test_uneven_hosts() -> None:
+    """Only patterns that the hosts have room for: one of 72 GPUs, and one of eight."""
+    made = synthetic.cluster(["nvl72", "pcie"], 2)
+    patterns = {row.pattern for row in synthetic.network(made)}
+    assert len(patterns) == 71 + sum(1 for a in range(1, 73) for b in range(1, 9) if a >= b)
+    assert (72, 8) in patterns and (72, 9) not in patterns
+
+
+def test_refused() -> None:
+    """Kinds that nobody knows, and tables that nobody could hold."""
+    with pytest.raises(InputError, match=r"kind: expected one of nvswitch, .*, got 'h100'"):
+        synthetic.cluster("h100", 2)
+    with pytest.raises(InputError, match="kinds: expected one or more"):
+        synthetic.cluster([], 2)
+    with pytest.raises(InputError, match=r"hosts: expected an integer in 1\.\."):
+        synthetic.cluster("pcie", 0)
+    with pytest.raises(InputError, match="seed"):
+        synthetic.host_type("pcie", -1)
+    with pytest.raises(InputError, match="patterns, a synthetic table holds 20000"):
+        synthetic.network(synthetic.cluster("pcie", 16))
+
+
+def test_no_intra() -> None:
+    """Where nothing is measured within hosts, one host reaches what its links are taken for."""
+    links = (("X", "NV4", "SYS"), ("NV4", "X", "SYS"), ("SYS", "SYS", "X"))
+    bare = Cluster.uniform(HostType("h", 3, links), 3)
+    table = {row.pattern: row.value / 1e6 for row in synthetic.network(bare)}
+    assert (table[2,], table[3,]) == (link_rate("NV4"), link_rate("SYS"))
+    assert table[1, 1, 1] > table[2, 1]  # made so
+    two = Cluster.uniform(HostType("h", 2, intra=IntraTable(2, [0, 0, 7])), 2)
+    values = {row.pattern: row.value for row in synthetic.network(two)}
+    assert set(values) == {(2,), (1, 1), (2, 1), (2, 2)} and values[2,] == 7
