@@ -55,10 +55,16 @@ class Solver(Protocol):
 
 def support(engine: Solver, problem: Problem) -> Support:
     """Whether a solver takes a problem: it finds such answers, and says so."""
-    if problem.answers not in getattr(engine, "answers", ("orders",)):
+    if problem.answers not in answers(engine):
         return Support(False, f"it finds no {problem.answers}")
     said = engine.supports(problem)
     return Support(bool(said), getattr(said, "reason", "" if said else "refused"))
+
+
+def answers(engine: Solver) -> tuple[str, ...]:
+    """What a solver can find; see `Problem.answers`."""
+    found: tuple[str, ...] = tuple(getattr(engine, "answers", ("orders",)))
+    return found
 
 
 @cache

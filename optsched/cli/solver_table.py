@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import optsched
-from optsched.registry import solver, support
+from optsched.registry import answers, solver, support
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,10 +29,14 @@ def solver_table(file: Path | None) -> None:
             found = support(solver(name), problem)
             console.print(f"{name:18}{'yes' if found else f'no: {found.reason}'}", highlight=False)
         return
-    table = Table("problem", *names, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    for kind, problem in _kinds().items():
-        table.add_row(kind, *("yes" if support(solver(n), problem) else "-" for n in names))
+    kinds = _kinds()
+    orders = [name for name in names if "orders" in answers(solver(name))]
+    table = Table("problem", *orders, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    for kind, problem in kinds.items():
+        table.add_row(kind, *("yes" if support(solver(n), problem) else "-" for n in orders))
     console.print(table)
+    choosing = [name for name in names if "resources" in answers(solver(name))]
+    console.print(f"SubsetChoice: {', '.join(choosing)}", highlight=False)
     console.print("`optsched solvers FILE` says why a solver refuses an instance.", highlight=False)
 
 
@@ -52,12 +56,4 @@ def _kinds() -> dict[str, Problem]:
         "JobArray, switches": optsched.JobArray(blocks, blocks, switch=1),
         "JobArray, period": optsched.JobArray(blocks, blocks, objective="period"),
         "graph with gangs": gang,
-        "SubsetChoice": _choice(),
     }
-
-
-def _choice() -> Problem:
-    from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, HostType
-
-    cluster = Cluster.uniform(HostType("host", 2), 2)
-    return optsched.SubsetChoice(ClusterState.idle(cluster), BottleneckBandwidth(cluster), 2)

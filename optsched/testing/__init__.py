@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optsched.testing.brute_force import best_makespan
+    from optsched.testing.model_checks import check_bandwidth_model
     from optsched.testing.solver_checks import SolverTests, check_solver
     from optsched.train_alone import NotIdentical, Trained, differences, train_alone
 
@@ -14,6 +15,7 @@ _HOME = {
     "NotIdentical": "optsched.train_alone",
     "SolverTests": "optsched.testing.solver_checks",
     "best_makespan": "optsched.testing.brute_force",
+    "check_bandwidth_model": "optsched.testing.model_checks",
     "check_solver": "optsched.testing.solver_checks",
     "Trained": "optsched.train_alone",
     "differences": "optsched.train_alone",
@@ -21,8 +23,8 @@ _HOME = {
 }
 
 __all__ = [
-    "NotIdentical", "SolverTests", "Trained", "best_makespan", "check_solver", "differences",
-    "train_alone",
+    "NotIdentical", "SolverTests", "Trained", "best_makespan", "check_bandwidth_model",
+    "check_solver", "differences", "train_alone",
 ]  # fmt: skip
 
 

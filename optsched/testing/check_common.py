@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import optsched
 from optsched.graph import evaluate
+from optsched.registry import answers
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.problems import small_problems
 
@@ -41,7 +42,7 @@ def warm_up(engine: Solver) -> None:
 
 def schedules(engine: Solver) -> bool:
     """Whether the engine finds the orders of graphs."""
-    return "orders" in getattr(engine, "answers", ("orders",))
+    return "orders" in answers(engine)
 
 
 def optimum(problem: Any) -> int | None:

@@ -8,6 +8,7 @@ import optsched
 from optsched.errors import UnsupportedProblem
 from optsched.limits import Limits
 from optsched.monitor import Monitor
+from optsched.registry import answers
 from optsched.testing.subset_problems import optimum, subset_problems
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ STEPS = 500
 
 def chooses_gpus(engine: Solver) -> bool:
     """Whether the solver is for subset choice at all."""
-    return "resources" in getattr(engine, "answers", ())
+    return "resources" in answers(engine)
 
 
 def supported(engine: Solver) -> list[SubsetChoice]:

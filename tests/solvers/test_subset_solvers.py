@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 
 import optsched
-from optsched.registry import solver
+from optsched.registry import answers, solver
 from optsched.testing.check_subsets import SUBSET_CHECKS, check_subset_exact
 
-SOLVERS = [
-    name for name in optsched.solvers() if "resources" in getattr(solver(name), "answers", ())
-]
+SOLVERS = [name for name in optsched.solvers() if "resources" in answers(solver(name))]
 EXACT = {"auto", "branch_and_bound", "counts", "cpsat"}
 
 
