@@ -23,8 +23,11 @@ def site(cli: Cli) -> Cli:
     """A folder with a cluster, its state, measurements and a model."""
     ran = cli("generate", "cluster", "-o", "c.json", "--state", "s.json", "--measurements", "m.csv")
     assert ran.code == 0, ran.err
+    header, *rows = Path("m.csv").read_text().splitlines()
+    assert len(rows) == 493
+    Path("m.csv").write_text("\n".join([header, *rows[::10]]) + "\n")
     ran = cli("bandwidth", "fit", "--cluster", "c.json", "--measurements", "m.csv", "-o", "b.json")
-    assert ran.code == 0 and "493 measurements of 493 patterns" in ran.out
+    assert ran.code == 0 and "50 measurements of 50 patterns" in ran.out
     return cli
 
 
@@ -198,7 +201,7 @@ def test_bandwidth_commands(site: Cli) -> None:
     assert ran.code == 0 and "R2 1.0000" in ran.out and "MAPE 0.00%" in ran.out
     site("bandwidth", "fit", "--cluster", "c.json", "-o", "prior.json")
     ran = site("bandwidth", "check", "--model", "prior.json", "--measurements", "m.csv")
-    assert ran.code == 0 and "not measured before: 486 runs" in ran.out
+    assert ran.code == 0 and "not measured before: 50 runs" in ran.out
     ran = site("bandwidth", "plan", "--model", "prior.json", "--budget", "3", "-o", "plan.sh")
     assert ran.code == 0 and "3 across" in ran.out
     assert Path("plan.sh").read_text().startswith("#!")

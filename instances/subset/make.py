@@ -1,6 +1,6 @@
-"""Make the subset choices of this folder, with their optimal values as facts beside them.
+"""Make the subset choices of this folder, with their optimal values beside them.
 
-    python make.py            # rewrite the *.subset.json files and optima.csv beside this script
+    python make.py            # rewrite the *.json files and optima.csv beside this script
 
 Clusters, bandwidths and tenants are made up by `optsched.bandwidth.synthetic`, by seed: same seed,
 same bytes. The optima are proved: by `counts` and again by `cpsat` on four hosts, by `pods` above.
@@ -11,79 +11,75 @@ from __future__ import annotations
 from pathlib import Path
 
 import optsched
-from optsched.bandwidth import BottleneckBandwidth, PodBandwidth, Policy, synthetic
+from optsched.bandwidth import (
+    BottleneckBandwidth,
+    MeasuredBandwidth,
+    PodBandwidth,
+    Policy,
+    synthetic,
+    write_model,
+)
 
 HERE = Path(__file__).parent
+SEED = 7
+KINDS = ("nvswitch", "cube_mesh", "nvlink_pairs", "pcie")
 
 
-def problems() -> list[optsched.SubsetChoice]:
-    """All of them."""
-    found = []
-    for name, kinds in (
-        ("homogeneous", ["nvswitch"]),
-        ("mixed", ["nvswitch", "cube_mesh", "nvlink_pairs", "pcie"]),
+def problems() -> dict[str, list[optsched.SubsetChoice]]:
+    """All of them, by name of their model."""
+    found: dict[str, list[optsched.SubsetChoice]] = {}
+    homogeneous = synthetic.cluster("nvswitch", 4, SEED, name="homogeneous")
+    mixed = synthetic.cluster(KINDS, 4, SEED, name="mixed")
+    for name, model in (
+        ("homogeneous", MeasuredBandwidth(homogeneous, synthetic.network(homogeneous, SEED))),
+        ("mixed", BottleneckBandwidth(mixed)),
     ):
-        cluster = synthetic.cluster(kinds, 4, 7, name=name)
-        model = BottleneckBandwidth(cluster).fit(synthetic.network(cluster, 7))
-        for seed, k, traffic, policy in (
-            (1, 4, "idle", Policy()),
-            (2, 8, "heavy", Policy()),
-            (3, 10, "moderate", Policy()),
-            (4, 8, "heavy", Policy(balance="even")),
-        ):
-            found.append(
-                optsched.SubsetChoice(
-                    synthetic.tenants(cluster, seed),
-                    model,
-                    k,
-                    traffic=traffic,
-                    policy=policy,
-                    name=f"{name}-4x8-k{k}-{seed}",
-                )
+        found[name] = [
+            optsched.SubsetChoice(
+                synthetic.tenants(model.cluster, seed),
+                model,
+                k,
+                traffic=traffic,
+                policy=policy,
+                name=f"{name}-4x8-{seed}",
             )
-    return found
-
-
-def pods() -> list[optsched.SubsetChoice]:
-    """Pods of four hosts, 64 to 1,024 GPUs, idle and with tenants."""
-    found = []
+            for seed, k, traffic, policy in (
+                (1, 4, "idle", Policy()),
+                (2, 8, "heavy", Policy()),
+                (3, 10, "moderate", Policy()),
+                (4, 8, "heavy", Policy(balance="even")),
+            )
+        ]
     for hosts in (8, 32, 128):
-        cluster = synthetic.cluster("nvswitch", hosts, 7, hosts_per_pod=4, name="pods")
-        model = PodBandwidth(BottleneckBandwidth, cluster, 0.7)
-        for traffic in ("idle", "heavy"):
-            n = cluster.n_gpus
-            found.append(
-                optsched.SubsetChoice(
-                    synthetic.tenants(cluster, 7, 0.7),
-                    model,
-                    n // 16,
-                    traffic=traffic,
-                    name=f"pods-{n}-{traffic}",
-                )
+        cluster = synthetic.cluster("nvswitch", hosts, SEED, hosts_per_pod=4, name="pods")
+        pods = PodBandwidth(BottleneckBandwidth, cluster, 0.7)
+        found[f"pods-{cluster.n_gpus}"] = [
+            optsched.SubsetChoice(
+                synthetic.tenants(cluster, SEED, 0.4),
+                pods,
+                cluster.n_gpus // 8,
+                traffic=traffic,
+                name=f"pods-{cluster.n_gpus}-{traffic}",
             )
+            for traffic in ("idle", "heavy")
+        ]
     return found
 
 
 def main() -> None:
-    """Write the files of four hosts, and the optima of all."""
+    """Write models, problems and optima."""
     rows = ["name,gpus,free,kilobytes,proved_by"]
-    for problem in problems():
-        problem.write(HERE / f"{problem.name}.subset.json")
-        values = {
-            name: optsched.solve(problem, name, time_limit=60) for name in ("counts", "cpsat")
-        }
-        assert len({result.objective for result in values.values()}) == 1, problem.name
-        assert all(result.status == "optimal" for result in values.values()), problem.name
-        rows.append(_row(problem, values["counts"], "counts cpsat"))
-    for problem in pods():
-        result = optsched.solve(problem, "pods", time_limit=60)
-        rows.append(_row(problem, result, "pods" if result.status == "optimal" else ""))
+    for name, choices in problems().items():
+        write_model(choices[0].model, HERE / f"{name}.model.json")
+        for problem in choices:
+            problem.write(HERE / f"{problem.name}.subset.json", HERE / f"{name}.model.json")
+            solvers = ["pods"] if name.startswith("pods") else ["counts", "cpsat"]
+            results = [optsched.solve(problem, solver, time_limit=60) for solver in solvers]
+            assert len({result.objective for result in results}) == 1, problem.name
+            assert all(result.status == "optimal" for result in results), problem.name
+            value, free = -results[0].objective, len(problem.state.free)
+            rows.append(f"{problem.name},{problem.k},{free},{value},{' '.join(solvers)}")
     (HERE / "optima.csv").write_text("\n".join(rows) + "\n")
-
-
-def _row(problem: optsched.SubsetChoice, result: optsched.Result, proved: str) -> str:
-    assert result.objective is not None
-    return f"{problem.name},{problem.k},{len(problem.state.free)},{-result.objective},{proved}"
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +17,7 @@ from optsched.problems.subset import Request, SubsetChoice
 from optsched.strict_json import check_format, decode, parse, shown
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from optsched.bandwidth.model import BandwidthModel
@@ -117,7 +117,7 @@ def from_tree(tree: Any, name: str) -> SubsetChoice:
 
 
 def to_json(problem: SubsetChoice, model_file: str | os.PathLike[str] | None = None) -> bytes:
-    """The document ``optsched.subset/1``; with the model inside, or by the file that holds it.
+    """The document ``optsched.subset/1``; with the model inside, or by the file beside it.
 
     Raises
     ------
@@ -148,7 +148,7 @@ def to_json(problem: SubsetChoice, model_file: str | os.PathLike[str] | None = N
         members.append(("model", _indented(model_json.to_json(problem.model))))
     else:
         digest = hashlib.sha256(read_bytes(model_file)).hexdigest()
-        members.append(("model", encode(_File(os.fspath(model_file), digest))))
+        members.append(("model", encode(_File(Path(model_file).name, digest))))
     body = b",\n".join(b'  "%s": %s' % (key.encode(), value) for key, value in members)
     return b"{\n" + body + b"\n}\n"
 

@@ -458,7 +458,7 @@ class SubsetChoice(Problem):
         path
             The file.
         model_file
-            The file that holds the model: then only its name and hash are written.
+            The file beside it that holds the model: then only its name and hash are written.
         """
         from optsched.files import write_atomic
         from optsched.formats.subset_json import to_json
