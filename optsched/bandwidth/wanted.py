@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.ask import ask
-from optsched.bandwidth.contention import demands
+from optsched.bandwidth.ask import Choice, ask, gpus_of
+from optsched.bandwidth.contention import demands, share
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.model import CountModel, Which, alone
 from optsched.bandwidth.patterns import automaton
@@ -27,6 +27,9 @@ Pattern = tuple[int, ...]
 
 LEAVES: Final = 20_000
 """Count vectors that one simulated request may look at."""
+
+SMALL: Final = 0.01
+"""Weight of doubt beside loss."""
 
 
 class Scenario(NamedTuple):
@@ -81,24 +84,36 @@ def wanted(
     draws: int,
     seed: int = 0,
 ) -> dict[Pattern, float]:
-    """How often the best choices need a candidate, times how much it is in doubt.
+    """What simulated requests may lose because a candidate is not measured.
 
-    Needed are the patterns of the choice, of every joint allocation with a job that interferes,
-    and of that job itself. Half of the requests are solved by what is expected, since those
-    answers will be given; half by tables drawn from what may be (Thompson sampling), so that
-    patterns that are underrated come up too.
+    Every request is answered by what is expected, as it will be, and by a table drawn from what may
+    be (Thompson sampling). If that table were true, the first answer would lose something against
+    the second: this share of bandwidth is what it may be worth to measure the patterns that either
+    needs. Those are the pattern of the choice, of every joint allocation with a job that
+    interferes, and of that job itself. Patterns that answers need without a loss count a little,
+    by how much they are in doubt.
     """
     cluster = model.cluster
     rows = automaton(cluster.n_hosts, int(cluster.sizes.max())).patterns
+    worth: defaultdict[Pattern, float] = defaultdict(float)
     times: Counter[Pattern] = Counter()
     among = set(candidates)
+    expected = _Drawn(model, model.network(rows), rows)
     for d in range(draws):
-        limits = model.draw(rows, seed * 1_000 + d) if d % 2 else model.network(rows)
-        drawn = _Drawn(model, limits, rows)
+        drawn = _Drawn(model, model.draw(rows, seed * 1_000 + d), rows)
         for scenario in scenarios[d::draws]:
-            times.update(among.intersection(_needed(drawn, scenario)))
+            first, second = _answer(expected, scenario), _answer(drawn, scenario)
+            if first is None or second is None:
+                continue
+            needed = among.intersection(_needed(scenario, first) | _needed(scenario, second))
+            if not needed:
+                continue
+            times.update(needed)
+            loss = _loss(drawn, scenario, first, second)
+            for pattern in needed:
+                worth[pattern] += loss
     doubts = doubt(model, list(times))
-    return {pattern: times[pattern] * doubts[pattern] for pattern in times}
+    return {p: worth[p] + SMALL * times[p] * doubts[p] for p in times}
 
 
 def doubt(model: BottleneckBandwidth, patterns: Sequence[Pattern]) -> dict[Pattern, float]:
@@ -131,22 +146,40 @@ def every_pattern(cluster: Cluster) -> IntArray:
     return np.asarray(rows[(rows <= room).all(axis=1)])
 
 
-def _needed(drawn: _Drawn, scenario: Scenario) -> set[Pattern]:
+def _answer(drawn: _Drawn, scenario: Scenario) -> Choice | None:
+    """The best choice if these were the bandwidths."""
     state = scenario.state
-    wants = demands(drawn, state, "heavy" if scenario.heavy else "idle")
     tables = drawn.tables()
     assert tables is not None
-    choice = ask(tables, state.masks, state.held, wants, scenario.gpus, leaves=LEAVES)
-    if choice is None:
-        return set()
+    return ask(
+        tables, state.masks, state.held, _demands(drawn, scenario), scenario.gpus, leaves=LEAVES
+    )
+
+
+def _demands(drawn: _Drawn, scenario: Scenario) -> tuple[int, ...]:
+    return demands(drawn, scenario.state, "heavy" if scenario.heavy else "idle")
+
+
+def _loss(drawn: _Drawn, scenario: Scenario, first: Choice, second: Choice) -> float:
+    """Share of the second choice's bandwidth that the first has less, if these are bandwidths."""
+    if first.parts == second.parts or not second.value:
+        return 0.0
+    state = scenario.state
+    got = share(drawn, state, gpus_of(state, first.parts), _demands(drawn, scenario))
+    return 1 - got.value / second.value
+
+
+def _needed(scenario: Scenario, choice: Choice) -> set[Pattern]:
+    """Patterns that decide what a choice gets."""
+    state = scenario.state
     counts = np.zeros(state.cluster.n_hosts, np.int64)
     for host, part in choice.parts:
         counts[host] = part.bit_count() if _by_mask(state, host) else part
     found = {_pattern(counts)}
     across = (counts > 0).sum() >= 2
-    for j, held in enumerate(state.held):
+    for held in state.held:
         shares = bool(((held > 0) & (counts > 0)).any())
-        if across and shares and (held > 0).sum() >= 2 and wants[j] > 0:
+        if scenario.heavy and across and shares and (held > 0).sum() >= 2:
             found |= {_pattern(counts + held), _pattern(held)}
     return found
 
