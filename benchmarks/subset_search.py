@@ -22,8 +22,9 @@ from optsched.bandwidth.ask import jobs_of
 from optsched.bandwidth.contention import demands
 from optsched.bandwidth.measured import MeasuredBandwidth
 from optsched.bandwidth.measured_data import VARIABLE, load_measured
-from optsched.bandwidth.metrics import gbe
+from optsched.bandwidth.metrics import bandwidth_loss, gbe
 from optsched.bandwidth.model import CountModel, alone, unlimited
+from optsched.bandwidth.rates import KILOBYTES
 from optsched.bandwidth.scenarios import packed, uniform
 from optsched_solvers.eha import Eha
 from optsched_solvers.pts import Pts
@@ -78,6 +79,8 @@ class Cell(NamedTuple):
     share: dict[str, list[float]]
     """Solver to its part of the optimum, by request."""
     seconds: dict[str, list[float]]
+    loss: dict[str, list[float]]
+    """What traffic costs the choice, GB/s."""
 
 
 def models(data: str | None) -> dict[str, BandwidthModel]:
@@ -114,6 +117,7 @@ def measure(args: argparse.Namespace, cluster: str, model: BandwidthModel) -> It
         for traffic in TRAFFIC:
             share: dict[str, list[float]] = {solver.name: [] for solver in SOLVERS}
             seconds: dict[str, list[float]] = {solver.name: [] for solver in SOLVERS}
+            loss: dict[str, list[float]] = {solver.name: [] for solver in SOLVERS}
             for i, (state, k) in enumerate(requests):
                 problem = optsched.SubsetChoice(
                     state, model, k, traffic=traffic, seed=i,
@@ -128,18 +132,21 @@ def measure(args: argparse.Namespace, cluster: str, model: BandwidthModel) -> It
                         best = -result.objective
                     share[solver.name].append(gbe(-result.objective, best))
                     seconds[solver.name].append(result.seconds)
-            yield Cell(cluster, scenario, traffic, [k for _, k in requests], share, seconds)
+                    got = problem.shares(problem.chosen(result.schedule))[0]
+                    lost = bandwidth_loss(got.standalone, got.value) / KILOBYTES
+                    loss[solver.name].append(lost)
+            yield Cell(cluster, scenario, traffic, [k for _, k in requests], share, seconds, loss)
 
 
 def show(cell: Cell, by_k: bool) -> None:
     """Print a cell's table."""
     print(f"\n{cell.cluster}, {cell.scenario}, {cell.traffic}: {len(cell.asked)} requests")
-    print(f"{'':14}{'mean':>8}{'median':>8}{'worst':>8}{'optimal':>9}{'ms':>8}")
+    print(f"{'':14}{'mean':>8}{'median':>8}{'worst':>8}{'optimal':>9}{'loss GB/s':>11}{'ms':>8}")
     for name, parts in cell.share.items():
         best = sum(part == 1 for part in parts) / len(parts)
         print(
             f"{name:14}{np.mean(parts):8.1%}{np.median(parts):8.1%}{min(parts):8.1%}{best:9.1%}"
-            f"{1e3 * statistics.median(cell.seconds[name]):8.2f}",
+            f"{np.mean(cell.loss[name]):11.2f}{1e3 * statistics.median(cell.seconds[name]):8.2f}",
             flush=True,
         )
     if by_k:

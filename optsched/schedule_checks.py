@@ -134,7 +134,13 @@ def _told(value: Any) -> str:
     return shown(value) if isinstance(value, str) else f"{value!r:.60}"
 
 
+_recent: list[tuple[Resource, ...]] = [()]
+"""What was found right last: schedules of one cluster share it, and checking takes time."""
+
+
 def _resources(given: Any) -> tuple[Resource, ...]:
+    if any(given is known for known in _recent):
+        return _recent[0]
     resources = []
     for r, row in enumerate(_listed("resources", given, "Resource(name, memory)")):
         if not isinstance(row, tuple) or not 1 <= len(row) <= 2:
@@ -152,7 +158,11 @@ def _resources(given: Any) -> tuple[Resource, ...]:
             raise InputError(f"resources[{r}].memory: expected an integer, got {_told(memory)}")
         if not 0 <= memory <= MAX_INTEGER:
             raise InputError(f"resources[{r}].memory: expected 0..2^53 bytes, got {memory}")
-    return tuple(Resource(name, int(memory)) for name, memory in resources)
+    plain = type(given) is tuple and all(
+        type(row) is Resource and type(row.memory) is int for row in given
+    )
+    _recent[0] = given if plain else tuple(Resource(n, int(memory)) for n, memory in resources)
+    return _recent[0]
 
 
 def _op_resources(rows: Rows, n: int, n_resources: int) -> Rows:

@@ -333,7 +333,7 @@ class SubsetChoice(Problem):
 
     @cached_property
     def _graph(self) -> Schedule:
-        return self._snapshot([], [])
+        return self._snapshot([])
 
     def scheduled(self, answer: Rows) -> Schedule:
         """A snapshot of the cluster with the choice made.
@@ -359,10 +359,10 @@ class SubsetChoice(Problem):
         for i, gpus in enumerate(held):
             for gpu in gpus:
                 sequences[gpu].append(i)
-        found = self._snapshot([request.name for request in self.requests], chosen)
+        found = self._snapshot(chosen)
         return found.with_orders(Rows.of(sequences), np.zeros(len(held), np.int64))
 
-    def _snapshot(self, names: Sequence[str], chosen: Sequence[Sequence[int]]) -> Schedule:
+    def _snapshot(self, chosen: Sequence[Sequence[int]]) -> Schedule:
         jobs = self.state.jobs
         n = len(jobs) + len(chosen)
         return Schedule(
