@@ -93,7 +93,8 @@ class Result:
         Raises
         ------
         InputError
-            `best_known` is no integer >= 0, or `horizon` is not positive.
+            `best_known` is no integer >= 0 (where objectives are negative it may be, too), or
+            `horizon` is not positive.
         """
         found = [(e.elapsed, e.objective) for e in self.history if e.event == "incumbent"]
         reference = self.objective if best_known is None else best_known
@@ -106,7 +107,8 @@ class Result:
 
 def primal_integral(found: list[tuple[float, int]], best_known: int, horizon: float) -> float:
     """Mean primal gap of incumbents ``(seconds, value)`` in order; see `Result`."""
-    if isinstance(best_known, bool) or not isinstance(best_known, int) or best_known < 0:
+    whole = isinstance(best_known, int) and not isinstance(best_known, bool)
+    if not whole or (best_known < 0 and all(value >= 0 for _, value in found)):
         raise InputError(f"best_known: expected an integer >= 0, got {best_known!r}")
     if not 0 < horizon < math.inf:
         raise InputError(f"horizon: expected seconds > 0, got {horizon!r}")
@@ -120,8 +122,10 @@ def primal_integral(found: list[tuple[float, int]], best_known: int, horizon: fl
 
 
 def primal_gap(value: int, best_known: int) -> float:
-    """``(value - best_known) / value`` in 0..1; 0 for values that are as good, or better."""
-    return (value - best_known) / value if value > best_known else 0.0
+    """``|value - best_known| / max(|value|, |best_known|)``, at most 1; 0 if it is as good."""
+    if value <= best_known:
+        return 0.0
+    return min(1.0, (value - best_known) / max(abs(value), abs(best_known)))
 
 
 def relative_gap(objective: int | None, lower_bound: int | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import sys
@@ -90,6 +91,23 @@ def test_an_instance_is_solved(site: Cli) -> None:
     assert optsched.SubsetChoice.read("q.subset.json") == beside
     Path("b.json").write_text(Path("b.json").read_text().replace("\n", "\n ", 1))
     assert "the model has changed" in site.refused("solve", "q.subset.json")
+
+
+def test_other_commands_know_choices(site: Cli) -> None:
+    """Bounds in GB/s, benchmarks with gaps of negative objectives, no conversion."""
+    cluster = Cluster.read("c.json")
+    state = ClusterState.read("s.json", cluster)
+    optsched.SubsetChoice(state, BottleneckBandwidth(cluster), 9).write("p.subset.json")
+    ran = site("bound", "p.subset.json", "--time-limit", "1")
+    assert ran.code == 0 and "best pattern" in ran.out and ran.out.count("GB/s") == 3
+    assert "has one format only" in site.refused("convert", "p.subset.json", "x.schedule.json")
+    ran = site(
+        "bench", "p.subset.json", "--solvers", "counts,random_subset", "--time-limit", "1", "-o",
+        "r.csv",
+    )  # fmt: skip
+    assert ran.code == 0 and "0.00%" in ran.out
+    rows = list(csv.DictReader(io.StringIO(Path("r.csv").read_text())))
+    assert rows[0]["status"] == "optimal" and all(int(row["objective"]) < 0 for row in rows)
 
 
 def test_impossible(site: Cli) -> None:

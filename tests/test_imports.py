@@ -56,6 +56,8 @@ assert optsched.JobArray([[1]], [[2]]).lower_bound() == 3
         "import optsched",
         "import optsched.cli.app",
         "import optsched.arraypipe",
+        "from optsched.bandwidth import Cluster, BottleneckBandwidth, PodBandwidth, Policy",
+        "import optsched; optsched.SubsetChoice",
         "import optsched.testing",
         "import optsched; optsched.solvers()",
         PLAN,
@@ -65,8 +67,8 @@ assert optsched.JobArray([[1]], [[2]]).lower_bound() == 3
         command("version"),
     ],
     ids=[
-        "optsched", "cli", "arraypipe", "testing", "solvers", "plan", "help", "solve help",
-        "bench help", "version",
+        "optsched", "cli", "arraypipe", "bandwidth", "subset", "testing", "solvers", "plan", "help",
+        "solve help", "bench help", "version",
     ],
 )  # fmt: skip
 def test_nothing_heavy(code: str) -> None:

@@ -37,6 +37,7 @@ from optsched.bandwidth.measurements import (  # noqa: E402
 )
 from optsched.bandwidth.surrogate import HierarchicalTransformer  # noqa: E402
 from optsched.bandwidth.surrogate_network import SurrogateNetwork  # noqa: E402
+from optsched.testing import check_bandwidth_model  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -60,6 +61,11 @@ def model() -> HierarchicalTransformer:
 
 
 # what is predicted
+
+
+def test_conformance(model: HierarchicalTransformer) -> None:
+    """The suite that every bandwidth model must pass."""
+    check_bandwidth_model(model)
 
 
 def test_one_host_is_the_intra_table(cluster: Cluster, model: HierarchicalTransformer) -> None:

@@ -42,7 +42,7 @@ def _solve(task: dict[str, Any]) -> dict[str, Any]:
     if found is None or found.sequences is None or found.start is None:
         orders, starts = None, None
     else:
-        orders, starts = found.sequences.to_lists(), found.start.tolist()
+        orders, starts = problem.answer(found).to_lists(), found.start.tolist()
     return {
         "status": result.status,
         "objective": result.objective,

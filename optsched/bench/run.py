@@ -49,7 +49,7 @@ class Task:
         problem = self.instance.problem
         return Row(
             instance=self.instance.name, family=self.instance.family, size=self.instance.size,
-            operations=problem.graph().n_operations, sha256=problem.sha256, solver=self.solver,
+            operations=problem.n_operations, sha256=problem.sha256, solver=self.solver,
             options=json.dumps(dict(self.options), sort_keys=True), seed=self.seed,
             workers=self.workers, time_limit=self.time_limit, iterations=self.iterations,
             version=__version__, status="error", objective=None, lower_bound=None,
@@ -178,12 +178,15 @@ def _objection(task: Task, answer: dict[str, Any]) -> str:
     value, bound = answer["objective"], answer["lower_bound"]
     if answer["start"] is None:
         return "" if value is None else "an objective without a schedule"
-    graph = task.instance.problem.graph()
-    schedule = graph.with_orders(Rows.of(answer["sequences"]), answer["start"])
+    problem = task.instance.problem
+    if problem.answers == "orders":
+        schedule = problem.graph().with_orders(Rows.of(answer["sequences"]), answer["start"])
+    else:
+        schedule = problem.scheduled(Rows.of(answer["sequences"]))
     violations = verify(schedule)
     if violations:
         return f"the schedule is wrong: {violations[0].message}"
-    worth = task.instance.problem.evaluate(schedule)
+    worth = problem.evaluate(schedule)
     if worth != value:
         return f"the schedule is worth {worth}, not {value}"
     if bound is not None and bound > value:

@@ -253,16 +253,16 @@ def _contradictions(rows: Sequence[Row], known: Mapping[str, Known]) -> list[str
 
 
 def _above(value: int | None, reference: int | None) -> float:
-    """``value / reference - 1``; infinite without a value or above 0."""
+    """``(value - reference) / |reference|``; infinite without a value or above 0."""
     if value is None or reference is None:
         return float("inf")
     if value == reference:
         return 0.0
-    return value / reference - 1 if reference > 0 else float("inf")
+    return (value - reference) / abs(reference) if reference else float("inf")
 
 
 def _bound_gap(bound: int, reference: int) -> float:
-    return max(0.0, 1 - bound / reference) if reference > 0 else 0.0
+    return max(0.0, (reference - bound) / abs(reference)) if reference else 0.0
 
 
 def _endless(seconds: float | None) -> float:

@@ -58,13 +58,15 @@ def bound(
     if as_json:
         print(json.dumps(summary))
     else:
-        _print(summary, problem.graph().time_unit)
+        _print(summary, problem)
     if reason:
         raise typer.Exit(1)
 
 
 def named_bounds(problem: Problem) -> dict[str, int]:
     """Every bound that needs no search, by name; ``carlier`` is exact for each machine alone."""
+    if problem.answers == "resources":
+        return {"best pattern": problem.lower_bound()}
     from optsched.bounds import makespan_bounds
     from optsched_solvers.bounds import one_machine_bound
 
@@ -92,7 +94,7 @@ def _solved(
     return solver, result.lower_bound, reason
 
 
-def _print(summary: dict[str, Any], unit: str) -> None:
+def _print(summary: dict[str, Any], problem: Problem) -> None:
     from optsched.plots.look import plain
 
     print(f"{'instance':18}{plain(summary['instance'], 1000)}")
@@ -100,5 +102,6 @@ def _print(summary: dict[str, Any], unit: str) -> None:
         print(f"{'infeasible':18}{plain(summary['reason'], 1000)}")
         return
     for name, value in summary["bounds"].items():
-        print(f"{plain(name, 16):18}{value} {unit}")
-    print(f"{'lower bound':18}{summary['lower_bound']} {unit}")
+        print(f"{plain(name, 16):18}{problem.describe(value)}")
+    what = "lower bound" if problem.answers == "orders" else "bound"
+    print(f"{what:18}{problem.describe(summary['lower_bound'])}")

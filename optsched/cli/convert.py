@@ -79,6 +79,8 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
     from optsched.problems.jobshop import JobShop
     from optsched.schedule import Schedule
 
+    if problem.answers == "resources":
+        raise InputError(f"{name}: a choice of GPUs has one format only, optsched.subset/1")
     scheduled = isinstance(problem, Schedule) and problem.is_scheduled
     if target == "own":
         kinds: dict[type, str] = {JobShop: "jobshop", JobArray: "jobarray", Schedule: "schedule"}
