@@ -33,8 +33,8 @@ class Solver(Protocol):
 
     ``options`` names what `optsched.solve(options=...)` may hold, with a line of help each; a
     solver without options need not have it. ``answers`` lists what it can find (`Problem.answers`);
-    ``("orders",)`` if it is not there. A true ``instant`` says that `solve` takes microseconds as
-    a rule: it is then called without a thread of its own, and cannot be interrupted.
+    ``("orders",)`` if it is not there. A method ``instant(problem)`` may say that `solve` takes
+    milliseconds at most: it is then called without a thread of its own.
     """
 
     name: str
@@ -59,6 +59,12 @@ def support(engine: Solver, problem: Problem) -> Support:
         return Support(False, f"it finds no {problem.answers}")
     said = engine.supports(problem)
     return Support(bool(said), getattr(said, "reason", "" if said else "refused"))
+
+
+def instant(engine: Solver, problem: Problem) -> bool:
+    """Whether a solver says that it needs no thread of its own for this problem."""
+    said = getattr(engine, "instant", None)
+    return callable(said) and bool(said(problem))
 
 
 def answers(engine: Solver) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from optsched.errors import InputError, InternalError, UnsupportedProblem
 from optsched.limits import Limits, default_workers
 from optsched.monitor import Monitor
-from optsched.registry import Solver, solvers, support
+from optsched.registry import Solver, instant, solvers, support
 from optsched.registry import solver as find_solver
 from optsched.result import Result
 from optsched.schedule import Objective, Schedule
@@ -143,7 +143,7 @@ def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) 
     So Ctrl-C arrives here, never inside compiled code or half an import, and users are called from
     the thread that called `solve`, whatever the engine does.
     """
-    if getattr(engine, "instant", False):
+    if instant(engine, problem):
         return engine.solve(problem, limits, monitor) or Result("unknown")
     results: list[Result | None] = []
     failures: list[BaseException] = []

@@ -46,11 +46,14 @@ class Eha:
     """
 
     name = "eha"
-    instant = True
     answers = ("resources",)
     options: Mapping[str, str] = MappingProxyType(
         {"max_candidates": f"most spreads over several hosts (default {MAX_CANDIDATES})"}
     )
+
+    def instant(self, problem: Problem) -> bool:
+        """With tables by counts, which leave no model to be asked."""
+        return isinstance(problem, SubsetChoice) and problem.tables is not None
 
     def supports(self, problem: Problem) -> Support:
         """One request of up to 4,096 hosts, no rules but `required` and `exclude`."""

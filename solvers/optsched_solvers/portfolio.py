@@ -58,6 +58,10 @@ class Auto:
     def __init__(self) -> None:
         self.search, self.proof, self.model = tabu.Tabu(), BranchAndBound(), CpSat()
 
+    def instant(self, problem: Problem) -> bool:
+        """Choices of GPUs that `counts` makes at once."""
+        return problem.answers == "resources" and subset_auto.instant(problem)
+
     def supports(self, problem: Problem) -> Support:
         """Whatever CP-SAT takes: one iteration of any graph; and every choice of GPUs."""
         if problem.answers == "resources":

@@ -50,7 +50,6 @@ class Pts:
     """
 
     name = "pts"
-    instant = True
     answers = ("resources",)
     options: Mapping[str, str] = MappingProxyType(
         {
@@ -58,6 +57,10 @@ class Pts:
             "aligned group of 4 GPUs (k <= 4) or of 8 (k <= 8), else all free GPUs"
         }
     )
+
+    def instant(self, problem: Problem) -> bool:
+        """With tables by counts, which leave no model to be asked."""
+        return isinstance(problem, SubsetChoice) and problem.tables is not None
 
     def supports(self, problem: Problem) -> Support:
         """One request, no rules but `required` and `exclude`."""

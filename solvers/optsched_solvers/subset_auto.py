@@ -32,6 +32,12 @@ def supports(problem: Problem) -> Support:
     return said
 
 
+def instant(problem: Problem) -> bool:
+    """Whether the first search answers at once."""
+    first = Counts()
+    return bool(first.supports(problem)) and first.instant(problem)
+
+
 def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
     """The first that takes the problem; if that proves nothing, the next ones too."""
     assert isinstance(problem, SubsetChoice)

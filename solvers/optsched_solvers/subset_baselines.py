@@ -37,9 +37,12 @@ class Proximity:
     """
 
     name = "proximity"
-    instant = True
     answers = ("resources",)
     options: Mapping[str, str] = MappingProxyType({})
+
+    def instant(self, problem: Problem) -> bool:
+        """Always."""
+        return True
 
     def supports(self, problem: Problem) -> Support:
         """One request, no rule but `exclude`."""
@@ -62,7 +65,6 @@ class Topo:
     """
 
     name = "topo"
-    instant = True
     answers = ("resources",)
     options: Mapping[str, str] = MappingProxyType(
         {
@@ -70,6 +72,10 @@ class Topo:
             'or as "published", PXB above PIX'
         }
     )
+
+    def instant(self, problem: Problem) -> bool:
+        """Always."""
+        return True
 
     def supports(self, problem: Problem) -> Support:
         """One request, no rule but `exclude`."""
@@ -90,9 +96,12 @@ class RandomSubset:
     """k of the free GPUs, every set as likely as any other. Of a policy it obeys `exclude`."""
 
     name = "random_subset"
-    instant = True
     answers = ("resources",)
     options: Mapping[str, str] = MappingProxyType({})
+
+    def instant(self, problem: Problem) -> bool:
+        """Always."""
+        return True
 
     def supports(self, problem: Problem) -> Support:
         """One request, no rule but `exclude`."""

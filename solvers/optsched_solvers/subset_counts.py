@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from optsched.monitor import Monitor
     from optsched.problem import Problem
 
+INSTANT = 100_000
+"""Count vectors that take milliseconds at worst."""
+
 _YES = Support(True)
 
 
@@ -36,9 +39,12 @@ class Counts:
     """
 
     name = "counts"
-    instant = True
     answers = ("resources",)
     options: Mapping[str, str] = MappingProxyType({})
+
+    def instant(self, problem: Problem) -> bool:
+        """Where there are not too many count vectors to look at them all."""
+        return isinstance(problem, SubsetChoice) and vectors(problem) <= INSTANT
 
     def supports(self, problem: Problem) -> Support:
         """One request, and a model with tables or, without tenants and policy, any `CountModel`."""

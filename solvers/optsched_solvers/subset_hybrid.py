@@ -23,12 +23,15 @@ class Hybrid:
     """`eha`, then `pts`, which replaces the former's choice only if it is better."""
 
     name = "hybrid"
-    instant = True
     answers = ("resources",)
     options: Mapping[str, str] = MappingProxyType({**Eha.options, **Pts.options})
 
     def __init__(self) -> None:
         self.parts = Eha(), Pts()
+
+    def instant(self, problem: Problem) -> bool:
+        """Where both parts are."""
+        return all(part.instant(problem) for part in self.parts)
 
     def supports(self, problem: Problem) -> Support:
         """What both take."""
