@@ -154,7 +154,9 @@ def test_schedule_round_trip(tmp_path):
         ({"min_hosts": 9}, "min_hosts: 9 hosts for 14 GPUs, and 4 have a free one"),
         ({"slice_size": 4, "slice_level": "rack"}, "slice_size: 14 GPUs are no whole slices of 4"),
         ({"exclude": ("n0", "n1")}, "exclude: asks 14 GPUs, 6 are free on the hosts that are left"),
-        ({"balance": "exact"}, "no set of 14 free GPUs obeys the policy"),
+        ({"balance": "exact"}, "balance: no number of hosts in 1..more gives 14 GPUs"),
+        ({"required": "host", "min_hosts": 2}, "required, min_hosts: one host and at least 2"),
+        ({"balance": "even", "min_hosts": 4}, "no set of 14 free GPUs obeys the policy"),
     ],
 )
 def test_infeasible_policies(rules, words):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -66,6 +67,10 @@ class Contention:
             raise InputError(f"fill: expected one of {', '.join(FILLS)}, got {self.fill!r:.60}")
         if self.sides not in SIDES:
             raise InputError(f"sides: expected one of {', '.join(SIDES)}, got {self.sides!r:.60}")
+        for key in ("cross_only", "skip_idle", "whole", "pooled"):
+            if not isinstance(getattr(self, key), bool):
+                given = getattr(self, key)
+                raise InputError(f"{key}: expected true or false, got {given!r:.60}")
 
     @classmethod
     def as_printed(cls) -> Contention:
@@ -243,8 +248,13 @@ def _filled(model: BandwidthModel, host: int, both: list[int], fill: str) -> lis
     if fill == "exact":
         return both
     first, size = int(model.cluster.first[host]), int(model.cluster.sizes[host])
-    tables = model.tables() if fill == "best" and size <= MOST_BY_SUBSET else None
-    if tables is None:
+    if fill == "first" or size > MOST_BY_SUBSET or not 2 <= len(both) < size:
         return list(range(first, first + len(both)))
-    mask = tables.best_subset(host, (1 << size) - 1, len(both))
-    return [first + i for i in range(size) if mask >> i & 1]
+    tables = model.tables()
+    if tables is not None:
+        mask = tables.best_subset(host, (1 << size) - 1, len(both))
+        return [first + i for i in range(size) if mask >> i & 1]
+    subsets = list(combinations(range(first, first + size), len(both)))
+    rows = np.zeros((len(subsets), model.cluster.n_gpus), np.bool_)
+    rows[np.arange(len(subsets))[:, None], np.array(subsets)] = True
+    return list(subsets[int(np.argmax(model.predict(rows)))])

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optsched.bandwidth.ask import gpus_of, jobs_of, request_of
+from optsched.bandwidth.cluster import Cluster
 from optsched.bandwidth.contention import Contention, check_traffic, demand_of, needs_bandwidth
+from optsched.bandwidth.feasibility import impossible
 from optsched.bandwidth.intra import MOST_BY_SUBSET
-from optsched.bandwidth.policy import Policy
+from optsched.bandwidth.model import BandwidthModel
+from optsched.bandwidth.policy import Policy, check_rules, share_of
 from optsched.bandwidth.rates import integral
+from optsched.bandwidth.state import ClusterState
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.contention import Traffic
-    from optsched.bandwidth.model import BandwidthModel
-    from optsched.bandwidth.state import ClusterState
     from optsched.schedule import IntArray
 
 
@@ -56,21 +58,32 @@ class Dispatcher:
         seed: int = 0,
         tolerance: float = 0.0,
     ) -> None:
+        if not isinstance(cluster, Cluster) or not isinstance(model, BandwidthModel):
+            what = f"{type(cluster).__name__} and {type(model).__name__}"
+            raise InputError(f"cluster, model: expected a Cluster and a BandwidthModel, got {what}")
         if cluster is not model.cluster and cluster.sha256 != model.cluster.sha256:
             raise InputError("cluster, model: are of different clusters")
+        check_rules(policy, contention)
+        if contention is not None and contention.fill == "exact":
+            raise InputError(
+                "contention: joint allocations with their exact GPUs are not functions of counts; "
+                "use optsched.solve(SubsetChoice(...))"
+            )
+        integral("seed", seed, 0, 2**31 - 1)
+        share_of("tolerance", tolerance)
         tables = model.tables()
         if tables is None:
             raise InputError(
                 "model: has no tables for this cluster: use optsched.solve(SubsetChoice(...))"
             )
-        from optsched.bandwidth import counts as kernel
+        from optsched.bandwidth import counts  # noqa: F401 (compile now, not at the first request)
 
         self.cluster, self.model = cluster, model
         self.policy, self.contention = policy or Policy(), contention or Contention()
         self.policy.check(cluster)
         check_traffic(traffic)
         self.traffic, self.seed = traffic, seed
-        self._tables, self._words, self._kernel = tables, tables.words, kernel
+        self._tables, self._words = tables, tables.words
         every = np.ones(cluster.n_hosts, np.int64)
         template = request_of(
             cluster, every, 1, Policy(), self.contention, ties=True, tolerance=tolerance
@@ -106,12 +119,18 @@ class Dispatcher:
 
     def answer(self, state: ClusterState, k: int) -> tuple[tuple[int, ...], int, int]:
         """The same with the bandwidth that the GPUs would have alone, behind."""
+        from optsched.bandwidth import counts as kernel
+
+        if not isinstance(state, ClusterState):
+            raise InputError(f"state: expected a ClusterState, got {state!r:.60}")
+        if state.cluster is not self.cluster and state.cluster.sha256 != self.cluster.sha256:
+            raise InputError("state: is of another cluster than the dispatcher")
         if type(k) is not int or not 1 <= k <= len(state.free):
-            integral("k", k, 1, 2**31)
-            raise InputError(f"k: asks {k}, free {len(state.free)}")
+            k = integral("gpus", k, 1, 2**31)
+            if k > len(state.free):
+                raise InputError(f"gpus: asks {k}, free {len(state.free)}")
         if not self._small:
             return self._with_policy(state, k)
-        kernel = self._kernel
         jobs = self._jobs(state)
         n_hosts = self.cluster.n_hosts
         request = self._template.copy()
@@ -119,7 +138,7 @@ class Dispatcher:
         request[kernel.N_JOBS] = len(jobs) // (n_hosts + 1)
         out = np.empty(kernel.CHOSEN + n_hosts, np.int64)
         if not kernel.choose(self._words, request, state.masks, jobs, out):
-            raise Infeasible(f"no choice of {k} GPUs has a measured bandwidth")
+            raise self._infeasible(state, k)
         answer = out.tolist()
         gpus: tuple[int, ...] = ()
         for ids, part, host in zip(self._ids, answer[kernel.CHOSEN :], range(n_hosts), strict=True):
@@ -132,9 +151,26 @@ class Dispatcher:
         known = self._known
         if known is not None and known[0] is state:
             return known[1]
-        jobs = jobs_of(state.held, self._demands(state), self.contention)
+        jobs = self._tenants(state)
         self._known = (state, jobs)
         return jobs
+
+    def _tenants(self, state: ClusterState) -> IntArray:
+        tenants = state.pooled() if self.contention.pooled else state
+        return jobs_of(tenants.held, self._demands(tenants), self.contention)
+
+    def _infeasible(self, state: ClusterState, k: int) -> Infeasible:
+        return Infeasible(
+            impossible(state, self.policy, k)
+            or f"no choice of {k} GPUs obeys the policy and has a known bandwidth"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        rest = {
+            "policy": self.policy, "contention": self.contention, "traffic": self.traffic,
+            "seed": self.seed, "tolerance": self._tolerance,
+        }  # fmt: skip
+        return partial(Dispatcher, **rest), (self.cluster, self.model)  # type: ignore[arg-type]
 
     def _demands(self, state: ClusterState) -> list[int]:
         """As `demands`; what running jobs reach alone is computed once a job."""
@@ -149,13 +185,14 @@ class Dispatcher:
     def _with_policy(self, state: ClusterState, k: int) -> tuple[tuple[int, ...], int, int]:
         from optsched.bandwidth.ask import ask
 
+        tenants = state.pooled() if self.contention.pooled else state
         found = ask(
-            self._tables, state.masks, state.held,
-            self._demands(state), k, self.policy, self.contention,
+            self._tables, state.masks, tenants.held, self._demands(tenants), k, self.policy,
+            self.contention,
             ties=True, tolerance=self._tolerance,
         )  # fmt: skip
         if found is None:
-            raise Infeasible(f"no choice of {k} GPUs obeys the policy and has a known bandwidth")
+            raise self._infeasible(state, k)
         return gpus_of(state, found.parts), found.value, found.standalone
 
     def _subsets(self, host: int) -> list[tuple[int, ...]]:

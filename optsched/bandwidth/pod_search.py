@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from optsched.bandwidth.ask import trays_first
 from optsched.bandwidth.pod_local import POD, assign_pod, local_values
 from optsched.bandwidth.pods import UNIT_BITS, PodBandwidth
 from optsched.bandwidth.rates import NO_LIMIT, integral
@@ -119,7 +120,8 @@ def gpus_of(state: ClusterState, chosen: IntArray) -> tuple[int, ...]:
             found += [first + i for i in range(size) if mask >> i & 1]
         else:
             free = free or set(state.free)
-            found += [gpu for gpu in range(first, first + size) if gpu in free][:mask]
+            local = [i for i in range(size) if first + i in free]
+            found += [first + i for i in trays_first(local, mask, cluster.type(h).tray)]
     return tuple(found)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from optsched.bandwidth.rates import integral
 from optsched.errors import InputError
+from optsched.limits import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,6 +58,12 @@ class Policy:
     exclude: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        for key in ("required", "preferred", "slice_level"):
+            name = getattr(self, key)
+            if name is not None and not isinstance(name, str):
+                raise InputError(f"{key}: expected the name of a level, got {name!r:.60}")
+        if not isinstance(self.same_type, bool):
+            raise InputError(f"same_type: expected true or false, got {self.same_type!r:.60}")
         if self.balance not in BALANCES:
             raise InputError(
                 f"balance: expected one of {', '.join(BALANCES)}, got {self.balance!r:.60}"
@@ -74,7 +82,8 @@ class Policy:
                 )
         for key in ("include", "exclude"):
             names = getattr(self, key)
-            if isinstance(names, str):
+            given = () if names is None else names
+            if isinstance(given, str) or not isinstance(given, Iterable):
                 raise InputError(f"{key}: expected a list of host names, got {names!r:.60}")
             object.__setattr__(self, key, None if names is None else tuple(names))
         both = set(self.include or ()) & set(self.exclude or ())
@@ -147,6 +156,24 @@ class Policy:
                         f"slices of {self.slice_size}"
                     )
         return ""
+
+
+def check_rules(policy: object, contention: object) -> None:
+    """Refuse what is no `Policy` or no `Contention`; None is either."""
+    from optsched.bandwidth.contention import Contention
+
+    if policy is not None and not isinstance(policy, Policy):
+        raise InputError(f"policy: expected a Policy, got {policy!r:.60}")
+    if contention is not None and not isinstance(contention, Contention):
+        raise InputError(f"contention: expected a Contention, got {contention!r:.60}")
+
+
+def share_of(place: str, given: Any) -> float:
+    """A share in 0..1."""
+    value = number(place, "a share", given)
+    if value > 1:
+        raise InputError(f"{place}: expected a share in 0..1, got {given!r:.60}")
+    return value
 
 
 def _domain(cluster: Cluster, level: str, host: int) -> str:

@@ -19,12 +19,11 @@ from optsched.bandwidth.contention import (
 )
 from optsched.bandwidth.ends import End, measured_only
 from optsched.bandwidth.model import BandwidthModel
-from optsched.bandwidth.policy import Policy
+from optsched.bandwidth.policy import Policy, check_rules, share_of
 from optsched.bandwidth.rates import MOST, integral, shown
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.document_values import label
 from optsched.errors import InputError
-from optsched.limits import number
 from optsched.problem import Problem
 from optsched.schedule import Rows, Schedule
 
@@ -129,6 +128,9 @@ class SubsetChoice(Problem):
             raise InputError(f"model: expected a BandwidthModel, got {model!r:.60}")
         if state.cluster is not model.cluster and state.cluster.sha256 != model.cluster.sha256:
             raise InputError("state, model: are of different clusters")
+        if not isinstance(requests, (list, tuple)):
+            raise InputError(f"requests: expected a list of Requests, got {requests!r:.60}")
+        check_rules(policy, contention)
         if (gpus is None) == (not requests):
             raise InputError("gpus, requests: expected one of them")
         if requests and policy is not None:
@@ -146,8 +148,8 @@ class SubsetChoice(Problem):
         values: dict[str, Any] = {
             "state": state, "model": model, "requests": wanted, "contention": rule,
             "traffic": traffic, "seed": integral("seed", seed, 0, 2**31 - 1),
-            "tolerance": _fraction("tolerance", tolerance), "on_unmeasured": on_unmeasured,
-            "max_regret": None if max_regret is None else _fraction("max_regret", max_regret),
+            "tolerance": share_of("tolerance", tolerance), "on_unmeasured": on_unmeasured,
+            "max_regret": None if max_regret is None else share_of("max_regret", max_regret),
             "objective": objective, "name": label("name", name),
         }  # fmt: skip
         self.__dict__.update(values)
@@ -192,8 +194,9 @@ class SubsetChoice(Problem):
 
     @cached_property
     def demands(self) -> tuple[int, ...]:
-        """kB/s of every running job."""
-        return demands(self.judged_by, self.state, self.traffic, self.seed)
+        """kB/s of every running job; where intervals count, the most that it may ask for."""
+        model = End(self.model, "high") if self.is_robust else self.model
+        return demands(model, self.state, self.traffic, self.seed)
 
     @cached_property
     def is_robust(self) -> bool:
@@ -288,14 +291,27 @@ class SubsetChoice(Problem):
 
     def evaluate(self, schedule: Schedule) -> int:
         """Objective of a schedule of `scheduled`: the negative bandwidth in kB/s."""
-        return -self.worth(self.chosen(schedule))
+        chosen = self.chosen(schedule)
+        self.check_sizes(chosen)
+        return -self.worth(chosen)
+
+    def check_sizes(self, chosen: Sequence[Sequence[int]]) -> None:
+        """Raise an `InputError` unless every request gets as many GPUs as it asks."""
+        for request, gpus in zip(self.requests, chosen, strict=True):
+            if len(gpus) != request.gpus:
+                raise InputError(
+                    f"the schedule gives request {request.name!r} {len(gpus)} GPUs, "
+                    f"it asks {request.gpus}"
+                )
 
     def value(self, schedule: Schedule) -> int:
         """Bandwidth in kB/s, the natural sign of `evaluate`."""
         return -self.evaluate(schedule)
 
-    def describe(self, objective: int) -> str:
-        """``337.17 GB/s``; relative values in percent."""
+    def describe(self, objective: int | None) -> str:
+        """``337.17 GB/s``; relative values in percent; ``none`` if nothing was found."""
+        if objective is None:
+            return "none"
         if self.objective == "max_min" and len(self.requests) > 1:
             return f"{-objective / RATIO:.2%} of the best alone"
         return shown(-objective)
@@ -471,13 +487,14 @@ class SubsetChoice(Problem):
 
 
 def _check_requests(state: ClusterState, requests: Sequence[Request]) -> None:
+    for r, request in enumerate(requests):
+        if not isinstance(request, Request):
+            raise InputError(f"requests[{r}]: expected a Request, got {request!r:.60}")
     names = [request.name for request in requests]
     running = {job.name for job in state.jobs}
     total = 0
     for r, request in enumerate(requests):
         place = "gpus" if len(requests) == 1 else f"requests[{r}].gpus"
-        if not isinstance(request, Request):
-            raise InputError(f"requests[{r}]: expected a Request, got {request!r:.60}")
         label("request", request.name)
         if not request.name or names.count(request.name) > 1:
             raise InputError(f"requests: expected distinct names, got {request.name!r:.60} again")
@@ -493,13 +510,6 @@ def _check_requests(state: ClusterState, requests: Sequence[Request]) -> None:
         if not isinstance(request.policy, Policy):
             raise InputError(f"policy: expected a Policy, got {request.policy!r:.60}")
         request.policy.check(state.cluster)
-
-
-def _fraction(place: str, given: Any) -> float:
-    value = number(place, "a share", given)
-    if value > 1:
-        raise InputError(f"{place}: expected a share in 0..1, got {given!r:.60}")
-    return value
 
 
 __all__ = ["Request", "SubsetChoice"]

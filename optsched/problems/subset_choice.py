@@ -136,11 +136,12 @@ def best(
     ties: bool = False,
 ) -> Choice | None:
     """The best choice by counts under another policy or for another k; None without tables."""
-    if problem.tables is None or not 1 <= (k or problem.k) <= len(problem.state.free):
+    size = problem.k if k is None else k
+    if problem.tables is None or not 1 <= size <= len(problem.state.free):
         return None
     state = problem.state
     return ask(
-        problem.tables, state.masks, state.held, problem.demands, k or problem.k, policy,
+        problem.tables, state.masks, state.held, problem.demands, size, policy,
         problem.contention, ties=ties, tolerance=problem.tolerance if ties else 0.0,
     )  # fmt: skip
 
@@ -163,6 +164,7 @@ def choice_of(problem: SubsetChoice, schedule: Schedule | None) -> DispatchChoic
             reason = problem.infeasibility() or "the model has no tables; solve it first"
             raise InputError(f"choice: there is none: {reason}")
         return found
+    problem.check_sizes(problem.chosen(schedule))
     gpus = tuple(problem.chosen(schedule)[0])
     return DispatchChoice(problem, gpus, problem.shares([gpus])[0])
 

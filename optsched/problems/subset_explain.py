@@ -54,7 +54,7 @@ def limit_of(choice: DispatchChoice) -> str:
         if len(local) < 2:
             continue
         inside = problem.judged_by.of([first + i for i in local])
-        if inside > choice.standalone:
+        if inside - inside % problem.contention.unit != choice.standalone:
             continue
         links = cluster.type(h).links
         what = f"the links within {name}: {shown(inside)}"
@@ -77,6 +77,8 @@ def limit_of(choice: DispatchChoice) -> str:
 def alternatives(choice: DispatchChoice) -> list[str]:
     """The best of other kinds of choices, a line each."""
     problem = choice.problem
+    if problem.tables is None:  # nothing to ask for others
+        return []
     policy, k = problem.policy, problem.k
     fewest = next(
         (n for n in range(1, k + 1) if best(problem, replace(policy, min_hosts=1, max_hosts=n))),

@@ -165,6 +165,16 @@ def subset_problems(n: int, seed: int = 0, most: int = 9) -> tuple[SubsetChoice,
     return tuple(found)
 
 
+def allowed(problem: SubsetChoice) -> bool:
+    """Whether the policy allows any set at all, measured or not."""
+    host_of = problem.cluster.host_of.tolist()
+    for chosen in combinations(problem.state.free, problem.k):
+        hosts = [host_of[gpu] for gpu in chosen]
+        if not problem.policy.broken_by(problem.cluster, {h: hosts.count(h) for h in hosts}):
+            return True
+    return False
+
+
 @cache
 def optimum(problem: SubsetChoice) -> int | None:
     """Optimal objective by trying all subsets; None if there is no choice."""

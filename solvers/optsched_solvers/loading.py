@@ -39,8 +39,10 @@ class _Loader:
 
 
 def loaded(*modules: str) -> bool:
-    """Whether these modules of `optsched_solvers` can be used at once."""
-    found = [sys.modules.get(f"optsched_solvers.{name}") for name in modules]
+    """Whether these modules of `optsched_solvers` (or others, by full name) can be used at once."""
+    found = [
+        sys.modules.get(name if "." in name else f"optsched_solvers.{name}") for name in modules
+    ]
     return all(
         module is not None and not getattr(module.__spec__, "_initializing", False)
         for module in found

@@ -8,7 +8,7 @@ from optsched.problems.subset import SubsetChoice
 from optsched.registry import Support
 from optsched.result import Result
 from optsched_solvers.branch_and_bound import BranchAndBound
-from optsched_solvers.subset_counts import Counts
+from optsched_solvers.subset_counts import Counts, bound_by_patterns
 from optsched_solvers.subset_hybrid import Hybrid
 from optsched_solvers.subset_pods import Pods
 
@@ -24,6 +24,8 @@ ENGINES: tuple[Solver, ...] = (Counts(), Pods(), BranchAndBound(), Hybrid())
 
 def supports(problem: Problem) -> Support:
     """Whether any of the searches takes it; else why the last does not."""
+    if isinstance(problem, SubsetChoice) and len(problem.requests) > 1:
+        return BranchAndBound().supports(problem)
     said = Support(False, "it is no choice of GPUs")
     for engine in ENGINES:
         said = engine.supports(problem)
@@ -44,9 +46,13 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
     for engine in ENGINES:
         if not engine.supports(problem):
             continue
+        if isinstance(engine, Hybrid):
+            bound_by_patterns(problem, monitor)
         found = engine.solve(problem, limits, monitor)
-        if found.status == "infeasible" or monitor.should_stop():
+        if found.status == "infeasible" or found.reason or monitor.should_stop():
             return found
+        if problem.tolerance and isinstance(engine, Counts) and monitor.objective is not None:
+            return found  # it gave bandwidth for a better rest: others would take that back
         if limits.iterations is not None and monitor.objective is not None:
             return found
     return Result("unknown")

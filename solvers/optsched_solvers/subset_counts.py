@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of
+from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.model import CountModel
+from optsched.bandwidth.patterns import written_pattern
+from optsched.bandwidth.rates import NO_LIMIT
+from optsched.bandwidth.tables import BOUND, COLUMNS, NETWORK
+from optsched.errors import InputError
 from optsched.problems.subset import SubsetChoice
 from optsched.registry import Support
 from optsched.result import Result
 from optsched.schedule import Rows
-from optsched_solvers.loading import load
+from optsched_solvers.loading import load, loaded
 from optsched_solvers.subset_vectors import claim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from optsched.bandwidth.flat import FlatSearch
+    from optsched.bandwidth.tables import CountTables
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
+    from optsched.schedule import IntArray
 
 INSTANT = 100_000
 """Count vectors that take milliseconds at worst."""
@@ -60,6 +70,8 @@ class Counts:
         if by_patterns(problem) and (problem.tables is None or vectors(problem) > MOST_LEAVES):
             return self._by_patterns(problem, monitor)
         assert problem.tables is not None
+        if not loaded("optsched.bandwidth.counts"):
+            offer_nearest(problem, monitor)
         if not load(monitor, "optsched.bandwidth.counts"):
             return Result("unknown")
         leaves = MOST_LEAVES if limits.iterations is None else limits.iterations
@@ -70,7 +82,7 @@ class Counts:
         if found is None:
             if vectors(problem) > leaves:
                 return Result("unknown")
-            return Result("infeasible", reason=no_choice(problem))
+            return nothing_found(problem)
         monitor.advance(found.visited)
         monitor.incumbent(Rows.of([gpus_of(state, found.parts)]), -found.value, self.name)
         if found.exact:
@@ -78,10 +90,15 @@ class Counts:
         return Result("unknown")
 
     def _by_patterns(self, problem: SubsetChoice, monitor: Monitor) -> Result:
+        if not loaded("optsched.bandwidth.flat"):
+            offer_nearest(problem, monitor)
         if not load(monitor, "optsched.bandwidth.flat"):
             return Result("unknown")
         assert isinstance(problem.model, CountModel)
-        found = _flat(problem.model).choose(problem.state, problem.k)
+        try:
+            found = _flat(problem.model).choose(problem.state, problem.k)
+        except InputError:  # too many patterns of k to list
+            return Result("unknown")
         monitor.incumbent(Rows.of([found.gpus]), -found.value, self.name)
         if found.exact:
             claim(problem, monitor, found.value, self.name)
@@ -129,7 +146,66 @@ def by_patterns(problem: SubsetChoice) -> bool:
     )
 
 
+def bound_by_patterns(problem: SubsetChoice, monitor: Monitor) -> None:
+    """Beside tenants nothing beats the best without them, if its patterns can be listed."""
+    model, sure = problem.model, problem.on_unmeasured == "predict" and not problem.is_robust
+    if not isinstance(model, CountModel) or not sure:
+        return
+    if not load(monitor, "optsched.bandwidth.flat"):
+        return
+    try:
+        upper = _flat(model).choose(problem.state, problem.k).upper_bound
+    except InputError:
+        return
+    claim(problem, monitor, upper, "counts")
+
+
+def offer_nearest(problem: SubsetChoice, monitor: Monitor) -> None:
+    """An answer at once, without kernels: whole hosts and NUMA groups first."""
+    from optsched.bandwidth.model import UnmeasuredPattern
+    from optsched.bandwidth.proximity import proximity
+
+    chosen = sorted(proximity(problem.cluster, problem.state.free, problem.k))
+    if problem.on_unmeasured == "measured" or problem.faults([chosen]):
+        return
+    try:
+        monitor.incumbent(Rows.of([chosen]), -problem.worth([chosen]), "proximity")
+    except UnmeasuredPattern:
+        return
+
+
+def nothing_found(problem: SubsetChoice) -> Result:
+    """Infeasible; or unknown, if a choice is allowed whose pattern is not measured."""
+    tables = problem.model.tables("high") or problem.tables
+    assert tables is not None
+    state = problem.state
+    everything = replace(tables, words=_measured(tables))
+    found = ask(
+        everything, state.masks, state.held, (0,) * len(state.jobs), problem.k, problem.policy
+    )
+    if found is None:
+        return Result("infeasible", reason=no_choice(problem))
+    sizes = problem.cluster.sizes
+    counts = [p.bit_count() if sizes[h] <= MOST_BY_SUBSET else p for h, p in found.parts]
+    pattern = written_pattern(tuple(counts))
+    return Result(
+        "unknown",
+        reason=f"every choice of {problem.k} GPUs needs a pattern that is not measured, such as "
+        f"{pattern} or, beside running jobs, theirs together: measure it, or predict",
+    )
+
+
+def _measured(tables: CountTables) -> IntArray:
+    """The words of tables in which every pattern is known, if only as 0."""
+    words = tables.words.copy()
+    states = len(tables.network)
+    bounds = slice(words[BOUND], words[BOUND] + states * words[COLUMNS])
+    network = slice(words[NETWORK], words[NETWORK] + states)
+    words[network] = np.maximum(words[network], 0)
+    words[bounds] = NO_LIMIT
+    return words
+
+
 def no_choice(problem: SubsetChoice) -> str:
     """Why there is none, if counting does not show it."""
-    what = "obeys the policy" + " and is measured" * (problem.on_unmeasured == "measured")
-    return f"no set of {problem.k} free GPUs {what}"
+    return f"no set of {problem.k} free GPUs obeys the policy"

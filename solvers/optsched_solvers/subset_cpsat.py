@@ -14,7 +14,7 @@ from optsched.result import Result
 from optsched.schedule import Rows
 from optsched_solvers.cores import chosen_cores, confined
 from optsched_solvers.loading import load
-from optsched_solvers.subset_counts import no_choice, supported
+from optsched_solvers.subset_counts import nothing_found, supported
 from optsched_solvers.subset_cpsat_model import Model, support
 from optsched_solvers.subset_vectors import CountVectors, claim
 
@@ -60,7 +60,7 @@ def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
         if run.infeasible:
             continue
         return Result("unknown")
-    return Result("infeasible", reason=no_choice(problem)) if levels else Result("unknown")
+    return nothing_found(problem) if levels else Result("unknown")
 
 
 class _Run:

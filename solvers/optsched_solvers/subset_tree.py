@@ -8,7 +8,7 @@ from optsched.registry import Support
 from optsched.result import Result
 from optsched.schedule import Rows
 from optsched_solvers.loading import load
-from optsched_solvers.subset_counts import no_choice
+from optsched_solvers.subset_counts import nothing_found
 from optsched_solvers.subset_vectors import claim
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
                 claim(problem, monitor, upper, "branch_and_bound", best)
         if best >= 0:
             return Result("unknown")
-    return Result("infeasible", reason=no_choice(problem))
+    return nothing_found(problem)
 
 
 def _offer(
