@@ -14,6 +14,8 @@ MAX_BYTES = 2**30
 
 def read_bytes(path: str | os.PathLike[str]) -> bytes:
     """Content of a file; an `InputError` with one sentence if it cannot be read."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"path: expected the name of a file, got {path!r:.60}")
     try:
         with Path(path).open("rb") as stream:
             # a file by its size, a pipe or device bit by bit

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from optsched.bandwidth.evidence import Evidence, evidence
 from optsched.bandwidth.features import MEANS, inputs, mean
 from optsched.bandwidth.gaussian import GaussianProcess
-from optsched.bandwidth.measured import as_table, check_patterns
+from optsched.bandwidth.measured import as_table, check_parts, check_patterns
 from optsched.bandwidth.measurements import MeasurementTable
 from optsched.bandwidth.model import CountModel, Which, alone, unlimited
 from optsched.bandwidth.patterns import automaton, n_patterns, written_pattern
@@ -83,6 +83,7 @@ class BottleneckBandwidth(CountModel):
     ) -> None:
         self.cluster = cluster
         self.table = MeasurementTable(()) if table is None else table
+        check_parts(cluster, self.table)
         self.op, self.payload = self.table.op, self.table.payload
         check_patterns(cluster, self.table)
         self._given = fitted

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.intra import MOST_BY_SUBSET
+from optsched.bandwidth.intra import MOST_BY_SUBSET, IntraTable
 from optsched.bandwidth.links import check_links
 from optsched.bandwidth.rates import integral, kilobytes
 from optsched.document_values import label
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
 
-    from optsched.bandwidth.intra import IntraTable
     from optsched.schedule import IntArray
 
 MOST_PER_HOST: Final = 256
@@ -82,10 +81,18 @@ class HostType:
         kilobytes(f"{place}.nic_rate", self.nic_rate)
         if self.links is not None:
             object.__setattr__(self, "links", check_links(f"{place}.links", self.links, n))
-        groups = tuple(tuple(int(i) for i in group) for group in self.numa) or (tuple(range(n)),)
+        try:
+            groups = tuple(tuple(int(i) for i in group) for group in self.numa)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"{place}.numa: expected lists of local ids, got {self.numa!r:.60}"
+            ) from None
+        groups = groups or (tuple(range(n)),)
         if sorted(i for group in groups for i in group) != list(range(n)):
             raise InputError(f"{place}.numa: expected every GPU 0..{n - 1} in one group")
         object.__setattr__(self, "numa", groups)
+        if self.intra is not None and not isinstance(self.intra, IntraTable):
+            raise InputError(f"{place}.intra: expected an IntraTable, got {self.intra!r:.60}")
         if self.intra is not None and self.intra.gpus != n:
             raise InputError(f"{place}.intra: is for {self.intra.gpus} GPUs, the host has {n}")
 
@@ -136,8 +143,11 @@ class Cluster:
     _by_name: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for key in ("hosts", "types", "levels"):
-            object.__setattr__(self, key, tuple(getattr(self, key)))
+        for key, kind in (("hosts", Host), ("types", HostType), ("levels", str)):
+            given = getattr(self, key)
+            if not isinstance(given, (list, tuple)) or not all(isinstance(g, kind) for g in given):
+                raise InputError(f"{key}: expected a list of {kind.__name__}, got {given!r:.60}")
+            object.__setattr__(self, key, tuple(given))
         label("name", self.name)
         if not 1 <= len(self.hosts) <= MOST_HOSTS:
             raise InputError(f"hosts: expected 1..{MOST_HOSTS} hosts, got {len(self.hosts)}")
@@ -316,6 +326,8 @@ class Cluster:
         from optsched.bandwidth.host_lists import expand
 
         found: list[int] = []
+        if not isinstance(text, str):
+            raise InputError(f"{place}: expected words such as 'n01:0-5 n02', got {text!r:.60}")
         for part in text.split():
             match = _PART.fullmatch(part)
             if match is None:
@@ -410,8 +422,10 @@ class Cluster:
         cls, kind: HostType, hosts: int | Sequence[str], *, name: str = "", prefix: str = "n"
     ) -> Cluster:
         """Hosts of one type, without levels: so many, or with these names."""
-        if isinstance(hosts, int):
-            integral("hosts", hosts, 1, MOST_HOSTS)
+        if not isinstance(kind, HostType):
+            raise InputError(f"kind: expected a HostType, got {kind!r:.60}")
+        if not isinstance(hosts, (list, tuple)):
+            hosts = integral("hosts", hosts, 1, MOST_HOSTS)
             width = max(2, len(str(hosts)))
             hosts = [f"{prefix}{i:0{width}d}" for i in range(1, hosts + 1)]
         return cls(tuple(Host(host, kind.name) for host in hosts), (kind,), name=name)

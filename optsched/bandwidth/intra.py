@@ -41,9 +41,12 @@ class IntraTable:
     def __init__(self, gpus: int, values: Any) -> None:
         self.gpus = gpus
         try:
-            table = np.array(values, dtype=np.int64)
+            given = np.array(values)
+            table = given.astype(np.int64)
         except (TypeError, ValueError, OverflowError):
             raise InputError("intra: expected integers in kB/s") from None
+        if given.dtype.kind not in "iu":
+            raise InputError(f"intra: expected integers in kB/s, got {given.dtype}")
         lengths = {gpus + 1} | ({1 << gpus} if gpus <= MOST_BY_SUBSET else set())
         if table.ndim != 1 or len(table) not in lengths:
             raise InputError(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from optsched.bandwidth.cluster import Cluster
 from optsched.bandwidth.measurements import MeasurementTable
 from optsched.bandwidth.model import CountModel, Which
 from optsched.bandwidth.rates import UNMEASURED
@@ -15,7 +16,6 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.measurements import Measurement
     from optsched.schedule import IntArray
 
@@ -49,6 +49,7 @@ class MeasuredBandwidth(CountModel):
     ) -> None:
         if repeated not in ("first", "median"):
             raise InputError(f"repeated: expected first or median, got {repeated!r:.60}")
+        check_parts(cluster, table)
         self.cluster = cluster
         self.table = table
         self.repeated = repeated
@@ -81,6 +82,14 @@ class MeasuredBandwidth(CountModel):
 
     def __repr__(self) -> str:
         return f"<MeasuredBandwidth of {len(self.known)} patterns>"
+
+
+def check_parts(cluster: object, table: object) -> None:
+    """Refuse what is no cluster, or no table of measurements."""
+    if not isinstance(cluster, Cluster):
+        raise InputError(f"cluster: expected a Cluster, got {cluster!r:.60}")
+    if not isinstance(table, MeasurementTable):
+        raise InputError(f"table: expected a MeasurementTable, got {table!r:.60}")
 
 
 def check_patterns(cluster: Cluster, rows: Iterable[Measurement]) -> None:

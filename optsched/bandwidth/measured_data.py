@@ -165,6 +165,8 @@ def load_measured(path: str | os.PathLike[str] | None = None) -> MeasuredData:
     given = path if path is not None else os.environ.get(VARIABLE)
     if not given:
         raise InputError(f"path: give the folder of the measurements, or set {VARIABLE}")
+    if not isinstance(given, (str, os.PathLike)):
+        raise InputError(f"path: expected the name of a folder, got {given!r:.60}")
     folder = Path(given)
     if not folder.is_dir():
         raise InputError(f"path: there is no folder {str(folder)!r:.200} ({VARIABLE}?)")

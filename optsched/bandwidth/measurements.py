@@ -63,6 +63,10 @@ class MeasurementTable:
     mixed: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rows, (list, tuple)) or not all(
+            isinstance(row, Measurement) for row in self.rows
+        ):
+            raise InputError(f"rows: expected a list of Measurements, got {self.rows!r:.60}")
         object.__setattr__(self, "rows", tuple(self.rows))
         if self.op not in OPERATIONS:
             raise InputError(f"op: expected one of {', '.join(OPERATIONS)}, got {self.op!r:.60}")

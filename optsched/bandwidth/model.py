@@ -91,7 +91,7 @@ class BandwidthModel(ABC):
     def of(self, gpus: Iterable[int]) -> int:
         """B(S) of one set, by global numbers."""
         row = np.zeros((1, self.cluster.n_gpus), np.bool_)
-        row[0, list(gpus)] = True
+        row[0, list(self.cluster.gpus(gpus))] = True
         return int(self.predict(row)[0])
 
     def checked(self, selection: Selection) -> Selection:

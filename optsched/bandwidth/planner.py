@@ -131,6 +131,7 @@ def plan_measurements(
         The model is of another cluster, or the cluster has too many patterns.
     """
     integral("budget", budget, 0, 10**6)
+    integral("seed", seed, 0, 2**31 - 1)
     _check(cluster, model)
     given = None if scenarios is None else _scenarios(scenarios)
     rounds: list[tuple[Pattern, ...]] = []
@@ -249,6 +250,10 @@ def _scenarios(given: Iterable[Scenario | tuple[ClusterState, int]]) -> tuple[Sc
 
 
 def _check(cluster: Cluster, model: BottleneckBandwidth) -> None:
+    if not hasattr(model, "draw"):
+        raise InputError(
+            f"model: expected one that learns (BottleneckBandwidth), got {type(model).__name__}"
+        )
     if model.cluster != cluster:
         raise InputError(f"model: is of {model.cluster!r}, not of {cluster!r}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from optsched.bandwidth.cluster import Cluster
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.rates import MOST, integral
 from optsched.document_values import label
@@ -16,9 +18,8 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from optsched.bandwidth.cluster import Cluster
     from optsched.schedule import IntArray
 
 
@@ -60,6 +61,12 @@ class ClusterState:
 
     def __post_init__(self) -> None:
         cluster = self.cluster
+        if not isinstance(cluster, Cluster):
+            raise InputError(f"cluster: expected a Cluster, got {cluster!r:.60}")
+        if not isinstance(self.jobs, (list, tuple)) or not all(
+            isinstance(job, Job) for job in self.jobs
+        ):
+            raise InputError(f"jobs: expected a list of Jobs, got {self.jobs!r:.60}")
         object.__setattr__(self, "free", cluster.gpus(self.free, "free"))
         object.__setattr__(self, "down", cluster.gpus(self.down, "down"))
         jobs = tuple(
@@ -114,6 +121,9 @@ class ClusterState:
         demands
             kB/s by job, for those where it is known.
         """
+        for key, given in (("jobs", jobs), ("demands", demands)):
+            if not isinstance(given, Mapping):
+                raise InputError(f"{key}: expected a mapping by job, got {given!r:.60}")
         for name in demands:
             if name not in jobs:
                 raise InputError(f"demands: there is no job {name!r:.60}")
@@ -131,7 +141,7 @@ class ClusterState:
     @classmethod
     def with_free(cls, cluster: Cluster, free: Iterable[int]) -> ClusterState:
         """These GPUs free, all others down: a state without traffic."""
-        there = set(free)
+        there = set(cluster.gpus(free, "free"))
         return cls(
             cluster, tuple(there), down=tuple(g for g in range(cluster.n_gpus) if g not in there)
         )
@@ -141,12 +151,12 @@ class ClusterState:
     @cached_property
     def masks(self) -> IntArray:
         """Free GPUs a host: bit i is local GPU i; of hosts beyond 16 GPUs only their number."""
-        return _by_host(self.cluster, self.free)
+        return _frozen(_by_host(self.cluster, self.free))
 
     @cached_property
     def room(self) -> IntArray:
         """Number of free GPUs a host."""
-        return _counts(self.cluster, self.free)
+        return _frozen(_counts(self.cluster, self.free))
 
     @cached_property
     def held(self) -> IntArray:
@@ -168,7 +178,10 @@ class ClusterState:
             A GPU is not free, or the name is taken.
         """
         free = set(self.free)
-        taken = tuple(gpus)
+        try:
+            taken = tuple(gpus)
+        except TypeError:
+            raise InputError(f"gpus: expected GPU numbers, got {gpus!r:.60}") from None
         if len(set(taken)) < len(taken) or not free.issuperset(taken):
             for gpu in self.cluster.gpus(taken):  # refuses what is no GPU, or is given twice
                 if gpu not in free:
@@ -236,7 +249,7 @@ class ClusterState:
                     held[-1, h] = count
             else:
                 held[:gone], held[gone:] = known["held"][:gone], known["held"][gone + 1 :]
-            state.__dict__.update(masks=masks, held=held)
+            state.__dict__.update(masks=_frozen(masks), held=_frozen(held))
         return state
 
     def __eq__(self, other: object) -> bool:
@@ -270,6 +283,11 @@ class ClusterState:
         from optsched.formats.state_json import to_json
 
         write_atomic(path, to_json(self))
+
+
+def _frozen(array: IntArray) -> IntArray:
+    array.flags.writeable = False
+    return array
 
 
 def _host_counts(cluster: Cluster, gpus: tuple[int, ...]) -> tuple[dict[int, int], dict[int, int]]:

@@ -234,6 +234,9 @@ class SubsetChoice(Problem):
                 "max_regret", "objective", "name",
             )
         }  # fmt: skip
+        unknown = set(fields) - {*kept, "state", "model", "gpus", "policy"}
+        if unknown:
+            raise InputError(f"changed: there is no field {min(unknown)!r:.60}")
         kept.update(fields)
         state = kept.pop("state", self.state)
         model = kept.pop("model", self.model)
@@ -399,6 +402,8 @@ class SubsetChoice(Problem):
         InputError
             The schedule is not of this problem.
         """
+        if not isinstance(schedule, Schedule):
+            raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
         if schedule.resources != self.cluster.resources:
             raise InputError("the schedule belongs to another cluster")
         rows = schedule.op_resources.to_lists()
