@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 
 import numpy as np
@@ -10,6 +11,7 @@ from random_subsets import Tables, contention_of, policy_of, sizes_of, state_of
 
 import optsched
 from optsched.bandwidth import (
+    BottleneckBandwidth,
     Cluster,
     ClusterState,
     Contention,
@@ -20,8 +22,14 @@ from optsched.bandwidth import (
     Infeasible,
     IntraTable,
     Job,
+    MeasuredBandwidth,
+    Measurement,
+    MeasurementTable,
     Policy,
+    synthetic,
 )
+from optsched.bandwidth.contention import demands, share
+from optsched.bandwidth.ends import End
 from optsched.bandwidth.model import alone, unlimited
 from optsched.errors import InputError
 from optsched.problems.subset import RATIO, Request
@@ -369,3 +377,136 @@ def test_hash_and_equality():
     assert problem() == problem() and hash(problem()) == hash(problem())
     assert problem() != problem(gpus=7) and problem() != problem(tolerance=0.1)
     assert problem().changed(gpus=7) == problem(gpus=7)
+
+
+def test_a_dispatcher_knows_its_cluster():
+    """A state of another cluster is refused; an equal one is not; NumPy's numbers are numbers."""
+    cluster = small()
+    fast = Dispatcher(cluster, Fast(cluster))
+    for other in (small(2), small(5)):
+        with pytest.raises(InputError, match="state: is of another cluster"):
+            fast.choose(ClusterState.idle(other), 2)
+    same = ClusterState.idle(small())
+    assert fast.choose(same, np.int64(4)) == fast.choose(ClusterState.idle(cluster), 4)
+    with pytest.raises(InputError, match="state: expected a ClusterState"):
+        fast.choose(None, 2)
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        ({"tolerance": 5}, "tolerance: expected a share in 0..1"),
+        ({"tolerance": float("nan")}, "tolerance: expected"),
+        ({"seed": -1}, "seed: expected"),
+        ({"policy": "even"}, "policy: expected a Policy"),
+        ({"contention": "x"}, "contention: expected a Contention"),
+        ({"contention": Contention(fill="exact")}, "are not functions of counts"),
+        ({"traffic": "rush"}, "traffic: expected one of"),
+    ],
+)
+def test_hostile_dispatchers(rest, words):
+    """Refused when it is made, not at the first request."""
+    cluster = small()
+    with pytest.raises(InputError) as caught:
+        Dispatcher(cluster, Fast(cluster), **rest)
+    assert words in str(caught.value)
+
+
+def test_a_dispatcher_pools_and_pickles():
+    """Published contention is the problem's, and joblib may send it elsewhere."""
+    cluster = synthetic.cluster("nvswitch", 2)
+    model = BottleneckBandwidth(cluster)
+    state = ClusterState.parse(
+        cluster, free="n01:0-3 n02:0-3",
+        jobs={"a": "n01:4,5 n02:4,5", "b": "n01:6,7 n02:6,7"},
+    )  # fmt: skip
+    rule = Contention.published()
+    result = optsched.solve(optsched.SubsetChoice(state, model, 6, contention=rule))
+    fast = Dispatcher(cluster, model, contention=rule)
+    assert fast.choose(state, 6)[1] == -result.objective
+    assert pickle.loads(pickle.dumps(fast)).choose(state, 6) == fast.choose(state, 6)
+
+
+def test_auto_keeps_the_tolerance():
+    """What `counts` gives up for a better rest no other search takes back."""
+    cluster = small(3)
+    state = ClusterState.parse(cluster, "n0 n1 n2:0-3", {"a": "n2:4-7"})
+    asked = optsched.SubsetChoice(state, Fast(cluster), 4, tolerance=0.99)
+    found = asked.choice(optsched.solve(asked).schedule)
+    assert found.gpus == Dispatcher(cluster, Fast(cluster), tolerance=0.99).choose(state, 4)[0]
+    assert found.bandwidth < optsched.SubsetChoice(state, Fast(cluster), 4).choice().bandwidth
+
+
+def test_robust_is_certain():
+    """The value of a robust choice is its least: low ends, and the most that others may ask."""
+    cluster = small()
+    state = ClusterState.parse(
+        cluster, "n0:0-3 n1:0-3 n2:0-3", {"a": "n0:4,5 n1:4,5 n2:4,5"}, "n[0-2]:6,7 n3"
+    )
+    for k in range(4, 12):
+        choice = optsched.SubsetChoice(
+            state, Fast(cluster), k, on_unmeasured="robust", traffic="heavy"
+        ).choice()
+        low, high = End(Fast(cluster), "low"), End(Fast(cluster), "high")
+        sure = share(low, state, choice.gpus, demands(high, state, "heavy"))
+        assert choice.bandwidth == sure.value
+
+
+def test_unmeasured_is_unknown():
+    """Nothing measured is no proof that nothing exists: a pattern to measure is named."""
+    cluster = Cluster.uniform(HostType("two", 2), 3)
+    table = MeasurementTable((Measurement((1, 1), 5), Measurement((2,), 9)))
+    model = MeasuredBandwidth(cluster, table)
+    for solver in ("counts", "branch_and_bound", "cpsat", "auto"):
+        asked = optsched.SubsetChoice(ClusterState.idle(cluster), model, 4)
+        result = optsched.solve(asked, solver, time_limit=5)
+        assert result.status == "unknown" and "not measured, such as" in result.reason
+        never = optsched.SubsetChoice(
+            ClusterState.idle(cluster), model, 4, policy=Policy(max_hosts=1)
+        )
+        assert optsched.solve(never, solver, time_limit=5).status == "infeasible"
+
+
+def test_another_number_of_gpus_is_another_request():
+    """A schedule of three GPUs is no answer to a request for eight."""
+    result = optsched.solve(problem(gpus=3))
+    for asks in (problem().choice, problem().evaluate):
+        with pytest.raises(InputError, match="gives request 'job' 3 GPUs, it asks 8"):
+            asks(result.schedule)
+
+
+def test_racks_beyond_tables():
+    """Four racks of 72 GPUs have too many patterns for tables: there is an answer all the same."""
+    cluster = synthetic.cluster("nvl72", 4)
+    asked = optsched.SubsetChoice(ClusterState.idle(cluster), BottleneckBandwidth(cluster), 72)
+    result = optsched.solve(asked, time_limit=60)
+    assert result.schedule is not None and not asked.check(result.schedule)
+
+
+def test_trays_beyond_tables():
+    """Whole trays go first on many hosts too."""
+    kind = HostType("r", 72, tray=4, nics=72)
+    for hosts in (1, 4):
+        cluster = Cluster.uniform(kind, hosts)
+        state = ClusterState.with_free(cluster, cluster.parse("n01:39-71"))
+        asked = optsched.SubsetChoice(state, BottleneckBandwidth(cluster), 4)
+        chosen = asked.choice(optsched.solve(asked).schedule).gpus
+        assert cluster.written(chosen) == "n01:40-43"
+
+
+def test_best_fill_without_tables():
+    """Models without tables are asked for the best subset of a host."""
+
+    class Bare(Fast):
+        def tables(self, which="value"):
+            """None."""
+            return
+
+    cluster = small()
+    state = problem().state
+    rule = Contention(fill="best")
+    for chosen in ((0, 1, 8, 9), (0, 2, 16, 17), (2, 3, 10, 11)):
+        wanted = demands(Fast(cluster), state, "heavy")
+        assert share(Bare(cluster), state, chosen, wanted, rule) == share(
+            Fast(cluster), state, chosen, wanted, rule
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.bandwidth import BottleneckBandwidth, MeasurementTable
+
+MARGIN = 2.0
+"""Times the line rate above which a measurement is hard to believe."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,7 +68,10 @@ def fit(
     check_writable(output)
     model = BottleneckBandwidth(Cluster.read(cluster))
     if measurements:
-        model = model.fit(_joined(measurements, mixed))
+        table = _joined(measurements, mixed)
+        for line in implausible(model, table):
+            print(f"warning: {line}", file=sys.stderr)
+        model = model.fit(table)
     model.write(output)
     print(f"wrote {output}: {_facts(model)}")
 
@@ -114,6 +121,26 @@ def check(model: ModelFile, measurements: Tables = None) -> None:
     if measurements:
         for line in deviations(known, _joined(measurements, False)):
             print(line)
+
+
+def implausible(model: BottleneckBandwidth, table: MeasurementTable) -> list[str]:
+    """Runs across hosts that are much faster than their network cards allow, one a line."""
+    import numpy as np
+
+    from optsched.bandwidth.patterns import written_pattern
+    from optsched.bandwidth.rates import shown
+
+    lines = []
+    for row in table:
+        if len(row.pattern) < 2:
+            continue
+        most = int(model.network(np.array([row.pattern]), "value")[0])
+        if row.value > MARGIN * most:
+            lines.append(
+                f"{written_pattern(row.pattern)}: {shown(row.value)} is more than the network "
+                f"cards bring ({shown(most)}): are NICs, their rate and the unit right?"
+            )
+    return lines[:5]
 
 
 def deviations(model: BottleneckBandwidth, table: MeasurementTable) -> list[str]:

@@ -75,6 +75,10 @@ def dispatch(
 
         if gpus is not None or output is not None:
             raise InputError("stream: the requests say how many; --gpus and -o are for one request")
+        if explain or as_json or hostfile or solver != "auto":
+            raise InputError(
+                "stream: --explain, --json, --hostfile and --solver are for one request"
+            )
         answer_all(found, running, policy, share, traffic, sys.stdin.buffer, sys.stdout.buffer)
         return
     if gpus is None:

@@ -96,6 +96,8 @@ def _step(
         raise InputError(f"expected one of gpus, give, state, got {' and '.join(asked) or 'none'}")
     if request.gpus is None and (request.name or request.policy or request.demand is not None):
         raise InputError("name, demand, policy: go with gpus")
+    if request.demand is not None and request.name is None:
+        raise InputError("demand: goes with the name of the job that starts")
     if request.give is not None:
         state = state.give(request.give)
         answer.free = len(state.free)
