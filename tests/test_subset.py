@@ -510,3 +510,31 @@ def test_best_fill_without_tables():
         assert share(Bare(cluster), state, chosen, wanted, rule) == share(
             Fast(cluster), state, chosen, wanted, rule
         )
+
+
+def test_whole_cuts_every_bandwidth():
+    """What running jobs reach alone is cut to whole GB/s too; given demands are not."""
+    cluster = Cluster.uniform(HostType("two", 2), 3)
+    rows = (Measurement((1, 1), 7_900_000), Measurement((1, 1, 1), 9_000_000))
+    model = MeasuredBandwidth(cluster, MeasurementTable((*rows, Measurement((2,), 9_900_000))))
+    state = ClusterState.parse(
+        cluster, "n01:0 n02:0 n03:0", {"a": "n01:1 n02:1"}, "n03:1", demands={}
+    )
+    rule = Contention(whole=True)
+    asked = optsched.SubsetChoice(state, model, 2, contention=rule, traffic="heavy")
+    assert asked.demands == (7_000_000,)
+    given = ClusterState.parse(
+        cluster, "n01:0 n02:0 n03:0", {"a": "n01:1 n02:1"}, "n03:1", demands={"a": 7_900_000}
+    )
+    assert optsched.SubsetChoice(given, model, 2, contention=rule).demands == (7_900_000,)
+    fast = Dispatcher(cluster, model, contention=rule, traffic="heavy")
+    assert fast._demands(state) == [7_000_000]
+
+
+def test_mixed_measurements_are_told():
+    """Answers repeat that a table mixes payloads."""
+    cluster = Cluster.uniform(HostType("two", 2), 2)
+    table = MeasurementTable((Measurement((1, 1), 5_000_000),), mixed=True)
+    model = BottleneckBandwidth(cluster).fit(table)
+    choice = optsched.SubsetChoice(ClusterState.idle(cluster), model, 3).choice()
+    assert "mixes measurements" in choice.explain()

@@ -106,7 +106,11 @@ class Share(NamedTuple):
 
 
 def demands(
-    model: BandwidthModel, state: ClusterState, traffic: Traffic = "given", seed: int = 0
+    model: BandwidthModel,
+    state: ClusterState,
+    traffic: Traffic = "given",
+    seed: int = 0,
+    unit: int = 1,
 ) -> tuple[int, ...]:
     """Demand of every running job in kB/s.
 
@@ -121,6 +125,8 @@ def demands(
         of the job; ``"heavy"``: B(S_j).
     seed
         Of ``"moderate"``.
+    unit
+        B(S_j) is cut to a multiple of this; see `Contention.unit`.
 
     Raises
     ------
@@ -136,7 +142,7 @@ def demands(
             rows[j, list(job.gpus)] = True
         found = model.predict(rows).tolist()
         alone = {job.gpus: b for job, b in zip(unknown, found, strict=True)}
-    return tuple(demand_of(job, alone, traffic, seed) for job in state.jobs)
+    return tuple(demand_of(job, alone, traffic, seed, unit) for job in state.jobs)
 
 
 def check_traffic(traffic: str) -> None:
@@ -150,15 +156,16 @@ def needs_bandwidth(job: Job, traffic: Traffic) -> bool:
     return traffic in ("moderate", "heavy") or (traffic == "given" and job.demand is None)
 
 
-def demand_of(job: Job, alone: Mapping[tuple[int, ...], int], traffic: Traffic, seed: int) -> int:
+def demand_of(
+    job: Job, alone: Mapping[tuple[int, ...], int], traffic: Traffic, seed: int, unit: int = 1
+) -> int:
     """Demand of one job; `alone` holds B(S) by GPUs, where `needs_bandwidth`."""
     if traffic == "idle":
         return 0
     if not needs_bandwidth(job, traffic):
         return job.demand or 0
-    if traffic == "moderate":
-        return alone[job.gpus] * _share(seed, job.name) // _SHARES
-    return alone[job.gpus]
+    most = alone[job.gpus] - alone[job.gpus] % unit
+    return most * _share(seed, job.name) // _SHARES if traffic == "moderate" else most
 
 
 _SHARES: Final = 1 << 20

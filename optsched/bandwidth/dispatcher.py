@@ -180,7 +180,8 @@ class Dispatcher:
         for job in state.jobs:
             if job.gpus not in alone and needs_bandwidth(job, self.traffic):
                 alone[job.gpus] = self.model.of(job.gpus)
-        return [demand_of(job, alone, self.traffic, self.seed) for job in state.jobs]
+        unit = self.contention.unit
+        return [demand_of(job, alone, self.traffic, self.seed, unit) for job in state.jobs]
 
     def _with_policy(self, state: ClusterState, k: int) -> tuple[tuple[int, ...], int, int]:
         from optsched.bandwidth.ask import ask

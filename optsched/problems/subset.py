@@ -196,7 +196,7 @@ class SubsetChoice(Problem):
     def demands(self) -> tuple[int, ...]:
         """kB/s of every running job; where intervals count, the most that it may ask for."""
         model = End(self.model, "high") if self.is_robust else self.model
-        return demands(model, self.state, self.traffic, self.seed)
+        return demands(model, self.state, self.traffic, self.seed, self.contention.unit)
 
     @cached_property
     def is_robust(self) -> bool:

@@ -102,14 +102,16 @@ class DispatchChoice:
         tables = high.tables()
         if tables is None:
             return None
-        kind, seed = problem.traffic, problem.seed
+        kind, seed, unit = problem.traffic, problem.seed, problem.contention.unit
         best = ask(
-            tables, state.masks, state.held, demands(low, state, kind, seed), len(self.gpus),
+            tables, state.masks, state.held, demands(low, state, kind, seed, unit), len(self.gpus),
             problem.policy, problem.contention,
         )  # fmt: skip
         if best is None or not best.exact:
             return None
-        sure = share(low, state, self.gpus, demands(high, state, kind, seed), problem.contention)
+        sure = share(
+            low, state, self.gpus, demands(high, state, kind, seed, unit), problem.contention
+        )
         return max(0, best.value - sure.value)
 
     @cached_property

@@ -34,6 +34,8 @@ def explain(choice: DispatchChoice) -> str:
             f"shared with {', '.join(one.jobs)}: together {shown(one.capacity or 0)} (the least, "
             f"with {one.job}), asked {shown(one.standalone + one.demand)}"
         )
+    if getattr(getattr(problem.model, "table", None), "mixed", False):
+        lines.append("the model mixes measurements of several payloads or collectives")
     lines += [f"costs {name} {shown(lost)}" for name, lost in choice.victims.items()]
     if choice.regret:
         lines.append(f"not all of this is measured: up to {shown(choice.regret)} may be lost")
