@@ -26,7 +26,8 @@ _PROGRAMS: Final = {
     "reduce": "reduce", "sendrecv": "", "gather": "", "scatter": "", "hypercube": "",
     "alltoallv": "",
 }  # fmt: skip
-_TAG = re.compile(r"\s*\[\d+,\d+\](<std(out|err)>)?:")  # mpirun --tag-output
+# mpirun --tag-output; srun -l; pdsh
+_TAG = re.compile(r"\s*\[\d+,\d+\](<std(out|err)>)?:|\d{1,6}: |[A-Za-z][\w.\-]*: (?=\s*[#\d])")
 _START = re.compile(r"#\s*nThread\s+(\d{1,6})\s+nGpus\s+(\d{1,6})\b")
 _RANK = re.compile(
     r"#\s*Rank\s+(\d{1,7})\s+(?:Group\s+(\d{1,7})\s+)?Pid\s+(\d+)\s+on\s+(\S+)\s+device\s+(\d{1,4})\s+"
@@ -120,6 +121,12 @@ def read_logs(
     return MeasurementTable(tuple(found), op, size)
 
 
+def _untagged(line: str) -> str:
+    """The line without what a launcher wrote in front of it."""
+    tag = _TAG.match(line)
+    return line[tag.end() :] if tag else line
+
+
 def _files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given:
@@ -143,7 +150,7 @@ def _runs(text: str, path: str) -> list[_Run]:
     op: str | None = None
     gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
     for number, raw in enumerate(text.splitlines(), 1):
-        line = _TAG.sub("", raw, count=1)
+        line = _untagged(raw)
         place = f"{path}:{number}"
         run = runs[-1] if runs and not runs[-1].complete else None
         if match := _START.match(line.strip()):

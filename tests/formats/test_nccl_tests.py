@@ -106,8 +106,8 @@ def test_any_run(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
     random.Random(data.draw(st.integers(0, 99))).shuffle(ranks)
     rate = data.draw(st.integers(100, 90_000)) / 100
     text = log(ranks, [(4096, rate)], new=data.draw(st.booleans()))
-    if data.draw(st.booleans()):
-        text = "".join(f"[1,0]<stdout>:{line}\n" for line in text.splitlines())
+    tag = data.draw(st.sampled_from(["", "[1,0]<stdout>:", "0: ", "gpu-node01: "]))
+    text = "".join(f"{tag}{line}\n" for line in text.splitlines())
     if data.draw(st.booleans()):
         text = text.replace("\n", "\r\n")
     table = read(tmp_path_factory.mktemp("log"), text)
