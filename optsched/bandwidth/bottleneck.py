@@ -84,7 +84,7 @@ class BottleneckBandwidth(CountModel):
         self.cluster = cluster
         self.table = MeasurementTable(()) if table is None else table
         check_parts(cluster, self.table)
-        self.op, self.payload = self.table.op, self.table.payload
+        self.op, self.payload, self.mixed = self.table.op, self.table.payload, self.table.mixed
         check_patterns(cluster, self.table)
         self._given = fitted
 

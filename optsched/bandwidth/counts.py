@@ -124,7 +124,7 @@ def shared(d, any_job, capacity, total):  # type: ignore[no-untyped-def]
 
 
 @kernel(INT, READ, INT, INT, INT, counted=False)
-def _intra_of(words, record, count, best):  # type: ignore[no-untyped-def]
+def joint_within(words, record, count, best):  # type: ignore[no-untyped-def]
     """Bandwidth within a host of the GPUs that a joint allocation is taken to have there."""
     if words[record + BY_MASK] == 1:
         if best == 1:
@@ -284,7 +284,7 @@ def _begin(words, request, jobs, work):  # type: ignore[no-untyped-def]
             if held > 0 and not usable:
                 state = words[words[STEP] + state * words[WIDTH] + held]
                 record = words[RECORDS] + host * RECORD
-                limit = min(limit, _intra_of(words, record, held, request[FILL_BEST]))
+                limit = min(limit, joint_within(words, record, held, request[FILL_BEST]))
         a = _LEVEL + j * _JOB
         two = request[TWO_SIDED] == 1  # S's side holds nothing outside the hosts of S
         work[a + _STATE_A], work[a + _INTRA_A] = (0, NO_LIMIT) if two else (state, limit)
@@ -336,7 +336,7 @@ def _descend(words, request, masks, jobs, work, at, level, count):  # type: igno
         work[b + _AHEAD] -= held
         if both == 0:
             continue
-        limit = _intra_of(words, record, both, request[FILL_BEST])
+        limit = joint_within(words, record, both, request[FILL_BEST])
         if request[TWO_SIDED] == 0 or count > 0:
             work[b + _STATE_A] = words[words[STEP] + work[a + _STATE_A] * words[WIDTH] + both]
             work[b + _INTRA_A] = min(work[a + _INTRA_A], limit)

@@ -122,7 +122,7 @@ class IntraTable:
         if not self.by_subset:
             return self.values
         best = np.zeros(self.gpus + 1, np.int64)
-        np.maximum.at(best, _sizes(self.gpus), self.values)
+        np.maximum.at(best, subset_sizes(self.gpus), self.values)
         return best
 
     def of(self, mask: int) -> int:
@@ -142,7 +142,7 @@ class IntraTable:
         return f"<IntraTable of {self.gpus} GPUs by {kind}>"
 
 
-def _sizes(gpus: int) -> IntArray:
+def subset_sizes(gpus: int) -> IntArray:
     """Number of bits of 0 .. 2^gpus - 1."""
     sizes = np.zeros(1 << gpus, np.int64)
     for i in range(gpus):

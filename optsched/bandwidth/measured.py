@@ -53,7 +53,7 @@ class MeasuredBandwidth(CountModel):
         self.cluster = cluster
         self.table = table
         self.repeated = repeated
-        self.op, self.payload = table.op, table.payload
+        self.op, self.payload, self.mixed = table.op, table.payload, table.mixed
         check_patterns(cluster, table)
 
     @cached_property

@@ -49,6 +49,8 @@ class BandwidthModel(ABC):
     """Collective that the bandwidths are of."""
     payload: int | None = None
     """Bytes that they were measured with; None if unknown."""
+    mixed: bool = False
+    """Whether it was learnt from several collectives or payloads together."""
     intra_monotone: bool = True
     """Whether B(S) never falls when the bandwidth within one of its hosts rises."""
 

@@ -102,6 +102,7 @@ class PodBandwidth(BandwidthModel):
                     f"with {other.payload} bytes do not go together"
                 )
         self.op, self.payload = first.op, first.payload
+        self.mixed = any(local.mixed for local in self.locals)
 
     @cached_property
     def powers(self) -> IntArray:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.intra import MOST_BY_SUBSET
+from optsched.bandwidth.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.patterns import automaton
 from optsched.bandwidth.rates import NO_LIMIT
 
@@ -177,7 +177,7 @@ def _limits(
     n: int, given: IntArray | None, by_mask: bool, single: IntArray
 ) -> tuple[IntArray, IntArray]:
     """Intra limits, and what is known of them for judging leftovers; by mask or by count."""
-    sizes = _popcounts(n) if by_mask else np.arange(n + 1)
+    sizes = subset_sizes(n) if by_mask else np.arange(n + 1)
     if given is None:
         limits = np.full(len(sizes), NO_LIMIT, np.int64)
         known = single[sizes]
@@ -196,7 +196,7 @@ def _best(limits: IntArray, n: int, by_mask: bool) -> IntArray:
         for free in range(n + 1):
             table[free, : free + 1] = limits[: free + 1]
         return table.reshape(-1)
-    sizes = _popcounts(n)
+    sizes = subset_sizes(n)
     table = np.full((1 << n, n + 1), -1, np.int64)
     table[np.arange(1 << n), sizes] = limits
     for i in range(n):  # the best of a mask is that of the mask itself, or of it without one GPU
@@ -226,10 +226,3 @@ def _weights(known: IntArray, best: IntArray, n: int, by_mask: bool) -> tuple[In
         matching[1 << i : 2 << i] = value
     matching[-1] += WHOLE_HOST
     return matching, sums
-
-
-def _popcounts(n: int) -> IntArray:
-    sizes = np.zeros(1 << n, np.int64)
-    for i in range(n):
-        sizes[1 << i : 2 << i] = sizes[: 1 << i] + 1
-    return sizes

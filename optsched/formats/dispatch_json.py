@@ -42,7 +42,6 @@ def answer_of(choice: DispatchChoice, result: Result) -> Answer:
 
     problem, share = choice.problem, choice.share
     cluster = problem.cluster
-    table = getattr(problem.model, "table", None)
     return Answer(
         status=result.status,
         gpus=cluster.written(choice.gpus),
@@ -58,7 +57,7 @@ def answer_of(choice: DispatchChoice, result: Result) -> Answer:
         victims={name: lost / KILOBYTES for name, lost in choice.victims.items()},
         regret=None if choice.regret is None else choice.regret / KILOBYTES,
         price_of_policy=(None if problem.policy.is_free else choice.price_of_policy / KILOBYTES),
-        mixed_measurements=bool(getattr(table, "mixed", False)),
+        mixed_measurements=problem.model.mixed,
     )
 
 

@@ -34,7 +34,7 @@ def explain(choice: DispatchChoice) -> str:
             f"shared with {', '.join(one.jobs)}: together {shown(one.capacity or 0)} (the least, "
             f"with {one.job}), asked {shown(one.standalone + one.demand)}"
         )
-    if getattr(getattr(problem.model, "table", None), "mixed", False):
+    if problem.model.mixed:
         lines.append("the model mixes measurements of several payloads or collectives")
     lines += [f"costs {name} {shown(lost)}" for name, lost in choice.victims.items()]
     if choice.regret:

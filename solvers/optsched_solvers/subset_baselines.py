@@ -30,13 +30,9 @@ if TYPE_CHECKING:
 WEIGHTS: Final = ("nearness", "published")
 
 
-class Proximity:
-    """What schedulers do by default (BandPilot's "Default"); see `bandwidth.proximity`.
+class _Baseline:
+    """Chooses without looking at bandwidths."""
 
-    Of a policy it obeys `exclude`.
-    """
-
-    name = "proximity"
     answers = ("resources",)
     options: Mapping[str, str] = MappingProxyType({})
 
@@ -48,6 +44,15 @@ class Proximity:
         """One request, no rule but `exclude`."""
         return supported(problem, ("exclude",), measured=False)
 
+
+class Proximity(_Baseline):
+    """What schedulers do by default (BandPilot's "Default"); see `bandwidth.proximity`.
+
+    Of a policy it obeys `exclude`.
+    """
+
+    name = "proximity"
+
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Choose once; the bandwidth is computed afterwards."""
         assert isinstance(problem, SubsetChoice)
@@ -55,7 +60,7 @@ class Proximity:
         return _answer(problem, chosen, monitor, self.name)
 
 
-class Topo:
+class Topo(_Baseline):
     """The fewest hosts, on them GPUs with the nearest links to each other.
 
     If one host suffices: the one whose greedy choice has the highest sum of link weights. Else
@@ -65,21 +70,12 @@ class Topo:
     """
 
     name = "topo"
-    answers = ("resources",)
     options: Mapping[str, str] = MappingProxyType(
         {
             "weights": 'of links: by "nearness" (default: SYS < NODE < PHB < PXB < PIX < NVLinks), '
             'or as "published", PXB above PIX'
         }
     )
-
-    def instant(self, problem: Problem) -> bool:
-        """Always."""
-        return True
-
-    def supports(self, problem: Problem) -> Support:
-        """One request, no rule but `exclude`."""
-        return supported(problem, ("exclude",), measured=False)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Choose once; the bandwidth is computed afterwards."""
@@ -92,20 +88,10 @@ class Topo:
         return _answer(problem, chosen, monitor, self.name)
 
 
-class RandomSubset:
+class RandomSubset(_Baseline):
     """k of the free GPUs, every set as likely as any other. Of a policy it obeys `exclude`."""
 
     name = "random_subset"
-    answers = ("resources",)
-    options: Mapping[str, str] = MappingProxyType({})
-
-    def instant(self, problem: Problem) -> bool:
-        """Always."""
-        return True
-
-    def supports(self, problem: Problem) -> Support:
-        """One request, no rule but `exclude`."""
-        return supported(problem, ("exclude",), measured=False)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Draw once, by the seed of the limits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from optsched.bandwidth.counts import shared
+from optsched.bandwidth.counts import joint_within, shared
 from optsched.bandwidth.rates import NO_LIMIT
 from optsched.bandwidth.tables import (
     BEST,
@@ -29,7 +29,6 @@ from optsched_solvers.subset_value import (
     UNIT,
     divide,
     judge,
-    within,
 )
 
 
@@ -72,7 +71,7 @@ def _prepare(words, rule, jobs, masks, hosts, at, m, plan):  # type: ignore[no-u
             if held > 0:
                 state = words[words[STEP] + state * words[WIDTH] + held]
                 record = words[RECORDS] + h * RECORD
-                limit = min(limit, within(words, record, held, rule[FILL_BEST]))
+                limit = min(limit, joint_within(words, record, held, rule[FILL_BEST]))
         plan[end] = 0 if rule[TWO_SIDED] == 1 else state
         plan[end + 1], plan[end + 2] = state, limit
         found += 1

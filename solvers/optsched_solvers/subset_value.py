@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.counts import popcount, shared
+from optsched.bandwidth.counts import joint_within, popcount, shared
 from optsched.bandwidth.rates import NO_LIMIT
 from optsched.bandwidth.tables import (
-    BEST,
     BY_MASK,
-    GPUS,
     HOSTS,
     INTRA,
     NETWORK,
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.contention import Contention
     from optsched.schedule import IntArray
 
-__all__ = ["best_mask", "divide", "judge", "rule_of", "value_of", "within"]
+__all__ = ["best_mask", "divide", "judge", "rule_of", "value_of"]
 
 # the rule, one array
 N_JOBS: Final = 0
@@ -55,17 +53,6 @@ def rule_of(contention: Contention, n_jobs: int) -> IntArray:
         ],
         np.int64,
     )  # fmt: skip
-
-
-@kernel(INT, READ, INT, INT, INT, counted=False)
-def within(words, record, count, best):  # type: ignore[no-untyped-def]
-    """Bandwidth within a host of the GPUs that a joint allocation is taken to have there."""
-    if words[record + BY_MASK] == 0:
-        return words[words[record + INTRA] + count]
-    if best == 0:
-        return words[words[record + INTRA] + (1 << count) - 1]
-    n = words[record + GPUS]
-    return words[words[record + BEST] + ((1 << n) - 1) * (n + 1) + count]
 
 
 @kernel(INT, READ, READ, READ, READ, INTS, counted=False)
@@ -104,7 +91,7 @@ def judge(words, rule, jobs, counts, out):  # type: ignore[no-untyped-def]
             both = held + counts[h]
             if both == 0:
                 continue
-            limit = within(words, records + h * RECORD, both, best)
+            limit = joint_within(words, records + h * RECORD, both, best)
             joint = min(joint, limit)  # hosts of either are on one of the two sides
             if two == 0 or counts[h] > 0:
                 ours = words[step + ours * width + both]
