@@ -381,6 +381,10 @@ class SubsetChoice(Problem):
         found = self._snapshot(chosen)
         return found.with_orders(Rows.of(sequences), np.zeros(len(held), np.int64))
 
+    def schedule(self, choice: DispatchChoice) -> Schedule:
+        """The snapshot in which the only request got this choice's GPUs; see `scheduled`."""
+        return self.scheduled(Rows.of([choice.gpus]))
+
     def _snapshot(self, chosen: Sequence[Sequence[int]]) -> Schedule:
         jobs = self.state.jobs
         n = len(jobs) + len(chosen)
