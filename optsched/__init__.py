@@ -11,7 +11,7 @@ from optsched.verify import Violation, verify
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from optsched import bandwidth, formats, pipelines, stop, testing
+    from optsched import bandwidth, cluster, elastic, formats, pipelines, plots, stop, testing
     from optsched.errors import (
         CyclicOrder,
         InputError,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from optsched.monitor import Monitor, Progress
     from optsched.problems.jobarray import JobArray
     from optsched.problems.jobshop import JobShop
+    from optsched.problems.quota import QuotaJob, QuotaPlan
     from optsched.problems.subset import SubsetChoice
     from optsched.registry import solvers
     from optsched.result import Result
@@ -34,19 +35,20 @@ _HOME = {
     "Arcs": "schedule", "CyclicOrder": "errors", "InputError": "errors",
     "InternalError": "errors", "JobArray": "problems.jobarray", "JobShop": "problems.jobshop",
     "Limits": "limits", "MissingExtra": "errors", "Monitor": "monitor", "Objective": "schedule",
-    "OptschedError": "errors", "Progress": "monitor", "Resource": "schedule",
+    "OptschedError": "errors", "Progress": "monitor", "QuotaJob": "problems.quota",
+    "QuotaPlan": "problems.quota", "Resource": "schedule",
     "Result": "result", "Rows": "schedule", "Schedule": "schedule",
     "SubsetChoice": "problems.subset", "UnsupportedProblem": "errors", "Watcher": "watcher",
     "solvers": "registry",
 }  # fmt: skip
-_MODULES = ("bandwidth", "formats", "pipelines", "stop", "testing")
+_MODULES = ("bandwidth", "cluster", "elastic", "formats", "pipelines", "plots", "stop", "testing")
 
 __all__ = [
     "Arcs", "CyclicOrder", "InputError", "InternalError", "JobArray", "JobShop", "Limits",
-    "MissingExtra", "Monitor", "Objective", "OptschedError", "Progress", "Resource", "Result",
-    "Rows", "Schedule", "SubsetChoice", "UnsupportedProblem", "Violation", "Watcher",
-    "__version__", "bandwidth", "formats", "pipelines", "solve", "solvers", "stop", "testing",
-    "verify",
+    "MissingExtra", "Monitor", "Objective", "OptschedError", "Progress", "QuotaJob",
+    "QuotaPlan", "Resource", "Result", "Rows", "Schedule", "SubsetChoice", "UnsupportedProblem",
+    "Violation", "Watcher", "__version__", "bandwidth", "cluster", "elastic", "formats",
+    "pipelines", "plots", "solve", "solvers", "stop", "testing", "verify",
 ]  # fmt: skip
 
 

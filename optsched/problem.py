@@ -20,7 +20,7 @@ class Problem(ABC):
     name: str
 
     answers: ClassVar[str] = "orders"
-    """What a solver must find: the ``"orders"`` of resources, or which ``"resources"`` to use."""
+    """What a solver finds: ``"orders"`` of resources, which ``"resources"``, or ``"quotas"``."""
 
     @property
     def objective_name(self) -> str:

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/quickstart.md", "docs/schedule-format.md", "docs/jobarray.md",
-         "docs/solvers.md", "docs/branch-and-bound.md", "docs/subset.md"]  # fmt: skip
+PAGES = [
+    "README.md", "docs/quickstart.md", "docs/schedule-format.md", "docs/jobarray.md",
+    "docs/solvers.md", "docs/branch-and-bound.md", "docs/subset.md", "docs/quota.md",
+    "docs/simulator.md",
+]  # fmt: skip
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -31,7 +34,16 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         exec(compile(block, page, "exec"), namespace)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md", "docs/subset.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "docs/quickstart.md",
+        "docs/subset.md",
+        "docs/quota.md",
+        "docs/simulator.md",
+    ],
+)
 def test_optsched_commands_run(page: str, tmp_path: Path) -> None:
     """Every `$ optsched ...` line exits with 0."""
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]

@@ -12,8 +12,11 @@ from optsched.cli import bandwidth, generate, topology
 from optsched.cli.bench import bench
 from optsched.cli.bound import bound
 from optsched.cli.convert import convert
+from optsched.cli.decide import decide
 from optsched.cli.dispatch import dispatch
+from optsched.cli.manifest import manifest
 from optsched.cli.options import HELP, criterion, parse_options
+from optsched.cli.simulate import simulate
 from optsched.cli.warmup import warmup
 
 if TYPE_CHECKING:
@@ -212,7 +215,7 @@ def version() -> None:
     print(__version__)
 
 
-for command in (bench, bound, convert, dispatch, warmup):
+for command in (bench, bound, convert, decide, dispatch, manifest, simulate, warmup):
     app.command()(command)
 
 

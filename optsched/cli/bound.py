@@ -67,6 +67,8 @@ def named_bounds(problem: Problem) -> dict[str, int]:
     """Every bound that needs no search, by name; ``carlier`` is exact for each machine alone."""
     if problem.answers == "resources":
         return {"best pattern": problem.lower_bound()}
+    if problem.answers == "quotas":
+        return {"hull or level": problem.lower_bound()}
     from optsched.bounds import makespan_bounds
     from optsched_solvers.bounds import one_machine_bound
 

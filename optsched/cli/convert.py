@@ -81,6 +81,8 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
 
     if problem.answers == "resources":
         raise InputError(f"{name}: a choice of GPUs has one format only, optsched.subset/1")
+    if problem.answers == "quotas":
+        raise InputError(f"{name}: a quota plan has one format only, optsched.quota/1")
     scheduled = isinstance(problem, Schedule) and problem.is_scheduled
     if target == "own":
         kinds: dict[type, str] = {JobShop: "jobshop", JobArray: "jobarray", Schedule: "schedule"}

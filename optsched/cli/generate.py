@@ -12,7 +12,7 @@ from optsched.errors import InputError
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Make instances: job arrays of real models, job shops.",
+    help="Make instances: job arrays of real models, job shops, quota plans.",
 )
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="Write the instance here.")]
@@ -118,3 +118,29 @@ def cluster(
     if measurements is not None and table is not None:
         table.write(measurements)
         print(f"wrote {measurements}: {len(table)} measurements")
+
+
+@app.command()
+def quota(
+    output: Output,
+    jobs: Annotated[int, typer.Option(help="Jobs that want GPUs.")] = 20,
+    nodes: Annotated[int, typer.Option(help="Nodes.")] = 8,
+    gpus: Annotated[int, typer.Option(help="GPUs of a node.")] = 8,
+    types: Annotated[int, typer.Option(help="Types of node, taking turns.")] = 1,
+    objective: Annotated[str, typer.Option(help="sum, max_min, proportional or makespan.")] = "sum",
+    gaps: Annotated[bool, typer.Option(help="Sizes 1, 2, 4, ... instead of all.")] = True,
+    locality: Annotated[str, typer.Option(help="any, single or whole.")] = "any",
+    seed: Annotated[int, typer.Option(help="Of all random numbers.")] = 0,
+    name: Annotated[str, typer.Option(help="Name of the instance.")] = "",
+) -> None:
+    """A quota plan of jobs that scale by Amdahl's law."""
+    from optsched.files import check_writable
+    from optsched.problems.quota_synthetic import synthetic
+
+    check_writable(output)
+    plan = synthetic(
+        jobs, nodes, seed, gpus=gpus, types=types, objective=objective, gaps=gaps,
+        locality=locality, name=name,
+    )  # fmt: skip
+    plan.write(output)
+    print(f"wrote {output}: {len(plan.jobs)} jobs, {len(plan.nodes)} nodes, {plan.n_gpus} GPUs")

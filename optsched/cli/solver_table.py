@@ -37,6 +37,9 @@ def solver_table(file: Path | None) -> None:
     console.print(table)
     choosing = [name for name in names if "resources" in answers(solver(name))]
     console.print(f"SubsetChoice: {', '.join(choosing)}", highlight=False)
+    for kind, problem in _plans().items():
+        able = [name for name in names if support(solver(name), problem)]
+        console.print(f"{kind}: {', '.join(able)}", highlight=False)
     console.print("`optsched solvers FILE` says why a solver refuses an instance.", highlight=False)
 
 
@@ -56,4 +59,15 @@ def _kinds() -> dict[str, Problem]:
         "JobArray, switches": optsched.JobArray(blocks, blocks, switch=1),
         "JobArray, period": optsched.JobArray(blocks, blocks, objective="period"),
         "graph with gangs": gang,
+    }
+
+
+def _plans() -> dict[str, Problem]:
+    """The smallest quota plans."""
+    jobs = [optsched.QuotaJob("a", [1, 2], utility=[1, 2])]
+    tight = [optsched.QuotaJob("a", [1, 2], utility=[1, 2], locality="single")]
+    return {
+        "QuotaPlan": optsched.QuotaPlan(jobs, budget=2),
+        "QuotaPlan, types": optsched.QuotaPlan(jobs, budget={"x": 1, "y": 1}),
+        "QuotaPlan, locality": optsched.QuotaPlan(tight, nodes=[2]),
     }

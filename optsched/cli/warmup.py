@@ -8,7 +8,7 @@ from pkgutil import iter_modules
 from time import perf_counter
 
 KERNELS = "optsched.compiled"
-PACKAGES = ("optsched_solvers", "optsched.bandwidth")
+PACKAGES = ("optsched_solvers", "optsched_solvers.quota", "optsched.bandwidth", "optsched.cluster")
 
 
 def warmup() -> None:

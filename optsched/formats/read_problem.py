@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from optsched.problem import Problem
 
 READABLE = (
-    "optsched.jobshop/1, optsched.jobarray/1, optsched.subset/1, optsched.schedule/1, "
-    "job_shop_lib's (duration_matrix), ScheduleOpt's (data) and ArrayPipe's (n_stages, jobs)"
+    "optsched.jobshop/1, optsched.jobarray/1, optsched.subset/1, optsched.quota/1, "
+    "optsched.schedule/1, job_shop_lib's (duration_matrix), ScheduleOpt's (data) and ArrayPipe's "
+    "(n_stages, jobs)"
 )
 
 
@@ -43,8 +44,8 @@ def read_problem(
     Returns
     -------
     Problem or Schedule
-        `JobShop`, `JobArray`, `SubsetChoice`, or the graph of a schedule document, which is a
-        problem too.
+        `JobShop`, `JobArray`, `SubsetChoice`, `QuotaPlan`, or the graph of a schedule document,
+        which is a problem too.
 
     Raises
     ------
@@ -92,6 +93,10 @@ def from_tree(tree: Any, name: str) -> Problem:
         from optsched.formats import subset_json
 
         return subset_json.from_tree(tree, name)
+    if family == "optsched.quota":
+        from optsched.formats import quota_json
+
+        return quota_json.from_tree(tree, name)
     if arraypipe.recognises(tree):
         return arraypipe.from_tree(tree, name)
     foreign = "format" not in tree and tree.keys() & {"duration_matrix", "machines_matrix", "data"}

@@ -1,1 +1,33 @@
-"""Pictures of schedules and of benchmarks: `gantt`, `html`, `anytime`, one module each."""
+"""Pictures of schedules, benchmarks and simulations.
+
+Modules `gantt`, `html`, `anytime`, `jct`, `utilisation` and `simulation`; functions `jct_cdf`,
+`jct_decomposition`, `utilisation_over_time`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optsched.plots.jct import jct_cdf, jct_decomposition
+    from optsched.plots.utilisation import utilisation_over_time
+
+_HOME = {
+    "jct_cdf": "jct", "jct_decomposition": "jct", "utilisation_over_time": "utilisation",
+}  # fmt: skip
+
+__all__ = ["jct_cdf", "jct_decomposition", "utilisation_over_time"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load functions on first use."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'optsched.plots' has no attribute {name!r}")
+    value = getattr(import_module(f"optsched.plots.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -31,6 +31,8 @@ _SHADES = {
     "I": Shade(0.58, 0.135, ""),
     "W": Shade(0.66, 0.125, "...."),
     "U": Shade(0.42, 0.080, ""),
+    "run": Shade(0.74, 0.115, ""),
+    "restart": Shade(0.50, 0.100, "////"),
 }
 _OTHER = (
     Shade(0.72, 0.115, "\\\\\\\\"),
@@ -120,6 +122,9 @@ def time_text(time: int, time_unit: str) -> str:
 SHOWN_NEGATIVE = {"bandwidth": (10**6, "GB/s"), "relative bandwidth": (10**7, "%")}
 """Objectives that are no times: units of their values in one that people read, and its name."""
 
+IN_PARTS = {"utility": -1, "level": -1, "deviation": 1}
+"""Objectives of quota plans, in parts of the plan's resolution, and the sign that people read."""
+
 
 def bytes_text(count: int) -> str:
     """Bytes in binary units, such as ``39.5 GiB``."""
@@ -140,7 +145,8 @@ def worth(summary: Report) -> list[str]:
     name = plain(summary.objective_name, 30)
     parts = [f"{name} {value_text(name, summary.objective, summary.time_unit)}"]
     if summary.lower_bound is not None:
-        bound = "bound" if name in SHOWN_NEGATIVE else "lower bound"
+        negative = name in SHOWN_NEGATIVE or IN_PARTS.get(name) == -1
+        bound = "bound" if negative else "lower bound"
         parts.append(f"{bound} {value_text(name, summary.lower_bound, summary.time_unit)}")
     if summary.status == "optimal":
         parts.append("proved optimal")
@@ -154,6 +160,8 @@ def value_text(objective: str, value: int, unit: str) -> str:
     if objective in SHOWN_NEGATIVE:
         divisor, what = SHOWN_NEGATIVE[objective]
         return f"{-value / divisor:.2f} {what}"
+    if objective in IN_PARTS:
+        return f"{IN_PARTS[objective] * value:,} parts".replace(",", "\u202f")
     return time_text(value, unit)
 
 

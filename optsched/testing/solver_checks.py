@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING, Any
 from optsched.registry import Solver
 from optsched.registry import solver as find_solver
 from optsched.testing.check_common import schedules, warm_up
+from optsched.testing.check_quotas import (
+    QUOTA_CHECKS,
+    check_quota_exact,
+    check_quota_order,
+    check_quota_plans,
+    check_quota_runs,
+    check_quota_status,
+    check_quota_traces,
+    decides_quotas,
+)
 from optsched.testing.check_results import (
     check_degenerate,
     check_exact,
@@ -95,7 +105,7 @@ def check_solver(
 
 
 def checks_for(engine: Solver, exact: bool = False) -> list[Check]:
-    """The checks for what the engine takes: graphs, choices of GPUs, or both."""
+    """The checks for what the engine takes: graphs, choices of GPUs, quota plans."""
     found: list[Check] = []
     gpus = chooses_gpus(engine)
     if schedules(engine):
@@ -103,6 +113,8 @@ def checks_for(engine: Solver, exact: bool = False) -> list[Check]:
         found += [*CHECKS, check_exact] if exact else CHECKS
     if gpus:
         found += [*SUBSET_CHECKS, check_subset_exact] if exact else SUBSET_CHECKS
+    if decides_quotas(engine):
+        found += [*QUOTA_CHECKS, check_quota_exact] if exact else QUOTA_CHECKS
     return found
 
 
@@ -211,3 +223,28 @@ class SolverTests:
         """Small choices are proved, if the solver is exact."""
         if self.exact:
             self._run(check_subset_exact)
+
+    def test_quota_plans(self) -> None:
+        """Quotas are allowed, worth what they say, and bounded by the optimum."""
+        self._run(check_quota_plans)
+
+    def test_quota_runs(self) -> None:
+        """Quotas repeat, and warm starts are kept."""
+        self._run(check_quota_runs)
+
+    def test_quota_status(self) -> None:
+        """Bounds of quotas that the solver itself reports are bounds."""
+        self._run(check_quota_status)
+
+    def test_quota_order(self) -> None:
+        """The order of the jobs does not matter."""
+        self._run(check_quota_order)
+
+    def test_quota_traces(self) -> None:
+        """Plans and random state are as before."""
+        self._run(check_quota_traces)
+
+    def test_quota_exact(self) -> None:
+        """Small plans are proved, if the solver is exact."""
+        if self.exact:
+            self._run(check_quota_exact)

@@ -37,7 +37,7 @@ class BranchAndBound:
     """
 
     name = "branch_and_bound"
-    answers = ("orders", "resources")
+    answers = ("orders", "resources", "quotas")
     options: Mapping[str, str] = MappingProxyType(
         {
             "mode": '"failure-directed" (default) or "giffler-thompson"',
@@ -55,6 +55,10 @@ class BranchAndBound:
             from optsched_solvers import subset_tree
 
             return subset_tree.supports(problem)
+        if problem.answers == "quotas":
+            from optsched_solvers import quota_tree
+
+            return quota_tree.supports(problem)
         return supported_objective(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
@@ -63,6 +67,10 @@ class BranchAndBound:
             from optsched_solvers import subset_tree
 
             return subset_tree.solve(problem, limits, monitor)  # type: ignore[arg-type]
+        if problem.answers == "quotas":
+            from optsched_solvers import quota_tree
+
+            return quota_tree.solve(problem, limits, monitor)  # type: ignore[arg-type]
         chosen = _checked(limits.options)
         graph = problem.graph()
         if chosen.mode == FAILURE_DIRECTED:

@@ -48,13 +48,14 @@ class CpSat:
     """
 
     name = "cpsat"
-    answers = ("orders", "resources")
+    answers = ("orders", "resources", "quotas")
     options: Mapping[str, str] = MappingProxyType(
         {
             "mode": "'solve' (default), or 'bound': lift the lower bound and look for nothing else",
             "threads": "CP-SAT workers instead of the measured choice",
             "symmetry": "break the symmetry of identical jobs (default true)",
             "parameters": "mapping of further CP-SAT parameters",
+            "ties": "quota plans with nodes: break ties exactly (default true)",
         }
     )
 
@@ -64,6 +65,10 @@ class CpSat:
             from optsched_solvers import subset_cpsat
 
             return subset_cpsat.supports(problem)
+        if problem.answers == "quotas":
+            from optsched_solvers import quota_cpsat
+
+            return quota_cpsat.supports(problem)
         return supported_objective(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
@@ -72,6 +77,10 @@ class CpSat:
             from optsched_solvers import subset_cpsat
 
             return subset_cpsat.solve(problem, limits, monitor)  # type: ignore[arg-type]
+        if problem.answers == "quotas":
+            from optsched_solvers import quota_cpsat
+
+            return quota_cpsat.solve(problem, limits, monitor)  # type: ignore[arg-type]
         symmetry = _checked_symmetry(limits)
         graph = problem.graph()
         if monitor.sequences is None:

@@ -70,7 +70,7 @@ class Genetic:
     """
 
     name = "genetic"
-    answers = ("orders", "resources")
+    answers = ("orders", "resources", "quotas")
     options: Mapping[str, str] = MappingProxyType(
         {
             "population": f"individuals (4 to {MOST}; default 100)",
@@ -87,6 +87,10 @@ class Genetic:
             from optsched_solvers import subset_genetic
 
             return subset_genetic.supports(problem)
+        if problem.answers == "quotas":
+            from optsched_solvers import quota_genetic
+
+            return quota_genetic.supports(problem)
         goal = supported_objective(problem)
         if not goal:
             return goal
@@ -101,6 +105,10 @@ class Genetic:
             from optsched_solvers import subset_genetic
 
             return subset_genetic.solve(problem, limits, monitor)  # type: ignore[arg-type]
+        if problem.answers == "quotas":
+            from optsched_solvers import quota_genetic
+
+            return quota_genetic.solve(problem, limits, monitor)  # type: ignore[arg-type]
         settings = _Settings.of(limits.options)
         try:
             import deap  # noqa: F401

@@ -50,28 +50,44 @@ class Auto:
     """
 
     name = "auto"
-    answers = ("orders", "resources")
+    answers = ("orders", "resources", "quotas")
     options: Mapping[str, str] = MappingProxyType(
-        {"exact_up_to": "number of jobs above which nothing is spent on proofs (default: no limit)"}
+        {
+            "exact_up_to": "number of jobs above which nothing is spent on proofs (default: no "
+            "limit)",
+            "joint": "quota plans: ask CP-SAT for quotas and nodes together (default false)",
+        }
     )
 
     def __init__(self) -> None:
         self.search, self.proof, self.model = tabu.Tabu(), BranchAndBound(), CpSat()
 
     def instant(self, problem: Problem) -> bool:
-        """Choices of GPUs that `counts` makes at once."""
+        """Choices of GPUs that `counts` makes at once, and small quota plans."""
+        if problem.answers == "quotas":
+            from optsched_solvers import quota_auto
+
+            return quota_auto.instant(problem)
         return problem.answers == "resources" and subset_auto.instant(problem)
 
     def supports(self, problem: Problem) -> Support:
         """Whatever CP-SAT takes: one iteration of any graph; and every choice of GPUs."""
         if problem.answers == "resources":
             return subset_auto.supports(problem)
+        if problem.answers == "quotas":
+            from optsched_solvers import quota_auto
+
+            return quota_auto.supports(problem)
         return self.model.supports(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Rules first; if none met the bound, the race. GPUs are chosen by `subset_auto`."""
         if problem.answers == "resources":
             return subset_auto.solve(problem, limits, monitor)
+        if problem.answers == "quotas":
+            from optsched_solvers import quota_auto
+
+            return quota_auto.solve(problem, limits, monitor)
         graph = problem.graph()
         prove = _wants_proof(graph, limits)
         if supported_graph(graph):

@@ -1,0 +1,54 @@
+"""Make the quota plans of this folder, with their optimal objectives beside them.
+
+    python make.py            # rewrite the *.json files and optima.csv beside this script
+
+Each optimum is proved twice: by `auto` (the special algorithm where one applies) and by `cpsat`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optsched
+from optsched.problems.quota_synthetic import synthetic
+
+HERE = Path(__file__).parent
+SEED = 5
+
+CASES: dict[str, dict[str, Any]] = {
+    "sum-20": {"jobs": 20, "nodes": 4},
+    "sum-100": {"jobs": 100, "nodes": 16},
+    "sum-all-sizes-40": {"jobs": 40, "nodes": 8, "gaps": False},
+    "max-min-30": {"jobs": 30, "nodes": 8, "objective": "max_min"},
+    "proportional-40": {"jobs": 40, "nodes": 16, "objective": "proportional"},
+    "makespan-30": {"jobs": 30, "nodes": 8, "objective": "makespan"},
+    "two-types-12": {"jobs": 12, "nodes": 6, "gpus": 4, "types": 2},
+    "two-types-makespan-8": {
+        "jobs": 8, "nodes": 4, "gpus": 4, "types": 2, "objective": "makespan",
+    },
+    "single-12": {"jobs": 12, "nodes": 5, "gpus": 4, "locality": "single"},
+    "whole-12": {"jobs": 12, "nodes": 5, "gpus": 4, "locality": "whole"},
+}  # fmt: skip
+
+
+def plans() -> list[optsched.QuotaPlan]:
+    """All of them."""
+    return [synthetic(seed=SEED, name=name, **fields) for name, fields in CASES.items()]
+
+
+def main() -> None:
+    """Write the files, and the optima when both backends agree."""
+    rows = ["name,jobs,gpus,objective,optimum"]
+    for plan in plans():
+        plan.write(HERE / f"{plan.name}.quota.json")
+        found = {name: optsched.solve(plan, name, time_limit=60) for name in ("auto", "cpsat")}
+        assert {r.status for r in found.values()} == {"optimal"}, (plan.name, found)
+        (value,) = {r.objective for r in found.values()}
+        rows.append(f"{plan.name},{len(plan.jobs)},{plan.n_gpus},{plan.objective},{value}")
+        print(rows[-1])
+    (HERE / "optima.csv").write_text("\n".join(rows) + "\n")
+
+
+if __name__ == "__main__":
+    main()

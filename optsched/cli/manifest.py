@@ -1,0 +1,127 @@
+"""``optsched manifest``: Kubernetes jobs, gangs together, from a plan, a schedule or a decision."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from optsched.formats.kubernetes import Gang
+    from optsched.problems.quota import QuotaPlan
+    from optsched.schedule import Schedule
+
+_PATIENCE: Final = 60.0
+"""Seconds for a plan: most take milliseconds, on a new machine kernels are compiled first."""
+
+
+def manifest(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="optsched.quota/1 (is solved), optsched.schedule/1 or optsched.decision/1.",
+            show_default=False,
+        ),
+    ],
+    gang: Annotated[
+        str, typer.Option(help="podgroup: PodGroup objects; labels: of the older plugin.")
+    ] = "podgroup",
+    schedule: Annotated[
+        Path | None, typer.Option(help="Answer to the plan [default: solve it].")
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option(help="Time in a schedule [default: its first start].")
+    ] = None,
+    gpus_per_pod: Annotated[
+        int | None, typer.Option(help="At most [default: up to 8, as the nodes allow].")
+    ] = None,
+    pin: Annotated[bool, typer.Option("--pin", help="Only on the nodes that were chosen.")] = False,
+    image: Annotated[str, typer.Option(help="Container image.")] = "job:latest",
+    command: Annotated[
+        str | None, typer.Option(help="What it runs [default: what the image says].")
+    ] = None,
+    namespace: Annotated[str | None, typer.Option(help="[default: that of kubectl].")] = None,
+    scheduler_name: Annotated[
+        str | None, typer.Option(help="[default: that of the plugin].")
+    ] = None,
+    gpu_resource: Annotated[str, typer.Option(help="What a GPU is called.")] = "nvidia.com/gpu",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write it here [default: stdout].")
+    ] = None,
+) -> None:
+    """Write a Kubernetes List: an Indexed Job per running job, pods all or none (for kubectl)."""
+    from optsched.errors import InputError
+    from optsched.files import check_not_input, check_writable, write_atomic
+    from optsched.formats.kubernetes import Options, surplus, to_json
+    from optsched.formats.kubernetes import manifest as written
+
+    try:
+        words = None if command is None else tuple(shlex.split(command))
+    except ValueError as error:
+        raise InputError(f"command: {error} in {command!r:.60}") from None
+    options = Options(
+        gang=gang, gpus_per_pod=gpus_per_pod, pin=pin, image=image, command=words,  # type: ignore[arg-type]
+        namespace=namespace, scheduler_name=scheduler_name, gpu_resource=gpu_resource,
+    )  # fmt: skip
+    if output is not None:
+        check_writable(output)
+        check_not_input(output, file)
+    gangs, notes = _gangs(file, schedule, at)
+    text = to_json(written(gangs, options))
+    for job in gangs:
+        if more := surplus(job, gpus_per_pod):
+            notes.append(f"job {job.name}: its equal pods ask for {more} GPUs beyond the quota")
+    if output is not None:
+        write_atomic(output, text)
+    else:
+        sys.stdout.write(text.decode())
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
+def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang], list[str]]:
+    """The jobs to be started, and what else the user should know."""
+    from optsched import document
+    from optsched.errors import InputError
+    from optsched.files import read_text
+    from optsched.formats import decide_json, kubernetes_gangs, quota_json
+    from optsched.strict_json import parse, shown, without_collector
+
+    with without_collector():
+        tree = parse(read_text(file), str(file))
+    found = tree.get("format") if isinstance(tree, dict) else None
+    family = found.partition("/")[0] if isinstance(found, str) else ""
+    if family != "optsched.quota" and schedule is not None:
+        raise InputError("schedule: goes with a quota plan")
+    if family != "optsched.schedule" and at is not None:
+        raise InputError("at: goes with a schedule")
+    if family == "optsched.schedule":
+        return kubernetes_gangs.of_schedule(document.from_tree(tree, str(file)), at), []
+    if family == "optsched.decision":
+        answer = decide_json.read_answer(tree, str(file))
+        released = ", ".join(answer.release or [])
+        notes = [f"to be released, so delete these jobs: {released}"] if released else []
+        return kubernetes_gangs.of_answer(answer), notes
+    if family == "optsched.quota":
+        plan = quota_json.from_tree(tree, str(file))
+        return kubernetes_gangs.of_plan(plan, _answer(plan, schedule)), []
+    raise InputError(
+        f"{file}: format: expected optsched.quota/1, optsched.schedule/1 or optsched.decision/1, "
+        f"got {shown(found) if found is not None else 'nothing'}"
+    )
+
+
+def _answer(plan: QuotaPlan, schedule: Path | None) -> Schedule:
+    import optsched
+    from optsched.schedule import Schedule
+
+    if schedule is not None:
+        return Schedule.read(schedule)
+    result = optsched.solve(plan, time_limit=_PATIENCE)
+    if result.schedule is None:
+        print(f"{result.status}: {result.reason or 'nothing found'}", file=sys.stderr)
+        raise typer.Exit(1)
+    return result.schedule

@@ -1,0 +1,106 @@
+"""How a job's uncertainty falls with its passes, and when it is low enough."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from optsched.cluster.job_checks import integer, real, told
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+MOST_PASSES: Final = 10_000
+"""Passes after which a target that was not reached counts as never reached."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """U(p) = U_inf + (U_0 - U_inf) exp(-kappa p) after pass p, plus seeded normal noise.
+
+    Parameters
+    ----------
+    initial
+        U_0, before the first pass.
+    final
+        U_inf, what is approached.
+    kappa
+        Speed of the fall per pass, > 0.
+    target
+        U*: the job is done after the first pass with U <= U*; None: it does not end so.
+    noise
+        Standard deviation of what is reported; reports stay >= 0.
+
+    Raises
+    ------
+    InputError
+        Negative or NaN numbers, ``initial < final``, or a target outside ``final..initial``.
+    """
+
+    initial: float
+    final: float
+    kappa: float
+    target: float | None = None
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key in ("initial", "final", "noise"):
+            real(f"curve.{key}", getattr(self, key))
+        real("curve.kappa", self.kappa, above=True)
+        if self.initial < self.final:
+            raise InputError(
+                f"curve.initial: {told(self.initial)} is below the final {told(self.final)}: "
+                "uncertainty falls"
+            )
+        if self.target is not None and not self.final <= real("curve.target", self.target):
+            raise InputError(
+                f"curve.target: {told(self.target)} is below the final {told(self.final)} and "
+                "never reached"
+            )
+
+    def after(self, passes: int) -> npt.NDArray[np.float64]:
+        """U without noise after 1, 2, ..., `passes` passes."""
+        p = np.arange(1, passes + 1, dtype=np.float64)
+        return self.final + (self.initial - self.final) * np.exp(-self.kappa * p)
+
+    def reported(self, passes: int, seed: int, name: str) -> npt.NDArray[np.float64]:
+        """U with noise after 1, 2, ..., `passes` passes; the noise depends on seed and name only.
+
+        A longer row begins with the shorter one.
+        """
+        values = self.after(passes)
+        if self.noise == 0:
+            return values
+        key = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        random = np.random.default_rng([integer("seed", seed), int.from_bytes(key, "little")])
+        noisy: npt.NDArray[np.float64] = np.maximum(
+            values + self.noise * random.standard_normal(passes), 0.0
+        )
+        return noisy
+
+    def reached(self, seed: int, name: str, most: int = MOST_PASSES) -> npt.NDArray[np.float64]:
+        """Reports up to the first at or below the target; as many as the job takes passes.
+
+        Raises
+        ------
+        InputError
+            There is no target, or it is not reached in `most` passes.
+        """
+        if self.target is None:
+            raise InputError("curve.target: missing, but the job is to end by it")
+        tried = min(64, most)
+        while True:
+            values = self.reported(tried, seed, name)
+            below = np.flatnonzero(values <= self.target)
+            if len(below):
+                return values[: below[0] + 1]
+            if tried == most:
+                raise InputError(
+                    f"curve.target: {self.target} is not reached in {most} passes (the curve is at "
+                    f"{values[-1]:.6g}); raise it, or kappa"
+                )
+            tried = min(8 * tried, most)

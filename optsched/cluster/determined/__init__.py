@@ -1,0 +1,45 @@
+"""Determined's two schedulers as pure functions: a state in, who starts and who is released out.
+
+`fair_share` and `priority` decide for one pool, `decide` for several, each by its own settings;
+`apply` makes a decision true, `queue` says who waits behind whom. Nothing given is ever modified.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from optsched.cluster.determined.answer import Decision
+    from optsched.cluster.determined.fits import find_fit, score
+    from optsched.cluster.determined.levels import priority
+    from optsched.cluster.determined.pools import Pool, apply, decide
+    from optsched.cluster.determined.shares import fair_share, fair_share_offers
+    from optsched.cluster.determined.state import Agent, Group, State, Task
+    from optsched.cluster.determined.waiting import Queued, order, queue
+
+# no module may have the name of something public: importing it would take its place
+_HOME: Final = {
+    "Agent": "state", "Decision": "answer", "Group": "state", "Pool": "pools", "Queued": "waiting",
+    "State": "state", "Task": "state", "apply": "pools", "decide": "pools",
+    "fair_share": "shares", "fair_share_offers": "shares", "find_fit": "fits",
+    "order": "waiting", "priority": "levels", "queue": "waiting", "score": "fits",
+}  # fmt: skip
+
+__all__ = [
+    "Agent", "Decision", "Group", "Pool", "Queued", "State", "Task", "apply", "decide",
+    "fair_share", "fair_share_offers", "find_fit", "order", "priority", "queue", "score",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Load public names on first use."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'optsched.cluster.determined' has no attribute {name!r}")
+    value = getattr(import_module(f"optsched.cluster.determined.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

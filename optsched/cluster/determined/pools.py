@@ -1,0 +1,147 @@
+"""Several resource pools, each with its own scheduler; and decisions made true."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from optsched.cluster.determined.answer import Decision
+from optsched.cluster.determined.fits import find_fit
+from optsched.cluster.determined.levels import priority
+from optsched.cluster.determined.shares import VARIANTS, checked, fair_share
+from optsched.cluster.job_checks import one_of, told
+from optsched.document_values import label
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from optsched.cluster.determined.state import State
+
+SCHEDULERS: Final = ("fair_share", "priority")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A resource pool: its state, and how it decides.
+
+    Parameters
+    ----------
+    state
+        Agents, groups, tasks, and the fitting policy.
+    name
+        Distinct.
+    scheduler, variant
+        See `fair_share` and `priority`.
+    preemption
+        Only for ``"priority"``.
+    """
+
+    state: State
+    name: str = "default"
+    scheduler: Literal["fair_share", "priority"] = "fair_share"
+    variant: Literal["code", "docs"] = "code"
+    preemption: bool = True
+
+    def __post_init__(self) -> None:
+        checked(self.state)
+        if not label("pool: name", self.name):
+            raise InputError("pool: name: expected a name, got an empty one")
+        one_of(f"pool {told(self.name)}: scheduler", self.scheduler, SCHEDULERS)
+        one_of(f"pool {told(self.name)}: variant", self.variant, VARIANTS)
+        if type(self.preemption) is not bool:
+            raise InputError(
+                f"pool {told(self.name)}: preemption: expected true or false, "
+                f"got {told(self.preemption)}"
+            )
+
+    def decide(self) -> Decision:
+        """The answer of its scheduler."""
+        if self.scheduler == "priority":
+            return priority(self.state, self.preemption, self.variant)
+        return fair_share(self.state, self.variant)
+
+
+def decide(pools: Iterable[Pool]) -> dict[str, Decision]:
+    """The decision of every pool, by its name; pools do not know of each other.
+
+    Raises
+    ------
+    InputError
+        Two pools of one name, or an agent or a task in two pools.
+    """
+    return {pool.name: pool.decide() for pool in checked_pools(pools)}
+
+
+def checked_pools(pools: Iterable[Pool]) -> list[Pool]:
+    """Pools that share no name, agent or task."""
+    if isinstance(pools, Pool) or not hasattr(pools, "__iter__"):
+        raise InputError(f"pools: expected a list of Pools, got {told(pools)}")
+    rows = list(pools)
+    seen: dict[tuple[str, str], str] = {}
+    for i, pool in enumerate(rows):
+        if not isinstance(pool, Pool):
+            raise InputError(f"pools[{i}]: expected a Pool, got {told(pool)}")
+        for kind, name in _names(pool, len(rows) > 1):
+            if (kind, name) in seen:
+                where = f" ({seen[kind, name]} and {pool.name})" if kind != "pool" else ""
+                raise InputError(f"pools: {kind} {told(name)} is there twice{where}")
+            seen[kind, name] = pool.name
+    return rows
+
+
+def _names(pool: Pool, several: bool) -> list[tuple[str, str]]:
+    if not several:
+        return []
+    agents = [("agent", agent.name) for agent in pool.state.agents]
+    return [("pool", pool.name), *agents, *(("task", task.name) for task in pool.state.tasks)]
+
+
+def apply(state: State, decision: Decision) -> State:
+    """The state after a decision: released tasks wait again, and those start that really fit.
+
+    Starts are looked at in their order, each on the cluster as the earlier ones left it, before
+    anything is released: what Determined's resource pool does. A start that no longer fits goes on
+    waiting.
+
+    Raises
+    ------
+    InputError
+        The decision speaks of tasks that are not there, do not run, or run already.
+    """
+    checked(state)
+    if not isinstance(decision, Decision):
+        raise InputError(f"decision: expected a Decision, got {told(decision)}")
+    tasks = {task.name: task for task in state.tasks}
+    for name in (*decision.start, *decision.release):
+        if name not in tasks or tasks[name].is_running is (name in decision.start):
+            rule = "runs" if name in decision.start else "waits"
+            rule = rule if name in tasks else "is not there"
+            raise InputError(f"decision: task {told(name)} {rule} in this state")
+    now = state
+    for name in decision.start:
+        if fits := find_fit(now, tasks[name]):
+            now = _changed(now, replace(tasks[name], allocation=fits))
+    for name in decision.release:
+        now = _changed(now, replace(tasks[name], allocation=None))
+    return now
+
+
+def _changed(state: State, task: Any) -> State:
+    """The state with another allocation of one task; agents that tell what they show follow."""
+    old = next(t for t in state.tasks if t.name == task.name)
+    agents = []
+    for agent in state.agents:
+        before = (old.allocation or {}).get(agent.name)
+        after = (task.allocation or {}).get(agent.name)
+        if agent.used is not None and before != after:
+            used = max(0, agent.used + (after or 0) - (before or 0))
+            agent = replace(agent, used=min(used, agent.slots))
+        if agent.zero_used is not None and (before == 0) is not (after == 0):
+            agent = replace(agent, zero_used=max(0, agent.zero_used + (1 if after == 0 else -1)))
+        agents.append(agent)
+    rows = tuple(task if t.name == task.name else t for t in state.tasks)
+    return replace(state, agents=tuple(agents), tasks=rows)
+
+
+__all__ = ["Pool", "apply", "checked_pools", "decide"]

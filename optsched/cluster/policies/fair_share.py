@@ -1,0 +1,64 @@
+"""`fair_share`: Determined's fair share, at every event.
+
+Source: determined-ai/determined, ``master/internal/rm/agentrm/fair_share.go`` (``code``) and its
+documentation (``docs``); see `optsched.cluster.determined.fair_share`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from optsched.cluster.determined.shares import VARIANTS, decide_fair_share
+from optsched.cluster.determined.simulated import Cluster, decision
+from optsched.cluster.determined.state import FITS
+from optsched.cluster.job_checks import MOST_GPUS, integer, one_of
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from optsched.cluster.policy import ClusterView, Decision
+
+
+class FairShare:
+    """Slots are divided among groups; who holds more releases, who holds less starts.
+
+    Jobs are gangs of one size. A job without a group is one of its own. What is
+    released is given out one unit of time later, for the scheduler answers before it is free.
+
+    Parameters
+    ----------
+    variant
+        ``"code"``: as Determined's master decides. ``"docs"``: in proportion to demand times
+        weight, as its documentation says.
+    fit
+        ``"best"``: fullest nodes first; ``"worst"``: emptiest first.
+    heterogeneous
+        Whether a gang may be spread over idle nodes of different sizes.
+    gang
+        Elastic jobs run on their largest allowed size up to this; None: their largest.
+    """
+
+    name: ClassVar[str] = "fair_share"
+    options: ClassVar[tuple[str, ...]] = ("variant", "fit", "heterogeneous", "gang")
+    clairvoyant: bool = False
+
+    def __init__(
+        self,
+        *,
+        variant: str = "code",
+        fit: str = "best",
+        heterogeneous: bool = False,
+        gang: int | None = None,
+    ) -> None:
+        self.variant = one_of("variant", variant, VARIANTS)
+        self.fit = one_of("fit", fit, FITS)
+        if type(heterogeneous) is not bool:
+            raise InputError(f"heterogeneous: expected True or False, got {heterogeneous!r:.60}")
+        self.heterogeneous = heterogeneous
+        self.gang = None if gang is None else integer("gang", gang, 1, MOST_GPUS)
+        self._cluster = Cluster(fit == "best", heterogeneous, self.gang)
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Starts and releases now."""
+        cols = self._cluster.columns(view)
+        start, release = decide_fair_share(cols, self.variant)
+        return decision(view, cols, start, release, together=False)

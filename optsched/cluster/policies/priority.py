@@ -1,0 +1,68 @@
+"""`priority`: Determined's priority scheduler, at every event.
+
+Source: determined-ai/determined, ``master/internal/rm/agentrm/priority.go`` (``code``) and the
+older text of its documentation (``docs``); see `optsched.cluster.determined.priority`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from optsched.cluster.determined.levels import decide_priority
+from optsched.cluster.determined.shares import VARIANTS
+from optsched.cluster.determined.simulated import Cluster, decision
+from optsched.cluster.determined.state import FITS
+from optsched.cluster.job_checks import MOST_GPUS, integer, one_of
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from optsched.cluster.policy import ClusterView, Decision
+
+
+class Priority:
+    """Better levels first; running jobs of worse levels are released for those that do not fit.
+
+    Jobs are gangs of one size; a group's priority goes before the job's. What is
+    released is given out one unit of time later, for the scheduler answers before it is free.
+
+    Parameters
+    ----------
+    variant
+        ``"code"``: preemptible jobs of worse levels are backfilled. ``"docs"``: they wait.
+    preemption
+        Whether anybody is released (and, in ``code``, anybody backfilled).
+    fit
+        ``"best"``: fullest nodes first; ``"worst"``: emptiest first.
+    heterogeneous
+        Whether a gang may be spread over idle nodes of different sizes.
+    gang
+        Elastic jobs run on their largest allowed size up to this; None: their largest.
+    """
+
+    name: ClassVar[str] = "priority"
+    options: ClassVar[tuple[str, ...]] = ("variant", "preemption", "fit", "heterogeneous", "gang")
+    clairvoyant: bool = False
+
+    def __init__(
+        self,
+        *,
+        variant: str = "code",
+        preemption: bool = True,
+        fit: str = "best",
+        heterogeneous: bool = False,
+        gang: int | None = None,
+    ) -> None:
+        self.variant = one_of("variant", variant, VARIANTS)
+        self.fit = one_of("fit", fit, FITS)
+        for key, value in (("preemption", preemption), ("heterogeneous", heterogeneous)):
+            if type(value) is not bool:
+                raise InputError(f"{key}: expected True or False, got {value!r:.60}")
+        self.preemption, self.heterogeneous = preemption, heterogeneous
+        self.gang = None if gang is None else integer("gang", gang, 1, MOST_GPUS)
+        self._cluster = Cluster(fit == "best", heterogeneous, self.gang)
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Starts and releases now."""
+        cols = self._cluster.columns(view)
+        start, release, _ = decide_priority(cols, self.preemption, self.variant)
+        return decision(view, cols, start, release, together=True)

@@ -1,0 +1,51 @@
+"""What came of a simulation: the log, metrics, and the history as a schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.cluster.log import Log
+    from optsched.cluster.metrics import Metrics
+    from optsched.cluster.nodes import Nodes
+    from optsched.cluster.settings import Settings
+    from optsched.cluster.workload import Workload
+    from optsched.schedule import IntArray, Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished simulation."""
+
+    workload: Workload
+    nodes: Nodes
+    settings: Settings
+    policy: str
+    options: Mapping[str, Any]
+    log: Log
+
+    @cached_property
+    def jct(self) -> IntArray:
+        """Completion minus submit time of every job, -1 if it did not end; shape (jobs,)."""
+        ended = self.log.finished >= 0
+        return np.where(ended, self.log.finished - self.workload.submit, -1)
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """All numbers; see `optsched.cluster.metrics`."""
+        from optsched.cluster.metrics import metrics
+
+        return metrics(self)
+
+    @cached_property
+    def history(self) -> Schedule:
+        """The realised history as a schedule that the verifier accepts."""
+        from optsched.cluster.history import history
+
+        return history(self)

@@ -1,0 +1,155 @@
+"""`simulate`: read the arguments, run the compiled twin or the generic engine, return a `Run`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from optsched.cluster.job_checks import one_of, told
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from optsched.cluster.contention import Contention
+    from optsched.cluster.job import Job
+    from optsched.cluster.nodes import NodeChange, Nodes
+    from optsched.cluster.policy import Policy
+    from optsched.cluster.run import Run
+    from optsched.cluster.settings import Settings
+    from optsched.cluster.workload import Workload
+
+ENGINES: Final = ("auto", "generic")
+
+
+def simulate(
+    workload: Workload | Iterable[Job],
+    policy: Policy | str,
+    nodes: Nodes,
+    *,
+    restart_cost: int = 0,
+    resize: Literal["pass", "anytime"] = "pass",
+    checkpoint: Literal["immediate", "pass"] = "immediate",
+    timing: Literal["event", "lucid"] = "event",
+    round: int = 0,
+    contention: Contention | None = None,
+    changes: Sequence[NodeChange] = (),
+    seed: int = 0,
+    engine: Literal["auto", "generic"] = "auto",
+    on_progress: Callable[[int, int, int], None] | None = None,
+) -> Run:
+    """Replay jobs on nodes under a policy, by events.
+
+    Parameters
+    ----------
+    workload
+        Jobs as a `Workload`, or one by one.
+    policy
+        An object with `decide` (see `optsched.cluster.Policy`), or a name of
+        `optsched.cluster.policies`.
+    nodes
+        The machines.
+    restart_cost, resize, checkpoint, timing, round, contention, changes, seed
+        See `optsched.cluster.Settings`.
+    engine
+        ``"auto"`` takes the policy's compiled twin where there is one, ``"generic"`` always asks
+        the policy itself: the logs are equal, the twin is faster.
+    on_progress
+        Called now and then with the time, the jobs that have ended, and all jobs (a compiled twin:
+        once, at the end). Ctrl-C in the generic engine returns what has happened until then; jobs
+        that did not end have ``log.finished`` -1.
+
+    Returns
+    -------
+    Run
+        The log, metrics and the history as a schedule.
+
+    Raises
+    ------
+    InputError
+        A wrong argument, a job that is larger than the cluster, or times beyond 2^53.
+    PolicyError
+        A decision that breaks a rule, with the job.
+    Stalled
+        Jobs are pending for ever; the message lists them.
+    """
+    from optsched.cluster.nodes import Nodes
+    from optsched.cluster.run import Run
+    from optsched.cluster.settings import Settings
+    from optsched.cluster.workload import Workload
+    from optsched.cluster.world_build import check_fits
+
+    settings = Settings(
+        restart_cost=restart_cost, resize=resize, checkpoint=checkpoint, timing=timing,
+        round=round, contention=contention, changes=tuple(_listed(changes)), seed=seed,
+    )  # fmt: skip
+    one_of("engine", engine, ENGINES)
+    if on_progress is not None and not callable(on_progress):
+        raise InputError(f"on_progress: expected a function, got {told(on_progress)}")
+    if not isinstance(nodes, Nodes):
+        raise InputError(f"nodes: expected Nodes such as Nodes(16, gpus=8), got {told(nodes)}")
+    jobs = workload if isinstance(workload, Workload) else Workload.of(workload, seed=settings.seed)
+    chosen = _policy(policy)
+    check_fits(jobs, nodes, settings)
+    log = _log(jobs, chosen, nodes, settings, engine, on_progress)
+    return Run(jobs, nodes, settings, chosen.name, _options(chosen), log)
+
+
+def _listed(changes: Any) -> Sequence[NodeChange]:
+    """Something to iterate over; `Settings` checks what is in it."""
+    if isinstance(changes, (str, bytes)) or not hasattr(changes, "__iter__"):
+        raise InputError(f"changes: expected a list of NodeChange, got {told(changes)}")
+    return list(changes)
+
+
+def _policy(policy: Any) -> Policy:
+    """The policy of this name, or this object if it is one."""
+    if isinstance(policy, str):
+        from optsched.cluster.policies import get
+
+        return get(policy)
+    name = getattr(policy, "name", None)
+    if isinstance(policy, type) or not callable(getattr(policy, "decide", None)):
+        raise InputError(
+            f"policy: expected a name or an object with the method `decide`, got {told(policy)}"
+        )
+    if not isinstance(name, str):
+        raise InputError(f"policy: expected a text as its `name`, got {told(name)}")
+    if not isinstance(getattr(policy, "clairvoyant", None), bool):
+        raise InputError(f"policy {told(name)}: its `clairvoyant` has to be True or False")
+    found: Policy = policy
+    return found
+
+
+def _options(policy: Policy) -> dict[str, Any]:
+    """Values of the options that the policy names."""
+    names = getattr(policy, "options", ())
+    if not isinstance(names, (tuple, list, frozenset, set, dict)):
+        return {}
+    return {key: getattr(policy, key) for key in sorted(names) if hasattr(policy, key)}
+
+
+def _log(
+    workload: Workload,
+    policy: Policy,
+    nodes: Nodes,
+    settings: Settings,
+    engine: str,
+    on_progress: Callable[[int, int, int], None] | None,
+) -> Any:
+    """By the compiled twin if there is one and it may be used, else by asking."""
+    twin = getattr(policy, "twin", None)
+    if callable(twin) and engine == "auto":
+        log = twin(workload, nodes, settings)
+        if log is not None:
+            if on_progress is not None:
+                finished = log.finished
+                on_progress(int(finished.max()), int((finished >= 0).sum()), len(workload))
+            return log
+    if settings.timing == "lucid":
+        raise InputError(
+            f'timing: policy {told(policy.name)} knows no "lucid" timing for these arguments '
+            '(only compiled twins do, with engine="auto"); take timing="event"'
+        )
+    from optsched.cluster.engine import simulate_generic
+
+    return simulate_generic(workload, policy, nodes, settings, on_progress).log

@@ -1,0 +1,405 @@
+"""The equations of the Entropy scheduler, as they should be and as they are printed.
+
+Source: Sun & Huh, Entropy, Appl. Sci. 2026, 16, 3725; numbers in parentheses are its equations.
+Every function is pure. `as_printed=True` keeps the paper's formula where it is ambiguous or wrong;
+what goes wrong is said in the notes, and asserted in the tests.
+
+A job runs on R workers (ranks); H_r in [0, 1] is the mean normalised entropy of rank r's
+predictions, Q_r in [0, 1] its margin uncertainty. U is a job's uncertainty, S its score.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.elastic.values import (
+    batch_bounds,
+    finite,
+    fraction,
+    number,
+    positive,
+    rate_bounds,
+    unit_values,
+    weight_bounds,
+)
+from optsched.errors import InputError
+from optsched.limits import whole_number
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    FloatArray = npt.NDArray[np.float64]
+    IntArray = npt.NDArray[np.int64]
+
+WEIGHTS: Final = (0.5, 1.5)
+"""Default bounds of a worker's weight, as a multiple of the mean."""
+RATES: Final = (1e-5, 1e-2)
+"""Default bounds of the learning rate."""
+
+
+def samples_per_pass(gpus: int, per_gpu: int, samples: int, *, as_printed: bool = False) -> int:
+    """Samples that a job sees in one epoch (12).
+
+    Parameters
+    ----------
+    gpus
+        Its quota.
+    per_gpu
+        Samples a GPU sees in an epoch (rho).
+    samples
+        Size of its data.
+
+    Notes
+    -----
+    Printed: quota times rho. With a fixed number of epochs a smaller quota then means *less
+    training*, and what is saved is not a gain. Here an epoch is a pass over the data.
+    """
+    whole = {"gpus": gpus, "per_gpu": per_gpu, "samples": samples}
+    g, rho, size = (whole_number(name, value, 0, 2**31) for name, value in whole.items())
+    return g * rho if as_printed else size
+
+
+def relative_uncertainty(values: Any, *, as_printed: bool = False) -> FloatArray:
+    """Uncertainty of every worker relative to the others (18); for H and for Q.
+
+    Parameters
+    ----------
+    values
+        H or Q, shape (workers,), in [0, 1].
+
+    Returns
+    -------
+    FloatArray, shape (workers,)
+        Of mean 1, all 1 if all values are 0. Printed: of sum 1.
+
+    Notes
+    -----
+    Printed, the values are near 1/R, and the bounds [0.5, 1.5] of (20) turn almost all of them into
+    0.5: the signal is lost.
+    """
+    h = unit_values("H", values)
+    total = float(h.sum())
+    share = h / total if total > 0 else np.full(len(h), 1.0 / len(h))
+    return share if as_printed else share * len(h)
+
+
+def combined(relative_h: Any, relative_q: Any, alpha: float = 1.0) -> FloatArray:
+    """Entropy and margin in one number a worker, alpha * H + (1 - alpha) * Q (19)."""
+    part = fraction("alpha", alpha)
+    h, q = finite("H", relative_h), finite("Q", relative_q)
+    if len(h) != len(q):
+        raise InputError(f"Q: expected {len(h)} values, one a worker, got {len(q)}")
+    return part * h + (1.0 - part) * q
+
+
+def smoothed_weights(
+    previous: Any, u: Any, beta: float = 0.5, bounds: tuple[float, float] = WEIGHTS, *,
+    as_printed: bool = False,
+) -> FloatArray:  # fmt: skip
+    """Weights of the workers after one pass, which add up to 1 (20)-(22).
+
+    Parameters
+    ----------
+    previous
+        The last weights, shape (workers,), adding up to 1; 1/R each to begin with, and again
+        whenever the number of workers changes.
+    u
+        What (19) gives, shape (workers,).
+    beta
+        Weight of the last weights, in [0, 1).
+    bounds
+        Least and most weight as a multiple of the mean, 0 < least <= 1 <= most.
+
+    Returns
+    -------
+    FloatArray, shape (workers,)
+        R times a weight lies within the bounds.
+
+    Notes
+    -----
+    Printed: beta * w + (1 - beta) * clip(u), divided by its sum. That mixes weights of size 1/R
+    with numbers of at least 0.5, and the division leaves the bounds. Here both have mean 1, and the
+    projection onto bounds and sum is clip(mu * w, least, most).
+    """
+    keep = fraction("beta", beta)
+    if keep == 1.0:
+        raise InputError("beta: expected a number in [0, 1), got 1 (weights would never change)")
+    low, high = weight_bounds(bounds)
+    last, now = finite("previous", previous), finite("u", u)
+    if len(last) != len(now):
+        raise InputError(f"previous: expected {len(now)} weights, one a worker, got {len(last)}")
+    if last.min() < 0 or now.min() < 0:
+        raise InputError(f"weights: expected numbers >= 0, got {min(last.min(), now.min())}")
+    if abs(float(last.sum()) - 1.0) > 1e-9:
+        raise InputError(f"previous: expected weights that add up to 1, got {float(last.sum()):g}")
+    if as_printed:
+        mixed = keep * last + (1.0 - keep) * np.clip(now, low, high)
+        return np.asarray(mixed / mixed.sum())
+    from optsched_solvers.quota import continuous_shares
+
+    workers = len(now)
+    mixed = keep * last * workers + (1.0 - keep) * np.clip(now, low, high)
+    return continuous_shares(mixed, workers, low, high) / workers
+
+
+def sample_counts(weights: Any, samples: int, *, as_printed: bool = False) -> IntArray:
+    """Samples of every worker in a pass (23), (24).
+
+    Parameters
+    ----------
+    weights
+        Of the workers, shape (workers,), adding up to 1.
+    samples
+        Of all together.
+
+    Returns
+    -------
+    IntArray, shape (workers,)
+        Adds up to `samples`: shares rounded down, the rest to the largest fractions, ties by rank.
+
+    Notes
+    -----
+    Printed: shares are rounded and the leftovers handed out, but leftovers may be negative; the
+    rounded shares are returned.
+    """
+    w, total = finite("weights", weights), whole_number("samples", samples, 0, 2**30)
+    if as_printed:
+        return np.rint(w * total).astype(np.int64)
+    from optsched_solvers.quota import proportional
+
+    return proportional(w, total, 0, total)
+
+
+def batch_sizes(
+    weights: Any, budget: int, bounds: tuple[int, int] = (8, 64), *, as_printed: bool = False
+) -> IntArray:
+    """Batch size of every worker (25), adding up to the global batch of (7).
+
+    Parameters
+    ----------
+    weights
+        Of the workers, shape (workers,), adding up to 1.
+    budget
+        The global batch size B.
+    bounds
+        Least and most samples of a worker.
+
+    Returns
+    -------
+    IntArray, shape (workers,)
+        budget * w within the bounds, by largest remainders, ties by rank.
+
+    Raises
+    ------
+    InputError
+        So many workers cannot share the budget within the bounds.
+
+    Notes
+    -----
+    Printed: clip(round(8 + 56 w)), which ignores the budget: four equal workers get 22 each, 88 in
+    all, whatever B is.
+    """
+    w = finite("weights", weights)
+    least, most = batch_bounds(bounds)
+    if as_printed:
+        return np.clip(np.rint(least + (most - least) * w), least, most).astype(np.int64)
+    total = whole_number("budget", budget, 1, 2**30)
+    if not len(w) * least <= total <= len(w) * most:
+        raise InputError(
+            f"budget: {len(w)} workers with batches of {least}..{most} share a global batch of "
+            f"{len(w) * least}..{len(w) * most}, not {total}"
+        )
+    from optsched_solvers.quota import proportional
+
+    return proportional(w, total, least, most)
+
+
+def step_time(batches: Any) -> float:
+    """Time of a step relative to equal batches on equal devices: R * max b / B, at least 1.
+
+    All workers wait for the one with the largest batch, so skewed batches lengthen service.
+    """
+    b = finite("batches", batches)
+    if b.min() < 0 or b.sum() <= 0:
+        raise InputError("batches: expected numbers >= 0, not all 0")
+    return float(len(b) * b.max() / b.sum())
+
+
+def uncertainty(weights: Any, H: Any, as_printed: bool = False) -> float:
+    """Uncertainty of a job, in [0, 1] (26).
+
+    Parameters
+    ----------
+    weights
+        Of the workers, shape (workers,), adding up to 1.
+    H
+        Mean normalised entropy of every worker, shape (workers,), in [0, 1].
+
+    Notes
+    -----
+    Printed: sum w_r H_r / sum H. At equal entropies that is 1/R, for .1 and .9 alike, and jobs with
+    unequal numbers of workers cannot be compared. Here it is sum w_r H_r.
+    """
+    w, h = finite("weights", weights), unit_values("H", H)
+    if len(w) != len(h):
+        raise InputError(f"weights: expected {len(h)} values, one a worker, got {len(w)}")
+    return float(w @ (relative_uncertainty(h, as_printed=True) if as_printed else h))
+
+
+def learning_rate(
+    rate: float, U: float, U_0: float, gamma: float = 0.5,
+    bounds: tuple[float, float] = RATES, as_printed: bool = False,
+) -> float:  # fmt: skip
+    """Learning rate of a job of uncertainty U that began with U_0 (27).
+
+    Parameters
+    ----------
+    rate
+        The rate at the beginning; printed: that of the pass before.
+    U, U_0
+        Uncertainty now and at the beginning, >= 0.
+    gamma
+        Exponent; a negative one makes the rate decay while training converges.
+    bounds
+        Least and largest rate.
+
+    Notes
+    -----
+    Here clip(rate * (U / U_0)**-gamma): the text asks to reduce the rate when U rises, so it grows
+    while training converges (3.2 times at U / U_0 = .1). Printed: rate * (U / U_0)**gamma of the
+    last rate in every epoch, which compounds and has the opposite sign. A U or U_0 of 0 leaves
+    the rate as it is.
+    """
+    eta, now, start = (positive(n, x) for n, x in (("rate", rate), ("U", U), ("U_0", U_0)))
+    least, most = rate_bounds(bounds)
+    power = number("gamma", gamma)
+    ratio = now / start if now > 0 and start > 0 else 1.0
+    exponent = math.log(ratio) * (power if as_printed else -power)
+    return min(max(eta * math.exp(min(exponent, 700.0)), least), most)
+
+
+def improvement(previous: float | None, now: float) -> float:
+    """Fall of U in one pass over the data, previous - now (28).
+
+    0 if there is no previous value: at the start, after a preemption, and across a change of the
+    quota, where the paper leaves it open.
+    """
+    u = positive("U", now)
+    return 0.0 if previous is None else positive("previous", previous) - u
+
+
+def score(U: Any, delta_U: Any, lam: float = 0.5, rank_normalise: bool = False) -> FloatArray:
+    """Score of every job, lam * U + (1 - lam) * max(0, delta U) (29); the largest goes first.
+
+    Parameters
+    ----------
+    U
+        Uncertainty of every job, shape (jobs,), >= 0; an assumed value for jobs that never ran.
+    delta_U
+        Fall of U in the last pass (28), shape (jobs,).
+    lam
+        In [0, 1]; the paper gives no value.
+    rank_normalise
+        Replace both parts by their ranks in [0, 1], equal values sharing the mean rank: U is about
+        .3 to 1 and delta U .01 to .1, so without it lam weighs unequal things.
+
+    Returns
+    -------
+    FloatArray, shape (jobs,)
+    """
+    part = fraction("lam", lam)
+    level, gain = finite("U", U, least=0), np.maximum(finite("delta_U", delta_U, least=0), 0.0)
+    if len(level) != len(gain):
+        raise InputError(f"delta_U: expected {len(level)} values, one a job, got {len(gain)}")
+    for j in np.flatnonzero(level < 0)[:1]:
+        raise InputError(f"U: job {j} has {level[j]}, expected a number >= 0")
+    if rank_normalise:
+        level, gain = _ranks(level), _ranks(gain)
+    return part * level + (1.0 - part) * gain
+
+
+def quotas(
+    scores: Any, budget: int, minimum: Any, maximum: Any, *, as_printed: bool = False
+) -> IntArray:
+    """GPUs in proportion to the scores, within bounds (31).
+
+    Parameters
+    ----------
+    scores
+        S of every admitted job, shape (jobs,), >= 0.
+    budget
+        GPUs to share.
+    minimum, maximum
+        Whole GPUs a job, shape (jobs,), or one number for all.
+
+    Returns
+    -------
+    IntArray, shape (jobs,)
+        `optsched_solvers.quota.proportional`. Printed: clip(round(G * S / sum S)), whose sum can
+        miss the budget either way; the paper's "correction" is undefined and not done, and without
+        any score the shares are 0/0, taken as 0.
+
+    Raises
+    ------
+    InputError
+        The minima exceed the budget: admit first (printed: nothing is checked).
+    """
+    if not as_printed:
+        from optsched_solvers.quota import proportional
+
+        return proportional(scores, budget, minimum, maximum)
+    s, total = finite("scores", scores, least=0), whole_number("budget", budget, 0, 2**30)
+    shares = total * s / s.sum() if len(s) and s.sum() > 0 else np.zeros(len(s))
+    return np.clip(np.rint(shares), minimum, maximum).astype(np.int64)
+
+
+def placements(quota: Any, free: Any, *, as_printed: bool = False) -> IntArray | None:
+    """GPUs of every job on every node (32), or None if they do not fit.
+
+    Parameters
+    ----------
+    quota
+        GPUs of every job, shape (jobs,).
+    free
+        Free GPUs of every node, shape (nodes,).
+
+    Returns
+    -------
+    IntArray, shape (jobs, nodes), or None
+        Jobs in turn, each on as few nodes as it can: the node with least room that holds it, else
+        the emptiest node wholly, and on. Printed: one GPU a node and job at most (binary), which no
+        job wider than the cluster has nodes can obey.
+    """
+    from optsched_solvers.quota.inputs import integers
+
+    sizes, room = integers("quota", quota), integers("free", free).copy()
+    for name, values in (("quota", sizes), ("free", room)):
+        for j in np.flatnonzero(values < 0)[:1]:
+            raise InputError(f"{name}: expected numbers >= 0, got {values[j]} at {j}")
+    y = np.zeros((len(sizes), len(room)), np.int64)
+    for j, size in enumerate(sizes.tolist()):
+        while size > 0:
+            fits = np.flatnonzero(room >= size)
+            if as_printed or not len(fits):
+                n = int(np.argmax(np.where(y[j] > 0, -1, room) if as_printed else room))
+                if room[n] == 0 or (as_printed and y[j, n] > 0):
+                    return None
+                some = 1 if as_printed else int(room[n])
+            else:
+                n, some = int(fits[np.argmin(room[fits])]), size
+            y[j, n] += some
+            room[n] -= some
+            size -= some
+    return y
+
+
+def _ranks(values: FloatArray) -> FloatArray:
+    """Mean ranks in [0, 1]; 0 for a single job."""
+    if len(values) < 2:
+        return np.zeros(len(values))
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    first = np.cumsum(count) - count
+    return np.asarray((first + (count - 1) / 2)[place] / (len(values) - 1))

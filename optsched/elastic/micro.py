@@ -1,0 +1,159 @@
+"""The micro level: who computes how much of the next pass, decided from the workers' entropies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from optsched.elastic import equations as eq
+from optsched.elastic import values
+from optsched.errors import InputError
+from optsched.limits import whole_number
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    FloatArray = npt.NDArray[np.float64]
+    IntArray = npt.NDArray[np.int64]
+
+
+class MicroStep(NamedTuple):
+    """What the next pass of a job looks like."""
+
+    samples: IntArray
+    """Samples of every worker, shape (workers,)."""
+    batches: IntArray
+    """Batch size of every worker, shape (workers,)."""
+    rate_factor: float
+    """What to multiply the *initial* learning rate by."""
+    weights: FloatArray
+    """Weights of the workers, adding up to 1, shape (workers,)."""
+    uncertainty: float
+    """U of the pass that was measured, in [0, 1]."""
+    improvement: float
+    """Fall of U since the pass before; 0 if the number of workers was another one."""
+    step_time: float
+    """Time of a step relative to equal batches, at least 1."""
+
+
+class MicroController:
+    """Equations (18)-(28) of Sun & Huh 2026 for one job, one `step` after every pass.
+
+    Parameters
+    ----------
+    budget
+        Global batch size, kept by every split.
+    batch_bounds
+        Least and most samples in a worker's batch; batch normalisation needs at least 2.
+    samples
+        Samples of a pass; None stands for one global batch.
+    weight_bounds
+        Least and most weight of a worker as a multiple of the mean.
+    alpha
+        Part of the entropy, the rest is the margin (19).
+    beta
+        Part of the last weights in the new ones (21).
+    gamma
+        Exponent of the learning rate (27).
+    rate, rate_bounds
+        Initial learning rate, and what it is kept within.
+    as_printed
+        Use the paper's formulas throughout: samples and batches then need not add up.
+
+    Raises
+    ------
+    InputError
+        A parameter has the wrong type or is out of range.
+
+    Notes
+    -----
+    Samples and batches are in proportion to the same weights, so all workers need the same number
+    of steps, up to rounding and as long as no batch is at a bound. `alpha`, `beta` and `gamma` are
+    our defaults: the paper gives none for `alpha` and `gamma`.
+    """
+
+    def __init__(
+        self, budget: int = 64, batch_bounds: tuple[int, int] = (8, 64), *,
+        samples: int | None = None, weight_bounds: tuple[float, float] = eq.WEIGHTS,
+        alpha: float = 1.0, beta: float = 0.5, gamma: float = 0.5, rate: float = 1e-3,
+        rate_bounds: tuple[float, float] = eq.RATES, as_printed: bool = False,
+    ) -> None:  # fmt: skip
+        self.budget = whole_number("budget", budget, 1, 2**30)
+        self.batch_bounds = values.batch_bounds(batch_bounds)
+        self.samples = None if samples is None else whole_number("samples", samples, 1, 2**30)
+        self.weight_bounds = values.weight_bounds(weight_bounds)
+        self.as_printed = bool(as_printed)
+        one = np.ones(1)
+        eq.combined(one, one, alpha)
+        eq.smoothed_weights(one, one, beta, self.weight_bounds, as_printed=True)
+        eq.learning_rate(rate, 1.0, 1.0, gamma, rate_bounds)
+        if not rate > 0:
+            raise InputError(f"rate: expected a number > 0, got {rate!r:.60}")
+        self.alpha, self.beta, self.gamma = float(alpha), float(beta), float(gamma)
+        self.rate, self.rate_bounds = float(rate), rate_bounds
+        self._weights: FloatArray | None = None
+        self._first: float | None = None
+        self._last: float | None = None
+        self._rate = self.rate
+
+    def step(self, H: Any, Q: Any = None, workers: int | None = None) -> MicroStep:
+        """Plan the next pass from what the last one measured.
+
+        Parameters
+        ----------
+        H
+            Mean normalised entropy of every worker, in [0, 1].
+        Q
+            Mean margin uncertainty of every worker, in [0, 1]; needed if alpha < 1.
+        workers
+            Number of workers of the next pass; None: as many as have measured. If it differs,
+            weights start anew, equal, and the learning rate goes on.
+
+        Raises
+        ------
+        InputError
+            Values outside [0, 1], of the wrong number, or a budget that so many workers cannot
+            share.
+        """
+        h = values.unit_values("H", H)
+        if Q is None and self.alpha < 1:
+            raise InputError("Q: margin uncertainties are needed because alpha < 1")
+        q = h if Q is None else values.unit_values("Q", Q)
+        size = len(h) if workers is None else whole_number("workers", workers, 1, 2**20)
+        known = self._weights is not None and len(self._weights) == len(h)
+        used = self._weights if known and self._weights is not None else _equal(len(h))
+        uncertainty = eq.uncertainty(used, h, self.as_printed)
+        improvement = eq.improvement(self._last if known else None, uncertainty)
+        first = uncertainty if self._first is None else self._first
+        if size == len(h):
+            u = eq.combined(
+                eq.relative_uncertainty(h, as_printed=self.as_printed),
+                eq.relative_uncertainty(q, as_printed=self.as_printed),
+                self.alpha,
+            )
+            weights = eq.smoothed_weights(
+                used, u, self.beta, self.weight_bounds, as_printed=self.as_printed
+            )
+        else:
+            weights = _equal(size)
+        batches = eq.batch_sizes(
+            weights, self.budget, self.batch_bounds, as_printed=self.as_printed
+        )
+        total = self.budget if self.samples is None else self.samples
+        samples = eq.sample_counts(weights, total, as_printed=self.as_printed)
+        base = self._rate if self.as_printed else self.rate
+        rate = eq.learning_rate(
+            base, uncertainty, first, self.gamma, self.rate_bounds, self.as_printed
+        )
+        # nothing is remembered before everything has succeeded
+        self._weights, self._first, self._rate = weights, first, rate
+        self._last = uncertainty if size == len(h) else None
+        return MicroStep(
+            samples, batches, rate / self.rate, weights, uncertainty, improvement,
+            eq.step_time(batches),
+        )  # fmt: skip
+
+
+def _equal(workers: int) -> FloatArray:
+    return np.full(workers, 1.0 / workers)

@@ -1,0 +1,272 @@
+"""Kubernetes manifests with gang scheduling: a JSON ``List`` that kubectl accepts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from math import gcd
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+from optsched.cluster.job_checks import integer, one_of, told
+from optsched.document_values import label
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+GANGS: Final = ("podgroup", "labels")
+
+LARGEST_POD: Final = 8
+"""GPUs of a pod at most, if nothing is said."""
+
+POD_GROUP: Final = "scheduling.x-k8s.io"
+"""API group of PodGroup, and prefix of the label that joins it."""
+
+OLD_LABEL: Final = "pod-group.scheduling.sigs.k8s.io"
+"""Prefix of the labels of the older, lightweight plugin, as Determined sets them."""
+
+_SCHEDULERS: Final = {"podgroup": "scheduler-plugins-scheduler", "labels": "coscheduler"}
+_LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_MOST_PODS: Final = 10**5  # of an Indexed Job with a completion mode
+
+
+@dataclass(frozen=True)
+class Gang:
+    """A job to be started: its GPUs, all or none.
+
+    Parameters
+    ----------
+    name
+        Of the job and its pods: a label of RFC 1123 (lower case, digits, ``-``).
+    gpus
+        Quota now; 0 for a task without GPUs.
+    minimum
+        GPUs without which it cannot run; None: all.
+    nodes
+        GPUs by node, if they are chosen.
+    priority
+        1 (first) to 99, of its group; None: that of the namespace.
+    """
+
+    name: str
+    gpus: int
+    minimum: int | None = None
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    priority: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How gangs are written.
+
+    Parameters
+    ----------
+    gang
+        ``"podgroup"``: a PodGroup of ``scheduling.x-k8s.io/v1alpha1`` per job; ``"labels"``: the
+        two labels of the older plugin.
+    gpus_per_pod
+        At most; None: the largest number up to 8 that divides the GPUs on every node.
+    pin
+        Pods may only run on the nodes that were chosen.
+    image, command
+        Of the container; command None: what the image runs.
+    namespace, scheduler_name
+        None: that of kubectl; that of the plugin.
+    gpu_resource
+        What a GPU is called.
+    """
+
+    gang: Literal["podgroup", "labels"] = "podgroup"
+    gpus_per_pod: int | None = None
+    pin: bool = False
+    image: str = "job:latest"
+    command: tuple[str, ...] | None = None
+    namespace: str | None = None
+    scheduler_name: str | None = None
+    gpu_resource: str = "nvidia.com/gpu"
+
+    def __post_init__(self) -> None:
+        one_of("gang", self.gang, GANGS)
+        if self.gpus_per_pod is not None:
+            integer("gpus_per_pod", self.gpus_per_pod, 1, 2**20)
+        for key in ("image", "gpu_resource"):
+            if not label(key, getattr(self, key), 1000) or re.search(r"\s", getattr(self, key)):
+                raise InputError(f"{key}: expected a name without spaces, got an empty one or some")
+        if self.namespace is not None:
+            check_name("namespace", self.namespace)
+        if self.scheduler_name is not None:
+            check_host("scheduler_name", self.scheduler_name)
+
+
+def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str, Any]:
+    """A ``List``: priority classes, then a PodGroup (if asked for) and an Indexed Job per gang.
+
+    ``parallelism = completions`` = pods = ceil(GPUs / GPUs per pod); the gang's minimum counts pods
+    too. Larger priorities win in Kubernetes: 1 becomes 99, 99 becomes 1.
+
+    Raises
+    ------
+    InputError
+        A name that Kubernetes would refuse, two jobs of one name, a node to pin to that is unknown.
+    """
+    chosen = options or Options()
+    rows = [_checked(gang) for gang in gangs]
+    twice = [name for name, count in Counter(gang.name for gang in rows).items() if count > 1]
+    if twice:
+        raise InputError(f"jobs: {told(twice[0])} is there twice")
+    levels = sorted({gang.priority for gang in rows if gang.priority is not None})
+    items: list[dict[str, Any]] = [_priority_class(level) for level in levels]
+    for gang in rows:
+        pods, gpus = pods_of(gang, chosen.gpus_per_pod)
+        check_name(f"job {told(gang.name)}", gang.name, 63 - len(f"-{pods - 1}"))
+        needed = pods if gang.minimum is None else max(1, -(-gang.minimum // max(1, gpus)))
+        if chosen.gang == "podgroup":
+            items.append(_pod_group(gang, needed, chosen))
+        items.append(_job(gang, pods, gpus, needed, chosen))
+    return {"apiVersion": "v1", "kind": "List", "items": items}
+
+
+def to_json(document: Mapping[str, Any]) -> bytes:
+    """The manifest, indented."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def pods_of(gang: Gang, most: int | None = None) -> tuple[int, int]:
+    """Number of pods of a gang, and GPUs of each; equal pods may come to some GPUs too many.
+
+    Parameters
+    ----------
+    gang
+        The job.
+    most
+        GPUs of a pod at most; None: the largest number up to 8 that divides the GPUs on every
+        node (or all of them, if no nodes are chosen).
+    """
+    if gang.gpus == 0:
+        return 1, 0
+    if most is None:
+        common = gcd(*gang.nodes.values()) if gang.nodes else gang.gpus
+        most = next(n for n in range(min(LARGEST_POD, common), 0, -1) if common % n == 0)
+    pods = -(-gang.gpus // most)
+    if pods > _MOST_PODS:
+        raise InputError(f"job {told(gang.name)}: {pods} pods, more than {_MOST_PODS}")
+    return pods, -(-gang.gpus // pods)
+
+
+def surplus(gang: Gang, most: int | None = None) -> int:
+    """GPUs that its equal pods ask for beyond the quota."""
+    pods, gpus = pods_of(gang, most)
+    return pods * gpus - gang.gpus
+
+
+def check_name(place: str, name: Any, longest: int = 63) -> str:
+    """A label of RFC 1123.
+
+    Raises
+    ------
+    InputError
+        Kubernetes would refuse it.
+    """
+    if not isinstance(name, str) or not _LABEL.fullmatch(name) or len(name) > longest:
+        raise InputError(
+            f"{place}: {told(name)} is no Kubernetes name: expected at most {longest} lower-case "
+            "letters, digits and -, with a letter or digit at both ends"
+        )
+    return name
+
+
+def check_host(place: str, name: Any) -> str:
+    """A subdomain of RFC 1123: labels with dots between them, at most 253 characters."""
+    parts = name.split(".") if isinstance(name, str) else []
+    if not parts or len(name) > 253 or not all(_LABEL.fullmatch(p) and len(p) < 64 for p in parts):
+        raise InputError(
+            f"{place}: {told(name)} is no Kubernetes name: expected lower-case letters, digits, - "
+            "and ."
+        )
+    return str(name)
+
+
+def _checked(gang: Gang) -> Gang:
+    place = f"job {told(gang.name)}"
+    check_name(place, gang.name)
+    integer(f"{place}: gpus", gang.gpus, 0, 2**30)
+    if gang.minimum is not None:
+        integer(f"{place}: minimum", gang.minimum, 0, gang.gpus)
+    if gang.priority is not None:
+        integer(f"{place}: priority", gang.priority, 1, 99)
+    return gang
+
+
+def _priority_class(level: int) -> dict[str, Any]:
+    return {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": f"optsched-{100 - level}"},
+        "value": 100 - level,
+        "description": f"optsched priority {level} (1 goes first); in Kubernetes larger ones win",
+    }
+
+
+def _meta(name: str, options: Options, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    meta: dict[str, Any] = {"name": name}
+    if options.namespace is not None:
+        meta["namespace"] = options.namespace
+    if labels:
+        meta["labels"] = labels
+    return meta
+
+
+def _pod_group(gang: Gang, needed: int, options: Options) -> dict[str, Any]:
+    return {
+        "apiVersion": f"{POD_GROUP}/v1alpha1",
+        "kind": "PodGroup",
+        "metadata": _meta(gang.name, options),
+        "spec": {"minMember": needed},
+    }
+
+
+def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dict[str, Any]:
+    labels = {"app.kubernetes.io/managed-by": "optsched"}
+    if options.gang == "podgroup":
+        labels[f"{POD_GROUP}/pod-group"] = gang.name
+    else:
+        labels[f"{OLD_LABEL}/name"] = gang.name
+        labels[f"{OLD_LABEL}/min-available"] = str(needed)
+    container: dict[str, Any] = {"name": "main", "image": options.image}
+    if options.command is not None:
+        container["command"] = list(options.command)
+    if gpus:
+        container["resources"] = {"limits": {options.gpu_resource: gpus}}
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "schedulerName": options.scheduler_name or _SCHEDULERS[options.gang],
+        "containers": [container],
+    }
+    if gang.priority is not None:
+        pod["priorityClassName"] = f"optsched-{100 - gang.priority}"
+    if options.pin:
+        pod["affinity"] = _affinity(gang)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _meta(gang.name, options, {"app.kubernetes.io/managed-by": "optsched"}),
+        "spec": {
+            "completionMode": "Indexed",
+            "parallelism": pods,
+            "completions": pods,
+            "backoffLimit": 0,
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    }
+
+
+def _affinity(gang: Gang) -> dict[str, Any]:
+    if not gang.nodes:
+        raise InputError(f"job {told(gang.name)}: pin: nobody chose its nodes; leave out --pin")
+    nodes = sorted(check_host(f"job {told(gang.name)}: node", node) for node in gang.nodes)
+    rule = {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}

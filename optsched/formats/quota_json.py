@@ -1,0 +1,146 @@
+"""The document ``optsched.quota/1``: jobs with what each may get, nodes or a budget, objective."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from optsched.errors import InputError
+from optsched.files import read_text
+from optsched.problems.quota import Node, QuotaPlan
+from optsched.problems.quota_job import QuotaJob
+from optsched.strict_json import check_format, decode, parse, without_collector
+
+if TYPE_CHECKING:
+    import os
+
+FORMAT = "optsched.quota/1"
+
+_Sizes = list[int] | dict[str, list[int]]
+_Numbers = list[float] | dict[str, list[float]]
+
+
+class _Job(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    sizes: _Sizes | None = None
+    minimum: int | dict[str, int] | None = None
+    maximum: int | dict[str, int] | None = None
+    utility: _Numbers | None = None
+    idle: float = 0.0
+    score: float | None = None
+    work: int | None = None
+    rates: _Numbers | None = None
+    weight: float = 1.0
+    must_run: bool = False
+    current: dict[str, int] | None = None
+    locality: str = "any"
+    pass_work: int | None = None
+
+
+class _Node(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    name: str
+    gpus: int
+    type: str = ""
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    format: str
+    name: str = ""
+    objective: str = "sum"
+    resolution: int = 10**6
+    time_unit: str = "s"
+    budget: int | dict[str, int] | None = None
+    nodes: list[_Node] | None = None
+    jobs: list[_Job]
+
+
+def read(path: str | os.PathLike[str]) -> QuotaPlan:
+    """Read a quota plan from a file; see `from_tree`."""
+    text = read_text(path)
+    with without_collector():
+        return from_tree(parse(text, str(path)), str(path))
+
+
+def from_tree(tree: Any, name: str) -> QuotaPlan:
+    """Read a quota plan from parsed JSON.
+
+    Parameters
+    ----------
+    tree
+        ``optsched.quota/1``; fields are those of `QuotaPlan` and `QuotaJob` (rates for a speedup).
+    name
+        File name for messages.
+
+    Raises
+    ------
+    InputError
+        With the path in the document, the rule and the value.
+    """
+    check_format(tree, FORMAT, name)
+    found = decode(tree, _Document, name)
+    try:
+        jobs = [QuotaJob(**{f: getattr(job, f) for f in _JOB}) for job in found.jobs]
+        nodes = found.nodes
+        return QuotaPlan(
+            jobs, budget=found.budget,
+            nodes=None if nodes is None else [Node(n.gpus, n.type, n.name) for n in nodes],
+            objective=found.objective,  # type: ignore[arg-type]
+            resolution=found.resolution, time_unit=found.time_unit, name=found.name,
+        )  # fmt: skip
+    except InputError as error:
+        error.args = (f"{name}: {error.args[0]}",)
+        raise
+
+
+def to_json(plan: QuotaPlan) -> bytes:
+    """The document ``optsched.quota/1``, one job a line."""
+    encode = msgspec.json.encode
+    members = [("format", encode(FORMAT))]
+    for key in ("name", "objective", "resolution", "time_unit"):
+        value = getattr(plan, key)
+        if value != getattr(_PLAIN, key) or key == "objective":
+            members.append((key, encode(value)))
+    if plan.nodes:
+        nodes = [_Node(node.name, node.gpus, node.type) for node in plan.nodes]
+        members.append(("nodes", _lines([encode(node) for node in nodes])))
+    else:
+        members.append(("budget", encode(_budget(plan))))
+    rows = [{f: v for f, v in _fields(job) if v != _DEFAULT[f]} for job in plan.jobs]
+    members.append(("jobs", _lines([encode(row) for row in rows])))
+    body = b",\n".join(b'  "%s": %s' % (key.encode(), value) for key, value in members)
+    return b"{\n" + body + b"\n}\n"
+
+
+def content(plan: QuotaPlan) -> bytes:
+    """What a plan is, its own name left out, for its hash."""
+    jobs = [[value for _, value in _fields(job)] for job in plan.jobs]
+    whole = [
+        plan.objective, plan.resolution, plan.time_unit, list(plan.nodes) or _budget(plan), jobs
+    ]  # fmt: skip
+    return msgspec.json.encode(whole, order="deterministic")
+
+
+def _budget(plan: QuotaPlan) -> int | dict[str, int]:
+    of = dict(zip(plan.kinds, plan.budgets, strict=True))
+    return of[""] if plan.kinds == ("",) else of
+
+
+def _fields(job: QuotaJob) -> list[tuple[str, Any]]:
+    """Fields of a document; what is not given is None."""
+    given = job.given()
+    if given.get("minimum") == 1:
+        del given["minimum"]
+    given["current"] = given["current"] or None
+    return [(f, given.get(f)) for f in _JOB]
+
+
+def _lines(rows: list[bytes]) -> bytes:
+    return b"[\n    " + b",\n    ".join(rows) + b"\n  ]" if rows else b"[]"
+
+
+_JOB = _Job.__struct_fields__
+_DEFAULT = {"name": None, **dict(zip(_JOB[1:], _Job.__struct_defaults__, strict=True))}
+_PLAIN = _Document(format="", jobs=[])
+
+__all__ = ["FORMAT", "content", "from_tree", "read", "to_json"]

@@ -1,0 +1,362 @@
+"""Job traces as CSV: ``job_id, submit_time_s, num_gpus, duration_s, priority, type``."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import numpy as np
+
+from optsched.cluster.job import WORK, rates
+from optsched.cluster.job_checks import (
+    MOST_WORK,
+    ascending,
+    integer,
+    one_of,
+    told,
+)
+from optsched.cluster.speedup import Linear
+from optsched.document_values import file_label
+from optsched.errors import InputError
+from optsched.files import write_atomic
+from optsched.formats.trace_table import COLUMNS, PER_SECOND, TraceTable, first
+from optsched.schedule import TIME_UNITS
+from optsched.strict_json import MAX_INTEGER, shown
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    from optsched.cluster.nodes import Nodes
+    from optsched.cluster.speedup import Speedup
+    from optsched.cluster.workload import Workload
+    from optsched.schedule import IntArray
+
+_MAX_TYPE: Final = 200
+
+
+class Profile(NamedTuple):
+    """What a trace does not say about the jobs of one `type`.
+
+    `work` is 1-GPU time until completion, in the workload's unit, for rows without a duration
+    (None: there must be one); `sizes` the allowed numbers of GPUs (None: the row's alone).
+    """
+
+    work: int | None = None
+    speedup: Speedup = Linear()
+    sizes: tuple[int, ...] | None = None
+
+
+def read_trace(
+    path: str | os.PathLike[str],
+    nodes: Nodes | None = None,
+    sort: bool = False,
+    ignore_columns: bool = False,
+    limit: int | None = None,
+    *,
+    time_unit: str = "s",
+    speedup: Speedup | None = None,
+    sizes: Sequence[int] | None = None,
+    passes: int = 1,
+    profiles: Mapping[str, Profile] | None = None,
+    priority_as: Literal["priority", "weight", "ignored"] = "priority",
+    type_as: Literal["source", "group", "template"] = "source",
+    largest: int | None = None,
+    where: Mapping[str, str] | None = None,
+) -> Workload:
+    """Read a trace strictly; a job ends after exactly its duration at its own size.
+
+    Parameters
+    ----------
+    path
+        The file: UTF-8, a header, one job a row.
+    nodes
+        The cluster; a job with more GPUs is an error.
+    sort
+        Sort by submit time, ties by id; otherwise rows must be sorted by submit time.
+    ignore_columns
+        Skip columns that are not known instead of refusing them.
+    limit
+        Read only so many rows.
+    time_unit
+        Unit of the workload; the file's times are seconds, and whole ones in this unit.
+    speedup
+        Of every job; linear by default.
+    sizes
+        Every job may take its own size or any of these; rigid by default.
+    passes
+        Data passes of every job: elastic jobs change size between them (``resize="pass"``).
+    profiles
+        Work, speed-up and sizes by `type`; they go before `speedup` and `sizes`.
+    priority_as
+        What the column `priority` is: 1 (first) to 99, a weight > 0, or nothing.
+    type_as
+        What the column `type` is besides free text: the group or the template of the job.
+    largest
+        Leave out jobs of more GPUs (after `limit`).
+    where
+        Keep rows whose column has this text (before `limit`); the column may be an unknown one.
+
+    Raises
+    ------
+    InputError
+        The message names the row (the header is row 1) and the field.
+    """
+    from optsched.cluster.workload import Workload
+
+    table = TraceTable(path, ignore_columns, dict(where or {}), limit)
+    one_of("time_unit", time_unit, TIME_UNITS)
+    one_of("priority_as", priority_as, ("priority", "weight", "ignored"))
+    one_of("type_as", type_as, ("source", "group", "template"))
+    gpus = table.gpus()
+    if largest is not None:
+        integer("largest", largest, 1)
+        table.keep(gpus <= largest, f"no job has at most {largest} GPUs")
+        gpus = gpus[gpus <= largest]
+    if nodes is not None and (i := first(gpus > nodes.total)) is not None:
+        table.refuse(
+            i, "num_gpus",
+            f"asks for {gpus[i]} GPUs, but the cluster has {nodes.total} (largest={nodes.total} "
+            "leaves such jobs out)",
+        )  # fmt: skip
+    submit = table.times("submit_time_s", time_unit, 0)
+    if not sort and (i := first(np.diff(submit) < 0)) is not None:
+        table.refuse(
+            i + 1, "submit_time_s",
+            f"{submit[i + 1]} comes after {submit[i]}: not sorted (sort=True, --sort)",
+        )  # fmt: skip
+    names = table.names()
+    integer("passes", passes, 1)
+    order: Any = slice(None)
+    if sort:
+        order = sorted(range(len(names)), key=lambda i: (submit[i], names[i]))
+    columns = _columns(table, gpus, time_unit, speedup or Linear(), sizes, profiles or {})
+    columns["submit"] = submit
+    columns |= _labels(table, priority_as)
+    per_job = {key: value[order] for key, value in columns.items() if isinstance(value, np.ndarray)}
+    allowed, speedups = columns["sizes"], columns["speedups"]
+    if sort:
+        names = [names[i] for i in order]
+        allowed = [allowed[i] for i in order] if isinstance(allowed, list) else allowed
+        speedups = [speedups[i] for i in order] if isinstance(speedups, list) else speedups
+    return Workload(
+        names=tuple(names),
+        name=file_label(Path(path).name),
+        time_unit=time_unit,
+        **_assembled(per_job, gpus[order], allowed, speedups, type_as, passes),
+    )
+
+
+def _columns(
+    table: TraceTable,
+    gpus: IntArray,
+    time_unit: str,
+    speedup: Speedup,
+    sizes: Sequence[int] | None,
+    profiles: Mapping[str, Profile],
+) -> dict[str, Any]:
+    """Work of every job, and its sizes and speed-up (one for all where they are the same)."""
+    wanted = None if sizes is None else ascending("sizes", sizes)
+    known = _profiles(profiles)
+    types = table.columns.get("type", ())
+    rows = {t: known[t] for t in set(types) if t in known}
+    speedups: Any = speedup
+    allowed: Any = None
+    if rows or wanted is not None:
+        none = Profile(None, speedup, wanted)
+        each = [rows.get(t, none) for t in types] or [none] * len(gpus)
+        speedups = [profile.speedup for profile in each]
+        allowed = [
+            (g,) if p.sizes is None or g == 0 else tuple(sorted({*p.sizes, g} - {0}))
+            for g, p in zip(gpus.tolist(), each, strict=True)
+        ]
+    rate = _own_rates(gpus, speedups)
+    return {
+        "work": _work(table, rate, time_unit, rows),
+        "rate_own": rate,
+        "sizes": allowed,
+        "speedups": speedups,
+    }
+
+
+def _profiles(profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+    known = {}
+    for key, profile in profiles.items():
+        if not isinstance(profile, Profile):
+            raise InputError(f"profiles[{told(key)}]: expected a Profile, got {told(profile)}")
+        if profile.work is not None:
+            integer(f"profiles[{told(key)}].work", profile.work, 1, MAX_INTEGER)
+        if profile.sizes is not None:
+            ascending(f"profiles[{told(key)}].sizes", profile.sizes)
+        known[key] = profile
+    return known
+
+
+def _own_rates(gpus: IntArray, speedups: Any) -> IntArray:
+    """Speed of every job at its own size."""
+    if isinstance(speedups, list):
+        pairs = list(zip(speedups, gpus.tolist(), strict=True))
+    else:
+        if type(speedups) is Linear:
+            return np.maximum(gpus, 1) * WORK
+        pairs = [(speedups, g) for g in gpus.tolist()]
+    found = {pair: rates(pair[0], (pair[1],))[0] for pair in set(pairs)}
+    return np.array([found[pair] for pair in pairs], np.int64)
+
+
+def _work(
+    table: TraceTable, rate: IntArray, time_unit: str, profiles: Mapping[str, Profile]
+) -> IntArray:
+    """Duration times speed at the own size; where there is no duration, that of the profile."""
+    n = len(rate)
+    column = table.columns.get("duration_s", ("",) * n)
+    absent = [i for i, text in enumerate(column) if not text] if "" in column else []
+    given = np.zeros(n, np.int64)
+    if absent:
+        types = table.columns.get("type", ("",) * n)
+        for i in absent:
+            profile = profiles.get(types[i])
+            if profile is None or profile.work is None:
+                table.refuse(
+                    i, "duration_s",
+                    f"missing, and there is no profile with the work of type {shown(types[i])} "
+                    "(profiles=)",
+                )  # fmt: skip
+            given[i] = profile.work * WORK if profile.work <= MOST_WORK // WORK else -1
+            if given[i] < 0:
+                table.refuse(i, "duration_s", "the profile's work is above 2^62 / 10^6")
+        filled = list(column)
+        for i in absent:
+            filled[i] = "1"
+        table.columns["duration_s"] = filled
+    duration = table.times("duration_s", time_unit, 1)
+    if (late := first(duration > MOST_WORK // rate)) is not None:
+        what = f"{duration[late]} {time_unit} on these GPUs is more work than 2^62"
+        table.refuse(late, "duration_s", what)
+    work = duration * rate
+    work[absent] = given[absent]
+    return work
+
+
+def _labels(table: TraceTable, priority_as: str) -> dict[str, Any]:
+    """Columns of priority, weight and type."""
+    n = len(table.row)
+    priority, weight = np.full(n, 50, np.int64), np.ones(n)
+    column = table.columns.get("priority", ()) if priority_as != "ignored" else ()
+    if any(column):
+        for i, text in enumerate(column):
+            if not text:
+                continue
+            value = table.number(i, "priority", text, "a number")
+            if priority_as == "weight":
+                if not 0 < value < 10**9:
+                    table.refuse(i, "priority", f"expected a weight > 0, got {text}")
+                weight[i] = float(value)
+                continue
+            if value != value.to_integral_value() or not 1 <= value <= 99:
+                table.refuse(
+                    i, "priority", f"expected 1..99, got {text} (priority_as='weight' reads shares)"
+                )
+            priority[i] = int(value)
+    types = table.columns.get("type", ("",) * n)
+    longest = max(types, key=len)
+    if len(longest) > _MAX_TYPE:
+        table.refuse(list(types).index(longest), "type", f"longer than {_MAX_TYPE} characters")
+    return {"priority": priority, "weight": weight, "source": np.array(types, np.str_)}
+
+
+def _assembled(
+    per_job: dict[str, Any], gpus: IntArray, allowed: Any, speedups: Any, type_as: str, passes: int
+) -> dict[str, Any]:
+    """All columns of a workload."""
+    from optsched.cluster.workload import Group
+    from optsched.cluster.workload_columns import grouped, sized
+
+    n = len(gpus)
+    ones = np.ones(n, np.int64)
+    which: Any
+    if allowed is None:
+        ptr = np.arange(n + 1)
+        which = ((speedups,), np.zeros(n, np.int64), ptr, gpus, per_job["rate_own"])
+    else:
+        which = sized(allowed, speedups)
+    groups: tuple[Group, ...] = (Group(""),)
+    group, template, templates = ones * 0, -ones, ()
+    if type_as != "source":
+        words = per_job["source"].tolist()
+        found = list(dict.fromkeys(words))
+        if type_as == "group":
+            groups = grouped(found, ())
+            group = _numbers(words, found)
+        else:
+            found = sorted(set(found) - {""})
+            templates, template = tuple(found), _numbers(words, found)
+    work = per_job["work"]
+    return {
+        "submit": per_job["submit"], "work": work, "believed": work, "nominal": work,
+        "passes": ones * passes, "pass_work": -(-work // passes),
+        "speedups": which[0], "speedup": which[1], "size_ptr": which[2], "size": which[3],
+        "rate": which[4],
+        "priority": per_job["priority"], "weight": per_job["weight"], "source": per_job["source"],
+        "group": group, "groups": groups, "template": template, "templates": templates,
+        "preemptible": np.ones(n, np.bool_), "restart_cost": -ones,
+        "observed_ptr": np.zeros(n + 1, np.int64), "observed": np.zeros(0),
+        "target": np.full(n, np.nan), "initial": np.full(n, np.nan),
+        "estimate": np.ones(n), "micro_factor": np.ones(n), "completion": ones * 0,
+    }  # fmt: skip
+
+
+def _numbers(words: list[str], found: list[str]) -> IntArray:
+    place = {word: k for k, word in enumerate(found)}
+    return np.array([place.get(word, -1) for word in words], np.int64)
+
+
+def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
+    """Write jobs of one size as a trace that `read_trace` reads back.
+
+    Kept are name, submit time, GPUs, duration at that size (rounded up), priority, and `source` as
+    type; weights, groups, curves, restart costs and estimates have no column.
+
+    Raises
+    ------
+    InputError
+        A job has several sizes, or the file cannot be written.
+    """
+    if not workload.is_rigid:
+        i = int(np.argmax(np.diff(workload.size_ptr) > 1))
+        raise InputError(
+            f"{path}: job {shown(workload.names[i])} has several sizes, a trace only one"
+        )
+    scale = PER_SECOND[workload.time_unit]
+    duration = -(-workload.work // workload.rate)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(
+        zip(
+            workload.names,
+            _seconds(workload.submit, scale),
+            workload.size.tolist(),
+            _seconds(duration, scale),
+            workload.priority.tolist(),
+            workload.source.tolist(),
+            strict=True,
+        )
+    )
+    write_atomic(path, text.getvalue())
+
+
+def _seconds(times: IntArray, scale: int) -> list[str]:
+    if scale == 1:
+        return list(map(str, times.tolist()))
+    digits = len(str(scale)) - 1
+    found = []
+    for value in times.tolist():
+        whole, part = divmod(value, scale)
+        found.append(f"{whole}.{part:0{digits}d}".rstrip("0").rstrip("."))
+    return found
+
+
+__all__ = ["COLUMNS", "Profile", "read_trace", "write_trace"]

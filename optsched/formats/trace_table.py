@@ -1,0 +1,177 @@
+"""Rows of a trace by column: strict numbers, and the name of every place for messages."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import numpy as np
+
+from optsched.cluster.job_checks import MOST_GPUS, integer, told
+from optsched.errors import InputError
+from optsched.files import read_text
+from optsched.schedule import TIME_UNITS
+from optsched.strict_json import MAX_INTEGER, shown, without_collector
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from optsched.schedule import IntArray
+
+COLUMNS: Final = ("job_id", "submit_time_s", "num_gpus", "duration_s", "priority", "type")
+PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_REQUIRED: Final = COLUMNS[:3]
+_NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
+_MAX_ID: Final = 200
+
+
+class TraceTable:
+    """Rows of the file by column, with what is needed to name a place in it."""
+
+    def __init__(
+        self, path: Any, ignore_columns: bool, where: dict[str, str], limit: int | None
+    ) -> None:
+        self.path = path
+        text = read_text(path)
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        try:
+            with without_collector():
+                rows = list(reader)
+        except csv.Error as error:
+            raise InputError(f"{path}: row {reader.line_num}: not valid CSV: {error}") from None
+        self.row = np.arange(1, len(rows) + 1)
+        if [] in rows:  # blank lines
+            self.row = np.flatnonzero([bool(row) for row in rows]) + 1
+            rows = [row for row in rows if row]
+        if not rows:
+            raise InputError(f"{path}: the file is empty; expected a header {','.join(COLUMNS)}")
+        header, rows, self.row = rows[0], rows[1:], self.row[1:]
+        self._check_header(header, ignore_columns, where)
+        bad = first(np.array([len(row) for row in rows], np.int64) != len(header))
+        if bad is not None:
+            raise InputError(
+                f"{path}: row {self.row[bad]}: has {len(rows[bad])} fields, the header has "
+                f"{len(header)}"
+            )
+        for key, wanted in where.items():
+            k = header.index(key)
+            kept = np.array([row[k] == wanted for row in rows], np.bool_)
+            self.row, rows = self.row[kept], [row for row in rows if row[k] == wanted]
+        if limit is not None:
+            rows = rows[: integer("limit", limit, 1)]
+            self.row = self.row[: len(rows)]
+        if not rows:
+            raise InputError(f"{path}: no jobs: there are no rows{' left' if where else ''}")
+        by_key = dict(zip(header, zip(*rows, strict=True), strict=True))
+        self.columns: dict[str, Sequence[str]] = {k: v for k, v in by_key.items() if k in COLUMNS}
+
+    def _check_header(self, header: list[str], ignore: bool, where: dict[str, str]) -> None:
+        for key in header:
+            if header.count(key) > 1:
+                raise InputError(f"{self.path}: row 1: column {shown(key)} is there twice")
+            if key not in COLUMNS and key not in where and not ignore:
+                raise InputError(
+                    f"{self.path}: row 1: unknown column {shown(key)} (ignore_columns=True, "
+                    "--ignore-columns skips it)"
+                )
+        for key in (*_REQUIRED, *where):
+            if key not in header:
+                raise InputError(f"{self.path}: row 1: column {shown(key)} is missing")
+
+    def refuse(self, i: int, key: str, what: str) -> NoReturn:
+        """Refuse the i-th job."""
+        name = shown(self.columns["job_id"][i])
+        raise InputError(f"{self.path}: row {self.row[i]} (job {name}): {key}: {what}")
+
+    def keep(self, kept: Any, otherwise: str) -> None:
+        """Leave out the other rows."""
+        if not kept.any():
+            raise InputError(f"{self.path}: {otherwise}")
+        if not kept.all():
+            chosen = np.flatnonzero(kept).tolist()
+            self.row = self.row[chosen]
+            self.columns = {k: [v[i] for i in chosen] for k, v in self.columns.items()}
+
+    def names(self) -> list[str]:
+        """Distinct ids."""
+        names = list(self.columns["job_id"])
+        if "" in names:
+            self.refuse(names.index(""), "job_id", "empty")
+        long = max(names, key=len)
+        if len(long) > _MAX_ID:
+            self.refuse(names.index(long), "job_id", f"longer than {_MAX_ID} characters")
+        if len(set(names)) < len(names):
+            seen: dict[str, int] = {}
+            i = next(i for i, name in enumerate(names) if seen.setdefault(name, i) != i)
+            self.refuse(i, "job_id", f"is also that of row {self.row[seen[names[i]]]}")
+        return names
+
+    def gpus(self) -> IntArray:
+        """GPUs of every job; 0 for a task without."""
+        column = self.columns["num_gpus"]
+        if (numbers := _digits(column)) is None:
+            numbers = []
+            for i, text in enumerate(column):
+                value = self.number(i, "num_gpus", text, "a number of GPUs")
+                if value != value.to_integral_value():
+                    self.refuse(
+                        i, "num_gpus",
+                        f"expected whole GPUs, got {text}; shares of a GPU are a matter of "
+                        "placement (optsched_solvers.quota.placement)",
+                    )  # fmt: skip
+                numbers.append(int(value))
+        for i, count in enumerate(numbers):
+            if not 0 <= count <= MOST_GPUS:
+                self.refuse(i, "num_gpus", f"expected 0..2^24 GPUs, got {told(count)}")
+        return np.array(numbers, np.int64)
+
+    def times(self, key: str, time_unit: str, least: int) -> IntArray:
+        """Whole times >= least in a unit, of a column in seconds."""
+        column, scale = self.columns[key], PER_SECOND[time_unit]
+        numbers = _digits(column)
+        if numbers is None:
+            numbers = [self._time(i, key, text, time_unit) for i, text in enumerate(column)]
+        elif scale > 1:
+            numbers = [value * scale for value in numbers]
+        if min(numbers) < least or max(numbers) > MAX_INTEGER:
+            i = next(i for i, value in enumerate(numbers) if not least <= value <= MAX_INTEGER)
+            if numbers[i] < least:
+                rule = ">= 0" if least == 0 else "> 0"
+                self.refuse(i, key, f"expected a time {rule}, got {column[i]:.40}")
+            self.refuse(i, key, f"{column[i]:.40} s is beyond 2^53 {time_unit}")
+        return np.array(numbers, np.int64)
+
+    def _time(self, i: int, key: str, text: str, time_unit: str) -> int:
+        value = self.number(i, key, text, "seconds") * PER_SECOND[time_unit]
+        if value != value.to_integral_value():
+            finer = TIME_UNITS[max(TIME_UNITS.index(time_unit) - 1, 0)]
+            self.refuse(
+                i, key,
+                f"{text} s is not a whole number of {time_unit} (time_unit={finer!r}, "
+                f"--time-unit {finer})",
+            )  # fmt: skip
+        return int(value)
+
+    def number(self, i: int, key: str, text: str, what: str) -> Decimal:
+        """The i-th number of a column, exactly."""
+        if not _NUMBER.fullmatch(text):
+            got = shown(text) if text else "nothing"
+            self.refuse(i, key, f"expected {what}, got {got}")
+        return Decimal(text)
+
+
+def _digits(column: Sequence[str]) -> list[int] | None:
+    """Plain integers, fast; None if any is not plain."""
+    text = "".join(column)
+    plain = text.isascii() and text.isdigit() and "" not in column
+    return list(map(int, column)) if plain and len(max(column, key=len)) < 40 else None
+
+
+def first(bad: npt.NDArray[np.bool_]) -> int | None:
+    """Where the first True is, or None."""
+    return int(np.argmax(bad)) if bad.any() else None

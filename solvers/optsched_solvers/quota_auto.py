@@ -1,0 +1,62 @@
+"""`auto` for quota plans: special algorithm, multiple choice, branch and bound, then CP-SAT."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from optsched.errors import InputError
+from optsched.problems.quota import QuotaPlan
+from optsched.result import Result
+from optsched_solvers import quota_cpsat
+from optsched_solvers.quota_exact import QuotaExact
+from optsched_solvers.quota_greedy import GreedyQuota
+from optsched_solvers.quota_ground import supported
+
+if TYPE_CHECKING:
+    from optsched.limits import Limits
+    from optsched.monitor import Monitor
+    from optsched.problem import Problem
+    from optsched.registry import Support
+
+
+def supports(problem: Problem) -> Support:
+    """Every plan: what nothing proves, the greedy answer bounds."""
+    return supported(problem, None)
+
+
+def instant(problem: Problem) -> bool:
+    """Whether the special algorithm answers at once."""
+    return QuotaExact().instant(problem)
+
+
+def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+    """With one type the exact algorithm; else, or if a locality fails, greedy, then CP-SAT.
+
+    The option ``joint`` asks CP-SAT at once, for the fewest nodes spanned and GPUs moved as well.
+    """
+    assert isinstance(problem, QuotaPlan)
+    joint = limits.options.get("joint", False)
+    if not isinstance(joint, bool):
+        raise InputError(f"options.joint: expected true or false, got {joint!r:.60}")
+    given = _without(limits)
+    if joint and quota_cpsat.supports(problem):
+        return quota_cpsat.solve(problem, given, monitor)
+    for engine in (QuotaExact(), GreedyQuota()):
+        if engine.supports(problem):
+            found = engine.solve(problem, given, monitor)
+            if monitor.should_stop():
+                return found
+            break
+    if quota_cpsat.supports(problem):
+        return quota_cpsat.solve(problem, given, monitor)
+    return Result("unknown", reason=quota_cpsat.supports(problem).reason)
+
+
+def _without(limits: Limits) -> Limits:
+    """The same limits; the options are those of `auto`, not of its parts."""
+    from dataclasses import replace
+
+    return replace(limits, options={})
+
+
+__all__ = ["instant", "solve", "supports"]

@@ -1,0 +1,229 @@
+"""A genetic algorithm on quotas, with DEAP: vectors of options, repaired to fit the GPUs."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.errors import InputError, MissingExtra
+from optsched.result import Result
+from optsched_solvers.loading import load
+from optsched_solvers.quota_ground import offer, place, ready, supported
+from optsched_solvers.quota_marginal import greedy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.limits import Limits
+    from optsched.monitor import Monitor
+    from optsched.problem import Problem
+    from optsched.problems.quota import QuotaPlan
+    from optsched.registry import Support
+
+MOST: Final = 2000
+"""Individuals."""
+
+FOREIGN: Final = ("crossover", "mutation", "decoder", "local_search")
+"""Options of the genetic algorithm that only make sense for orders."""
+
+CROSSOVER_RATE: Final = 0.7
+TOURNAMENT: Final = 3
+PATIENCE: Final = 40
+"""Generations without a better answer after which all but the best begin anew."""
+
+WRONG: Final = 2**61
+"""Cost of a vector that cannot be repaired or placed."""
+
+
+def supports(problem: Problem) -> Support:
+    """Every plan up to some size."""
+    return supported(problem)
+
+
+def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
+    """Evolve until a limit; one iteration is one individual evaluated.
+
+    The first population holds the greedy answer and random ones. A child takes each job's option
+    from either parent, or a random one; then quotas shrink (or grow, where all GPUs must be handed
+    out) at random until they fit. Raises `MissingExtra` without DEAP.
+    """
+    size = _population(limits.options)
+    try:
+        import deap  # noqa: F401
+    except ImportError:
+        raise MissingExtra("the genetic algorithm", "genetic") from None
+    if not load(monitor, "deap.tools") or not ready(plan, monitor):
+        return Result("unknown")
+    if not plan.jobs:
+        offer(plan, monitor, np.zeros(0, np.int64), None, "genetic")
+        return Result("unknown")
+    left = 2**62 if limits.iterations is None else limits.iterations
+    _Run(plan, size, limits.seed, monitor, left).run()
+    return Result("unknown")
+
+
+def _population(options: Mapping[str, Any]) -> int:
+    for key in FOREIGN:
+        if key in options:
+            raise InputError(f"options.{key}: belongs to orders, not to quotas")
+    size = options.get("population", 60)
+    if isinstance(size, bool) or not isinstance(size, int) or not 4 <= size <= MOST:
+        raise InputError(f"options.population: expected an integer in 4..{MOST}, got {size!r:.60}")
+    return size
+
+
+class _Run:
+    """One population."""
+
+    def __init__(self, plan: QuotaPlan, size: int, seed: int, monitor: Monitor, left: int) -> None:
+        from deap import base
+
+        from optsched_solvers.genetic import seeded_selection
+
+        class Fitness(base.Fitness):  # type: ignore[misc]
+            weights = (-1,)  # cost; integers stay exact
+
+        class Vector(list):  # type: ignore[type-arg]
+            def __init__(self, options: list[int]) -> None:
+                super().__init__(options)
+                self.fitness = Fitness()
+
+        self.individual: Any = Vector
+        self.plan, self.size, self.monitor, self.left = plan, size, monitor, left
+        self.random = Random(seed)
+        table = plan.table
+        self.ptr: list[int] = table.ptr.tolist()
+        self.kind: list[int] = table.kind.tolist()
+        self.gpus: list[int] = table.size.tolist()
+        self.cost: list[int] = table.cost.tolist()
+        self.strict = any(job.locality != "any" for job in plan.jobs)
+        self.toolbox = base.Toolbox()
+        select = seeded_selection(self.random)["selTournament"]
+        self.toolbox.register("select", select, tournsize=TOURNAMENT)
+        self.best = WRONG
+        self.known: dict[tuple[int, ...], int] = {}
+
+    def run(self) -> None:
+        """Evolve until a limit."""
+        population = self._begin()
+        still = 0
+        while self._evaluate(population) and not self.monitor.should_stop():
+            before = self.best
+            population.sort(key=lambda one: one.fitness.values)
+            if still >= PATIENCE:
+                population[1:] = self._begin()[1:]
+                still = 0
+                continue
+            parents = self.toolbox.select(population, 2 * self.size)
+            children = [
+                self._child(*pair) for pair in zip(parents[::2], parents[1::2], strict=True)
+            ]
+            more = self._evaluate(children)
+            everyone = {tuple(one): one for one in population if one.fitness.valid}
+            everyone.update((tuple(one), one) for one in children if one.fitness.valid)
+            ranked = sorted(everyone.values(), key=lambda one: (one.fitness.values, one))
+            kept, rest = ranked[: self.size // 4], ranked[self.size // 4 :]
+            if len(ranked) > self.size:
+                kept += self.toolbox.select(rest, self.size - len(kept))
+            else:
+                kept = ranked
+            population = kept
+            if not more:
+                return
+            still = 0 if self.best < before else still + 1
+
+    def _begin(self) -> list[Any]:
+        """The greedy answer, the start if there is one, and random vectors."""
+        begun = []
+        found = greedy(self.plan)
+        if found is not None:
+            begun.append(self.plan._find(*found).tolist())
+        if self.monitor.sequences is not None:
+            begun.append(self.plan._find(*self.plan.sizes(self.monitor.sequences)).tolist())
+        while len(begun) < self.size:
+            begun.append(self._repaired([
+                self.random.randrange(self.ptr[j], self.ptr[j + 1])
+                for j in range(len(self.plan.jobs))
+            ]))  # fmt: skip
+        return [self.individual(vector) for vector in begun[: self.size]]
+
+    def _child(self, first: list[int], second: list[int]) -> Any:
+        random = self.random
+        child = list(first)
+        if random.random() < CROSSOVER_RATE:
+            child = [a if random.random() < 0.5 else b for a, b in zip(first, second, strict=True)]
+        if child == first or random.random() < 0.5:
+            for j in random.sample(range(len(child)), min(len(child), random.randint(1, 3))):
+                child[j] = random.randrange(self.ptr[j], self.ptr[j + 1])
+        return self.individual(self._repaired(child))
+
+    def _repaired(self, vector: list[int]) -> list[int]:
+        """Shrink random jobs of a type that is overdrawn; where all must be handed out, grow."""
+        left = list(self.plan.budgets)
+        if self.plan.hands_out_all:
+            left = [self.plan.total]
+        for o in vector:
+            left[self.kind[o]] -= self.gpus[o]
+        for j in self.random.sample(range(len(vector)), len(vector)):
+            o = vector[j]
+            kind = self.kind[o]
+            if left[kind] >= 0:
+                continue
+            room = left[kind] + self.gpus[o]
+            able = [
+                p for p in range(self.ptr[j], self.ptr[j + 1])
+                if self.gpus[p] <= (room if self.kind[p] == kind else left[self.kind[p]])
+            ]  # fmt: skip
+            some = range(self.ptr[j], self.ptr[j + 1])
+            pick = self.random.choice(able) if able else min(some, key=self.gpus.__getitem__)
+            left[kind] += self.gpus[o]
+            left[self.kind[pick]] -= self.gpus[pick]
+            vector[j] = pick
+        if self.plan.hands_out_all and left[0] > 0:
+            for j in self.random.sample(range(len(vector)), len(vector)):
+                more = min(left[0], self.ptr[j + 1] - 1 - vector[j])  # sizes have no gaps
+                vector[j] += more
+                left[0] -= more
+        return vector
+
+    def _evaluate(self, individuals: list[Any]) -> bool:
+        """Give all their fitness, as many as are left; False if some have none."""
+        fresh = [one for one in individuals if not one.fitness.valid]
+        some = fresh[: max(0, self.left)]
+        for one in some:
+            key = tuple(one)
+            if key not in self.known:
+                self.known[key] = self._cost(one)
+            one.fitness.values = (self.known[key],)
+        if len(self.known) > 500_000:
+            self.known.clear()
+        self.left -= len(some)
+        self.monitor.advance(len(some))
+        return len(some) == len(fresh)
+
+    def _cost(self, vector: list[int]) -> int:
+        left = list(self.plan.budgets)
+        for o in vector:
+            left[self.kind[o]] -= self.gpus[o]
+        over = -sum(min(0, room) for room in left)
+        if self.plan.hands_out_all:
+            over += abs(sum(self.gpus[o] for o in vector) - self.plan.total)
+        if over:
+            return WRONG + over
+        costs = [self.cost[o] for o in vector]
+        cost = max(costs) if self.plan.highest else sum(costs)
+        if cost >= self.best:
+            return cost  # where it would be placed does not matter
+        sizes = np.array([self.gpus[o] for o in vector], np.int64)
+        kinds = np.array([self.kind[o] for o in vector], np.int64)
+        rows, failed = place(self.plan, sizes, kinds)
+        if failed >= 0:
+            return WRONG
+        self.best = cost
+        self.monitor.incumbent(rows, cost, "genetic")
+        return cost
+
+
+__all__ = ["solve", "supports"]

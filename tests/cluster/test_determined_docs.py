@@ -1,0 +1,66 @@
+"""Everything docs/determined.md shows is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optsched.formats import decide_json
+
+if TYPE_CHECKING:
+    import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(language: str) -> list[str]:
+    """Fenced code blocks of one language."""
+    text = (ROOT / "docs/determined.md").read_text()
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def test_python_blocks_run() -> None:
+    """In order, in one namespace; they assert what the page claims."""
+    namespace: dict[str, object] = {}
+    for block in blocks("python"):
+        exec(compile(block, "docs/determined.md", "exec"), namespace)
+
+
+def test_commands_run(tmp_path: Path) -> None:
+    """Every `$ optsched ...` line exits with 0."""
+    shutil.copytree(ROOT / "instances", tmp_path / "instances")
+    lines = [line[2:] for block in blocks("console") for line in block.splitlines()]
+    script = Path(sys.executable).parent / "optsched"
+    assert len(lines) >= 6
+    for line in lines:
+        done = subprocess.run(
+            [str(script), *shlex.split(line)[1:]], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (line, done.stderr)
+
+
+def test_documents_are_read() -> None:
+    """The one in the page, and those of the instances."""
+    (text,) = blocks("json")
+    pools, _ = decide_json.read(text, "page")
+    assert pools[0].decide().release == ("old",)
+    for path in (ROOT / "instances/determined").glob("*.json"):
+        pools, _ = decide_json.read(path.read_text(), str(path))
+        assert pools[0].decide()
+
+
+def test_the_example_prints_both_walks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Steps of both variants."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import determined_walks
+
+    determined_walks.main()
+    out = capsys.readouterr().out
+    assert out.count("running {'eight': 8}") == 2 and "variant docs" in out

@@ -1,0 +1,152 @@
+"""States: what is refused and how; what `apply` and `decide` do with several pools."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from optsched.cluster import determined
+from optsched.cluster.determined import (
+    Agent,
+    Decision,
+    Group,
+    Pool,
+    State,
+    Task,
+    apply,
+    decide,
+    fair_share,
+    find_fit,
+    priority,
+    score,
+)
+from optsched.errors import InputError
+
+AGENT = Agent("n", 8)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Agent("", 8), "agent: expected a name"),
+        (lambda: Agent(3, 8), "agent: expected a string, got 3"),  # type: ignore[arg-type]
+        (lambda: Agent("\ud800", 8), "surrogate"),
+        (lambda: Agent("n", -1), "agent n: slots: expected an integer in 0..1000000, got -1"),
+        (lambda: Agent("n", True), "agent n: slots: expected an integer"),
+        (lambda: Agent("n", 2.0), "agent n: slots: expected an integer"),  # type: ignore[arg-type]
+        (lambda: Agent("n", 10**70), "slots: expected an integer in 0..1000000, got a number of"),
+        (lambda: Agent("n", 4, 5), "agent n: used: expected an integer in 0..4, got 5"),
+        (lambda: Agent("n", 4, zero_slots=-1), "zero_slots"),
+        (lambda: Agent("n", 4, zero_used=float("nan")), "zero_used"),  # type: ignore[arg-type]
+        (lambda: Agent("n", 4, drained=1), "drained: expected true or false"),  # type: ignore[arg-type]
+        (lambda: Group("g", -1), "group g: weight: expected a finite number >= 0, got -1"),
+        (lambda: Group("g", float("inf")), "weight: expected a finite number"),
+        (lambda: Group("g", 1e10), "at most 10^9"),
+        (lambda: Group("g", "1"), "weight"),  # type: ignore[arg-type]
+        (lambda: Group("g", priority=0), "group g: priority: expected an integer in 1..99, got 0"),
+        (lambda: Group("g", priority=100), "priority"),
+        (lambda: Group("g", max_slots=-2), "max_slots"),
+        (lambda: Task("t", -1), "task t: slots"),
+        (lambda: Task("t", 1, 5), "task t: group"),  # type: ignore[arg-type]
+        (lambda: Task("t", 1, submitted=float("nan")), "task t: submitted: expected a number"),
+        (lambda: Task("t", 1, submitted=None), "submitted"),  # type: ignore[arg-type]
+        (lambda: Task("t", 1, position=2**60), "position"),
+        (lambda: Task("t", 1, position="1"), "position"),  # type: ignore[arg-type]
+        (lambda: Task("t", 1, preemptible="yes"), "preemptible"),  # type: ignore[arg-type]
+        (lambda: Task("t", 1, blocked="n"), "blocked: expected names"),  # type: ignore[arg-type]
+        (lambda: Task("t", 1, blocked=[3]), "blocked"),  # type: ignore[arg-type]
+        (lambda: Task("t", 1, allocation=["n"]), "expected {agent: slots}"),  # type: ignore[arg-type]
+        (lambda: Task("t", 1, allocation={"n": 2}), "holds 2 slots, but asks for 1"),
+        (lambda: Task("t", 1, allocation={"n": -2}), "allocation"),
+        (lambda: State("n"), "agents: expected a list of Agents"),  # type: ignore[arg-type]
+        (lambda: State([3]), r"agents[0]: expected an Agent, got 3"),  # type: ignore[list-item,arg-type]
+        (lambda: State((AGENT, AGENT)), 'agents: "n" is there twice'),
+        (lambda: State((AGENT,), (Task("t", 1), Task("t", 2))), 'tasks: "t" is there twice'),
+        (lambda: State((AGENT,), groups=(Group("g"), Group("g"))), 'groups: "g" is there twice'),
+        (lambda: State((AGENT,), (Task("t", 1, allocation={"m": 1}),)), 'there is no agent "m"'),
+        (lambda: State((AGENT,), (Task("t", 9, allocation={"n": 9}),)), "hold 9 slots, it has 8"),
+        (lambda: State((AGENT,), fit="tight"), "fit: expected one of best, worst"),  # type: ignore[arg-type]
+        (lambda: State((AGENT,), heterogeneous=1), "heterogeneous"),  # type: ignore[arg-type]
+        (lambda: State(tuple(Agent(f"n{i}", 10**6) for i in range(2))), "split the pool"),
+        (lambda: fair_share("state"), "state: expected a State"),  # type: ignore[arg-type]
+        (lambda: fair_share(State(()), "doc"), "variant: expected one of code, docs"),  # type: ignore[arg-type]
+        (lambda: priority(State(()), 1), "preemption"),  # type: ignore[arg-type]
+        (lambda: find_fit(State(()), "t"), "task: expected a Task"),  # type: ignore[arg-type]
+        (lambda: score("n", 1), "agent: expected an Agent"),  # type: ignore[arg-type]
+        (lambda: Pool("s"), "state: expected a State"),  # type: ignore[arg-type]
+        (lambda: Pool(State(()), ""), "pool: name"),
+        (lambda: Pool(State(()), scheduler="fifo"), "scheduler: expected one of"),  # type: ignore[arg-type]
+        (lambda: decide(Pool(State(()))), "expected a list of Pools"),  # type: ignore[arg-type]
+        (lambda: decide([State(())]), "pools[0]: expected a Pool"),  # type: ignore[list-item]
+        (lambda: decide([Pool(State(())), Pool(State(()))]), 'pool "default" is there twice'),
+        (lambda: decide([Pool(State((AGENT,)), "a"), Pool(State((AGENT,)), "b")]),
+         'agent "n" is there twice (a and b)'),
+        (lambda: apply(State(()), Decision({"t": {}})), 'task "t" is not there'),
+        (lambda: apply(State((AGENT,), (Task("t", 1),)), Decision(release=("t",))), "waits"),
+        (lambda: apply(State((AGENT,), (Task("t", 1, allocation={"n": 1}),)), Decision({"t": {}})),
+         'task "t" runs'),
+        (lambda: apply(State(()), {}), "decision: expected a Decision"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_refused_with_a_sentence(make: Any, said: str) -> None:
+    """The field, the rule and the value, on one line."""
+    with pytest.raises(InputError) as error:
+        make()
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_an_oversubscribed_agent_tells_what_it_shows() -> None:
+    """Then its tasks may hold more than it has."""
+    rows = (Task("a", 8, allocation={"n": 8}), Task("b", 8, allocation={"n": 8}))
+    assert fair_share(State((Agent("n", 8, used=8),), rows)).release == ("a", "b")
+
+
+def test_pools_decide_each_for_itself() -> None:
+    """Own scheduler, fit and agents."""
+    rows = tuple(Task(f"t{i}", 1, f"g{i % 2}", submitted=i) for i in range(4))
+    sheet = (Group("g0", priority=1), Group("g1", priority=2))
+    one = Pool(State((Agent("a", 2),), rows, sheet), "one", "priority")
+    others = tuple(Task(f"u{i}", 1, f"g{i % 2}", submitted=i) for i in range(4))
+    two = Pool(State((Agent("b", 2),), others, sheet), "two", "fair_share")
+    found = decide([one, two])
+    assert set(found["one"].start) == {"t0", "t2"} and set(found["two"].start) == {"u0", "u1"}
+    assert decide([]) == {}
+
+
+def test_apply_follows_what_agents_show() -> None:
+    """Used slots and units that agents tell change with the tasks."""
+    state = State(
+        (Agent("n", 4, used=2, zero_slots=3, zero_used=1),),
+        (Task("old", 2, allocation={"n": 2}), Task("new", 2), Task("unit", 0)),
+    )
+    after = apply(state, Decision({"new": {"n": 2}, "unit": {"n": 0}}, ("old",)))
+    assert after.agents == (Agent("n", 4, used=2, zero_slots=3, zero_used=2),)
+    assert [task.is_running for task in after.tasks] == [False, True, True]
+    assert after == apply(state, Decision({"new": {"n": 2}, "unit": {"n": 0}}, ("old",)))
+    assert after != state and state.tasks[1].allocation is None
+
+
+def test_names_are_the_public_ones() -> None:
+    """Whatever was imported before."""
+    import optsched.cluster.determined.pools
+    import optsched.cluster.determined.waiting  # noqa: F401
+
+    assert sorted(determined.__all__) == dir(determined)
+    for name in determined.__all__:
+        assert callable(getattr(determined, name)), name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(determined, "nothing")  # noqa: B009
+
+
+def test_no_heavy_import() -> None:
+    """Neither numba nor the solvers for the variant `code`."""
+    text = (
+        "import sys; from optsched.cluster.determined import *; "
+        "s = State((Agent('n', 8),), (Task('t', 1),)); fair_share(s); priority(s); "
+        "print([m for m in ('numba', 'ortools', 'matplotlib', 'typer') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,180 @@
+"""The event-driven engine against a plain tick simulator."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tick_oracle import simulate_by_ticks
+from toy_policies import Anything, Greedy
+
+from optsched.cluster import ClusterView, Group, Job, NodeChange, Nodes, Settings, Workload
+from optsched.cluster.contention import Both, NodeSpan, PackingTable
+from optsched.cluster.engine import simulate_generic
+
+TABLE = PackingTable({("x", "x"): (0.5, 0.8), ("x", "y"): (0.7, 0.6), ("y", "y"): (1.2, 0.4)})
+
+
+class Slow:
+    """A speed-up whose rates are no round numbers."""
+
+    def of(self, gpus: int) -> float:
+        """Sublinear."""
+        return float(gpus) ** 0.731
+
+
+def random_world(seed: int) -> tuple[Workload, Nodes, Settings]:
+    """A small cluster with everything that can happen, rich from the first seed on."""
+    dice = random.Random(seed)
+    gpus = [dice.randint(1, 4) for _ in range(dice.randint(1, 4))]
+    nodes = Nodes.of(gpus, zero_slots=dice.randint(1, 2))
+    rows = [(1,), (2,), (1, 2), (1, 2, 4), (2, 3), (1, 3), (2, 4), (0,)]
+    jobs = []
+    for i in range(dice.randint(2, 9)):
+        sizes = tuple(s for s in dice.choice(rows) if s <= nodes.total) or (1,)
+        jobs.append(
+            Job(
+                name=f"j{i}", submit=dice.randint(0, 25), sizes=sizes,
+                work=dice.randint(8, 60 * 10**6), passes=dice.randint(1, 8), speedup=Slow(),
+                preemptible=dice.random() < 0.8, estimate=dice.uniform(0.5, 2),
+                restart_cost=dice.choice([None, 0, 3]), template=dice.choice("xy"),
+                group=dice.choice(["", "g"]),
+            )
+        )  # fmt: skip
+    workload = Workload.of(jobs, groups=[Group("g", max_concurrent=dice.choice([None, 1, 2]))])
+    changes = [
+        NodeChange(time, dice.randrange(len(gpus)), dice.choice(["add", "drain", "remove"]))
+        for time in dice.sample(range(50), dice.choice([0, 0, 2, 5]))
+    ]
+    changes += [NodeChange(1000 + i, i, "add") for i in range(len(gpus)) if changes]
+    return workload, nodes, Settings(
+        restart_cost=dice.randint(0, 4), resize=dice.choice(["pass", "anytime"]),
+        checkpoint=dice.choice(["immediate", "pass"]), changes=tuple(changes),
+        round=dice.choice([0, 0, 5]), contention=dice.choice([None, Both(NodeSpan(0.3), TABLE)]),
+    )  # fmt: skip
+
+
+worlds = partial(st.builds, random_world, st.integers(0, 2**32))
+
+
+def stays(log: Any) -> list[list[Any]]:
+    """Rows of a log, as the oracle writes them."""
+    rows = []
+    for i in range(len(log.job)):
+        on = slice(log.node_ptr[i], log.node_ptr[i + 1])
+        rows.append(
+            [*(int(getattr(log, key)[i])
+               for key in ("job", "start", "end", "restart", "gpus", "half", "work")),
+             dict(zip(log.node[on].tolist(), log.count[on].tolist(), strict=True))]
+        )  # fmt: skip
+    return rows
+
+
+def compared(workload: Workload, nodes: Nodes, how: Settings, policy: Any) -> Any:
+    """Simulate both ways, and compare all that came of it; the log."""
+    plain = simulate_by_ticks(workload, policy, nodes, how)
+    log = simulate_generic(workload, policy, nodes, how).log
+    assert log.finished.tolist() == plain.finished
+    assert log.preemptions.tolist() == plain.preemptions
+    assert stays(log) == plain.stays
+    return log
+
+
+@settings(max_examples=250, deadline=None)
+@given(worlds(), st.integers(0, 10**6))
+def test_everything_against_ticks(world: Any, seed: int) -> None:
+    """Passes, resizes, restarts, losses, packing, named nodes, drains, groups, rounds, wake-ups."""
+    log = compared(*world, Anything(seed))
+    assert (log.finished >= 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(worlds())
+def test_greedy_against_ticks(world: Any) -> None:
+    """A policy that never asks for more than there is."""
+    compared(*world, Greedy())
+
+
+@settings(max_examples=100, deadline=None)
+@given(worlds(), st.integers(0, 10**6))
+def test_conservation(world: Any, seed: int) -> None:
+    """The work of all stays is the job's; GPUs are held by no more than they are; no overlap."""
+    workload, nodes, how = world
+    log = simulate_generic(workload, Anything(seed), nodes, how).log
+    done = np.bincount(log.job, log.work, minlength=len(workload))
+    assert (done == workload.work).all()
+    assert (log.work >= 0).all() and (log.end > log.start).all()
+    for j in range(len(workload)):
+        own = log.job == j
+        assert (log.start[own][1:] >= log.end[own][:-1]).all()
+        assert log.end[own][-1] == log.finished[j] and log.start[own][0] >= workload.submit[j]
+    for t in np.unique(log.start):
+        used = np.zeros(len(nodes))
+        for i in np.flatnonzero((log.start <= t) & (t < log.end)):
+            for k in range(log.node_ptr[i], log.node_ptr[i + 1]):
+                used[log.node[k]] += log.count[k] * (0.5 if log.half[i] else 1)
+        assert (used <= np.array(nodes.gpus)).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(worlds(), st.integers(0, 10**6))
+def test_views_are_the_oracles(world: Any, seed: int) -> None:
+    """Every column of every view, also the lazy ones."""
+    workload, nodes, how = world
+    seen: list[dict[str, Any]] = []
+
+    class Watched(Anything):
+        def decide(self, view: Any) -> Any:
+            seen.append({
+                key: np.array(getattr(view, key)) for key in ClusterView.__dataclass_fields__
+                if key not in ("workload", "settings")
+            })  # fmt: skip
+            return super().decide(view)
+
+    simulate_generic(workload, Watched(seed), nodes, how)
+    events, seen = seen, []
+    simulate_by_ticks(workload, Watched(seed), nodes, how)
+    assert len(events) == len(seen)
+    for one, other in zip(events, seen, strict=True):
+        for key, value in one.items():
+            assert np.array_equal(value, other[key]), (key, one["time"], value, other[key])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_replay_is_identical(seed: int) -> None:
+    """Two runs, two equal logs, for more jobs than ticks could serve."""
+    dice = np.random.default_rng(seed)
+    workload = Workload.of(
+        Job(
+            name=str(i), submit=int(dice.integers(0, 10**6)), sizes=(1, 2, 4),
+            work=int(dice.integers(1, 10**12)), passes=5,
+        )
+        for i in range(200)
+    )  # fmt: skip
+    first, again = (
+        simulate_generic(workload, Anything(seed, calm=10**6), Nodes(4), Settings()).log
+        for _ in "ab"
+    )
+    for a, b in zip(first, again, strict=True):
+        assert np.array_equal(a, b) if a is not None else b is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(worlds(), st.randoms())
+def test_rows_in_another_order(world: Any, dice: Any) -> None:
+    """Jobs of distinct submit times may be given in any order."""
+    workload, nodes, how = world
+    jobs = [
+        Job(name=job.name, submit=7 * i, sizes=job.sizes, work=job.work, passes=job.passes)
+        for i, job in enumerate(workload)
+    ]
+    other = list(jobs)
+    dice.shuffle(other)
+    logs = [simulate_generic(Workload.of(x), Greedy(), nodes, how).log for x in (jobs, other)]
+    assert np.array_equal(logs[0].finished, logs[1].finished)
+    assert stays(logs[0]) == stays(logs[1])

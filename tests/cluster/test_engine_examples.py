@@ -1,0 +1,295 @@
+"""Simulations small enough to follow by hand, and how `simulate` treats its caller."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_engine import stays
+from toy_policies import Anything, Greedy
+
+import optsched
+from optsched.cluster import Decision, Group, Job, NodeChange, Nodes, Settings, Workload, simulate
+from optsched.cluster.contention import NodeSpan, PackingTable
+from optsched.cluster.engine import simulate_generic
+from optsched.cluster.world import MOST_IDLE, advance, start
+from optsched.cluster.world_build import grown, log_of, world
+from optsched.cluster.world_layout import ASK, FINISHED_ALL, NO_ROOM
+
+UNIT = 10**6
+
+
+class Plan:
+    """Decides by time: quotas (or a whole decision), and wakes up at all times that it names."""
+
+    name = "plan"
+    clairvoyant = True
+
+    def __init__(self, answers: dict[int, Any], **more: Any) -> None:
+        self.answers, self.more = answers, more
+
+    def decide(self, view: Any) -> Decision:  # noqa: D102
+        wake = min((t for t in self.answers if t > view.time), default=None)
+        quota = self.answers.get(view.time)
+        if quota is None:
+            return Decision(view.gpus, wake_at=wake)
+        return Decision(np.array(quota), wake_at=wake, **self.more)
+
+
+def job(name: str = "a", sizes: tuple[int, ...] = (1, 2, 4), work: int = 20, **more: Any) -> Job:
+    """A job of so many units of time on one GPU."""
+    return Job(name=name, sizes=sizes, work=work * UNIT, **more)
+
+
+def rows(run: Any) -> list[tuple[int, ...]]:
+    """Job, start, end, restart and GPUs of every stay."""
+    return [tuple(row[:5]) for row in stays(run.log)]
+
+
+def test_a_resize_at_the_end_of_a_pass_pays_the_restart() -> None:
+    """5 units on one GPU, 3 to restart, 15 units on two GPUs in 8."""
+    run = simulate([job(passes=4)], Plan({0: [1], 5: [2]}), Nodes(1), restart_cost=3)
+    assert rows(run) == [(0, 0, 5, 0, 1), (0, 5, 16, 3, 2)]
+    assert run.log.work.tolist() == [5 * UNIT, 15 * UNIT]
+    assert run.log.preemptions.tolist() == [0]
+
+
+def test_a_preemption_at_any_time_and_what_it_loses() -> None:
+    """At 7 two units of the second pass are done: kept, or done again."""
+    plan = {0: [1], 7: [0], 10: [1]}
+    kept = simulate([job(passes=4)], Plan(plan), Nodes(1), restart_cost=3)
+    lost = simulate([job(passes=4)], Plan(plan), Nodes(1), restart_cost=3, checkpoint="pass")
+    assert rows(kept) == [(0, 0, 7, 0, 1), (0, 10, 26, 3, 1)]
+    assert rows(lost) == [(0, 0, 7, 0, 1), (0, 10, 28, 3, 1)]
+    assert lost.log.work.tolist() == [5 * UNIT, 15 * UNIT]
+    assert kept.log.preemptions.tolist() == lost.log.preemptions.tolist() == [1]
+
+
+def test_a_preemption_during_the_restart() -> None:
+    """The stay is all restart."""
+    run = simulate(
+        [job()], Plan({0: [1], 4: [0], 6: [1], 8: [0], 9: [2]}), Nodes(1), restart_cost=5
+    )
+    assert rows(run) == [(0, 0, 4, 0, 1), (0, 6, 8, 2, 1), (0, 9, 22, 5, 2)]
+    assert run.log.work.tolist() == [4 * UNIT, 0, 16 * UNIT]
+
+
+def test_own_restart_cost_goes_first() -> None:
+    """0 is a cost, too."""
+    run = simulate(
+        [job(restart_cost=0)], Plan({0: [1], 4: [2]}), Nodes(1), restart_cost=5, resize="anytime"
+    )
+    assert rows(run) == [(0, 0, 4, 0, 1), (0, 4, 12, 0, 2)]
+
+
+def test_surplus_of_a_tick_counts_for_the_next_pass() -> None:
+    """Speed 4, passes of 10 units: they end at 3, 5, 8 and 10, not at 3, 6, 9 and 12."""
+    seen: list[int] = []
+
+    class Watch(Plan):
+        def decide(self, view: Any) -> Decision:
+            seen.append(view.time)
+            assert view.passes[0] == 4 * view.time // 10
+            return super().decide(view)
+
+    run = simulate([job(work=40, passes=4)], Watch({0: [4]}), Nodes(1))
+    assert seen == [0, 3, 5, 8]
+    assert run.log.finished.tolist() == [10]
+
+
+def test_placement_is_best_fit_then_the_emptiest() -> None:
+    """Nodes of 4, 2, 3, 3: two fit the node of 2, then 7 take 4 whole, and 3 on the first of 3."""
+    jobs = [job("a", (2,), 2), job("b", (7,), 7), job("c", (3,), 3)]
+    run = simulate(jobs, Plan({0: [2, 7, 3]}), Nodes.of([4, 2, 3, 3]))
+    assert [row[-1] for row in stays(run.log)] == [{1: 2}, {0: 4, 2: 3}, {3: 3}]
+    run = simulate(jobs, Plan({0: [2, 7, 3]}, order=np.array([2, 1])), Nodes.of([4, 2, 3, 3]))
+    assert [row[-1] for row in stays(run.log)] == [{1: 2}, {0: 4, 3: 3}, {2: 3}]
+
+
+def test_a_removed_node_loses_the_open_pass_and_a_drained_one_does_not() -> None:
+    """At 7 the job is in its second pass of five units."""
+    for kind, end in (("drain", 20), ("remove", 7 + 15)):
+        run = simulate(
+            [job(passes=4, preemptible=False)], Greedy(), Nodes(2, 1),
+            changes=[NodeChange(7, 0, kind)],
+        )  # fmt: skip
+        assert run.log.finished.tolist() == [end]
+        assert run.log.preemptions.tolist() == [int(kind == "remove")]
+        assert run.log.node.tolist() == ([0] if kind == "drain" else [0, 1])
+
+
+def test_a_node_is_not_there_before_it_is_added() -> None:
+    """The job waits for it."""
+    run = simulate([job()], Greedy(), Nodes(1), changes=[NodeChange(6, 0, "add")])
+    assert rows(run) == [(0, 6, 26, 0, 1)]
+
+
+def test_max_concurrent_hides_the_rest_of_a_group() -> None:
+    """One after the other, though there is room."""
+    jobs = [job(name, group="g") for name in "abc"] + [job("d")]
+    run = simulate(Workload.of(jobs, groups=[Group("g", max_concurrent=1)]), Greedy(), Nodes(1))
+    assert rows(run) == [(0, 0, 20, 0, 1), (3, 0, 20, 0, 1), (1, 20, 40, 0, 1), (2, 40, 60, 0, 1)]
+
+
+def test_contention_changes_when_neighbours_change() -> None:
+    """Half the speed while two share a GPU: 10 alone, 20 together for 10 each, the rest alone."""
+    table = PackingTable({("x", "x"): (0.5, 0.5)})
+    jobs = [job("a", (1,), template="x"), job("b", (1,), template="x")]
+
+    class Share(Plan):
+        def decide(self, view: Any) -> Decision:
+            if view.time != 10:
+                return super().decide(view)
+            return Decision(np.array([1, 1]), share={1: 0})
+
+    run = simulate(jobs, Share({0: [1, 0], 10: None}), Nodes(1, 1), contention=table)
+    assert rows(run) == [(0, 0, 30, 0, 1), (1, 10, 40, 0, 1)]
+    assert run.log.half.tolist() == [1, 2] and run.log.partner.tolist() == [-1, 0]
+    assert optsched.verify(run.history) == []
+
+
+def test_node_span_slows_jobs_on_many_nodes() -> None:
+    """Two more nodes at half a step each: half the speed."""
+    run = simulate([job("a", (3,), 30)], Greedy(), Nodes(3, 1), contention=NodeSpan(0.5))
+    assert run.log.finished.tolist() == [20]
+
+
+def test_rounds_ask_at_multiples() -> None:
+    """Also when nothing happens."""
+    seen: list[int] = []
+
+    class Watch(Greedy):
+        def decide(self, view: Any) -> Decision:
+            seen.append(view.time)
+            return super().decide(view)
+
+    simulate([job(submit=3)], Watch(), Nodes(1), round=7)
+    assert seen == [3, 7, 14, 21]
+
+
+def test_progress_and_interruption() -> None:
+    """The last report is the end; Ctrl-C returns what there is."""
+    told: list[tuple[int, int, int]] = []
+    run = simulate([job("a"), job("b")], Greedy(), Nodes(1), on_progress=lambda *x: told.append(x))
+    assert told[-1] == (20, 2, 2) and run.jct.tolist() == [20, 20]
+
+    class Stop(Plan):
+        def decide(self, view: Any) -> Decision:
+            if view.time == 12:
+                raise KeyboardInterrupt
+            return super().decide(view)
+
+    jobs = [job("a", work=10, sizes=(1,)), job("b", sizes=(1,))]
+    run = simulate(jobs, Stop({0: [1, 1], 12: None}), Nodes(1))
+    assert run.log.finished.tolist() == [10, -1]
+    assert rows(run) == [(0, 0, 10, 0, 1), (1, 0, 12, 0, 1)]
+    assert run.log.work.tolist() == [10 * UNIT, 12 * UNIT]
+
+
+def test_auto_takes_the_twin_and_generic_does_not() -> None:
+    """Unless it has none for the arguments."""
+    asked: list[str] = []
+
+    class Twinned(Greedy):
+        def __init__(self, compiled: bool) -> None:
+            self.compiled = compiled
+
+        def twin(self, workload: Any, nodes: Any, settings: Any) -> Any:
+            asked.append("twin")
+            if not self.compiled:
+                return None
+            return simulate_generic(workload, Greedy(), nodes, settings).log
+
+        def decide(self, view: Any) -> Decision:
+            asked.append("decide")
+            return super().decide(view)
+
+    for compiled, engine, expected in (
+        (True, "auto", {"twin"}),
+        (True, "generic", {"decide"}),
+        (False, "auto", {"twin", "decide"}),
+    ):
+        asked.clear()
+        simulate([job()], Twinned(compiled), Nodes(1), engine=engine)  # type: ignore[arg-type]
+        assert set(asked) == expected
+
+
+def test_a_view_is_over_after_the_decision() -> None:
+    """Columns that were not read in time are refused, not wrong; none can be written."""
+    views: list[Any] = []
+
+    class Keeps(Greedy):
+        def decide(self, view: Any) -> Decision:
+            views.append(view)
+            return super().decide(view)
+
+    simulate([job("a"), job("b", work=3)], Keeps(), Nodes(1))
+    assert views[0].gpus.tolist() == [0, 0]
+    with pytest.raises(RuntimeError, match="earlier instant"):
+        _ = views[0].held_ptr
+    with pytest.raises(AttributeError, match="no attribute 'speed'"):
+        _ = views[0].speed
+    for column in ("gpus", "running", "free", "size"):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(views[0], column)[0] = 1
+
+
+def test_the_log_grows() -> None:
+    """More stays than there was room for at first."""
+    jobs = [job(str(i), work=400, sizes=(1, 2)) for i in range(6)]
+    workload = Workload.of(jobs)
+    policy = Anything(1, calm=2000, wild=False)
+    how = Settings(resize="anytime", round=1)
+    log = simulate_generic(workload, policy, Nodes(2, 2), how).log
+    assert len(log.job) > len(world(workload, Nodes(2, 2), Settings()).log)
+    done = np.bincount(log.job, log.work, minlength=6)
+    assert (done == workload.work).all()
+
+
+def test_kernels_chain_without_a_policy() -> None:
+    """First come, first served by hand: advance, start, grow."""
+    workload = Workload.of([job(str(i), (1,), 5, submit=i) for i in range(4)])
+    w = world(workload, Nodes(1, 1), Settings())
+    w = w._replace(log=w.log[:2], log_node=w.log_node[:2])
+    waiting, status = 0, NO_ROOM
+    while status != FINISHED_ALL:
+        status = advance(w)
+        if status == NO_ROOM:
+            w = grown(w)
+        if status == ASK and w.node[0, 0] and waiting < 4:
+            waiting += start(w, waiting, 1)
+    assert log_of(w).finished.tolist() == [5, 10, 15, 20]
+
+
+def test_idle_limit_is_what_the_message_says() -> None:
+    """A policy may sleep longer than that while an arrival is still to come."""
+    late = job("late", submit=MOST_IDLE + 500)
+
+    class Waits(Greedy):
+        def decide(self, view: Any) -> Decision:
+            if len(view.job) < 2:
+                return Decision(np.zeros(1, np.int64), wake_at=view.time + 1)
+            return super().decide(view)
+
+    run = simulate([job("a"), late], Waits(), Nodes(1), changes=[NodeChange(1, 0, "add")])
+    assert run.log.start.min() == MOST_IDLE + 500
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.uint64])
+def test_numpy_values_are_taken(kind: Any) -> None:
+    """Quotas of any integer type, NumPy truth values, orders that name some jobs only."""
+    jobs = [job(name, (2,), 2) for name in "abc"]
+
+    class Typed(Plan):
+        def decide(self, view: Any) -> Decision:
+            if view.time:
+                return super().decide(view)
+            return Decision(
+                np.array([2, 2, 2], kind), best_effort=np.True_, order=np.array([2], kind),  # type: ignore[arg-type]
+                wake_at=np.int32(1),  # type: ignore[arg-type]
+            )  # fmt: skip
+
+    run = simulate(jobs, Typed({1: [2]}), Nodes(2, 2))
+    assert rows(run) == [(0, 0, 1, 0, 2), (2, 0, 1, 0, 2), (1, 1, 2, 0, 2)]
+    assert run.log.node.tolist() == [1, 0, 0]

@@ -1,0 +1,275 @@
+"""Metrics against their definitions, computed tick by tick; hand-made cases; scaling of time."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hand_logs import held_at, run_of, runs, slow_percentile, stay
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched.cluster.job import WORK, Job
+from optsched.cluster.log import HALF_A, HALF_B
+from optsched.cluster.metrics import nearest_rank
+from optsched.cluster.nodes import NodeChange, Nodes
+from optsched.cluster.settings import Settings
+from optsched.cluster.simulate import simulate
+from optsched.cluster.speedup import Amdahl
+from optsched.cluster.synthetic import synthetic
+from optsched.errors import InputError
+from optsched.formats import metrics_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optsched.cluster.run import Run
+
+some = settings(max_examples=60)
+TIMES = ("jct", "queueing", "service", "waiting", "gpu", "makespan", "restart_time")
+
+
+def test_a_case_by_hand() -> None:
+    """Two jobs on two GPUs; the second waits, is preempted once and restarts."""
+    jobs = [
+        Job(name="a", sizes=(2,), work=8 * WORK),
+        Job(name="b", submit=1, sizes=(1,), work=5 * WORK),
+    ]
+    run = run_of(
+        jobs,
+        Nodes(1, gpus=2),
+        [
+            stay(0, 0, 4, {0: 2}, work=8 * WORK),
+            stay(1, 4, 6, {0: 1}, work=2 * WORK),
+            stay(1, 8, 12, {0: 1}, restart=1, work=3 * WORK),
+        ],
+    )
+    m = run.metrics
+    assert m.jct.tolist() == [4, 11] and m.queueing.tolist() == [0, 3]
+    assert m.service.tolist() == [4, 8] and m.waiting.tolist() == [0, 5]
+    assert (m.jct_mean, m.queueing_mean, m.service_mean, m.makespan) == (7.5, 1.5, 6.0, 12)
+    assert m.gpu_time.tolist() == [8, 6] and m.gpu_hours == pytest.approx(14 / 3600)
+    assert m.utilisation == pytest.approx(14 / 24)
+    assert m.effective_utilisation == pytest.approx(13 / 24)
+    assert (m.restarts, m.restart_time) == (1, 1)
+    # a alone has both GPUs: n = (1 + 3*2)/4 = 1.75, 2 * 1.75 > 2: T_iso = 4 * 1.75
+    assert m.rho[0] == pytest.approx(4 / (4 * 1.75))
+    # b: n = (3*2 + 8*1)/11 = 14/11; one GPU is fair: T_iso = 5
+    assert m.rho[1] == pytest.approx(11 / 5)
+    assert m.rho_max == pytest.approx(2.2)
+
+
+@some
+@given(runs())
+def test_against_ticks(run: Run) -> None:
+    """Utilisation, fragmentation and GPU-time by walking time step by step."""
+    check_against_ticks(run)
+
+
+@some
+@given(runs(sharing=True))
+def test_against_ticks_with_shared_gpus(run: Run) -> None:
+    """Two jobs on one GPU use it once."""
+    check_against_ticks(run)
+
+
+def check_against_ticks(run: Run) -> None:
+    """The three that are integrals over time, and those of every job."""
+    m, log, w = run.metrics, run.log, run.workload
+    begin, end = int(w.submit[0]), int(log.end.max())
+    least = [int(w.sizes_of(j)[0]) for j in range(len(w))]
+    used = lost = 0.0
+    for t in range(begin, end):
+        for node, busy in held_at(run, t).items():
+            c = run.nodes.gpus[node]
+            used += busy
+            lost += sum((c - busy) * (min(d, c) > c - busy) for d in least) / len(least)
+    total = run.nodes.total * (end - begin)
+    assert m.makespan == end - begin
+    assert m.utilisation == pytest.approx(used / total)
+    assert m.fragmentation == pytest.approx(lost / total)
+    for j in range(len(w)):
+        rows = [i for i in range(len(log.job)) if log.job[i] == j]
+        assert m.gpu_time[j] == sum(log.gpus[i] * (log.end[i] - log.start[i]) for i in rows)
+        assert m.restarts_by_job[j] == len(rows) - 1
+        idle = [
+            t for t in range(int(w.submit[j]), int(log.finished[j]))
+            if not any(log.start[i] <= t < log.end[i] for i in rows)
+        ]  # fmt: skip
+        assert m.waiting[j] == len(idle)
+        assert m.queueing[j] == min(log.start[i] for i in rows) - w.submit[j]
+        assert m.jct[j] == max(log.end[i] for i in rows) - w.submit[j] == run.jct[j]
+    assert (m.service == m.jct - m.queueing).all()
+
+
+@some
+@given(runs())
+def test_finish_time_fairness(run: Run) -> None:
+    """T_iso by counting active jobs in every tick of a job's life."""
+    w, log = run.workload, run.log
+    for j in range(len(w)):
+        life = range(int(w.submit[j]), int(log.finished[j]))
+        active = [sum(w.submit[k] <= t < log.finished[k] for k in range(len(w))) for t in life]
+        mean = sum(active) / len(life)
+        fair = [s for s in w.sizes_of(j).tolist() if s * mean <= run.nodes.total]
+        s = fair[-1] if fair else int(w.sizes_of(j)[0])
+        alone = w.work[j] / (WORK * s) * max(1.0, mean * s / run.nodes.total)
+        assert run.metrics.rho[j] == pytest.approx(len(life) / alone)
+
+
+@given(runs())
+@settings(max_examples=30)
+def test_twice_the_time_twice_the_numbers(once: Run) -> None:
+    """Doubling all times doubles all times, and changes no share."""
+    twice = scaled(once, 2)
+    one, two = once.metrics.summary(), twice.metrics.summary()
+    for key, value in one.items():
+        times = key.startswith(TIMES)
+        assert two[key] == pytest.approx(value * (2 if times else 1)), key
+
+
+@pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "elastic_fifo", "elastic_srtf", "max_min"])
+def test_policies_without_time_constants_scale(name: str) -> None:
+    """A workload on half the clock gives the same history on half the clock."""
+    jobs = synthetic(60, 2.0, 4, gpus=8, elastic=name not in ("fifo", "sjf", "srtf"), passes=5)
+    # work that all sizes divide evenly, so that no end is rounded up to the next tick
+    unit = 5 * 64 * WORK
+    once = jobs.changed(rate=jobs.size * WORK, work=(jobs.work // unit + 1) * unit)
+    twice = once.changed(submit=2 * once.submit, work=2 * once.work)
+    one, two = (
+        simulate(w, name, Nodes(1, gpus=8), restart_cost=k * 10).metrics.summary()
+        for k, w in ((1, once), (2, twice))
+    )
+    for key, value in one.items():
+        times = key.startswith(TIMES)
+        assert two[key] == pytest.approx(value * (2 if times else 1)), key
+
+
+def scaled(run: Run, factor: int) -> Run:
+    """The same run on a slower clock."""
+    w, log = run.workload, run.log
+    slow = w.changed(submit=w.submit * factor, work=w.work * factor)
+    times = {key: getattr(log, key) * factor for key in ("start", "end", "restart", "work")}
+    late = log._replace(finished=log.finished * factor, **times)
+    return type(run)(slow, run.nodes, run.settings, run.policy, run.options, late)
+
+
+@given(st.lists(st.integers(-5, 40), min_size=1, max_size=60), st.integers(1, 1000))
+def test_percentiles_are_nearest_rank(values: list[int], permille: int) -> None:
+    """Against the definition, for shares with a decimal too."""
+    p = permille / 10
+    assert nearest_rank(np.array(values), p) == slow_percentile(values, p)
+
+
+@pytest.mark.parametrize("p", [0, -1, 100.1, math.nan, True, "x", None])
+def test_percentiles_out_of_range(p: object) -> None:
+    """Refused, with the range."""
+    with pytest.raises(InputError, match="0 < p <= 100"):
+        nearest_rank(np.array([1, 2]), p)  # type: ignore[arg-type]
+
+
+def test_percentile_of_what() -> None:
+    """Other columns; an unknown one is refused; the CDF ends at 1."""
+    run = run_of([Job(name="a", sizes=(1,), work=WORK)], Nodes(1, 1), [stay(0, 2, 3, {0: 1})])
+    assert run.metrics.percentile(50, of="queueing") == 2
+    with pytest.raises(InputError, match="jct, queueing"):
+        run.metrics.percentile(50, of="jobs")
+    values, share = run.metrics.cdf()
+    assert values.tolist() == [3] and share.tolist() == [1.0]
+
+
+def test_a_pair_counts_its_gpu_once_and_each_job_its_own_time() -> None:
+    """The second joins the first, which ends; the third joins the second: busy from 0 to 9."""
+    jobs = [Job(name=x, sizes=(1,), work=WORK) for x in "abc"]
+    run = run_of(
+        jobs,
+        Nodes(1, gpus=2),
+        [
+            stay(0, 0, 4, {0: 1}, half=HALF_A),
+            stay(1, 2, 7, {0: 1}, half=HALF_B, partner=0),
+            stay(2, 5, 9, {0: 1}, half=HALF_A, partner=1),
+        ],
+    )
+    assert run.metrics.utilisation == pytest.approx(9 / 18)
+    assert run.metrics.gpu_time.tolist() == [4, 5, 4]
+
+
+def test_nodes_that_come_and_go_count_while_they_are_there() -> None:
+    """Of 2 x 2 GPUs in 10 ticks one node is there from 4 on and the other until 8."""
+    changes = (NodeChange(4, 1, "add"), NodeChange(8, 0, "remove"))
+    run = run_of(
+        [Job(name="a", sizes=(1,), work=10 * WORK)],
+        Nodes(2, gpus=2),
+        [stay(0, 0, 8, {0: 1}, work=8 * WORK), stay(0, 8, 10, {1: 1}, work=2 * WORK)],
+        Settings(changes=changes),
+    )
+    assert run.metrics.utilisation == pytest.approx(10 / (2 * 8 + 2 * 6))
+
+
+def test_zero_slot_tasks_use_no_gpu() -> None:
+    """Times count, GPU-times do not."""
+    run = run_of(
+        [Job(name="z", sizes=(0,), work=5 * WORK), Job(name="a", sizes=(1,), work=4 * WORK)],
+        Nodes(1, gpus=1),
+        [stay(0, 0, 5, {0: 0}, work=5 * WORK), stay(1, 0, 4, {0: 1}, work=4 * WORK)],
+    )
+    m = run.metrics
+    assert m.gpu_time.tolist() == [0, 4] and m.jct.tolist() == [5, 4]
+    assert m.utilisation == m.effective_utilisation == pytest.approx(4 / 5)
+    assert m.rho.tolist() == [1.0, 1.0]
+
+
+def test_jobs_that_did_not_end() -> None:
+    """They are counted, and left out of every mean."""
+    jobs = [Job(name="a", sizes=(1,), work=WORK), Job(name="b", sizes=(1,), work=9 * WORK)]
+    run = run_of(jobs, Nodes(1, 1), [stay(0, 0, 1, {0: 1}, work=WORK)])
+    assert (run.metrics.unfinished, run.metrics.jct_mean, run.jct.tolist()) == (1, 1.0, [1, -1])
+    nobody = run_of(jobs, Nodes(1, 1), [])
+    assert nobody.metrics.unfinished == 2 and math.isnan(nobody.metrics.jct_mean)
+    assert "jct_p50" not in nobody.metrics.summary()
+
+
+def test_effective_utilisation_sees_the_speedup() -> None:
+    """Two GPUs at f(2) = 4/3 are worth two thirds of themselves."""
+    job = Job(name="a", sizes=(2,), work=4 * WORK, speedup=Amdahl(0.5))
+    run = run_of([job], Nodes(1, gpus=2), [stay(0, 0, 3, {0: 2}, work=4 * WORK)])
+    assert run.metrics.utilisation == 1.0
+    assert run.metrics.effective_utilisation == pytest.approx(2 / 3)
+
+
+@given(runs())
+@settings(max_examples=10)
+def test_document_round_trip(tmp_path_factory: pytest.TempPathFactory, run: Run) -> None:
+    """What is written is what is read."""
+    path = tmp_path_factory.mktemp("m") / "m.json"
+    metrics_json.write({"x": run, "y": run}, path)
+    found = metrics_json.read(path)
+    assert found.names == list(run.workload.names) and list(found.runs) == ["x", "y"]
+    assert found.runs["x"].jobs["jct"] == run.jct.tolist()
+    for key, value in run.metrics.summary().items():
+        assert found.runs["y"].metrics[key] == value
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"optsched.metrics/1"', '"optsched.metrics/2"'), "newer"),
+        (('"submit": [0]', '"submit": [0,1]'), "submit: expected 1 values"),
+        (('"jct": [3]', '"jct": [3,4]'), "jobs.jct: expected 1 values"),
+        (('"jct": [3]', '"jtc": [3]'), "jtc: unknown"),
+        (('"jct": [3]', '"jct": ["3"]'), "expected"),
+        (('"policy": "hand"', '"policy": 7'), "policy"),
+    ],
+)
+def test_hostile_documents(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    """Refused with the place."""
+    run = run_of([Job(name="a", sizes=(1,), work=WORK)], Nodes(1, 1), [stay(0, 2, 3, {0: 1})])
+    text = metrics_json.to_json({"x": run}).decode()
+    assert text.count(change[0]) == 1
+    (tmp_path / "m.json").write_text(text.replace(*change))
+    with pytest.raises(InputError, match=message):
+        metrics_json.read(tmp_path / "m.json")
+    with pytest.raises(InputError, match="at least one"):
+        metrics_json.to_json({})

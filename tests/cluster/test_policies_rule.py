@@ -1,0 +1,196 @@
+"""The kernel of the elastic policies equals its twin in plain Python."""
+
+from __future__ import annotations
+
+import elastic_workloads as cases
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched.cluster.elastic_twin_rule import (
+    APPORTION,
+    BY_GAIN,
+    BY_ORDER,
+    HOLDS,
+    MARGINAL,
+    NEVER,
+    PAIRWISE,
+    PINNED,
+    ROUND,
+    share,
+)
+
+
+def plain_share(jobs, order, budget, preempt, surplus):
+    """`share` in plain Python: jobs are dictionaries; returns their quotas."""
+    smallest = {j: job["size"][0] for j, job in enumerate(jobs)}
+    loose = [j for j in order if jobs[j]["fixed"] != PINNED]
+    admitted = {j for j in order if jobs[j]["fixed"] == PINNED}
+    stays = [
+        j for j in loose if jobs[j]["held"] and (preempt != BY_ORDER or not jobs[j]["preemptible"])
+    ]
+    admitted |= set(stays)
+    left = budget - sum(smallest[j] for j in stays)
+    out: list[int] = []
+    displacing = preempt == BY_GAIN
+    for at, j in enumerate(order):
+        job = jobs[j]
+        if j in admitted or (job["held"] and preempt != BY_ORDER):
+            continue
+        if smallest[j] <= left:
+            admitted.add(j)
+            left -= smallest[j]
+            continue
+        if not displacing:
+            continue
+        victims, freed = [], left
+        behind = [v for v in order[at + 1 :] if v in stays and v in admitted]
+        for v in reversed([v for v in behind if jobs[v]["preemptible"]]):
+            if freed >= smallest[j]:
+                break
+            victim = jobs[v]
+            own = job["remaining"] / job["rate"][0]
+            its = victim["remaining"] / victim["rate"][0]
+            costs = victim["weight"] * (victim["cost"] + job["cost"])
+            if job["weight"] * its - victim["weight"] * own <= costs:
+                break
+            victims.append(v)
+            freed += smallest[v]
+        if freed >= smallest[j]:
+            admitted -= set(victims)
+            admitted.add(j)
+            left = freed - smallest[j]
+        else:
+            displacing = False
+    quota = dict.fromkeys(order, 0)
+    left = budget
+    for j in order:
+        job = jobs[j]
+        if j in admitted and job["held"]:
+            quota[j] = job["held"] if job["fixed"] else smallest[j]
+            left -= 0 if job["fixed"] == PINNED else quota[j]
+    for j in order:
+        if j in admitted and not jobs[j]["held"] and smallest[j] <= left:
+            quota[j] = smallest[j]
+            left -= smallest[j]
+        elif j in admitted and not quota[j]:
+            out.append(j)
+    spare = left - sum(smallest[j] for j in out)
+
+    def step(j):
+        job = jobs[j]
+        if not quota[j] or job["fixed"] or quota[j] == job["size"][-1]:
+            return None
+        k = job["size"].index(quota[j])
+        now, then = job["size"][k], job["size"][k + 1]
+        return (k, now, then) if then - now <= spare else None
+
+    if surplus == ROUND:
+        moved = True
+        while moved:
+            moved = False
+            for j in order:
+                if step(j):
+                    _, now, then = step(j)
+                    quota[j], spare, moved = then, spare - (then - now), True
+        return quota
+    while True:
+        best, most = None, 0.0
+        for j in order:
+            if not step(j):
+                continue
+            job, (k, now, then) = jobs[j], step(j)
+            left_now, left_then = (job["remaining"] / job["rate"][i] for i in (k, k + 1))
+            if surplus == MARGINAL:
+                gain = job["weight"] * (left_now - left_then) / (then - now)
+            elif job["remaining"] > 0:
+                gain = job["remaining"] / (now + then)
+            else:
+                gain = -float(then)
+            if best is None or gain > most:
+                best, most = j, gain
+        if best is None or (surplus == MARGINAL and most <= 0):
+            return quota
+        _, now, then = step(best)
+        quota[best], spare = then, spare - (then - now)
+
+
+@st.composite
+def situations(draw):
+    """Jobs, of which the running ones fit, an order, all GPUs."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    jobs, held, pinned = [], 0, 0
+    for _ in range(draw(st.integers(1, 9))):
+        size = cases.SIZES[int(random.integers(len(cases.SIZES)))]
+        running = random.random() < 0.5
+        fixed = int(random.choice([0, 1, 2], p=[0.5, 0.4, 0.1])) if running else 0
+        gpus = int(random.choice(size)) if running else 0
+        held += gpus if fixed != PINNED else 0
+        pinned += gpus if fixed == PINNED else 0
+        rate = np.cumsum(random.integers(1, 9, len(size))).tolist()
+        jobs.append({
+            "size": list(size), "rate": rate, "held": gpus, "fixed": fixed,
+            "remaining": float(random.integers(0, 50)), "weight": float(random.integers(1, 4)),
+            "cost": int(random.integers(0, 4)), "preemptible": int(random.random() < 0.8),
+        })  # fmt: skip
+    order = random.permutation(len(jobs)).tolist()
+    return jobs, order, held + int(random.integers(0, 6))
+
+
+@settings(max_examples=400, deadline=None)
+@given(situations(), st.sampled_from([NEVER, BY_ORDER, BY_GAIN]),
+       st.sampled_from([ROUND, MARGINAL, APPORTION]))  # fmt: skip
+def test_kernel_equals_plain_code(situation, preempt, surplus):
+    """Admission, displacement, realisation, surplus."""
+    jobs, order, budget = situation
+    quota = kernel_share(jobs, order, budget, preempt, surplus)
+    assert quota == plain_share(jobs, order, budget, preempt, surplus)
+    assert all(q == 0 or q in job["size"] for q, job in zip(quota.values(), jobs, strict=True))
+    loose = [j for j in quota if jobs[j]["fixed"] != PINNED]
+    assert sum(quota[j] for j in loose) <= budget
+    for j, job in enumerate(jobs):
+        if job["held"] and (preempt == NEVER or not job["preemptible"]):
+            assert quota[j] > 0
+        if job["fixed"] == HOLDS:
+            assert quota[j] in (0, job["held"])
+
+
+def kernel_share(jobs, order, budget, preempt, surplus):
+    """The same by the kernel; quotas by job, ascending."""
+    n = len(jobs)
+    column = {k: np.array([job[k] for job in jobs]) for k in jobs[0] if k not in ("size", "rate")}
+    ptr = np.concatenate(([0], np.cumsum([len(job["size"]) for job in jobs]))).astype(np.int64)
+    size, rate = (np.array([x for job in jobs for x in job[k]], np.int64) for k in ("size", "rate"))
+    scratch = np.zeros((3, n), np.int64)
+    share(column["held"], column["fixed"], column["preemptible"], ptr, size, rate,
+          np.array(order, np.int64), column["remaining"], column["weight"], column["cost"], n,
+          budget, preempt, surplus, *scratch)  # fmt: skip
+    return dict(enumerate(scratch[2].tolist()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 64), min_size=1, max_size=6), st.integers(0, 20))
+def test_apportion_is_webster(scores, more):
+    """With contiguous sizes the surplus is the divisor method of `quota.proportional`."""
+    from optsched_solvers.quota import proportional
+
+    n = len(scores)
+    most = [2 + (7 * j) % 5 for j in range(n)]
+    jobs = [{"size": list(range(1, m + 1)), "rate": list(range(1, m + 1)), "held": 0, "fixed": 0,
+             "remaining": float(s), "weight": 1.0, "cost": 0, "preemptible": 1}
+            for s, m in zip(scores, most, strict=True)]  # fmt: skip
+    ours = kernel_share(jobs, list(range(n)), n + more, NEVER, APPORTION)
+    assert list(ours.values()) == proportional(scores, n + more, 1, most, method="webster").tolist()
+
+
+def test_pairwise_rule_of_two():
+    """AFS: an elastic long job wins over a short one exactly when its gain is larger."""
+    for short_next, winner in ((120, 1), (180, 0)):
+        jobs = [
+            {"size": [1, 2], "rate": [100, short_next], "remaining": 10.0},
+            {"size": [1, 2], "rate": [100, 150], "remaining": 90.0},
+        ]  # gains: .2 or .8 of the present speed for the short, 1/3 of the later one for the long
+        for job in jobs:
+            job |= {"held": 0, "fixed": 0, "weight": 1.0, "cost": 0, "preemptible": 1}
+        quota = kernel_share(jobs, [0, 1], 3, NEVER, PAIRWISE)
+        assert quota == {winner: 2, 1 - winner: 1}

@@ -1,0 +1,283 @@
+"""Traces: what is written is read, what is wrong is refused with row and field."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from optsched.cluster.job import WORK, Job
+from optsched.cluster.nodes import Nodes
+from optsched.cluster.speedup import Amdahl
+from optsched.cluster.workload import Workload
+from optsched.errors import InputError
+from optsched.formats.trace_csv import Profile, read_trace, write_trace
+
+HEAD = "job_id,submit_time_s,num_gpus,duration_s,priority,type\n"
+ROOT = Path(__file__).parent.parent.parent
+
+folder = settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+
+
+def trace(tmp_path: Path, body: str, head: str = HEAD) -> Path:
+    """A file with these rows."""
+    path = tmp_path / "t.csv"
+    path.write_bytes((head + body).encode())
+    return path
+
+
+NAMES = st.text(
+    st.characters(codec="utf-8", exclude_characters="\r\x00", exclude_categories=["Cs"]),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@st.composite
+def rigid(draw: st.DrawFn) -> Workload:
+    """Rigid jobs with awkward names, in any unit of time."""
+    names = draw(st.lists(NAMES, min_size=1, max_size=8, unique=True))
+    made = []
+    for name in names:
+        g = draw(st.sampled_from([0, 1, 2, 8, 64]))
+        made.append(
+            Job(
+                name=name,
+                submit=draw(st.integers(0, 10**9)),
+                sizes=(g,),
+                work=draw(st.integers(1, 10**9)) * WORK * max(g, 1),
+                priority=draw(st.integers(1, 99)),
+                template=draw(NAMES),
+            )
+        )
+    return Workload.of(made, time_unit=draw(st.sampled_from(["s", "ms", "us", "ns"])))
+
+
+@folder
+@given(rigid())
+def test_round_trip(tmp_path: Path, workload: Workload) -> None:
+    """Every column that a trace has."""
+    write_trace(workload, tmp_path / "x.csv")
+    again = read_trace(tmp_path / "x.csv", time_unit=workload.time_unit, type_as="template")
+    assert again == workload.changed(name="x.csv")
+
+
+@folder
+@given(rigid(), st.integers(0, 99))
+def test_permuted_rows(tmp_path: Path, workload: Workload, seed: int) -> None:
+    """Any order of the rows, sorted again, is the same workload."""
+    plain = workload.changed(names=tuple(f"j{i}" for i in range(len(workload))))
+    write_trace(plain, tmp_path / "x.csv")
+    first = read_trace(tmp_path / "x.csv", time_unit=plain.time_unit, sort=True, type_as="group")
+    head, *rows = (tmp_path / "x.csv").read_text().split("\n")[:-1]
+    if any('"' in row for row in rows) or len(rows) != len(plain):
+        return  # a type with a line break
+    random.Random(seed).shuffle(rows)
+    (tmp_path / "x.csv").write_text("\n".join([head, *rows]) + "\n")
+    again = read_trace(tmp_path / "x.csv", time_unit=plain.time_unit, sort=True, type_as="group")
+    assert again == first
+
+
+def test_a_trace_by_hand(tmp_path: Path) -> None:
+    """Columns, defaults, floats that are whole, tasks without GPUs, any order of columns."""
+    path = trace(
+        tmp_path,
+        "5.0,a,vc1,3,1e2,7\n7,b,,0,4,\n\n7,c,vc1,8,10,\n",
+        "submit_time_s,job_id,type,num_gpus,duration_s,priority\n",
+    )
+    w = read_trace(path, Nodes(1), type_as="group")
+    assert w.names == ("a", "b", "c") and w.submit.tolist() == [5, 7, 7]
+    assert w.size.tolist() == [3, 0, 8]
+    assert w.work.tolist() == [300 * WORK, 4 * WORK, 80 * WORK]
+    assert w.priority.tolist() == [7, 50, 50] and w.group.tolist() == [0, 1, 0]
+    assert [g.name for g in w.groups] == ["vc1", ""] and w.name == "t.csv"
+    assert (-(-w.work // w.rate)).tolist() == [100, 4, 10]
+
+
+def test_options(tmp_path: Path) -> None:
+    """Every option that changes what is read."""
+    path = trace(tmp_path, "a,0,4,10,2,m\nb,3.25,16,20,,n\nc,5,1,,0.5,k\n")
+    assert len(read_trace(path, limit=1)) == 1
+    kept = read_trace(path, time_unit="ms", largest=4, limit=2, type_as="template")
+    assert kept.names == ("a",) and kept.work.tolist() == [40_000 * WORK]
+    assert kept.templates == ("m",)
+    rows = read_trace(path, time_unit="ms", priority_as="weight", profiles={"k": Profile(7)})
+    assert rows.weight.tolist() == [2.0, 1.0, 0.5] and rows.submit.tolist() == [0, 3250, 5000]
+    assert rows.work[2] == 7 * WORK
+    law = Amdahl(0.5)
+    curved = read_trace(path, limit=1, speedup=law, sizes=[1, 2, 4])
+    assert curved.rates_of(0).tolist() == [round(WORK * law.of(g)) for g in (1, 2, 4)]
+    assert curved.work[0] == 10 * round(WORK * law.of(4))  # exactly its duration at its own size
+    cut = read_trace(path, limit=1, passes=3)
+    assert cut.passes[0] == 3 and cut.pass_work[0] == 40 * WORK // 3 + 1
+    profiles = {"k": Profile(100, law, (1, 2)), "m": Profile(None, law, (2, 8))}
+    mixed = read_trace(path, profiles=profiles, priority_as="ignored", time_unit="ms")
+    assert [mixed.sizes_of(i).tolist() for i in range(3)] == [[2, 4, 8], [16], [1, 2]]
+    wide = "run,job_id,submit_time_s,num_gpus,duration_s\n"
+    two = trace(tmp_path, "x,a,0,1,5\ny,a,0,1,6\n", wide)
+    assert read_trace(two, where={"run": "y"}).work.tolist() == [6 * WORK]
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "message"),
+    [
+        ("", {}, "no jobs"),
+        ("a,0,1,-5,,\n", {}, r'row 2 \(job "a"\): duration_s: expected a time > 0, got -5'),
+        ("a,0,1,0,,\n", {}, "duration_s: expected a time > 0, got 0"),
+        ("a,0,1,nan,,\n", {}, r'row 2 \(job "a"\): duration_s: expected seconds, got "nan"'),
+        ("a,0,1,inf,,\n", {}, "duration_s: expected seconds"),
+        ("a,0,1,1e999,,\n", {}, r"duration_s: 1e999 s is beyond 2\^53 s"),
+        ("a,0,1,1e99999,,\n", {}, "duration_s: expected seconds"),
+        (f"a,0,1,{'9' * 5000},,\n", {}, "duration_s: expected seconds"),
+        ("a,0,1,1_000,,\n", {}, "duration_s"),
+        ("a,0,1, 5,,\n", {}, "duration_s"),
+        ("a,0,1,٣,,\n", {}, "duration_s"),
+        ("a,0,1,0x10,,\n", {}, "duration_s"),
+        ("a,0,1,True,,\n", {}, "duration_s"),
+        ("a,0,1,9007199254740993,,\n", {}, r"9007199254740993 s is beyond 2\^53 s"),
+        ("a,0,1,9007199254740992,,\n", {"time_unit": "ms"}, r"beyond 2\^53 ms"),
+        ("a,0,1,1.5,,\n", {}, r"1.5 s is not a whole number of s \(time_unit='ms', --time-unit"),
+        ("a,0,16777216,9007199254740992,,\n", {}, r"more work than 2\^62"),
+        ("a,0,1,,,\n", {}, r'row 2 .*duration_s: missing, and there is no profile .* type ""'),
+        ("a,0,1,5,,k\nb,0,1,,,k\n", {"profiles": {"k": Profile()}}, "row 3 .*duration_s: missing"),
+        ("a,-1,1,5,,\n", {}, "submit_time_s: expected a time >= 0, got -1"),
+        ("a,,1,5,,\n", {}, "submit_time_s: expected seconds, got nothing"),
+        ("a,9,1,5,,\nb,3,1,5,,\n", {}, r"row 3 .*submit_time_s: 3 comes after 9: .*--sort"),
+        ("a,0,0.46,5,,\n", {}, "num_gpus: expected whole GPUs, got 0.46; .* placement"),
+        ("a,0,-1,5,,\n", {}, r"num_gpus: expected 0\.\.2\^24 GPUs, got -1"),
+        ("a,0,1e9,5,,\n", {}, "num_gpus"),
+        ("a,0,two,5,,\n", {}, 'num_gpus: expected a number of GPUs, got "two"'),
+        ("a,0,9,5,,\n", {"nodes": Nodes(1)}, "asks for 9 GPUs, but the cluster has 8"),
+        ("a,0,9,5,,\n", {"largest": 8}, "no job has at most 8 GPUs"),
+        ("a,0,1,5,,\na,1,1,5,,\n", {}, "row 3 .*job_id: is also that of row 2"),
+        (",0,1,5,,\n", {}, "row 2 .*job_id: empty"),
+        (f"{'x' * 201},0,1,5,,\n", {}, "job_id: longer than 200"),
+        (f"a,0,1,5,,{'x' * 201}\n", {}, "type: longer than 200"),
+        ("a,0,1,5,0,\n", {}, r"priority: expected 1\.\.99, got 0"),
+        ("a,0,1,5,100,\n", {}, r"1\.\.99, got 100"),
+        ("a,0,1,5,1.5,\n", {}, r"1\.\.99, got 1.5"),
+        ("a,0,1,5,high,\n", {}, 'priority: expected a number, got "high"'),
+        ("a,0,1,5,0,\n", {"priority_as": "weight"}, "weight > 0, got 0"),
+        ("a,0,1,5\n", {}, "row 2: has 4 fields, the header has 6"),
+        ("a,0,1,5,,,\n", {}, "row 2: has 7 fields"),
+        ('a,0,1,5,,"x\n', {}, "not valid CSV"),
+        ("a,0,1,5,,\n", {"limit": 0}, "limit"),
+        ("a,0,1,5,,\n", {"passes": 0}, "passes"),
+        ("a,0,1,5,,\n", {"time_unit": "h"}, "time_unit"),
+        ("a,0,1,5,,\n", {"type_as": "kind"}, "type_as"),
+        ("a,0,1,5,,\n", {"sizes": [2, 1]}, "sizes: expected ascending"),
+        ("a,0,1,5,,\n", {"where": {"type": "z"}}, "no rows left"),
+        ("a,0,1,5,,\n", {"where": {"kind": "z"}}, '"kind" is missing'),
+        ("a,0,1,5,,\n", {"profiles": {"k": 3}}, "expected a Profile"),
+        ("a,0,1,5,,\n", {"profiles": {"k": Profile(0)}}, "work"),
+    ],
+)
+def test_hostile_rows(tmp_path: Path, body: str, options: dict[str, Any], message: str) -> None:
+    """One sentence with the row and the field."""
+    path = trace(tmp_path, body)
+    with pytest.raises(InputError, match=message) as found:
+        read_trace(path, **options)
+    assert "\n" not in str(found.value) and len(str(found.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("", "the file is empty"),
+        ("\n\n", "the file is empty"),
+        ("job_id,submit_time_s\n", '"num_gpus" is missing'),
+        ("job_id,submit_time_s,num_gpus,gpus\n", r'unknown column "gpus" .*--ignore-columns'),
+        ("job_id,submit_time_s,num_gpus,job_id\n", '"job_id" is there twice'),
+        ("job_id,submit_time_s,num_gpus\na,0,1\n", "duration_s: missing"),
+    ],
+)
+def test_hostile_headers(tmp_path: Path, head: str, message: str) -> None:
+    """One sentence with the column."""
+    with pytest.raises(InputError, match=message):
+        read_trace(trace(tmp_path, "", head))
+
+
+def test_hostile_files(tmp_path: Path) -> None:
+    """Nothing there, a folder, bytes that are no text, unknown columns that may be skipped."""
+    with pytest.raises(InputError, match="no such file"):
+        read_trace(tmp_path / "none.csv")
+    with pytest.raises(InputError, match="directory"):
+        read_trace(tmp_path)
+    path = tmp_path / "x.csv"
+    path.write_bytes(HEAD.encode() + b"\xff,0,1,5,,\n")
+    with pytest.raises(InputError, match=r"x.csv:2: not a text file"):
+        read_trace(path)
+    path.write_bytes(b"\xef\xbb\xbf" + HEAD.replace("\n", ",x\r\n").encode() + b"a,0,1,5,,,q\r\n")
+    with pytest.raises(InputError, match="unknown column"):
+        read_trace(path)
+    assert read_trace(path, ignore_columns=True).names == ("a",)
+
+
+@folder
+@given(st.data())
+def test_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
+    """Whatever a few changed characters make of a trace: a workload, or one sentence."""
+    text = list(HEAD + "a,0,1,5,,x\nb,3,2,7,9,y\nc,3,8,1,,\n")
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(text) - 1))
+        text[at] = data.draw(st.sampled_from([*list('0159-.,eE"\n\r\t x\x00_∞'), ""]))
+    path = tmp_path / "m.csv"
+    path.write_text("".join(text))
+    try:
+        found = read_trace(path, sort=True)
+    except InputError as error:
+        assert "m.csv" in str(error)
+    else:
+        assert (np.diff(found.submit) >= 0).all() and (found.work > 0).all()
+
+
+def test_elastic_jobs_have_no_trace(tmp_path: Path) -> None:
+    """A trace has one size a job."""
+    w = Workload.of([Job(name="e", sizes=(1, 2), work=WORK)])
+    with pytest.raises(InputError, match='"e" has several sizes'):
+        write_trace(w, tmp_path / "x.csv")
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_the_traces_that_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script beside them writes the same bytes."""
+    import importlib.util
+
+    place = ROOT / "instances" / "trace"
+    spec = importlib.util.spec_from_file_location("make_traces", place / "make.py")
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    monkeypatch.setattr(made, "HERE", tmp_path)
+    made.main()
+    names = sorted(path.name for path in place.glob("*.csv"))
+    assert names == sorted(path.name for path in tmp_path.glob("*.csv"))
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (place / name).read_bytes()
+        assert len(read_trace(place / name, Nodes(4))) >= 60
+
+
+TRACES = os.environ.get("OPTSCHED_TRACES")
+
+
+@pytest.mark.skipif(not TRACES, reason="OPTSCHED_TRACES is not set")
+def test_published_traces() -> None:
+    """The Philly, Gavel and openb files, as they are."""
+    base = Path(str(TRACES))
+    full = read_trace(base / "philly_full.csv", Nodes(64), largest=64)
+    assert 82_000 < len(full) < 82_300 and full.size.max() == 64
+    week = read_trace(base / "philly_week_2017-10-09.csv", limit=2000, type_as="group")
+    assert len(week) == 2000 and len(week.groups) > 3
+    gavel = read_trace(base / "gavel_max_min_fairness.csv", priority_as="weight")
+    assert len(gavel) == 96
+    with pytest.raises(InputError, match="placement"):
+        read_trace(base / "openb_pods.csv")
+    with pytest.raises(InputError, match='unknown column "workload"'):
+        read_trace(base / "sia_elastic_workloads.csv")

@@ -1,0 +1,385 @@
+"""Jobs, speed-ups, curves and their columns: what goes in comes out, what cannot be is refused."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched.cluster.curve import Curve
+from optsched.cluster.job import WORK, Job, rates
+from optsched.cluster.speedup import Amdahl, Goodput, Linear, Table
+from optsched.cluster.workload import Group, Workload
+from optsched.errors import InputError
+
+SPEEDUPS = (Linear(), Amdahl(0.522), Table({1: 1, 2: 1.9, 3: 2.7, 4: 3.1, 8: 5}))
+
+
+@st.composite
+def jobs(draw: st.DrawFn, name: str) -> Job:
+    """Any legal job."""
+    curve = None
+    completion = draw(st.sampled_from(["samples", "epochs", "target"]))
+    if completion == "target" or draw(st.booleans()):
+        curve = Curve(0.9, 0.1, draw(st.floats(0.05, 1)), 0.3, draw(st.sampled_from([0, 0.05])))
+    return Job(
+        name=name,
+        submit=draw(st.integers(0, 20)),
+        sizes=draw(st.sampled_from([(1,), (2,), (1, 2, 4), (0,), (3, 4)])),
+        work=draw(st.integers(100, 10**12)),
+        speedup=draw(st.sampled_from(SPEEDUPS)),
+        passes=draw(st.integers(1, 60)),
+        completion=completion,  # type: ignore[arg-type]
+        curve=curve,
+        priority=draw(st.integers(1, 99)),
+        weight=draw(st.floats(0.1, 10)),
+        group=draw(st.sampled_from(["", "a", "b"])),
+        preemptible=draw(st.booleans()),
+        restart_cost=draw(st.sampled_from([None, 0, 7])),
+        template=draw(st.sampled_from(["", "m1", "m2"])),
+        estimate=draw(st.floats(0.1, 10)),
+        micro_factor=draw(st.sampled_from([1.0, 0.79, 1.5])),
+    )
+
+
+@st.composite
+def many(draw: st.DrawFn) -> list[Job]:
+    """Some jobs of different names."""
+    n = draw(st.integers(1, 8))
+    return [draw(jobs(f"j{i}")) for i in range(n)]
+
+
+@given(many(), st.integers(0, 9))
+def test_columns_hold_the_jobs(given_jobs: list[Job], seed: int) -> None:
+    """Every column against the jobs, one by one."""
+    w = Workload.of(given_jobs, seed=seed)
+    order = sorted(range(len(given_jobs)), key=lambda i: (given_jobs[i].submit, i))
+    assert len(w) == len(given_jobs)
+    for row, i in enumerate(order):
+        job = given_jobs[i]
+        assert w.names[row] == job.name and w.submit[row] == job.submit
+        assert tuple(w.sizes_of(row)) == job.sizes
+        for size, rate in zip(job.sizes, w.rates_of(row).tolist(), strict=True):
+            assert rate == (round(WORK * job.speedup.of(size)) if size else WORK)
+        reports = w.observed[w.observed_ptr[row] : w.observed_ptr[row + 1]]
+        passes = len(reports) if job.completion == "target" else job.passes
+        assert w.passes[row] == passes and len(reports) == (passes if job.curve else 0)
+        if job.completion == "target":
+            assert reports[-1] <= 0.3 and (reports[:-1] > 0.3).all() and w.target[row] == 0.3
+            nominal = math.ceil(Fraction(job.work, job.passes)) * passes
+        else:
+            assert math.isnan(w.target[row])
+            nominal = job.work
+        assert w.nominal[row] == nominal
+        assert w.work[row] == pytest.approx(nominal * job.micro_factor, rel=1e-12, abs=0.6)
+        assert w.believed[row] == pytest.approx(w.work[row] * job.estimate, rel=1e-12, abs=1)
+        assert w.pass_work[row] == math.ceil(Fraction(int(w.work[row]), passes))
+        assert w.groups[w.group[row]].name == job.group
+        assert (w.templates[w.template[row]] if w.template[row] >= 0 else "") == job.template
+        assert w.restart_cost[row] == (-1 if job.restart_cost is None else job.restart_cost)
+        assert (w.priority[row], w.weight[row]) == (job.priority, job.weight)
+        assert w.preemptible[row] == job.preemptible
+        assert (w.initial[row] == 0.9) == (job.curve is not None)
+
+
+@given(many())
+def test_jobs_come_back(given_jobs: list[Job]) -> None:
+    """The workload of the workload's jobs is the same one."""
+    w = Workload.of(given_jobs, seed=3, name="x")
+    assert Workload.of(list(w), seed=3, name="x", groups=w.groups) == w
+    assert w[-1] == w[len(w) - 1]
+    with pytest.raises(IndexError):
+        w[len(w)]
+
+
+@given(many(), st.data())
+def test_the_order_given_matters_only_for_ties(given_jobs: list[Job], data: st.DataObject) -> None:
+    """Any order of rows, sorted by name within ties, gives the same columns and the same noise."""
+    by_name = sorted(given_jobs, key=lambda job: job.name)
+    shuffled = data.draw(st.permutations(given_jobs))
+    again = Workload.of(sorted(shuffled, key=lambda job: job.name), seed=1)
+    assert again == Workload.of(by_name, seed=1)
+
+
+@given(many(), st.data())
+def test_taking_some(given_jobs: list[Job], data: st.DataObject) -> None:
+    """Slices, numbers and masks agree, and every job is itself still."""
+    w = Workload.of(given_jobs)
+    chosen = sorted(data.draw(st.sets(st.integers(0, len(w) - 1), min_size=1)))
+    part = w.take(chosen)
+    assert [part[i] for i in range(len(part))] == [w[i] for i in chosen]
+    mask = np.zeros(len(w), np.bool_)
+    mask[chosen] = True
+    assert w.take(mask) == part == w.take(chosen[::-1])
+    assert w[:] == w
+    for i, k in enumerate(chosen):
+        mine = part.observed[part.observed_ptr[i] : part.observed_ptr[i + 1]]
+        assert (mine == w.observed[w.observed_ptr[k] : w.observed_ptr[k + 1]]).all()
+
+
+def plain(**changes: Any) -> Job:
+    """A job, a little changed."""
+    return Job(**({"name": "a", "sizes": (1, 2), "work": 10**6} | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": 7}, "job.name: expected a string"),
+        ({"name": "x" * 201}, "longer than 200"),
+        ({"submit": -1}, r'job "a": submit: expected an integer in 0\.\.2\^53, got -1'),
+        ({"submit": True}, "submit: expected an integer"),
+        ({"submit": 1.0}, "submit: expected an integer"),
+        ({"submit": 2**53}, "would end beyond 2\\^53"),
+        ({"sizes": ()}, "sizes: empty"),
+        ({"sizes": (2, 1)}, "ascending"),
+        ({"sizes": (1, 1)}, "ascending"),
+        ({"sizes": (0, 1)}, "0 stands alone"),
+        ({"sizes": (True,)}, "sizes: expected an integer"),
+        ({"sizes": 4}, "expected numbers of GPUs"),
+        ({"sizes": "12"}, "expected numbers of GPUs"),
+        ({"sizes": (2**30,)}, "2\\^24"),
+        ({"work": 0}, "work: expected an integer in 1"),
+        ({"work": 2**63}, "2\\^62"),
+        ({"work": 2**62, "estimate": 2.0}, "by its factors is above 2\\^62"),
+        ({"speedup": None}, "speedup: expected Linear"),
+        ({"speedup": Linear}, "speedup: expected Linear"),
+        ({"speedup": Table({4: 2.0})}, "no speed for 1 GPUs"),
+        ({"passes": 0}, "passes: expected an integer in 1"),
+        ({"passes": 10**7}, "less than one unit of work"),
+        ({"completion": "accuracy"}, "expected one of samples, epochs, target"),
+        ({"completion": "target"}, "a target needs a curve"),
+        ({"curve": 1}, "expected a Curve"),
+        ({"priority": 0}, r"priority: expected an integer in 1\.\.99"),
+        ({"priority": 100}, r"1\.\.99"),
+        ({"weight": 0}, "weight: expected a finite number > 0"),
+        ({"weight": math.nan}, "weight"),
+        ({"weight": math.inf}, "weight"),
+        ({"weight": "1"}, "weight"),
+        ({"group": None}, "group: expected a string"),
+        ({"preemptible": 1}, "expected True or False"),
+        ({"restart_cost": -1}, "restart_cost"),
+        ({"estimate": 0.0}, "estimate"),
+        ({"micro_factor": -1}, "micro_factor"),
+    ],
+)
+def test_jobs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
+    """One sentence with the job and the field."""
+    with pytest.raises(InputError, match=message):
+        plain(**changes)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Workload.of([]), "at least one job"),
+        (lambda: Workload.of([plain(), plain()]), r'jobs\[1\].name: "a" is there twice'),
+        (lambda: Workload.of([plain(), 3]), r"jobs\[1\]: expected a Job"),  # type: ignore[list-item]
+        (lambda: Workload.of("ab"), "expected a list of Job"),  # type: ignore[arg-type]
+        (lambda: Workload.of([plain()], time_unit="h"), "expected one of ns, us, ms, s"),
+        (lambda: Workload.of([plain()], seed=-1), "seed"),
+        (lambda: Workload.of([plain()], groups=[Group("g"), Group("g")]), "twice"),
+        (lambda: Workload.of([plain()], groups=[Group("g", -1.0)]), "weight"),
+        (lambda: Workload.of([plain()], groups=[Group("g", 1, -1)]), "max_slots"),
+        (lambda: Workload.of([plain()], groups=[Group("g", 1, 1, 0)]), "max_concurrent"),
+        (lambda: Workload.of([plain()], groups=[Group("g", 1, 1, 1, 100)]), "priority"),
+        (lambda: Workload.of([plain()], groups=["g"]), "expected a Group"),  # type: ignore[list-item]
+        (
+            lambda: Workload.of([plain(name=str(i), sizes=(1,), work=2**62) for i in range(4000)]),
+            "one after the other",
+        ),
+        (lambda: Workload.of([plain()]).changed(colour=1), "no column"),
+        (lambda: Workload.of([plain()]).changed(submit=np.array([1, 2])), "submit"),
+        (lambda: Workload.of([plain()]).changed(submit=np.array([-1])), "submit: expected 0"),
+        (lambda: Workload.of([plain()]).changed(submit=np.array([1.5])), "integers"),
+        (lambda: Workload.of([plain()]).changed(weight=np.array([math.nan])), "weight"),
+        (lambda: Workload.of([plain()]).changed(size=np.array([2, 1])), "ascending sizes"),
+        (lambda: Workload.of([plain()]).changed(rate=np.array([1, 0])), "rate"),
+        (lambda: Workload.of([plain()]).take([]), "none chosen"),
+        (lambda: Workload.of([plain()]).take([1]), "numbers in 0..0"),
+        (lambda: Workload.of([plain()]).take([0.5]), "numbers of jobs"),
+        (lambda: Workload.of([plain()])["a"], "number or a slice"),  # type: ignore[call-overload]
+        (lambda: Workload.of([plain()]).with_estimate_error(-1, 0), "sigma"),
+        (lambda: Workload.of([plain()]).with_estimate_error(math.nan, 0), "sigma"),
+        (lambda: Workload.of([plain()]).with_estimate_error(0.5, 1.5), "seed"),  # type: ignore[arg-type]
+        (lambda: Workload.of([plain()]).with_estimate_error(100.0, 1), "2\\^62"),
+    ],
+)
+def test_workloads_that_cannot_be(build: Any, message: str) -> None:
+    """One sentence with the field."""
+    with pytest.raises(InputError, match=message):
+        build()
+
+
+def test_columns_are_read_only_and_their_own() -> None:
+    """Nobody changes a workload by an array that it was made of, or that it shows."""
+    w = Workload.of([plain()])
+    with pytest.raises(ValueError, match="read-only"):
+        w.submit[0] = 7
+    mine = np.array([5])
+    changed = w.changed(submit=mine)
+    mine[0] = 9
+    assert changed.submit.tolist() == [5] and w.submit.tolist() == [0]
+
+
+def test_what_follows_a_change() -> None:
+    """Work, estimates and beliefs stay consistent."""
+    w = Workload.of([plain(passes=7, estimate=2.0)])
+    more = w.changed(work=np.array([10**6 + 1]))
+    assert more.pass_work[0] == math.ceil((10**6 + 1) / 7) and more.believed[0] == 2 * (10**6 + 1)
+    assert w.changed(believed=np.array([10**6 // 2])).estimate[0] == 0.5
+    assert w.changed(passes=np.array([3])).pass_work[0] == 333_334
+
+
+def test_estimate_errors() -> None:
+    """Seeded, lognormal, and on top of what was believed before."""
+    w = Workload.of([plain(name=str(i), work=10**9) for i in range(4000)])
+    one = w.with_estimate_error(0.5, 1)
+    assert one == w.with_estimate_error(0.5, 1) != w.with_estimate_error(0.5, 2)
+    logs = np.log(one.believed / one.work)
+    assert abs(logs.mean()) < 0.03 and abs(logs.std() - 0.5) < 0.02
+    assert w.with_estimate_error(0.0, 1) == w
+    assert (one.work == w.work).all()
+
+
+def test_groups_are_given_or_found() -> None:
+    """Those given first, then in the order of the jobs."""
+    w = Workload.of([plain(group="b"), plain(name="c", group="z")], groups=[Group("z", 3.0)])
+    assert [(g.name, g.weight) for g in w.groups] == [("z", 3.0), ("b", 1.0)]
+
+
+# speed-ups
+
+
+def test_amdahl_of_the_reference() -> None:
+    """Two GPUs are 1.31 times one at c = .522."""
+    assert Amdahl(0.522).of(2) == pytest.approx(1.314, abs=1e-3)
+    assert Amdahl(0.0).of(7) == 7 and Amdahl(1.0).of(7) == 1
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Amdahl(-0.1), "Amdahl.c"),
+        (lambda: Amdahl(1.1), r"share in \[0, 1\]"),
+        (lambda: Amdahl(math.nan), "Amdahl.c"),
+        (lambda: Amdahl(True), "Amdahl.c"),
+        (lambda: Table({}), "expected {GPUs: speed}"),
+        (lambda: Table({1: 2.0}), "relative to one GPU"),
+        (lambda: Table({2: 0.0}), "> 0"),
+        (lambda: Table({0: 1.0}), "GPUs"),
+        (lambda: Table({1: 1.0}).of(2), "no speed for 2"),
+        (lambda: rates(Table({1: 1.0, 2: 1e-9}), (2,)), "outside"),
+        (lambda: Goodput(grad=(0, 0), batch=8, noise_scale=1, max_batch=8), "takes no time"),
+        (lambda: Goodput(grad=(1,), batch=8, noise_scale=1, max_batch=8), "grad"),  # type: ignore[arg-type]
+        (lambda: Goodput(grad=(1, 1), batch=9, noise_scale=1, max_batch=8), "batch"),
+        (lambda: Goodput(grad=(1, 1), batch=8, noise_scale=-1, max_batch=8), "noise_scale"),
+        (lambda: Goodput(grad=(1, 1), batch=8, noise_scale=1, max_batch=8, gamma=0.5), "gamma"),
+        (
+            lambda: Goodput(grad=(1, 1), batch=8, noise_scale=1, max_batch=8, max_local=4),
+            "max_local",
+        ),
+        (lambda: Goodput(grad=(1, 1), batch=8, noise_scale=1, max_batch=8).of(9), "no batch"),
+    ],
+)
+def test_speedups_that_cannot_be(build: Any, message: str) -> None:
+    """One sentence with the field."""
+    with pytest.raises(InputError, match=message):
+        build()
+
+
+@given(
+    st.floats(0.01, 1), st.floats(0, 0.1), st.floats(0, 1), st.floats(0, 0.1),
+    st.floats(1, 8), st.integers(1, 40), st.floats(0, 500), st.integers(0, 300),
+    st.integers(1, 16),
+)  # fmt: skip
+@settings(max_examples=60)
+def test_goodput_against_its_definition(
+    a: float, b: float, c: float, d: float, gamma: float, first: int, phi: float, more: int, g: int
+) -> None:
+    """The best batch of all, by plain formulas."""
+    model = Goodput(
+        grad=(a, b), sync=(c, d), sync_nodes=(2 * c, d), batch=first, noise_scale=phi,
+        max_batch=first + more + 16, gamma=gamma, per_node=4,
+    )  # fmt: skip
+
+    def value(m: int, gpus: int) -> float:
+        grad = a + b * m / gpus
+        sync = 0.0 if gpus == 1 else (2 * c if gpus > 4 else c) + d * (gpus - 2)
+        step = (grad**gamma + sync**gamma) ** (1 / gamma)
+        return m / step * (phi + first) / (phi + m)
+
+    def best(gpus: int) -> float:
+        return max(value(m, gpus) for m in range(max(first, gpus), first + more + 17))
+
+    assert model.of(g) == pytest.approx(best(g) / best(1), rel=1e-9)
+    found, batch = model.best(g)
+    assert found == pytest.approx(value(batch, g), rel=1e-9) == model.at(g, batch)
+
+
+def test_goodput_on_a_grid() -> None:
+    """Many batches are tried on a grid: nearly as good as all of them."""
+    model = Goodput(grad=(0.1, 1e-4), sync=(0.2, 0), batch=64, noise_scale=3e4, max_batch=40_000)
+    every = max(model.at(8, m) for m in range(64, 40_001, 7))
+    assert model.best(8)[0] >= every * (1 - 1e-5)
+
+
+# curves
+
+
+@given(
+    st.floats(0, 0.5), st.floats(0.01, 0.5), st.floats(0.01, 2), st.integers(1, 50),
+    st.floats(0, 0.1), st.integers(0, 99),
+)  # fmt: skip
+def test_curves(
+    final: float, drop: float, kappa: float, passes: int, noise: float, seed: int
+) -> None:
+    """Formula, noise that only depends on seed and name, longer rows begin with shorter ones."""
+    clean = Curve(final + drop, final, kappa)
+    for p, value in enumerate(clean.after(passes), 1):
+        assert value == pytest.approx(final + drop * math.exp(-kappa * p))
+    curve = Curve(final + drop, final, kappa, noise=noise)
+    values = curve.reported(passes, seed, "x")
+    assert (values >= 0).all() and (curve.reported(2 * passes, seed, "x")[:passes] == values).all()
+    if noise > 0.01 and values.min() > 0:
+        assert (curve.reported(passes, seed, "y") != values).any()
+        assert (curve.reported(passes, seed + 1, "x") != values).any()
+
+
+def test_passes_to_a_target() -> None:
+    """The first report at or below it."""
+    curve = Curve(1.0, 0.0, 0.01, 0.1)
+    assert len(curve.reached(0, "x")) == math.ceil(math.log(10) / 0.01)
+    noisy = Curve(1.0, 0.0, 0.01, 0.1, noise=0.05)
+    found = noisy.reached(5, "x")
+    assert found[-1] <= 0.1 and (found[:-1] > 0.1).all()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Curve(0.1, 0.2, 1), "uncertainty falls"),
+        (lambda: Curve(-1, 0.2, 1), "curve.initial"),
+        (lambda: Curve(1, math.nan, 1), "curve.final"),
+        (lambda: Curve(1, 0, 0), "curve.kappa"),
+        (lambda: Curve(1, 0.5, 1, 0.4), "never reached"),
+        (lambda: Curve(1, 0.5, 1, 0.6, -0.1), "curve.noise"),
+        (lambda: Curve(1, 0.5, 1).reached(0, "x"), "missing"),
+        (lambda: Curve(1, 0.5, 1e-9, 0.6).reached(0, "x"), "not reached in 10000 passes"),
+        (
+            lambda: Workload.of(
+                [plain(completion="target", curve=Curve(1, 0.5, 1e-9, 0.6), name="slow")]
+            ),
+            'job "slow": curve.target',
+        ),
+    ],
+)
+def test_curves_that_cannot_be(build: Any, message: str) -> None:
+    """One sentence with the field."""
+    with pytest.raises(InputError, match=message):
+        build()

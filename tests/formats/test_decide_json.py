@@ -1,0 +1,66 @@
+"""The documents of `optsched decide`: what is written is what is read."""
+
+from __future__ import annotations
+
+import json
+
+from optsched.cluster.determined import Agent, Group, Pool, State, Task, decide
+from optsched.formats import decide_json
+from optsched.strict_json import parse
+
+POOL = Pool(
+    State(
+        (Agent("a", 8, 2, 3, 1, drained=True), Agent("b", 4, disabled=True), Agent("c", 8)),
+        (
+            Task("t", 4, "g", False, 1.5, 2, -3, frozenset({"a", "b"}), True, {"c": 4}),
+            Task("u", 0),
+            Task("v", 2, submitted=-1, allocation={}),
+        ),
+        (Group("g", 0.5, 3, 7), Group("h")),
+        "worst",
+        True,
+    ),
+    "gpu", "priority", "docs", False,
+)  # fmt: skip
+
+
+def test_pools_survive_writing_and_reading() -> None:
+    """One pool on the top level, several in a list."""
+    others = [Pool(State(())), Pool(State((Agent("x", 1),), (Task("y", 1),)), "second")]
+    for pools in ([POOL], [POOL, *others], [others[0]]):
+        text = decide_json.state_to_json(pools).decode()
+        found, given = decide_json.read(text, "file")
+        assert found == pools and given is None
+        assert decide_json.state_to_json(found).decode() == text
+
+
+def test_defaults_are_left_out() -> None:
+    """A small state is a small document."""
+    pool = Pool(State((Agent("n", 8),), (Task("t", 1),)))
+    assert json.loads(decide_json.state_to_json([pool])) == {
+        "format": "optsched.decide/1",
+        "agents": [{"name": "n", "slots": 8}],
+        "groups": [],
+        "tasks": [{"name": "t", "slots": 1}],
+    }
+
+
+def test_answers_survive_writing_and_reading() -> None:
+    """With and without an id."""
+    pools = [Pool(State((Agent("n", 8),), (Task("t", 1, "g"),), (Group("g", priority=3),)))]
+    for given in (None, 5, "x"):
+        answer = decide_json.answer_of(pools, decide(pools), given)
+        text = decide_json.to_json(answer).decode()
+        assert decide_json.read_answer(parse(text, "a"), "a") == answer
+        assert answer.start is not None and answer.start[0].priority == 3
+
+
+def test_overrides_go_first() -> None:
+    """For every pool."""
+    text = decide_json.state_to_json([POOL, Pool(State(()), "x")]).decode()
+    changed, _ = decide_json.read(
+        text, "f", decide_json.Overrides("fair_share", "code", True, "best")
+    )
+    for pool in changed:
+        assert (pool.scheduler, pool.variant, pool.preemption) == ("fair_share", "code", True)
+        assert pool.state.fit == "best"

@@ -1,0 +1,152 @@
+"""Manifests: counts are pods, names are valid, and what schedules say runs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import optsched
+from optsched.errors import InputError
+from optsched.formats.kubernetes import Gang, Options, manifest, pods_of, surplus, to_json
+from optsched.formats.kubernetes_gangs import of_plan, of_schedule
+from optsched.schedule import Resource, Rows, Schedule
+
+
+def job(made: Gang, **options: Any) -> dict[str, Any]:
+    """The one Job of a manifest."""
+    (found,) = (i for i in manifest([made], Options(**options))["items"] if i["kind"] == "Job")
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "most", "expected"),
+    [
+        (16, {}, 8, (2, 8)), (12, {}, 8, (2, 6)), (10, {}, 4, (3, 4)), (1, {}, 8, (1, 1)),
+        (0, {}, 8, (1, 0)), (32, {}, None, (4, 8)), (7, {}, None, (1, 7)), (14, {}, None, (2, 7)),
+        (12, {"a": 8, "b": 4}, None, (3, 4)), (16, {"a": 8, "b": 8}, None, (2, 8)),
+        (5, {"a": 4, "b": 1}, None, (5, 1)), (16, {"a": 16}, None, (2, 8)), (13, {}, None, (13, 1)),
+    ],
+)  # fmt: skip
+def test_pods(gpus: int, nodes: Any, most: int | None, expected: tuple[int, int]) -> None:
+    """ceil(GPUs / GPUs per pod), as evenly as may be."""
+    assert pods_of(Gang("j", gpus, nodes=nodes), most) == expected
+    assert surplus(Gang("j", gpus, nodes=nodes), most) == expected[0] * expected[1] - gpus
+
+
+@given(st.integers(1, 500), st.integers(1, 64), st.integers(1, 500))
+def test_counts(gpus: int, most: int, minimum: int) -> None:
+    """Parallelism is completions is pods; the minimum counts pods as well."""
+    minimum = min(minimum, gpus)
+    gang = Gang("j", gpus, minimum)
+    spec = job(gang, gpus_per_pod=most)["spec"]
+    assert spec["parallelism"] == spec["completions"] == -(-gpus // most)
+    assert spec["completionMode"] == "Indexed"
+    (limit,) = spec["template"]["spec"]["containers"][0]["resources"]["limits"].values()
+    assert limit <= most and spec["parallelism"] * limit >= gpus
+    (group,) = (i for i in manifest([gang], Options(gpus_per_pod=most))["items"]
+                if i["kind"] == "PodGroup")  # fmt: skip
+    needed = group["spec"]["minMember"]
+    assert needed * limit >= minimum > (needed - 1) * limit and needed <= spec["parallelism"]
+    old = job(gang, gpus_per_pod=most, gang="labels")["spec"]["template"]["metadata"]["labels"]
+    assert old["pod-group.scheduling.sigs.k8s.io/min-available"] == str(needed)
+    assert "scheduling.x-k8s.io/pod-group" not in old
+
+
+def test_a_pod_group() -> None:
+    """The kind, the label that joins it, and the scheduler."""
+    tree = manifest([Gang("j", 4, nodes={"n1": 4})], Options(pin=True, namespace="ml"))
+    group, made = tree["items"]
+    assert group["apiVersion"] == "scheduling.x-k8s.io/v1alpha1" and group["kind"] == "PodGroup"
+    assert group["metadata"] == {"name": "j", "namespace": "ml"}
+    template = made["spec"]["template"]
+    assert template["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "j"
+    assert template["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
+    assert "priorityClassName" not in template["spec"]
+    assert b'"kind": "List"' in to_json(tree)
+
+
+@given(st.lists(st.integers(1, 99), min_size=1, max_size=6))
+def test_priorities_are_inverted(levels: list[int]) -> None:
+    """The smaller the priority here, the larger there; equal ones share a class."""
+    gangs = [Gang(f"j{i}", 1, priority=level) for i, level in enumerate(levels)]
+    items = manifest(gangs)["items"]
+    value = {i["metadata"]["name"]: i["value"] for i in items if i["kind"] == "PriorityClass"}
+    assert len(value) == len(set(levels))
+    jobs = [i["spec"]["template"]["spec"] for i in items if i["kind"] == "Job"]
+    found = [value[pod["priorityClassName"]] for pod in jobs]
+    assert sorted(range(len(levels)), key=lambda i: (levels[i], i)) == sorted(
+        range(len(levels)), key=lambda i: (-found[i], i)
+    )
+
+
+@given(st.text(max_size=70) | st.from_regex(re.compile(r"[a-z0-9-]{1,66}"), fullmatch=True))
+def test_names(name: str) -> None:
+    """Labels of RFC 1123 that leave room for the pods' index, or a sentence."""
+    good = re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,59}[a-z0-9])?", name) is not None
+    if good:
+        assert job(Gang(name, 8))["metadata"]["name"] == name
+    else:
+        with pytest.raises(InputError, match="is no Kubernetes name"):
+            job(Gang(name, 8))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: manifest([Gang("a", 1), Gang("a", 2)]), '"a" is there twice'),
+        (lambda: manifest([Gang("a", -1)]), "gpus"),
+        (lambda: manifest([Gang("a", 1, 2)]), "minimum"),
+        (lambda: manifest([Gang("a", 1, priority=100)]), "priority"),
+        (lambda: manifest([Gang("a", True)]), "gpus"),
+        (lambda: manifest([Gang("a", 2**29)], Options(gpus_per_pod=1)), "pods, more than"),
+        (lambda: manifest([Gang("a", 1)], Options(pin=True)), "leave out --pin"),
+        (lambda: manifest([Gang("a", 1, nodes={"N_1": 1})], Options(pin=True)), "node"),
+        (lambda: Options(gang="none"), "gang: expected one of"),  # type: ignore[arg-type]
+        (lambda: Options(image=""), "image"),
+        (lambda: Options(image="a b"), "image"),
+        (lambda: Options(namespace="A"), "namespace"),
+        (lambda: Options(scheduler_name="a/b"), "scheduler_name"),
+        (lambda: Options(gpus_per_pod=1.5), "gpus_per_pod"),  # type: ignore[arg-type]
+    ],
+)
+def test_refused(make: Any, said: str) -> None:
+    """One sentence each."""
+    with pytest.raises(InputError) as error:
+        make()
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_of_a_history() -> None:
+    """What runs at a time; nodes from the names of GPUs; names of jobs from the provenance."""
+    schedule = Schedule(
+        resources=(Resource("n0g0"), Resource("n0g1"), Resource("n1g0")),
+        duration=[2, 3, 4], op_resources=Rows.of([[0, 1], [2], [0, 2]]), job=[0, 1, 2],
+        kind=["run", "run", "run"], sequences=Rows.of([[0, 2], [0], [1, 2]]), start=[0, 0, 3],
+        provenance={"jobs": ["a", "b"]},
+    )  # fmt: skip
+    assert of_schedule(schedule) == [Gang("a", 2, None, {"n0": 2}), Gang("b", 1, None, {"n1": 1})]
+    assert of_schedule(schedule, 2) == [Gang("b", 1, None, {"n1": 1})]
+    assert of_schedule(schedule, 4) == [Gang("job-2", 2, None, {"n0": 1, "n1": 1})]
+    with pytest.raises(InputError, match="nothing runs at 7"):
+        of_schedule(schedule, 7)
+    shared = Schedule(
+        resources=(Resource("n0g0/a"), Resource("n0g0/b")), duration=[2],
+        op_resources=Rows.of([[0]]), sequences=Rows.of([[0], []]), start=[0],
+    )  # fmt: skip
+    with pytest.raises(InputError, match="whole ones"):
+        of_schedule(shared)
+
+
+def test_of_a_plan_with_types() -> None:
+    """Without nodes nothing can be pinned; the minimum is the smallest of any type."""
+    plan = optsched.QuotaPlan(
+        [optsched.QuotaJob("j", sizes={"a": [2, 4], "b": [3]}, utility={"a": [1, 5], "b": [2]})],
+        budget={"a": 4, "b": 3},
+    )
+    schedule = optsched.solve(plan).schedule
+    assert schedule is not None
+    assert of_plan(plan, schedule) == [Gang("j", 4, 2, {})]

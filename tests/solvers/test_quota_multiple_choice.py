@@ -1,0 +1,368 @@
+"""Multiple choice: against brute force, a plain table of budgets, the linear relaxation."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import combinations, product
+from math import floor
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched.errors import InputError
+from optsched_solvers.quota import multiple_choice
+from optsched_solvers.quota.multiple_choice import HardChoice, choice, hull_bound, hull_greedy
+from optsched_solvers.quota.multiple_choice_hull import critical
+from optsched_solvers.quota.multiple_choice_input import options
+from optsched_solvers.quota.multiple_choice_table import table
+
+Rows = list[list[tuple[int, int]]]
+"""Options (size, value) of every row."""
+
+
+def arrays(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same as `choice` takes it."""
+    ptr = np.cumsum([0] + [len(row) for row in rows])
+    flat = [option for row in rows for option in row]
+    return ptr, np.array([s for s, _ in flat]), np.array([v for _, v in flat])
+
+
+def worth(rows: Rows, sizes: np.ndarray) -> int:
+    """Value of chosen sizes; each must be one of its row."""
+    return sum(dict(row)[int(size)] for row, size in zip(rows, sizes, strict=True))
+
+
+def brute_force(rows: Rows, budget: int) -> int:
+    """Best of all combinations."""
+    return max(
+        sum(v for _, v in picks) for picks in product(*rows) if sum(s for s, _ in picks) <= budget
+    )
+
+
+def plain(rows: Rows, budget: int) -> int:
+    """Best value by budget, row by row, options by size: no hull, no core, no reductions."""
+    best: dict[int, int] = {0: 0}
+    for row in rows:
+        new: dict[int, int] = {}
+        for used, total in best.items():
+            for size, value in row:
+                if used + size <= budget:
+                    new[used + size] = max(new.get(used + size, total + value), total + value)
+        best = new
+    return max(best.values())
+
+
+def random_rows(random: np.random.Generator, count: int, options: int, sizes: int) -> Rows:
+    """Tables of seven kinds: any sign, ties, concave, convex, correlated, gangs, millionths."""
+    rows: Rows = []
+    kind = int(random.integers(7))
+    for _ in range(count):
+        k = int(random.integers(1, options + 1))
+        size = np.sort(random.choice(sizes, min(k, sizes), replace=False))
+        if kind == 0:
+            value = random.integers(-5, 6, len(size))
+        elif kind == 1:
+            value = np.sort(random.integers(0, 4, len(size)))
+        elif kind == 2:
+            value = (10**6 * np.log1p(size) * random.uniform(0.1, 3)).astype(int)
+        elif kind == 3:
+            value = size * size * random.integers(1, 4)
+        elif kind == 4:
+            value = 3 * size + random.integers(0, 3, len(size))
+        elif kind == 5:
+            least = int(random.integers(2, 5))
+            size = np.concatenate(([0], np.arange(least, least + k)))
+            value = (100 * np.sqrt(size) * random.uniform(0.5, 2)).astype(int)
+        else:
+            value = random.integers(-(10**6), 10**6, len(size))
+        rows.append([(int(s), int(v)) for s, v in zip(size, value, strict=True)])
+    return rows
+
+
+def budgets(rows: Rows, random: np.random.Generator) -> int:
+    """From the least that is feasible to a little more than all."""
+    least, most = sum(row[0][0] for row in rows), sum(row[-1][0] for row in rows)
+    return int(random.integers(least, most + 3))
+
+
+def test_equals_plain_table_on_ten_thousand() -> None:
+    """Every kind of table, many budgets; bound above, greedy feasible, certificate holds."""
+    random = np.random.default_rng(5)
+    met = 0
+    for _ in range(10_000):
+        rows = random_rows(random, int(random.integers(1, 9)), 6, 13)
+        budget = budgets(rows, random)
+        given_rows = arrays(rows)
+        best = plain(rows, budget)
+        sizes, proof = choice(*given_rows, budget, certificate=True)
+        assert sizes.sum() <= budget
+        assert worth(rows, sizes) == best == proof.value
+        assert proof.holds
+        greedy = hull_greedy(*given_rows, budget)
+        assert greedy.sum() <= budget
+        assert worth(rows, greedy) <= best <= hull_bound(*given_rows, budget)
+        met += worth(rows, greedy) == best
+    assert met > 6000  # greedy is no toy
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_equals_brute_force(data: st.DataObject) -> None:
+    """All combinations of a few rows; the plain table agrees too."""
+    rows = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        size = sorted(data.draw(st.sets(st.integers(0, 9), min_size=1, max_size=4)))
+        rows.append([(s, data.draw(st.integers(-20, 20))) for s in size])
+    budget = data.draw(st.integers(sum(row[0][0] for row in rows), 40))
+    best = brute_force(rows, budget)
+    assert worth(rows, choice(*arrays(rows), budget)) == best == plain(rows, budget)
+
+
+@pytest.mark.parametrize("few", [0, 40])
+@pytest.mark.parametrize("by_table", [True, False])
+def test_fall_backs(monkeypatch: pytest.MonkeyPatch, few: int, by_table: bool) -> None:
+    """A core search that is cut short is finished by the table, or by a longer search."""
+    monkeypatch.setattr(multiple_choice, "FEW_STATES", few)
+    monkeypatch.setattr(multiple_choice, "CELLS", 10**8 if by_table else -1)
+    calls = []
+    step = multiple_choice._by_table
+
+    def counted(*given: Any) -> Any:
+        calls.append(given)
+        return step(*given)
+
+    monkeypatch.setattr(multiple_choice, "_by_table", counted)
+    random = np.random.default_rng(2)
+    for _ in range(400):
+        rows = random_rows(random, int(random.integers(5, 12)), 6, 13)
+        budget = budgets(rows, random)
+        assert worth(rows, choice(*arrays(rows), budget)) == plain(rows, budget)
+    assert len(calls) > 5
+
+
+def test_hard_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without memory for a proof, the error carries a feasible choice and a true bound."""
+    monkeypatch.setattr(multiple_choice, "FEW_STATES", 1)
+    monkeypatch.setattr(multiple_choice, "MANY_STATES", 2)
+    monkeypatch.setattr(multiple_choice, "CELLS", -1)
+    random = np.random.default_rng(3)
+    hard = 0
+    for _ in range(100):
+        rows = random_rows(random, 8, 6, 13)
+        budget = budgets(rows, random)
+        best = plain(rows, budget)
+        try:
+            assert worth(rows, choice(*arrays(rows), budget)) == best
+        except HardChoice as error:
+            hard += 1
+            assert error.chosen.sum() <= budget
+            assert worth(rows, error.chosen) == error.value <= best <= error.bound
+    assert hard > 10
+
+
+def _large(kind: str, rows: int, seed: int) -> Rows:
+    """Ten options a row that are hard for bounds: values along with sizes, or all sizes alike."""
+    random = np.random.default_rng(seed)
+    made: Rows = []
+    for _ in range(rows):
+        size = np.sort(random.choice(np.arange(1, 60), 10, replace=False))
+        if kind == "strong":
+            value = size + 10
+        elif kind == "subset":
+            size, value = 2 * size, 2 * size
+        elif kind == "weak":
+            value = size + random.integers(0, 8, 10)
+        elif kind == "equal":
+            size = 7 * np.arange(1, 11)
+            value = np.sort(random.integers(0, 100, 10))
+        else:
+            value = np.sort(random.integers(0, 10**9, 10))
+        pairs = zip(size.tolist(), value.tolist(), strict=True)
+        made.append([(0, 0), *((int(s), int(v)) for s, v in pairs)])
+    return made
+
+
+@pytest.mark.parametrize("kind", ["strong", "subset", "weak", "equal", "any"])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.93])
+def test_large_adversarial(kind: str, share: float) -> None:
+    """Some hundred rows whose values follow their sizes, against the plain table in numpy."""
+    rows = _large(kind, 120, 7)
+    budget = int(share * sum(row[-1][0] for row in rows)) | 1
+    best = np.zeros(budget + 1, np.int64)
+    for row in rows:
+        new = best.copy()
+        for size, value in row[1:]:
+            if size <= budget:
+                new[size:] = np.maximum(new[size:], best[: budget + 1 - size] + value)
+        best = new
+    assert worth(rows, choice(*arrays(rows), budget)) == best[budget]
+
+
+@pytest.mark.parametrize("memory", [10**9, 2000, 1])
+def test_table_in_little_memory(memory: int) -> None:
+    """Halving the rows changes nothing in value, also beyond one byte of options a row."""
+    random = np.random.default_rng(11)
+    for _ in range(60):
+        wide = int(random.integers(8)) == 0
+        rows = []
+        for _ in range(int(random.integers(1, 9))):
+            width = 400 if wide else int(random.integers(1, 8))
+            size = np.arange(width) if wide else np.sort(random.choice(20, width, replace=False))
+            size = size - size[0]
+            rows.append([(int(s), int(random.integers(-9, 99))) for s in size])
+        ptr, size, value = arrays(rows)
+        room = int(random.integers(0, 60))
+        position = table(ptr, size, value, room, memory)
+        assert all(ptr[j] <= at < ptr[j + 1] for j, at in enumerate(position))
+        assert size[position].sum() <= room
+        assert value[position].sum() == plain(rows, room)
+
+
+def test_bound_is_the_relaxation() -> None:
+    """`hull_bound` is the floor of the best price's dual value, too large options cut off."""
+    random = np.random.default_rng(4)
+    for _ in range(120):
+        rows = random_rows(random, int(random.integers(1, 7)), 6, 13)
+        budget = budgets(rows, random)
+        spare = budget - sum(row[0][0] for row in rows)
+        step = int(np.gcd.reduce([s - row[0][0] for row in rows for s, _ in row] + [0])) or 1
+        spare -= spare % step
+        kept = [[(s - row[0][0], v) for s, v in row if s - row[0][0] <= spare] for row in rows]
+        slopes = {Fraction(0)} | {
+            Fraction(v - w, s - r) for row in kept for (r, w), (s, v) in combinations(row, 2)
+        }
+        relaxed = min(
+            price * spare + sum(max(v - price * s for s, v in row) for row in kept)
+            for price in slopes
+            if price >= 0
+        )
+        assert hull_bound(*arrays(rows), budget) == floor(relaxed)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=20), st.integers(0, 99))
+def test_critical_key(items: list[tuple[int, int]], room: int) -> None:
+    """The selection finds what sorting finds."""
+    expected, total = -1, 0
+    for key, weight in sorted(items, reverse=True):
+        total += weight
+        if total > room:
+            expected = key
+            break
+    keys = np.array([key for key, _ in items], np.int64)
+    weights = np.array([weight for _, weight in items], np.int64)
+    assert critical(keys, weights, len(items), room) == expected  # type: ignore[no-untyped-call]
+
+
+def test_same_input_same_answer_and_inputs_untouched() -> None:
+    """Ties do not depend on chance, and read-only arrays of any integer type will do."""
+    random = np.random.default_rng(8)
+    rows = [[(s, 10 * s) for s in range(9)] for _ in range(40)]
+    ptr, size, value = arrays(rows)
+    for array in (ptr, size, value):
+        array.flags.writeable = False
+    first = choice(ptr, size, value, 100)
+    assert first.dtype == np.int64
+    assert (choice(ptr, size.astype(np.uint8), value.astype(np.int32), 100) == first).all()
+    assert (choice(ptr.tolist(), size.tolist(), value.tolist(), np.int64(100)) == first).all()
+    order = random.permutation(40)  # all rows alike: any order of them is the same input
+    assert (choice(*arrays([rows[i] for i in order]), 100) == first).all()
+
+
+def test_smaller_of_equals() -> None:
+    """GPUs that add nothing are not taken."""
+    assert choice([0, 3], [1, 2, 4], [5, 5, 5], 9).tolist() == [1]
+    assert choice([0, 2], [0, 3], [0, -1], 9).tolist() == [0]
+
+
+def test_trivial() -> None:
+    """No rows; nothing to choose; a budget that is just enough, and one without end."""
+    assert choice([0], [], [], 5).tolist() == []
+    assert hull_bound([0], [], [], 5) == 0
+    assert choice([0, 1, 2], [2, 3], [7, -7], 5).tolist() == [2, 3]
+    assert choice([0, 2, 4], [2, 3, 1, 9], [7, 8, 0, 1], 3).tolist() == [2, 1]
+    assert choice([0, 2, 4], [2, 3, 1, 9], [7, 8, 0, 1], 10**18).tolist() == [3, 9]
+
+
+def test_huge_numbers_stay_exact() -> None:
+    """Values near the limit: one unit decides, and no product overflows."""
+    top = 2**56
+    rows = [[(0, 0), (2**30, top + 1), (2**31 - 1, 2 * top)], [(0, 0), (2**30, top)]]
+    assert choice(*arrays(rows), 2**31).tolist() == [2**30, 2**30]
+    assert choice(*arrays(rows), 2**31 - 1).tolist() == [2**31 - 1, 0]
+    assert hull_bound(*arrays(rows), 2**31) == 2 * top + 2**26  # one unit of the second row
+
+
+@pytest.mark.parametrize(
+    ("ptr", "size", "value", "budget", "said"),
+    [
+        ([0, 2, 4], [1, 2, 2, 3], [0, 0, 0, 0], 2, r"need 3 in sum.*rows 1 \(2\), 0 \(1\)"),
+        ([0, 2], [2, 2], [0, 0], 9, r"row 0, option 1 \(2\) is not above the one before it \(2\)"),
+        ([0, 2], [3, 2], [0, 0], 9, r"row 0, option 1 \(2\) is not above"),
+        ([0, 1, 1], [3], [0], 9, "row 1 is empty"),
+        ([0, 2, 1], [3], [0], 9, "ptr: row"),
+        ([0, 1], [-3], [0], 9, r"row 0, option 0 is negative \(-3\)"),
+        ([0, 1], [2**31], [0], 9, "is above 2147483647"),
+        ([0, 1], [1], [2**60], 9, "beyond 2.59"),
+        ([0, 1], [1], [-(2**63)], 9, "beyond 2.59"),
+        ([0, 1, 2, 3], [1, 1, 1], [2**58] * 3, 9, "the sum up to row 1 is beyond"),
+        ([0, 1], [1], [2**63], 9, "does not fit into 64 bits"),
+        ([0, 1], [1.5], [0], 9, "array of integers"),
+        ([0, 1], [1], [float("nan")], 9, "array of integers"),
+        ([0, 1], [True], [0], 9, "array of integers"),
+        ([0, 1], [[1]], [0], 9, "one-dimensional"),
+        ([0, 2], [1], [0], 9, "ptr: ends with 2"),
+        ([], [], [], 9, "must begin with 0"),
+        ([1, 2], [1, 2], [0, 0], 9, "must begin with 0"),
+        ([0, 1], [1], [0], -1, "budget: must not be negative"),
+        ([0, 1], [1], [0], True, "budget: expected an integer"),
+        ([0, 1], [1], [0], 2.0, "budget: expected an integer"),
+        ([0, 1], ["a"], [0], 9, "array of integers"),
+        ([0, 1], [[1], [1, 2]], [0], 9, "not an array of integers"),
+    ],
+)
+def test_refusals(ptr: object, size: object, value: object, budget: object, said: str) -> None:
+    """Every wrong input is one sentence that names the place."""
+    for function in (choice, hull_bound, hull_greedy):
+        with pytest.raises(InputError, match=said):
+            function(ptr, size, value, budget)  # type: ignore[arg-type]
+
+
+def test_infeasible_names_at_most_five_rows() -> None:
+    """The largest five, and how many more."""
+    with pytest.raises(InputError, match=r"rows 7 \(8\).* and 3 more"):
+        choice(range(9), range(1, 9), [0] * 8, 4)
+
+
+def test_certificate_without_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where neither price nor an affordable table proves, the certificate does not hold."""
+    monkeypatch.setattr(multiple_choice, "RECHECK", 0)
+    rows = [[(0, 0), (3, 50)], [(0, 0), (2, 20)], [(0, 0), (4, 45)]]
+    _, proof = choice(*arrays(rows), 5, certificate=True)
+    assert not proof.holds
+    assert proof.bound > proof.value
+
+
+def test_certificate_of_a_wrong_answer() -> None:
+    """Anything but an optimum within the budget does not hold, at whatever price."""
+    random = np.random.default_rng(6)
+    worse = beyond = 0
+    for _ in range(300):
+        rows = random_rows(random, 5, 6, 13)
+        budget = budgets(rows, random)
+        checked = options(*arrays(rows), budget)
+        best = plain(rows, budget)
+        position = checked.ptr[:-1] + random.integers(0, np.diff(checked.ptr))
+        used, total = checked.size[position].sum(), checked.value[position].sum()
+        for price in (0, 10, 10**6):
+            proof = multiple_choice._certify(
+                checked, multiple_choice._Solved(position, price, scale=8)
+            )
+            assert proof.holds == (used <= budget and total == best)
+        worse += used <= budget and total < best
+        beyond += used > budget and total > best
+    assert worse > 50
+    assert beyond > 20

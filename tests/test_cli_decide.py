@@ -1,0 +1,298 @@
+"""`optsched decide` and `optsched manifest` as users and other programs call them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import optsched
+from optsched.formats import quota_json
+
+if TYPE_CHECKING:
+    from program import Cli
+
+STATE: dict[str, Any] = {
+    "format": "optsched.decide/1",
+    "scheduler": "priority",
+    "agents": [{"name": "n1", "slots": 8}, {"name": "n2", "slots": 4}],
+    "groups": [{"name": "urgent", "priority": 1}],
+    "tasks": [
+        {"name": "old", "slots": 8, "allocation": {"n1": 8}},
+        {"name": "new", "slots": 8, "group": "urgent", "submitted": 1.5},
+        {"name": "small", "slots": 2, "submitted": 2, "blocked": ["n1"], "position": None},
+        {"name": "board", "slots": 0, "submitted": 3},
+    ],
+}
+
+
+def put(name: str, tree: Any) -> str:
+    """A file with this JSON."""
+    Path(name).write_text(json.dumps(tree))
+    return name
+
+
+def feed(monkeypatch: pytest.MonkeyPatch, text: str | bytes) -> None:
+    """What stdin holds."""
+
+    class Input:
+        buffer = io.BytesIO(text.encode() if isinstance(text, str) else text)
+
+    monkeypatch.setattr(sys, "stdin", Input)
+
+
+def test_an_answer(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One JSON object on one line; from a file or stdin; options go before the state's settings."""
+    ran = cli("decide", put("s.json", STATE))
+    assert ran.code == 0 and ran.out.count("\n") == 1
+    answer = json.loads(ran.out)
+    board = answer["start"][0]
+    assert answer["format"] == "optsched.decision/1" and answer["release"] == ["old"]
+    assert board["task"] == "board" and list(board["agents"].values()) == [0]
+    feed(monkeypatch, json.dumps(STATE))
+    assert cli("decide", "-").out == ran.out
+    kept = json.loads(cli("decide", "s.json", "--no-preemption").out)
+    assert kept["release"] == [] and [row["task"] for row in kept["start"]] == ["board"]
+    shared = json.loads(cli("decide", "s.json", "--scheduler", "fair_share").out)
+    assert [row["task"] for row in shared["start"]] == ["board", "small"]
+    assert shared["start"][1] == {"task": "small", "agents": {"n2": 2}, "slots": 2}
+
+
+def test_settings_of_the_state_and_of_the_command(cli: Cli) -> None:
+    """Variant and fit, each from either side."""
+    docs = {
+        "format": "optsched.decide/1", "agents": [{"name": "n", "slots": 8}],
+        "tasks": [{"name": f"{g}{i}", "slots": 1, "group": g, "submitted": i}
+                  for g, count in (("a", 10), ("b", 30)) for i in range(count)],
+    }  # fmt: skip
+
+    def count(*words: str, **settings: Any) -> tuple[int, int]:
+        ran = cli("decide", put("d.json", {**docs, **settings}), *words)
+        names = [row["task"][0] for row in json.loads(ran.out)["start"]]
+        return names.count("a"), names.count("b")
+
+    assert count() == (4, 4) and count("--variant", "docs") == (2, 6)
+    assert count(variant="docs") == (2, 6) and count("--variant", "code", variant="docs") == (4, 4)
+    heavy = [{"name": "a", "weight": 3.0}]
+    assert count("--variant", "docs", groups=heavy) == (4, 4) and count(groups=heavy) == (6, 2)
+    two = {
+        "format": "optsched.decide/1",
+        "agents": [{"name": "n1", "slots": 8, "used": 4}, {"name": "n2", "slots": 8}],
+        "tasks": [{"name": "t", "slots": 2}],
+    }
+    for fit, agent in (("best", "n1"), ("worst", "n2")):
+        path = put("f.json", two)
+        assert fit in ("best", "worst")
+        answer = json.loads(cli("decide", path, "--fit", fit).out)
+        assert answer["start"][0]["agents"] == {agent: 2}
+        put("f.json", {**two, "fit": fit})
+        assert json.loads(cli("decide", path).out) == answer
+
+
+def test_pools(cli: Cli) -> None:
+    """Every pool decides for itself; starts name it."""
+    pool = {key: value for key, value in STATE.items() if key != "format"}
+    other = {
+        "name": "cpu", "agents": [{"name": "c1", "slots": 1}],
+        "tasks": [{"name": "x", "slots": 1}],
+    }  # fmt: skip
+    tree = {"format": "optsched.decide/1", "pools": [{**pool, "name": "gpu"}, other]}
+    answer = json.loads(cli("decide", put("p.json", tree)).out)
+    assert answer["release"] == ["old"]
+    assert [(row["task"], row["pool"]) for row in answer["start"]] == [
+        ("board", "gpu"), ("x", "cpu"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"agents": [{"name": "n", "slots": -1}]}, "agent n: slots: expected an integer in 0.."),
+        ({"agents": [{"name": "n", "slots": True}]}, "agents[0].slots: expected an integer"),
+        ({"agents": [{"name": "n", "slots": 4.0}]}, "agents[0].slots: expected an integer"),
+        ({"agents": [{"name": "n"}]}, 'agents[0]: the field "slots" is missing'),
+        ({"agents": [{"name": "n", "slots": 4, "gpus": 4}]}, 'unknown field "gpus"'),
+        ({"agents": None}, "agents: expected a list, got null"),
+        ({"tasks": [{"name": "t", "slots": 1, "submitted": "now"}]}, "tasks[0].submitted"),
+        (
+            {"tasks": [{"name": "t", "slots": 10**30}]},
+            "task t: slots: expected an integer in 0..2^53",
+        ),
+        ({"tasks": [{"name": "t", "slots": 1, "allocation": {"n9": 1}}]}, "there is no agent"),
+        ({"tasks": [{"name": "t", "slots": 1}] * 2}, 'tasks: "t" is there twice'),
+        ({"groups": [{"name": "g", "weight": -1}]}, "weight"),
+        ({"groups": [{"name": "g", "priority": 0}]}, "priority: expected an integer in 1..99"),
+        ({"scheduler": "round_robin"}, "scheduler"),
+        ({"fit": "tight"}, "fit"),
+        ({"variant": "new"}, "variant"),
+        ({"preemption": "no"}, "preemption"),
+        ({"format": "optsched.state/1"}, 'format: expected "optsched.decide/1"'),
+        ({"format": "optsched.decide/2"}, "install a newer optsched"),
+        ({"more": 1}, 'unknown field "more"'),
+        ({"pools": []}, "unknown field"),
+    ],
+)
+def test_refused_states(cli: Cli, change: dict[str, Any], said: str) -> None:
+    """One sentence with the file, the path and the value."""
+    path = put("s.json", {**STATE, **change})
+    text = cli.refused("decide", path)
+    assert text.startswith("s.json: ") and said in text
+
+
+def test_refused_calls(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file, wrong words, no JSON."""
+    put("s.json", STATE)
+    assert "give a file" in cli.refused("decide")
+    assert "no such file" in cli.refused("decide", "nowhere.json")
+    assert "scheduler: expected one of" in cli.refused("decide", "s.json", "--scheduler", "fifo")
+    assert "variant: expected one of" in cli.refused("decide", "s.json", "--variant", "x")
+    assert "fit: expected one of" in cli.refused("decide", "s.json", "--fit", "x")
+    assert "read from stdin" in cli.refused("decide", "s.json", "--stream")
+    feed(monkeypatch, b"\xff{")
+    assert "stdin:1: not a text file in UTF-8" in cli.refused("decide", "-")
+    feed(monkeypatch, "")
+    assert "the file is empty" in cli.refused("decide", "-")
+    twice = {"format": "optsched.decide/1", "pools": [{"agents": []}, {"agents": []}]}
+    assert "is there twice" in cli.refused("decide", put("p.json", twice))
+    bad = {
+        "format": "optsched.decide/1",
+        "pools": [{"name": "x", "agents": [{"name": "", "slots": 1}]}],
+    }
+    assert 'p.json: pools[0] ("x"): agent: expected a name' in cli.refused(
+        "decide", put("p.json", bad)
+    )
+
+
+def test_a_stream(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer a line, in order; a bad line gets an error and the next is read."""
+    lines = [
+        json.dumps({**STATE, "id": 7}), "", "{", json.dumps({**STATE, "id": "x", "fit": 3}),
+        json.dumps({**STATE, "scheduler": "fair_share"}), '"text"', "\xff",
+    ]  # fmt: skip
+    feed(monkeypatch, "\n".join(lines).encode("latin-1"))
+
+    class Output(io.StringIO):
+        buffer = io.BytesIO()
+
+    monkeypatch.setattr(sys, "stdout", Output())
+    code = cli("decide", "--stream", "--no-preemption").code
+    answers = [json.loads(line) for line in Output.buffer.getvalue().splitlines()]
+    assert code == 0 and len(answers) == 6
+    assert answers[0]["id"] == 7 and answers[0]["release"] == []
+    assert "line 3" in answers[1]["error"] and "start" not in answers[1]
+    assert answers[2]["id"] == "x" and "fit" in answers[2]["error"]
+    assert [row["task"] for row in answers[3]["start"]] == ["board", "small"]
+    assert "expected a JSON object" in answers[4]["error"] and "line 7" in answers[5]["error"]
+
+
+def jobs_of(out: str) -> dict[str, dict[str, Any]]:
+    """Items of kind Job by name."""
+    tree = json.loads(out)
+    assert tree["kind"] == "List" and tree["apiVersion"] == "v1"
+    return {i["metadata"]["name"]: i for i in tree["items"] if i["kind"] == "Job"}
+
+
+def test_a_manifest_of_a_plan(cli: Cli) -> None:
+    """Solved, or by a schedule that is given; pods, minima, nodes."""
+    plan = optsched.QuotaPlan(
+        [
+            optsched.QuotaJob("big", sizes=[4, 8, 12], utility=[1, 2, 9]),
+            optsched.QuotaJob("one", sizes=[1], utility=[1], must_run=True),
+            optsched.QuotaJob("none", sizes=[2], utility=[-1]),
+        ],
+        nodes=[8, 4, 1],
+    )
+    Path("q.json").write_bytes(quota_json.to_json(plan))
+    ran = cli("manifest", "q.json", "--gang", "podgroup", "--pin")
+    assert ran.code == 0 and ran.err == ""
+    jobs = jobs_of(ran.out)
+    assert set(jobs) == {"big", "one"}
+    spec = jobs["big"]["spec"]
+    assert spec["parallelism"] == spec["completions"] == 3  # 8 + 4 GPUs in pods of 4
+    groups = [i for i in json.loads(ran.out)["items"] if i["kind"] == "PodGroup"]
+    assert [g["spec"]["minMember"] for g in groups] == [1, 1]  # 4 GPUs are enough
+    hosts = json.dumps(spec["template"]["spec"]["affinity"])
+    assert '"values": ["n0", "n1"]' in hosts
+    result = optsched.solve(plan)
+    result.schedule.write("q.schedule.json")  # type: ignore[union-attr]
+    given = cli("manifest", "q.json", "--schedule", "q.schedule.json", "--pin")
+    assert given.out == ran.out
+    cli("manifest", "q.json", "-o", "m.json")
+    assert set(jobs_of(Path("m.json").read_text())) == {"big", "one"}
+    alone = jobs_of(cli("manifest", "q.schedule.json").out)
+    assert alone["job-0"]["spec"]["parallelism"] == 3 and set(alone) == {"job-0", "job-1"}
+    eight = cli("manifest", "q.json", "--gpus-per-pod", "5")
+    assert jobs_of(eight.out)["big"]["spec"]["parallelism"] == 3 and eight.err == ""
+    uneven = cli("manifest", "q.json", "--gpus-per-pod", "11")
+    assert jobs_of(uneven.out)["big"]["spec"]["parallelism"] == 2
+
+
+def test_a_manifest_of_a_decision(cli: Cli) -> None:
+    """Priorities are inverted, equal in a group; released tasks are told."""
+    state = {
+        "format": "optsched.decide/1", "scheduler": "priority",
+        "agents": [{"name": "n1", "slots": 8}, {"name": "n2", "slots": 8}],
+        "groups": [{"name": "u", "priority": 2}, {"name": "v", "priority": 98}],
+        "tasks": [
+            {"name": "wide", "slots": 16, "group": "u"},
+            {"name": "zero", "slots": 0, "group": "v"},
+        ],
+    }  # fmt: skip
+    Path("a.json").write_text(cli("decide", put("s.json", state)).out)
+    ran = cli("manifest", "a.json", "--gang", "labels", "--pin", "--image", "img:1",
+              "--command", "python train.py --x '1 2'", "--namespace", "ml",
+              "--scheduler-name", "mine")  # fmt: skip
+    jobs = jobs_of(ran.out)
+    template = jobs["wide"]["spec"]["template"]
+    pod = template["spec"]
+    assert (
+        jobs["wide"]["spec"]["completions"] == 2 and jobs["wide"]["metadata"]["namespace"] == "ml"
+    )
+    assert template["metadata"]["labels"]["pod-group.scheduling.sigs.k8s.io/name"] == "wide"
+    assert template["metadata"]["labels"]["pod-group.scheduling.sigs.k8s.io/min-available"] == "2"
+    assert pod["containers"][0]["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert pod["containers"][0]["command"] == ["python", "train.py", "--x", "1 2"]
+    assert pod["containers"][0]["image"] == "img:1" and pod["schedulerName"] == "mine"
+    assert "resources" not in jobs["zero"]["spec"]["template"]["spec"]["containers"][0]
+    classes = {i["metadata"]["name"]: i["value"] for i in json.loads(ran.out)["items"]
+               if i["kind"] == "PriorityClass"}  # fmt: skip
+    assert classes == {"optsched-98": 98, "optsched-2": 2}
+    assert pod["priorityClassName"] == "optsched-98"
+    Path("a.json").write_text(cli("decide", put("s.json", STATE)).out)
+    ran = cli("manifest", "a.json")
+    assert ran.err == "note: to be released, so delete these jobs: old\n" and set(
+        jobs_of(ran.out)
+    ) == {"board"}
+
+
+def test_refused_manifests(cli: Cli) -> None:
+    """Files of other kinds, names, options that do not go together."""
+    plan = optsched.QuotaPlan([optsched.QuotaJob("A_b", sizes=[1], utility=[1])], budget=2)
+    Path("q.json").write_bytes(quota_json.to_json(plan))
+    assert 'job "A_b": "A_b" is no Kubernetes name' in cli.refused("manifest", "q.json")
+    assert "format: expected optsched.quota/1" in cli.refused("manifest", put("s.json", STATE))
+    assert "format: expected optsched.quota/1" in cli.refused("manifest", put("l.json", []))
+    assert "gang: expected one of podgroup, labels" in cli.refused(
+        "manifest", "q.json", "--gang", "x"
+    )
+    assert "gpus_per_pod" in cli.refused("manifest", "q.json", "--gpus-per-pod", "0")
+    assert "namespace" in cli.refused("manifest", "q.json", "--namespace", "My")
+    assert "command" in cli.refused("manifest", "q.json", "--command", "'")
+    assert "goes with a schedule" in cli.refused("manifest", "q.json", "--at", "3")
+    good = optsched.QuotaPlan([optsched.QuotaJob("ab", sizes=[1], utility=[1])], budget=2)
+    Path("q.json").write_bytes(quota_json.to_json(good))
+    assert "nobody chose its nodes" in cli.refused("manifest", "q.json", "--pin")
+    assert "choose another name" in cli.refused("manifest", "q.json", "-o", "q.json")
+    assert "nothing runs at 99" in cli.refused("manifest", "plan.json", "--at", "99")
+    assert "goes with a quota plan" in cli.refused("manifest", "plan.json", "--schedule", "q.json")
+    assert "not scheduled" in cli.refused("manifest", "graph.json")
+    never = optsched.QuotaPlan(
+        [optsched.QuotaJob("ab", sizes=[4], utility=[1], must_run=True)], budget=2
+    )
+    Path("q.json").write_bytes(quota_json.to_json(never))
+    ran = cli("manifest", "q.json")
+    assert ran.code == 1 and ran.out == "" and "infeasible" in ran.err

@@ -1,0 +1,275 @@
+"""`optsched simulate` as users call it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from program import start
+
+import optsched
+from optsched.cluster.nodes import Nodes
+from optsched.cluster.simulate import simulate
+from optsched.cluster.synthetic import synthetic
+from optsched.formats import metrics_json
+from optsched.formats.trace_csv import read_trace, write_trace
+
+if TYPE_CHECKING:
+    from program import Cli
+
+
+@pytest.fixture
+def site(cli: Cli) -> Cli:
+    """A folder with a small trace."""
+    write_trace(synthetic(60, 1.2, 1, gpus=16), "t.csv")
+    return cli
+
+
+def test_one_policy(site: Cli) -> None:
+    """A table; numbers are those of the library."""
+    ran = site("simulate", "t.csv", "--policy", "fifo", "--nodes", "2x8")
+    assert ran.code == 0, ran.err
+    run = simulate(read_trace("t.csv"), "fifo", Nodes(2, gpus=8))
+    assert "60 jobs, 16 GPUs in 2 nodes" in ran.out
+    row = next(line for line in ran.out.splitlines() if "fifo" in line)
+    assert f"{100 * run.metrics.utilisation:.1f} %" in row
+    assert run.metrics.unfinished == 0
+
+
+def test_several_policies_and_all_files(site: Cli) -> None:
+    """One row each; histories that verify, metrics that read back, a CSV, a page, a picture."""
+    ran = site(
+        "simulate", "t.csv", "--policy", "fifo,sjf", "--compare", "srtf", "--gpus", "20",
+        "--restart", "40", "--estimate-error", "0.5", "--seed", "3",
+        "-o", "h.schedule.json", "--metrics", "m.json", "--csv", "t2.csv", "--plot", "p.html",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    for name in ("fifo", "sjf", "srtf"):
+        history = optsched.Schedule.read(f"h.{name}.schedule.json")
+        assert optsched.verify(history) == [] and history.n_resources == 20
+        assert site("verify", f"h.{name}.schedule.json").code == 0
+        assert f"wrote h.{name}.schedule.json" in ran.out
+    document = metrics_json.read("m.json")
+    assert list(document.runs) == ["fifo", "sjf", "srtf"] and document.nodes == [8, 8, 4]
+    jobs = read_trace("t.csv").with_estimate_error(0.5, 3)
+    run = simulate(jobs, "srtf", Nodes.of([8, 8, 4]), restart_cost=40, seed=3)
+    assert document.runs["srtf"].metrics["jct_mean"] == run.metrics.jct_mean
+    assert document.runs["srtf"].settings["restart_cost"] == 40
+    with Path("t2.csv").open(newline="") as stream:
+        rows = {row["policy"]: row for row in csv.DictReader(stream)}
+    assert float(rows["srtf"]["jct_mean"]) == run.metrics.jct_mean
+    page = Path("p.html").read_text()
+    assert (
+        page.count("<td>") == 3 * 14 and "<svg" in page and "http://" not in page.split("<svg")[0]
+    )
+
+
+def test_json(site: Cli) -> None:
+    """One object on stdout, nothing else."""
+    ran = site("simulate", "t.csv", "--policy", "fifo", "--nodes", "2x8", "--json")
+    found = json.loads(ran.out)
+    assert found["runs"]["fifo"]["metrics"]["jobs"] == 60 and "names" not in found
+    assert site("simulate", "t.csv", "--policy", "fifo", "--nodes", "2x8", "--quiet").out == ""
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_narrow_terminals(width: int) -> None:
+    """Whole columns are left out, never cut; the policy and its mean stay."""
+    from optsched.cli.simulate_output import _fitting
+
+    header = [f"column {k}" for k in range(14)]
+    rows = [["fifo", *["1,234.56"] * 13]]
+    shown, left_out = _fitting(header, rows, width)
+    used = sum(len(header[k]) + 3 for k in shown) + 1
+    assert shown[:2] == [0, 1] and used <= width
+    assert {header[k] for k in shown} | set(left_out) == set(header)
+    assert not left_out or used + len(left_out[-1]) + 3 > width, "the last one had room"
+
+
+def test_options_of_policies(site: Cli) -> None:
+    """For all, or for one of several."""
+    ran = site(
+        "simulate", "t.csv", "--policy", "fifo,sjf", "--nodes", "2x8", "--json",
+        "--option", "backfill=first_fit", "--option", "sjf.backfill=none",
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)["runs"]
+    assert found["fifo"]["options"]["backfill"] == "first_fit"
+    assert found["sjf"]["options"]["backfill"] == "none"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("synthetic:30", "--load", "1.5", "--nodes", "1x8"),
+        ("entropy:12", "--nodes", "4", "--rigid"),
+        ("entropy:12", "--gpus", "4", "--sizes", "1,2,4", "--amdahl", "0.3", "--load", "0.9"),
+        ("t.csv", "--nodes", "2x8", "--limit", "9", "--largest", "8", "--type-as", "group"),
+        ("t.csv", "--nodes", "2x8", "--amdahl", "0.1", "--sizes", "1,2,4", "--passes", "5"),
+        ("t.csv", "--nodes", "2x8", "--change", "100:drain:0", "--change", "9000:add:0"),
+        ("t.csv", "--nodes", "2x8", "--time-unit", "ms", "--round", "60000"),
+    ],
+)
+def test_workloads_and_settings(site: Cli, words: tuple[str, ...]) -> None:
+    """Every kind of input runs, all jobs end, and the history verifies."""
+    name = "fifo" if "--sizes" not in words else "elastic_sjf"
+    ran = site("simulate", *words, "--policy", name, "-o", "h.json", "--metrics", "m.json")
+    assert ran.code == 0, ran.err
+    (run,) = metrics_json.read("m.json").runs.values()
+    assert run.metrics["unfinished"] == 0
+    assert optsched.verify(optsched.Schedule.read("h.json")) == []
+
+
+def test_packing(site: Cli) -> None:
+    """Pairs that share GPUs: two resources each, in both timings."""
+    jobs = synthetic(60, 3.0, 1, gpus=8)
+    write_trace(jobs.changed(source=["a", "b"] * 30), "p.csv")
+    Path("pairs.csv").write_text("type_a,type_b,speed_a,speed_b\na,a,.9,.8\na,b,.9,.9\nb,b,.8,.8\n")
+    Path("types.csv").write_text("type,memory,share_score\na,1,.5\nb,2,.5\n")
+    words = ("--policy", "lucid", "--nodes", "1x8", "--packing", "pairs.csv")
+    for timing in ("event", "lucid"):
+        ran = site(
+            "simulate", "p.csv", *words, "--packing-types", "types.csv", "--timing", timing,
+            "-o", "h.json",
+        )  # fmt: skip
+        assert ran.code == 0, ran.err
+        history = optsched.Schedule.read("h.json")
+        assert history.n_resources == 16 and optsched.verify(history) == []
+        assert (np.diff(history.op_resources.indptr) % 2).any(), "nobody has an odd half"
+    assert "not asked for" in site.refused("simulate", "p.csv", "--policy", "fifo", *words[2:])
+    assert "no --packing" in site.refused(
+        "simulate", "p.csv", *words[:4], "--packing-types", "types.csv"
+    )
+
+
+BASE = ("t.csv", "--policy", "fifo", "--nodes", "2x8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("none.csv", *BASE[1:]), "none.csv: no such file"),
+        (("t.csv", "--policy", "fivo", "--nodes", "2x8"), "did you mean fifo"),
+        (("t.csv", "--policy", ",", "--nodes", "2x8"), "expected names"),
+        (("t.csv", "--policy", "fifo"), "how large is the cluster"),
+        ((*BASE, "--gpus", "8"), "how large is the cluster"),
+        (("t.csv", "--policy", "fifo", "--nodes", "2*8"), "expected 16x8 or 8,8,4"),
+        (("t.csv", "--policy", "fifo", "--gpus", "0"), "gpus: expected"),
+        (("t.csv", "--policy", "fifo", "--gpus", "1" + "0" * 12), "gpus"),
+        (("t.csv", "--policy", "fifo", "--nodes", "0x8"), "nodes"),
+        (("t.csv", "--policy", "fifo", "--nodes", "1x1"), "but the cluster has 1"),
+        ((*BASE, "--option", "x"), "KEY=VALUE"),
+        ((*BASE, "--option", "colour=1"), "no option 'colour'"),
+        ((*BASE, "--option", "sjf.backfill=none"), "none of the policies"),
+        ((*BASE, "--resize", "never"), "resize"),
+        ((*BASE, "--checkpoint", "never"), "checkpoint"),
+        ((*BASE, "--timing", "never"), "timing"),
+        ((*BASE, "--restart", "-1"), "restart_cost"),
+        ((*BASE, "--seed", "-1"), "seed"),
+        ((*BASE, "--round", "-1"), "round"),
+        ((*BASE, "--estimate-error", "-1"), "sigma"),
+        ((*BASE, "--estimate-error", "nan"), "sigma"),
+        ((*BASE, "--limit", "0"), "limit"),
+        ((*BASE, "--amdahl", "2"), "Amdahl"),
+        ((*BASE, "--sizes", "2,1"), "ascending"),
+        ((*BASE, "--sizes", "a"), "sizes"),
+        ((*BASE, "--change", "5:explode:0"), "TIME:KIND:NODE"),
+        ((*BASE, "--change", "5:drain:9"), "node"),
+        ((*BASE, "--load", "1"), "--load and --rigid"),
+        ((*BASE, "--plot", "x.gif"), "x.gif: expected a file ending in"),
+        ((*BASE, "--plot", "no/x.png"), "no folder"),
+        ((*BASE, "-o", "t.csv"), "is the file that is read"),
+        ((*BASE, "--csv", "m.json", "--metrics", "m.json"), "two outputs of one name"),
+        (("synthetic:9", *BASE[1:], "--limit", "3"), "--limit is of files"),
+        (("synthetic:9", *BASE[1:], "--rigid"), "its jobs are rigid"),
+        (("synthetic:0", *BASE[1:]), "jobs"),
+    ],
+)
+def test_bad_input(site: Cli, words: tuple[str, ...], message: str) -> None:
+    """Exit code 2, one sentence, no file."""
+    assert message in site.refused("simulate", *words)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("", "the file is empty"),
+        ("job_id,submit_time_s,num_gpus,duration_s\na,0,1,-5\n", "row 2 .*duration_s"),
+        ("job_id,submit_time_s,num_gpus,duration_s\na,0,.5,5\n", "num_gpus"),
+        ("job_id,submit_time_s,num_gpus,duration_s\na,3,1,5\nb,2,1,5\n", "--sort"),
+        ("job_id,submit_time_s,num_gpus,duration_s,x\na,3,1,5,1\n", "--ignore-columns"),
+    ],
+)
+def test_bad_traces(site: Cli, body: str, message: str) -> None:
+    """Exit code 2 with row and field; the flags that are named help."""
+    import re
+
+    Path("bad.csv").write_text(body)
+    words = ("simulate", "bad.csv", *BASE[1:])
+    assert re.search(message, site.refused(*words))
+    if message.startswith("--"):
+        assert site(*words, message).code == 0
+
+
+class Slow:
+    """First come, first served, with a pause at every decision."""
+
+    name = "slow"
+    clairvoyant = False
+    options = ()
+
+    def decide(self, view: Any) -> Any:
+        """As fifo, but it takes its time, and interrupts after a while."""
+        from optsched.cluster.policies import get
+
+        if view.time > 0 and (view.running.sum() > 2 or view.time > 50_000):
+            raise KeyboardInterrupt
+        return get("fifo").decide(view)
+
+
+def test_ctrl_c_keeps_what_is_there(site: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 130; the policies that are done, and the part of the open one, are written."""
+    from optsched.cluster import policies
+
+    real = policies.get
+    monkeypatch.setattr(
+        policies, "get", lambda name, **rest: Slow() if name == "las" else real(name, **rest)
+    )
+    ran = site(
+        "simulate", "t.csv", "--policy", "fifo,las,sjf", "--nodes", "2x8",
+        "--metrics", "m.json", "-o", "h.json", "--plot", "p.png",
+    )  # fmt: skip
+    assert ran.code == 130 and "interrupted" in ran.err
+    found = metrics_json.read("m.json")
+    assert list(found.runs) == ["fifo", "las"]
+    left = found.runs["las"].metrics["unfinished"]
+    assert left is not None and 0 < left <= 60 and "of 60 ended" in ran.out
+    assert found.runs["fifo"].metrics["unfinished"] == 0
+    for path in Path().glob("h.*.json"):
+        assert optsched.verify(optsched.Schedule.read(path)) == []
+    assert Path("p.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_a_real_ctrl_c(site: Cli) -> None:
+    """A process that is interrupted ends quietly, without temporary files."""
+    process = start(
+        "simulate", "synthetic:40000", "--policy", "fifo,sia", "--nodes", "64x8",
+        "--metrics", "m.json",
+    )  # fmt: skip
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert "Traceback" not in err
+    assert process.returncode == 130, err
+    if Path("m.json").exists():  # a policy was done, or had begun
+        assert metrics_json.read("m.json").runs
+    assert not list(Path().glob(".optsched-*"))

@@ -1,0 +1,330 @@
+"""The Entropy paper's equations: our resolution keeps its promises, the printed ones do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from optsched import InputError, elastic
+from optsched.elastic import equations as eq
+
+UNIT = st.floats(0.0, 1.0, allow_subnormal=False)
+ENTROPIES = st.lists(UNIT, min_size=1, max_size=8)
+
+
+def printed(H: list[float], beta: float = 0.5) -> np.ndarray:
+    """Weights after one pass from equal ones, as printed (18)-(22)."""
+    relative = eq.relative_uncertainty(H, as_printed=True)
+    return eq.smoothed_weights(np.full(len(H), 1 / len(H)), relative, beta, as_printed=True)
+
+
+def resolved(H: list[float], beta: float = 0.5) -> np.ndarray:
+    """Weights after one pass from equal ones, as we resolve (18)-(22)."""
+    relative = eq.relative_uncertainty(H)
+    return eq.smoothed_weights(np.full(len(H), 1 / len(H)), relative, beta)
+
+
+@pytest.mark.parametrize(("workers", "percent"), [(3, 57), (4, 90), (8, 100)])
+def test_printed_weights_are_uniform(workers: int, percent: int) -> None:
+    """(18)-(22) P: of 2000 random H in [.05, .95] so many end exactly uniform; ours hardly ever."""
+    drawn = np.random.default_rng(0).uniform(0.05, 0.95, (2000, workers))
+    uniform = [bool((w == w[0]).all()) for w in (printed(h.tolist()) for h in drawn)]
+    assert 100 * np.mean(uniform) == pytest.approx(percent, abs=2.5)
+    assert not any((w == w[0]).all() for w in (resolved(h.tolist()) for h in drawn))
+
+
+def test_printed_weights_of_the_page() -> None:
+    """(18)-(22) P: one worker three times as uncertain gets .27 instead of .24; ours .375."""
+    assert printed([0.9, 0.3, 0.2, 0.2], beta=0) == pytest.approx(
+        [0.27, 0.24, 0.24, 0.24], abs=0.005
+    )
+    ours = resolved([0.9, 0.3, 0.2, 0.2], beta=0)
+    assert ours[0] == pytest.approx(0.375)
+    assert ours[1] == pytest.approx(ours[2] * 1.5)
+
+
+def test_printed_weights_leave_the_bounds() -> None:
+    """(22) P: dividing by the sum after clipping takes R w out of [0.5, 1.5]."""
+    u = np.array([1.5, 0.5, 0.5, 0.5])
+    w = eq.smoothed_weights(np.full(4, 0.25), u, 0, as_printed=True)
+    assert 4 * w[0] > 1.5
+    assert 4 * eq.smoothed_weights(np.full(4, 0.25), u, 0).max() <= 1.5 + 1e-12
+
+
+@given(ENTROPIES, st.floats(0, 0.99), st.integers(1, 4))
+def test_weights_keep_bounds_and_sum(H: list[float], beta: float, passes: int) -> None:
+    """(20)-(22): however often, weights add up to 1 and R w stays within the bounds."""
+    w = np.full(len(H), 1 / len(H))
+    for _ in range(passes):
+        w = eq.smoothed_weights(w, eq.relative_uncertainty(H), beta)
+        assert w.sum() == pytest.approx(1)
+        assert (len(H) * w >= 0.5 - 1e-9).all()
+        assert (len(H) * w <= 1.5 + 1e-9).all()
+
+
+@given(st.integers(1, 8), UNIT)
+def test_uniform_entropy_gives_uniform_weights(workers: int, h: float) -> None:
+    """Equal entropies, also all 0, leave everybody with an equal part."""
+    assert resolved([h] * workers) == pytest.approx(np.full(workers, 1 / workers))
+
+
+def test_printed_samples_shrink_with_the_quota() -> None:
+    """(12) P: half the GPUs see half the data in a pass, and a run of 50 trains half as much."""
+    assert eq.samples_per_pass(2, 15_000, 60_000, as_printed=True) == 30_000
+    assert eq.samples_per_pass(1, 15_000, 60_000, as_printed=True) == 15_000
+    assert (
+        eq.samples_per_pass(1, 15_000, 60_000) == eq.samples_per_pass(4, 15_000, 60_000) == 60_000
+    )
+
+
+def test_printed_counts_leave_a_negative_rest() -> None:
+    """(23), (24): rounding can hand out more than there is; floor and largest rest never do."""
+    w = np.array([0.375, 0.375, 0.25])
+    assert 4 - eq.sample_counts(w, 4, as_printed=True).sum() == -1
+    assert eq.sample_counts(w, 4).tolist() == [2, 1, 1]
+
+
+@given(ENTROPIES, st.integers(0, 10**6))
+def test_counts_add_up(H: list[float], samples: int) -> None:
+    """(23), (24): all samples are given out, each worker within one of its share."""
+    w = resolved(H)
+    counts = eq.sample_counts(w, samples)
+    assert counts.sum() == samples
+    assert (np.abs(counts - w * samples) < 1 + 1e-6 * samples).all()
+
+
+@pytest.mark.parametrize("budget", [32, 64, 200])
+def test_printed_batches_ignore_the_budget(budget: int) -> None:
+    """(25) P against (7): four equal workers get 22 each, 88 in all, whatever B is."""
+    w = np.full(4, 0.25)
+    assert eq.batch_sizes(w, budget, as_printed=True).tolist() == [22] * 4
+    assert eq.batch_sizes(w, budget).tolist() == [budget // 4] * 4
+
+
+@given(ENTROPIES, st.integers(1, 600))
+def test_batches_add_up(H: list[float], budget: int) -> None:
+    """(25): the global batch is kept within the bounds, or the impossible is refused."""
+    w = resolved(H)
+    if not 8 * len(H) <= budget <= 64 * len(H):
+        with pytest.raises(InputError, match=f"not {budget}"):
+            eq.batch_sizes(w, budget)
+        return
+    b = eq.batch_sizes(w, budget)
+    assert b.sum() == budget
+    assert b.min() >= 8
+    assert b.max() <= 64
+    assert eq.step_time(b) >= 1
+
+
+def test_printed_uncertainty_depends_on_workers_only() -> None:
+    """(26) P: 1/R at equal entropies, for .1 and .9 alike; ours is the entropy, whatever R is."""
+    for workers in (1, 2, 4, 8):
+        w = np.full(workers, 1 / workers)
+        for h in (0.1, 0.9):
+            assert eq.uncertainty(w, [h] * workers, as_printed=True) == pytest.approx(1 / workers)
+            assert eq.uncertainty(w, [h] * workers) == pytest.approx(h)
+
+
+@given(ENTROPIES)
+def test_uncertainty_is_between_the_entropies(H: list[float]) -> None:
+    """(26): U is in [0, 1], between the least and the largest entropy."""
+    u = eq.uncertainty(resolved(H), H)
+    assert min(H) - 1e-9 <= u <= max(H) + 1e-9
+    assert 0 <= u <= 1 + 1e-9
+
+
+def test_printed_rate_compounds_with_the_wrong_sign() -> None:
+    """(27) P: at a constant U below U_0 the rate falls to its floor; ours grows once, 3.2 times."""
+    printed_rate = ours = 1e-3
+    rates = []
+    for _ in range(50):
+        printed_rate = eq.learning_rate(printed_rate, 0.1, 1.0, as_printed=True)
+        ours = eq.learning_rate(1e-3, 0.1, 1.0)
+        rates.append(printed_rate)
+    assert rates[0] == pytest.approx(1e-3 * 0.1**0.5)
+    assert rates[-1] == 1e-5
+    assert ours / 1e-3 == pytest.approx(3.16, abs=0.01)
+    # the text: reduce the rate when U rises
+    assert (
+        eq.learning_rate(1e-3, 2.0, 1.0) < 1e-3 < eq.learning_rate(1e-3, 2.0, 1.0, as_printed=True)
+    )
+    assert eq.learning_rate(1e-3, 0.1, 1.0, gamma=-0.5) < 1e-3
+    assert eq.learning_rate(1e-3, 0.0, 1.0) == eq.learning_rate(1e-3, 0.5, 0.0) == 1e-3
+    assert eq.learning_rate(1e-3, 1e-300, 1.0, gamma=9) == 1e-2
+
+
+def test_improvement() -> None:
+    """(28): nothing is known at the start; afterwards the fall of U, which may be negative."""
+    assert eq.improvement(None, 0.7) == 0
+    assert eq.improvement(0.7, 0.6) == pytest.approx(0.1)
+    assert eq.improvement(0.6, 0.7) == pytest.approx(-0.1)
+
+
+def test_score() -> None:
+    """(29): lambda weighs level and fall; a rising U counts as no fall; ranks weigh them alike."""
+    U, fall = [0.9, 0.3, 0.5], [-0.2, 0.05, 0.01]
+    assert eq.score(U, fall) == pytest.approx([0.45, 0.175, 0.255])
+    assert eq.score(U, fall, lam=0) == pytest.approx([0, 0.05, 0.01])
+    assert eq.score(U, fall, lam=1) == pytest.approx(U)
+    assert eq.score(U, fall, rank_normalise=True) == pytest.approx([0.5, 0.5, 0.5])
+    assert eq.score([0.5, 0.5, 0.1], [0, 0, 0], 1, rank_normalise=True) == pytest.approx(
+        [0.75, 0.75, 0]
+    )
+    assert eq.score([], []).tolist() == []
+    assert eq.score([0.4], [0.1], rank_normalise=True).tolist() == [0]
+
+
+def test_level_of_the_score_outweighs_the_fall() -> None:
+    """(29): at lambda .5 the fall of .1 that a job achieves counts less than a level .11 higher."""
+    hard, learning = 0.61, 0.5
+    assert eq.score([hard, learning], [0.0, 0.1])[0] > eq.score([hard, learning], [0.0, 0.1])[1]
+
+
+def test_printed_quotas_miss_the_budget() -> None:
+    """(31) P: rounding and clipping give too many GPUs, too few, or 0/0; ours exactly all."""
+    assert eq.quotas([1] * 10, 4, 1, 8, as_printed=True).sum() == 10  # J g_min > G
+    with pytest.raises(InputError, match="10 GPUs of a budget of 4"):
+        eq.quotas([1] * 10, 4, 1, 8)
+    assert eq.quotas([9, 1, 1], 12, 1, 4, as_printed=True).sum() == 6
+    assert eq.quotas([9, 1, 1], 12, 1, 4).tolist() == [4, 4, 4]
+    assert eq.quotas([1, 1, 1], 8, 0, 8, as_printed=True).sum() == 9
+    assert eq.quotas([0, 0, 0], 8, 0, 8, as_printed=True).sum() == 0
+    assert eq.quotas([0, 0, 0], 8, 0, 8).tolist() == [3, 3, 2]
+
+
+def test_printed_placement_needs_a_node_a_gpu() -> None:
+    """(32) P: with one GPU a node and job, four GPUs do not fit on two nodes of eight."""
+    assert eq.placements([4], [8, 8], as_printed=True) is None
+    assert np.asarray(eq.placements([4], [8, 8])).tolist() == [[4, 0]]
+    assert np.asarray(eq.placements([2], [8, 8], as_printed=True)).tolist() == [[1, 1]]
+    assert np.asarray(eq.placements([10, 3], [8, 4, 4])).tolist() == [[8, 2, 0], [0, 0, 3]]
+    assert eq.placements([10, 7], [8, 4, 4]) is None
+
+
+@given(
+    st.lists(st.integers(0, 12), max_size=5), st.lists(st.integers(0, 8), min_size=1, max_size=5)
+)
+def test_placements_fit(quota: list[int], free: list[int]) -> None:
+    """(32): every job has its GPUs and no node more than it has, whenever the sum fits."""
+    y = eq.placements(quota, free)
+    if sum(quota) > sum(free):
+        assert y is None
+        return
+    assert y is not None
+    assert y.sum(1).tolist() == quota
+    assert (y.sum(0) <= free).all()
+
+
+@given(
+    st.lists(UNIT, min_size=2, max_size=8, unique=True), st.integers(1, 3), st.randoms(),
+)  # fmt: skip
+def test_controller_is_equivariant(H: list[float], passes: int, random: object) -> None:
+    """Renumbering the workers renumbers weights, and nothing else changes."""
+    order = list(range(len(H)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    one, two = (elastic.MicroController(budget=32 * len(H), samples=999) for _ in range(2))
+    for _ in range(passes):
+        a, b = one.step(H), two.step([H[r] for r in order])
+        assert a.weights[order] == pytest.approx(b.weights, abs=1e-12)
+        assert sorted(a.batches.tolist()) == pytest.approx(sorted(b.batches.tolist()), abs=1)
+        assert a.uncertainty == pytest.approx(b.uncertainty)
+        assert a.samples.sum() == b.samples.sum() == 999
+        assert a.batches.sum() == b.batches.sum() == 32 * len(H)
+
+
+def test_controller_over_several_passes() -> None:
+    """Smoothing, U_0, falls, and the restart of the weights when the number of workers changes."""
+    micro = elastic.MicroController(samples=1000)
+    first = micro.step([0.9, 0.3, 0.2, 0.2], Q=[0.5] * 4)
+    assert first.uncertainty == pytest.approx(0.4)
+    assert (first.improvement, first.rate_factor) == (0, 1)
+    assert first.weights == pytest.approx(resolved([0.9, 0.3, 0.2, 0.2]))
+    second = micro.step([0.4, 0.2, 0.2, 0.2])
+    assert second.uncertainty == pytest.approx(float(first.weights @ [0.4, 0.2, 0.2, 0.2]))
+    assert second.improvement == pytest.approx(first.uncertainty - second.uncertainty)
+    assert second.rate_factor == pytest.approx((second.uncertainty / 0.4) ** -0.5)
+    assert second.step_time == pytest.approx(4 * second.batches.max() / 64)
+    changed = micro.step([0.3, 0.3, 0.2, 0.2], workers=2)
+    assert changed.samples.tolist() == [500, 500]
+    assert changed.batches.tolist() == [32, 32]
+    after = micro.step([0.2, 0.1])
+    assert after.improvement == 0
+    assert after.uncertainty == pytest.approx(0.15)
+
+
+def test_equal_step_counts() -> None:
+    """Samples and batches follow the same weights, so steps are equal; printed ones are not."""
+    H = [0.9, 0.3, 0.2, 0.2]
+    ours = elastic.MicroController(256, (8, 256), samples=100_000, beta=0).step(H)
+    steps = ours.samples / ours.batches
+    assert steps.max() / steps.min() < 1.02
+    capped = elastic.MicroController(256, (8, 64), samples=100_000, beta=0).step(H)
+    assert capped.batches.tolist() == [64] * 4  # all at their bound: the weights are lost
+    shown = elastic.MicroController(256, samples=100_000, beta=0, as_printed=True).step(
+        [1, 0, 0, 0]
+    )
+    steps = shown.samples / shown.batches
+    assert steps.max() / steps.min() > 1.25
+    assert shown.batches.sum() != 256
+
+
+def test_controller_keeps_its_state_when_a_step_fails() -> None:
+    """A refused step leaves weights and uncertainty as they were."""
+    one, two = elastic.MicroController(), elastic.MicroController()
+    H = [0.9, 0.3, 0.2, 0.2]
+    one.step(H)
+    two.step(H)
+    with pytest.raises(InputError, match="9 workers"):
+        one.step(H, workers=9)
+    assert one.step(H).weights.tolist() == two.step(H).weights.tolist()
+
+
+WRONG = [
+    (lambda: elastic.MicroController(budget=0), "budget"),
+    (lambda: elastic.MicroController(budget=True), "budget"),
+    (lambda: elastic.MicroController(batch_bounds=(9, 8)), "batch bounds"),
+    (lambda: elastic.MicroController(batch_bounds=8), "batch bounds"),
+    (lambda: elastic.MicroController(alpha=1.1), "alpha"),
+    (lambda: elastic.MicroController(beta=1.0), "beta"),
+    (lambda: elastic.MicroController(gamma=float("nan")), "gamma"),
+    (lambda: elastic.MicroController(rate=-1), "rate"),
+    (lambda: elastic.MicroController(rate_bounds=(1, 0)), "rate bounds"),
+    (lambda: elastic.MicroController(weight_bounds=(1.1, 2)), "weight bounds"),
+    (lambda: elastic.MicroController(samples=-1), "samples"),
+    (lambda: elastic.MicroController(alpha=0.5).step([0.5]), "Q"),
+    (lambda: elastic.MicroController().step([1.5]), "worker 0 has 1.5"),
+    (lambda: elastic.MicroController().step([0.5, float("nan")]), "finite"),
+    (lambda: elastic.MicroController().step([]), "H"),
+    (lambda: elastic.MicroController().step([0.5], Q=[0.5, 0.5]), "Q"),
+    (lambda: elastic.MicroController().step([0.5], workers=0), "workers"),
+    (lambda: eq.score([0.5], [0.1], lam=1.5), "lam"),
+    (lambda: eq.score([0.5], [0.1], lam=True), "lam"),
+    (lambda: eq.score([-0.5], [0.1]), "job 0 has -0.5"),
+    (lambda: eq.score([0.5], [0.1, 0.2]), "delta_U"),
+    (lambda: eq.score([0.5], [float("nan")]), "delta_U"),
+    (lambda: eq.uncertainty([1.0], [0.5, 0.5]), "weights"),
+    (lambda: eq.learning_rate(1e-3, -1.0, 1.0), "U"),
+    (lambda: eq.smoothed_weights([0.9, 0.3], [1, 1]), "add up to 1"),
+    (lambda: eq.step_time([0, 0]), "batches"),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), WRONG)
+def test_hostile_input(call: object, words: str) -> None:
+    """Every wrong argument is an InputError that names it."""
+    with pytest.raises(InputError, match=words):
+        call()  # type: ignore[operator]
+
+
+def test_import_is_light() -> None:
+    """The equations load neither numba nor torch."""
+    code = (
+        "import sys; from optsched.elastic import MicroController, equations; "
+        "sys.exit(any(m in sys.modules for m in ('numba', 'torch', 'ortools', 'matplotlib')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
