@@ -16,6 +16,9 @@ from optsched.cluster.determined import Agent, Group, State, Task, apply, priori
 
 Variant = Literal["code", "docs"]
 
+ROUNDS = 100
+"""Decisions in a row at most: tasks whose queue positions contradict each other never settle."""
+
 
 @dataclass
 class Step:
@@ -53,9 +56,17 @@ class Cluster:
     def settle(self, text: str) -> None:
         """Decide and act until nothing changes; released tasks stop between two decisions."""
         step = Step(text)
-        while decision := priority(self.state, preemption=True, variant=self.variant):
+        for _ in range(ROUNDS):
+            decision = priority(self.state, preemption=True, variant=self.variant)
+            if not decision:
+                break
             self.state = apply(self.state, decision)
             step.preempted += len(decision.release)
+        else:
+            raise RuntimeError(
+                f"{text}: not settled after {ROUNDS} rounds; do tasks with and without queue "
+                "positions displace each other?"
+            )
         running, waiting = Counter[str](), Counter[str]()
         for task in self.state.tasks:
             (running if task.is_running else waiting)[task.group or ""] += task.slots

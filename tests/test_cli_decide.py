@@ -93,6 +93,18 @@ def test_settings_of_the_state_and_of_the_command(cli: Cli) -> None:
         assert json.loads(cli("decide", path).out) == answer
 
 
+def test_who_comes_too_late_is_postponed(cli: Cli) -> None:
+    """Two tasks for one zero-slot unit: one starts, the answer names the other."""
+    state = {
+        "format": "optsched.decide/1", "agents": [{"name": "n", "slots": 1, "zero_slots": 1}],
+        "tasks": [{"name": "a", "slots": 0}, {"name": "b", "slots": 0}],
+    }  # fmt: skip
+    answer = json.loads(cli("decide", put("s.json", state)).out)
+    assert [row["task"] for row in answer["start"]] == ["a"] and answer["postponed"] == ["b"]
+    Path("a.json").write_text(json.dumps(answer))
+    assert set(jobs_of(cli("manifest", "a.json").out)) == {"a"}
+
+
 def test_pools(cli: Cli) -> None:
     """Every pool decides for itself; starts name it."""
     pool = {key: value for key, value in STATE.items() if key != "format"}
@@ -133,7 +145,22 @@ def test_pools(cli: Cli) -> None:
         ({"format": "optsched.state/1"}, 'format: expected "optsched.decide/1"'),
         ({"format": "optsched.decide/2"}, "install a newer optsched"),
         ({"more": 1}, 'unknown field "more"'),
-        ({"pools": []}, "unknown field"),
+        ({"pools": []}, "pools: stands beside scheduler, but the two exclude each other"),
+        (
+            {"tasks": [{"name": "t", "slots": 1, "blocked": ["n3"]}]},
+            'task "t": blocked: there is no agent "n3"',
+        ),
+        (
+            {"tasks": [{"name": "t", "slots": 4, "allocation": {"n1": 2}}]},
+            "task t: allocation: holds 2 slots, but asks for 4",
+        ),
+        (
+            {
+                "agents": [{"name": "n", "slots": 1, "zero_slots": 0}],
+                "tasks": [{"name": "t", "slots": 0, "allocation": {"n": 0}}],
+            },
+            'agent "n": zero_slots: its tasks hold 1 units, it has 0',
+        ),
     ],
 )
 def test_refused_states(cli: Cli, change: dict[str, Any], said: str) -> None:

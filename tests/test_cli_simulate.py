@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import signal
 import sys
@@ -62,6 +63,9 @@ def test_several_policies_and_all_files(site: Cli) -> None:
     run = simulate(jobs, "srtf", Nodes.of([8, 8, 4]), restart_cost=40, seed=3)
     assert document.runs["srtf"].metrics["jct_mean"] == run.metrics.jct_mean
     assert document.runs["srtf"].settings["restart_cost"] == 40
+    assert document.runs["srtf"].settings["contention"] is None
+    assert document.version == optsched.__version__
+    assert document.inputs == {"trace": "t.csv", "estimate_error": 0.5, "packing": None}
     with Path("t2.csv").open(newline="") as stream:
         rows = {row["policy"]: row for row in csv.DictReader(stream)}
     assert float(rows["srtf"]["jct_mean"]) == run.metrics.jct_mean
@@ -111,7 +115,7 @@ def test_options_of_policies(site: Cli) -> None:
         ("synthetic:30", "--load", "1.5", "--nodes", "1x8"),
         ("entropy:12", "--nodes", "4", "--rigid"),
         ("entropy:12", "--gpus", "4", "--sizes", "1,2,4", "--amdahl", "0.3", "--load", "0.9"),
-        ("t.csv", "--nodes", "2x8", "--limit", "9", "--largest", "8", "--type-as", "group"),
+        ("t.csv", "--nodes", "2x8", "--limit", "9", "--largest", "8", "--type-as", "template"),
         ("t.csv", "--nodes", "2x8", "--amdahl", "0.1", "--sizes", "1,2,4", "--passes", "5"),
         ("t.csv", "--nodes", "2x8", "--change", "100:drain:0", "--change", "9000:add:0"),
         ("t.csv", "--nodes", "2x8", "--time-unit", "ms", "--round", "60000"),
@@ -143,6 +147,22 @@ def test_packing(site: Cli) -> None:
         history = optsched.Schedule.read("h.json")
         assert history.n_resources == 16 and optsched.verify(history) == []
         assert (np.diff(history.op_resources.indptr) % 2).any(), "nobody has an odd half"
+    for given in ("pairs.csv", "types.csv"):
+        before = Path(given).read_bytes()
+        for option in ("--csv", "--metrics", "-o"):
+            error = site.refused(
+                "simulate", "p.csv", *words, "--packing-types", "types.csv", option, given
+            )
+            assert f"{given}: is the file that is read" in error
+        assert Path(given).read_bytes() == before
+    words = (*words, "--packing-types", "types.csv")
+    assert site("simulate", "p.csv", *words, "--metrics", "m.json").code == 0
+    document = metrics_json.read("m.json")
+    for key, path in (("pairs", "pairs.csv"), ("types", "types.csv")):
+        digest = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+        assert document.inputs["packing"][key] == {"file": path, "sha256": digest}
+    assert document.runs["lucid"].settings["contention"] == "PackingTable"
+    words = words[:-2]
     assert "not asked for" in site.refused("simulate", "p.csv", "--policy", "fifo", *words[2:])
     assert "no --packing" in site.refused(
         "simulate", "p.csv", *words[:4], "--packing-types", "types.csv"
@@ -159,7 +179,23 @@ BASE = ("t.csv", "--policy", "fifo", "--nodes", "2x8")
         (("t.csv", "--policy", "fivo", "--nodes", "2x8"), "did you mean fifo"),
         (("t.csv", "--policy", ",", "--nodes", "2x8"), "expected names"),
         (("t.csv", "--policy", "fifo"), "how large is the cluster"),
-        ((*BASE, "--gpus", "8"), "how large is the cluster"),
+        ((*BASE, "--gpus", "8"), "there are --nodes and --gpus; give one of them"),
+        (("t.csv", "--policy", "fifo", "--nodes", "9999999999x8"), "1048576, got 9999999999"),
+        (("t.csv", "--policy", "fifo", "--nodes", "9" * 30 + "x8"), "is too large"),
+        (("t.csv", "--policy", "fifo", "--nodes", "8," + "9" * 30), "is too large"),
+        (("synthetic:99999999999", *BASE[1:]), "too many jobs, expected at most 10,000,000"),
+        (("synthetic:10", *BASE[1:], "--load", "1e-300"), "load: so low that"),
+        (("entropy:10", *BASE[1:], "--load", "1e-300"), "load: so low that"),
+        (
+            ("synthetic:10", *BASE[1:], "--load", "1e300"),
+            "load: expected a number > 0 and <= 1e+06",
+        ),
+        ((*BASE, "--estimate-error", "1e308"), "sigma: expected a number >= 0 and <= 10"),
+        ((*BASE, "--timing", "lucid", "--restart", "3"), "restart_cost: 3 means nothing with"),
+        ((*BASE, "--timing", "lucid", "--resize", "anytime"), 'resize: "anytime" means nothing'),
+        ((*BASE, "--timing", "lucid", "--checkpoint", "pass"), 'checkpoint: "pass" means nothing'),
+        ((*BASE, "--timing", "lucid", "--round", "3"), "round: 3 means nothing"),
+        (("t.csv", "--policy", "sia", *BASE[3:], "--timing", "lucid", "--restart", "3"), "restart"),
         (("t.csv", "--policy", "fifo", "--nodes", "2*8"), "expected 16x8 or 8,8,4"),
         (("t.csv", "--policy", "fifo", "--gpus", "0"), "gpus: expected"),
         (("t.csv", "--policy", "fifo", "--gpus", "1" + "0" * 12), "gpus"),
@@ -232,6 +268,34 @@ class Slow:
         if view.time > 0 and (view.running.sum() > 2 or view.time > 50_000):
             raise KeyboardInterrupt
         return get("fifo").decide(view)
+
+
+def test_changes_are_in_the_metrics(site: Cli) -> None:
+    """As they were given."""
+    words = ("--change", "100:drain:0", "--change", "9000:add:0", "--metrics", "m.json")
+    assert site("simulate", *BASE, *words).code == 0
+    assert metrics_json.read("m.json").runs["fifo"].settings["changes"] == [
+        {"time": 100, "node": 0, "kind": "drain"},
+        {"time": 9000, "node": 0, "kind": "add"},
+    ]
+
+
+def test_an_interrupted_run_tells_how_many_jobs_ended(
+    site: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that all of them were simulated."""
+    from optsched.cli import simulate_run
+    from optsched.cluster import policies
+
+    real = policies.get
+    monkeypatch.setattr(simulate_run, "_FIRST_AFTER", 0.0)
+    monkeypatch.setattr(
+        policies, "get", lambda name, **rest: Slow() if name == "las" else real(name, **rest)
+    )
+    ran = site("simulate", "t.csv", "--policy", "fifo,las", "--nodes", "2x8", "--metrics", "m.json")
+    left = metrics_json.read("m.json").runs["las"].metrics["unfinished"]
+    assert ran.code == 130 and left and "fifo: 60 jobs in" in ran.err
+    assert f"las: {60 - int(left)} of 60 jobs in" in ran.err and "las: 60 jobs" not in ran.err
 
 
 def test_ctrl_c_keeps_what_is_there(site: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,3 +92,26 @@ def test_what_cannot_be_drawn(draw: Any, message: str) -> None:
     """One sentence."""
     with pytest.raises((InputError, AttributeError), match=message):
         draw()
+
+
+def test_gantt_is_a_function(runs: dict[str, Run], tmp_path: Path) -> None:
+    """Also when its module was imported before; a figure without a file, and the same as one."""
+    import optsched.plots.gantt
+
+    assert plots.gantt is optsched.plots.gantt and callable(plots.gantt)
+    figure = plots.gantt(runs["fifo"].history)
+    assert len(figure.axes[0].get_yticks()) == 16
+    plots.gantt(runs["fifo"].history, tmp_path / "g.png")
+    assert (tmp_path / "g.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("draw", "field"),
+    [("jct_cdf", "jct"), ("jct_decomposition", "runs"), ("utilisation_over_time", "runs")],
+)
+def test_what_is_no_mapping(draw: str, field: str) -> None:
+    """One sentence with what was expected."""
+    with pytest.raises(InputError, match=f"{field}: expected a mapping from policies"):
+        getattr(plots, draw)([1, 2])
+    with pytest.raises(InputError, match=field):
+        getattr(plots, draw)({"a": "b"})

@@ -150,6 +150,8 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"sizes": [1], "rates": [1], "speedup": math.sqrt}, "not both"),
     ({"speedup": math.sqrt}, "needs sizes or a maximum"),
     ({"sizes": [1], "speedup": 3}, "speedup: expected an object"),
+    ({"sizes": [2], "speedup": lambda g: 1 // (g - 2)},
+     "'a'.speedup: the function fails for 2 GPUs, ZeroDivisionError"),
     ({"score": -1}, "score: expected a finite number >= 0"),
     ({"score": math.nan}, "score: expected a finite number >= 0"),
     ({"weight": 0}, "weight: expected a number > 0"),
@@ -164,7 +166,7 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"pass_work": 3}, "pass_work: needs rates"),
     ({"sizes": {}}, "sizes: expected at least one type"),
     ({"sizes": {"x": [1]}, "utility": {"y": [1]}}, "utility: names the types y, but sizes"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "rule"), BAD_JOBS, ids=lambda v: str(v)[:40])
@@ -189,7 +191,9 @@ BAD_PLANS: list[tuple[dict[str, Any], str]] = [
     ({"nodes": [Node(1, "", "x"), Node(1, "", "x")]}, "also the name of another node"),
     ({"nodes": None, "budget": -1}, "budget: expected an integer"),
     ({"nodes": None, "budget": {}}, "budget: expected at least one type"),
-    ({"nodes": None, "budget": {"x": 10**7, "y": 1}}, "at most 10000000 GPUs"),
+    ({"nodes": None, "budget": {"x": 10**6, "y": 1}}, "budget: .* at most 1000000, got 1000001"),
+    ({"nodes": None, "budget": 10**7}, "budget: .* got 10000000; .* bare arrays"),
+    ({"nodes": [10**6, 1]}, "nodes: .* at most 1000000, got 1000001"),
     ({"objective": "best"}, "objective: expected one of"),
     ({"resolution": 0}, "resolution: expected an integer"),
     ({"resolution": True}, "resolution: expected an integer"),
@@ -203,7 +207,23 @@ BAD_PLANS: list[tuple[dict[str, Any], str]] = [
     ({"jobs": [QuotaJob("a", {"x": [1]}, utility={"x": [1]})]}, 'names the type "x"'),
     ({"nodes": None, "budget": 3, "jobs": JOBS[1:2]}, "current: needs a plan with nodes"),
     ({"nodes": None, "budget": 3, "jobs": JOBS[2:]}, "locality: needs a plan with nodes"),
-    ({"jobs": [QuotaJob("a", [1], utility=[1e300])]}, "beyond 2.53"),
+    ({"jobs": [QuotaJob("a", [1], utility=[1e300])]},
+     r"'a'.utility: 1e\+300 times the weight 1 is beyond 2.53"),
+    ({"jobs": [QuotaJob("a", [1], utility=[1], idle=1e18)]},
+     r"'a'.idle: 1e\+18 times the weight 1 is beyond 2.53"),
+    ({"jobs": [QuotaJob("a", [1], utility=[1e18], must_run=True)], "objective": "max_min"},
+     r"'a'.utility: 1e\+18 divided by the weight 1 is beyond 2.53"),
+    ({"jobs": [QuotaJob("a", [1, 2], utility=[1e-7, 4e-7])]},
+     "'a'.utility: 4e-07 times the weight 1 counts as 0 at resolution 1000000; raise"),
+    ({"jobs": [JOBS[0], QuotaJob("b", [1], utility=[1], weight=1e-300)]},
+     "'b'.utility: 1 times the weight 1e-300 counts as 0"),
+    ({"jobs": [QuotaJob("a", [1], utility=[0], idle=-1e-9)]}, "'a'.idle: -1e-09 .* counts as 0"),
+    ({"jobs": [QuotaJob("a", [1], utility=[1], weight=1e300, must_run=True)],
+      "objective": "max_min"}, r"'a'.utility: 1 divided by the weight 1e\+300 counts as 0"),
+    ({"jobs": [RUN, QuotaJob("b", weight=1e300, must_run=True)], "objective": "max_min"},
+     r"'b'.weight: 10 GPUs divided by 1e\+300 count as 0"),
+    ({"jobs": [QuotaJob("a", [1], work=2**53, rates=[0.5], must_run=True)], "resolution": 10,
+      "objective": "makespan"}, "work: the longest job would take 18014398509481984 s"),
     ({"jobs": [QuotaJob(n, [1], utility=[8e9]) for n in "ab"]}, "together are worth"),
     ({"jobs": [QuotaJob("a", [1, 3], score=1, must_run=True)], "objective": "proportional"},
      "needs all numbers between"),
@@ -222,6 +242,32 @@ def test_bad_plans(fields: dict[str, Any], rule: str) -> None:
     with pytest.raises(InputError, match=rule) as caught:
         plan(**fields)
     assert "\n" not in str(caught.value)
+
+
+def test_what_is_worth_nothing_at_all_may_count_as_0() -> None:
+    """Zeros are no utilities lost, and small ones beside larger ones are rounded."""
+    jobs = [QuotaJob("a", [1, 2], utility=[0, 0]), QuotaJob("b", [1, 2], utility=[1e-9, 1])]
+    assert QuotaPlan(jobs, budget=2).table.cost.tolist() == [0, 0, 0, 0, 0, -(10**6)]
+    idle = QuotaPlan([QuotaJob("a", minimum=9, must_run=True)], budget=3, objective="max_min")
+    assert optsched.solve(idle).status == "infeasible"
+
+
+def test_arrays_and_their_truth_values_are_accepted() -> None:
+    """Nodes as an array, `must_run` out of one; the failure of a speedup keeps its cause."""
+    job = QuotaJob("a", [1], utility=[1], must_run=np.bool_(True))  # type: ignore[arg-type]
+    assert job.must_run is True
+    assert QuotaPlan([job], nodes=np.array([2, 3])) == QuotaPlan([job], nodes=[2, 3])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="speedup") as caught:
+        QuotaJob("a", [1], speedup=lambda g: 1 // 0)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_plan_of_the_most_gpus() -> None:
+    """As many as are allowed are solved, each with its name."""
+    job = QuotaJob("a", maximum=3, score=1, must_run=True)
+    problem = QuotaPlan([job], budget=10**6, objective="proportional")
+    assert problem.quota(optsched.solve(problem, "quota", time_limit=60).schedule) == {"a": 3}  # type: ignore[arg-type]
+    assert problem.resources[-1].name == "g999999"
 
 
 def test_infeasible_plans_name_their_jobs() -> None:
@@ -287,10 +333,18 @@ def test_documents_round_trip(tmp_path: Path) -> None:
         ({"jobs": None}, "x.json"),
         ({"objective": 3}, "x.json"),
         ({"format": "optsched.quota/2"}, "newer"),
-        ({"budget": 1.5}, "x.json"),
+        ({"budget": 1.5}, "x.json: budget: expected an integer .* got 1.5"),
+        ({"budget": {"h": 1.5}}, r"x.json: budget\['h'\]: expected an integer .* got 1.5"),
+        ({"jobs": [{"name": "a", "sizes": {"h": [1.5]}}]}, r"sizes\['h'\]\[0\]: .* got 1.5"),
+        ({"jobs": [{"name": "a", "sizes": [1], "utility": {"h": ["x"]}}]},
+         r"utility\['h'\]\[0\]: .* got 'x'"),
+        ({"jobs": [{"name": "a", "rates": {"h": [True]}}]}, r"rates\['h'\]\[0\]: .* got True"),
+        ({"jobs": [{"name": "a", "minimum": {"h": "1"}}]}, r"minimum\['h'\]: .* got '1'"),
+        ({"jobs": [{"name": "a", "current": {"n0": 1.5}}]}, r"current\['n0'\]: .* got 1.5"),
+        ({"jobs": [{"name": "a", "current": {"n0": "1"}}]}, r"current\['n0'\]: .* got '1'"),
         ({"nodes": [{"gpus": 1}]}, "x.json"),
     ],
-)
+)  # fmt: skip
 def test_hostile_documents(change: dict[str, Any], rule: str) -> None:
     """The file is named, with the place and the rule."""
     tree: dict[str, Any] = {"format": "optsched.quota/1", "budget": 2, "jobs": []}

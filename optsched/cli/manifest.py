@@ -22,7 +22,8 @@ def manifest(
     file: Annotated[
         Path,
         typer.Argument(
-            help="optsched.quota/1 (is solved), optsched.schedule/1 or optsched.decision/1.",
+            help="optsched.quota/1 (is solved), optsched.schedule/1 or optsched.decision/1; "
+            "- reads stdin.",
             show_default=False,
         ),
     ],
@@ -68,11 +69,12 @@ def manifest(
     )  # fmt: skip
     if output is not None:
         check_writable(output)
-        check_not_input(output, file)
+        if str(file) != "-":
+            check_not_input(output, file)
     gangs, notes = _gangs(file, schedule, at)
     text = to_json(written(gangs, options))
     for job in gangs:
-        if more := surplus(job, gpus_per_pod):
+        if more := surplus(job, gpus_per_pod, pin=pin):
             notes.append(f"job {job.name}: its equal pods ask for {more} GPUs beyond the quota")
     if output is not None:
         write_atomic(output, text)
@@ -86,12 +88,17 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
     """The jobs to be started, and what else the user should know."""
     from optsched import document
     from optsched.errors import InputError
-    from optsched.files import read_text
+    from optsched.files import decode_text, read_text
     from optsched.formats import decide_json, kubernetes_gangs, quota_json
     from optsched.strict_json import parse, shown, without_collector
 
+    name, text = str(file), ""
+    if name == "-":
+        name, text = "stdin", decode_text(sys.stdin.buffer.read(), "stdin")
+    else:
+        text = read_text(file)
     with without_collector():
-        tree = parse(read_text(file), str(file))
+        tree = parse(text, name)
     found = tree.get("format") if isinstance(tree, dict) else None
     family = found.partition("/")[0] if isinstance(found, str) else ""
     if family != "optsched.quota" and schedule is not None:
@@ -99,19 +106,24 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
     if family != "optsched.schedule" and at is not None:
         raise InputError("at: goes with a schedule")
     if family == "optsched.schedule":
-        return kubernetes_gangs.of_schedule(document.from_tree(tree, str(file)), at), []
-    if family == "optsched.decision":
-        answer = decide_json.read_answer(tree, str(file))
+        return kubernetes_gangs.of_schedule(document.from_tree(tree, name), at), []
+    if family == "optsched.decision" or (found is None and _is_error(tree)):
+        answer = decide_json.read_answer(tree, name)
         released = ", ".join(answer.release or [])
         notes = [f"to be released, so delete these jobs: {released}"] if released else []
         return kubernetes_gangs.of_answer(answer), notes
     if family == "optsched.quota":
-        plan = quota_json.from_tree(tree, str(file))
+        plan = quota_json.from_tree(tree, name)
         return kubernetes_gangs.of_plan(plan, _answer(plan, schedule)), []
     raise InputError(
-        f"{file}: format: expected optsched.quota/1, optsched.schedule/1 or optsched.decision/1, "
+        f"{name}: format: expected optsched.quota/1, optsched.schedule/1 or optsched.decision/1, "
         f"got {shown(found) if found is not None else 'nothing'}"
     )
+
+
+def _is_error(tree: object) -> bool:
+    """Whether this is what a stream of decisions says of a bad line."""
+    return isinstance(tree, dict) and "error" in tree
 
 
 def _answer(plan: QuotaPlan, schedule: Path | None) -> Schedule:

@@ -109,8 +109,9 @@ def simulate(
 
     table = given.packing(packing, packing_types)
     policies = given.policies(policy, compare or [], option or [], table)
-    outputs = Outputs(out, metrics, csv, plot, tuple(policies))
-    outputs.check(trace)
+    inputs = given.inputs(trace, estimate_error, packing, packing_types)
+    outputs = Outputs(out, metrics, csv, plot, tuple(policies), inputs)
+    outputs.check(trace, packing, packing_types)
     cluster = given.cluster(nodes, gpus)
     workload = given.workload(
         trace, cluster, seed=seed, limit=limit, largest=largest, sort=sort,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.cli.options import parse_options
 from optsched.cluster.nodes import NodeChange, Nodes
+from optsched.document_values import file_label
 from optsched.errors import InputError
+from optsched.files import read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
     from optsched.cluster.workload import Workload
 
 _PER_NODE: Final = 8
-_GENERATED: Final = re.compile(r"(synthetic|entropy):([0-9]{1,8})")
+MOST_JOBS: Final = 10**7
+"""Jobs of a generated workload."""
+
+_GENERATED: Final = re.compile(r"(synthetic|entropy):([0-9]+)")
 
 
 def packing(pairs: Path | None, types: Path | None) -> PackingTable | None:
@@ -30,6 +36,24 @@ def packing(pairs: Path | None, types: Path | None) -> PackingTable | None:
     from optsched.cluster.packing_table import PackingTable
 
     return PackingTable.read(pairs, types)
+
+
+def inputs(
+    trace: str, estimate_error: float, pairs: Path | None, types: Path | None
+) -> dict[str, Any]:
+    """What a metrics document says about where its numbers come from."""
+    packed = {"pairs": pairs, "types": types}
+    tables = {key: _fingerprint(path) for key, path in packed.items() if path is not None}
+    return {
+        "trace": file_label(trace), "estimate_error": estimate_error, "packing": tables or None,
+    }  # fmt: skip
+
+
+def _fingerprint(path: Path) -> dict[str, str]:
+    """Name and SHA-256 of a file."""
+    return {
+        "file": file_label(str(path)), "sha256": hashlib.sha256(read_bytes(path)).hexdigest(),
+    }  # fmt: skip
 
 
 def policies(
@@ -61,8 +85,10 @@ def policies(
 
 def cluster(nodes: str | None, gpus: int | None) -> Nodes:
     """``16x8``, ``8,8,4``, or so many GPUs in nodes of 8 (the last one smaller)."""
-    if (nodes is None) == (gpus is None):
+    if nodes is None and gpus is None:
         raise InputError("nodes: how large is the cluster? give --nodes 16x8 or --gpus 128")
+    if nodes is not None and gpus is not None:
+        raise InputError("nodes: there are --nodes and --gpus; give one of them")
     if gpus is not None:
         if gpus < 1:
             raise InputError(f"gpus: expected a number >= 1, got {gpus}")
@@ -71,11 +97,18 @@ def cluster(nodes: str | None, gpus: int | None) -> Nodes:
             raise InputError(f"gpus: expected at most 2^22, got {gpus}")
         return Nodes.of([_PER_NODE] * whole + [rest] * (rest > 0))
     assert nodes is not None
-    if found := re.fullmatch(r"([0-9]{1,9})[xX]([0-9]{1,9})", nodes):
-        return Nodes(int(found[1]), gpus=int(found[2]))
-    if re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", nodes):
-        return Nodes.of([int(text) for text in nodes.split(",")])
+    if found := re.fullmatch(r"([0-9]+)[xX]([0-9]+)", nodes):
+        return Nodes(_number("nodes", found[1]), gpus=_number("gpus", found[2]))
+    if re.fullmatch(r"[0-9]+(,[0-9]+)*", nodes):
+        return Nodes.of([_number("nodes", text) for text in nodes.split(",")])
     raise InputError(f"nodes: expected 16x8 or 8,8,4, got {nodes!r:.60}")
+
+
+def _number(field: str, digits: str) -> int:
+    """These digits as a number, unless nothing could hold it."""
+    if len(digits.lstrip("0")) > 16:
+        raise InputError(f"{field}: the number {digits:.40} is too large")
+    return int(digits)
 
 
 def changes(texts: Sequence[str]) -> tuple[NodeChange, ...]:
@@ -125,9 +158,16 @@ def workload(
                     f"trace: {trace} is generated, --{key.replace('_', '-')} is of files"
                 )
         found = _generated(
-            word[1], int(word[2]), nodes.total, seed, law, allowed, load, rigid, time_unit
+            word[1], _jobs(trace, word[2]), nodes.total, seed, law, allowed, load, rigid, time_unit
         )
     return found.with_estimate_error(estimate_error, seed) if estimate_error else found
+
+
+def _jobs(trace: str, digits: str) -> int:
+    """Jobs of a generated workload."""
+    if len(digits.lstrip("0")) > 8 or int(digits) > MOST_JOBS:
+        raise InputError(f"trace: {trace:.60}: too many jobs, expected at most {MOST_JOBS:,}")
+    return int(digits)
 
 
 def _generated(
@@ -156,6 +196,6 @@ def _generated(
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    if not re.fullmatch(r"[0-9]{1,9}(,[0-9]{1,9})*", text):
+    if not re.fullmatch(r"[0-9]+(,[0-9]+)*", text):
         raise InputError(f"sizes: expected numbers such as 1,2,4,8, got {text!r:.60}")
-    return tuple(int(part) for part in text.split(","))
+    return tuple(_number("sizes", part) for part in text.split(","))

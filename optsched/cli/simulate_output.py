@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optsched.errors import InputError, InternalError
 
@@ -25,9 +25,10 @@ class Outputs(NamedTuple):
     csv: Path | None
     plot: Path | None
     policies: tuple[str, ...]
+    inputs: dict[str, Any]
 
-    def check(self, trace: str) -> None:
-        """Refuse paths before any work is spent on them."""
+    def check(self, *inputs: str | Path | None) -> None:
+        """Refuse paths, such as those of inputs, before any work is spent on them."""
         from optsched.files import check_not_input, check_writable
 
         if self.plot is not None:
@@ -41,7 +42,9 @@ class Outputs(NamedTuple):
         there = [path for path in paths if path is not None]
         for path in there:
             check_writable(path)
-            check_not_input(path, trace)
+            for given in inputs:
+                if given is not None:
+                    check_not_input(path, given)
         if len(set(there)) < len(there):
             twice = next(path for k, path in enumerate(there) if path in there[:k])
             raise InputError(f"{twice}: two outputs of one name")
@@ -51,7 +54,7 @@ class Outputs(NamedTuple):
         if as_json:
             from optsched.formats.metrics_json import to_json
 
-            print(json.dumps(json.loads(to_json(runs, per_job=False))))
+            print(json.dumps(json.loads(to_json(runs, per_job=False, inputs=self.inputs))))
         elif not quiet:
             _print_table(runs)
 
@@ -65,7 +68,7 @@ class Outputs(NamedTuple):
         if self.metrics is not None:
             from optsched.formats.metrics_json import write
 
-            write(runs, self.metrics)
+            write(runs, self.metrics, inputs=self.inputs)
             written.append(self.metrics)
         if self.csv is not None:
             from optsched.files import write_atomic

@@ -58,10 +58,11 @@ def run_all(
             )
             runs[name] = run
             taken = time.monotonic() - since
+            ended = int((run.log.finished >= 0).sum())
             if taken >= _FIRST_AFTER and not console.is_terminal:
-                console.print(f"{name}: {len(workload):,} jobs in {taken:.1f} s")
-            if (run.log.finished < 0).any():  # the engine hands back what it has
-                ended = int((run.log.finished >= 0).sum())
+                some = "" if ended == len(workload) else f"{ended:,} of "
+                console.print(f"{name}: {some}{len(workload):,} jobs in {taken:.1f} s")
+            if ended < len(workload):  # the engine hands back what it has
                 console.print(f"interrupted: {ended:,} of {len(workload):,} jobs ended in {name}")
                 return runs, False
     except KeyboardInterrupt:

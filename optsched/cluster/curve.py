@@ -38,7 +38,7 @@ class Curve:
     Raises
     ------
     InputError
-        Negative or NaN numbers, ``initial < final``, or a target outside ``final..initial``.
+        Negative or NaN numbers, ``initial < final``, or a target that is not above ``final``.
     """
 
     initial: float
@@ -56,9 +56,9 @@ class Curve:
                 f"curve.initial: {told(self.initial)} is below the final {told(self.final)}: "
                 "uncertainty falls"
             )
-        if self.target is not None and not self.final <= real("curve.target", self.target):
+        if self.target is not None and not self.final < real("curve.target", self.target):
             raise InputError(
-                f"curve.target: {told(self.target)} is below the final {told(self.final)} and "
+                f"curve.target: {told(self.target)} is not above the final {told(self.final)}: "
                 "never reached"
             )
 

@@ -51,7 +51,7 @@ def ordered(
     workload: Workload, nodes: Nodes, settings: Settings, kind: int, name: str
 ) -> Log | None:
     """The log of `elastic_fifo`, `elastic_sjf` or `elastic_srtf`; None if not compiled."""
-    c = columns(workload, nodes, settings)
+    c = columns(workload, nodes, settings, kind == SRTF_TRUE)
     if c is None:
         return None
     if kind == FIFO:

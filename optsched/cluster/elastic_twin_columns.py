@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.cluster.elastic_twin_rule import BY_GAIN, FREE, HOLDS, NEVER, share
+from optsched.cluster.elastic_twin_rule import BY_GAIN, FREE, HOLDS, LAST, NEVER, pays, share
 from optsched.cluster.world import release, start
 from optsched.cluster.world_layout import (
     ACTIVE,
@@ -18,6 +18,7 @@ from optsched.cluster.world_layout import (
     LOSES_PASS,
     PASS_ONLY,
     PASSED,
+    PASSES,
     PHASE,
     WORLD,
 )
@@ -54,6 +55,8 @@ class Columns(NamedTuple):
     """Restart cost of a job."""
     cost: IntArray
     """Restart cost of its next start: 0 before the first."""
+    final: IntArray
+    """Passes completed from which on a job is in its last one, as is believed."""
     taken: IntArray
     step: IntArray
     quota: IntArray
@@ -65,13 +68,15 @@ _FEW: Final = 64
 FLOATS: Final = types.Array(types.float64, 1, "C")
 GIVEN: Final = types.Array(types.float64, 1, "C", readonly=True)
 COLUMNS: Final[Any] = types.NamedTuple(
-    [INTS, INTS, FLOATS, INTS, INTS, READ, READ, READ, READ, FLOATS, GIVEN, READ, INTS, INTS,
-     INTS, INTS],
+    [INTS, INTS, FLOATS, INTS, INTS, READ, READ, READ, READ, FLOATS, GIVEN, READ, INTS, READ,
+     INTS, INTS, INTS],
     Columns,
 )  # fmt: skip
 
 
-def columns(workload: Workload, nodes: Nodes, settings: Settings) -> Columns | None:
+def columns(
+    workload: Workload, nodes: Nodes, settings: Settings, clairvoyant: bool = False
+) -> Columns | None:
     """Columns before the first event; None for what is not compiled.
 
     Not compiled are contention, changes of nodes, and zero-slot tasks.
@@ -82,6 +87,8 @@ def columns(workload: Workload, nodes: Nodes, settings: Settings) -> Columns | N
         return None
     n = len(workload)
     own = workload.restart_cost
+    work = workload.work if clairvoyant else workload.believed
+    passes = np.where(np.isnan(workload.target), workload.passes, -(-work // workload.pass_work))
     return Columns(
         count=np.array([0, nodes.total], np.int64),
         order=np.zeros(n, np.int64),
@@ -96,6 +103,7 @@ def columns(workload: Workload, nodes: Nodes, settings: Settings) -> Columns | N
         weight=_frozen(workload.weight, np.float64),
         restart=_frozen(np.where(own < 0, settings.restart_cost, own), np.int64),
         cost=np.zeros(n, np.int64),
+        final=_frozen(passes - 1, np.int64),
         taken=np.zeros(n, np.int64),
         step=np.zeros(n, np.int64),
         quota=np.zeros(n, np.int64),
@@ -210,10 +218,14 @@ def settled(c, preempt):  # type: ignore[no-untyped-def]
     if preempt != BY_GAIN:
         return 0
     job, victim = c.order[pending], c.order[last]
-    own = c.remaining[job] / c.rate[c.size_ptr[job]]
-    its = c.remaining[victim] / c.rate[c.size_ptr[victim]]
-    gain = c.weight[job] * its - c.weight[victim] * own
-    return 1 if gain <= c.weight[victim] * c.cost[victim] + c.weight[victim] * c.cost[job] else 0
+    return 1 - pays(c.size_ptr, c.rate, c.remaining, c.weight, c.cost, job, victim)
+
+
+@kernel(INT, WORLD, COLUMNS, INT, counted=False)
+def _hold(w, c, job):  # type: ignore[no-untyped-def]
+    """A running job keeps its size until its pass ends, or until it ends."""
+    c.fixed[job] = LAST if w.job[job, PASSES] >= c.final[job] else HOLDS
+    return 0
 
 
 @kernel(INT, WORLD, COLUMNS, INT, INT, counted=False)
@@ -233,7 +245,9 @@ def act(w, c, preempt, surplus):  # type: ignore[no-untyped-def]
             start(w, job, c.quota[job])
             c.cost[job] = c.restart[job]
         c.held[job] = c.quota[job]
-        c.fixed[job] = HOLDS if c.quota[job] > 0 and by_pass == 1 else FREE
+        c.fixed[job] = FREE
+        if c.quota[job] > 0 and by_pass == 1:
+            _hold(w, c, job)
     return 0
 
 
@@ -243,5 +257,5 @@ def hold(w, c):  # type: ignore[no-untyped-def]
     for i in range(w.state[EVENTS]):
         job = w.event[i, 1]
         if w.event[i, 0] == PASSED and (w.state[PASS_ONLY] | w.state[LOSES_PASS]) == 1:
-            c.fixed[job] = HOLDS
+            _hold(w, c, job)
     return 0

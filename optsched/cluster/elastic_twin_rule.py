@@ -2,8 +2,8 @@
 
 Every job is an index into the columns, so that the same code serves a policy's view (positions)
 and a compiled simulation (numbers of jobs). Three steps: admission (one minimum gang each, over
-all GPUs), realisation (jobs in the middle of a pass keep their size), surplus (GPUs that would
-idle go round, or to the largest gain).
+all GPUs), realisation (jobs in the middle of a pass keep their size, and whoever is displaced goes
+on until its GPUs are really used), surplus (GPUs that would idle go round, or to the largest gain).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ BY_ORDER: Final = 1
 """Whoever comes first in the order runs."""
 BY_GAIN: Final = 2
 """Only where the gain exceeds both restart costs."""
+_NOISE: Final = 1e-9
+"""A gain of less than this share of the time it is taken from is rounding."""
 
 # what becomes of GPUs that would idle
 ROUND: Final = 0
@@ -40,6 +42,8 @@ HOLDS: Final = 1
 """In the middle of a pass: it keeps its size, or loses all."""
 PINNED: Final = 2
 """It stays as it is, and its GPUs are not in the budget (they are on a node that is drained)."""
+LAST: Final = 3
+"""As `HOLDS`, in what is believed to be its last pass: it holds its GPUs until it ends."""
 
 _VIEW = (READ, READ, READ, READ, READ, READ, READ, FLOATS, FLOATS, READ)
 """held, fixed, preemptible, size_ptr, size, rate, order; remaining, weight; restart cost."""
@@ -53,10 +57,27 @@ def _may_go(held, fixed, preemptible, taken, job):  # type: ignore[no-untyped-de
     return 0
 
 
+@kernel(INT, READ, READ, READ, READ, INT, counted=False)
+def _least(held, fixed, size_ptr, size, job):  # type: ignore[no-untyped-def]
+    """GPUs that a job needs until it ends: its smallest size, or what it cannot give back."""
+    if held[job] > 0 and fixed[job] == LAST:
+        return held[job]
+    return size[size_ptr[job]]
+
+
+@kernel(INT, READ, READ, FLOATS, FLOATS, READ, INT, INT, counted=False)
+def pays(size_ptr, rate, remaining, weight, cost, job, victim):  # type: ignore[no-untyped-def]
+    """1 if a job gains more than both restart costs by going before a running one."""
+    own = weight[victim] * (remaining[job] / rate[size_ptr[job]])
+    its = weight[job] * (remaining[victim] / rate[size_ptr[victim]])
+    both = weight[victim] * cost[victim] + weight[victim] * cost[job]
+    return 1 if its - own - both > _NOISE * its else 0
+
+
 @kernel(INT, *_VIEW, INT, INT, INT, INTS, counted=False)
 def _admit(held, fixed, preemptible, size_ptr, size, rate, order, remaining, weight, cost,  # type: ignore[no-untyped-def]
            n, budget, preempt, taken):  # fmt: skip
-    """Mark (taken = 1) the jobs that shall run; minimum gangs fit the budget together."""
+    """Mark (taken = 1) the jobs that shall run; their least GPUs fit the budget together."""
     left = budget
     for at in range(n):
         job = order[at]
@@ -65,7 +86,7 @@ def _admit(held, fixed, preemptible, size_ptr, size, rate, order, remaining, wei
             taken[job] = 1
         elif held[job] > 0 and (preempt != BY_ORDER or preemptible[job] == 0):
             taken[job] = 1
-            left -= size[size_ptr[job]]
+            left -= _least(held, fixed, size_ptr, size, job)
     last = n - 1
     displace = preempt == BY_GAIN
     for at in range(n):
@@ -76,7 +97,7 @@ def _admit(held, fixed, preemptible, size_ptr, size, rate, order, remaining, wei
             continue
         if size_ptr[job] == size_ptr[job + 1]:
             continue
-        gang = size[size_ptr[job]]
+        gang = _least(held, fixed, size_ptr, size, job)
         if gang <= left:
             taken[job] = 1
             left -= gang
@@ -86,23 +107,26 @@ def _admit(held, fixed, preemptible, size_ptr, size, rate, order, remaining, wei
             while displace and back > at and freed < gang:
                 victim = order[back]
                 if _may_go(held, fixed, preemptible, taken, victim) == 1:
-                    own = remaining[job] / rate[size_ptr[job]]
-                    its = remaining[victim] / rate[size_ptr[victim]]
-                    gain = weight[job] * its - weight[victim] * own
-                    if gain > weight[victim] * cost[victim] + weight[victim] * cost[job]:
-                        freed += size[size_ptr[victim]]
+                    if pays(size_ptr, rate, remaining, weight, cost, job, victim) == 1:
+                        freed += _least(held, fixed, size_ptr, size, victim)
                     else:
                         displace = False  # whoever comes later gains less
                 back -= 1
             if freed < gang:
                 displace = False
                 continue
-            for between in range(back + 1, last + 1):
-                if _may_go(held, fixed, preemptible, taken, order[between]) == 1:
-                    taken[order[between]] = 0
-            last = back
             taken[job] = 1
             left = freed - gang
+            for between in range(back + 1, last + 1):
+                victim = order[between]
+                if _may_go(held, fixed, preemptible, taken, victim) == 1:
+                    least = _least(held, fixed, size_ptr, size, victim)
+                    if least <= left:  # a larger one that stood before it is enough
+                        left -= least
+                        back = max(back, between)
+                    else:
+                        taken[victim] = 0
+            last = back
     return left
 
 
@@ -183,7 +207,7 @@ def share(held, fixed, preemptible, size_ptr, size, rate, order, remaining, weig
           n, budget, preempt, surplus, taken, step, quota):  # fmt: skip
     """Quotas of the jobs ``order[:n]``; returns the GPUs left over.
 
-    held: GPUs now (0 pending); fixed: FREE, HOLDS or PINNED; budget: all GPUs except those of
+    held: GPUs now (0 pending); fixed: FREE, HOLDS, LAST or PINNED; budget: all GPUs except those of
     pinned jobs; remaining: work; cost: restart cost at the next start. taken, step: scratch.
     """
     _admit(held, fixed, preemptible, size_ptr, size, rate, order, remaining, weight, cost,
@@ -206,6 +230,15 @@ def share(held, fixed, preemptible, size_ptr, size, rate, order, remaining, weig
                 left -= quota[job]
             else:
                 waiting += size[step[job]]
+        elif taken[job] == 0 and held[job] > 0:  # goes on while nobody starts in its place
+            if fixed[job] != FREE:
+                quota[job] = held[job] if held[job] <= left else 0
+            elif size[step[job]] <= left:
+                most = min(held[job], left)
+                while step[job] + 1 < size_ptr[job + 1] and size[step[job] + 1] <= most:
+                    step[job] += 1
+                quota[job] = size[step[job]]
+            left -= quota[job]
     spare = left - waiting  # those who wait for the end of somebody's pass come first
     if spare > 0 and surplus == ROUND:
         _go_round(order, n, fixed, size_ptr, size, spare, step, quota)

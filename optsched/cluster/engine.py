@@ -10,6 +10,7 @@ import numpy as np
 from optsched.cluster import world_view
 from optsched.cluster.contention import Placement, rates
 from optsched.cluster.engine_decision import enact
+from optsched.cluster.engine_progress import Progress
 from optsched.cluster.engine_view import Viewer
 from optsched.cluster.world import advance
 from optsched.cluster.world_build import grown, log_of, stalled, too_late, world
@@ -79,11 +80,12 @@ def simulate_generic(
     PolicyError
         A decision breaks a rule.
     Stalled
-        Jobs are pending for ever.
+        Jobs are pending for ever, or only started and stopped before they work.
     """
     w = world(workload, nodes, settings)
     viewer = Viewer(w, workload, settings, policy.clairvoyant)
     report = _Report(on_progress, len(workload))
+    progress = Progress()
     complete = False
     try:
         while True:
@@ -94,6 +96,7 @@ def simulate_generic(
             if status != ASK:
                 break
             view = viewer.look()
+            progress.check(w, viewer.asked, policy.name)
             decision = policy.decide(view)
             if watch is not None:
                 watch(view, decision)

@@ -10,4 +10,8 @@ class PolicyError(InputError):
 
 
 class Stalled(InputError):
-    """Jobs are pending, nothing runs, and no event is left that could change it."""
+    """Jobs are pending for ever.
+
+    Nothing runs and no event is left that could change it; or those that are started are always
+    stopped before they get anywhere.
+    """

@@ -60,17 +60,38 @@ def sharing_start(log: Log) -> IntArray:
     return start
 
 
-def absences(run: Run, begin: int, finish: int) -> Held:
-    """GPUs of nodes that are not there: before they are added, after they are removed."""
-    rows = []
-    gone: dict[int, int] = {}
-    for change in sorted(run.settings.changes, key=lambda c: c.time):
-        n = change.node
-        if change.kind == "add":
-            since = gone.pop(n, begin)
-            rows.append((n, run.nodes.gpus[n], since, min(max(change.time, begin), finish)))
-        elif change.kind == "remove":
-            gone.setdefault(n, max(change.time, begin))
-    rows += [(n, run.nodes.gpus[n], t, finish) for n, t in gone.items()]
-    table = np.array([row for row in rows if row[2] < row[3]], np.int64).reshape(-1, 4)
-    return Held(*(np.ascontiguousarray(column) for column in table.T))
+def absences(run: Run, taken: Held, begin: int, finish: int) -> Held:
+    """GPUs that are not there: those of nodes that take no work, but for the ones still held.
+
+    A node takes no work from a drain or a removal to the next addition, and before its first
+    change if that is an addition. Rows of a count below zero give back what is held meanwhile.
+    """
+    order = np.argsort(taken.node, kind="stable")
+    sorted_nodes = taken.node[order]
+    node, count, start, end = [], [], [], []
+    for n, since, until in _closed(run, begin, finish):
+        a, b = np.searchsorted(sorted_nodes, [n, n + 1])
+        own = order[a:b]
+        own = own[(taken.start[own] < until) & (taken.end[own] > since)]
+        node.append(np.full(1 + len(own), n))
+        count.append(np.concatenate(([run.nodes.gpus[n]], -taken.count[own])))
+        start.append(np.concatenate(([since], np.maximum(taken.start[own], since))))
+        end.append(np.concatenate(([until], np.minimum(taken.end[own], until))))
+    none = np.zeros(0, np.int64)
+    return Held(*(np.concatenate((none, *rows)) for rows in (node, count, start, end)))
+
+
+def _closed(run: Run, begin: int, finish: int) -> list[tuple[int, int, int]]:
+    """Nodes with the times, within begin and finish, between which they take no work."""
+    since: dict[int, int] = {}
+    found = []
+    seen: set[int] = set()
+    for change in sorted(run.settings.changes, key=lambda c: c.time):  # stable, as in the engine
+        n, time = change.node, min(max(change.time, begin), finish)
+        if change.kind != "add":
+            since.setdefault(n, time)
+        elif n in since or n not in seen:
+            found.append((n, since.pop(n, begin), time))
+        seen.add(n)
+    found += [(n, time, finish) for n, time in since.items()]
+    return [row for row in found if row[1] < row[2]]

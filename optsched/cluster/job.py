@@ -12,10 +12,10 @@ from optsched.cluster.job_checks import (
     MOST_WORK,
     ascending,
     integer,
+    line,
     one_of,
     real,
     told,
-    word,
 )
 from optsched.cluster.speedup import Linear, Speedup
 from optsched.errors import InputError
@@ -38,7 +38,7 @@ class Job:
     Parameters
     ----------
     name
-        Distinct.
+        Distinct, not empty; names and labels have no control characters.
     submit
         Arrival, in the workload's unit of time.
     sizes
@@ -91,7 +91,7 @@ class Job:
     micro_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        place = f"job {told(word('job.name', self.name))}: "
+        place = f"job {told(line('job.name', self.name, empty=False))}: "
         own = {
             "submit": integer(f"{place}submit", self.submit),
             "sizes": ascending(f"{place}sizes", self.sizes),
@@ -106,8 +106,8 @@ class Job:
         if self.restart_cost is not None:
             cost = integer(f"{place}restart_cost", self.restart_cost)
             self.__dict__["restart_cost"] = cost
-        word(f"{place}group", self.group)
-        word(f"{place}template", self.template)
+        line(f"{place}group", self.group)
+        line(f"{place}template", self.template)
         one_of(f"{place}completion", self.completion, COMPLETIONS)
         if not isinstance(self.preemptible, bool):
             raise InputError(

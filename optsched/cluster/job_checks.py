@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,15 +48,21 @@ def integer(place: str, value: Any, least: int = 0, most: int = MAX_INTEGER) -> 
     return int(value)
 
 
-def real(place: str, value: Any, least: float = 0.0, *, above: bool = False) -> float:
-    """A finite float >= least (or above it), also of NumPy's; never a truth value or a text."""
+def real(
+    place: str, value: Any, least: float = 0.0, most: float = math.inf, *, above: bool = False
+) -> float:
+    """A finite float in ``least..most``, maybe not the least; never a truth value or a text."""
     try:
         bad = isinstance(value, (bool, np.bool_, str, bytes))
         found = math.nan if bad else float(value)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
-    if not math.isfinite(found) or found < least or (above and found == least):
+    if not math.isfinite(found) or not least <= found <= most or (above and found == least):
         sign = ">" if above else ">="
+        if most < math.inf:
+            raise InputError(
+                f"{place}: expected a number {sign} {least:g} and <= {most:g}, got {told(value)}"
+            )
         raise InputError(f"{place}: expected a finite number {sign} {least:g}, got {told(value)}")
     return found
 
@@ -87,6 +94,20 @@ def ascending(place: str, sizes: Any) -> tuple[int, ...]:
 def word(place: str, value: Any) -> str:
     """A name that a file can hold."""
     return label(place, value)
+
+
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+"""Characters that no name or free text of a job has: a line of a trace could not hold them."""
+
+
+def line(place: str, value: Any, *, empty: bool = True) -> str:
+    """A name without control characters; maybe not an empty one."""
+    text = word(place, value)
+    if not text and not empty:
+        raise InputError(f"{place}: empty; give every job a name")
+    if CONTROL.search(text):
+        raise InputError(f"{place}: control characters (a line break, NUL) in {told(text)}")
+    return text
 
 
 def one_of(place: str, value: Any, words: Sequence[str]) -> str:

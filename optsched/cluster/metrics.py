@@ -46,11 +46,14 @@ class Metrics:
     makespan: int
     """Last end minus first submit."""
     utilisation: float
-    """GPU-time held over G * makespan."""
+    """GPU-time held over the GPU-time that was there: G * makespan without node changes.
+
+    A GPU is there while its node takes work, and on a drained node as long as it is held.
+    """
     effective_utilisation: float
-    """Work done over G * makespan: a GPU-time at speed f(g)/g counts so much only."""
+    """Work done over the same: a GPU-time at speed f(g)/g counts so much only."""
     fragmentation: float
-    """Free GPUs of nodes that have too few of them for a task, as a share of G, over time."""
+    """Free GPUs of nodes that have too few of them for a task, as a share of the GPUs there."""
     restart_time: int
     """GPU-time spent in restarts."""
     micro_factor: float
@@ -64,6 +67,11 @@ class Metrics:
     preemptions_by_job: IntArray
     rho: npt.NDArray[np.float64]
     ended: npt.NDArray[np.bool_] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for value in self.__dict__.values():
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
 
     @property
     def jct_mean(self) -> float:
@@ -198,8 +206,8 @@ def metrics(run: Run) -> Metrics:
     begin = int(w.submit[0])
     finish = max(int(log.end.max(initial=begin)), int(log.finished.max(initial=begin)))
     makespan = finish - begin
-    away = absences(run, begin, finish)
     taken = held(log)
+    away = absences(run, taken, begin, finish)
     capacity = run.nodes.total * makespan - int((away.count * (away.end - away.start)).sum())
     on_gpus = log.gpus > 0
     done = float(log.work[on_gpus].sum(dtype=np.float64)) / WORK
@@ -211,7 +219,7 @@ def metrics(run: Run) -> Metrics:
         makespan=makespan,
         utilisation=allocated / capacity if capacity else 0.0,
         effective_utilisation=done / capacity if capacity else 0.0,
-        fragmentation=_fragmentation(run, taken, away, begin, finish),
+        fragmentation=_fragmentation(run, taken, away, begin, finish, capacity),
         restart_time=int((np.minimum(log.restart, lasts) * log.gpus).sum()),
         micro_factor=float(w.work.sum(dtype=np.float64) / w.nominal.sum(dtype=np.float64)),
         jct=jct,
@@ -234,7 +242,7 @@ def isolated(w: Workload, finished: IntArray, gpus: int) -> npt.NDArray[np.float
     ptr = w.size_ptr[:-1]
     fitting = np.add.reduceat(fits.astype(np.int64), ptr)
     at = ptr + np.maximum(fitting - 1, 0)
-    share: npt.NDArray[np.float64] = np.maximum(1.0, active * w.size[at] / gpus)
+    share: npt.NDArray[np.float64] = np.maximum(1.0, active * w.size[at] / max(gpus, 1))
     return np.asarray(w.work / w.rate[at] * share)
 
 
@@ -262,14 +270,13 @@ def _mean_active(w: Workload, end: IntArray) -> npt.NDArray[np.float64]:
     return np.maximum(mean, 1.0)
 
 
-def _fragmentation(run: Run, taken: Held, away: Held, begin: int, finish: int) -> float:
-    """Time average of the FGD fragment of all nodes, over G.
+def _fragmentation(run: Run, taken: Held, away: Held, begin: int, finish: int, total: int) -> float:
+    """Time integral of the FGD fragment of all nodes, over `total`, the GPU-time that was there.
 
     A task class is a smallest size of a job, with its share of the jobs. Free GPUs of a node are
     a fragment for a class that needs more of them; a gang larger than the node needs all of it.
     """
     capacity = np.array(run.nodes.gpus, np.int64)
-    total = int(capacity.sum()) * (finish - begin)
     least = run.workload.size[run.workload.size_ptr[:-1]]
     demand, times = np.unique(least[least > 0], return_counts=True)
     if not len(demand) or total == 0:

@@ -90,7 +90,8 @@ class NodeChange:
 
     A node whose first change is ``"add"`` is not there before. A drained node takes no new work;
     what runs there goes on. The jobs of a removed node lose what they did since their last end of
-    a pass or stop, and are pending again, preemptible or not. Either may be added again.
+    a pass or stop, and are pending again, preemptible or not. Either may be added again; `simulate`
+    refuses to add a node that takes work. Changes of one instant happen in the order given.
 
     Parameters
     ----------

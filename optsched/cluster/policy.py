@@ -124,7 +124,9 @@ class Policy(Protocol):
     """Says at every event who runs on how many GPUs.
 
     It may offer ``twin(workload, nodes, settings) -> Log | None``: the same decisions in compiled
-    code, for all that `simulate` is asked to do, or None if it cannot.
+    code, for all that `simulate` is asked to do, or None if it cannot. A policy that keeps groups
+    to their `Group.max_slots` says so by the attribute ``honours_max_slots = True``; without it,
+    `simulate` refuses groups that have one.
     """
 
     name: str

@@ -30,11 +30,18 @@ class Run:
     options: Mapping[str, Any]
     log: Log
 
+    def __post_init__(self) -> None:
+        for column in self.log:
+            if column is not None:
+                column.flags.writeable = False
+
     @cached_property
     def jct(self) -> IntArray:
         """Completion minus submit time of every job, -1 if it did not end; shape (jobs,)."""
         ended = self.log.finished >= 0
-        return np.where(ended, self.log.finished - self.workload.submit, -1)
+        found = np.where(ended, self.log.finished - self.workload.submit, -1)
+        found.flags.writeable = False
+        return found
 
     @cached_property
     def metrics(self) -> Metrics:

@@ -66,11 +66,13 @@ def simulate(
     Raises
     ------
     InputError
-        A wrong argument, a job that is larger than the cluster, or times beyond 2^53.
+        A wrong argument, a job that is larger than the cluster or its group's `max_slots`, a
+        `max_slots` that the policy does not honour, or times beyond 2^53.
     PolicyError
         A decision that breaks a rule, with the job.
     Stalled
-        Jobs are pending for ever; the message lists them.
+        Jobs are pending for ever; the message lists them. Or the policy starts and stops them for
+        ever before they do any work.
     """
     from optsched.cluster.nodes import Nodes
     from optsched.cluster.run import Run
@@ -83,6 +85,7 @@ def simulate(
         round=round, contention=contention, changes=tuple(_listed(changes)), seed=seed,
     )  # fmt: skip
     one_of("engine", engine, ENGINES)
+    _check_timing(settings)
     if on_progress is not None and not callable(on_progress):
         raise InputError(f"on_progress: expected a function, got {told(on_progress)}")
     if not isinstance(nodes, Nodes):
@@ -90,8 +93,22 @@ def simulate(
     jobs = workload if isinstance(workload, Workload) else Workload.of(workload, seed=settings.seed)
     chosen = _policy(policy)
     check_fits(jobs, nodes, settings)
+    _check_groups(jobs, chosen)
     log = _log(jobs, chosen, nodes, settings, engine, on_progress)
     return Run(jobs, nodes, settings, chosen.name, _options(chosen), log)
+
+
+def _check_timing(settings: Settings) -> None:
+    """Lucid's rules have their own costs and steps: refuse what they would ignore."""
+    if settings.timing != "lucid":
+        return
+    given = {"restart_cost": 0, "resize": "pass", "checkpoint": "immediate", "round": 0}
+    for key, default in given.items():
+        if (value := getattr(settings, key)) != default:
+            raise InputError(
+                f'{key}: {told(value)} means nothing with timing="lucid", which has its own '
+                f'rules; leave it at {told(default)}, or take timing="event"'
+            )
 
 
 def _listed(changes: Any) -> Sequence[NodeChange]:
@@ -118,6 +135,33 @@ def _policy(policy: Any) -> Policy:
         raise InputError(f"policy {told(name)}: its `clairvoyant` has to be True or False")
     found: Policy = policy
     return found
+
+
+def _check_groups(workload: Workload, policy: Policy) -> None:
+    """Refuse limits of groups that the policy would ignore, or under which a job never runs."""
+    limited = [(g, group) for g, group in enumerate(workload.groups) if group.max_slots is not None]
+    if not limited:
+        return
+    g, group = limited[0]
+    if getattr(policy, "honours_max_slots", False) is not True:
+        raise InputError(
+            f"groups[{g}].max_slots: policy {told(policy.name)} would ignore that group "
+            f"{told(group.name)} has at most {group.max_slots}; take a policy that honours it, "
+            "such as fair_share, or leave max_slots out"
+        )
+    smallest = workload.size[workload.size_ptr[:-1]]
+    for g, group in limited:
+        if group.name == "":
+            raise InputError(
+                f"groups[{g}].max_slots: {group.max_slots} for jobs without a group, each of which "
+                "is one of its own; name a group"
+            )
+        most = group.max_slots or 0
+        for j in ((workload.group == g) & (smallest > most)).nonzero()[0][:1].tolist():
+            raise InputError(
+                f"groups[{g}].max_slots: group {told(group.name)} has at most {most}, but its job "
+                f"{told(workload.names[j])} needs {smallest[j]} GPUs and could never run; raise it"
+            )
 
 
 def _options(policy: Policy) -> dict[str, Any]:

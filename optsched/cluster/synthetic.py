@@ -14,11 +14,10 @@ from optsched.cluster.speedup import Amdahl, Linear, Speedup
 from optsched.cluster.workload import Workload
 from optsched.errors import InputError
 from optsched.schedule import TIME_UNITS
+from optsched.strict_json import MAX_INTEGER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import numpy.typing as npt
 
     from optsched.schedule import IntArray
 
@@ -28,6 +27,9 @@ PHILLY_SIZES: Final[dict[int, float]] = {
     1: 0.93, 2: 0.022, 4: 0.023, 8: 0.02, 16: 0.004, 32: 0.001
 }  # fmt: skip
 """Shares of gangs, about those of the Philly trace (Jeon et al., ATC 2019); so are durations."""
+
+MOST_LOAD: Final = 1e6
+MOST_SIGMA: Final = 10.0
 
 _LEAST_SECONDS: Final = 10.0
 _MOST_SECONDS: Final = 30 * 86_400.0
@@ -55,7 +57,7 @@ def synthetic(
     jobs
         How many.
     load
-        GPU time that arrives per unit of time, over `gpus`.
+        GPU time that arrives per unit of time, over `gpus`; in (0, 10^6].
     seed
         Of all draws.
     gpus
@@ -81,21 +83,20 @@ def synthetic(
         A number that cannot be; no gang that fits.
     """
     integer("jobs", jobs, 1, 10**7)
-    real("load", load, above=True)
+    real("load", load, 0.0, MOST_LOAD, above=True)
     integer("gpus", gpus, 1, 2**24)
     integer("groups", groups, 1, 10**6)
     one_of("time_unit", time_unit, TIME_UNITS)
     scale = _PER_SECOND[time_unit]
     random = np.random.default_rng(integer("seed", seed))
     gang = _gangs(random, jobs, gpus, PHILLY_SIZES if sizes is None else sizes)
-    logs = math.log(real("median", median, above=True)) + real("sigma", sigma) * (
+    logs = math.log(real("median", median, above=True)) + real("sigma", sigma, 0.0, MOST_SIGMA) * (
         random.standard_normal(jobs)
     )
     seconds = np.clip(np.exp(np.minimum(logs, 700.0)), _LEAST_SECONDS, _MOST_SECONDS)
     duration = np.maximum(np.rint(seconds * scale), 1)
     gap = float((gang * duration).mean()) / (load * gpus)
-    submit = np.rint(np.cumsum(random.exponential(gap, jobs)))
-    submit = (submit - submit[0]).astype(np.int64)
+    submit = _poisson(random, gap, jobs)
     owner = np.minimum(random.exponential(groups / 3, jobs).astype(np.int64), groups - 1)
     law = speedup or (Amdahl(0.1) if elastic else Linear())
     digits = len(str(jobs - 1))
@@ -238,7 +239,7 @@ def entropy_workload(
     allowed = (
         (GANG,) if rigid else ascending("sizes", range(1, gpus + 1) if sizes is None else sizes)
     )
-    factor = np.exp(real("spread", spread) * random.standard_normal(jobs))
+    factor = np.exp(real("spread", spread, 0.0, MOST_SIGMA) * random.standard_normal(jobs))
     submit = _arrivals(random, jobs, load, gpus, mean_service * _PER_SECOND[time_unit])
     names = [f"{kind.name}-{i:0{len(str(jobs - 1))}d}" for i, kind in enumerate(kinds)]
     by_target = completion == "target"
@@ -285,12 +286,24 @@ def _kinds(random: np.random.Generator, jobs: int) -> list[Kind]:
 
 def _arrivals(
     random: np.random.Generator, jobs: int, load: float | None, gpus: int, service: float
-) -> npt.NDArray[np.float64]:
+) -> IntArray:
     if load is None:
-        return np.zeros(jobs)
-    gap = GANG * service / (real("load", load, above=True) * gpus)
+        return np.zeros(jobs, np.int64)
+    gap = GANG * service / (real("load", load, 0.0, MOST_LOAD, above=True) * gpus)
+    return _poisson(random, gap, jobs)
+
+
+def _poisson(random: np.random.Generator, gap: float, jobs: int) -> IntArray:
+    """Arrivals from 0 on, with exponential gaps of this mean."""
+    if not gap * jobs < MAX_INTEGER:
+        raise InputError(
+            f"load: so low that the last of {jobs} jobs would come beyond 2^53 (a gap of "
+            f"{gap:.3g}); raise it, or take a coarser time_unit"
+        )
     times = np.rint(np.cumsum(random.exponential(gap, jobs)))
-    return np.asarray(times - times[0])
+    if times[-1] > MAX_INTEGER:
+        raise InputError(f"load: so low that the last of {jobs} jobs would come beyond 2^53")
+    return np.asarray(times - times[0], np.int64)
 
 
 def _curve(kind: Kind, by_target: bool, factor: float, noise: float) -> Curve:

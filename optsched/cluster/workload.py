@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class Group(NamedTuple):
     """A group of jobs: a user, a queue, an experiment.
 
-    `max_slots` bounds the GPUs of its running jobs, `max_concurrent` how many of its unfinished
-    tasks (the first, by submit time) policies see at all; `priority` 1 to 99 goes before the jobs'.
+    `max_slots` bounds the GPUs of its running jobs, under policies that honour it (`fair_share`;
+    `simulate` refuses it for others); `max_concurrent` how many of its unfinished tasks (the first,
+    by submit time) policies see at all; `priority` 1 to 99 goes before the jobs'.
     """
 
     name: str
@@ -165,11 +166,11 @@ class Workload:
         Parameters
         ----------
         sigma
-            Standard deviation of the factor's logarithm, >= 0.
+            Standard deviation of the factor's logarithm, in [0, 10].
         seed
             Of the factors.
         """
-        sigma = real("sigma", sigma)
+        sigma = real("sigma", sigma, 0.0, 10.0)
         random = np.random.default_rng(integer("seed", seed))
         factor = np.exp(sigma * random.standard_normal(len(self)))
         return self.changed(estimate=self.estimate * factor)
@@ -183,7 +184,9 @@ class Workload:
         known = {f.name for f in fields(self)}
         for key in columns:
             if key not in known:
-                raise InputError(f"workload: no column {told(key)} (there are {', '.join(known)})")
+                raise InputError(
+                    f"workload: no column {told(key)} (there are {', '.join(sorted(known))})"
+                )
         from optsched.cluster.workload_columns import followed
 
         return Workload(**followed(self, columns))

@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from optsched.cluster.job import COMPLETIONS
-from optsched.cluster.job_checks import MOST_RATE, MOST_WORK, integer, one_of, real, told, word
+from optsched.cluster.job_checks import (
+    CONTROL,
+    MOST_RATE,
+    MOST_WORK,
+    integer,
+    line,
+    one_of,
+    real,
+    told,
+    word,
+)
+from optsched.document_values import MAX_NAME
 from optsched.errors import InputError
 from optsched.schedule import TIME_UNITS
 from optsched.strict_json import MAX_INTEGER
@@ -41,6 +52,7 @@ def checked(w: Workload) -> dict[str, Any]:
         raise InputError("jobs: empty; a workload has at least one job")
     word("name", w.name)
     one_of("time_unit", w.time_unit, TIME_UNITS)
+    _check_names(names)
     if len(set(names)) < n:
         first: dict[str, int] = {}
         twice = next(i for i, name in enumerate(names) if first.setdefault(name, i) != i)
@@ -62,13 +74,32 @@ def checked(w: Workload) -> dict[str, Any]:
             )
     columns["preemptible"] = _frozen(np.asarray(w.preemptible, np.bool_), "preemptible", n)
     columns["source"] = _frozen(np.asarray(w.source, np.str_), "source", n)
+    if CONTROL.search("".join(columns["source"].tolist())):
+        texts = columns["source"].tolist()
+        i = next(i for i, text in enumerate(texts) if CONTROL.search(text))
+        line(f"job {told(names[i])}: source", texts[i])
     _check_rows(columns, n)
     _check_order(columns, w)
     _check_times(columns, names)
     columns["groups"], columns["templates"] = tuple(w.groups), tuple(w.templates)
     for g, group in enumerate(w.groups):
         _check_group(f"groups[{g}]", group)
+    for k, template in enumerate(w.templates):
+        line(f"templates[{k}]", template)
     return columns
+
+
+def _check_names(names: tuple[Any, ...]) -> None:
+    """All at once: there may be a million."""
+    try:
+        text = "".join(names)
+        plain = "" not in names and not CONTROL.search(text)
+        text.encode()
+    except (TypeError, UnicodeEncodeError):
+        plain = False
+    if not plain or max(map(len, names)) > MAX_NAME:
+        for i, name in enumerate(names):
+            line(f"jobs[{i}].name", name, empty=False)
 
 
 def _check_rows(columns: dict[str, Any], n: int) -> None:
@@ -123,7 +154,7 @@ def _check_times(columns: dict[str, Any], names: tuple[str, ...]) -> None:
 
 
 def _check_group(place: str, group: Group) -> None:
-    word(f"{place}.name", group.name)
+    line(f"{place}.name", group.name)
     real(f"{place}.weight", group.weight)
     if group.max_slots is not None:
         integer(f"{place}.max_slots", group.max_slots)

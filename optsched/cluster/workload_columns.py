@@ -124,7 +124,7 @@ def grouped(names: Sequence[str], given: Sequence[Group]) -> tuple[Group, ...]:
 
 def times_factor(amount: IntArray, factor: npt.NDArray[np.float64]) -> IntArray:
     """max(1, round(amount * factor)), exact where the factor is 1."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         scaled = np.rint(amount * factor)
     if (bad := ~(scaled <= MOST_WORK)).any():
         i = int(np.argmax(bad))
@@ -224,17 +224,19 @@ def followed(workload: Workload, columns: Mapping[str, Any]) -> dict[str, Any]:
     """All columns, some of them other, and what follows from those."""
     new = {f.name: getattr(workload, f.name) for f in fields(workload)} | dict(columns)
     given = set(columns)
+    n = len(workload)
+    for key in given & {"work", "passes", "estimate", "believed"}:  # others are made of them
+        check = floats if key == "estimate" else ints
+        new[key] = check(key, new[key], n)
     if "work" in given and "nominal" not in given:
-        new["nominal"], new["micro_factor"] = new["work"], np.ones(len(workload))
-    if given & {"work", "passes"} and "pass_work" not in given:
-        work, passes = np.asarray(new["work"]), np.asarray(new["passes"])
-        if work.shape == passes.shape and work.dtype.kind in "iu" and passes.min(initial=1) > 0:
-            new["pass_work"] = -(-work // passes)
+        new["nominal"], new["micro_factor"] = new["work"], np.ones(n)
+    cut = bool(given & {"work", "passes"}) and new["passes"].min(initial=1) > 0
+    if cut and "pass_work" not in given:
+        new["pass_work"] = -(-new["work"] // new["passes"])
     if given & {"work", "estimate"} and "believed" not in given:
-        work, estimate = ints("work", new["work"]), floats("estimate", new["estimate"])
-        new["believed"] = times_factor(work, estimate)
-    if "believed" in given and "estimate" not in given:
-        new["estimate"] = np.asarray(new["believed"]) / np.asarray(new["work"])
+        new["believed"] = times_factor(new["work"], new["estimate"])
+    if "believed" in given and "estimate" not in given and new["work"].min(initial=1) > 0:
+        new["estimate"] = new["believed"] / new["work"]
     return new
 
 

@@ -89,12 +89,13 @@ _KINDS: Final = {"add": ADD, "drain": DRAIN, "remove": REMOVE}
 
 
 def check_fits(workload: Workload, nodes: Nodes, settings: Settings) -> None:
-    """Refuse jobs that could never run on these nodes, and changes of nodes that are not there.
+    """Refuse jobs that could never run on these nodes, and changes of nodes that make no sense.
 
     Raises
     ------
     InputError
-        Names the job and both numbers.
+        Names the job and both numbers, or the change of a node that does not exist, or the addition
+        of one that is there and takes work.
     """
     smallest = workload.size[workload.size_ptr[:-1]]
     total = nodes.total
@@ -112,6 +113,14 @@ def check_fits(workload: Workload, nodes: Nodes, settings: Settings) -> None:
             raise InputError(
                 f"changes: there is no node {change.node}, nodes are 0 to {len(nodes.gpus) - 1}"
             )
+    takes: dict[int, bool] = {}
+    for change in sorted(settings.changes, key=lambda change: change.time):
+        if change.kind == "add" and takes.get(change.node, False):
+            raise InputError(
+                f"changes: node {change.node} is added at time {change.time}, but it is there and "
+                "takes work; drain or remove it before, or leave the addition out"
+            )
+        takes[change.node] = change.kind == "add"
 
 
 def world(workload: Workload, nodes: Nodes, settings: Settings) -> World:

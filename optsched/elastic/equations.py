@@ -22,6 +22,7 @@ from optsched.elastic.values import (
     number,
     positive,
     rate_bounds,
+    unit_sum,
     unit_values,
     weight_bounds,
 )
@@ -160,12 +161,17 @@ def sample_counts(weights: Any, samples: int, *, as_printed: bool = False) -> In
     IntArray, shape (workers,)
         Adds up to `samples`: shares rounded down, the rest to the largest fractions, ties by rank.
 
+    Raises
+    ------
+    InputError
+        A weight is negative, or they do not add up to 1.
+
     Notes
     -----
     Printed: shares are rounded and the leftovers handed out, but leftovers may be negative; the
     rounded shares are returned.
     """
-    w, total = finite("weights", weights), whole_number("samples", samples, 0, 2**30)
+    w, total = unit_sum("weights", weights), whole_number("samples", samples, 0, 2**30)
     if as_printed:
         return np.rint(w * total).astype(np.int64)
     from optsched_solvers.quota import proportional
@@ -195,14 +201,15 @@ def batch_sizes(
     Raises
     ------
     InputError
-        So many workers cannot share the budget within the bounds.
+        So many workers cannot share the budget within the bounds, a weight is negative, or they do
+        not add up to 1.
 
     Notes
     -----
     Printed: clip(round(8 + 56 w)), which ignores the budget: four equal workers get 22 each, 88 in
     all, whatever B is.
     """
-    w = finite("weights", weights)
+    w = unit_sum("weights", weights)
     least, most = batch_bounds(bounds)
     if as_printed:
         return np.clip(np.rint(least + (most - least) * w), least, most).astype(np.int64)

@@ -36,6 +36,16 @@ def unit_values(name: str, given: Any) -> FloatArray:
     return np.minimum(values, 1.0)
 
 
+def unit_sum(name: str, given: Any) -> FloatArray:
+    """A vector of numbers >= 0 that add up to 1."""
+    values = finite(name, given)
+    for r in np.flatnonzero(values < 0)[:1]:
+        raise InputError(f"{name}: worker {r} has {values[r]}, expected a number >= 0")
+    if abs(float(values.sum()) - 1.0) > 1e-9:
+        raise InputError(f"{name}: expected numbers that add up to 1, got {float(values.sum()):g}")
+    return values
+
+
 def weight_bounds(bounds: Any) -> tuple[float, float]:
     """Bounds of weights with mean 1."""
     pair = finite("weight bounds", bounds)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from optsched.cluster.determined.pools import Pool, checked_pools
-from optsched.cluster.determined.state import Agent, Group, State, Task
+from optsched.cluster.determined.state import MOST_SLOTS, Agent, Group, State, Task
+from optsched.cluster.job_checks import integer, told
+from optsched.document_values import label
 from optsched.errors import InputError
 from optsched.strict_json import check_format, decode, parse, shown, without_collector
 
@@ -73,6 +75,9 @@ class _Several(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     pools: list[_Pool]
 
 
+_OF_A_POOL: Final = tuple(field.name for field in msgspec.structs.fields(_Pool))
+
+
 class Overrides(msgspec.Struct, frozen=True):
     """Settings that go before those of the document; None: as it says."""
 
@@ -101,7 +106,27 @@ class Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
     id: int | str | None = None
     start: list[Start] | None = None
     release: list[str] | None = None
+    postponed: list[str] | None = None
+    """Tasks that were to start, but fit nowhere when their turn came; None: there are none."""
     error: str | None = None
+
+
+class _GivenStart(msgspec.Struct, forbid_unknown_fields=True):
+    task: str
+    agents: dict[str, Any]
+    slots: Any
+    group: str | None = None
+    priority: Any = 42
+    pool: str = "default"
+    backfilled: bool = False
+
+
+class _GivenAnswer(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    format: str
+    id: int | str | None = None
+    start: list[_GivenStart]
+    release: list[str]
+    postponed: list[str] = []
 
 
 def read(text: str, name: str, overrides: Overrides | None = None) -> tuple[list[Pool], Any]:
@@ -133,6 +158,11 @@ def from_tree(
     check_format(tree, FORMAT, name)
     try:
         if "pools" in tree:
+            if beside := [key for key in _OF_A_POOL if key in tree]:
+                raise InputError(
+                    f"pools: stands beside {beside[0]}, but the two exclude each other: what "
+                    "belongs to a pool goes into its object in pools"
+                )
             several = decode(tree, _Several, name)
             rows = [_pool(p, f"pools[{i}].", overrides) for i, p in enumerate(several.pools)]
             return checked_pools(rows), several.id
@@ -148,6 +178,7 @@ def answer_of(pools: Sequence[Pool], decisions: Mapping[str, Decision], id: Any 
     """The answer of the pools' schedulers, in their order."""
     start: list[Start] = []
     release: list[str] = []
+    postponed: list[str] = []
     for pool in pools:
         decision = decisions[pool.name]
         tasks = {task.name: task for task in pool.state.tasks}
@@ -162,7 +193,8 @@ def answer_of(pools: Sequence[Pool], decisions: Mapping[str, Decision], id: Any 
                 )
             )  # fmt: skip
         release += decision.release
-    return Answer(format=ANSWER, id=id, start=start, release=release)
+        postponed += decision.postponed
+    return Answer(format=ANSWER, id=id, start=start, release=release, postponed=postponed or None)
 
 
 def to_json(answer: Answer) -> bytes:
@@ -176,10 +208,54 @@ def read_answer(tree: Any, name: str) -> Answer:
     Raises
     ------
     InputError
-        With the path in the document, the rule and the value.
+        With the path in the document, the rule and the value: also if slots and agents of a start
+        do not agree, a task is there twice, or the document is the error of a stream.
     """
+    if isinstance(tree, dict) and "error" in tree:
+        raise InputError(f"{name}: error: this state was refused: {told(tree['error'])}")
     check_format(tree, ANSWER, name)
-    return decode(tree, Answer, name)
+    given = decode(tree, _GivenAnswer, name)
+    try:
+        start = [_checked_start(row, f"start[{i}]") for i, row in enumerate(given.start)]
+        seen: dict[str, str] = {}
+        for place, names in (
+            ("start", [row.task for row in start]), ("release", given.release),
+            ("postponed", given.postponed),
+        ):  # fmt: skip
+            for task in names:
+                label(place, task)
+                if task in seen:
+                    where = "twice" if seen[task] == place else f"in {seen[task]} as well"
+                    raise InputError(f"{place}: task {told(task)} is there {where}")
+                seen[task] = place
+    except InputError as error:
+        error.args = (f"{name}: {error.args[0]}",)
+        raise
+    return Answer(
+        format=ANSWER, id=given.id, start=start, release=given.release,
+        postponed=given.postponed or None,
+    )  # fmt: skip
+
+
+def _checked_start(row: _GivenStart, place: str) -> Start:
+    """A start whose agents have all of its slots and nothing else."""
+    label(f"{place}.task", row.task)
+    integer(f"{place}.slots", row.slots, 0, MOST_SLOTS)
+    integer(f"{place}.priority", row.priority, 1, 99)
+    for agent, count in row.agents.items():
+        integer(f"{place}.agents[{told(agent)}]", count, min(1, row.slots), MOST_SLOTS)
+    total = sum(row.agents.values())
+    if total != row.slots or not row.agents:
+        raise InputError(
+            f"{place}.agents: have {total} slots, but slots says {row.slots}"
+            if row.agents
+            else f"{place}.agents: expected at least one, got none"
+        )
+    if row.slots == 0 and len(row.agents) > 1:
+        raise InputError(
+            f"{place}.agents: expected one for a task without slots, got {len(row.agents)}"
+        )
+    return Start(row.task, row.agents, row.slots, row.group, row.priority, row.pool, row.backfilled)
 
 
 def state_to_json(pools: Iterable[Pool]) -> bytes:

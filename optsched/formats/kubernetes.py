@@ -70,7 +70,8 @@ class Options:
     gpus_per_pod
         At most; None: the largest number up to 8 that divides the GPUs on every node.
     pin
-        Pods may only run on the nodes that were chosen.
+        Pods may only run on the nodes that were chosen. They are then so small that they fill what
+        each node gives exactly.
     image, command
         Of the container; command None: what the image runs.
     namespace, scheduler_name
@@ -120,7 +121,7 @@ def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str,
     levels = sorted({gang.priority for gang in rows if gang.priority is not None})
     items: list[dict[str, Any]] = [_priority_class(level) for level in levels]
     for gang in rows:
-        pods, gpus = pods_of(gang, chosen.gpus_per_pod)
+        pods, gpus = pods_of(gang, chosen.gpus_per_pod, pin=chosen.pin)
         check_name(f"job {told(gang.name)}", gang.name, 63 - len(f"-{pods - 1}"))
         needed = pods if gang.minimum is None else max(1, -(-gang.minimum // max(1, gpus)))
         if chosen.gang == "podgroup":
@@ -134,7 +135,7 @@ def to_json(document: Mapping[str, Any]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def pods_of(gang: Gang, most: int | None = None) -> tuple[int, int]:
+def pods_of(gang: Gang, most: int | None = None, *, pin: bool = False) -> tuple[int, int]:
     """Number of pods of a gang, and GPUs of each; equal pods may come to some GPUs too many.
 
     Parameters
@@ -144,21 +145,25 @@ def pods_of(gang: Gang, most: int | None = None) -> tuple[int, int]:
     most
         GPUs of a pod at most; None: the largest number up to 8 that divides the GPUs on every
         node (or all of them, if no nodes are chosen).
+    pin
+        Whether pods must run on those nodes: then they always divide the GPUs on each, or the gang
+        would never fit where it is sent.
     """
     if gang.gpus == 0:
         return 1, 0
-    if most is None:
+    if most is None or pin:
         common = gcd(*gang.nodes.values()) if gang.nodes else gang.gpus
-        most = next(n for n in range(min(LARGEST_POD, common), 0, -1) if common % n == 0)
+        limit = min(LARGEST_POD if most is None else most, common)
+        most = next(n for n in range(limit, 0, -1) if common % n == 0)
     pods = -(-gang.gpus // most)
     if pods > _MOST_PODS:
         raise InputError(f"job {told(gang.name)}: {pods} pods, more than {_MOST_PODS}")
     return pods, -(-gang.gpus // pods)
 
 
-def surplus(gang: Gang, most: int | None = None) -> int:
+def surplus(gang: Gang, most: int | None = None, *, pin: bool = False) -> int:
     """GPUs that its equal pods ask for beyond the quota."""
-    pods, gpus = pods_of(gang, most)
+    pods, gpus = pods_of(gang, most, pin=pin)
     return pods * gpus - gang.gpus
 
 
@@ -193,6 +198,12 @@ def _checked(gang: Gang) -> Gang:
     place = f"job {told(gang.name)}"
     check_name(place, gang.name)
     integer(f"{place}: gpus", gang.gpus, 0, 2**30)
+    for node, count in gang.nodes.items():
+        integer(f"{place}: nodes[{told(node)}]", count, min(1, gang.gpus), 2**30)
+    if gang.nodes and sum(gang.nodes.values()) != gang.gpus:
+        raise InputError(
+            f"{place}: nodes: have {sum(gang.nodes.values())} GPUs, but gpus says {gang.gpus}"
+        )
     if gang.minimum is not None:
         integer(f"{place}: minimum", gang.minimum, 0, gang.gpus)
     if gang.priority is not None:

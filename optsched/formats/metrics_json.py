@@ -11,6 +11,7 @@ from optsched.document_values import plain
 from optsched.errors import InputError
 from optsched.files import read_text, write_atomic
 from optsched.strict_json import check_format, decode, parse
+from optsched.version import __version__
 
 if TYPE_CHECKING:
     import os
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 FORMAT = "optsched.metrics/1"
 
 SETTINGS = ("restart_cost", "resize", "checkpoint", "timing", "round", "seed")
-"""Settings that a document holds."""
+"""Settings that a document holds, beside `changes` and the name of the contention model."""
 
 COLUMNS = ("jct", "queueing", "gpu_time", "restarts", "preemptions", "rho")
 """Values per job, in the order of `names`; null for a job that did not end."""
@@ -38,9 +39,15 @@ class RunRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class MetricsDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """All runs of a document; times in `time_unit`."""
+    """All runs of a document; times in `time_unit`.
+
+    `version` is that of the program, `inputs` what the runs were made from as far as the caller
+    said so (``optsched simulate``: trace, estimate error, packing tables).
+    """
 
     format: str
+    version: str = ""
+    inputs: dict[str, Any] = {}
     workload: str
     time_unit: str
     nodes: list[int]
@@ -49,7 +56,9 @@ class MetricsDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     runs: dict[str, RunRecord]
 
 
-def to_json(runs: Mapping[str, Run], *, per_job: bool = True) -> bytes:
+def to_json(
+    runs: Mapping[str, Run], *, per_job: bool = True, inputs: Mapping[str, Any] | None = None
+) -> bytes:
     """The document of runs of one workload on the same nodes, by label.
 
     Parameters
@@ -58,6 +67,8 @@ def to_json(runs: Mapping[str, Run], *, per_job: bool = True) -> bytes:
         Runs by label (a policy's name, as a rule).
     per_job
         Whether the columns per job are in it.
+    inputs
+        What else the runs were made from, as JSON has it.
 
     Raises
     ------
@@ -73,6 +84,8 @@ def to_json(runs: Mapping[str, Run], *, per_job: bool = True) -> bytes:
     encode = msgspec.json.encode
     members: dict[str, bytes] = {
         "format": encode(FORMAT),
+        "version": encode(__version__),
+        "inputs": encode(plain("inputs", dict(inputs or {}))),
         "workload": encode(some.workload.name),
         "time_unit": encode(some.workload.time_unit),
         "nodes": encode(list(some.nodes.gpus)),
@@ -92,9 +105,15 @@ def _object(members: dict[str, bytes], depth: int) -> bytes:
     return b"{" + b",".join(rows) + b"\n" + b"  " * depth + b"}"
 
 
-def write(runs: Mapping[str, Run], path: str | os.PathLike[str], *, per_job: bool = True) -> None:
+def write(
+    runs: Mapping[str, Run],
+    path: str | os.PathLike[str],
+    *,
+    per_job: bool = True,
+    inputs: Mapping[str, Any] | None = None,
+) -> None:
     """Write the document; see `to_json`."""
-    write_atomic(path, to_json(runs, per_job=per_job))
+    write_atomic(path, to_json(runs, per_job=per_job, inputs=inputs))
 
 
 def read(path: str | os.PathLike[str]) -> MetricsDocument:
@@ -125,7 +144,7 @@ def _record(run: Run, per_job: bool) -> dict[str, bytes]:
     record = {
         "policy": encode(run.policy),
         "options": encode({key: _plain(value) for key, value in run.options.items()}),
-        "settings": encode({key: getattr(run.settings, key) for key in SETTINGS}),
+        "settings": encode(_settings(run)),
         "metrics": encode({key: _finite(value) for key, value in found.summary().items()}),
     }
     if per_job:
@@ -141,6 +160,15 @@ def _record(run: Run, per_job: bool) -> dict[str, bytes]:
         }
         record["jobs"] = _object(rows, 3)
     return record
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    model = run.settings.contention
+    changes = [{"time": c.time, "node": c.node, "kind": c.kind} for c in run.settings.changes]
+    return {key: getattr(run.settings, key) for key in SETTINGS} | {
+        "changes": changes,
+        "contention": None if model is None else type(model).__name__,
+    }
 
 
 def _finite(value: float) -> float | None:

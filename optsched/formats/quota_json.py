@@ -17,23 +17,22 @@ if TYPE_CHECKING:
 
 FORMAT = "optsched.quota/1"
 
-_Sizes = list[int] | dict[str, list[int]]
-_Numbers = list[float] | dict[str, list[float]]
+_PerType = Any  # `QuotaJob` checks it: msgspec does not name the keys of mappings
 
 
 class _Job(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str
-    sizes: _Sizes | None = None
-    minimum: int | dict[str, int] | None = None
-    maximum: int | dict[str, int] | None = None
-    utility: _Numbers | None = None
+    sizes: _PerType = None
+    minimum: _PerType = None
+    maximum: _PerType = None
+    utility: _PerType = None
     idle: float = 0.0
     score: float | None = None
     work: int | None = None
-    rates: _Numbers | None = None
+    rates: _PerType = None
     weight: float = 1.0
     must_run: bool = False
-    current: dict[str, int] | None = None
+    current: _PerType = None
     locality: str = "any"
     pass_work: int | None = None
 
@@ -50,7 +49,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     objective: str = "sum"
     resolution: int = 10**6
     time_unit: str = "s"
-    budget: int | dict[str, int] | None = None
+    budget: _PerType = None
     nodes: list[_Node] | None = None
     jobs: list[_Job]
 

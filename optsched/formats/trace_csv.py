@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,8 +18,9 @@ from optsched.cluster.job_checks import (
 from optsched.cluster.speedup import Linear
 from optsched.document_values import file_label
 from optsched.errors import InputError
-from optsched.files import write_atomic
-from optsched.formats.trace_table import COLUMNS, PER_SECOND, TraceTable, first
+from optsched.formats.trace_extras import check_one_workload, extras, own_sizes
+from optsched.formats.trace_table import COLUMNS, EXTRAS, TraceTable, first
+from optsched.formats.trace_write import write_trace
 from optsched.schedule import TIME_UNITS
 from optsched.strict_json import MAX_INTEGER, shown
 
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
     from optsched.cluster.speedup import Speedup
     from optsched.cluster.workload import Workload
     from optsched.schedule import IntArray
-
-_MAX_TYPE: Final = 200
 
 
 class Profile(NamedTuple):
@@ -68,6 +65,12 @@ def read_trace(
 ) -> Workload:
     """Read a trace strictly; a job ends after exactly its duration at its own size.
 
+    Beside the six columns a file may have any of ``sizes`` (numbers of GPUs such as ``1|2|4``) or
+    ``min_gpus`` and ``max_gpus`` (all from one to the other; an absent one is ``num_gpus``),
+    ``weight``, ``group``, ``preemptible`` (true or false, 1 or 0), ``passes`` and ``template``;
+    an empty cell is the default. Nothing is kept of ``batch_size`` and ``workload``, but a file
+    with rows of several workloads is refused unless columns are ignored.
+
     Parameters
     ----------
     path
@@ -77,7 +80,8 @@ def read_trace(
     sort
         Sort by submit time, ties by id; otherwise rows must be sorted by submit time.
     ignore_columns
-        Skip columns that are not known instead of refusing them.
+        Skip columns that are not known instead of refusing them, and read several workloads as
+        one.
     limit
         Read only so many rows.
     time_unit
@@ -85,9 +89,11 @@ def read_trace(
     speedup
         Of every job; linear by default.
     sizes
-        Every job may take its own size or any of these; rigid by default.
+        Every job may take its own size or any of these; rigid by default. Sizes in the file go
+        first, then those of `profiles`.
     passes
-        Data passes of every job: elastic jobs change size between them (``resize="pass"``).
+        Data passes of every job: elastic jobs change size between them (``resize="pass"``). The
+        column goes first.
     profiles
         Work, speed-up and sizes by `type`; they go before `speedup` and `sizes`.
     priority_as
@@ -110,6 +116,8 @@ def read_trace(
     one_of("time_unit", time_unit, TIME_UNITS)
     one_of("priority_as", priority_as, ("priority", "weight", "ignored"))
     one_of("type_as", type_as, ("source", "group", "template"))
+    if not ignore_columns:
+        check_one_workload(table)
     gpus = table.gpus()
     if largest is not None:
         integer("largest", largest, 1)
@@ -134,7 +142,8 @@ def read_trace(
         order = sorted(range(len(names)), key=lambda i: (submit[i], names[i]))
     columns = _columns(table, gpus, time_unit, speedup or Linear(), sizes, profiles or {})
     columns["submit"] = submit
-    columns |= _labels(table, priority_as)
+    columns |= _labels(table, priority_as, type_as, passes)
+    _check_ends(table, columns, time_unit)
     per_job = {key: value[order] for key, value in columns.items() if isinstance(value, np.ndarray)}
     allowed, speedups = columns["sizes"], columns["speedups"]
     if sort:
@@ -145,7 +154,7 @@ def read_trace(
         names=tuple(names),
         name=file_label(Path(path).name),
         time_unit=time_unit,
-        **_assembled(per_job, gpus[order], allowed, speedups, type_as, passes),
+        **_assembled(per_job, gpus[order], allowed, speedups),
     )
 
 
@@ -164,7 +173,8 @@ def _columns(
     rows = {t: known[t] for t in set(types) if t in known}
     speedups: Any = speedup
     allowed: Any = None
-    if rows or wanted is not None:
+    own = own_sizes(table, gpus)
+    if rows or wanted is not None or own is not None:
         none = Profile(None, speedup, wanted)
         each = [rows.get(t, none) for t in types] or [none] * len(gpus)
         speedups = [profile.speedup for profile in each]
@@ -172,6 +182,8 @@ def _columns(
             (g,) if p.sizes is None or g == 0 else tuple(sorted({*p.sizes, g} - {0}))
             for g, p in zip(gpus.tolist(), each, strict=True)
         ]
+        if own is not None:
+            allowed = [a if o is None else o for a, o in zip(allowed, own, strict=True)]
     rate = _own_rates(gpus, speedups)
     return {
         "work": _work(table, rate, time_unit, rows),
@@ -240,9 +252,11 @@ def _work(
     return work
 
 
-def _labels(table: TraceTable, priority_as: str) -> dict[str, Any]:
-    """Columns of priority, weight and type."""
+def _labels(table: TraceTable, priority_as: str, type_as: str, passes: int) -> dict[str, Any]:
+    """Columns of priority, weight, type, group, template and passes."""
     n = len(table.row)
+    if type_as in table.columns:
+        raise InputError(f"type_as: {table.path} has a column {type_as}; leave type_as='source'")
     priority, weight = np.full(n, 50, np.int64), np.ones(n)
     column = table.columns.get("priority", ()) if priority_as != "ignored" else ()
     if any(column):
@@ -260,15 +274,28 @@ def _labels(table: TraceTable, priority_as: str) -> dict[str, Any]:
                     i, "priority", f"expected 1..99, got {text} (priority_as='weight' reads shares)"
                 )
             priority[i] = int(value)
-    types = table.columns.get("type", ("",) * n)
-    longest = max(types, key=len)
-    if len(longest) > _MAX_TYPE:
-        table.refuse(list(types).index(longest), "type", f"longer than {_MAX_TYPE} characters")
-    return {"priority": priority, "weight": weight, "source": np.array(types, np.str_)}
+    types = table.texts("type") if "type" in table.columns else ("",) * n
+    more = extras(table, passes)
+    if "weight" in more and priority_as == "weight":
+        raise InputError(f"priority_as: {table.path} has a column weight; read priority otherwise")
+    found = {"priority": priority, "weight": weight, "source": np.array(types, np.str_)} | more
+    if type_as != "source":
+        found[f"{type_as}_words"] = found["source"]
+    return found
+
+
+def _check_ends(table: TraceTable, columns: dict[str, Any], time_unit: str) -> None:
+    """Jobs that would end beyond 2^53 at their own size, and passes that are too short."""
+    submit, work, passes = columns["submit"], columns["work"], columns["passes"]
+    duration = -(-work // columns["rate_own"])
+    if (i := first(duration > MAX_INTEGER - submit)) is not None:
+        table.refuse(i, "duration_s", f"ends beyond 2^53 {time_unit}")
+    if (i := first(passes > work)) is not None:
+        table.refuse(i, "passes", f"{passes[i]} passes of less than one unit of work")
 
 
 def _assembled(
-    per_job: dict[str, Any], gpus: IntArray, allowed: Any, speedups: Any, type_as: str, passes: int
+    per_job: dict[str, Any], gpus: IntArray, allowed: Any, speedups: Any
 ) -> dict[str, Any]:
     """All columns of a workload."""
     from optsched.cluster.workload import Group
@@ -284,24 +311,23 @@ def _assembled(
         which = sized(allowed, speedups)
     groups: tuple[Group, ...] = (Group(""),)
     group, template, templates = ones * 0, -ones, ()
-    if type_as != "source":
-        words = per_job["source"].tolist()
+    if "group_words" in per_job:
+        words = per_job["group_words"].tolist()
         found = list(dict.fromkeys(words))
-        if type_as == "group":
-            groups = grouped(found, ())
-            group = _numbers(words, found)
-        else:
-            found = sorted(set(found) - {""})
-            templates, template = tuple(found), _numbers(words, found)
-    work = per_job["work"]
+        groups, group = grouped(found, ()), _numbers(words, found)
+    if "template_words" in per_job:
+        words = per_job["template_words"].tolist()
+        found = sorted(set(words) - {""})
+        templates, template = tuple(found), _numbers(words, found)
+    work, passes = per_job["work"], per_job["passes"]
     return {
         "submit": per_job["submit"], "work": work, "believed": work, "nominal": work,
-        "passes": ones * passes, "pass_work": -(-work // passes),
+        "passes": passes, "pass_work": -(-work // passes),
         "speedups": which[0], "speedup": which[1], "size_ptr": which[2], "size": which[3],
         "rate": which[4],
         "priority": per_job["priority"], "weight": per_job["weight"], "source": per_job["source"],
         "group": group, "groups": groups, "template": template, "templates": templates,
-        "preemptible": np.ones(n, np.bool_), "restart_cost": -ones,
+        "preemptible": per_job["preemptible"], "restart_cost": -ones,
         "observed_ptr": np.zeros(n + 1, np.int64), "observed": np.zeros(0),
         "target": np.full(n, np.nan), "initial": np.full(n, np.nan),
         "estimate": np.ones(n), "micro_factor": np.ones(n), "completion": ones * 0,
@@ -313,50 +339,4 @@ def _numbers(words: list[str], found: list[str]) -> IntArray:
     return np.array([place.get(word, -1) for word in words], np.int64)
 
 
-def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
-    """Write jobs of one size as a trace that `read_trace` reads back.
-
-    Kept are name, submit time, GPUs, duration at that size (rounded up), priority, and `source` as
-    type; weights, groups, curves, restart costs and estimates have no column.
-
-    Raises
-    ------
-    InputError
-        A job has several sizes, or the file cannot be written.
-    """
-    if not workload.is_rigid:
-        i = int(np.argmax(np.diff(workload.size_ptr) > 1))
-        raise InputError(
-            f"{path}: job {shown(workload.names[i])} has several sizes, a trace only one"
-        )
-    scale = PER_SECOND[workload.time_unit]
-    duration = -(-workload.work // workload.rate)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(
-        zip(
-            workload.names,
-            _seconds(workload.submit, scale),
-            workload.size.tolist(),
-            _seconds(duration, scale),
-            workload.priority.tolist(),
-            workload.source.tolist(),
-            strict=True,
-        )
-    )
-    write_atomic(path, text.getvalue())
-
-
-def _seconds(times: IntArray, scale: int) -> list[str]:
-    if scale == 1:
-        return list(map(str, times.tolist()))
-    digits = len(str(scale)) - 1
-    found = []
-    for value in times.tolist():
-        whole, part = divmod(value, scale)
-        found.append(f"{whole}.{part:0{digits}d}".rstrip("0").rstrip("."))
-    return found
-
-
-__all__ = ["COLUMNS", "Profile", "read_trace", "write_trace"]
+__all__ = ["COLUMNS", "EXTRAS", "Profile", "read_trace", "write_trace"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
-from optsched.cluster.job_checks import MOST_GPUS, integer, told
+from optsched.cluster.job_checks import CONTROL, MOST_GPUS, integer, told
 from optsched.errors import InputError
 from optsched.files import read_text
 from optsched.schedule import TIME_UNITS
@@ -24,10 +24,17 @@ if TYPE_CHECKING:
     from optsched.schedule import IntArray
 
 COLUMNS: Final = ("job_id", "submit_time_s", "num_gpus", "duration_s", "priority", "type")
+EXTRAS: Final = (
+    "workload", "batch_size", "min_gpus", "max_gpus", "sizes", "weight", "group", "preemptible",
+    "passes", "template",
+)  # fmt: skip
+"""Optional columns; of ``workload`` and ``batch_size`` nothing is kept."""
+
 PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_KNOWN: Final = (*COLUMNS, *EXTRAS)
 _REQUIRED: Final = COLUMNS[:3]
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
-_MAX_ID: Final = 200
+_MAX_TEXT: Final = 200
 
 
 class TraceTable:
@@ -38,6 +45,8 @@ class TraceTable:
     ) -> None:
         self.path = path
         text = read_text(path)
+        if (nul := text.find("\0")) >= 0:
+            raise InputError(f"{path}:{text.count(chr(10), 0, nul) + 1}: a NUL byte")
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         try:
             with without_collector():
@@ -68,13 +77,13 @@ class TraceTable:
         if not rows:
             raise InputError(f"{path}: no jobs: there are no rows{' left' if where else ''}")
         by_key = dict(zip(header, zip(*rows, strict=True), strict=True))
-        self.columns: dict[str, Sequence[str]] = {k: v for k, v in by_key.items() if k in COLUMNS}
+        self.columns: dict[str, Sequence[str]] = {k: v for k, v in by_key.items() if k in _KNOWN}
 
     def _check_header(self, header: list[str], ignore: bool, where: dict[str, str]) -> None:
         for key in header:
             if header.count(key) > 1:
                 raise InputError(f"{self.path}: row 1: column {shown(key)} is there twice")
-            if key not in COLUMNS and key not in where and not ignore:
+            if key not in _KNOWN and key not in where and not ignore:
                 raise InputError(
                     f"{self.path}: row 1: unknown column {shown(key)} (ignore_columns=True, "
                     "--ignore-columns skips it)"
@@ -97,14 +106,23 @@ class TraceTable:
             self.row = self.row[chosen]
             self.columns = {k: [v[i] for i in chosen] for k, v in self.columns.items()}
 
+    def texts(self, key: str) -> Sequence[str]:
+        """A column of names: short, without control characters."""
+        column = self.columns[key]
+        long = max(column, key=len)
+        if len(long) > _MAX_TEXT:
+            self.refuse(column.index(long), key, f"longer than {_MAX_TEXT} characters")
+        if CONTROL.search("".join(column)):
+            i = next(i for i, text in enumerate(column) if CONTROL.search(text))
+            self.refuse(i, key, f"control characters (a line break) in {shown(column[i])}")
+        return column
+
     def names(self) -> list[str]:
         """Distinct ids."""
         names = list(self.columns["job_id"])
         if "" in names:
             self.refuse(names.index(""), "job_id", "empty")
-        long = max(names, key=len)
-        if len(long) > _MAX_ID:
-            self.refuse(names.index(long), "job_id", f"longer than {_MAX_ID} characters")
+        self.texts("job_id")
         if len(set(names)) < len(names):
             seen: dict[str, int] = {}
             i = next(i for i, name in enumerate(names) if seen.setdefault(name, i) != i)
@@ -155,6 +173,14 @@ class TraceTable:
                 f"{text} s is not a whole number of {time_unit} (time_unit={finer!r}, "
                 f"--time-unit {finer})",
             )  # fmt: skip
+        return int(value)
+
+    def whole(self, i: int, key: str, text: str, least: int, most: int, what: str) -> int:
+        """A whole number in ``least..most`` of the i-th row."""
+        value = self.number(i, key, text, what)
+        if value != value.to_integral_value() or not least <= value <= most:
+            limit = {MAX_INTEGER: "2^53", MOST_GPUS: "2^24"}.get(most, str(most))
+            self.refuse(i, key, f"expected a whole number in {least}..{limit}, got {text:.40}")
         return int(value)
 
     def number(self, i: int, key: str, text: str, what: str) -> Decimal:

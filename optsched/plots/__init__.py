@@ -1,13 +1,16 @@
 """Pictures of schedules, benchmarks and simulations.
 
-Modules `gantt`, `html`, `anytime`, `jct`, `utilisation` and `simulation`; functions `jct_cdf`,
-`jct_decomposition`, `utilisation_over_time`.
+Functions `gantt`, `jct_cdf`, `jct_decomposition`, `utilisation_over_time`; modules `html`,
+`anytime`, `jct`, `utilisation` and `simulation`.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+# shares its name with its module: bound here, before anyone imports the module
+from optsched.plots.gantt import gantt
 
 if TYPE_CHECKING:
     from optsched.plots.jct import jct_cdf, jct_decomposition
@@ -17,7 +20,7 @@ _HOME = {
     "jct_cdf": "jct", "jct_decomposition": "jct", "utilisation_over_time": "utilisation",
 }  # fmt: skip
 
-__all__ = ["jct_cdf", "jct_decomposition", "utilisation_over_time"]
+__all__ = ["gantt", "jct_cdf", "jct_decomposition", "utilisation_over_time"]
 
 
 def __getattr__(name: str) -> Any:

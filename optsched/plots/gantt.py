@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.files import write_atomic
 from optsched.occupancy import Bars, bars, horizon, setups
+from optsched.plots.lines import picture
 from optsched.plots.look import (
     Unit,
     bytes_text,
@@ -19,7 +19,7 @@ from optsched.plots.look import (
     shades,
     worth,
 )
-from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
+from optsched.plots.picture import GRID, INK, MUTED, suffix_of
 from optsched.report import Report, report
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 def gantt(
     schedule: Schedule,
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     width: float | None = None,
     cycles: int = 3,
-) -> None:
-    """Draw a schedule into a picture file; the suffix chooses PNG, SVG or PDF.
+) -> Figure:
+    """Draw a schedule, also into a picture file; its suffix chooses PNG, SVG or PDF.
 
     One lane per resource; a bar in the colour of its job, F light and B dark, other kinds in
     between or hatched; setups as thin hatched bars before the operation they prepare; busy shares
@@ -50,7 +50,7 @@ def gantt(
     schedule
         A scheduled graph; it is not verified.
     path
-        File to write, ``.png``, ``.svg`` or ``.pdf``.
+        File to write, ``.png``, ``.svg`` or ``.pdf``; None: only the figure is returned.
     width
         Width of the picture in inches; by default it grows with the number of operations.
     cycles
@@ -63,13 +63,12 @@ def gantt(
     MissingExtra
         matplotlib is not installed.
     """
-    suffix = suffix_of(path)
+    if path is not None:
+        suffix_of(path)
     if width is not None and not 2 <= width <= 200:
         raise InputError(f"width: expected 2..200 inches, got {width}")
     summary = report(schedule)
-    with picture_style():
-        picture = rendered(_draw(schedule, summary, width, cycles), suffix)
-    write_atomic(path, picture)
+    return picture(lambda: _draw(schedule, summary, width, cycles), path)
 
 
 _LANE = "#f6f7f9"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.cluster.job_checks import told
 from optsched.errors import InputError
 from optsched.plots.lines import dress, look_of, picture
 from optsched.plots.look import plain, readable_unit
@@ -69,10 +70,19 @@ def jct_cdf(
     return picture(draw, path)
 
 
+def by_policy(field: str, given: Any) -> dict[str, Any]:
+    """Something by name, as a dict."""
+    if not hasattr(given, "items"):
+        raise InputError(
+            f"{field}: expected a mapping from policies, such as {{'fifo': ...}}, got {told(given)}"
+        )
+    return dict(given)
+
+
 def times_of(jct: Mapping[str, npt.ArrayLike]) -> dict[str, npt.NDArray[np.float64]]:
     """Times by policy, ascending, without those of jobs that did not end."""
     found = {}
-    for name, given in dict(jct).items():
+    for name, given in by_policy("jct", jct).items():
         try:
             values = np.asarray(given, np.float64)
         except (TypeError, ValueError):
@@ -152,7 +162,7 @@ def jct_decomposition(
 
 def metrics_of(runs: Mapping[str, Run | Metrics]) -> dict[str, Metrics]:
     """Metrics by policy, all in one unit of time."""
-    given: dict[str, Any] = dict(runs)
+    given = by_policy("runs", runs)
     found: dict[str, Metrics] = {n: getattr(run, "metrics", run) for n, run in given.items()}
     if not found:
         raise InputError("runs: expected at least one")

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from optsched.cluster.job_checks import told
 from optsched.errors import InputError
+from optsched.plots.jct import by_policy
 from optsched.plots.lines import dress, look_of, picture
 from optsched.plots.look import plain, readable_unit
 
@@ -42,8 +44,12 @@ def utilisation_over_time(
     MissingExtra
         matplotlib is not installed.
     """
-    if not runs:
+    given = by_policy("runs", runs)
+    if not given:
         raise InputError("runs: expected at least one")
+    for name, run in given.items():
+        if not hasattr(run, "log") or not hasattr(run, "workload"):
+            raise InputError(f"runs[{name!r:.60}]: expected a Run, got {told(run)}")
     if len({run.workload.time_unit for run in runs.values()}) > 1:
         raise InputError("runs: their units of time differ")
 

@@ -13,9 +13,10 @@ from optsched.document_values import label
 from optsched.errors import InputError
 from optsched.limits import whole_number
 from optsched.problem import Problem
-from optsched.problems.quota_job import MOST_GPUS, QuotaJob
+from optsched.problems.quota_job import QuotaJob
 from optsched.problems.quota_table import LARGEST, linear_levels, spans_of, table_of
 from optsched.schedule import TIME_UNITS, Resource, Rows
+from optsched.strict_json import without_collector
 
 if TYPE_CHECKING:
     import os
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from optsched.schedule import IntArray, Schedule
 
 OBJECTIVES: Final = ("sum", "max_min", "proportional", "makespan")
+
+MOST_GPUS: Final = 10**6
+"""Of a plan: each has a name, and a place in the schedule."""
 
 _NAMES: Final = {
     "sum": "utility", "max_min": "level", "proportional": "deviation", "makespan": "longest job",
@@ -62,7 +66,8 @@ class QuotaPlan(Problem):
         ``"makespan"``: the longest of remaining work / rate. The last three need all jobs to
         run (``must_run``).
     resolution
-        Parts of a unit of utility, of a GPU (proportional) or of a rate that count.
+        Parts of a unit of utility, of a GPU (proportional) or of a rate that count. Refused if a
+        job's utilities are not all 0 but would all count as 0.
     time_unit
         Of `QuotaJob.work` and `QuotaJob.pass_work`.
     name
@@ -109,7 +114,11 @@ class QuotaPlan(Problem):
         machines = () if nodes is None else _nodes(nodes)
         kinds, budgets = _budgets(budget, machines)
         if sum(budgets) > MOST_GPUS:
-            raise InputError(f"budget: expected at most {MOST_GPUS} GPUs, got {sum(budgets)}")
+            raise InputError(
+                f"{'nodes' if machines else 'budget'}: a plan names every GPU and takes at most "
+                f"{MOST_GPUS}, got {sum(budgets)}; share more by the functions on bare arrays of "
+                "optsched_solvers.quota"
+            )
         values: dict[str, Any] = {
             "jobs": tuple(jobs), "nodes": machines, "kinds": kinds, "budgets": budgets,
             "objective": objective, "time_unit": time_unit, "name": label("name", name),
@@ -384,7 +393,8 @@ class QuotaPlan(Problem):
         else:
             pairs = zip(self.kinds, self.budgets, strict=True)
             names = [f"{kind}/g{i}" for kind, gpus in pairs for i in range(gpus)]
-        return tuple(map(Resource, names))
+        with without_collector():  # a third of the time
+            return tuple(map(Resource, names))
 
     def graph(self) -> Schedule:
         """The jobs' current runs, one operation each on the lowest GPUs of their nodes."""
@@ -501,7 +511,7 @@ class QuotaPlan(Problem):
         )
 
     def _check_plain(self) -> None:
-        """Costs of plans without a table stay within what a document holds."""
+        """Costs of plans without a table stay within what a document holds, and count."""
         most = 2.0 * self.resolution * self.n_gpus
         if self.objective == "max_min":
             most = self.resolution * self.n_gpus / float(self.weights.min(initial=1.0))
@@ -510,9 +520,20 @@ class QuotaPlan(Problem):
                 f"resolution: {self.resolution} parts of {self.n_gpus} GPUs are beyond 2^53; "
                 "lower it"
             )
+        if self.objective == "max_min":
+            _, high = self._bounds
+            levels = linear_levels(self.resolution, self.weights, high)
+            for j in np.flatnonzero((levels == 0) & (high > 0))[:1].tolist():
+                job = self.jobs[j]
+                raise InputError(
+                    f"job {job.name!r}.weight: {high[j]} GPUs divided by {job.weight:g} count as 0 "
+                    f"at resolution {self.resolution}; raise the resolution or lower the weights"
+                )
 
 
 def _nodes(given: Any) -> tuple[Node, ...]:
+    if isinstance(given, np.ndarray) and given.ndim == 1:
+        given = given.tolist()
     if not isinstance(given, (list, tuple)):
         raise InputError(f"nodes: expected a list of GPU numbers or Nodes, got {given!r:.60}")
     if not given:
@@ -522,7 +543,7 @@ def _nodes(given: Any) -> tuple[Node, ...]:
         if isinstance(row, tuple) and not 1 <= len(row) <= 3:
             raise InputError(f"nodes[{n}]: expected Node(gpus, type, name), got {row!r:.60}")
         node = Node(*row) if isinstance(row, tuple) else Node(row)
-        gpus = whole_number(f"nodes[{n}].gpus", node.gpus, 0, MOST_GPUS)
+        gpus = _gpus(f"nodes[{n}].gpus", node.gpus)
         kind = label(f"nodes[{n}].type", node.type)
         name = label(f"nodes[{n}].name", node.name) or f"n{n}"
         if name in seen:
@@ -540,13 +561,17 @@ def _budgets(given: Any, nodes: tuple[Node, ...]) -> tuple[tuple[str, ...], tupl
             of[node.type] = of.get(node.type, 0) + node.gpus
         return tuple(of), tuple(of.values())
     if not isinstance(given, Mapping):
-        return ("",), (whole_number("budget", given, 0, MOST_GPUS),)
+        return ("",), (_gpus("budget", given),)
     if not given:
         raise InputError("budget: expected at least one type, got an empty mapping")
     kinds = tuple(label("budget type", kind) for kind in given)
-    return kinds, tuple(
-        whole_number(f"budget[{kind!r}]", gpus, 0, MOST_GPUS) for kind, gpus in given.items()
-    )
+    return kinds, tuple(_gpus(f"budget[{kind!r}]", gpus) for kind, gpus in given.items())
+
+
+def _gpus(place: str, given: Any) -> int:
+    """A number of GPUs; too large ones pass, the plan's sum says what to do about them."""
+    large = isinstance(given, (int, np.integer)) and given > MOST_GPUS
+    return whole_number(place, given, 0, LARGEST if large else MOST_GPUS)
 
 
 __all__ = ["OBJECTIVES", "Node", "QuotaJob", "QuotaPlan"]

@@ -17,7 +17,7 @@ from optsched.limits import whole_number
 LOCALITIES: Final = ("any", "single", "whole")
 
 MOST_GPUS: Final = 10**7
-"""Of a plan."""
+"""Of one job; a plan may have `optsched.problems.quota.MOST_GPUS`."""
 
 MOST_WORK: Final = 2**53
 
@@ -44,7 +44,8 @@ class QuotaJob:
     idle
         Utility of no GPU at all.
     score
-        Share asked for under ``"proportional"``, >= 0.
+        Share asked for under ``"proportional"``, >= 0; below about 2^-32 of the
+        largest it counts as 0.
     work
         Remaining work under ``"makespan"``: time that it takes at rate 1.
     rates
@@ -110,7 +111,7 @@ class QuotaJob:
         place = f"job {name!r}"
         if sizes is not None and (minimum is not None or maximum is not None):
             raise InputError(f"{place}.sizes: give sizes or bounds, not both")
-        if not isinstance(must_run, bool):
+        if not isinstance(must_run, (bool, np.bool_)):
             raise InputError(f"{place}.must_run: expected true or false, got {must_run!r:.60}")
         if locality not in LOCALITIES or not isinstance(locality, str):
             known = ", ".join(LOCALITIES)
@@ -126,7 +127,7 @@ class QuotaJob:
             "work": None if work is None else whole_number(f"{place}.work", work, 0, MOST_WORK),
             "rates": _each(f"{place}.rates", rates, numbers),
             "weight": finite(f"{place}.weight", weight),
-            "must_run": must_run, "locality": locality,
+            "must_run": bool(must_run), "locality": locality,
             "current": _current(place, current),
             "pass_work": None if pass_work is None
             else whole_number(f"{place}.pass_work", pass_work, 1, MOST_WORK),
@@ -189,8 +190,7 @@ class QuotaJob:
             low, high, sizes = self.allowed(kind) or (1, None, None)
             if high is None:
                 raise InputError(f"{place}: needs sizes or a maximum")
-            rates = [of(g) for g in (sizes or range(low, high + 1))]
-            found[kind] = numbers(place, rates)
+            found[kind] = numbers(place, _called(place, of, sizes or range(low, high + 1)))
         return MappingProxyType(found) if self.kinds is not None else found[""]
 
     def _check_lengths(self) -> None:
@@ -290,6 +290,18 @@ def _each(place: str, given: Any, check: Callable[[str, Any], Any]) -> Any:
         label(f"{place} type", kind): check(f"{place}[{kind!r}]", value)
         for kind, value in given.items()
     })  # fmt: skip
+
+
+def _called(place: str, of: Callable[[int], Any], sizes: Sequence[int]) -> list[Any]:
+    """What a user's function gives for each size; whatever it raises is an `InputError`."""
+    found = []
+    for gpus in sizes:
+        try:
+            found.append(of(gpus))
+        except Exception as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"{place}: the function fails for {gpus} GPUs, {what:.200}") from error
+    return found
 
 
 def _sizes(place: str, given: Any) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -147,18 +147,38 @@ def _costs(plan: QuotaPlan, row: IntArray, size: IntArray, number: FloatArray) -
             exact = -np.rint(number * (weight * unit)[row])
         else:
             exact = -np.floor(unit * number / weight[row])
-    _require(plan, row, np.abs(exact) <= LARGEST, _BEYOND)
+    fits = np.abs(exact) <= LARGEST
+    if not fits.all():
+        raise InputError(
+            f"{_told(plan, row, size, number, int(np.argmin(fits)))} is beyond 2^53 at resolution "
+            f"{unit}; lower the resolution or the scale"
+        )
+    _check_lost(plan, row, size, number, exact)
     whole: IntArray = exact.astype(np.int64)
     return whole
 
 
-_BEYOND: Final = "utility: times weight and resolution is beyond 2^53; lower the resolution"
+def _check_lost(
+    plan: QuotaPlan, row: IntArray, size: IntArray, number: FloatArray, exact: FloatArray
+) -> None:
+    """A job that is worth something must not count as worth nothing."""
+    worth = number != 0 if plan.objective == "sum" else number > 0
+    lost = np.bincount(row, worth, len(plan.jobs)) > 0
+    lost &= np.bincount(row, exact != 0, len(plan.jobs)) == 0
+    for j in np.flatnonzero(lost)[:1]:
+        at = int(np.argmax(np.where(row == j, np.abs(number), -1.0)))
+        raise InputError(
+            f"{_told(plan, row, size, number, at)} counts as 0 at resolution {plan.resolution}; "
+            "raise the resolution or the scale"
+        )
 
 
-def _require(plan: QuotaPlan, row: IntArray, good: Any, rule: str) -> None:
-    if not good.all():
-        job = plan.jobs[int(row[int(np.argmin(good))])]
-        raise InputError(f"job {job.name!r}.{rule}")
+def _told(plan: QuotaPlan, row: IntArray, size: IntArray, number: FloatArray, at: int) -> str:
+    """Where a number of the table is from, it, and what is done with the weight."""
+    job = plan.jobs[int(row[at])]
+    field = "idle" if size[at] == 0 else "utility"
+    done = "times" if plan.objective == "sum" else "divided by"
+    return f"job {job.name!r}.{field}: {number[at]:g} {done} the weight {job.weight:g}"
 
 
 def _check_total(plan: QuotaPlan, ptr: IntArray, cost: IntArray) -> None:
@@ -168,6 +188,11 @@ def _check_total(plan: QuotaPlan, ptr: IntArray, cost: IntArray) -> None:
     begins = ptr[:-1][np.diff(ptr) > 0]
     most = np.maximum.reduceat(np.abs(cost), begins)
     high = int(most.max()) if plan.highest else sum(most.tolist())
+    if high > LARGEST and plan.objective == "makespan":
+        raise InputError(
+            f"work: the longest job would take {high} {plan.time_unit}, more than 2^53; use a "
+            "larger time unit"
+        )
     if high > LARGEST:
         raise InputError(
             f"utility: all jobs together are worth up to {high} parts of the resolution, more "

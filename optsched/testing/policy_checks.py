@@ -11,8 +11,10 @@ import numpy as np
 import optsched
 from optsched.cluster.engine import simulate_generic
 from optsched.cluster.errors import PolicyError, Stalled
+from optsched.cluster.job_checks import MOST_WORK
 from optsched.cluster.policy import ClusterView, Decision
 from optsched.cluster.run import Run
+from optsched.errors import InputError
 from optsched.testing.policy_worlds import World, policy_worlds
 
 if TYPE_CHECKING:
@@ -20,11 +22,15 @@ if TYPE_CHECKING:
 
     from optsched.cluster.log import Log
     from optsched.cluster.policy import Policy
+    from optsched.cluster.workload import Workload
+    from optsched.schedule import IntArray
 
 _FIELDS: Final = tuple(field.name for field in fields(ClusterView))
 _ANSWER: Final = tuple(field.name for field in fields(Decision))
 _MOST_ASKED: Final = 40
 """Snapshots of a simulation that are asked about again."""
+_GROWTHS: Final = (4.0, 1.0)
+"""Up to so many times its work an unknown truth may have; less where time would overflow."""
 
 
 def check_policy(
@@ -38,8 +44,13 @@ def check_policy(
 
     Every decision is legal; all jobs end; the view is not changed; the same view gets the same
     answer, also out of order (nothing is remembered); a policy that is not clairvoyant decides
-    without the true work; a compiled twin returns the same log; the work done is the work to do;
-    and the history passes `optsched.verify`.
+    the same whatever is true behind the same view (below); a compiled twin returns the same log;
+    the work done is the work to do; and the history passes `optsched.verify`.
+
+    Unknown before a job has ended are its `Workload.work`, `nominal` and `estimate`, its reports
+    after the present pass, its curve, and, if it ends at a target, how many passes it takes. They
+    are drawn anew for every job, so that also their order changes. Known are the view's columns,
+    what is believed, templates, targets, initial uncertainties, and the passes of other jobs.
 
     Parameters
     ----------
@@ -81,7 +92,7 @@ def _check_world(policy: Policy, place: str, world: World) -> None:
     again = _simulated(policy, place, world)
     differs = _difference(log, again)
     assert not differs, f"{place}: two simulations differ in log.{differs}"
-    _check_answers(policy, place, seen)
+    _check_answers(policy, place, seen, log)
     _check_twin(policy, place, world, log)
     run = Run(world.workload, world.nodes, world.settings, policy.name, {}, log)
     violations = optsched.verify(run.history)
@@ -118,32 +129,86 @@ def _check_log(place: str, world: World, log: Log) -> None:
 
 
 def _check_answers(
-    policy: Policy, place: str, seen: Sequence[tuple[ClusterView, Decision]]
+    policy: Policy, place: str, seen: Sequence[tuple[ClusterView, Decision]], log: Log
 ) -> None:
     """Old views, in another order: the answers must be those of the first time."""
     dice = random.Random(0)
     chosen = dice.sample(seen, min(len(seen), _MOST_ASKED))
-    for view, decision in chosen:
+    for number, (view, decision) in enumerate(chosen):
         differs = _answers_differ(decision, policy.decide(view))
         assert not differs, (
             f"{place}: at time {view.time} the same view got another {differs}: decide() remembers "
             "something, or draws numbers that the view does not fix"
         )
         if not policy.clairvoyant:
-            told = policy.decide(replace(view, workload=_other_truth(view)))
+            other = _other_truth(view, log.finished, np.random.default_rng(number))
+            told = policy.decide(replace(view, workload=other))
             assert not _answers_differ(decision, told), (
-                f"{place}: at time {view.time} the decision depends on the true work, "
-                "though `clairvoyant` is False"
+                f"{place}: at time {view.time} the decision depends on what is not known yet (the "
+                "true work, the passes to a target, reports to come), though `clairvoyant` is False"
             )
 
 
-def _other_truth(view: ClusterView) -> Any:
-    """The same workload for those who do not know the true work."""
+def _other_truth(view: ClusterView, finished: IntArray, dice: np.random.Generator) -> Workload:
+    """A workload that looks the same to all who do not know the truth."""
+    for growth in _GROWTHS:
+        if growth > 1 and 2 * growth * float(view.workload.work.max()) > MOST_WORK:
+            continue
+        try:
+            return _drawn(view, (finished >= 0) & (finished <= view.time), growth, dice)
+        except InputError:  # too long altogether
+            continue
+    raise AssertionError("unreachable: with less work than before every workload is valid")
+
+
+def _drawn(view: ClusterView, ended: Any, growth: float, dice: np.random.Generator) -> Workload:
+    """New truths for all jobs that have not ended, each up to `growth` times as long."""
     jobs = view.workload
+    n = len(jobs)
+    done, passed = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    done[view.job], passed[view.job] = view.done, view.passes
+    factor = np.exp(dice.uniform(np.log(0.25), np.log(growth), n))
+    to_target = ~np.isnan(jobs.target) & ~ended
+    passes = np.maximum(np.rint(jobs.passes * factor).astype(np.int64), passed + 1)
+    passes = np.where(to_target, passes, jobs.passes)
+    work = np.maximum(np.rint(jobs.work * factor).astype(np.int64), done + 1)
+    work = np.where(to_target, jobs.pass_work * passes, work)
+    work = np.where(ended | (to_target & (passes == jobs.passes)), jobs.work, work)
+    nominal = np.maximum(np.rint(work / jobs.micro_factor), 1).astype(np.int64)
+    observed_ptr, observed = _reports(jobs, passed, passes, ended, dice)
+    curves = {
+        j: curve if ended[j] else replace(
+            curve, kappa=curve.kappa * float(factor[j]), final=curve.final * float(dice.random())
+        )
+        for j, curve in jobs.curves.items()
+    }  # fmt: skip
     return jobs.changed(
-        work=2 * jobs.work, believed=jobs.believed, estimate=jobs.estimate,
-        passes=jobs.passes, pass_work=jobs.pass_work,
+        work=work, passes=passes, pass_work=jobs.pass_work, believed=jobs.believed,
+        estimate=np.where(ended, jobs.estimate, jobs.believed / work),
+        nominal=np.where(ended, jobs.nominal, nominal),
+        observed_ptr=observed_ptr, observed=observed, curves=curves,
     )  # fmt: skip
+
+
+def _reports(
+    jobs: Workload, passed: IntArray, passes: IntArray, ended: Any, dice: np.random.Generator
+) -> tuple[IntArray, Any]:
+    """What every job has reported, and something else from now on."""
+    rows = []
+    for j in range(len(jobs)):
+        row = jobs.observed[jobs.observed_ptr[j] : jobs.observed_ptr[j + 1]]
+        if len(row) > passed[j] and not ended[j]:
+            known = row[: passed[j]]
+            more = len(row) - len(known) if np.isnan(jobs.target[j]) else passes[j] - len(known)
+            last = float(known[-1]) if len(known) else float(np.nan_to_num(jobs.initial[j], nan=1))
+            tail = last * dice.uniform(0.2, 1.0, more)
+            if not np.isnan(jobs.target[j]):
+                tail = np.maximum(tail, np.nextafter(jobs.target[j], np.inf))
+                tail[-1] = jobs.target[j] * dice.random()
+            row = np.concatenate((known, tail))
+        rows.append(row)
+    ptr = np.concatenate(([0], np.cumsum([len(row) for row in rows])))
+    return ptr, np.concatenate(rows)
 
 
 def _answers_differ(one: Decision, other: Decision) -> str:

@@ -32,7 +32,7 @@ class World(NamedTuple):
 def policy_worlds(
     count: int = 40, *, seed: int = 0, zero_slot: bool = False, non_preemptible: bool = True
 ) -> list[World]:
-    """Cases of all kinds: gangs, elastic jobs, passes, curves, groups, restarts, node changes."""
+    """Cases of all kinds: gangs, elastic jobs, passes, curves, targets, groups, restarts, nodes."""
     return [_world(seed + i, i, zero_slot, non_preemptible) for i in range(count)]
 
 
@@ -70,9 +70,11 @@ def _job(dice: random.Random, i: int, rows: Any, total: int, non_preemptible: bo
     passes = dice.choice((1, 1, 4, 9))
     pass_time = dice.randint(1, 12)
     template = dice.choice(("", "x", "y"))
-    curve = None
+    curve, to_target = None, False
     if template and passes > 1:
-        curve = Curve(0.9, 0.1, dice.uniform(0.2, 0.6), noise=0.02)
+        to_target = i % 2 == 0
+        target = 0.3 if to_target else None
+        curve = Curve(0.9, 0.1, dice.uniform(0.2, 0.6), target=target, noise=0.02)
     return Job(
         name=f"j{i}",
         submit=dice.choice((0, dice.randint(0, 50))),
@@ -80,6 +82,7 @@ def _job(dice: random.Random, i: int, rows: Any, total: int, non_preemptible: bo
         work=passes * pass_time * WORK * dice.randint(1, 3) + dice.randint(0, WORK),
         speedup=Amdahl(dice.choice((0.0, 0.1, 0.5))),
         passes=passes,
+        completion="target" if to_target else "epochs",
         curve=curve,
         priority=dice.randint(1, 99),
         weight=dice.choice((0.5, 1.0, 2.0)),

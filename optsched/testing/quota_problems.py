@@ -29,7 +29,7 @@ def random_plan(rng: random.Random, objective: str | None = None, name: str = ""
     if with_nodes and rng.random() < 0.5:
         jobs = _running(rng, jobs, where["nodes"])
     made = [QuotaJob(**fields) for fields in jobs]
-    unit = rng.choice([10 if goal == "makespan" else 1, 10, 10**6])
+    unit = rng.choice([2 if goal == "sum" else 10, 10, 10**6])  # no utility counts as 0
     return QuotaPlan(made, objective=goal, resolution=unit, name=name, **where)  # type: ignore[arg-type]
 
 

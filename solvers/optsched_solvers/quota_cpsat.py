@@ -13,7 +13,8 @@ from optsched.result import Result
 from optsched_solvers.cores import chosen_cores, confined
 from optsched_solvers.loading import load
 from optsched_solvers.quota_cpsat_model import Model
-from optsched_solvers.quota_ground import offer, place, ready, supported
+from optsched_solvers.quota_first import first_answer
+from optsched_solvers.quota_ground import NOT_LOADED, offer, place, ready, supported
 from optsched_solvers.quota_marginal import greedy
 
 if TYPE_CHECKING:
@@ -67,8 +68,10 @@ def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
     if not isinstance(ties, bool):
         raise InputError(f"options.ties: expected true or false, got {ties!r:.60}")
     if not load(monitor, "ortools.sat.python.cp_model") or not ready(plan, monitor):
-        return Result("unknown")
+        first_answer(plan, monitor)
+        return Result("unknown", reason=NOT_LOADED)
     if monitor.should_stop():
+        first_answer(plan, monitor)
         return Result("unknown")
     strict = any(job.locality != "any" for job in plan.jobs)
     small = len(plan.jobs) * len(plan.nodes) <= MOST_PAIRS

@@ -14,7 +14,7 @@ from optsched.registry import Support
 from optsched.result import Result
 from optsched_solvers.loading import load, loaded
 from optsched_solvers.quota_first import first_answer
-from optsched_solvers.quota_ground import PLACEMENT, fill, offer, ready, supported
+from optsched_solvers.quota_ground import NOT_LOADED, PLACEMENT, fill, offer, ready, supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -64,9 +64,9 @@ class QuotaExact:
         """Decide once; iterations are not counted."""
         assert isinstance(problem, QuotaPlan)
         monitor.advance(1)
-        first_answer(problem, monitor, _module(algorithm(problem)), PLACEMENT)
         if not load(monitor, _module(algorithm(problem))) or not ready(problem, monitor):
-            return Result("unknown")
+            first_answer(problem, monitor)
+            return Result("unknown", reason=NOT_LOADED)
         sizes, bound = allocate(problem)
         monitor.bound(bound, self.name)
         if not offer(problem, monitor, sizes, None, self.name):

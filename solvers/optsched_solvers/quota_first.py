@@ -1,4 +1,4 @@
-"""A first answer in plain Python, for the seconds in which kernels are loaded or compiled."""
+"""An answer in plain Python, for limits that end before kernels are loaded or compiled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched_solvers.loading import loaded
 from optsched_solvers.quota_marginal import greedy
 
 if TYPE_CHECKING:
@@ -19,13 +18,14 @@ MOST: Final = 20_000
 """Allowed sizes, or GPUs, up to which plain Python takes a fraction of a second."""
 
 
-def first_answer(plan: QuotaPlan, monitor: Monitor, *modules: str) -> None:
-    """Report greedy quotas, placed best-fit, unless these modules are loaded already.
+def first_answer(plan: QuotaPlan, monitor: Monitor) -> None:
+    """Report greedy quotas, placed best-fit, when a limit came before kernels were loaded.
 
-    Nothing where a locality stands in the way, or for large plans.
+    Only then: it knows no ties and no lexicographic rest. Nothing if there is an answer already,
+    where a locality stands in the way, or for large plans.
     """
     some = 0 if plan.is_plain else plan.n_options
-    if loaded(*modules) or max(some, plan.n_gpus) > MOST:
+    if monitor.sequences is not None or max(some, plan.n_gpus) > MOST:
         return
     found = greedy(plan)
     if found is None:

@@ -10,7 +10,8 @@ import numpy as np
 from optsched.errors import InputError, MissingExtra
 from optsched.result import Result
 from optsched_solvers.loading import load
-from optsched_solvers.quota_ground import offer, place, ready, supported
+from optsched_solvers.quota_first import first_answer
+from optsched_solvers.quota_ground import NOT_LOADED, offer, place, ready, supported
 from optsched_solvers.quota_marginal import greedy
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
     except ImportError:
         raise MissingExtra("the genetic algorithm", "genetic") from None
     if not load(monitor, "deap.tools") or not ready(plan, monitor):
-        return Result("unknown")
+        first_answer(plan, monitor)
+        return Result("unknown", reason=NOT_LOADED)
     if not plan.jobs:
         offer(plan, monitor, np.zeros(0, np.int64), None, "genetic")
         return Result("unknown")

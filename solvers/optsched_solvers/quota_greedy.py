@@ -9,7 +9,7 @@ from optsched.problems.quota import QuotaPlan
 from optsched.problems.quota_table import MOST_OPTIONS
 from optsched.result import Result
 from optsched_solvers.quota_first import first_answer
-from optsched_solvers.quota_ground import PLACEMENT, offer, ready, supported
+from optsched_solvers.quota_ground import NOT_LOADED, offer, ready, supported
 from optsched_solvers.quota_marginal import greedy
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class GreedyQuota:
         """Decide once; iterations are not counted."""
         assert isinstance(problem, QuotaPlan)
         monitor.advance(1)
-        first_answer(problem, monitor, PLACEMENT)
         if not ready(problem, monitor):
-            return Result("unknown")
+            first_answer(problem, monitor)
+            return Result("unknown", reason=NOT_LOADED)
         found = greedy(problem)
         if found is None:
             return Result("unknown", reason="the jobs that must run found no place together")

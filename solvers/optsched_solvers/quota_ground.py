@@ -20,6 +20,8 @@ LOCALITY: Final = {"any": 0, "single": 1, "whole": 2}
 
 PLACEMENT: Final = "optsched_solvers.quota.placement_quotas"
 
+NOT_LOADED: Final = "the limit came before compiled code was loaded (see `optsched warmup`)"
+
 MOST_OPTIONS: Final = 200_000
 """Of a plan that is searched option by option."""
 
@@ -173,4 +175,7 @@ def fill(plan: QuotaPlan, sizes: IntArray, kinds: IntArray) -> tuple[IntArray, I
     return sizes, kinds
 
 
-__all__ = ["LOCALITY", "MOST_OPTIONS", "PLACEMENT", "fill", "offer", "place", "ready", "supported"]
+__all__ = [
+    "LOCALITY", "MOST_OPTIONS", "NOT_LOADED", "PLACEMENT", "fill", "offer", "place", "ready",
+    "supported",
+]  # fmt: skip

@@ -10,7 +10,8 @@ from optsched.problems.quota_bounds import multipliers
 from optsched.registry import Support
 from optsched.result import Result
 from optsched_solvers.loading import load
-from optsched_solvers.quota_ground import offer, ready, supported
+from optsched_solvers.quota_first import first_answer
+from optsched_solvers.quota_ground import NOT_LOADED, offer, ready, supported
 from optsched_solvers.quota_marginal import greedy
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
     best level known. It begins at the greedy answer.
     """
     if not load(monitor, "quota_tree_kernel") or not ready(plan, monitor):
-        return Result("unknown")
+        first_answer(plan, monitor)
+        return Result("unknown", reason=NOT_LOADED)
     if monitor.objective is None and (found := greedy(plan)) is not None:
         offer(plan, monitor, *found, "branch_and_bound")
     tree = _Tree(plan, NOTHING if monitor.objective is None else monitor.objective)

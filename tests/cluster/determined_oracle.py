@@ -8,6 +8,8 @@ from hashlib import md5
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from optsched.cluster.determined import State, Task
 
 
@@ -275,3 +277,39 @@ def priority(
                         break
         release += gone
     return start, release
+
+
+def second_look(state: State, names: Iterable[str]) -> tuple[dict[str, dict[str, int]], list[str]]:
+    """Where they start, each on the cluster as the earlier ones leave it; who is too late."""
+    cluster, by_name = machines(state), {t.name: t for t in state.tasks}
+    start: dict[str, dict[str, int]] = {}
+    late = []
+    for name in names:
+        if found := fits(by_name[name], cluster, state):
+            book(found)
+            start[name] = told(found)
+        else:
+            late.append(name)
+    return start, late
+
+
+def by_positions(state: State) -> list[str]:
+    """Insertion sort, as Go does it up to 12 elements, of tasks by submission."""
+    found = sorted(state.tasks, key=lambda t: (t.submitted, t.requested, t.name))
+
+    def passes(t: Task, u: Task) -> bool:
+        """Whether a task goes before an older one."""
+        level, other = settings(state, t)[3], settings(state, u)[3]
+        if level != other:
+            return bool(level < other)
+        if t.position is None or u.position is None or t.position == u.position:
+            return False
+        if t.position < 0 or u.position < 0:
+            return t.position > 0
+        return t.position < u.position
+
+    for i in range(1, len(found)):
+        while i > 0 and passes(found[i], found[i - 1]):
+            found[i], found[i - 1] = found[i - 1], found[i]
+            i -= 1
+    return [t.name for t in found]

@@ -7,13 +7,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import pytest
+
+from optsched.cluster.determined import Task
 from optsched.formats import decide_json
-
-if TYPE_CHECKING:
-    import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,3 +64,15 @@ def test_the_example_prints_both_walks(
     determined_walks.main()
     out = capsys.readouterr().out
     assert out.count("running {'eight': 8}") == 2 and "variant docs" in out
+
+
+def test_the_example_does_not_go_round_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks that displace each other are told after some rounds."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    from determined_walks import Cluster
+
+    cluster = Cluster("code")
+    tasks = (Task("a", 8, position=2), Task("b", 8, submitted=1))
+    cluster.state = replace(cluster.state, tasks=tasks)
+    with pytest.raises(RuntimeError, match="two: not settled after 100 rounds"):
+        cluster.settle("two")

@@ -7,8 +7,17 @@ from dataclasses import replace
 import pytest
 from determined_states import agents, apply, on, row, started, tasks
 
-from optsched.cluster.determined import Agent, Group, State, Task, fair_share, fair_share_offers
+from optsched.cluster.determined import (
+    Agent,
+    Group,
+    State,
+    Task,
+    fair_share,
+    fair_share_offers,
+    queue,
+)
 from optsched.cluster.determined.offers import GroupShare, _by_copied_comparator
+from optsched.errors import InputError
 
 BOTH = pytest.mark.parametrize("variant", ["code", "docs"])
 
@@ -126,14 +135,12 @@ def test_blocked_agents(variant: str) -> None:
 
 
 def test_two_starts_may_want_the_same_agents() -> None:
-    """Both fit alone on two of four agents; who starts them looks again."""
+    """Both fit alone on two of four agents; the second fits nowhere when its turn comes."""
     blocked = {"blocked": ["agent2", "agent3"]}
     state = State(agents(4, 4, 4, 4), tasks(row(8, "a", **blocked), row(8, "b", **blocked)))
     decision = fair_share(state)
-    assert {name: sum(where.values()) for name, where in decision.start.items()} == {
-        "t0": 8,
-        "t1": 8,
-    }
+    assert {name: sum(where.values()) for name, where in decision.start.items()} == {"t0": 8}
+    assert decision.postponed == ("t1",)
     after = apply(state, decision)
     assert [task.is_running for task in after.tasks] == [True, False]
 
@@ -152,11 +159,11 @@ def test_a_blocked_task_does_not_take_part() -> None:
     assert fair_share(State(agents(1, shown=0), rows)).release == ("t2", "t3")
 
 
-def test_zero_slot_tasks_start_as_long_as_they_fit_and_nothing_is_booked() -> None:
-    """One unit, two tasks: both are started, one of them really starts."""
+def test_zero_slot_tasks_start_as_long_as_they_fit() -> None:
+    """One unit, two tasks: both are meant to start, one of them does."""
     state = State((Agent("agent0", 1, zero_slots=1),), tasks(row(0), row(0), row(1)))
     decision = fair_share(state)
-    assert decision.start == {"t0": on(0, 0), "t1": on(0, 0), "t2": on(0, 1)}
+    assert decision.start == {"t0": on(0, 0), "t2": on(0, 1)} and decision.postponed == ("t1",)
     after = apply(state, decision)
     assert [task.is_running for task in after.tasks] == [True, False, True]
     assert not fair_share(after)
@@ -242,3 +249,30 @@ def test_drained_and_disabled_agents() -> None:
         state = State((Agent("x", 4, **flags), Agent("y", 4)), rows)  # type: ignore[arg-type]
         assert sum(fair_share_offers(state).values()) == expected
         assert {name for where in fair_share(state).start.values() for name in where} == {"y"}
+
+
+def test_docs_divides_anew_whoever_is_left_out() -> None:
+    """Also after a group that was offered nothing: its part went into the others' remainders.
+
+    Scores 1, 0.5 and 16 of eight slots are 0.46, 0.23 and 7.31: one goes to u, so that g3 has seven
+    and starts one gang. Without g0, u's part is 0.47 and that of g3 7.53: it gets all.
+    """
+    state = State(
+        agents(2, 2, 2, 2),
+        (Task("u", 1, "u", submitted=2), Task("g", 1, "g0", submitted=3),
+         Task("x", 4, "g3"), Task("y", 4, "g3")),
+        (Group("g0", 0.5), Group("g3", 2), Group("u", 1)),
+    )  # fmt: skip
+    assert fair_share_offers(state, "docs") == {"u": 0, "g0": 0, "g3": 8}
+    assert started(fair_share(state, "docs")) == {"x", "y"}
+
+
+def test_a_task_with_the_name_of_a_group() -> None:
+    """Its own group would have that name too: answers by group refuse it, decisions do not."""
+    state = State((Agent("n", 16),), (Task("x", 4), Task("y", 8, "x", submitted=1)))
+    for ask in (fair_share_offers, queue):
+        with pytest.raises(InputError, match=r'task "x": group: it has none, .* rename the task'):
+            ask(state)
+    assert started(fair_share(state)) == {"x", "y"}
+    named = replace(state, tasks=(Task("x", 4, "x"), state.tasks[1]))
+    assert fair_share_offers(named) == {"x": 12} and queue(named)["x"].requested == 12

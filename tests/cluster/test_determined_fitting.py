@@ -9,6 +9,7 @@ import pytest
 from determined_states import agents
 
 from optsched.cluster.determined import Agent, State, Task, find_fit, score
+from optsched.errors import InputError
 
 # slots, used, zero-slot units, used units of both agents; the task's slots; fit; which agent
 ONE_OF_TWO = [
@@ -106,7 +107,9 @@ def test_blocked_agents() -> None:
     state = State(agents(4, 4))
     assert not find_fit(state, Task("a", 1, blocked=frozenset({"agent0", "agent1"})))
     assert find_fit(state, Task("a", 1, blocked=frozenset({"agent0"}))) == {"agent1": 1}
-    assert find_fit(state, Task("a", 1, blocked=frozenset({"agent1", "x"}))) == {"agent0": 1}
+    assert find_fit(state, Task("a", 1, blocked=frozenset({"agent1"}))) == {"agent0": 1}
+    with pytest.raises(InputError, match='task "a": blocked: there is no agent "agnet1"'):
+        find_fit(state, Task("a", 1, blocked=frozenset({"agnet1"})))
     assert not find_fit(state, Task("a", 8, blocked=frozenset({"agent1"})))
     assert not find_fit(State(agents(4)), Task("a", 5))
     assert not find_fit(State(()), Task("a", 1)) and not find_fit(State(()), Task("a", 0))

@@ -95,8 +95,10 @@ def test_fair_share_is_that_of_the_text(state: State) -> None:
     """The decision, its order, and that the state has not changed."""
     before = deepcopy((state.agents, state.groups, [repr(task) for task in state.tasks]))
     decision = fair_share(state)
-    start, release = oracle.fair_share(state)
+    meant, release = oracle.fair_share(state)
+    start, late = oracle.second_look(state, meant)
     assert decision.start == start and list(decision.start) == list(start)
+    assert list(decision.postponed) == late
     assert list(decision.release) == release
     assert before == (state.agents, state.groups, [repr(task) for task in state.tasks])
     assert fair_share(state) == decision
@@ -107,10 +109,19 @@ def test_fair_share_is_that_of_the_text(state: State) -> None:
 def test_priority_is_that_of_the_text(state: State, preemption: bool, variant: Any) -> None:
     """The decision, and what is released for whom."""
     decision = priority(state, preemption, variant)
-    start, release = oracle.priority(state, order(state), preemption, variant == "code")
-    assert decision.start == start and list(decision.release) == release
+    meant, release = oracle.priority(state, order(state), preemption, variant == "code")
+    start, late = oracle.second_look(state, meant)
+    assert decision.start == start and list(decision.start) == list(start)
+    assert list(decision.postponed) == late and list(decision.release) == release
     assert set(decision.backfilled) <= set(start)
     assert priority(state, preemption, variant) == decision
+
+
+@_NO_DEADLINE
+@given(states(most_tasks=12))
+def test_the_order_is_that_of_the_text(state: State) -> None:
+    """Positions of all kinds, missing ones among them."""
+    assert order(state) == oracle.by_positions(state)
 
 
 @_NO_DEADLINE
@@ -131,11 +142,14 @@ def test_invariants(state: State, scheduler: str, variant: Any) -> None:
             assert slots <= agents[agent].slots
             free[agent] -= slots
             units[agent] -= slots == 0
-    if scheduler == "priority":
-        assert min(free.values(), default=0) >= 0 and min(units.values(), default=0) >= 0
+    assert min(free.values(), default=0) >= 0 and min(units.values(), default=0) >= 0
+    assert not set(decision.postponed) & set(decision.start)
     assert all(tasks[name].is_running and tasks[name].preemptible for name in decision.release)
     assert len(set(decision.release)) == len(decision.release)
     after = apply(state, decision)
+    for task in after.tasks:  # exactly what it says
+        before = None if task.name in decision.release else tasks[task.name].allocation
+        assert task.allocation == decision.start.get(task.name, before)
     held = {name: 0 for name in agents}
     for task in after.tasks:
         for agent, slots in (task.allocation or {}).items():
@@ -205,6 +219,7 @@ def test_many_groups(groups: int) -> None:
     sheet = tuple(Group(f"g{g}", 0.1 * (1 + g % 5)) for g in range(groups))
     for slots in (4, 16, 64):
         state = State((Agent("n", slots), Agent("m", slots)), rows, sheet)
-        start, release = oracle.fair_share(state)
+        meant, release = oracle.fair_share(state)
+        start, _ = oracle.second_look(state, meant)
         decision = fair_share(state)
         assert decision.start == start and list(decision.release) == release

@@ -41,10 +41,48 @@ def test_task_order() -> None:
 def test_positions_go_before_submit_times() -> None:
     """Ascending; negative ones behind all others, among each other by submission."""
     rows = tasks(
-        row(1, position=3), row(1, position=1.5), row(1, position=-1), row(1, position=0),
+        row(1, position=3), row(1, position=1.5), row(1, position=-1), row(1, position=0.5),
         row(1, position=-7), row(1, position=3),
     )  # fmt: skip
     assert order(State((), rows)) == ["t3", "t1", "t0", "t5", "t2", "t4"]
+
+
+def test_zero_beside_a_negative_position() -> None:
+    """Upstream only looks whether one is positive: then it is in front, else submission decides."""
+    rows = tasks(row(1, position=-1), row(1, position=0))
+    assert order(State((), rows)) == ["t0", "t1"]
+    assert order(State((), tasks(row(1, position=0), row(1, position=-1)))) == ["t0", "t1"]
+    rows = tasks(row(1, position=-1), row(1, position=0), row(1, position=5), row(1, position=-3))
+    # t2 is behind t1 and before t0, which Go's insertion does not ask any more
+    assert order(State((), rows)) == ["t0", "t1", "t2", "t3"]
+    levels = groups(a=1, b=2)
+    rows = tasks(row(1, "b", position=-1), row(1, "a", position=0), row(1, "b", position=2))
+    assert order(State((), rows, levels)) == ["t1", "t2", "t0"]
+
+
+def test_a_position_lets_a_task_displace_one_before_it() -> None:
+    """A missing position is 0 when it comes to releasing: no two of these ever settle."""
+    for first, second in ((2, None), (1, -1)):
+        state = State(agents(1), tasks(row(1, position=first), row(1, position=second)))
+        assert order(state) == ["t0", "t1"]
+        for _ in range(3):
+            assert started(priority(state)) == {"t0"}
+            state = apply(state, priority(state))
+            assert priority(state).release == ("t0",)
+            state = apply(state, priority(state))
+
+
+def test_agents_are_those_of_the_second_look() -> None:
+    """What was only placed for later takes no room when it comes to starting.
+
+    Behind a task that fits nowhere, backfill may start t2 but not t1, which is not preemptible. t1
+    was placed on the smaller agent, the best fit; that is where t2 really goes.
+    """
+    rows = tasks(row(8, "high"), row(2, "low", preemptible=False), row(2, "low"))
+    state = State(agents(2, 4), rows, LEVELS)
+    decision = priority(state)
+    assert decision.start == {"t2": {"agent0": 2}} and decision.backfilled == ("t2",)
+    assert apply(state, decision).tasks[2].allocation == {"agent0": 2}
 
 
 def test_positions_beside_none_are_sorted_as_upstream_does() -> None:

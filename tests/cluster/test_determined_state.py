@@ -26,6 +26,10 @@ from optsched.cluster.determined import (
 from optsched.errors import InputError
 
 AGENT = Agent("n", 8)
+WAITING = State(
+    (AGENT, Agent("drained", 8, drained=True)),
+    (Task("t", 4), Task("u", 8), Task("z", 0), Task("v", 1, blocked=frozenset({"n"}))),
+)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +72,13 @@ AGENT = Agent("n", 8)
         (lambda: State((AGENT,), groups=(Group("g"), Group("g"))), 'groups: "g" is there twice'),
         (lambda: State((AGENT,), (Task("t", 1, allocation={"m": 1}),)), 'there is no agent "m"'),
         (lambda: State((AGENT,), (Task("t", 9, allocation={"n": 9}),)), "hold 9 slots, it has 8"),
+        (lambda: State((AGENT,), (Task("t", 4, allocation={"n": 2}),)), "holds 2 slots, but asks"),
+        (lambda: State((AGENT,), (Task("t", 4, allocation={"n": 4, "m": 0}),)), "integer in 1.."),
+        (lambda: Task("t", 0, allocation={"n": 0, "m": 0}), "names 2 agents"),
+        (lambda: State((AGENT,), (Task("t", 1, blocked=["m"]),)),  # type: ignore[arg-type]
+         'task "t": blocked: there is no agent "m"'),
+        (lambda: State((Agent("n", 8, zero_slots=0),), (Task("t", 0, allocation={"n": 0}),)),
+         "zero_slots: its tasks hold 1 units, it has 0"),
         (lambda: State((AGENT,), fit="tight"), "fit: expected one of best, worst"),  # type: ignore[arg-type]
         (lambda: State((AGENT,), heterogeneous=1), "heterogeneous"),  # type: ignore[arg-type]
         (lambda: State(tuple(Agent(f"n{i}", 10**6) for i in range(2))), "split the pool"),
@@ -88,6 +99,14 @@ AGENT = Agent("n", 8)
         (lambda: apply(State((AGENT,), (Task("t", 1),)), Decision(release=("t",))), "waits"),
         (lambda: apply(State((AGENT,), (Task("t", 1, allocation={"n": 1}),)), Decision({"t": {}})),
          'task "t" runs'),
+        (lambda: apply(WAITING, Decision({"t": {"m": 4}})), 'start["t"]: there is no agent "m"'),
+        (lambda: apply(WAITING, Decision({"t": {}})), "names no agents"),
+        (lambda: apply(WAITING, Decision({"t": {"n": 3}})), "holds 3 slots, but asks for 4"),
+        (lambda: apply(WAITING, Decision({"t": {"n": 4}, "u": {"n": 8}})),
+         'start["u"]: agent "n" has 4 free slots, asked for 8'),
+        (lambda: apply(WAITING, Decision({"t": {"drained": 4}})), "has 0 free slots"),
+        (lambda: apply(WAITING, Decision({"z": {"drained": 0}})), "has 0 free zero-slot units"),
+        (lambda: apply(WAITING, Decision({"v": {"n": 1}})), "it is blocked"),
         (lambda: apply(State(()), {}), "decision: expected a Decision"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip

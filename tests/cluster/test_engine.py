@@ -49,8 +49,10 @@ def random_world(seed: int) -> tuple[Workload, Nodes, Settings]:
     workload = Workload.of(jobs, groups=[Group("g", max_concurrent=dice.choice([None, 1, 2]))])
     changes = [
         NodeChange(time, dice.randrange(len(gpus)), dice.choice(["add", "drain", "remove"]))
-        for time in dice.sample(range(50), dice.choice([0, 0, 2, 5]))
+        for time in dice.choices(range(50), k=dice.choice([0, 0, 2, 5]))
     ]
+    for change in changes[:2]:  # at one instant: drained and removed, or gone and back
+        changes.append(NodeChange(change.time, change.node, dice.choice(["add", "remove"])))
     changes += [NodeChange(1000 + i, i, "add") for i in range(len(gpus)) if changes]
     return workload, nodes, Settings(
         restart_cost=dice.randint(0, 4), resize=dice.choice(["pass", "anytime"]),

@@ -168,6 +168,11 @@ def test_time_is_bounded() -> None:
         ({"changes": 3}, "changes: expected a list"),
         ({"changes": [3]}, r"changes\[0\]: expected a NodeChange"),
         ({"changes": [NodeChange(0, 1, "add")]}, "there is no node 1"),
+        ({"changes": [NodeChange(7, 0, "add")] * 2}, "node 0 is added at time 7, but it is there"),
+        (
+            {"changes": [NodeChange(t, 0, k) for t, k in ((9, "add"), (3, "drain"), (9, "add"))]},
+            "node 0 is added at time 9",
+        ),
         ({"on_progress": 3}, "on_progress"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optsched.cluster import Job, Nodes, Settings, Workload, entropy_workload, simulate
+from optsched.cluster import Curve, Job, Nodes, Settings, Workload, entropy_workload, simulate
 from optsched.cluster.job import WORK
 from optsched.cluster.policies import get
 from optsched.testing import check_policy
@@ -95,6 +95,112 @@ def test_twice_as_slow(name, options):
         slow = fast.changed(submit=2 * fast.submit, work=2 * fast.work)
         ends = [simulate(w, get(name, **options), Nodes(1, 3)).log.finished for w in (fast, slow)]
         assert (2 * ends[0]).tolist() == ends[1].tolist()
+
+
+# who waits for whom
+
+HOUR = 3600
+
+
+@pytest.mark.parametrize("engine", ["auto", "generic"])
+@pytest.mark.parametrize("name", ["elastic_srtf", "time_to_target"])
+@pytest.mark.parametrize("passes", [1, 4])
+def test_displaced_only_by_who_starts(name, passes, engine):
+    """A shorter gang that has to wait for a pass of a third job preempts nobody meanwhile."""
+    jobs = [
+        Job(name="a", sizes=(1, 8), work=2 * HOUR * WORK, passes=passes),
+        Job(name="c", sizes=(4,), work=20 * HOUR * WORK),
+        Job(name="b", submit=20, sizes=(8,), work=3 * HOUR * WORK),
+    ]
+    log = simulate(jobs, name, Nodes(3, gpus=4), engine=engine).log
+    begin = {j: log.start[log.job == j].tolist() for j in range(3)}
+    pass_end = 2 * HOUR // 8 // passes
+    assert begin[2] == [pass_end]
+    if passes == 1:  # a has ended
+        assert log.preemptions.sum() == 0
+    else:  # a shrinks, and b takes the GPUs of c at the same instant
+        assert log.preemptions.tolist() == [0, 1, 0]
+        assert log.end[log.job == 1].tolist()[0] == pass_end
+
+
+class Displacing:
+    """A policy whose every decision is looked at: nobody goes whose GPUs stay unused."""
+
+    def __init__(self, policy):
+        self.policy, self.name, self.clairvoyant = policy, policy.name, policy.clairvoyant
+        self.displaced = 0
+
+    def decide(self, view):
+        """Count who is displaced."""
+        decision = self.policy.decide(view)
+        left = view.free.sum() + view.gpus.sum() - np.maximum(decision.quota, 0).sum()
+        held = view.settings.resize == "pass" or view.settings.checkpoint == "pass"
+        for i in np.flatnonzero(view.running & (decision.quota == 0)):
+            self.displaced += 1
+            free = view.at_pass_end[i] or not held
+            assert left < (view.size[view.size_ptr[i]] if free else view.gpus[i])
+        return decision
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("elastic_srtf", {}), ("time_to_target", {}), ("entropy", {"preemptive": True})],
+)
+def test_nobody_is_displaced_for_nothing(name, options):
+    """In whole simulations."""
+    displaced = 0
+    for seed in range(12):
+        policy = Displacing(get(name, **options))
+        simulate(cases.workload(seed), policy, cases.nodes(seed), **cases.settings(seed))
+        displaced += policy.displaced
+    assert displaced > 5
+
+
+QUOTAS = ["elastic_fifo", "elastic_sjf", "entropy", "max_min", "proportional", "makespan",
+          "optimus", "afs", "goodput", "finish_time_fairness"]  # fmt: skip
+
+
+def gang_between(**first):
+    """When jobs of 8 and 4 GPUs start that arrive while the first of 12 GPUs holds 8."""
+    jobs = [
+        Job(**{"name": "a", "sizes": (1, 2, 4, 8), "work": 800 * HOUR * WORK} | first),
+        Job(name="b", submit=10, sizes=(8,), work=8 * HOUR * WORK),
+        Job(name="c", submit=20, sizes=(4,), work=4 * HOUR * WORK),
+    ]
+    return Workload.of(jobs)
+
+
+def starts(jobs, name, engine="auto"):
+    """First start of b and c."""
+    log = simulate(jobs, name, Nodes(3, gpus=4), engine=engine).log
+    return [int(log.start[log.job == j].min()) for j in (1, 2)]
+
+
+@pytest.mark.parametrize("name", QUOTAS)
+def test_no_gang_waits_for_a_job_that_cannot_shrink(name):
+    """A job of one pass, or in its last: whoever fits beside it starts."""
+    for engine in ("auto", "generic"):
+        for estimate in (1.0, 3.0):  # the number of passes is known, whatever is believed of work
+            alone = gang_between(estimate=estimate)
+            assert starts(alone, name, engine) == [360_000, 20]
+
+
+@pytest.mark.parametrize("name", [name for name in QUOTAS if name != "elastic_sjf"])
+def test_gang_is_kept_room_until_the_pass_ends(name):
+    """A job with passes to come shrinks at the end of this one: the gang comes first."""
+    for engine in ("auto", "generic"):
+        assert starts(gang_between(passes=4), name, engine) == [90_000, 93_600]
+
+
+@pytest.mark.parametrize("name", ["elastic_fifo", "entropy", "max_min"])
+@pytest.mark.parametrize(("estimate", "second"), [(1.0, False), (0.2, True)])
+def test_last_pass_of_a_job_with_a_target_is_believed(name, estimate, second):
+    """Four passes in truth; who believes in one keeps no room."""
+    curve = Curve(1.0, 0.0, 0.5, float(np.exp(-1.75)), 0.0)
+    jobs = gang_between(passes=4, curve=curve, completion="target", estimate=estimate)
+    assert jobs.passes[0] == 4
+    for engine in ("auto", "generic"):
+        assert (starts(jobs, name, engine)[1] == 20) == second
 
 
 def test_many_jobs_at_once():

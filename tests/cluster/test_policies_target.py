@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optsched.cluster import Curve, Group, Job, Nodes, Workload, entropy_workload, simulate
+from optsched.cluster import Curve, Group, Job, Nodes, Table, Workload, entropy_workload, simulate
 from optsched.cluster import posterior as p
 from optsched.cluster.job import WORK
 from optsched.cluster.policies import get
@@ -173,6 +173,19 @@ def test_displaced_only_for_a_gain(cost, start):
     ]
     run = simulate(jobs, "time_to_target", Nodes(1, 1), restart_cost=cost)
     assert run.log.start[run.log.job == 1].tolist() == [start]
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 10, 1000])
+@pytest.mark.parametrize("engine", ["auto", "generic"])
+def test_rounding_is_no_gain(width, engine):
+    """Both have `width` left when the second arrives: logarithms may not decide."""
+    flat = {"sizes": (4,), "speedup": Table({1: 1.0, 4: 1.0})}
+    jobs = [
+        Job(name="x", work=2 * width * WORK, **flat),
+        Job(name="y", submit=width, work=width * WORK, **flat),
+    ]
+    log = simulate(jobs, "time_to_target", Nodes(1, 4), engine=engine).log
+    assert log.start.tolist() == [0, 2 * width]
 
 
 def test_never_displaced_if_not_preemptible():

@@ -63,6 +63,91 @@ class Peeps(Greedy):
         return Decision(np.where(keep, decision.quota, 0))
 
 
+class Sorts(Greedy):
+    """Starts in the order of a key: what is true of a job, or what is believed."""
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+
+    def decide(self, view: Any) -> Decision:  # noqa: D102
+        quota, free = np.array(view.gpus), int(view.free.sum())
+        for i in np.argsort(self.key(view.workload)[view.job], kind="stable"):
+            size = int(view.size[view.size_ptr[i]])
+            if not view.running[i] and size <= free:
+                quota[i], free = size, free - size
+        return Decision(quota)
+
+
+def kappa(jobs: Any) -> Any:
+    """How fast curves fall."""
+    return np.array([jobs.curves[j].kappa if j in jobs.curves else 0 for j in range(len(jobs))])
+
+
+CHEATS = {
+    "work": lambda jobs: jobs.work,
+    "nominal": lambda jobs: jobs.nominal,
+    "passes": lambda jobs: jobs.passes,
+    "reports": lambda jobs: np.diff(jobs.observed_ptr),
+    "last report": lambda jobs: np.append(jobs.observed, 0)[jobs.observed_ptr[1:] - 1],
+    "estimate": lambda jobs: jobs.believed / jobs.estimate,
+    "curve": kappa,
+}
+
+
+@pytest.mark.parametrize("key", CHEATS)
+def test_a_cheat_that_only_sorts_is_caught(key: str) -> None:
+    """By every column that holds the truth, also where all jobs become longer alike."""
+    with pytest.raises(AssertionError, match="depends on what is not known yet"):
+        check_policy(Sorts(CHEATS[key]))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_other_truth_is_not_seen(seed: int) -> None:
+    """Believed work, pass work, known passes and past reports stay; all else is another, legal."""
+    world = policy_worlds(1, seed=seed)[0]
+    known = []
+
+    class Keeps(Greedy):
+        def decide(self, view: Any) -> Decision:
+            known.append(view.workload)
+            assert (view.workload.work[view.job] > view.done).all()
+            assert (view.workload.passes[view.job] > view.passes).all()
+            jobs, rows = view.workload, view.observed_ptr
+            for i, j in enumerate(view.job.tolist()):
+                row = jobs.observed[jobs.observed_ptr[j] : jobs.observed_ptr[j + 1]]
+                seen = view.observed[rows[i] : rows[i + 1]]
+                assert row[: len(seen)].tolist() == seen.tolist()
+                if not np.isnan(jobs.target[j]):
+                    assert len(row) == jobs.passes[j]
+                    assert (row[:-1] > jobs.target[j]).all() and row[-1] <= jobs.target[j]
+            return super().decide(view)
+
+    check_policy(Keeps(), worlds=[world])
+    others = [jobs for jobs in known if jobs is not world.workload]
+    assert others
+    for jobs in others:
+        fixed = np.isnan(jobs.target)
+        assert (jobs.passes == world.workload.passes)[fixed].all()
+        for key in ("believed", "pass_work", "submit", "size", "rate", "initial", "template"):
+            assert (getattr(jobs, key) == getattr(world.workload, key))[
+                ~np.isnan(getattr(jobs, key))
+            ].all()
+    assert any((jobs.work != world.workload.work).any() for jobs in others)
+
+
+def test_a_truth_near_the_limits() -> None:
+    """Jobs so long that longer ones would be refused get shorter truths."""
+    from optsched.cluster import Job, Nodes, Settings, Workload
+
+    jobs = [Job(name=f"j{i}", sizes=(1,), work=2**60 - i) for i in range(3)]
+    world = policy_worlds(1)[0]._replace(
+        workload=Workload.of(jobs), nodes=Nodes(1, 1), settings=Settings()
+    )
+    check_policy(Sorts(lambda jobs: jobs.believed), worlds=[world])
+    with pytest.raises(AssertionError, match="not known yet"):
+        check_policy(Sorts(CHEATS["work"]), worlds=[world])
+
+
 class Starves(Greedy):
     """Never runs job 2."""
 
@@ -150,5 +235,6 @@ def test_cases_are_rich() -> None:
     assert any((w.workload.size == 0).any() for w in worlds)
     assert any(not w.workload.preemptible.all() for w in worlds)
     assert any(len(w.workload.observed) for w in worlds)
+    assert any((w.workload.target > 0).any() for w in worlds)
     assert any(g.max_concurrent for w in worlds for g in w.workload.groups)
     assert policy_worlds(3)[2].workload == policy_worlds(3)[2].workload

@@ -132,6 +132,11 @@ def plain(**changes: Any) -> Job:
     [
         ({"name": 7}, "job.name: expected a string"),
         ({"name": "x" * 201}, "longer than 200"),
+        ({"name": ""}, "job.name: empty"),
+        ({"name": "a\nb"}, "job.name: control characters"),
+        ({"name": "a\0"}, "job.name: control characters"),
+        ({"group": "a\r"}, "group: control characters"),
+        ({"template": "\x1b[31m"}, "template: control characters"),
         ({"submit": -1}, r'job "a": submit: expected an integer in 0\.\.2\^53, got -1'),
         ({"submit": True}, "submit: expected an integer"),
         ({"submit": 1.0}, "submit: expected an integer"),
@@ -174,6 +179,11 @@ def test_jobs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
         plain(**changes)
 
 
+def three() -> Workload:
+    """Three jobs."""
+    return Workload.of([plain(name=name) for name in "abc"])
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -193,7 +203,23 @@ def test_jobs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
             lambda: Workload.of([plain(name=str(i), sizes=(1,), work=2**62) for i in range(4000)]),
             "one after the other",
         ),
-        (lambda: Workload.of([plain()]).changed(colour=1), "no column"),
+        (lambda: Workload.of([plain()]).changed(colour=1), "no column .* believed, completion"),
+        (lambda: three().changed(work=three().work[:2]), "work: expected 3 values, one per job"),
+        (lambda: three().changed(work=[[10**6]] * 3), "work: expected a flat array"),
+        (lambda: three().changed(passes=[1, 2]), "passes: expected 3 values"),
+        (lambda: three().changed(believed=[1, 2]), "believed: expected 3 values"),
+        (lambda: Workload.of([plain()]).changed(work=np.array([[1]])), "work: expected a flat"),
+        (lambda: Workload.of([plain()]).changed(work=3), "work: expected a flat array"),
+        (lambda: Workload.of([plain()]).changed(passes=[1, 2]), "passes: expected 1 values"),
+        (lambda: Workload.of([plain()]).changed(estimate=[1, 2]), "estimate: expected 1 values"),
+        (lambda: Workload.of([plain()]).changed(believed=[1, 2]), "believed: expected 1 values"),
+        (lambda: Workload.of([plain()]).changed(work=[0]), "work: expected 1"),
+        (lambda: Workload.of([plain()]).changed(names=("",)), "name: empty"),
+        (lambda: Workload.of([plain()]).changed(names=("a\r",)), "control characters"),
+        (lambda: Workload.of([plain()]).changed(names=("\ud800",)), r"jobs\[0\].name"),
+        (lambda: Workload.of([plain()]).changed(names=(3,)), "expected a string, got 3"),
+        (lambda: Workload.of([plain()]).changed(source=["a\nb"]), "source: control characters"),
+        (lambda: Workload.of([plain()], groups=[Group("a\0b")]), "control characters"),
         (lambda: Workload.of([plain()]).changed(submit=np.array([1, 2])), "submit"),
         (lambda: Workload.of([plain()]).changed(submit=np.array([-1])), "submit: expected 0"),
         (lambda: Workload.of([plain()]).changed(submit=np.array([1.5])), "integers"),
@@ -207,7 +233,10 @@ def test_jobs_that_cannot_be(changes: dict[str, Any], message: str) -> None:
         (lambda: Workload.of([plain()]).with_estimate_error(-1, 0), "sigma"),
         (lambda: Workload.of([plain()]).with_estimate_error(math.nan, 0), "sigma"),
         (lambda: Workload.of([plain()]).with_estimate_error(0.5, 1.5), "seed"),  # type: ignore[arg-type]
-        (lambda: Workload.of([plain()]).with_estimate_error(100.0, 1), "2\\^62"),
+        (
+            lambda: Workload.of([plain()]).with_estimate_error(100.0, 1),
+            "sigma: expected a number >= 0 and <= 10",
+        ),
     ],
 )
 def test_workloads_that_cannot_be(build: Any, message: str) -> None:
@@ -368,6 +397,7 @@ def test_passes_to_a_target() -> None:
         (lambda: Curve(1, math.nan, 1), "curve.final"),
         (lambda: Curve(1, 0, 0), "curve.kappa"),
         (lambda: Curve(1, 0.5, 1, 0.4), "never reached"),
+        (lambda: Curve(1, 0.1, 1, 0.1), "curve.target: 0.1 is not above the final 0.1"),
         (lambda: Curve(1, 0.5, 1, 0.6, -0.1), "curve.noise"),
         (lambda: Curve(1, 0.5, 1).reached(0, "x"), "missing"),
         (lambda: Curve(1, 0.5, 1e-9, 0.6).reached(0, "x"), "not reached in 10000 passes"),

@@ -29,14 +29,37 @@ def test_ten_thousand_cases() -> None:
 
 
 def test_times_that_stand_still() -> None:
-    """Tables with sizes that do not help still give the shortest makespan."""
+    """Tables with sizes that do not help still give the shortest makespan, and the best rest."""
     for ptr, value, lo, spare in tables(1500, seed=2, rise="any"):
         times = value.max() - value
         g, proof = quota.makespan(ptr, times, lo, int(lo.sum()) + spare, certificate=True)
-        best = min(times[ptr[:-1] + np.array(one)].max() for one in all_entries(ptr, spare))
-        assert times[ptr[:-1] + g - lo].max() == best
+        best = min(
+            sorted((times[p + k] for p, k in zip(ptr.tolist(), one, strict=False)), reverse=True)
+            for one in all_entries(ptr, spare)
+        )
+        assert sorted(times[ptr[:-1] + g - lo].tolist(), reverse=True) == best
         assert (g - lo).sum() <= spare
         assert proof.holds
+
+
+def test_the_rest_where_cheap_steps_are_not_best() -> None:
+    """Two jobs end in no time instead of one."""
+    rows = [[0], [2, 1], [2, 2, 0, 0], [2, 2, 1]]
+    ptr = np.cumsum([0] + [len(row) for row in rows])
+    times = np.concatenate(rows)
+    g = quota.makespan(ptr, times, [1, 1, 2, 0], 6)
+    assert sorted(times[ptr[:-1] + g - [1, 1, 2, 0]].tolist()) == [0, 0, 2, 2]
+
+
+def test_too_much_work_for_the_rest() -> None:
+    """Beyond the limit the makespan is the shortest all the same."""
+    rng = np.random.default_rng(0)
+    rows = [np.sort(rng.integers(0, 4, 30))[::-1] for _ in range(400)]
+    ptr, times = np.arange(401) * 30, np.concatenate(rows)
+    for budget in (600, 2000, 5000):
+        g, proof = quota.makespan(ptr, times, 0, budget, certificate=True)
+        assert proof.holds
+        assert g.sum() <= budget
 
 
 def test_certificate_notices_a_longer_makespan() -> None:
@@ -55,7 +78,9 @@ def test_certificate_notices_a_longer_makespan() -> None:
         (([0, 3], [5, 4, -1], 0, 4), "job 0: time -1"),
         (([0, 1, 3], [5, 4, 6], 1, 4), "job 1: time 6 with 2 GPUs is above 4 with 1"),
         (([0, 2], [2**62, 1], 0, 4), "job 0: time 4611686018427387904"),
-        (([0, 2], [2.0, 1.0], 0, 4), "whole numbers"),
+        (([0, 2], [2.0, 1.0], 0, 4), "time: expected whole numbers"),
+        (([0, 2], [np.inf, 1], 0, 4), "time: expected whole numbers"),
+        (([0, 3], [2, 1], 0, 4), r"ptr: .* number of times\)"),
         (([0, 2], [2, 1], 5, 4), "5 GPUs of a budget of 4"),
         (([0, 2], [2, 1], 0, True), "budget"),
     ],

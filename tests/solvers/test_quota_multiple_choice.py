@@ -366,3 +366,21 @@ def test_certificate_of_a_wrong_answer() -> None:
         beyond += used > budget and total > best
     assert worse > 50
     assert beyond > 20
+
+
+def test_hull_bound_may_be_below_the_plain_relaxation() -> None:
+    """Beyond the smallest sizes only multiples of 4 can be used, 32 of 33 GPUs."""
+    rows = [[(3, -350_236), (11, 953_808)], [(17, 17 * 10**6), (45, 45 * 10**6), (49, 49 * 10**6)]]
+    plain_relaxation = 49 * 10**6 - 350_236 + Fraction(953_808 + 350_236, 11 - 3)
+    assert hull_bound(*arrays(rows), 53) == brute_force(rows, 53) == 48_649_764
+    assert floor(plain_relaxation) > 48_649_764
+
+
+def test_an_optimum_that_the_certificate_cannot_prove(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without work for the check `holds` is false, the answer an optimum all the same."""
+    monkeypatch.setattr(multiple_choice, "RECHECK", 0)
+    rows = [[(0, 0), (3, 110)], [(0, 0), (4, 120)], [(0, 0), (5, 160)]]
+    sizes, proof = choice(*arrays(rows), 7, certificate=True)
+    assert worth(rows, sizes) == brute_force(rows, 7) == 230
+    assert not proof.holds
+    assert proof.bound > proof.value == 230

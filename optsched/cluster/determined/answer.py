@@ -19,13 +19,18 @@ class Decision:
     start: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Task -> {agent: slots}, in the order of the decision.
 
-    By fair share, each task fits alone: the caller looks again before it really starts one (as
-    `apply` does). By priority they fit together, slot tasks and zero-slot tasks.
+    They fit together: each on the cluster as the earlier ones leave it, with nothing released yet.
     """
     release: tuple[str, ...] = ()
     """Running tasks to be preempted, in the order of the decision."""
     backfilled: tuple[str, ...] = ()
     """Those of `start` that pass a task of a better priority that does not fit."""
+    postponed: tuple[str, ...] = ()
+    """Tasks that the scheduler meant to start, but that no longer fit when their turn came.
+
+    Determined's resource pool looks for agents a second time, in order; what fits nowhere then
+    waits for the next decision.
+    """
 
     def __bool__(self) -> bool:
         return bool(self.start or self.release)

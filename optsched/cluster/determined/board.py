@@ -51,6 +51,15 @@ class Board:
         """All slots that count."""
         return sum(map(self.total, range(len(self._slots))))
 
+    def free(self, agent: int) -> int:
+        """Slots that new work can take."""
+        return max(0, self._slots[agent] - self.used[agent]) if self._open[agent] else 0
+
+    def free_units(self, agent: int) -> int:
+        """Zero-slot units that new work can take."""
+        left = self._zero_slots[agent] - self.zero_used[agent]
+        return max(0, left) if self._open[agent] else 0
+
     # Whether and where
 
     def has(self, kind: Kind) -> bool:

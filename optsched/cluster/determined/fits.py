@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from optsched.cluster.determined import board
 from optsched.cluster.determined.columns import columns
 from optsched.cluster.determined.shares import checked
-from optsched.cluster.determined.state import FITS, Agent, Task
+from optsched.cluster.determined.state import FITS, Agent, Task, check_blocked
 from optsched.cluster.job_checks import integer, one_of
 from optsched.errors import InputError
 
@@ -39,6 +39,7 @@ def find_fit(state: State, task: Task) -> dict[str, int]:
     cols = columns(checked(state))
     names = cols.agents.names
     at = {name: a for a, name in enumerate(names)}
+    check_blocked(task, at)
     blocked = frozenset(at[name] for name in task.blocked if name in at) or None
     found = board.Board(cols)
     fits = found.find((task.slots, task.single_agent, blocked), task.name)

@@ -37,7 +37,9 @@ def priority(
     Returns
     -------
     Decision
-        All starts fit together. Once anything is to be released, no further level starts.
+        Once anything is to be released, no further level starts. Agents are those of a second
+        look, in order and without the tasks that were only placed for later: now and then not the
+        first choice, and rarely (see `postponed`) none at all.
 
     Raises
     ------
@@ -57,8 +59,8 @@ def priority(
 
 def decide_priority(
     cols: Columns, preemption: bool, variant: str
-) -> tuple[list[tuple[int, Fits]], list[int], list[int]]:
-    """Numbers of the tasks that start, with their agents; of those to release; of those backfilled.
+) -> tuple[list[int], list[int], list[int]]:
+    """Numbers of the tasks that are to start, of those to release, and of those backfilled.
 
     Tasks with slots and tasks without do not know of each other.
     """
@@ -88,7 +90,7 @@ class _Walk:
     def __init__(self, cols: Columns, order: list[int], preemption: bool, backfill: bool) -> None:
         self.cols, self.tasks = cols, cols.tasks
         self.preemption, self.backfill = preemption, backfill
-        self.start: list[tuple[int, Fits]] = []
+        self.start: list[int] = []
         self.release: list[int] = []
         self.backfilled: list[int] = []
         self._monotone = not cols.heterogeneous
@@ -119,12 +121,12 @@ class _Walk:
                 for i in misfits:
                     self._make_room(i, level)
 
-    def _place(self, pending: list[int]) -> tuple[list[tuple[int, Fits]], list[int]]:
+    def _place(self, pending: list[int]) -> tuple[list[int], list[int]]:
         placed, misfits = [], []
         for i in pending:
             if fits := self._fits(i):
                 self.board.put(fits)
-                placed.append((i, fits))
+                placed.append(i)
             else:
                 misfits.append(i)
         return placed, misfits
@@ -137,14 +139,14 @@ class _Walk:
             self._misfits.add(kind)
         return fits
 
-    def _begin(self, placed: list[tuple[int, Fits]], blocked: bool) -> None:
+    def _begin(self, placed: list[int], blocked: bool) -> None:
         """Start what was placed; behind a misfit only preemptible tasks, as backfill."""
         if not blocked:
             self.start += placed
         elif self.preemption and self.backfill:
-            passing = [row for row in placed if self.tasks.preemptible[row[0]]]
+            passing = [i for i in placed if self.tasks.preemptible[i]]
             self.start += passing
-            self.backfilled += [i for i, _ in passing]
+            self.backfilled += passing
 
     def _make_room(self, i: int, level: int) -> None:
         """Reserve for a misfit: where earlier releases made room, or by releasing some more."""

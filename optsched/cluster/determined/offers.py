@@ -51,8 +51,8 @@ def offer_by_docs(shares: list[GroupShare], capacity: int) -> None:
     """Shares of the slots in proportion to demand times weight, as the documentation says.
 
     Between a group's fixed slots and its demand, by largest remainder. As long as nothing is left
-    over, the latest group whose smallest task exceeds its offer is left out; what it gives back is
-    divided anew.
+    over, the latest group whose smallest task exceeds its offer is left out, and all is divided
+    anew: even if it was offered nothing, for the others' parts by remainder are then different.
     """
     if _all_alike(shares):  # both rules agree then, also in what becomes of slots given back
         offer_by_code(shares, capacity)
@@ -76,11 +76,7 @@ def offer_by_docs(shares: list[GroupShare], capacity: int) -> None:
         stuck = latest[(enabled & (offers < demand) & (smallest > offers))[latest]]
         if len(stuck) == 0 or budget < capacity:
             break
-        # those that give nothing back change nothing: on to the first that does
-        giving = np.flatnonzero(offers[stuck] > 0)
-        enabled[stuck[: giving[0] + 1] if len(giving) else stuck] = False
-        if len(giving) == 0:
-            break
+        enabled[stuck[0]] = False
     for share, offer, keeps in zip(shares, offers.tolist(), enabled.tolist(), strict=True):
         share.offer, share.disabled = (offer if keeps else 0), not keeps
 

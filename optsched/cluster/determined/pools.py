@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from optsched.cluster.determined.answer import Decision
-from optsched.cluster.determined.fits import find_fit
+from optsched.cluster.determined.board import Board
+from optsched.cluster.determined.columns import columns
 from optsched.cluster.determined.levels import priority
 from optsched.cluster.determined.shares import VARIANTS, checked, fair_share
 from optsched.cluster.job_checks import one_of, told
@@ -14,9 +16,9 @@ from optsched.document_values import label
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from optsched.cluster.determined.state import State
+    from optsched.cluster.determined.state import State, Task
 
 SCHEDULERS: Final = ("fair_share", "priority")
 
@@ -98,16 +100,16 @@ def _names(pool: Pool, several: bool) -> list[tuple[str, str]]:
 
 
 def apply(state: State, decision: Decision) -> State:
-    """The state after a decision: released tasks wait again, and those start that really fit.
+    """The state after a decision: exactly what `start` says runs, what is released waits again.
 
-    Starts are looked at in their order, each on the cluster as the earlier ones left it, before
-    anything is released: what Determined's resource pool does. A start that no longer fits goes on
-    waiting.
+    Starts are booked in their order, each on the cluster as the earlier ones left it, before
+    anything is released.
 
     Raises
     ------
     InputError
-        The decision speaks of tasks that are not there, do not run, or run already.
+        The decision speaks of tasks that are not there, do not run or run already, or of agents
+        that are not there or have no room.
     """
     checked(state)
     if not isinstance(decision, Decision):
@@ -118,29 +120,60 @@ def apply(state: State, decision: Decision) -> State:
             rule = "runs" if name in decision.start else "waits"
             rule = rule if name in tasks else "is not there"
             raise InputError(f"decision: task {told(name)} {rule} in this state")
-    now = state
-    for name in decision.start:
-        if fits := find_fit(now, tasks[name]):
-            now = _changed(now, replace(tasks[name], allocation=fits))
+    changed = _begun(state, decision, tasks)
     for name in decision.release:
-        now = _changed(now, replace(tasks[name], allocation=None))
-    return now
+        changed[name] = replace(tasks[name], allocation=None)
+    return _changed(state, changed)
 
 
-def _changed(state: State, task: Any) -> State:
-    """The state with another allocation of one task; agents that tell what they show follow."""
-    old = next(t for t in state.tasks if t.name == task.name)
+def _begun(state: State, decision: Decision, tasks: Mapping[str, Task]) -> dict[str, Task]:
+    """The tasks that start, with their allocations; agents take them one after the other."""
+    cols = columns(state)
+    at = {name: a for a, name in enumerate(cols.agents.names)}
+    board = Board(cols)
+    found: dict[str, Task] = {}
+    for name, where in decision.start.items():
+        place = f"decision: start[{told(name)}]"
+        task = replace(tasks[name], allocation=where)
+        if not task.allocation:
+            raise InputError(f"{place}: names no agents")
+        for agent, slots in task.allocation.items():
+            if agent not in at:
+                raise InputError(f"{place}: there is no agent {told(agent)}")
+            if agent in task.blocked:
+                raise InputError(f"{place}: may not use agent {told(agent)}: it is blocked")
+            free, what = (
+                (board.free(at[agent]), "slots") if task.slots else
+                (board.free_units(at[agent]), "zero-slot units")
+            )  # fmt: skip
+            if free < max(1, slots):
+                raise InputError(
+                    f"{place}: agent {told(agent)} has {free} free {what}, asked for "
+                    f"{max(1, slots)}"
+                )
+        board.put([(at[agent], slots) for agent, slots in task.allocation.items()])
+        found[name] = task
+    return found
+
+
+def _changed(state: State, changed: Mapping[str, Task]) -> State:
+    """The state with other allocations; agents that tell what they show follow."""
+    slots: Counter[str] = Counter()
+    units: Counter[str] = Counter()
+    for task in state.tasks:
+        if task.name in changed:
+            for sign, held in ((-1, task.allocation), (1, changed[task.name].allocation)):
+                for name, count in (held or {}).items():
+                    slots[name] += sign * count
+                    units[name] += sign * (count == 0)
     agents = []
     for agent in state.agents:
-        before = (old.allocation or {}).get(agent.name)
-        after = (task.allocation or {}).get(agent.name)
-        if agent.used is not None and before != after:
-            used = max(0, agent.used + (after or 0) - (before or 0))
-            agent = replace(agent, used=min(used, agent.slots))
-        if agent.zero_used is not None and (before == 0) is not (after == 0):
-            agent = replace(agent, zero_used=max(0, agent.zero_used + (1 if after == 0 else -1)))
+        if agent.used is not None and slots[agent.name]:
+            agent = replace(agent, used=max(0, agent.used + slots[agent.name]))
+        if agent.zero_used is not None and units[agent.name]:
+            agent = replace(agent, zero_used=max(0, agent.zero_used + units[agent.name]))
         agents.append(agent)
-    rows = tuple(task if t.name == task.name else t for t in state.tasks)
+    rows = tuple(changed.get(task.name, task) for task in state.tasks)
     return replace(state, agents=tuple(agents), tasks=rows)
 
 

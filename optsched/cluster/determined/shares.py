@@ -9,10 +9,12 @@ from optsched.cluster.determined.board import Board
 from optsched.cluster.determined.columns import columns
 from optsched.cluster.determined.offers import GroupShare, offer_by_code, offer_by_docs
 from optsched.cluster.determined.state import State
-from optsched.cluster.job_checks import one_of
+from optsched.cluster.job_checks import one_of, told
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from optsched.cluster.determined.columns import Columns, Fits, Kind, TaskColumns
 
 VARIANTS: Final = ("code", "docs")
@@ -36,8 +38,8 @@ def fair_share(state: State, variant: Literal["code", "docs"] = "code") -> Decis
     Returns
     -------
     Decision
-        Each start fits alone on the cluster as it is: two may want the same slots, and whoever
-        starts them looks again, in the order given (see `apply`).
+        The scheduler looks at each task alone: two may want the same slots. Who comes too late when
+        agents are sought in order is in `postponed`.
 
     Raises
     ------
@@ -51,15 +53,20 @@ def fair_share(state: State, variant: Literal["code", "docs"] = "code") -> Decis
     cols = columns(checked(state))
     one_of("variant", variant, VARIANTS)
     start, release = decide_fair_share(cols, variant)
-    return named(cols, start, release, [])
+    return named(cols, start, release)
 
 
 def fair_share_offers(state: State, variant: Literal["code", "docs"] = "code") -> dict[str, int]:
     """Slots that every group is offered, by name; groups without a task to consider are left out.
 
-    A group that no task names explicitly has the name of its task.
+    A task without a group is a group of its own, which has the name of the task.
+
+    Raises
+    ------
+    InputError
+        Not a `State`, no such variant, or a task without a group has the name of another's group.
     """
-    cols = columns(checked(state))
+    cols = columns(told_apart(state))
     one_of("variant", variant, VARIANTS)
     board = Board(cols)
     shares, tasks = _divided(cols, board, variant)
@@ -71,15 +78,14 @@ def fair_share_offers(state: State, variant: Literal["code", "docs"] = "code") -
     }
 
 
-def decide_fair_share(cols: Columns, variant: str) -> tuple[list[tuple[int, Fits]], list[int]]:
-    """Numbers of the tasks that start, with their agents, and of those to release."""
+def decide_fair_share(cols: Columns, variant: str) -> tuple[list[int], list[int]]:
+    """Numbers of the tasks that are to start, each of which fits alone, and of those to release."""
     tasks = cols.tasks
     board = Board(cols)
     start = [
-        (i, fits)
+        i
         for i, slots in enumerate(tasks.slots)
-        if slots == 0 and not tasks.running[i]
-        if (fits := board.find(tasks.kind[i], tasks.names[i]))
+        if slots == 0 and not tasks.running[i] and board.has(tasks.kind[i])
     ]
     release: list[int] = []
     shares, rows = _divided(cols, board, variant)
@@ -87,7 +93,7 @@ def decide_fair_share(cols: Columns, variant: str) -> tuple[list[tuple[int, Fits
         if share.active > share.offer:
             release += _above(share, rows[share.group], tasks)
         elif share.active < share.offer:
-            start += _below(share, rows[share.group], tasks, board)
+            start += _below(share, rows[share.group], tasks)
     return start, release
 
 
@@ -140,16 +146,14 @@ def _above(share: GroupShare, rows: list[int], tasks: TaskColumns) -> list[int]:
     return released
 
 
-def _below(
-    share: GroupShare, rows: list[int], tasks: TaskColumns, board: Board
-) -> list[tuple[int, Fits]]:
+def _below(share: GroupShare, rows: list[int], tasks: TaskColumns) -> list[int]:
     """Waiting tasks in task order that fit what is left of the offer."""
     budget, started = share.offer - share.active, []
     for i in rows:
         if budget <= 0:
             break
         if not tasks.running[i] and tasks.slots[i] <= budget:
-            started.append((i, board.find(tasks.kind[i], tasks.names[i])))
+            started.append(i)
             budget -= tasks.slots[i]
     return started
 
@@ -161,13 +165,43 @@ def checked(state: State) -> State:
     return state
 
 
+def told_apart(state: State) -> State:
+    """A state in whose answers by group a name stands for one group; otherwise a sentence."""
+    groups = {task.group for task in checked(state).tasks}
+    for task in state.tasks:
+        if task.group is None and task.name in groups:
+            raise InputError(
+                f"task {told(task.name)}: group: it has none, so that its own has its name, but "
+                "other tasks name a group so; rename the task or the group"
+            )
+    return state
+
+
+def in_order(cols: Columns, start: Iterable[int]) -> tuple[list[tuple[int, Fits]], list[int]]:
+    """Where the tasks really start, looked at again one after the other; and those that cannot.
+
+    Determined's resource pool (``allocateResources``) does so before it releases anybody.
+    """
+    tasks, board = cols.tasks, Board(cols)
+    begun, late = [], []
+    for i in start:
+        if fits := board.find(tasks.kind[i], tasks.names[i]):
+            board.put(fits)
+            begun.append((i, fits))
+        else:
+            late.append(i)
+    return begun, late
+
+
 def named(
-    cols: Columns, start: list[tuple[int, Fits]], release: list[int], backfilled: list[int]
+    cols: Columns, start: list[int], release: list[int], backfilled: Iterable[int] = ()
 ) -> Decision:
-    """Names for numbers."""
+    """The starts in order, and names for numbers."""
     tasks, agents = cols.tasks.names, cols.agents.names
+    begun, late = in_order(cols, start)
     return Decision(
-        {tasks[i]: {agents[a]: slots for a, slots in fits} for i, fits in start},
+        {tasks[i]: {agents[a]: slots for a, slots in fits} for i, fits in begun},
         tuple(tasks[i] for i in release),
-        tuple(tasks[i] for i in backfilled),
+        tuple(tasks[i] for i in backfilled if i not in late),
+        tuple(tasks[i] for i in late),
     )

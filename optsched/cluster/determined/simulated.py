@@ -10,6 +10,7 @@ import numpy as np
 
 from optsched.cluster.determined.board import Board
 from optsched.cluster.determined.columns import AgentColumns, Columns, TaskColumns
+from optsched.cluster.determined.shares import in_order
 from optsched.cluster.policy import Decision
 
 if TYPE_CHECKING:
@@ -95,42 +96,40 @@ class Cluster:
 def decision(
     view: ClusterView,
     cols: Columns,
-    start: list[tuple[int, Fits]],
+    start: list[int],
     release: list[int],
-    *,
-    together: bool,
 ) -> Decision:
     """Quotas and nodes. Released jobs stop now; what they held is given out one unit of time later.
+
+    Whatever changes makes Determined look again at its next tick, for one answer need not use all
+    the room there is: here it is asked again one unit of time later, until nothing changes.
 
     Parameters
     ----------
     view, cols
         The instant.
     start, release
-        What Determined's scheduler answers.
-    together
-        Whether the starts fit together. If not, they are looked at again one after the other, on
-        the cluster before anything is released, as Determined's resource pool does.
+        What Determined's scheduler answers. Starts are looked at again one after the other, on the
+        cluster before anything is released, as its resource pool does; who comes too late waits.
     """
     tasks = cols.tasks
     quota = np.where(view.running & (view.gpus == 0), -1, view.gpus)
-    board = None if together else Board(cols)
     nodes: dict[int, dict[int, int]] = {}
-    for i, fits in start:
-        if board is not None:
-            fits = board.find(tasks.kind[i], tasks.names[i])
-            board.put(fits)
-        if fits:
-            nodes[i] = dict(fits)
-            quota[i] = tasks.slots[i] or -1
+    for i, fits in in_order(cols, start)[0]:
+        nodes[i] = dict(fits)
+        quota[i] = tasks.slots[i] or -1
     quota[release] = 0
-    wake = view.time + 1 if release else None
+    # if nothing changes now, the same question gets the same answer: the next event asks again
+    wake = view.time + 1 if nodes or release else None
     return Decision(quota, nodes=nodes, wake_at=wake, order=np.array(list(nodes), np.int64))
 
 
 def _jobs_of(w: Workload, limit: int) -> _Jobs:
     first = w.size_ptr[:-1]
-    largest = np.maximum.reduceat(np.where(w.size <= limit, w.size, -1), first)
+    most = [limit if g.max_slots is None else min(limit, g.max_slots) for g in w.groups]
+    room = np.array(most, np.int64)[w.group]  # a gang beyond its group's slots would never start
+    fits = w.size <= np.repeat(room, np.diff(w.size_ptr))
+    largest = np.maximum.reduceat(np.where(fits, w.size, -1), first)
     slots = np.where(largest < 0, w.size[first], largest).tolist()
     group, priority = w.group.tolist(), w.priority.tolist()
     weight = [group.weight for group in w.groups]
@@ -163,7 +162,8 @@ def _held(view: ClusterView) -> tuple[list[Fits], AgentColumns]:
     units = (
         [f + z for f, z in zip(free_units, zero_used, strict=True)] if free_units else [2**40] * n
     )
-    drained = [slots == 0 for slots in capacity]
+    idle_units = free_units or [0] * n  # a node without GPUs still takes zero-slot tasks
+    drained = [c == 0 and f == 0 for c, f in zip(capacity, idle_units, strict=True)]
     slots = [u if d else c for u, d, c in zip(used, drained, capacity, strict=True)]
     return held, AgentColumns(
         [f"n{a}" for a in range(n)], slots, used, units, zero_used, drained, [False] * n

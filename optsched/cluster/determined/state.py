@@ -116,11 +116,12 @@ class Task:
     position
         Place in the queue (negative: behind all positive ones); None: by `submitted`.
     blocked
-        Agents that it must not be put on.
+        Agents of the pool that it must not be put on.
     single_agent
         Never spread it over several agents.
     allocation
-        Slots it holds by agent: the task runs. Empty: it runs, nobody knows where. None: it waits.
+        Slots it holds by agent, all of them: the task runs. Empty: it runs, nobody knows where, on
+        none of these agents' slots. None: it waits.
     """
 
     name: str
@@ -179,7 +180,8 @@ class State:
     Raises
     ------
     InputError
-        A name twice, an allocation on an agent that is not there, more than its slots held.
+        A name twice, an allocation on or a blocked agent that is not there, more slots or zero-slot
+        units held than it has.
     """
 
     agents: tuple[Agent, ...]
@@ -214,14 +216,16 @@ def _content(state: State) -> tuple[Any, ...]:
 def _check_held(state: State) -> None:
     """Allocations lie on agents that are there and have the slots."""
     known = {agent.name: agent for agent in state.agents}
-    held = dict.fromkeys(known, 0)
+    held, units = dict.fromkeys(known, 0), dict.fromkeys(known, 0)
     for task in state.tasks:
+        check_blocked(task, known)
         for name, slots in (task.allocation or {}).items():
             if name not in known:
                 raise InputError(
                     f"task {told(task.name)}: allocation: there is no agent {told(name)}"
                 )
             held[name] += slots
+            units[name] += task.slots == 0
     for name, slots in held.items():
         agent = known[name]
         if agent.used is None and slots > agent.slots:
@@ -229,6 +233,18 @@ def _check_held(state: State) -> None:
                 f"agent {told(name)}: its tasks hold {slots} slots, it has {agent.slots}; "
                 "tell what it shows with used"
             )
+        if agent.zero_used is None and units[name] > agent.zero_slots:
+            raise InputError(
+                f"agent {told(name)}: zero_slots: its tasks hold {units[name]} units, it has "
+                f"{agent.zero_slots}; tell what it shows with zero_used"
+            )
+
+
+def check_blocked(task: Task, agents: Iterable[str]) -> None:
+    """Blocked agents are agents of the pool."""
+    for name in sorted(task.blocked):
+        if name not in agents:
+            raise InputError(f"task {told(task.name)}: blocked: there is no agent {told(name)}")
 
 
 def _rows(key: str, given: Any, kind: type) -> tuple[Any, ...]:
@@ -266,16 +282,17 @@ def _names(place: str, given: Any) -> Iterable[str]:
 
 
 def _allocation(place: str, given: Any, slots: int) -> Mapping[str, int]:
+    place = f"{place}: allocation"
     if not hasattr(given, "items"):
-        raise InputError(f"{place}: allocation: expected {{agent: slots}}, got {told(given)}")
+        raise InputError(f"{place}: expected {{agent: slots}}, got {told(given)}")
     rows = {
-        _name(f"{place}: allocation", name): integer(f"{place}: allocation[{told(name)}]", count)
+        _name(place, name): integer(f"{place}[{told(name)}]", count, min(slots, 1))
         for name, count in given.items()
     }
-    if sum(rows.values()) > slots:
-        raise InputError(
-            f"{place}: allocation: holds {sum(rows.values())} slots, but asks for {slots}"
-        )
+    if rows and sum(rows.values()) != slots:
+        raise InputError(f"{place}: holds {sum(rows.values())} slots, but asks for {slots}")
+    if slots == 0 and len(rows) > 1:
+        raise InputError(f"{place}: names {len(rows)} agents, but a task without slots is on one")
     return MappingProxyType(rows)
 
 

@@ -6,7 +6,7 @@ from functools import cmp_to_key
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.cluster.determined.columns import columns
-from optsched.cluster.determined.shares import checked
+from optsched.cluster.determined.shares import checked, told_apart
 
 if TYPE_CHECKING:
     from optsched.cluster.determined.columns import TaskColumns
@@ -32,17 +32,24 @@ class Queued(NamedTuple):
 def order(state: State) -> list[str]:
     """All tasks in the order in which the priority scheduler looks at them.
 
-    By priority (1 first), then queue position (negative ones last), then by submit time, request
-    time and name. If two tasks of one priority do not both have a position, the submit time decides
-    between them.
+    By priority (1 first), then queue position (negative ones behind positive ones), then by submit
+    time, request time and name. Between two tasks of one priority the submit time decides as well
+    if one has no position, if both are negative, and between 0 and a negative one: that is no order
+    (0 before 1 before -1, but 0 beside -1), so that the result depends on the sort, which is Go's.
     """
     cols = columns(checked(state))
     return [cols.tasks.names[i] for i in ordered(cols.tasks)]
 
 
 def queue(state: State) -> dict[str, Queued]:
-    """Groups in the order of the priority scheduler; a task without a group counts as its own."""
-    cols = columns(checked(state))
+    """Groups in the order of the priority scheduler; a task without a group counts as its own.
+
+    Raises
+    ------
+    InputError
+        Not a `State`, or a task without a group has the name of another's group.
+    """
+    cols = columns(told_apart(state))
     group_of = {task.name: task.group or task.name for task in state.tasks}
     found: dict[str, Queued] = {}
     for i in ordered(cols.tasks):
@@ -60,7 +67,8 @@ def ordered(tasks: TaskColumns) -> list[int]:
     rows = range(len(tasks.names))
     if all(position is None for position in tasks.position):
         return sorted(rows, key=tasks.priority.__getitem__)
-    if None not in tasks.position:
+    given = [position for position in tasks.position if position is not None]
+    if len(given) == len(rows) and not (0 in given and min(given) < 0):
         return sorted(rows, key=lambda i: (tasks.priority[i], *_place(tasks.position[i])))
     # positions beside submit times are no order (a before b before c before a), so that the result
     # depends on the way of sorting: upstream's, as long as Go sorts by insertion
@@ -88,6 +96,8 @@ def _before(tasks: TaskColumns, i: int, j: int) -> bool:
     if tasks.priority[i] != tasks.priority[j]:
         return tasks.priority[i] < tasks.priority[j]
     first, second = tasks.position[i], tasks.position[j]
-    if first is None or second is None or _place(first) == _place(second):
+    if first is None or second is None or first == second:
         return i < j
-    return _place(first) < _place(second)
+    if first >= 0 and second >= 0:
+        return first < second
+    return first > 0 or (second <= 0 and i < j)  # upstream: a negative one is behind positive ones

@@ -22,7 +22,8 @@ class FairShare:
     """Slots are divided among groups; who holds more releases, who holds less starts.
 
     Jobs are gangs of one size. A job without a group is one of its own. What is
-    released is given out one unit of time later, for the scheduler answers before it is free.
+    released is given out one unit of time later, for the scheduler answers before it is free; after
+    every start and release it is asked again one unit later, as Determined looks again.
 
     Parameters
     ----------
@@ -40,6 +41,7 @@ class FairShare:
     name: ClassVar[str] = "fair_share"
     options: ClassVar[tuple[str, ...]] = ("variant", "fit", "heterogeneous", "gang")
     clairvoyant: bool = False
+    honours_max_slots: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -61,4 +63,4 @@ class FairShare:
         """Starts and releases now."""
         cols = self._cluster.columns(view)
         start, release = decide_fair_share(cols, self.variant)
-        return decision(view, cols, start, release, together=False)
+        return decision(view, cols, start, release)

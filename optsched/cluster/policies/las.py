@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
 from optsched.cluster.job_checks import integer, told
+from optsched.cluster.metrics import PER_SECOND
 from optsched.cluster.policies.preemptive_walk import walk_in_order
 from optsched.cluster.policy import Decision
 from optsched.cluster.queue_twin_input import checked_gang, gangs_in_view
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from optsched.cluster.workload import Workload
     from optsched.schedule import IntArray
 
+_ROUND: Final = 60
+_THRESHOLD: Final = 18_000
+"""Seconds."""
+
 
 class Las:
     """2D-LAS of Tiresias (Gu et al., NSDI 2019): queues by GPU-time received, FIFO inside.
@@ -29,9 +34,11 @@ class Las:
     Parameters
     ----------
     thresholds
-        GPU-time, in the workload's unit, beyond which a job is in the next queue; ascending.
+        GPU-time, in the workload's unit, beyond which a job is in the next queue; ascending. None:
+        one, 18,000 s.
     round
-        Decisions are made at multiples of this time; 0: at every event.
+        Decisions are made at multiples of this time, in the workload's unit; 0: at every event;
+        None: 60 s.
     gang
         As for `Fifo`.
 
@@ -46,15 +53,26 @@ class Las:
     options: ClassVar[tuple[str, ...]] = ("gang", "round", "thresholds")
 
     def __init__(
-        self, *, thresholds: Sequence[int] = (18_000,), round: int = 60, gang: int | None = None
+        self,
+        *,
+        thresholds: Sequence[int] | None = None,
+        round: int | None = None,
+        gang: int | None = None,
     ) -> None:
-        self.thresholds = _checked_thresholds(thresholds)
-        self.round = integer("round", round)
+        self.thresholds = None if thresholds is None else _checked_thresholds(thresholds)
+        self.round = None if round is None else integer("round", round)
         self.gang = checked_gang(gang)
+
+    def times(self, workload: Workload) -> tuple[tuple[int, ...], int]:
+        """Thresholds and round (at least 1) in the unit of a workload."""
+        second = PER_SECOND[workload.time_unit]
+        thresholds = (_THRESHOLD * second,) if self.thresholds is None else self.thresholds
+        every = _ROUND * second if self.round is None else self.round
+        return thresholds, max(every, 1)
 
     def decide(self, view: ClusterView) -> Decision:
         """Walk all jobs, if it is time for a round."""
-        every = max(self.round, 1)
+        thresholds, every = self.times(view.workload)
         if view.time % every:
             zero_slot = np.diff(view.size_ptr) == 0
             kept = np.where(view.running, view.gpus, 0)
@@ -63,30 +81,21 @@ class Las:
                 quota, wake_at=_round_from(view.time, every), best_effort=bool(zero_slot.any())
             )
         size, _ = gangs_in_view(view, self.gang)
-        queue = np.searchsorted(self.thresholds, view.attained, side="left")
+        queue = np.searchsorted(thresholds, view.attained, side="left")
         chosen = walk_in_order(view, size, np.argsort(queue, kind="stable"))
         return Decision(
             chosen.quota, order=chosen.order, best_effort=chosen.best_effort,
-            wake_at=self._next_change(view, chosen, queue),
+            wake_at=_next_change(view, chosen, queue, thresholds, every),
         )  # fmt: skip
-
-    def _next_change(self, view: ClusterView, chosen: Decision, queue: IntArray) -> int | None:
-        """The first round at which a job that runs now will be in another queue."""
-        moving = (chosen.quota > 0) & (queue < len(self.thresholds))
-        if not moving.any():
-            return None
-        gap = np.array(self.thresholds)[queue[moving]] - view.attained[moving]
-        passed = int((gap // chosen.quota[moving]).min()) + 1
-        return _round_from(view.time + passed, max(self.round, 1))
 
     def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
         """The whole simulation in compiled code."""
         from optsched.cluster.las_twin import las_twin
 
+        thresholds, every = self.times(workload)
         return las_twin(
-            workload, nodes, settings, thresholds=self.thresholds, every=max(self.round, 1),
-            gang=self.gang,
-        )  # fmt: skip
+            workload, nodes, settings, thresholds=thresholds, every=every, gang=self.gang
+        )
 
 
 def _checked_thresholds(thresholds: Sequence[int]) -> tuple[int, ...]:
@@ -99,6 +108,18 @@ def _checked_thresholds(thresholds: Sequence[int]) -> tuple[int, ...]:
     for value in thresholds:
         found.append(integer("thresholds", value, found[-1] + 1 if found else 0))
     return tuple(found)
+
+
+def _next_change(
+    view: ClusterView, chosen: Decision, queue: IntArray, thresholds: tuple[int, ...], every: int
+) -> int | None:
+    """The first round at which a job that runs now will be in another queue."""
+    moving = (chosen.quota > 0) & (queue < len(thresholds))
+    if not moving.any():
+        return None
+    gap = np.array(thresholds)[queue[moving]] - view.attained[moving]
+    passed = int((gap // chosen.quota[moving]).min()) + 1
+    return _round_from(view.time + passed, every)
 
 
 def _round_from(time: int, every: int) -> int:

@@ -23,7 +23,8 @@ class Priority:
     """Better levels first; running jobs of worse levels are released for those that do not fit.
 
     Jobs are gangs of one size; a group's priority goes before the job's. What is
-    released is given out one unit of time later, for the scheduler answers before it is free.
+    released is given out one unit of time later, for the scheduler answers before it is free; after
+    every start and release it is asked again one unit later, as Determined looks again.
 
     Parameters
     ----------
@@ -65,4 +66,4 @@ class Priority:
         """Starts and releases now."""
         cols = self._cluster.columns(view)
         start, release, _ = decide_priority(cols, self.preemption, self.variant)
-        return decision(view, cols, start, release, together=True)
+        return decision(view, cols, start, release)

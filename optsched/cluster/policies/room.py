@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     FloatArray = npt.NDArray[np.float64]
 
 # as in `optsched.cluster.elastic_twin_rule`, which is compiled where it is used
-_FREE, _HOLDS, _PINNED = 0, 1, 2
+_FREE, _HOLDS, _PINNED, _LAST = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +38,7 @@ class Room:
     total: int
     """GPUs of all nodes that take work, but for those of jobs that are partly elsewhere."""
     fixed: IntArray
-    """By position: 0 free, 1 keeps its size or is preempted, 2 stays (on a drained node)."""
+    """By position: see `fixed_jobs`."""
     movable: IntArray
     """Positions, ascending: jobs to be given at least their smallest size each."""
     budget: int
@@ -49,7 +49,7 @@ class Room:
         """Admit by arrival: who runs goes on, then first fit of smallest sizes.
 
         A pending job that fits only after somebody's pass has ended waits, and the GPUs it will
-        need are not given to others meanwhile.
+        need are not given to others meanwhile. Who is in its last pass gives nothing back.
         """
         from optsched_solvers.quota import admit
 
@@ -59,9 +59,9 @@ class Room:
         slots = least > 0
         holds = view.running & slots & (fixed != _PINNED)
         pending = np.flatnonzero(~view.running & slots)
-        left = total - int(least[holds].sum())
+        left = total - int(np.where(fixed == _LAST, view.gpus, least)[holds].sum())
         admitted = pending[admit(np.arange(len(pending)), least[pending], left)]
-        budget = total - int(view.gpus[holds & (fixed == _HOLDS)].sum())
+        budget = total - int(view.gpus[holds & (fixed != _FREE)].sum())
         flexible = np.flatnonzero(holds & (fixed == _FREE))
         now = budget - int(least[flexible].sum())
         starts = admitted[admit(np.arange(len(admitted)), least[admitted], now)]
@@ -79,13 +79,22 @@ class Room:
 
 
 def fixed_jobs(view: ClusterView) -> IntArray:
-    """By position: 0 free, 1 keeps its size or is preempted, 2 stays as it is.
+    """By position: 0 free, 1 keeps its size or is preempted, 2 stays as it is, 3 is 1 to its end.
 
-    Where a stop loses the open pass, nobody is resized in it either.
+    Where a stop loses the open pass, nobody is resized in it either. A job keeps its size to its
+    end in its last pass: of jobs with a target by the remaining work that the policy sees.
     """
     fixed = np.zeros(len(view.job), np.int64)
     if view.settings.resize == "pass" or view.settings.checkpoint == "pass":
-        fixed[view.running & ~view.at_pass_end] = _HOLDS
+        inside = view.running & ~view.at_pass_end
+        jobs, following = view.workload, view.passes + 1
+        aims = ~np.isnan(jobs.target[view.job])
+        last = np.where(
+            aims,
+            view.remaining <= following * view.pass_work - view.done,
+            jobs.passes[view.job] <= following,
+        )
+        fixed[inside] = np.where(last[inside], _LAST, _HOLDS)
     closed: set[int] = set()
     for change in sorted(view.settings.changes, key=lambda change: change.time):
         if change.time <= view.time:

@@ -42,7 +42,8 @@ def proportional(
     Parameters
     ----------
     scores
-        Not negative, shape (jobs,); compared at a resolution of 2**-32 of the largest.
+        Not negative, shape (jobs,); compared at a resolution of 2**-32 of the largest: rounding
+        decides between scores closer than that, and scores below about that count as 0.
     budget
         GPUs to share, at most 2**30.
     minimum, maximum

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from optsched_solvers.quota.levels import climbed
 
 if TYPE_CHECKING:
     from optsched_solvers.quota.inputs import IntArray
+
+REST_WORK: Final = 2 * 10**5
+"""Limit of the programme for the rest, which no makespan depends on; see `lexicographic`."""
 
 
 @overload
@@ -31,8 +34,10 @@ def makespan(
     """Whole GPUs that minimise the largest remaining time of the jobs, all running at once.
 
     Bisection on the makespan T, with the fewest GPUs of every job that end it by T. The GPUs that
-    are left do not matter for T: they shorten the longest of the other jobs, then the next
-    (max-min of the negative times); GPUs that shorten nothing stay unused.
+    are left do not matter for T: they shorten the longest of the other jobs, then the next, so that
+    the times in falling order are lexicographically smallest; GPUs that shorten nothing stay
+    unused. Where tables stand still and then fall (allowed sizes) that rest is settled by a dynamic
+    programme of bounded work (some 10 ms), beyond which the cheapest steps are taken.
 
     Parameters
     ----------
@@ -59,7 +64,7 @@ def makespan(
         minima exceed the budget.
     """
     budget = gpus(budget)
-    rows, times, lo = tables(ptr, time, minimum, budget)
+    rows, times, lo = tables(ptr, time, minimum, budget, name="time")
     if len(times) and not 0 <= int(times.min()) <= int(times.max()) <= 2**61:
         at = int(np.argmin(times) if times.min() < 0 else np.argmax(times))
         j = int(np.searchsorted(rows, at, "right")) - 1
@@ -74,7 +79,7 @@ def makespan(
             f"{lo[wrong] + k}"
         )
     spare = budget - int(lo.sum())
-    taken, _ = climbed(rows, levels, spare, facts, whole=False)
+    taken, _ = climbed(rows, levels, spare, facts, most_work=REST_WORK)
     if not certificate:
         return lo + taken
     longest = int(times[rows[:-1] + taken].max(initial=0))

@@ -86,12 +86,14 @@ def too_much(minimum: IntArray, budget: int) -> str:
     )
 
 
-def tables(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, IntArray, IntArray]:
+def tables(
+    ptr: Any, value: Any, minimum: Any, budget: int, *, name: str = "value"
+) -> tuple[IntArray, IntArray, IntArray]:
     """The rows of a table, one a job: at least one entry each, minima within the budget."""
-    rows, values = integers("ptr", ptr), integers("value", value)
+    rows, values = integers("ptr", ptr), integers(name, value)
     if len(rows) == 0 or rows[0] != 0 or rows[-1] != len(values):
         raise InputError(
-            f"ptr: expected offsets from 0 to {len(values)} (the number of values), "
+            f"ptr: expected offsets from 0 to {len(values)} (the number of {name}s), "
             f"got {rows.tolist()[:2]}..{rows.tolist()[-1:]}"
         )
     size = len(rows) - 1
@@ -100,7 +102,7 @@ def tables(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, I
         raise InputError(f"ptr: at most {MOST_JOBS} jobs, got {size}")
     short = np.flatnonzero(np.diff(rows) < 1)
     for j in short[:1]:
-        raise InputError(f"job {j}: its row has no value (ptr {rows[j]}..{rows[j + 1]})")
+        raise InputError(f"job {j}: its row has no {name} (ptr {rows[j]}..{rows[j + 1]})")
     if size and lo.min() < 0:
         j = int(np.argmin(lo))
         raise InputError(f"job {j}: minimum {lo[j]} is negative")

@@ -38,7 +38,8 @@ def max_min(
     Parameters
     ----------
     weights
-        Positive, shape (jobs,); compared at a resolution of 2**-32 of the largest.
+        Positive, shape (jobs,); compared at a resolution of 2**-32 of the largest: rounding
+        decides between weights closer than that, and smaller weights count as that part.
     budget
         GPUs to share, at most 2**30; what exceeds the sum of the maxima stays unused.
     minimum, maximum
@@ -138,19 +139,19 @@ def max_min_table(
 
 
 def climbed(
-    rows: IntArray, values: IntArray, spare: int, facts: IntArray, *, whole: bool = True
+    rows: IntArray, values: IntArray, spare: int, facts: IntArray, *, most_work: int | None = None
 ) -> tuple[IntArray, bool]:
     """Entries per row, and whether they are the lexicographic optimum for certain.
 
     Parameters
     ----------
-    whole
-        Settle doubts by the dynamic programme; else take the cheapest steps.
+    most_work
+        Doubts are settled by the dynamic programme within that limit; else by the cheapest steps.
     """
     n = len(rows) - 1
     taken, active, base = (np.zeros(n, np.int64) for _ in range(3))
     climb(rows, values, spare, taken, active, base, facts)
-    if facts[EXACT] == 1 or not whole:
-        return taken, bool(facts[EXACT])
-    settled = best_rest(rows, values, base, active, int(facts[REST]))
+    if facts[EXACT] == 1:
+        return taken, True
+    settled = best_rest(rows, values, base, active, int(facts[REST]), most_work)
     return (taken, False) if settled is None else (settled, True)

@@ -14,8 +14,9 @@ MOST_WORK: Final = 5 * 10**6
 
 
 def best_rest(
-    rows: IntArray, values: IntArray, base: IntArray, active: IntArray, rest: int
-) -> IntArray | None:
+    rows: IntArray, values: IntArray, base: IntArray, active: IntArray, rest: int,
+    most_work: int | None = None,
+) -> IntArray | None:  # fmt: skip
     """Entries per row whose sorted levels are lexicographically largest; None if too much work.
 
     A dynamic programme over GPUs. A vector of levels is one integer in base n + 1, whose digits
@@ -29,8 +30,13 @@ def best_rest(
         Entries reached, and 1 for every job that may still rise.
     rest
         GPUs to share among them.
+    most_work
+        Limit of the programme; `MOST_WORK` by default.
     """
+    limit = MOST_WORK if most_work is None else most_work
     jobs = np.flatnonzero(active == 1)
+    if len(jobs) * (rest + 1) > limit:  # without even looking at the rows
+        return None
     options: list[list[tuple[int, int]]] = []
     for j in jobs:
         row = values[rows[j] + base[j] : rows[j + 1]]
@@ -41,7 +47,7 @@ def best_rest(
     size = len(jobs) + 1
     words = 1 + len(levels) * size.bit_length() // 64
     additions = sum(len(steps) for steps in options) * (rest + 1)
-    if additions * (1 + words // 32) > MOST_WORK:
+    if additions * (1 + words // 32) > limit:
         return None
     digit = {level: size ** (len(levels) - 1 - at) for at, level in enumerate(levels)}
     best = np.zeros(rest + 1, object)

@@ -89,7 +89,9 @@ def choice(
     budget
         GPUs that there are.
     certificate
-        Also return a proof that is checked on the answer alone.
+        Also return a proof that is checked on the answer alone. `holds` is true only if the bound
+        at the price, or a table of budgets within a limit of work (`RECHECK`), proves the answer;
+        the answer is optimal also where that is too much work and `holds` is false.
 
     Returns
     -------
@@ -113,7 +115,12 @@ def choice(
 
 
 def hull_bound(ptr: Any, size: Any, value: Any, budget: int | np.integer) -> int:
-    """Floor of the linear relaxation: no choice is worth more.
+    """What no choice is worth more than: a linear relaxation, rounded down.
+
+    It is at most the floor of the plain linear relaxation, which lets options be mixed, and often
+    lower: first the budget beyond all smallest sizes is cut to a multiple of the greatest common
+    divisor of what options take beyond the smallest of their row (no choice uses more), and options
+    that take more than that are left out (no choice has them).
 
     Parameters and errors are those of `choice`.
     """

@@ -134,12 +134,13 @@ def test_twice_the_time_twice_the_numbers(once: Run) -> None:
 def test_policies_without_time_constants_scale(name: str) -> None:
     """A workload on half the clock gives the same history on half the clock."""
     jobs = synthetic(60, 2.0, 4, gpus=8, elastic=name not in ("fifo", "sjf", "srtf"), passes=5)
-    # work that all sizes divide evenly, so that no end is rounded up to the next tick
-    unit = 5 * 64 * WORK
-    once = jobs.changed(rate=jobs.size * WORK, work=(jobs.work // unit + 1) * unit)
+    # fine ticks, and work that all sizes divide evenly: what is rounded up to a tick is no matter
+    fine, unit = 2**12, 5 * 64 * WORK
+    work = (jobs.work // unit + 1) * unit * fine
+    once = jobs.changed(rate=jobs.size * WORK, work=work, submit=jobs.submit * fine)
     twice = once.changed(submit=2 * once.submit, work=2 * once.work)
     one, two = (
-        simulate(w, name, Nodes(1, gpus=8), restart_cost=k * 10).metrics.summary()
+        simulate(w, name, Nodes(1, gpus=8), restart_cost=k * 10 * fine).metrics.summary()
         for k, w in ((1, once), (2, twice))
     )
     for key, value in one.items():
@@ -206,6 +207,81 @@ def test_nodes_that_come_and_go_count_while_they_are_there() -> None:
         Settings(changes=changes),
     )
     assert run.metrics.utilisation == pytest.approx(10 / (2 * 8 + 2 * 6))
+
+
+def test_a_drained_node_counts_as_long_as_it_is_held() -> None:
+    """Whole GPUs from 10 to 90 that nobody else could use are there for their job only."""
+    job = Job(name="a", sizes=(3,), work=300 * WORK)
+    changes = (NodeChange(10, 1, "drain"), NodeChange(90, 1, "add"))
+    run = simulate([job], "fifo", Nodes(2, gpus=2), changes=changes)
+    assert run.metrics.utilisation == run.metrics.effective_utilisation == 300 / (4 * 20 + 3 * 80)
+    assert simulate([job], "fifo", Nodes.of([2, 1]), changes=changes).metrics.utilisation == 1.0
+
+
+@st.composite
+def coming_and_going(draw: st.DrawFn) -> Run:
+    """A simulation in which nodes change at random, node 0 but for a while."""
+    jobs = [
+        Job(
+            name=f"j{i}",
+            submit=draw(st.integers(0, 12)),
+            sizes=(draw(st.integers(1, 3)),),
+            work=draw(st.integers(1, 30)) * WORK,
+        )
+        for i in range(draw(st.integers(1, 6)))
+    ]
+    gpus = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    change = st.builds(
+        NodeChange,
+        st.integers(0, 40),
+        st.integers(0, len(gpus)),
+        st.sampled_from(["add", "drain", "remove"]),
+    )
+    changes, takes = [], dict[int, bool]()
+    drawn = sorted(draw(st.lists(change, max_size=10)), key=lambda change: change.time)
+    for one in [*drawn, NodeChange(49, 0, "drain"), NodeChange(50, 0, "add")]:
+        if one.kind != "add" or not takes.get(one.node, False):  # nothing is added twice
+            changes.append(one)
+            takes[one.node] = one.kind == "add"
+    nodes = Nodes.of([3, *gpus])
+    return simulate(jobs, draw(st.sampled_from(["fifo", "srtf"])), nodes, changes=changes)
+
+
+@settings(max_examples=150)
+@given(coming_and_going())
+def test_nodes_that_change_at_random(run: Run) -> None:
+    """Three shares by counting, in every tick, the GPUs that are there and those that are held."""
+    changes = sorted(run.settings.changes, key=lambda change: change.time)
+    w, log = run.workload, run.log
+    least = [int(w.sizes_of(j)[0]) for j in range(len(w))]
+    there = used = lost = 0.0
+    for t in range(int(w.submit[0]), int(log.end.max())):
+        for node, busy in held_at(run, t).items():
+            own = [change for change in changes if change.node == node]
+            takes = not own or own[0].kind != "add"
+            for change in own:
+                if change.time <= t:
+                    takes = change.kind == "add"
+            count = run.nodes.gpus[node]
+            free = count - busy if takes else 0
+            there += busy + free
+            used += busy
+            lost += sum(free * (min(d, count) > free) for d in least) / len(least)
+    m = run.metrics
+    assert 0 <= m.utilisation <= 1 and 0 <= m.fragmentation <= 1
+    assert m.utilisation == pytest.approx(used / there if there else 0)
+    assert m.fragmentation == pytest.approx(lost / there if there else 0)
+    assert m.effective_utilisation <= m.utilisation + 1e-12
+
+
+def test_columns_are_read_only() -> None:
+    """Those of a run are what happened."""
+    run = simulate(synthetic(9), "fifo", Nodes(1))
+    m = run.metrics
+    columns = [run.jct, m.jct, m.rho, m.ended, *(c for c in run.log if c is not None)]
+    assert not any(column.flags.writeable for column in columns)
+    with pytest.raises(ValueError, match="read-only"):
+        run.log.start[0] = 7
 
 
 def test_zero_slot_tasks_use_no_gpu() -> None:

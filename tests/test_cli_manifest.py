@@ -1,0 +1,110 @@
+"""`optsched manifest`: answers that contradict themselves, pods that fit their nodes, stdin."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from optsched.formats.kubernetes import Gang, Options, manifest, pods_of, surplus
+
+if TYPE_CHECKING:
+    from program import Cli
+
+START: dict[str, Any] = {"task": "a", "agents": {"n1": 5, "n2": 3}, "slots": 8}
+ANSWER: dict[str, Any] = {"format": "optsched.decision/1", "start": [START], "release": []}
+
+
+def answer(*, drop: str = "", **change: Any) -> str:
+    """A file with this answer; `start` is what changes of its only start."""
+    start = {**START, **change.pop("only", {})}
+    tree = {**ANSWER, "start": [start], **change}
+    tree.pop(drop, None)
+    Path("a.json").write_text(json.dumps(tree))
+    return "a.json"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"only": {"agents": {"n1": -1}}}, 'start[0].agents["n1"]: expected an integer in 1..1000'),
+        ({"only": {"agents": {"n1": 0, "n2": 8}}}, 'agents["n1"]: expected an integer in 1..'),
+        ({"only": {"agents": {"n1": 10**20}}}, 'agents["n1"]: expected an integer in 1..'),
+        (
+            {"only": {"agents": {"n1": True}}},
+            'start[0].agents["n1"]: expected an integer in 1..1000000, got True',
+        ),
+        ({"only": {"agents": {"n1": 4.0}}}, "got 4.0"),
+        ({"only": {"agents": {"n1": 5}}}, "start[0].agents: have 5 slots, but slots says 8"),
+        ({"only": {"agents": {}}}, "start[0].agents: expected at least one, got none"),
+        ({"only": {"agents": {}, "slots": 0}}, "start[0].agents: expected at least one, got none"),
+        ({"only": {"agents": {"n1": 0, "n2": 0}, "slots": 0}}, "expected one for a task without"),
+        ({"only": {"slots": -1}}, "start[0].slots: expected an integer in 0..1000000, got -1"),
+        (
+            {"only": {"slots": False}},
+            "start[0].slots: expected an integer in 0..1000000, got False",
+        ),
+        ({"only": {"priority": 0}}, "start[0].priority: expected an integer in 1..99, got 0"),
+        ({"only": {"gpus": 8}}, 'start[0]: unknown field "gpus"'),
+        ({"only": {"backfilled": 1}}, "start[0].backfilled"),
+        ({"more": 1}, 'unknown field "more"'),
+        ({"release": ["a"]}, 'release: task "a" is there in start as well'),
+        ({"release": ["b", "b"]}, 'release: task "b" is there twice'),
+        ({"postponed": ["a"]}, 'postponed: task "a" is there in start as well'),
+        ({"start": [START, START]}, 'start: task "a" is there twice'),
+        ({"drop": "start"}, 'the field "start" is missing'),
+        ({"drop": "release"}, 'the field "release" is missing'),
+        ({"error": "line 3: no"}, 'error: this state was refused: "line 3: no"'),
+        ({"error": "no", "drop": "format"}, "error: this state was refused"),
+    ],
+)
+def test_refused_answers(cli: Cli, change: dict[str, Any], said: str) -> None:
+    """The field, the rule and the value, and exit code 2."""
+    text = cli.refused("manifest", answer(**change))
+    assert text.startswith("a.json: ") and said in text
+
+
+def test_pods_fit_the_nodes_they_are_pinned_to(cli: Cli) -> None:
+    """With --pin pods divide what every node gives; without, equal pods may ask for more."""
+    assert pods_of(Gang("a", 8, nodes={"n1": 5, "n2": 3}), 4) == (2, 4)
+    assert pods_of(Gang("a", 8, nodes={"n1": 5, "n2": 3}), 4, pin=True) == (8, 1)
+    assert pods_of(Gang("a", 8, nodes={"n1": 8}), 3) == (3, 3)
+    assert pods_of(Gang("a", 8, nodes={"n1": 8}), 3, pin=True) == (4, 2)
+    assert pods_of(Gang("a", 12, nodes={"n1": 8, "n2": 4}), 100, pin=True) == (3, 4)
+    assert pods_of(Gang("a", 0, nodes={"n1": 0}), 3, pin=True) == (1, 0)
+    for nodes in ({"n1": 5, "n2": 3}, {"n1": 8}, {"n1": 6, "n2": 9, "n3": 3}):
+        for most in range(1, 10):
+            gang = Gang("a", sum(nodes.values()), nodes=nodes)
+            pods, gpus = pods_of(gang, most, pin=True)
+            assert gpus <= most and not any(count % gpus for count in nodes.values())
+            assert pods * gpus == gang.gpus and surplus(gang, most, pin=True) == 0
+    loose = cli("manifest", answer(only={"agents": {"n1": 8}}), "--gpus-per-pod", "3")
+    assert loose.err == "note: job a: its equal pods ask for 1 GPUs beyond the quota\n"
+    tight = cli("manifest", "a.json", "--gpus-per-pod", "3", "--pin")
+    (job,) = (item for item in json.loads(tight.out)["items"] if item["kind"] == "Job")
+    assert tight.err == "" and job["spec"]["parallelism"] == 4
+
+
+def test_nodes_have_the_gpus() -> None:
+    """Nodes that do not come to the quota are refused."""
+    with pytest.raises(ValueError, match='job "a": nodes: have 3 GPUs, but gpus says 4'):
+        manifest([Gang("a", 4, nodes={"n": 3})], Options(pin=True))
+    with pytest.raises(ValueError, match=r'nodes\["n"\]: expected an integer in 1'):
+        manifest([Gang("a", 4, nodes={"n": -4})])
+
+
+def test_stdin(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `optsched decide` prints can be piped."""
+    expected = cli("manifest", answer())
+
+    class Input:
+        buffer = io.BytesIO(Path("a.json").read_bytes())
+
+    monkeypatch.setattr(sys, "stdin", Input)
+    assert cli("manifest", "-").out == expected.out
+    Input.buffer = io.BytesIO(b"{")
+    assert cli.refused("manifest", "-").startswith("stdin")
