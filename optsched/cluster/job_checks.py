@@ -48,6 +48,13 @@ def integer(place: str, value: Any, least: int = 0, most: int = MAX_INTEGER) -> 
     return int(value)
 
 
+def truth(place: str, value: Any) -> bool:
+    """Python's True or False; nothing that only counts as one of them."""
+    if type(value) is not bool:
+        raise InputError(f"{place}: expected True or False, got {value!r:.60}")
+    return value
+
+
 def real(
     place: str, value: Any, least: float = 0.0, most: float = math.inf, *, above: bool = False
 ) -> float:

@@ -7,10 +7,16 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import optsched
-from optsched.errors import UnsupportedProblem
-from optsched.limits import Limits
-from optsched.monitor import Monitor
 from optsched.registry import answers
+from optsched.testing.check_answers import (
+    SHORT,
+    STEPS,
+    check_exact,
+    check_runs,
+    check_status,
+    check_support,
+    judge,
+)
 from optsched.testing.quota_problems import optimum, quota_problems
 
 if TYPE_CHECKING:
@@ -21,11 +27,6 @@ if TYPE_CHECKING:
     from optsched.result import Result
 
 CASES = 60
-SHORT = 0.2
-"""Seconds for a plan of a few jobs, which searches without proof use up."""
-
-STEPS = 500
-"""Iterations for runs that must repeat."""
 
 
 def decides_quotas(engine: Solver) -> bool:
@@ -54,70 +55,28 @@ def supported(engine: Solver, cases: int = CASES) -> list[QuotaPlan]:
 
 def judged(problem: QuotaPlan, result: Result) -> None:
     """Allowed, verified, worth what it says, bounded from below by no more than the optimum."""
-    name, best = problem.name, optimum(problem)
-    if result.schedule is None:
-        assert result.objective is None, f"{name}: an objective without a schedule"
-        assert result.status in ("infeasible", "unknown"), f"{name}: {result.status}, no schedule"
-        assert result.status == "unknown" or best is None, f"{name}: called infeasible, it is not"
-        return
-    assert best is not None, f"{name}: solved the unsolvable"
-    violations = optsched.verify(result.schedule)
-    assert not violations, f"{name}: {violations[0].message}"
-    faults = problem.check(result.schedule)
-    assert not faults, f"{name}: {faults[0]}"
-    assert problem.evaluate(result.schedule) == result.objective, f"{name}: objective is wrong"
-    assert result.objective is not None and result.objective >= best, (
-        f"{name}: {result.objective} below the optimum {best}"
-    )
-    bound = result.lower_bound
-    assert bound is None or bound <= best, f"{name}: bound {bound} above the optimum {best}"
-    expected = "optimal" if bound == result.objective else "feasible"
-    assert result.status == expected, f"{name}: status {result.status}, should be {expected}"
+    judge(problem, result, optimum(problem))
 
 
 def check_quota_plans(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """Random plans of every objective against brute force; refusals have a reason."""
-    for problem in quota_problems(CASES):
-        support = engine.supports(problem)
-        if not support:
-            assert getattr(support, "reason", "?"), f"{problem.name}: refused without a reason"
-            try:
-                optsched.solve(problem, engine, time_limit=0)
-            except UnsupportedProblem:
-                continue
-            raise AssertionError(f"{problem.name}: refused by supports(), but solve() takes it")
-        judged(problem, optsched.solve(problem, engine, time_limit=min(time_limit, SHORT)))
+    check_support(engine, quota_problems(CASES), judged, time_limit)
 
 
 def check_quota_runs(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """Same seed and iterations, same quotas; a warm start is never lost; a stop is obeyed."""
-    for problem in supported(engine)[:8]:
-        first, again = (optsched.solve(problem, engine, iterations=STEPS, seed=3) for _ in "ab")
-        assert first.schedule == again.schedule, f"{problem.name}: two runs differ"
-        judged(problem, first)
-        best = optsched.solve(problem, "cpsat", time_limit=10)
-        if best.schedule is not None:
-            held = optsched.solve(problem, engine, warm_start=best.schedule, iterations=1)
-            assert held.objective == best.objective, f"{problem.name}: lost its warm start"
-        judged(problem, optsched.solve(problem, engine, time_limit=0))
+
+    def reference(problem: QuotaPlan, first: Result) -> Result:
+        return optsched.solve(problem, "cpsat", time_limit=10)
+
+    check_runs(engine, supported(engine)[:8], judged, reference)
 
 
 def check_quota_status(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """The engine's own bounds and reasons hold, without what `optsched.solve` would put right."""
-    for problem in supported(engine):
-        if problem.infeasibility():
-            continue  # engines are never asked
-        limits = Limits(time_limit=min(time_limit, SHORT))
-        monitor = Monitor(limits)
-        returned = engine.solve(problem, limits, monitor)
-        best = optimum(problem)
-        if returned is not None and returned.status == "infeasible":
-            assert best is None, f"{problem.name}: called infeasible, it is not"
-            assert returned.reason, f"{problem.name}: infeasible without a reason"
-        if monitor.objective is not None:
-            assert best is not None and monitor.objective >= best, f"{problem.name}: too good"
-        if monitor.lower_bound is not None and best is not None:
-            assert monitor.lower_bound <= best, f"{problem.name}: bound above the optimum"
+    # of what is plainly infeasible engines are never asked
+    asked = [problem for problem in supported(engine) if not problem.infeasibility()]
+    check_status(engine, asked, optimum, time_limit)
 
 
 def check_quota_order(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
@@ -138,16 +97,7 @@ def check_quota_order(engine: Solver, problems: Sequence[Any], time_limit: float
 def check_quota_exact(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """Every plan is proved within the limit."""
     warm_up(engine)
-    for problem in supported(engine):
-        expected = "infeasible" if optimum(problem) is None else "optimal"
-        for limit in (time_limit, 8 * time_limit):  # the machine may be busy: a second try
-            result = optsched.solve(problem, engine, time_limit=limit)
-            if result.status == expected:
-                break
-        assert result.status == expected, (
-            f"{problem.name}: {result.status} after {result.seconds:.2f} s, expected {expected}"
-        )
-        judged(problem, result)
+    check_exact(engine, supported(engine), optimum, (time_limit, 8 * time_limit))
 
 
 def check_quota_traces(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:

@@ -10,7 +10,8 @@ from optsched.errors import InputError
 from optsched.problems.quota import QuotaPlan
 from optsched.registry import Support
 from optsched.result import Result
-from optsched_solvers.cores import chosen_cores, confined
+from optsched_solvers.cores import confined
+from optsched_solvers.cpsat_call import STOP, Call
 from optsched_solvers.loading import load
 from optsched_solvers.quota_cpsat_model import Model
 from optsched_solvers.quota_first import first_answer
@@ -34,8 +35,6 @@ MOST_PAIRS: Final = 20_000
 START: Final = (1.5e-5, 1e-4)
 """Seconds to make and simplify a model, per allowed size and per pair of job and node."""
 
-_POLL: Final = 0.02  # seconds between two looks at limits and Ctrl-C
-_STOP: Final = 0.1  # seconds that CP-SAT may take to hear a call to stop
 _TIES: Final = 1.0  # seconds that ties get at least, else twice what the objective took
 _HOLD: Final = 0.3  # seconds that an answer is kept back, in case it is optimal: ties come then
 
@@ -88,103 +87,56 @@ def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
     return Result("unknown")
 
 
-class _Run:
-    """Calls of CP-SAT in a thread of its own, so that limits and Ctrl-C are seen at once."""
+class _Run(Call):
+    """One call of CP-SAT for the objective, then perhaps one that breaks ties."""
 
     def __init__(
         self, plan: QuotaPlan, built: Model, ties: bool, limits: Limits, monitor: Monitor
     ) -> None:
-        from ortools.sat.python import cp_model
-
-        self.cp_model, self.plan, self.built, self.ties = cp_model, plan, built, ties
-        self.limits, self.monitor = limits, monitor
+        self.plan, self.built, self.ties = plan, built, ties
         self.held: tuple[Rows, int, float] | None = None
+        self.breaking = False
+        self.lock = threading.Lock()
         if monitor.sequences is not None:
             built.hint(monitor.sequences)
         else:
-            self._begin()
-        self.infeasible = self.invalid = self.breaking = False
-        self.failure: BaseException | None = None
-        self.lock = threading.Lock()
-        self.cores = chosen_cores(limits.workers)
-        self.solver = self._solver()
+            self._begin(limits, monitor)
+        super().__init__(built.model, limits, monitor)
 
-    def _begin(self) -> None:
+    def _begin(self, limits: Limits, monitor: Monitor) -> None:
         """Start at the greedy answer; it is held back like others, in case ties can be broken."""
         found = greedy(self.plan)
         rows, failed = (None, 0) if found is None else place(self.plan, *found)
         if found is None or rows is None or failed >= 0:
             return
-        worth, target = self.plan.worth(*found), self.limits.target
+        worth, target = self.plan.worth(*found), limits.target
         self.built.hint(rows)
         if self.ties and (target is None or worth > target):
-            self.held = (rows, worth, self.monitor.elapsed)
+            self.held = (rows, worth, monitor.elapsed)
         else:
-            self.monitor.incumbent(rows, worth, "greedy_quota")
-
-    def _solver(self) -> Any:
-        limits, monitor = self.limits, self.monitor
-        threads = limits.options.get("threads")
-        if threads is None:
-            threads = 1 if limits.iterations is not None else max(1, len(self.cores))
-        solver = self.cp_model.CpSolver()
-        given = solver.parameters
-        given.num_workers = threads
-        given.catch_sigint_signal = False  # see `optsched_solvers.cpsat`
-        given.random_seed = limits.seed
-        if limits.iterations is not None:
-            given.max_deterministic_time = limits.iterations * 1e-6
-        if limits.time_limit is not None:
-            given.max_time_in_seconds = max(0.0, monitor.remaining - _STOP)
-        for key, value in limits.options.get("parameters", {}).items():
-            try:
-                setattr(given, key, value)
-            except (AttributeError, TypeError, ValueError):
-                raise InputError(f"options.parameters: CP-SAT has no {key} = {value!r}") from None
-        return solver
+            monitor.incumbent(rows, worth, "greedy_quota")
 
     def run(self) -> None:
-        """Solve; then `infeasible` and what the monitor holds tell the end."""
-        thread = threading.Thread(target=self._work, name="cp-sat", daemon=True)
-        thread.start()
-        try:
-            while thread.is_alive():
-                thread.join(_POLL)
-                self.monitor.advance(round(_POLL * 1e6))
-                if not self.breaking:
-                    self._tell(_HOLD)
-                if self.monitor.should_stop():
-                    break
-        finally:
-            while thread.is_alive():
-                self.solver.stop_search()
-                thread.join(_POLL)
-        if self.failure is not None:
-            raise self.failure
-        if self.invalid:
-            said = self.built.model.validate() or self.solver.solution_info()
-            raise InputError(f"options.parameters: CP-SAT refuses them ({said.strip():.200})")
+        super().run()
         self._tell(0.0)
 
-    def _work(self) -> None:
-        try:
-            with confined(self.cores):
-                self.solver.best_bound_callback = self._bound
-                status = self.solver.solve(self.built.model, self._callback())
-                self.invalid = status == self.cp_model.MODEL_INVALID
-                self.infeasible = status == self.cp_model.INFEASIBLE
-                if status != self.cp_model.OPTIMAL:
-                    return
-                held = self.held
-                told = held is not None and self.monitor.objective == held[1]
-                if self.ties and held is not None and not told and self.monitor.remaining > _STOP:
-                    self._break_ties(held[0], held[1])
-                elif self.held is not None:
-                    self.monitor.bound(self.held[1], "cpsat")
-                else:  # somebody else's answer cannot be beaten
-                    self._bound(self.solver.best_objective_bound)
-        except BaseException as error:
-            self._fail(error)
+    def _look(self) -> None:
+        if not self.breaking:
+            self._tell(_HOLD)
+
+    def _search(self) -> None:
+        with confined(self.cores):
+            self.solver.best_bound_callback = self._bound
+            if not self._solved():
+                return
+            held = self.held
+            told = held is not None and self.monitor.objective == held[1]
+            if self.ties and held is not None and not told and self.monitor.remaining > STOP:
+                self._break_ties(held[0], held[1])
+            elif self.held is not None:
+                self.monitor.bound(self.held[1], "cpsat")
+            else:  # somebody else's answer cannot be beaten
+                self._bound(self.solver.best_objective_bound)
 
     def _break_ties(self, rows: Rows, value: int) -> None:
         self.breaking = True
@@ -201,32 +153,20 @@ class _Run:
             )
         self.solver.solve(self.built.model, self._callback())
 
-    def _callback(self) -> Any:
-        run = self
-
-        class OnSolution(self.cp_model.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
-            def on_solution_callback(self) -> None:
-                run._solution(self.value)
-
-        return OnSolution()
-
     def _solution(self, value: Callable[[Any], int]) -> None:
-        try:
-            plan, built = self.plan, self.built
-            sizes, kinds = built.quotas(value)
-            if built.joint:
-                rows = plan.numbered(*built.placement(value))
-            else:
-                rows, _ = place(plan, sizes, kinds)
-            worth = plan.worth(sizes, kinds)
-            target = self.limits.target
-            if not self.ties or (target is not None and worth <= target):
-                self.monitor.incumbent(rows, worth, "cpsat")
-                return
-            with self.lock:
-                self.held = (rows, worth, self.monitor.elapsed)
-        except BaseException as error:
-            self._fail(error)
+        plan, built = self.plan, self.built
+        sizes, kinds = built.quotas(value)
+        if built.joint:
+            rows = plan.numbered(*built.placement(value))
+        else:
+            rows, _ = place(plan, sizes, kinds)
+        worth = plan.worth(sizes, kinds)
+        target = self.limits.target
+        if not self.ties or (target is not None and worth <= target):
+            self.monitor.incumbent(rows, worth, "cpsat")
+            return
+        with self.lock:
+            self.held = (rows, worth, self.monitor.elapsed)
 
     def _tell(self, patience: float) -> None:
         """Report what is kept back, if that is long enough ago."""
@@ -242,10 +182,6 @@ class _Run:
                 self.monitor.bound(math.ceil(bound - 1e-3), "cpsat")
         except BaseException as error:
             self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        self.failure = self.failure or error
-        self.solver.stop_search()
 
 
 __all__ = ["MOST_PAIRS", "solve", "supports"]

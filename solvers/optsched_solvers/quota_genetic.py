@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.errors import InputError, MissingExtra
 from optsched.result import Result
+from optsched_solvers.count_genetic import Evolution, population_size
 from optsched_solvers.loading import load
 from optsched_solvers.quota_first import first_answer
 from optsched_solvers.quota_ground import NOT_LOADED, offer, place, ready, supported
 from optsched_solvers.quota_marginal import greedy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
     from optsched.problems.quota import QuotaPlan
     from optsched.registry import Support
 
-MOST: Final = 2000
-"""Individuals."""
-
-FOREIGN: Final = ("crossover", "mutation", "decoder", "local_search")
-"""Options of the genetic algorithm that only make sense for orders."""
-
 CROSSOVER_RATE: Final = 0.7
-TOURNAMENT: Final = 3
 PATIENCE: Final = 40
 """Generations without a better answer after which all but the best begin anew."""
 
@@ -50,11 +40,7 @@ def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
     from either parent, or a random one; then quotas shrink (or grow, where all GPUs must be handed
     out) at random until they fit. Raises `MissingExtra` without DEAP.
     """
-    size = _population(limits.options)
-    try:
-        import deap  # noqa: F401
-    except ImportError:
-        raise MissingExtra("the genetic algorithm", "genetic") from None
+    size = population_size(limits.options, "quotas")
     if not load(monitor, "deap.tools") or not ready(plan, monitor):
         first_answer(plan, monitor)
         return Result("unknown", reason=NOT_LOADED)
@@ -62,79 +48,29 @@ def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
         offer(plan, monitor, np.zeros(0, np.int64), None, "genetic")
         return Result("unknown")
     left = 2**62 if limits.iterations is None else limits.iterations
-    _Run(plan, size, limits.seed, monitor, left).run()
+    _Run(plan, size, limits.seed, monitor, left).evolve()
     return Result("unknown")
 
 
-def _population(options: Mapping[str, Any]) -> int:
-    for key in FOREIGN:
-        if key in options:
-            raise InputError(f"options.{key}: belongs to orders, not to quotas")
-    size = options.get("population", 60)
-    if isinstance(size, bool) or not isinstance(size, int) or not 4 <= size <= MOST:
-        raise InputError(f"options.population: expected an integer in 4..{MOST}, got {size!r:.60}")
-    return size
+class _Run(Evolution):
+    """One population; fitness is cost."""
 
-
-class _Run:
-    """One population."""
+    weight = -1
+    patience = PATIENCE
 
     def __init__(self, plan: QuotaPlan, size: int, seed: int, monitor: Monitor, left: int) -> None:
-        from deap import base
-
-        from optsched_solvers.genetic import seeded_selection
-
-        class Fitness(base.Fitness):  # type: ignore[misc]
-            weights = (-1,)  # cost; integers stay exact
-
-        class Vector(list):  # type: ignore[type-arg]
-            def __init__(self, options: list[int]) -> None:
-                super().__init__(options)
-                self.fitness = Fitness()
-
-        self.individual: Any = Vector
-        self.plan, self.size, self.monitor, self.left = plan, size, monitor, left
-        self.random = Random(seed)
+        super().__init__(size, seed, monitor, left)
+        self.plan = plan
         table = plan.table
         self.ptr: list[int] = table.ptr.tolist()
         self.kind: list[int] = table.kind.tolist()
         self.gpus: list[int] = table.size.tolist()
         self.cost: list[int] = table.cost.tolist()
-        self.strict = any(job.locality != "any" for job in plan.jobs)
-        self.toolbox = base.Toolbox()
-        select = seeded_selection(self.random)["selTournament"]
-        self.toolbox.register("select", select, tournsize=TOURNAMENT)
         self.best = WRONG
-        self.known: dict[tuple[int, ...], int] = {}
 
-    def run(self) -> None:
-        """Evolve until a limit."""
-        population = self._begin()
-        still = 0
-        while self._evaluate(population) and not self.monitor.should_stop():
-            before = self.best
-            population.sort(key=lambda one: one.fitness.values)
-            if still >= PATIENCE:
-                population[1:] = self._begin()[1:]
-                still = 0
-                continue
-            parents = self.toolbox.select(population, 2 * self.size)
-            children = [
-                self._child(*pair) for pair in zip(parents[::2], parents[1::2], strict=True)
-            ]
-            more = self._evaluate(children)
-            everyone = {tuple(one): one for one in population if one.fitness.valid}
-            everyone.update((tuple(one), one) for one in children if one.fitness.valid)
-            ranked = sorted(everyone.values(), key=lambda one: (one.fitness.values, one))
-            kept, rest = ranked[: self.size // 4], ranked[self.size // 4 :]
-            if len(ranked) > self.size:
-                kept += self.toolbox.select(rest, self.size - len(kept))
-            else:
-                kept = ranked
-            population = kept
-            if not more:
-                return
-            still = 0 if self.best < before else still + 1
+    def _rank(self, one: Any) -> tuple[float, ...]:
+        values: tuple[float, ...] = one.fitness.values
+        return values
 
     def _begin(self) -> list[Any]:
         """The greedy answer, the start if there is one, and random vectors."""
@@ -190,10 +126,7 @@ class _Run:
                 left[0] -= more
         return vector
 
-    def _evaluate(self, individuals: list[Any]) -> bool:
-        """Give all their fitness, as many as are left; False if some have none."""
-        fresh = [one for one in individuals if not one.fitness.valid]
-        some = fresh[: max(0, self.left)]
+    def _measure(self, some: list[Any]) -> None:
         for one in some:
             key = tuple(one)
             if key not in self.known:
@@ -201,9 +134,6 @@ class _Run:
             one.fitness.values = (self.known[key],)
         if len(self.known) > 500_000:
             self.known.clear()
-        self.left -= len(some)
-        self.monitor.advance(len(some))
-        return len(some) == len(fresh)
 
     def _cost(self, vector: list[int]) -> int:
         left = list(self.plan.budgets)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.errors import InputError
 from optsched.registry import Support
 from optsched.result import Result
 from optsched.schedule import Rows
-from optsched_solvers.cores import chosen_cores, confined
+from optsched_solvers.cores import confined
+from optsched_solvers.cpsat_call import Call
 from optsched_solvers.loading import load
 from optsched_solvers.subset_counts import nothing_found, supported
 from optsched_solvers.subset_cpsat_model import Model, support
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 
 STEP: Final = 1e-3
 """Least improvement of the bound that is reported before the end."""
-
-_POLL: Final = 0.02  # seconds between two looks at limits and Ctrl-C
-_STOP: Final = 0.1  # seconds that CP-SAT may take to hear a call to stop
 
 
 def supports(problem: Problem) -> Support:
@@ -63,90 +59,32 @@ def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
     return nothing_found(problem) if levels else Result("unknown")
 
 
-class _Run:
-    """One call of CP-SAT in a thread of its own, so that limits and Ctrl-C are seen at once."""
+class _Run(Call):
+    """One call of CP-SAT at one level of the policy."""
 
     def __init__(
         self, vectors: CountVectors, level: int | None, last: bool, limits: Limits, monitor: Monitor
     ) -> None:
-        from ortools.sat.python import cp_model
-
-        self.cp_model, self.vectors, self.monitor, self.last = cp_model, vectors, monitor, last
+        self.vectors, self.last = vectors, last
         self.built = Model(vectors, level)
         if monitor.sequences is not None:
             self.built.hint(monitor.sequences.to_lists()[0])
-        self.infeasible = self.invalid = False
         self.best = -1
-        self.failure: BaseException | None = None
-        threads = limits.options.get("threads")
-        self.cores = chosen_cores(limits.workers)
-        if threads is None:
-            threads = 1 if limits.iterations is not None else max(1, len(self.cores))
-        self.solver = solver = cp_model.CpSolver()
-        solver.best_bound_callback = self._bound
-        given = solver.parameters
-        given.num_workers = threads
-        given.catch_sigint_signal = False  # see `optsched_solvers.cpsat`
-        given.random_seed = limits.seed
-        if limits.iterations is not None:
-            given.max_deterministic_time = limits.iterations * 1e-6
-        if limits.time_limit is not None:
-            given.max_time_in_seconds = max(0.0, monitor.remaining - _STOP)
-        for key, value in limits.options.get("parameters", {}).items():
-            try:
-                setattr(given, key, value)
-            except (AttributeError, TypeError, ValueError):
-                raise InputError(f"options.parameters: CP-SAT has no {key} = {value!r}") from None
+        super().__init__(self.built.model, limits, monitor)
+        self.solver.best_bound_callback = self._bound
 
-    def run(self) -> None:
-        """Solve; then `infeasible` and what the monitor holds tell the end."""
-        thread = threading.Thread(target=self._work, name="cp-sat", daemon=True)
-        thread.start()
-        try:
-            while thread.is_alive():
-                thread.join(_POLL)
-                self.monitor.advance(round(_POLL * 1e6))
-                if self.monitor.should_stop():
-                    break
-        finally:
-            while thread.is_alive():
-                self.solver.stop_search()
-                thread.join(_POLL)
-        if self.failure is not None:
-            raise self.failure
-        if self.invalid:
-            said = self.built.model.validate() or self.solver.solution_info()
-            raise InputError(f"options.parameters: CP-SAT refuses them ({said.strip():.200})")
-
-    def _work(self) -> None:
-        try:
-            with confined(self.cores):
-                status = self.solver.solve(self.built.model, self._callback())
-            self.invalid = status == self.cp_model.MODEL_INVALID
-            self.infeasible = status == self.cp_model.INFEASIBLE
-            if status == self.cp_model.OPTIMAL:
-                self._bound(self.solver.best_objective_bound, final=True)
-        except BaseException as error:
-            self._fail(error)
-
-    def _callback(self) -> Any:
-        run = self
-
-        class OnSolution(self.cp_model.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
-            def on_solution_callback(self) -> None:
-                run._solution(self.value)
-
-        return OnSolution()
+    def _search(self) -> None:
+        with confined(self.cores):
+            solved = self._solved()
+        if solved:
+            self._bound(self.solver.best_objective_bound, final=True)
 
     def _solution(self, value: Callable[[Any], int]) -> None:
-        try:
-            counts = np.array([value(count) for count in self.built.count], np.int64)
-            # in the model of products a value may be below what these counts give
-            real = int(self.vectors.shares(counts[None]).value[0])
-            self.best = max(self.best, real)
-            self.monitor.incumbent(Rows.of([self.vectors.gpus(counts)]), -real, "cpsat")
-        except BaseException as error:
-            self._fail(error)
+        counts = np.array([value(count) for count in self.built.count], np.int64)
+        # in the model of products a value may be below what these counts give
+        real = int(self.vectors.shares(counts[None]).value[0])
+        self.best = max(self.best, real)
+        self.monitor.incumbent(Rows.of([self.vectors.gpus(counts)]), -real, "cpsat")
 
     def _bound(self, bound: float, final: bool = False) -> None:
         try:
@@ -159,7 +97,3 @@ class _Run:
                     claim(self.vectors.problem, self.monitor, upper, "cpsat", self.best)
         except BaseException as error:
             self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        self.failure = self.failure or error
-        self.solver.stop_search()

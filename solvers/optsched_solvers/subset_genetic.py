@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.errors import InputError, MissingExtra
 from optsched.registry import Support
 from optsched.result import Result
 from optsched.schedule import Rows
+from optsched_solvers.count_genetic import Evolution, population_size
 from optsched_solvers.loading import load
 from optsched_solvers.subset_counts import supported
 from optsched_solvers.subset_vectors import CountVectors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from random import Random
 
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
     from optsched.problems.subset import SubsetChoice
 
-MOST: Final = 2000
-"""Individuals."""
-
-FOREIGN: Final = ("crossover", "mutation", "decoder", "local_search")
-"""Options of the genetic algorithm that only make sense for orders."""
-
 CROSSOVER_RATE: Final = 0.6
 SWAP_RATE: Final = 0.3
 """Of mutations; the others move a GPU."""
-
-TOURNAMENT: Final = 3
-"""Individuals of which the best survives."""
 
 PATIENCE: Final = 30
 """Generations without a better choice after which all but the best begin anew."""
@@ -56,11 +46,7 @@ def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
     tried from the narrowest, each with its share of the iterations or time, until one has a choice.
     Raises `MissingExtra` without DEAP.
     """
-    size = _population(limits.options)
-    try:
-        import deap  # noqa: F401
-    except ImportError:
-        raise MissingExtra("the genetic algorithm", "genetic") from None
+    size = population_size(limits.options, "choices of GPUs")
     if not load(monitor, "deap.tools"):
         return Result("unknown")
     vectors = CountVectors(problem, problem.requests[0])
@@ -118,49 +104,26 @@ def between(first: list[int], second: list[int], random: Random) -> list[int]:
     return child
 
 
-def _population(options: Mapping[str, Any]) -> int:
-    for key in FOREIGN:
-        if key in options:
-            raise InputError(f"options.{key}: belongs to orders, not to choices of GPUs")
-    size = options.get("population", 60)
-    if isinstance(size, bool) or not isinstance(size, int) or not 4 <= size <= MOST:
-        raise InputError(f"options.population: expected an integer in 4..{MOST}, got {size!r:.60}")
-    return size
+class _Run(Evolution):
+    """One population at one level of the policy; fitness is bandwidth, or minus what is wrong."""
 
-
-class _Run:
-    """One population at one level of the policy."""
+    weight = 1
+    patience = PATIENCE
 
     def __init__(
         self, vectors: CountVectors, level: int | None, size: int, seed: int, monitor: Monitor,
         left: int,
     ) -> None:  # fmt: skip
-        from deap import base
-
-        from optsched_solvers.genetic import seeded_selection
-
-        class Fitness(base.Fitness):  # type: ignore[misc]
-            weights = (1,)  # bandwidth, or minus what is wrong; integers stay exact
-
-        class Vector(list):  # type: ignore[type-arg]
-            def __init__(self, counts: list[int]) -> None:
-                super().__init__(counts)
-                self.fitness = Fitness()
-
-        self.individual = Vector
-        self.vectors, self.level, self.size, self.monitor = vectors, level, size, monitor
-        self.left, self.evaluated = left, 0
-        self.random = Random(seed)
+        super().__init__(size, seed, monitor, left)
+        self.vectors, self.level = vectors, level
+        self.evaluated = 0
+        self.end: float | None = None
         self.room: list[int] = vectors.room.tolist()
-        self.toolbox = base.Toolbox()
         self.toolbox.register("mate", between, random=self.random)
         self.toolbox.register("move", move, room=self.room, random=self.random)
         self.toolbox.register("swap", swap, room=self.room, random=self.random)
-        select = seeded_selection(self.random)["selTournament"]
-        self.toolbox.register("select", select, tournsize=TOURNAMENT)
         self.best = -1
         self.total = vectors.count()
-        self.known: dict[tuple[int, ...], int] = {}
 
     @property
     def found(self) -> bool:
@@ -169,41 +132,18 @@ class _Run:
 
     def run(self, seconds: float | None) -> None:
         """Evolve until a limit, or for so many seconds."""
-        end = None if seconds is None else self.monitor.elapsed + seconds
-        population = self._begin()
-        still = 0
-        while self._evaluate(population):
-            if self.monitor.should_stop() or (end is not None and self.monitor.elapsed >= end):
-                return
-            if len(self.known) == self.total:  # there are no others
-                return
-            before = self.best
-            population.sort(key=lambda one: one.fitness.wvalues, reverse=True)
-            if still >= PATIENCE:
-                population[1:] = self._begin()[1:]
-                still = 0
-                continue
-            parents = self.toolbox.select(population, 2 * self.size)
-            children = [
-                self._child(*pair) for pair in zip(parents[::2], parents[1::2], strict=True)
-            ]
-            more = self._evaluate(children)
-            everyone = {tuple(one): one for one in children if one.fitness.valid}
-            everyone.update((tuple(one), one) for one in population)
-            ranked = sorted(
-                everyone.values(), key=lambda one: (one.fitness.wvalues, one), reverse=True
-            )
-            # the best stay, the others are drawn: copies have been left out
-            kept = ranked[: self.size // 4]
-            rest = ranked[self.size // 4 :]
-            if len(ranked) > self.size:
-                kept += self.toolbox.select(rest, self.size - len(kept))
-            else:
-                kept = ranked
-            population = kept
-            if not more:
-                return
-            still = 0 if self.best > before else still + 1
+        self.end = None if seconds is None else self.monitor.elapsed + seconds
+        self.evolve()
+
+    def _ended(self) -> bool:
+        if self.monitor.should_stop():
+            return True
+        late = self.end is not None and self.monitor.elapsed >= self.end
+        return late or len(self.known) == self.total  # there are no others
+
+    def _rank(self, one: Any) -> tuple[float, ...]:
+        values: tuple[float, ...] = one.fitness.wvalues
+        return values
 
     def _begin(self) -> list[Any]:
         """Fewest hosts, most even, the start if there is one, and random vectors."""
@@ -242,9 +182,19 @@ class _Run:
         return self.individual(child)
 
     def _evaluate(self, individuals: list[Any]) -> bool:
-        """Give all their fitness, as many as are left; False if some have none."""
-        fresh = [one for one in individuals if not one.fitness.valid]
-        some = fresh[: max(0, self.left)]
+        before = self.left
+        all_have = super()._evaluate(individuals)
+        self.evaluated += before - self.left
+        # who had a fitness before is no better than the best
+        measured = (one for one in individuals if one.fitness.valid)
+        top = max(measured, key=lambda one: one.fitness.wvalues, default=None)
+        if top is not None and top.fitness.values[0] > self.best:
+            self.best = int(top.fitness.values[0])
+            gpus = self.vectors.gpus(np.array(top, np.int64))
+            self.monitor.incumbent(Rows.of([gpus]), -self.best, "genetic")
+        return all_have
+
+    def _measure(self, some: list[Any]) -> None:
         new = list({tuple(one): None for one in some if tuple(one) not in self.known})
         if new:
             table = np.array(new, np.int64)
@@ -257,12 +207,3 @@ class _Run:
             one.fitness.values = (self.known[tuple(one)],)
         if len(self.known) > 1_000_000:
             self.known.clear()
-        self.left -= len(some)
-        self.evaluated += len(some)
-        self.monitor.advance(len(some))
-        top = max(some, key=lambda one: one.fitness.wvalues, default=None)
-        if top is not None and top.fitness.values[0] > self.best:
-            self.best = int(top.fitness.values[0])
-            gpus = self.vectors.gpus(np.array(top, np.int64))
-            self.monitor.incumbent(Rows.of([gpus]), -self.best, "genetic")
-        return len(some) == len(fresh)

@@ -9,8 +9,7 @@ from optsched.cluster.determined.board import Board
 from optsched.cluster.determined.columns import columns
 from optsched.cluster.determined.shares import VARIANTS, checked, named
 from optsched.cluster.determined.waiting import ordered
-from optsched.cluster.job_checks import one_of
-from optsched.errors import InputError
+from optsched.cluster.job_checks import one_of, truth
 
 if TYPE_CHECKING:
     from optsched.cluster.determined.answer import Decision
@@ -52,8 +51,7 @@ def priority(
     """
     cols = columns(checked(state))
     one_of("variant", variant, VARIANTS)
-    if type(preemption) is not bool:
-        raise InputError(f"preemption: expected True or False, got {preemption!r:.60}")
+    truth("preemption", preemption)
     return named(cols, *decide_priority(cols, preemption, variant))
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 from optsched.cluster.determined.shares import VARIANTS, decide_fair_share
 from optsched.cluster.determined.simulated import Cluster, decision
 from optsched.cluster.determined.state import FITS
-from optsched.cluster.job_checks import MOST_GPUS, integer, one_of
-from optsched.errors import InputError
+from optsched.cluster.job_checks import one_of, truth
+from optsched.cluster.queue_twin_input import checked_gang
 
 if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView, Decision
@@ -53,10 +53,8 @@ class FairShare:
     ) -> None:
         self.variant = one_of("variant", variant, VARIANTS)
         self.fit = one_of("fit", fit, FITS)
-        if type(heterogeneous) is not bool:
-            raise InputError(f"heterogeneous: expected True or False, got {heterogeneous!r:.60}")
-        self.heterogeneous = heterogeneous
-        self.gang = None if gang is None else integer("gang", gang, 1, MOST_GPUS)
+        self.heterogeneous = truth("heterogeneous", heterogeneous)
+        self.gang = checked_gang(gang)
         self._cluster = Cluster(fit == "best", heterogeneous, self.gang)
 
     def decide(self, view: ClusterView) -> Decision:

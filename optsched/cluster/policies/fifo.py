@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from optsched.cluster.policies.queue_order import checked_backfill, in_order
-from optsched.cluster.queue_twin_input import checked_gang
+from optsched.cluster.policies.queue_order import Queue, in_order
 
 if TYPE_CHECKING:
-    from optsched.cluster.log import Log
-    from optsched.cluster.nodes import Nodes
-    from optsched.cluster.policies.queue_order import Backfill
     from optsched.cluster.policy import ClusterView, Decision
-    from optsched.cluster.settings import Settings
-    from optsched.cluster.workload import Workload
 
 
-class Fifo:
+class Fifo(Queue):
     """Jobs start in order of arrival, at one size, and run to their ends.
 
     Parameters
@@ -34,21 +28,8 @@ class Fifo:
     """
 
     name: ClassVar[str] = "fifo"
-    clairvoyant: bool = False
-    options: ClassVar[tuple[str, ...]] = ("backfill", "gang")
-
-    def __init__(self, *, backfill: Backfill = "none", gang: int | None = None) -> None:
-        self.backfill = checked_backfill(backfill)
-        self.gang = checked_gang(gang)
+    shortest: ClassVar[bool] = False
 
     def decide(self, view: ClusterView) -> Decision:
         """Start what may start."""
         return in_order(view, None, self.gang, self.backfill)
-
-    def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The whole simulation in compiled code."""
-        from optsched.cluster.queue_twin import queue_twin
-
-        return queue_twin(
-            workload, nodes, settings, shortest=False, gang=self.gang, backfill=self.backfill
-        )

@@ -12,8 +12,8 @@ from optsched.cluster.determined.levels import decide_priority
 from optsched.cluster.determined.shares import VARIANTS
 from optsched.cluster.determined.simulated import Cluster, decision
 from optsched.cluster.determined.state import FITS
-from optsched.cluster.job_checks import MOST_GPUS, integer, one_of
-from optsched.errors import InputError
+from optsched.cluster.job_checks import one_of, truth
+from optsched.cluster.queue_twin_input import checked_gang
 
 if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView, Decision
@@ -55,11 +55,9 @@ class Priority:
     ) -> None:
         self.variant = one_of("variant", variant, VARIANTS)
         self.fit = one_of("fit", fit, FITS)
-        for key, value in (("preemption", preemption), ("heterogeneous", heterogeneous)):
-            if type(value) is not bool:
-                raise InputError(f"{key}: expected True or False, got {value!r:.60}")
-        self.preemption, self.heterogeneous = preemption, heterogeneous
-        self.gang = None if gang is None else integer("gang", gang, 1, MOST_GPUS)
+        self.preemption = truth("preemption", preemption)
+        self.heterogeneous = truth("heterogeneous", heterogeneous)
+        self.gang = checked_gang(gang)
         self._cluster = Cluster(fit == "best", heterogeneous, self.gang)
 
     def decide(self, view: ClusterView) -> Decision:

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import numpy as np
 
 from optsched.cluster.job_checks import one_of
 from optsched.cluster.policy import Decision
-from optsched.cluster.queue_twin_input import gangs_in_view
+from optsched.cluster.queue_twin_input import checked_gang, gangs_in_view
 
 if TYPE_CHECKING:
+    from optsched.cluster.log import Log
+    from optsched.cluster.nodes import Nodes
     from optsched.cluster.policy import ClusterView
+    from optsched.cluster.settings import Settings
+    from optsched.cluster.workload import Workload
     from optsched.schedule import IntArray
 
 Backfill = Literal["none", "first_fit", "easy"]
 BACKFILLS: Final = ("none", "first_fit", "easy")
+
+
+class Queue:
+    """What `Fifo` and `Sjf` share: the options, and the whole simulation in compiled code."""
+
+    clairvoyant: bool = False
+    options: ClassVar[tuple[str, ...]] = ("backfill", "gang")
+    shortest: ClassVar[bool]
+    """Whether pending jobs are ordered by estimated duration, else by arrival."""
+
+    def __init__(self, *, backfill: Backfill = "none", gang: int | None = None) -> None:
+        self.backfill = checked_backfill(backfill)
+        self.gang = checked_gang(gang)
+
+    def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
+        """The whole simulation in compiled code."""
+        from optsched.cluster.queue_twin import queue_twin
+
+        return queue_twin(
+            workload, nodes, settings,
+            shortest=self.shortest, gang=self.gang, backfill=self.backfill,
+        )  # fmt: skip
 
 
 def checked_backfill(backfill: Backfill) -> Backfill:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.cluster.job_checks import truth
 from optsched.cluster.policy import Decision
 from optsched.errors import InputError
 
@@ -148,9 +149,7 @@ def in_order(
 
 def flag(name: str, value: object) -> bool:
     """An option that is True or False."""
-    if not isinstance(value, bool):
-        raise InputError(f"options.{name}: expected True or False, got {value!r:.60}")
-    return value
+    return truth(f"options.{name}", value)
 
 
 def number(name: str, value: object, low: float, high: float, *, above: bool = False) -> float:

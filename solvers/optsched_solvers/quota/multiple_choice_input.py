@@ -9,6 +9,7 @@ import numpy as np
 from optsched.compiled import INT, INTS, READ, kernel
 from optsched.errors import InputError
 from optsched_solvers.quota.multiple_choice_hull import HEADROOM
+from optsched_solvers.quota.placement_input import vector
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -74,17 +75,7 @@ def options(ptr: Any, size: Any, value: Any, budget: Any) -> Options:
 
 
 def _integers(name: str, given: Any) -> Ints:
-    try:
-        array = np.asarray(given)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name}: not an array of integers") from error
-    if array.ndim == 1 and array.size == 0:
-        return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InputError(
-            f"{name}: expected a one-dimensional array of integers, got {array.ndim} dimensions of "
-            f"{array.dtype}; scale and round utilities first"
-        )
+    array = vector(name, given, way_out="; scale and round utilities first")
     if array.dtype.kind == "u" and int(array.max()) > 2**63 - 1:
         raise InputError(f"{name}: {int(array.max())} does not fit into 64 bits")
     return np.ascontiguousarray(array, np.int64)

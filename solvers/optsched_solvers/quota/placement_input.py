@@ -19,6 +19,28 @@ if TYPE_CHECKING:
 LARGEST: Final = 2**31 - 1
 
 
+def vector(name: str, given: Any, *, kinds: str = "iu", way_out: str = "") -> npt.NDArray[Any]:
+    """A one-dimensional array of integers of one of the `kinds`, of any width.
+
+    Raises
+    ------
+    InputError
+        It is not that; the message ends with `way_out`.
+    """
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{name}: not an array of integers") from error
+    if array.ndim == 1 and array.size == 0:
+        return np.zeros(0, np.int64)
+    if array.ndim != 1 or array.dtype.kind not in kinds:
+        raise InputError(
+            f"{name}: expected a one-dimensional array of integers, got {array.ndim} dimensions of "
+            f"{array.dtype}{way_out}"
+        )
+    return array
+
+
 def counts(name: str, given: IntsLike, largest: int = LARGEST) -> Ints:
     """A one-dimensional int64 array of numbers from 0 to `largest`, contiguous.
 
@@ -27,17 +49,7 @@ def counts(name: str, given: IntsLike, largest: int = LARGEST) -> Ints:
     InputError
         It is not that; the message names array, position and value.
     """
-    try:
-        array = np.asarray(given)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{name}: not an array of integers") from error
-    if array.size == 0 and array.ndim == 1:
-        return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise InputError(
-            f"{name}: expected a one-dimensional array of integers, got {array.ndim} dimensions of "
-            f"{array.dtype}"
-        )
+    array = vector(name, given)
     for wrong, why in ((array < 0, "is negative"), (array > largest, f"is above {largest}")):
         if wrong.any():
             at = int(np.argmax(wrong))
@@ -74,14 +86,7 @@ def arrivals(events: Any, tasks: int) -> Ints:
     """
     if events is None:
         return np.arange(tasks, dtype=np.int64)
-    array = np.asarray(events)
-    if array.ndim == 1 and array.size == 0:
-        return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind != "i":
-        raise InputError(
-            f"events: expected a one-dimensional array of integers, got {array.ndim} dimensions of "
-            f"{array.dtype}"
-        )
+    array = vector("events", events, kinds="i")
     state = np.zeros(tasks, np.int8)
     for at, event in enumerate(array.tolist()):
         task = event if event >= 0 else ~event
