@@ -12,8 +12,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from optsched.cluster.log import Log
-    from optsched.cluster.nodes import Nodes
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
     from optsched.schedule import IntArray
@@ -134,12 +132,4 @@ class Policy(Protocol):
 
     def decide(self, view: ClusterView) -> Decision:
         """Pure: the view is not changed, and nothing is remembered that the view does not hold."""
-        ...
-
-
-class Twinned(Protocol):
-    """A policy with compiled code for whole simulations."""
-
-    def twin(self, workload: Workload, nodes: Nodes, settings: Settings) -> Log | None:
-        """The log of the whole simulation, equal to the generic one; None if not compiled."""
         ...

@@ -167,7 +167,7 @@ class QuotaPlan(Problem):
     @cached_property
     def total(self) -> int:
         """GPUs that a proportional plan hands out: all, or what the maxima allow."""
-        _, high = self._bounds
+        _, high = self.required_bounds
         return min(self.n_gpus, int(high.sum()))
 
     @cached_property
@@ -198,7 +198,8 @@ class QuotaPlan(Problem):
         return low, high
 
     @property
-    def _bounds(self) -> tuple[IntArray, IntArray]:
+    def required_bounds(self) -> tuple[IntArray, IntArray]:
+        """`bounds` of a plan that has them: proportional ones do, and whatever `is_plain`."""
         assert self.bounds is not None, "proportional plans have bounds"
         return self.bounds
 
@@ -230,7 +231,7 @@ class QuotaPlan(Problem):
         """Of a proportional plan: exact shares in parts of the resolution, rounded down."""
         from optsched.problems.quota_shares import shares
 
-        low, high = self._bounds
+        low, high = self.required_bounds
         return shares(self.scores, low, high, self.total, self.resolution)
 
     @cached_property
@@ -321,7 +322,7 @@ class QuotaPlan(Problem):
     def allowed(self, sizes: IntArray, kinds: IntArray) -> npt.NDArray[np.bool_]:
         """Whether each job may get so many GPUs of this type; booleans, shape (jobs,)."""
         if self.is_plain:
-            low, high = self._bounds
+            low, high = self.required_bounds
             inside: npt.NDArray[np.bool_] = (sizes >= low) & (sizes <= high)
             return inside
         good: npt.NDArray[np.bool_] = self._find(sizes, kinds) >= 0
@@ -521,7 +522,7 @@ class QuotaPlan(Problem):
                 "lower it"
             )
         if self.objective == "max_min":
-            _, high = self._bounds
+            _, high = self.required_bounds
             levels = linear_levels(self.resolution, self.weights, high)
             for j in np.flatnonzero((levels == 0) & (high > 0))[:1].tolist():
                 job = self.jobs[j]

@@ -46,7 +46,7 @@ def deviation(plan: QuotaPlan) -> int:
 def level(plan: QuotaPlan) -> int:
     """The least cost that all jobs can keep to within the GPUs of all types together."""
     if plan.is_plain:
-        low, high = plan._bounds
+        low, high = plan.required_bounds
         best, worst = int(plan.costs(high).max()), int(plan.costs(low).max())
     else:
         table = plan.table
@@ -71,7 +71,7 @@ def sizes_within(plan: QuotaPlan, cost: int) -> IntArray:
         size = np.where(table.cost <= cost, table.size, 2**40)
         found: IntArray = np.minimum.reduceat(size, table.ptr[:-1])
         return found
-    low, high = plan._bounds
+    low, high = plan.required_bounds
     wanted, weights = -cost, plan.weights
     size = np.maximum(np.ceil(wanted * weights / plan.resolution).astype(np.int64), 1)
     # floats may be off by one: the definition decides

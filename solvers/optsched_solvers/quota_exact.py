@@ -167,12 +167,12 @@ def _kernel(plan: QuotaPlan, chosen: str) -> tuple[Callable[..., Any], tuple[Any
     kernel: Callable[..., Any] = getattr(quota, chosen)
     if chosen in ("proportional", "max_min"):
         first = plan.scores if chosen == "proportional" else plan.weights
-        return kernel, (first, plan.n_gpus, *plan._bounds)
+        return kernel, (first, plan.n_gpus, *plan.required_bounds)
     table = plan.table
     value = table.cost if chosen == "makespan" else -table.cost
     if chosen == "choice":
         return kernel, (table.ptr, table.size, value, plan.n_gpus)
-    return kernel, (table.ptr, value, plan._bounds[0], plan.n_gpus)
+    return kernel, (table.ptr, value, plan.required_bounds[0], plan.n_gpus)
 
 
 def _smallest(plan: QuotaPlan) -> IntArray:

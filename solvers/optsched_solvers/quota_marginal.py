@@ -33,7 +33,9 @@ def remainders(plan: QuotaPlan) -> IntArray:
     """Largest remainder on the shares, ties by id."""
     sizes, rest = np.divmod(plan.share, plan.resolution)
     missing = plan.total - int(sizes.sum())
-    rest[sizes >= plan._bounds[1]] = -1  # a coarse resolution does not tell them from others
+    rest[
+        sizes >= plan.required_bounds[1]
+    ] = -1  # a coarse resolution does not tell them from others
     sizes[np.argsort(-rest, kind="stable")[:missing]] += 1
     return sizes
 
