@@ -64,11 +64,12 @@ def compare(array: optsched.JobArray, ours: optsched.Schedule) -> Table:
         "ours (auto)": ours,
         "1F1B, jobs as micro-batches": pipelines.one_f_one_b(array),
         "GPipe, jobs as micro-batches": pipelines.gpipe(array),
-        "one job at a time": pipelines.sequential(array),
+        "one job at a time": pipelines.vanilla(array),
     }
     for name, schedule in others.items():
         bad = [v for v in optsched.verify(schedule) if v.kind != "objective"]
-        row(table, name, schedule.makespan, ours.makespan, pipelines.bubble(schedule), not bad)
+        idle = float(pipelines.idle_share(schedule))
+        row(table, name, schedule.makespan, ours.makespan, idle, not bad)
     for name, order in (("GPipe", pipelines.gpipe), ("1F1B", pipelines.one_f_one_b)):
         seconds, busy = alone(array, order)
         label = f"{name}, one job at a time, cut in {MICRO_BATCHES}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from optsched.errors import InputError
 
@@ -32,7 +33,9 @@ def critical_path(schedule: Schedule) -> list[int]:
         Operation ids; the last one ends at the makespan. The first starts at time 0 if such a
         chain exists, else at its release, else where nothing in the document explains its start
         (a gap: measured histories have them). Of a periodic schedule: the operations of one
-        critical cycle, whose links are tight all the way round, or ``[]`` if there is none.
+        critical cycle, whose links are tight all the way round. If there is none, the period is
+        longer than its orders need, and the cycle is the one that would hold up a shorter period
+        (`optsched.rolling.critical_cycle`); ``[]`` where the orders allow no period at all.
 
     Raises
     ------
@@ -46,7 +49,7 @@ def critical_path(schedule: Schedule) -> list[int]:
     links = tight_links(schedule)
     before = [links.tail[a:b].tolist() for a, b in _groups(links.head, schedule.n_operations)]
     if schedule.period is not None:
-        return _cycle(before)
+        return _cycle(before) or _slack_cycle(schedule)
     end = schedule.end
     last = np.flatnonzero(end == end.max()).tolist()
     return _chain(before, last, schedule.start.tolist(), schedule.release.tolist())
@@ -55,42 +58,54 @@ def critical_path(schedule: Schedule) -> list[int]:
 class Links(NamedTuple):
     """Pairs of operations, sorted by head.
 
-    ``resource`` is -1 for an arc; ``wait`` is the lag of an arc, or the setup between neighbours.
+    ``resource`` is -1 for an arc; ``wait`` is the lag of an arc, or the setup between neighbours;
+    ``tokens`` is how many cycles later the head runs than the tail, 0 in a one-shot schedule.
+    ``slack`` is the time between the two that nothing needs; Python integers where int64 could
+    overflow.
     """
 
     tail: IntArray
     head: IntArray
     resource: IntArray
     wait: IntArray
+    tokens: IntArray
+    slack: npt.NDArray[Any]
 
 
-def tight_links(schedule: Schedule) -> Links:
-    """Arcs and neighbours on a resource that leave no slack between their two operations.
+def links(schedule: Schedule) -> Links:
+    """Arcs and neighbours on a resource, in a periodic schedule also across the cycle's end.
 
     Of the links of one head, neighbours on a resource come before arcs.
     """
     if schedule.start is None:
-        raise InputError("this graph is not scheduled: it has no tight links")
-    end = schedule.end
-    turn = schedule.period or 0
+        raise InputError("this graph is not scheduled: it has no links")
     arcs = schedule.arcs
-    tokens = arcs.distance + schedule.offset[arcs.head] - schedule.offset[arcs.tail]
-    # Python integers: tokens times the period may leave 64 bits in a hostile document
-    later = tokens.astype(object) * turn if turn else 0
-    conjunctive = schedule.start[arcs.head] + later == end[arcs.tail] + arcs.lag
     left, right, resource, wraps = _neighbours(schedule.sequences, schedule.period is not None)
     setup = np.where(
         schedule.family[left] == schedule.family[right],
         0,
         schedule.setup_out[left] + schedule.setup_in[right],
     )
-    machine = schedule.start[right] + wraps * turn == end[left] + setup
-    tail = np.concatenate([left[machine], arcs.tail[conjunctive]])
-    head = np.concatenate([right[machine], arcs.head[conjunctive]])
-    owner = np.concatenate([resource[machine], np.full(int(conjunctive.sum()), -1)])
-    wait = np.concatenate([setup[machine], arcs.lag[conjunctive]])
+    ahead = arcs.distance + schedule.offset[arcs.head] - schedule.offset[arcs.tail]
+    tail, head = np.concatenate([left, arcs.tail]), np.concatenate([right, arcs.head])
+    owner = np.concatenate([resource, np.full(len(arcs.tail), -1)])
+    wait, tokens = np.concatenate([setup, arcs.lag]), np.concatenate([wraps, ahead])
+    turn = schedule.period or 0
+    exact = turn * int(np.abs(tokens).max(initial=0)) > _SAFE
+    later = tokens.astype(object) * turn if exact else tokens * turn
+    slack = schedule.start[head] + later - (schedule.end[tail] + wait)
     order = np.argsort(head, kind="stable")
-    return Links(tail[order], head[order], owner[order], wait[order])
+    return Links(*(column[order] for column in (tail, head, owner, wait, tokens, slack)))
+
+
+def tight_links(schedule: Schedule) -> Links:
+    """Those `links` that leave no slack between their two operations."""
+    found = links(schedule)
+    tight = found.slack == 0
+    return Links(*(column[tight] for column in found))
+
+
+_SAFE = 1 << 61
 
 
 def _neighbours(
@@ -133,6 +148,16 @@ def _chain(
     while after[path[-1]] != -1:
         path.append(after[path[-1]])
     return path
+
+
+def _slack_cycle(schedule: Schedule) -> list[int]:
+    """The critical cycle of the orders alone; [] if they contradict each other."""
+    from optsched.rolling import critical_cycle  # compiled: only for those who need it
+
+    try:
+        return critical_cycle(schedule)
+    except InputError:
+        return []
 
 
 def _cycle(before: list[list[int]]) -> list[int]:

@@ -128,19 +128,33 @@ def cyclic_order(graph: Schedule, sequences: Rows | None, among: list[int]) -> C
     among
         Operations that hold all cycles, such as those Kahn's algorithm could not place.
     """
-    after = _weighted_successors(graph, sequences)
-    stuck = set(among)
-    best: list[int] = []
-    for source in among[:_CYCLE_SOURCES]:
-        cycle = _cycle_through(source, after, stuck, len(best))
-        if cycle:
-            best = cycle
+    weighted = _weighted_successors(graph, sequences)
+    best = shortest_cycle(among, [[j for j, _ in row] for row in weighted])
     conjunctive = set(zip(graph.arcs.tail.tolist(), graph.arcs.head.tolist(), strict=True))
     steps = [
         _step(graph, sequences, i, j, (i, j) in conjunctive)
         for i, j in zip(best, best[1:] + best[:1], strict=True)
     ]
     return CyclicOrder("the orders contradict each other: " + "; ".join(steps), best)
+
+
+def shortest_cycle(among: list[int], after: list[list[int]]) -> list[int]:
+    """A cycle of fewest operations; at worst, in a huge graph, a short one.
+
+    Parameters
+    ----------
+    among
+        Operations that hold all cycles.
+    after
+        Heads of the arcs of every operation.
+    """
+    stuck = set(among)
+    best: list[int] = []
+    for source in among[:_CYCLE_SOURCES]:
+        cycle = _cycle_through(source, after, stuck, len(best))
+        if cycle:
+            best = cycle
+    return best
 
 
 def describe(graph: Schedule, i: int) -> str:
@@ -158,6 +172,9 @@ def to_networkx(schedule: Schedule) -> networkx.DiGraph[int]:
     Conjunctive arcs carry ``kind="conjunctive"``, ``lag``, ``distance`` and the start-to-start
     ``weight``; of a scheduled graph, neighbours on a resource carry ``kind="machine"``,
     ``resource`` and ``weight`` (duration plus setup). Of parallel arcs the heavier one is kept.
+    Every edge of a periodic schedule has ``tokens``, the number of cycles it spans, and the last
+    operation of a resource precedes the first again; the heavier arc is the one with the larger
+    ``weight - tokens * period``.
 
     Raises
     ------
@@ -182,18 +199,26 @@ def to_networkx(schedule: Schedule) -> networkx.DiGraph[int]:
         fields = {key: column[i] for key, column in columns.items()}
         graph.add_node(i, resources=schedule.op_resources[i].tolist(), **fields)
 
-    def add(i: int, j: int, weight: int, **fields: Any) -> None:
-        if not graph.has_edge(i, j) or graph.edges[i, j]["weight"] < weight:
-            graph.add_edge(i, j, weight=weight, **fields)
+    turn, offset = schedule.period or 0, columns["offset"]
+    heaviest: dict[tuple[int, int], tuple[int, dict[str, Any]]] = {}
+
+    def add(i: int, j: int, weight: int, tokens: int, **fields: Any) -> None:
+        needed = weight - tokens * turn
+        if (i, j) not in heaviest or needed > heaviest[i, j][0]:
+            spans = {"tokens": tokens} if turn else {}
+            heaviest[i, j] = needed, {"weight": weight, **spans, **fields}
 
     for i, j, lag, distance in zip(*(c.tolist() for c in schedule.arcs), strict=True):
         weight = columns["duration"][i] + lag
-        add(i, j, weight, kind="conjunctive", lag=lag, distance=distance)
+        tokens = distance + offset[j] - offset[i]
+        add(i, j, weight, tokens, kind="conjunctive", lag=lag, distance=distance)
     if schedule.sequences is not None:
         for r, row in enumerate(schedule.sequences.to_lists()):
-            for i, j in pairwise(row):
+            wraps = row[:1] if turn else []
+            for k, (i, j) in enumerate(pairwise([*row, *wraps]), start=1):
                 weight = columns["duration"][i] + schedule.setup(i, j)
-                add(i, j, weight, kind="machine", resource=r)
+                add(i, j, weight, int(k == len(row)), kind="machine", resource=r)
+    graph.add_edges_from((i, j, fields) for (i, j), (_, fields) in heaviest.items())
     return graph
 
 
@@ -223,9 +248,7 @@ def _weighted_successors(graph: Schedule, sequences: Rows | None) -> list[list[t
     return after
 
 
-def _cycle_through(
-    source: int, after: list[list[tuple[int, int]]], allowed: set[int], below: int
-) -> list[int]:
+def _cycle_through(source: int, after: list[list[int]], allowed: set[int], below: int) -> list[int]:
     """A shortest cycle through source by breadth-first search; [] if none is shorter than below."""
     parent = {source: -1}
     queue = deque([(source, 1)])
@@ -233,7 +256,7 @@ def _cycle_through(
         i, length = queue.popleft()
         if below and length >= below:
             return []
-        for j, _ in after[i]:
+        for j in after[i]:
             if j == source:
                 path = [i]
                 while parent[path[-1]] != -1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from optsched.errors import InputError
 from optsched.strict_json import MAX_INTEGER, shown
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from optsched.schedule import IntArray, Schedule
 
 
@@ -44,14 +46,26 @@ def horizon(schedule: Schedule, cycles: int = 1) -> int:
     """Time that a drawing spans: the makespan, or so many periods."""
     if schedule.period is None:
         return schedule.makespan
-    if not 1 <= cycles <= 100:
-        raise InputError(f"cycles: expected 1..100, got {cycles}")
+    check_cycles(cycles)
     return schedule.period * cycles
+
+
+def check_cycles(cycles: int) -> None:
+    """Refuse a number of cycles that nobody can look at."""
+    if not 1 <= cycles <= MOST_CYCLES:
+        raise InputError(f"cycles: expected 1..{MOST_CYCLES}, got {cycles}")
+
+
+MOST_CYCLES: Final = 100
+"""Cycles of a periodic schedule that pictures, pages and traces show at most."""
 
 
 def turns(schedule: Schedule, cycles: int) -> range:
     """Cycles to draw: one for a one-shot schedule; else one more, for what runs across time 0."""
-    return range(1) if schedule.period is None else range(-1, cycles)
+    if schedule.period is None:
+        return range(1)
+    check_cycles(cycles)
+    return range(-1, cycles)
 
 
 def bars(schedule: Schedule, cycles: int = 1) -> Bars:
@@ -80,6 +94,12 @@ def bars(schedule: Schedule, cycles: int = 1) -> Bars:
     end = begin + schedule.duration[operation]
     seen = (cycle >= 0) | (end > 0)
     return Bars(operation[seen], resource[seen], begin[seen], end[seen], cycle[seen])
+
+
+def left_out(schedule: Schedule, chart: Bars) -> npt.NDArray[np.bool_]:
+    """Bars that belong to an iteration before the first: a cold start leaves them out."""
+    found: npt.NDArray[np.bool_] = chart.cycle < schedule.offset[chart.operation]
+    return found
 
 
 def setups(schedule: Schedule, cycles: int = 1) -> Setups:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
 
@@ -19,8 +19,15 @@ class Problem(ABC):
 
     name: str
 
-    answers: ClassVar[str] = "orders"
-    """What a solver finds: ``"orders"`` of resources, which ``"resources"``, or ``"quotas"``."""
+    @property
+    def answers(self) -> str:
+        """What a solver finds.
+
+        ``"orders"`` of resources; ``"periodic orders"``, with the offset of every operation as a
+        last row; either ``"... with recomputation"``, with the jobs that recompute as a last row
+        (`optsched.problems.jobarray_choice`); which ``"resources"``; or ``"quotas"``.
+        """
+        return "orders"
 
     @property
     def objective_name(self) -> str:

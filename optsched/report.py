@@ -1,16 +1,18 @@
-"""What a schedule is worth, in numbers: shares of every resource, bound and critical path."""
+"""What a schedule is worth, in numbers: shares of resources, jobs, bound and critical path."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.critical_path import critical_path, tight_links
+from optsched.critical_path import critical_path, links, tight_links
 from optsched.errors import InputError
 from optsched.graph import describe
+from optsched.iterations import JobReport, job_reports, throughput
 from optsched.occupancy import horizon, peak_memory, setup_time
 from optsched.result import relative_gap
 
@@ -57,8 +59,12 @@ class Report:
     ``span`` is what the shares relate to: the makespan, or the period. ``objective``,
     ``lower_bound`` and ``status`` are what the document claims (the value falls back to the span);
     ``gap`` is ``objective / lower_bound - 1``, None without a positive bound.
-    ``path_is_complete`` says that the critical path reaches from time 0 or a release to the end,
-    or all the way round a period.
+    ``solver`` is who made the schedule, "" if the document does not tell. ``throughput`` is the
+    number of iterations of all jobs in a second; None unless it is a job array, and then
+    ``iterations`` has a row for every job. ``path_is_complete`` says that the critical path reaches
+    from time 0 or a release to the end, or all the way round a period. Of a periodic schedule,
+    ``least_period`` is what the critical cycle needs, rounded up: where it is below the period,
+    these orders could be repeated faster; None without such a cycle.
     """
 
     name: str
@@ -72,9 +78,13 @@ class Report:
     lower_bound: int | None
     gap: float | None
     status: str
+    solver: str
+    throughput: float | None
     resources: tuple[ResourceReport, ...]
+    iterations: tuple[JobReport, ...]
     critical_path: tuple[CriticalStep, ...]
     path_is_complete: bool
+    least_period: int | None
 
     @property
     def path_operations(self) -> list[int]:
@@ -102,6 +112,10 @@ def report(schedule: Schedule) -> Report:
     value = span if claim is None or claim.value is None else claim.value
     bound = None if claim is None else claim.lower_bound
     path = critical_path(schedule)
+    least = _least_period(schedule, path)
+    chain = _chain(schedule, path, least or 0)
+    solver = schedule.provenance.get("solver")
+    iterations = job_reports(schedule)
     return Report(
         name=schedule.name,
         time_unit=schedule.time_unit,
@@ -114,9 +128,13 @@ def report(schedule: Schedule) -> Report:
         lower_bound=bound,
         gap=relative_gap(value, bound),
         status=claim.status if claim else "unknown",
+        solver=solver if isinstance(solver, str) else "",
+        throughput=throughput(schedule, iterations, span),
         resources=tuple(_resource(schedule, r, span) for r in range(schedule.n_resources)),
-        critical_path=_steps(schedule, path),
+        iterations=iterations,
+        critical_path=_steps(schedule, path, chain),
         path_is_complete=_is_complete(schedule, path),
+        least_period=least,
     )
 
 
@@ -137,19 +155,54 @@ def _resource(schedule: Schedule, r: int, span: int) -> ResourceReport:
     )
 
 
-def _steps(schedule: Schedule, path: list[int]) -> tuple[CriticalStep, ...]:
+class _Link(NamedTuple):
+    """Why an operation of the critical path does not start earlier."""
+
+    resource: int
+    wait: int
+    tokens: int
+
+
+def _chain(schedule: Schedule, path: list[int], turn: int) -> list[_Link | None]:
+    """The link into every operation of a critical path, None where it begins.
+
+    Of several between two operations it is the one that would bind at a period of ``turn``.
+    """
+    found = links(schedule)
+    on_path = np.isin(found.head, np.array(path, np.int64))
+    columns = (found.tail, found.head, found.resource, found.wait, found.tokens)
+    best: dict[tuple[int, int], tuple[int, _Link]] = {}
+    for i, j, *link in zip(*(column[on_path].tolist() for column in columns), strict=True):
+        step = _Link(*link)
+        needed = step.wait - step.tokens * turn
+        if (i, j) not in best or needed > best[i, j][0]:
+            best[i, j] = needed, step
+    first = None if schedule.period is None or not path else best[path[-1], path[0]][1]
+    return [first, *(best[pair][1] for pair in pairwise(path))][: len(path)]
+
+
+def _least_period(schedule: Schedule, path: list[int]) -> int | None:
+    """Time per cycle that the critical cycle needs, rounded up; None without one."""
+    if schedule.period is None or not path:
+        return None
+    tight = {pair[:2] for pair in zip(*(c.tolist() for c in tight_links(schedule)), strict=True)}
+    if tight.issuperset(pairwise([*path, path[0]])):
+        return schedule.period
+    from optsched.cycle_ratio import cycle_time  # compiled: only for those who need it
+
+    return cycle_time(schedule, schedule.sequences, schedule.offset).period
+
+
+def _steps(
+    schedule: Schedule, path: list[int], chain: list[_Link | None]
+) -> tuple[CriticalStep, ...]:
     assert schedule.start is not None  # as `report` has made sure
-    links = tight_links(schedule)
-    on_path = np.isin(links.head, np.array(path, np.int64))
-    why: dict[tuple[int, int], tuple[int, int]] = {}
-    for i, j, *link in zip(*(column[on_path].tolist() for column in links), strict=True):
-        why.setdefault((i, j), (link[0], link[1]))
     steps = []
-    for k, i in enumerate(path):
-        if k == 0 and schedule.period is None:
+    for i, link in zip(path, chain, strict=True):
+        if link is None:
             reason = _beginning(int(schedule.start[i]), int(schedule.release[i]))
         else:
-            reason = _reason(schedule, *why[path[k - 1], i])
+            reason = _reason(schedule, link)
         begin, end = int(schedule.start[i]), int(schedule.end[i])
         held = tuple(schedule.resources[r].name for r in schedule.op_resources[i].tolist())
         steps.append(CriticalStep(i, describe(schedule, i), held, begin, end, reason))
@@ -171,7 +224,12 @@ def _beginning(start: int, release: int) -> str:
     return f"gap: nothing in the document explains why it starts only at {start}"
 
 
-def _reason(schedule: Schedule, resource: int, wait: int) -> str:
-    if resource >= 0:
-        return f"after {schedule.resources[resource].name}" + (f" + setup {wait}" if wait else "")
-    return "after its predecessor" + (f" + lag {wait}" if wait else "")
+def _reason(schedule: Schedule, link: _Link) -> str:
+    if link.resource >= 0:
+        name = schedule.resources[link.resource].name
+        reason = f"after {name}" + (f" + setup {link.wait}" if link.wait else "")
+    else:
+        reason = "after its predecessor" + (f" + lag {link.wait}" if link.wait else "")
+    if link.tokens:
+        reason += f", {link.tokens} cycle{'s' * (link.tokens != 1)} before"
+    return reason

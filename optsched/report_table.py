@@ -3,28 +3,42 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from optsched.plots.look import bytes_text, plain, share_text, time_text, worth
+from optsched.plots.look import (
+    bytes_text,
+    plain,
+    readable_unit,
+    share_text,
+    time_in,
+    time_text,
+    worth,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    from optsched.iterations import JobReport
     from optsched.report import CriticalStep, Report, ResourceReport
 
 _MOST_RUNS = 24  # lines of critical path: more than a screen helps nobody
+_MOST_JOBS = 64  # rows of jobs, likewise
 
 
 def render(report: Report) -> Group:
-    """What ``optsched show`` prints: the headline, the resources and the critical path.
+    """What ``optsched show`` prints: the headline, the resources, jobs and the critical path.
 
     Strings of the document appear as they are, never as markup.
     """
     from rich.console import Group
 
-    return Group(_headline(report), "", _resources(report), "", *_path(report))
+    parts: list[Table | Text | str] = [_headline(report), "", _resources(report), ""]
+    if report.iterations:
+        parts += [_jobs(report), *_left_over(report), ""]
+    return Group(*parts, *_path(report))
 
 
 def _headline(report: Report) -> Text:
@@ -33,32 +47,49 @@ def _headline(report: Report) -> Text:
     text = Text(plain(report.name) or "schedule", style="bold")
     parts = [*worth(report), *([] if report.status == "optimal" else [report.status])]
     style = "green" if report.status == "optimal" else "default"
+    if report.solver:
+        parts.append(f"by {plain(report.solver, 40)}")
     text.append("\n" + ", ".join(parts), style)
     size = f"\n{report.operations} operations of {report.jobs} jobs"
     text.append(f"{size} on {len(report.resources)} resources", "dim")
+    if report.throughput is not None:
+        text.append(f"\n{_rate(report)}")
     return text
 
 
+def _rate(report: Report) -> str:
+    """How much training gets done: iterations of all jobs, per span and per second."""
+    count = sum(job.iterations for job in report.iterations)
+    when = "" if report.period is None else " a cycle"
+    return f"{count} iteration{'s' * (count != 1)}{when}, {report.throughput:.4g} a second"
+
+
 def _resources(report: Report) -> Table:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     memory = any(row.peak_memory or row.memory for row in report.resources)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("resource")
     setups = any(row.setup for row in report.resources)
-    heads = ["operations", "busy", "busy %", *(["setup", "setup %"] if setups else []), "bubble %"]
-    for head in [*heads, "peak memory", "capacity"] if memory else heads:
-        table.add_column(head, justify="right")
-    unit = report.time_unit
+    heads = ["busy", "busy %", *(["setup", "setup %"] if setups else []), "bubble %"]
+    table = _table("resource", [*heads, *(["peak bytes", "capacity"] if memory else [])])
+    unit = readable_unit(report.time_unit, report.span)
     for row in report.resources:
-        cells: list[str | Text] = [str(row.operations), time_text(row.busy, unit)]
-        cells.append(share_text(row.busy_share))
+        cells: list[str | Text] = [time_in(unit, row.busy), share_text(row.busy_share)]
         if setups:
-            cells += [time_text(row.setup, unit), share_text(row.setup_share)]
+            cells += [time_in(unit, row.setup), share_text(row.setup_share)]
         cells.append(share_text(row.bubble_share))
         table.add_row(Text(plain(row.name, 40)), *cells, *(_memory(row) if memory else ()))
+    return table
+
+
+def _table(first: str, heads: list[str]) -> Table:
+    """A table whose first column gives way when the terminal is narrow."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
+    table.add_column(first, no_wrap=True, overflow="ellipsis")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
     return table
 
 
@@ -70,6 +101,40 @@ def _memory(row: ResourceReport) -> tuple[Text, str]:
     return peak, bytes_text(row.memory) if row.memory else "unlimited"
 
 
+def _jobs(report: Report) -> Table:
+    """A row for every job; one for neighbours that are alike but for their number."""
+    rolls, tells = report.period is not None, report.iterations[0].recompute is not None
+    heads = ["iterations", "latency", *(["cycles"] if rolls else []), "wait", "wait %"]
+    table = _table("job", [*heads, *(["recompute"] if tells else [])])
+    unit = readable_unit(report.time_unit, report.span)
+    for first, last in _alike(report.iterations)[:_MOST_JOBS]:
+        name = f"{first.job}" if first is last else f"{first.job} … {last.job}"
+        cells = [name, str(first.iterations), time_in(unit, first.latency)]
+        if first.cycles is not None:
+            cells.append(f"{first.cycles:.2f}")
+        cells.append(time_in(unit, first.wait))
+        cells.append(share_text(first.wait / first.latency if first.latency else 0.0))
+        if tells:
+            cells.append({True: "yes", False: "no", None: ""}[first.recompute])
+        table.add_row(*cells)
+    return table
+
+
+def _alike(jobs: tuple[JobReport, ...]) -> list[tuple[JobReport, JobReport]]:
+    """First and last of every run of neighbours that differ in their number only."""
+    runs = [list(run) for _, run in itertools.groupby(jobs, key=lambda job: replace(job, job=0))]
+    return [(run[0], run[-1]) for run in runs]
+
+
+def _left_over(report: Report) -> list[Text]:
+    from rich.text import Text
+
+    rows = _alike(report.iterations)
+    if len(rows) <= _MOST_JOBS:
+        return []
+    return [Text(f"… and the jobs after {rows[_MOST_JOBS - 1][1].job}", style="dim")]
+
+
 def _path(report: Report) -> list[Text]:
     from rich.text import Text
 
@@ -77,7 +142,7 @@ def _path(report: Report) -> list[Text]:
     if not steps:
         return [Text("no critical path: nothing runs, or no cycle of operations is tight")]
     what = "critical path" if report.period is None else "critical cycle"
-    lines = [Text(f"{what}, {len(steps)} operations:", style="bold")]
+    lines = [Text(f"{what}, {len(steps)} operations{_faster(report)}:", style="bold")]
     runs = _runs(steps)
     for run in runs[:_MOST_RUNS]:
         lines.append(_run_line(run, report.time_unit))
@@ -87,6 +152,14 @@ def _path(report: Report) -> list[Text]:
     if not report.path_is_complete:
         lines.append(Text("  it does not reach time 0: see its first line", style="yellow"))
     return lines
+
+
+def _faster(report: Report) -> str:
+    """What to say where the period is not the least one of its orders."""
+    least = report.least_period
+    if least is None or least >= report.span:
+        return ""
+    return f"; in these orders a period of {time_text(least, report.time_unit)} would do"
 
 
 def _runs(steps: tuple[CriticalStep, ...]) -> list[list[CriticalStep]]:

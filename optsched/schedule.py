@@ -323,6 +323,26 @@ class Schedule(Problem):
         kept = self.provenance if provenance is None else provenance
         return self._sharing(solution(self, sequences, np.asarray(start), objective, kept))
 
+    def with_cycle(
+        self,
+        period: int,
+        offset: npt.ArrayLike,
+        sequences: Rows,
+        start: npt.ArrayLike,
+        objective: Objective | None = None,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> Schedule:
+        """The same arcs and operations repeated with this period and these offsets and orders.
+
+        Nothing is repaired, and only types and ranges are checked. Raises `InputError` like the
+        constructor.
+        """
+        from optsched.schedule_checks import cycle, solution
+
+        bare = self._sharing(cycle(self, period, offset))
+        kept = self.provenance if provenance is None else provenance
+        return bare._sharing(solution(bare, sequences, np.asarray(start), objective, kept))
+
     def _sharing(self, changes: dict[str, Any]) -> Schedule:
         """A copy with other orders and claims; the graph, checked once, is shared."""
         copy = object.__new__(Schedule)
@@ -345,6 +365,13 @@ class Schedule(Problem):
                 for key in ("duration", "kind", "deadline", *_PER_OPERATION)
             )
         )
+
+    def same_cycle(self, other: Schedule) -> bool:
+        """Whether both repeat the same instance, whatever their periods and offsets are."""
+        if self.period is None or other.period is None:
+            return self.same_graph(other)
+        ours = {"period": self.period, "offset": self.offset}
+        return self.same_graph(other._sharing(ours))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):

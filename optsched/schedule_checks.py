@@ -76,6 +76,13 @@ def solution(
     return values
 
 
+def cycle(graph: Schedule, period: Any, offset: Any) -> dict[str, Any]:
+    """A checked period and checked offsets for a graph that has been checked."""
+    values = {"offset": _counts("offset", offset, graph.n_operations)}
+    _check_period(period, {"release": graph.release, "deadline": graph.deadline})
+    return {"period": int(period), **values}
+
+
 def _first(bad: npt.NDArray[np.bool_]) -> int | None:
     return int(np.argmax(bad)) if bad.any() else None
 

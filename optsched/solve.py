@@ -223,7 +223,7 @@ def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -
         schedule.sequences,  # type: ignore[arg-type]
         schedule.start,  # type: ignore[arg-type]
         Objective(problem.objective_name, value, monitor.lower_bound, status),
-        _provenance(problem, engine, monitor),
+        {**schedule.provenance, **_provenance(problem, engine, monitor)},
     )
     violations = verify(schedule)
     if violations or value != monitor.objective:

@@ -57,10 +57,9 @@ def unroll(schedule: Schedule, cycles: int) -> Schedule:
             f"{_MAX_OPERATIONS}"
         )
     cycles = int(cycles)
-    there = np.arange(cycles)[:, None] >= s.offset[None, :]
-    cycle, operation = np.nonzero(there)
-    number = np.full(there.shape, -1, np.int64)
-    number[there] = np.arange(len(operation))
+    cycle, operation = instances(s, cycles)
+    number = np.full((cycles, s.n_operations), -1, np.int64)
+    number[cycle, operation] = np.arange(len(operation))
     if len(cycle) and int(cycle[-1]) * s.period > np.iinfo(np.int64).max - s.period:
         raise InputError(f"unroll: cycles: {cycles} periods of {s.period} are more than 2^53")
     start = s.start[operation] + cycle * s.period
@@ -70,7 +69,7 @@ def unroll(schedule: Schedule, cycles: int) -> Schedule:
     return replace(
         s,
         **columns,
-        iteration=(cycle - s.offset[operation]) * _copies(s)[operation] + s.iteration[operation],
+        iteration=(cycle - s.offset[operation]) * copies(s)[operation] + s.iteration[operation],
         op_resources=_resources(s.op_resources, operation),
         arcs=_arcs(s, number),
         sequences=_sequences(s.sequences, number),
@@ -80,12 +79,18 @@ def unroll(schedule: Schedule, cycles: int) -> Schedule:
     )
 
 
-def _copies(s: Schedule) -> IntArray:
+def instances(schedule: Schedule, cycles: int) -> tuple[IntArray, IntArray]:
+    """Cycle and operation of everything that runs in the first cycles, as `unroll` numbers it."""
+    cycle, operation = np.nonzero(np.arange(cycles)[:, None] >= schedule.offset[None, :])
+    return cycle.astype(np.int64), operation.astype(np.int64)
+
+
+def copies(schedule: Schedule) -> IntArray:
     """Iterations that the job of every operation runs in one cycle."""
-    _, job = np.unique(s.job, return_inverse=True)
-    copies = np.zeros(s.n_operations, np.int64)
-    np.maximum.at(copies, job, s.iteration + 1)
-    return copies[job]
+    _, job = np.unique(schedule.job, return_inverse=True)
+    found = np.zeros(schedule.n_operations, np.int64)
+    np.maximum.at(found, job, schedule.iteration + 1)
+    return found[job]
 
 
 def _resources(rows: Rows, operation: IntArray) -> Rows:

@@ -182,7 +182,8 @@ def test_unsupported_everywhere(cli: Cli) -> None:
     import optsched
 
     optsched.JobArray([[1, 1]], [[1, 1]], objective="period").write("rolling.json")
-    assert "not for dispatch: only the makespan" in cli.refused("bench", "rolling.json", *BENCH[2:])
+    words = [word.replace("dispatch", "branch_and_bound") for word in BENCH[2:]]
+    assert "not for branch_and_bound: " in cli.refused("bench", "rolling.json", *words)
 
 
 def test_interrupt_keeps_what_is_done(cli: Cli) -> None:

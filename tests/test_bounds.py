@@ -15,7 +15,6 @@ from state_oracle import best_by_states
 
 from optsched import Arcs, JobArray, JobShop, Resource, Rows, Schedule, bounds
 from optsched.bounds import jackson_preemptive, makespan_bound, makespan_bounds
-from optsched.errors import InputError, UnsupportedProblem
 from optsched.graph import evaluate
 from optsched.testing import best_makespan
 
@@ -295,17 +294,19 @@ def test_infeasibility_names_operation_and_numbers() -> None:
     assert bounds.infeasibility(one(acquire=5)) == ""  # type: ignore[arg-type]
 
 
-def test_no_bound_of_the_period_is_claimed() -> None:
+def test_the_makespans_bound_is_none_of_the_period() -> None:
     """The makespan's bound of two equal jobs is 6; as a period 4 is possible."""
     array = ones(0, objective="period")
-    for ask in (array.lower_bound, array.bounds):
-        with pytest.raises(UnsupportedProblem, match="period"):
-            ask()
+    assert array.bounds() == {"load": 4, "chain": 4, "lap": 0, "energy": 0}
+    assert array.lower_bound() == 4
     assert array.with_objective("makespan").lower_bound() >= 5
 
 
-def test_a_choice_has_no_bound_yet() -> None:
-    """Which jobs recompute must be said first."""
-    array = JobArray([[1]], [[1]], recompute_mode="choose")
-    with pytest.raises(InputError, match="recompute"):
-        array.lower_bound()
+def test_the_bound_of_a_choice_holds_for_every_choice() -> None:
+    """Times without recomputation, bytes with it."""
+    array = JobArray(
+        [[2], [3]], [[2], [3]], recompute=[[2], [3]], activation=4, checkpoint=1, memory=5,
+        recompute_mode="choose",
+    )  # fmt: skip
+    made = [array.replace(recompute_mode=[a, b]) for a in (False, True) for b in (False, True)]
+    assert 0 < array.lower_bound() <= min(one.lower_bound() for one in made)

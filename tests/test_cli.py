@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from program import SHOP, Cli, Ran
+from rolling_arrays import equal_jobs
 
 import optsched
 from optsched.schedule import Schedule
@@ -223,7 +224,7 @@ def test_hostile_limits(cli: Cli, words: tuple[str, ...], message: str) -> None:
         ("solve",),
         ("solve", "shop.txt", "--frobnicate"),
         ("solve", "shop.txt", "--time", "soon"),
-        ("plot", "plan.json", "--cycles", "0"),
+        ("plot", "plan.json", "--cycles", "few"),
         ("generate",),
         ("generate", "jobarray"),
     ],
@@ -254,8 +255,8 @@ def test_unsupported(cli: Cli) -> None:
     """A solver that does not take the problem: exit code 2; `solvers FILE` says the same."""
     array = optsched.JobArray([[1, 1]], [[1, 1]], objective="period")
     array.write("rolling.json")
-    line = cli.refused("solve", "rolling.json", "-o", "out.json")
-    assert line.startswith("auto does not solve this problem")
+    line = cli.refused("solve", "rolling.json", "--solver", "branch_and_bound", "-o", "out.json")
+    assert line.startswith("branch_and_bound does not solve this problem")
     assert "no: " in cli("solvers", "rolling.json").out
 
 
@@ -304,6 +305,29 @@ def test_plot_and_trace(cli: Cli) -> None:
     assert cli("trace", "plan.json").out == "wrote plan.trace.json\n"
     assert json.loads(Path("plan.trace.json").read_text())["traceEvents"]
     assert "expected a picture file ending in" in cli.refused("plot", "plan.json", "-o", "x.exe")
+
+
+@pytest.mark.parametrize("command", ["plot", "trace"])
+def test_cycles(cli: Cli, command: str) -> None:
+    """Only a periodic schedule has some, from 1 to 100: else one sentence and no file."""
+    line = cli.refused(command, "plan.json", "--cycles", "2")
+    assert line == "cycles: plan.json has no period, it is drawn whole: leave --cycles out"
+    equal_jobs(3, 2).write("rolling.json")
+    for cycles in ("0", "-1", "101", "1000000000", "9" * 30):
+        line = cli.refused(command, "rolling.json", "--cycles", cycles)
+        assert line == f"cycles: expected 1..100, got {cycles}"
+    assert cli(command, "rolling.json", "--cycles", "2").code == 0
+    assert cli("plot", "rolling.json", "--html", "x.html", "--cycles", "2").code == 0
+
+
+def test_show_and_verify_a_period(cli: Cli) -> None:
+    """What repeats for ever is told per cycle."""
+    equal_jobs(3, 2).write("rolling.json")
+    ran = cli("show", "rolling.json")
+    assert ran.code == 0
+    assert "period 9 µs" in ran.out and "3 iterations a cycle" in ran.out
+    assert "critical cycle" in ran.out
+    assert cli("verify", "rolling.json").out.endswith("period 9 us\n")
 
 
 def test_solvers_and_version(cli: Cli) -> None:
@@ -374,7 +398,7 @@ def test_bound(cli: Cli) -> None:
 
 
 def test_bound_of_an_array(cli: Cli) -> None:
-    """Job arrays and bare graphs too; none of the period."""
+    """Job arrays and bare graphs too, and of the period."""
     blocks = [[2, 3], [4, 1]]
     array = optsched.JobArray(blocks, blocks, activation=5, memory=5)
     array.write("array.json")
@@ -383,7 +407,11 @@ def test_bound_of_an_array(cli: Cli) -> None:
     assert found[0]["bounds"] == found[1]["bounds"]
     assert found[0]["lower_bound"] >= array.lower_bound()
     optsched.JobArray(blocks, blocks, objective="period").write("rolling.json")
-    assert "period" in cli.refused("bound", "rolling.json")
+    ran = json.loads(cli("bound", "rolling.json", "--json").out)
+    assert (
+        ran["bounds"] == {"load": 12, "chain": 10, "lap": 0, "energy": 0}
+        and ran["lower_bound"] == 12
+    )
 
 
 def test_bound_of_the_impossible(cli: Cli) -> None:

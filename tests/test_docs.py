@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [
     "README.md", "docs/quickstart.md", "docs/schedule-format.md", "docs/jobarray.md",
     "docs/solvers.md", "docs/branch-and-bound.md", "docs/subset.md", "docs/quota.md",
-    "docs/simulator.md",
+    "docs/simulator.md", "docs/pytorch-csv.md", "docs/pipelines.md", "docs/single-job.md",
+    "docs/rolling.md", "docs/arraypipe-study.md",
 ]  # fmt: skip
 
 
@@ -42,6 +43,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         "docs/subset.md",
         "docs/quota.md",
         "docs/simulator.md",
+        "docs/pipelines.md",
     ],
 )
 def test_optsched_commands_run(page: str, tmp_path: Path) -> None:

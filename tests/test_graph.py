@@ -181,6 +181,24 @@ def test_networkx_holds_the_same_graph(rng: Random) -> None:
     assert kinds <= {"conjunctive"}
 
 
+@settings(deadline=None)
+@given(periodic_schedules())
+def test_networkx_of_a_cycle_knows_its_tokens(plan: Schedule) -> None:
+    """Starts keep every edge, resources go round, and no edge is missing."""
+    exported = to_networkx(plan)
+    for i, j, e in exported.edges(data=True):
+        assert plan.start[j] - plan.start[i] >= e["weight"] - e["tokens"] * plan.period
+    for row in plan.sequences.to_lists():  # type: ignore[union-attr]
+        for k, i in enumerate(row):
+            assert exported.has_edge(i, row[(k + 1) % len(row)])
+    arcs = zip(*(column.tolist() for column in plan.arcs), strict=True)
+    for i, j, lag, distance in arcs:
+        tokens = distance + plan.offset[j] - plan.offset[i]
+        e = exported.edges[i, j]
+        needed = plan.duration[i] + lag - tokens * plan.period
+        assert e["weight"] - e["tokens"] * plan.period >= needed
+
+
 def test_an_empty_graph() -> None:
     """No operations: makespan 0, no cycle, an empty export."""
     graph = Schedule(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rolling_arrays import equal_jobs, rolling
 from strategies import periodic_schedules, schedules, spoilt
 
 from optsched.critical_path import critical_path
@@ -107,6 +108,20 @@ def test_periodic_pages_show_the_steady_state(s: Schedule, cycles: int) -> None:
         assert data["bars"]["operation"].count(i) == (cycles + across) * max(
             1, len(s.op_resources[i])
         )
+
+
+def test_jobs_and_iterations_of_a_rolling_array() -> None:
+    """A row for every job; copies and offsets tell which iteration of it a bar is."""
+    s = rolling([0, 3], [[1, 1], [1, 1]], [[1, 1], [1, 1]], 12, copies=[2, 1])
+    data = data_of(html.page(s))
+    assert data["jobs"] == [
+        {"job": 0, "iterations": 2, "latency": 4, "wait": 0, "recompute": None},
+        {"job": 1, "iterations": 1, "latency": 4, "wait": 0, "recompute": None},
+    ]
+    assert data["operations"]["copies"] == [2] * 8 + [1] * 4
+    data = data_of(html.page(equal_jobs(2, 3)))
+    assert "copies" not in data["operations"]
+    assert data["operations"]["offset"] == equal_jobs(2, 3).offset.tolist()
 
 
 @settings(max_examples=50)

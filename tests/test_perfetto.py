@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rolling_arrays import equal_jobs, rolling
 from strategies import periodic_schedules, schedules, spoilt
 
 from optsched.errors import InputError
@@ -126,21 +127,48 @@ def test_counters_follow_the_memory(s: Schedule) -> None:
 
 
 @given(periodic_schedules(), st.integers(1, 4))
-def test_periodic_traces_repeat(s: Schedule, cycles: int) -> None:
-    """Every operation appears once per cycle and resource, a period apart, never before 0."""
+def test_periodic_traces_begin_cold(s: Schedule, cycles: int) -> None:
+    """Every operation once per cycle from its offset on, a period apart; arrows within the run."""
     found = defaultdict(list)
-    for event in slices(s, cycles) + events_of(s, "i", cycles):
-        assert event["ts"] >= 0
-        found[event["args"]["operation"], event["tid"]].append(event["ts"])
-    for (i, _), times in found.items():
-        assert sorted(times) == [int(s.start[i]) + c * s.period for c in range(cycles)]
-    assert len(found) >= sum(len(s.op_resources[i]) for i in range(s.n_operations))
+    marks = [e for e in events_of(s, "i", cycles) if e["cat"] == "cycle"]
+    assert [(e["name"], e["ts"]) for e in marks] == [
+        (f"cycle {c}", c * s.period) for c in range(cycles)
+    ]
+    instants = [e for e in events_of(s, "i", cycles) if e["cat"] != "cycle"]
+    for event in slices(s, cycles) + instants + events_of(s, "b", cycles):
+        args = event["args"]
+        i = args["operation"]
+        assert event["ts"] == s.start[i] + args["cycle"] * s.period
+        assert args.get("iteration", 0) == args["cycle"] - s.offset[i]
+        found[i, event["tid"]].append(args["cycle"])
+    for i in range(s.n_operations):
+        for r in s.op_resources[i].tolist() or [-1]:
+            assert sorted(found[i, r + 1]) == list(range(int(s.offset[i]), cycles))
     tokens = s.arcs.distance + s.offset[s.arcs.head] - s.offset[s.arcs.tail]
     spans = set((s.start[s.arcs.head] - s.start[s.arcs.tail] + tokens * s.period).tolist())
     heads = {event["id"]: event["ts"] for event in events_of(s, "f", cycles)}
     tails = {event["id"]: event["ts"] for event in events_of(s, "s", cycles)}
     assert heads.keys() == tails.keys()
     assert {heads[arrow] - tails[arrow] for arrow in heads} <= spans
+
+
+def test_a_rolling_trace_counts_iterations_and_memory_from_nothing() -> None:
+    """Copies of a job count up; held memory starts at zero and reaches the steady peak."""
+    s = rolling([0], [[1, 1]], [[1, 1]], 8, copies=[2], activation=5)
+    counted = sorted((e["ts"], e["args"]["iteration"]) for e in slices(s, 3) if e["name"] == "F 0")
+    first = [t for t, _ in counted[::2]]
+    assert first == [0, 4, 8, 12, 16, 20]
+    assert [iteration for _, iteration in counted[::2]] == [0, 1, 2, 3, 4, 5]
+    s = equal_jobs(3, 2, activation=5)
+    levels = [e["args"]["bytes"] for e in events_of(s, "C", 4) if e["name"] == "memory gpu0"]
+    assert (levels[0], max(levels)) == (5, 10)
+
+
+@pytest.mark.parametrize("cycles", [0, -1, 101, 10**9])
+def test_cycles_that_nobody_looks_at(cycles: int) -> None:
+    """Refused in one sentence, before anything is unrolled."""
+    with pytest.raises(InputError, match=rf"cycles: expected 1..100, got {cycles}"):
+        perfetto.trace(equal_jobs(1, 1), cycles=cycles)
 
 
 @settings(max_examples=50)

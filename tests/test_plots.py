@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rolling_arrays import equal_jobs
 from strategies import periodic_schedules, schedules, spoilt
 
 from optsched.errors import InputError, MissingExtra
@@ -69,6 +70,51 @@ def test_one_bar_per_operation_and_resource(tmp_path: Path, s: Schedule) -> None
     assert drawn(picture, "bars-") == lasting
     assert drawn(picture, "marks") == len(chart.start) - lasting
     assert drawn(picture, "setups") == len(setups(s, 2).start)
+
+
+def words(picture: Path) -> list[str]:
+    """All texts of an SVG picture (matplotlib keeps them as comments)."""
+    return re.findall(r"<!-- (.*?) -->", picture.read_text(encoding="utf-8"))
+
+
+def test_cycles_are_told_apart(tmp_path: Path) -> None:
+    """A line and a number where every cycle begins; numbers thin out where there is no room."""
+    s, picture = equal_jobs(3, 4), tmp_path / "x.svg"
+    for cycles in (1, 3, 100):
+        gantt(s, picture, cycles=cycles)
+        ids = {e.get("id", "") for e in ET.parse(picture).iter(f"{SVG}g")}
+        assert sum(name.startswith("cycle-") for name in ids) == cycles - 1
+        shown = [text for text in words(picture) if text.strip().startswith("cycle ")]
+        assert shown[0].strip() == "cycle 0"
+        assert len(shown) == cycles if cycles < 10 else 5 < len(shown) < 40
+    for cycles in (0, 101, 10**9):
+        with pytest.raises(InputError, match=rf"cycles: expected 1..100, got {cycles}"):
+            gantt(s, tmp_path / "y.png", cycles=cycles)
+    assert not (tmp_path / "y.png").exists()
+
+
+def test_what_a_cold_start_leaves_out_is_hollow(tmp_path: Path) -> None:
+    """Bars of an iteration before the first have no colour; the legend says so."""
+    s = equal_jobs(3, 4, 2, 3)
+    figure = gantt(s, tmp_path / "x.svg", cycles=2)
+    groups = [c for c in figure.axes[0].collections if str(c.get_gid()).startswith("bars-")]
+    hollow = [c for c in groups if len(c.get_facecolor()) == 1]
+    chart = bars(s, 2)
+    late = int((chart.cycle < s.offset[chart.operation]).sum())
+    assert sum(len(c.get_paths()) for c in hollow) == late > 0
+    assert "not run by a cold start" in words(tmp_path / "x.svg")
+    flat = replace(s.unroll(2))
+    gantt(flat, tmp_path / "y.svg")
+    assert "not run by a cold start" not in words(tmp_path / "y.svg")
+    assert drawn(tmp_path / "y.svg", "bars-") == flat.n_operations
+
+
+def test_a_key_of_jobs_where_there_is_room(tmp_path: Path) -> None:
+    """Thirty jobs have thirty squares; more, whose colours repeat, or a long title have none."""
+    for jobs, name, there in ((30, "x", True), (31, "x", False), (30, "x" * 80, False)):
+        s = replace(equal_jobs(jobs, 2), name=name)
+        gantt(s, tmp_path / "x.svg", cycles=1)
+        assert ("job" in words(tmp_path / "x.svg")) == there
 
 
 @few

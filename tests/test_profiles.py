@@ -223,7 +223,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"memory": "80 gigs"}, 'memory: expected bytes or a size such as "80GB", got "80 gigs"'),
     ({"memory": "0GB"}, "memory: expected bytes or a size"),
     ({"memory": -1}, "memory: .*got -1"),
-    ({"memory": "1GB"}, "memory: 1073741824 bytes leave nothing for activations on stage 0"),
+    ({"memory": "1GB"}, "memory: 1073741824 bytes leave nothing for activations on device 0"),
 ]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rolling_arrays import equal_jobs, rolling
 from strategies import graphs, periodic_schedules, schedules, spoilt
 
 from optsched.critical_path import critical_path
@@ -144,12 +145,85 @@ def test_a_late_schedule_has_a_gap(s: Schedule, late: int) -> None:
         assert summary.critical_path[0].reason.startswith("gap")
 
 
+def allows(s: Schedule, period: int) -> bool:
+    """Whether orders and offsets fit a period: no cycle weighs more (Bellman and Ford)."""
+    edges = [
+        (i, j, int(s.duration[i]) + lag - (distance + int(s.offset[j] - s.offset[i])) * period)
+        for i, j, lag, distance in zip(*(c.tolist() for c in s.arcs), strict=True)
+    ]
+    for row in s.sequences.to_lists():
+        for k, i in enumerate(row):
+            j, wraps = row[(k + 1) % len(row)], k + 1 == len(row)
+            edges.append((i, j, int(s.duration[i]) + s.setup(i, j) - wraps * period))
+    start = [0] * s.n_operations
+    for _ in range(s.n_operations + 1):
+        late = [(j, start[i] + w) for i, j, w in edges if start[i] + w > start[j]]
+        for j, t in late:
+            start[j] = max(start[j], t)
+        if not late:
+            return True
+    return False
+
+
+@settings(deadline=None)
 @given(periodic_schedules())
-def test_critical_cycle_is_tight_all_round(s: Schedule) -> None:
-    """Every step of a critical cycle is explained, the last one leads to the first."""
-    cycle = critical_path(s)
-    assert all(explained(s, i, j) for i, j in pairwise([*cycle, *cycle[:1]]))
-    assert report(s).path_is_complete == bool(cycle)
+def test_critical_cycle_tells_the_least_period(s: Schedule) -> None:
+    """Tight all round where the period is least; else it says what the orders allow."""
+    cycle, summary = critical_path(s), report(s)
+    assert summary.path_is_complete == bool(cycle)
+    assert summary.path_operations == cycle
+    if not cycle:
+        assert summary.least_period is None
+        assert allows(s, 1)
+        return
+    assert all(step.reason.startswith("after ") for step in summary.critical_path)
+    assert summary.least_period <= s.period
+    assert allows(s, summary.least_period)
+    assert summary.least_period == 1 or not allows(s, summary.least_period - 1)
+    if all(explained(s, i, j) for i, j in pairwise([*cycle, *cycle[:1]])):
+        assert summary.least_period == s.period
+
+
+def test_show_of_a_loose_period_says_so() -> None:
+    """A period longer than the orders need is told, with the cycle that holds up a shorter one."""
+    s = equal_jobs(4, 3, 5, 10)
+    assert report(s).least_period == 60
+    assert "would do" not in printed(report(s))
+    loose = replace(s, period=70, objective=Objective("period", 70, 60, "feasible"))
+    summary = report(loose)
+    assert summary.least_period == 60
+    path = summary.path_operations
+    assert not all(explained(loose, i, j) for i, j in pairwise([*path, path[0]]))
+    assert "in these orders a period of 60 µs would do" in printed(summary)
+
+
+def test_show_of_a_rolling_array() -> None:
+    """Period, bound, gap, status and solver; devices; one line for jobs that are alike."""
+    s = equal_jobs(4, 3, 5, 10, activation=2, memory=7)
+    s = replace(
+        s,
+        objective=Objective("period", 60, 50, "feasible"),
+        provenance={"solver": "tabu", "recompute": [False, False, False, True]},
+    )
+    text = printed(report(s))
+    assert "period 60 µs, lower bound 50 µs, gap 20.0 %, feasible, by tabu" in text
+    assert "4 iterations a cycle, 6.667e+04 a second" in text
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "gpu0 60 µs 100.0 % 0.0 % 6 B 7 B" in lines
+    assert "0 … 2 1 45 µs 0.75 0 µs 0.0 % no" in lines
+    assert "3 1 45 µs 0.75 0 µs 0.0 % yes" in lines
+    assert "critical cycle, " in text
+
+
+def test_many_jobs_are_cut_off() -> None:
+    """More jobs than a screen holds: the rest is counted, not printed."""
+    jobs = 80
+    s = rolling(
+        [7 * j for j in range(jobs)], [[1 + j % 2] for j in range(jobs)], [[2]] * jobs, 7 * jobs
+    )
+    text = printed(report(s))
+    assert "… and the jobs after 63" in text
+    assert len(report(s).iterations) == jobs
 
 
 def test_critical_path_of_every_feature() -> None:
@@ -193,7 +267,7 @@ def test_periodic_single_operation_is_its_own_cycle() -> None:
         start=np.array([3]),
     )
     assert critical_path(s) == [0]
-    assert critical_path(replace(s, period=8)) == []
+    assert report(replace(s, period=8)).least_period == 7
 
 
 @given(graphs(max_operations=3))

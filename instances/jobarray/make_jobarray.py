@@ -14,8 +14,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from optsched.pipelines.generator import job_array
 
 if TYPE_CHECKING:
@@ -48,10 +46,9 @@ def instances() -> list[JobArray]:
                 name=f"{name}-switches",
             )
         )  # fmt: skip
-        plain = job_array(model, stages, jobs, seed=SEED)
-        largest = plain.activation.max(axis=0)
-        in_flight = np.arange(stages, 0, -1)
-        made.append(plain.replace(memory=largest * in_flight, name=f"{name}-flight"))
+        made.append(
+            job_array(model, stages, jobs, seed=SEED, in_flight=True, name=f"{name}-flight")
+        )
     return made
 
 

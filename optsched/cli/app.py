@@ -15,7 +15,8 @@ from optsched.cli.convert import convert
 from optsched.cli.decide import decide
 from optsched.cli.dispatch import dispatch
 from optsched.cli.manifest import manifest
-from optsched.cli.options import HELP, criterion, parse_options
+from optsched.cli.options import HELP, criterion, parse_options, with_objective
+from optsched.cli.pipeline import pipeline
 from optsched.cli.simulate import simulate
 from optsched.cli.warmup import warmup
 
@@ -39,6 +40,11 @@ ScheduleFile = Annotated[
     Path, typer.Argument(help="A *.schedule.json document.", show_default=False)
 ]
 
+Cycles = Annotated[
+    int | None,
+    typer.Option(help="Cycles of a periodic schedule [default: 3].", show_default=False),
+]
+
 
 @app.command()
 def solve(
@@ -51,7 +57,11 @@ def solve(
     iterations: Annotated[
         int | None, typer.Option(help="Steps of the solver: reproducible on any machine.")
     ] = None,
-    target: Annotated[int | None, typer.Option(help="Stop at this objective.")] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="Of a job array: makespan or period [default: as the file says]."),
+    ] = None,
+    target: Annotated[int | None, typer.Option(help="Stop at this value.")] = None,
     stop_gap: Annotated[
         float | None, typer.Option(help="Stop at this gap to the bound: 0.01 is one percent.")
     ] = None,
@@ -80,7 +90,7 @@ def solve(
     if output is not None:
         check_writable(output)
         check_not_input(output, file)
-    problem = read_problem(file)
+    problem = with_objective(read_problem(file), objective)
     start = None if warm_start is None else Schedule.read(warm_start)
     with ProgressLine(enabled=not quiet) as line:
         result = optsched.solve(
@@ -120,7 +130,7 @@ def verify(file: ScheduleFile) -> None:
 
 @app.command()
 def show(file: ScheduleFile) -> None:
-    """Objective, bound and gap; busy and bubble share and peak memory per device; critical path."""
+    """Objective, bound, gap; load and peak bytes per device; latency per job; critical path."""
     from rich.console import Console
 
     from optsched.report import report
@@ -136,7 +146,7 @@ def plot(
         Path | None, typer.Option("-o", "--output", help="Picture: .png, .svg or .pdf.")
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Self-contained interactive page.")] = None,
-    cycles: Annotated[int, typer.Option(help="Cycles of a periodic schedule.", min=1)] = 3,
+    cycles: Cycles = None,
 ) -> None:
     """Draw a Gantt chart [default: FILE with the suffix .png]."""
     from optsched.files import check_writable
@@ -149,11 +159,12 @@ def plot(
         if path is not None:
             check_writable(path)
     schedule = _scheduled(file)
+    shown = _cycles(file, schedule, cycles)
     if output is not None:
-        gantt(schedule, output, cycles=cycles)
+        gantt(schedule, output, cycles=shown)
         print(f"wrote {output}")
     if html is not None:
-        write_html(schedule, html, cycles=cycles)
+        write_html(schedule, html, cycles=shown)
         print(f"wrote {html}")
 
 
@@ -163,7 +174,7 @@ def trace(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="[default: FILE with .trace.json]")
     ] = None,
-    cycles: Annotated[int, typer.Option(help="Cycles of a periodic schedule.", min=1)] = 3,
+    cycles: Cycles = None,
 ) -> None:
     """Write a trace for ui.perfetto.dev or chrome://tracing."""
     from optsched.files import check_writable
@@ -171,7 +182,8 @@ def trace(
 
     path = output or _beside(file, ".trace.json")
     check_writable(path)
-    perfetto.write(_scheduled(file), path, cycles=cycles)
+    schedule = _scheduled(file)
+    perfetto.write(schedule, path, cycles=_cycles(file, schedule, cycles))
     print(f"wrote {path}")
 
 
@@ -215,7 +227,7 @@ def version() -> None:
     print(__version__)
 
 
-for command in (bench, bound, convert, decide, dispatch, manifest, simulate, warmup):
+for command in (bench, bound, convert, decide, dispatch, manifest, pipeline, simulate, warmup):
     app.command()(command)
 
 
@@ -230,6 +242,15 @@ def _scheduled(file: Path) -> Schedule:
             f"{file}: sequences, starts: missing, this graph is not scheduled: solve it first"
         )
     return schedule
+
+
+def _cycles(file: Path, schedule: Schedule, cycles: int | None) -> int:
+    """How many cycles to show; `InputError` where there are none to count."""
+    from optsched.errors import InputError
+
+    if cycles is not None and schedule.period is None:
+        raise InputError(f"cycles: {file} has no period, it is drawn whole: leave --cycles out")
+    return 3 if cycles is None else cycles
 
 
 def _beside(file: Path, suffix: str) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optsched.cli.options import HELP
+from optsched.cli.options import HELP, with_objective
 
 if TYPE_CHECKING:
     from optsched.problem import Problem
@@ -20,6 +20,10 @@ PROVERS = ("branch_and_bound", "cpsat")
 
 def bound(
     file: Annotated[Path, typer.Argument(help="Instance: JSON or job-shop text.")],
+    objective: Annotated[
+        str | None,
+        typer.Option(help="Of a job array: makespan or period [default: as the file says]."),
+    ] = None,
     time_limit: Annotated[
         float | None,
         typer.Option(
@@ -39,7 +43,7 @@ def bound(
 
     if time_limit is None and (solver is not None or workers is not None or option):
         raise InputError("time-limit: missing, and without it no solver is asked")
-    problem = read_problem(file)
+    problem = with_objective(read_problem(file), objective)
     begin = perf_counter()
     reason = problem.infeasibility()
     found = {} if reason else named_bounds(problem)
@@ -74,6 +78,8 @@ def named_bounds(problem: Problem) -> dict[str, int]:
 
     own = getattr(problem, "bounds", None)
     found = dict(own()) if own is not None else makespan_bounds(problem.graph())
+    if problem.objective_name == "period":
+        return found
     return {**found, "carlier": one_machine_bound(problem.graph())}
 
 
@@ -105,5 +111,5 @@ def _print(summary: dict[str, Any], problem: Problem) -> None:
         return
     for name, value in summary["bounds"].items():
         print(f"{plain(name, 16):18}{problem.describe(value)}")
-    what = "lower bound" if problem.answers == "orders" else "bound"
+    what = "lower bound" if problem.answers.endswith("orders") else "bound"
     print(f"{what:18}{problem.describe(summary['lower_bound'])}")

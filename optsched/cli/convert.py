@@ -11,11 +11,12 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from optsched.problem import Problem
+    from optsched.schedule import Schedule
 
-SOURCES = ("auto", "standard", "taillard", "json")
-TARGETS = ("auto", "standard", "taillard", "jobshop", "jobarray", "schedule")
+SOURCES = ("auto", "standard", "taillard", "json", "csv")
+TARGETS = ("auto", "standard", "taillard", "jobshop", "jobarray", "schedule", "csv")
 _ENDINGS = {".txt": "standard", ".jobshop.json": "jobshop", ".jobarray.json": "jobarray",
-            ".schedule.json": "schedule", ".json": "own"}  # fmt: skip
+            ".schedule.json": "schedule", ".json": "own", ".csv": "csv"}  # fmt: skip
 
 
 def convert(
@@ -33,16 +34,38 @@ def convert(
     lossy: Annotated[
         bool, typer.Option(help="Drop what the format has no place for, and say what.")
     ] = False,
+    job: Annotated[
+        Path | None,
+        typer.Option("--problem", help="Job array whose blocks a pipelining CSV orders."),
+    ] = None,
+    compact: Annotated[
+        bool, typer.Option(help="CSV without idle cells (wrong for PipelineScheduleMulti).")
+    ] = False,
 ) -> None:
-    """Write a problem, or a schedule, in another format; refuses to lose anything."""
+    """Write a problem, or a schedule, in another format; refuses to lose anything.
+
+    A CSV is that of PyTorch's pipelining: orders only, no times.
+    """
     from optsched.files import check_not_input, check_writable, write_atomic
 
     check_writable(output)
     check_not_input(output, source)
+    if job is not None:
+        check_not_input(output, job)
     target = target_of(output, to)
     if from_ not in SOURCES:
         raise InputError(f"from: expected one of {', '.join(SOURCES)}, got {from_!r:.40}")
-    problem = _read(source, from_, reentrant)
+    if compact and target != "csv":
+        raise InputError(f"compact: {output} is no CSV")
+    if from_ == "csv" or (from_ == "auto" and source.name.lower().endswith(".csv")):
+        problem: Problem = _read_orders(source, job)
+    elif job is not None:
+        raise InputError(f"problem: only a CSV needs one, {source} is none")
+    else:
+        problem = _read(source, from_, reentrant)
+    if target == "csv":
+        _write_csv(problem, output, compact, str(source))
+        return
     content, lost = converted(problem, target, str(source))
     if lost and not lossy:
         raise InputError(
@@ -125,6 +148,34 @@ def _read(path: Path, format: str, reentrant: bool) -> Problem:
     if isinstance(problem, Schedule):
         return Schedule.read(path)  # with its orders, if it has any
     return problem
+
+
+def _read_orders(path: Path, job: Path | None) -> Schedule:
+    from optsched.formats import pipelining_csv
+    from optsched.formats.read_problem import read_problem
+    from optsched.problems.jobarray import JobArray
+
+    if job is None:
+        raise InputError(f"problem: missing; {path} holds orders only (--problem X.jobarray.json)")
+    array = read_problem(job)
+    if not isinstance(array, JobArray):
+        raise InputError(f"problem: expected a job array, {job} is a {type(array).__name__}")
+    return pipelining_csv.read(path, array)
+
+
+def _write_csv(problem: Problem, output: Path, compact: bool, name: str) -> None:
+    from optsched.files import write_atomic
+    from optsched.formats import pipelining_csv
+    from optsched.schedule import Schedule
+
+    if not isinstance(problem, Schedule):
+        raise InputError(f"{name}: a CSV holds the orders of a schedule: solve it first")
+    try:
+        content = pipelining_csv.to_csv(problem, compact=compact)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    write_atomic(output, content)
+    print(f"wrote {output}, orders only")
 
 
 def _differences(before: Problem, after: Problem) -> list[str]:

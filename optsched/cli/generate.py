@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,22 @@ def jobarray(
         typer.Option(help="Whole memory of a device, such as 80GB [default: unlimited]."),
     ] = None,
     recompute: Annotated[bool, typer.Option(help="Recompute activations in every job.")] = False,
+    choose_recompute: Annotated[
+        bool, typer.Option(help="Leave it to the solver which jobs recompute.")
+    ] = False,
+    in_flight: Annotated[
+        str | None,
+        typer.Option(help="1f1b: memory for what 1F1B has in flight, and no more."),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="makespan (of one iteration) or period (rolling).")
+    ] = "makespan",
+    jitter: Annotated[
+        float, typer.Option(help="Share by which block times are off, 0 to 1.")
+    ] = 0.0,
+    random: Annotated[
+        str | None, typer.Option(help="Uniform block times instead of the model's, such as 1:99.")
+    ] = None,
     switch: Annotated[
         bool, typer.Option(help="Count the time of changing jobs on a device.")
     ] = False,
@@ -47,14 +64,26 @@ def jobarray(
     from optsched.pipelines.generator import job_array
 
     check_writable(output)
+    if in_flight not in (None, "1f1b"):
+        raise InputError(f"in-flight: expected 1f1b, got {in_flight!r}")
     array = job_array(
         model, stages, jobs, seed=seed, partition=partition, link=link, memory=memory,
-        recompute=recompute, switch=switch, micro_batches=micro_batches, name=name,
+        recompute="choose" if choose_recompute else recompute, switch=switch,
+        micro_batches=micro_batches, objective=objective, in_flight=in_flight is not None,
+        jitter=jitter, times=None if random is None else _range(random), name=name,
     )  # fmt: skip
     array.write(output)
     print(
         f"wrote {output}: {array.n_jobs} jobs, {array.n_stages} stages on {array.n_devices} devices"
     )
+
+
+def _range(text: str) -> tuple[int, int]:
+    """Two integers of ``least:most``."""
+    match = re.fullmatch(r"([0-9]{1,12}):([0-9]{1,12})", text, re.ASCII)
+    if match is None:
+        raise InputError(f"random: expected least:most, such as 1:99, got {text!r:.60}")
+    return int(match[1]), int(match[2])
 
 
 @app.command()

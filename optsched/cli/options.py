@@ -10,6 +10,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from optsched.problem import Problem
     from optsched.stop import Criterion
 
 HELP = "KEY=VALUE of the solver, VALUE as JSON or plain text; may be repeated."
@@ -44,6 +45,23 @@ def criterion(gap: float | None, no_improvement: float | None) -> Criterion | No
     if no_improvement is not None:
         found.append(NoImprovement(seconds=no_improvement))
     return AnyOf(*found) if found else None
+
+
+def with_objective(problem: Problem, objective: str | None) -> Problem:
+    """The problem, a job array with another objective if one is named.
+
+    Raises
+    ------
+    InputError
+        The problem has one objective only, or not this one.
+    """
+    from optsched.problems.jobarray import JobArray
+
+    if objective is None:
+        return problem
+    if not isinstance(problem, JobArray):
+        raise InputError("objective: only job arrays have a choice (makespan or period)")
+    return problem.with_objective(objective)
 
 
 def _value(text: str) -> Any:

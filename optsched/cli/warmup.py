@@ -8,7 +8,13 @@ from pkgutil import iter_modules
 from time import perf_counter
 
 KERNELS = "optsched.compiled"
-PACKAGES = ("optsched_solvers", "optsched_solvers.quota", "optsched.bandwidth", "optsched.cluster")
+PACKAGES = (
+    "optsched",
+    "optsched.bandwidth",
+    "optsched.cluster",
+    "optsched_solvers",
+    "optsched_solvers.quota",
+)
 
 
 def warmup() -> None:

@@ -28,6 +28,7 @@ class _Job(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     micro_batches: Positive = 1
     multiplicity: Positive = 1
     release: Count = 0
+    batch_size: Count = 0
     forward: list[Count]
     backward: list[Count]
     weight: list[Count] | None = None

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.errors import InputError
-from optsched.occupancy import bars, holds_memory, memory_steps, setups
+from optsched.occupancy import bars, check_cycles, holds_memory, memory_steps, setups
 from optsched.schedule import NO_DEADLINE
+from optsched.unroll import instances, unroll
 
 if TYPE_CHECKING:
     import os
 
     from optsched.occupancy import Bars
-    from optsched.schedule import Schedule
+    from optsched.schedule import IntArray, Schedule
 
 Event = dict[str, Any]
 
@@ -37,15 +37,16 @@ def trace(schedule: Schedule, *, cycles: int = 3) -> dict[str, Any]:
     of its resources, in the order of their sequences, or an instant (``"i"``) if it lasts no time;
     without resources it is an asynchronous pair (``"b"``, ``"e"``). Setups are slices of category
     ``setup``; arcs between resources are flows (``"s"``, ``"f"``; none to or from an instant, which
-    has no slice to bind to); held memory is a counter (``"C"``) per resource.
+    has no slice to bind to); held memory is a counter (``"C"``) per resource. A periodic schedule
+    is written as it runs from cold, cycle by cycle, each of which begins with a global instant of
+    category ``cycle``; ``iteration`` then counts those of the job.
 
     Parameters
     ----------
     schedule
         A scheduled graph; it is not verified.
     cycles
-        Periods of the steady state to write of a periodic schedule; what runs across time 0 is
-        left out, as a trace has no negative times.
+        Cycles to write of a periodic schedule.
 
     Returns
     -------
@@ -56,17 +57,22 @@ def trace(schedule: Schedule, *, cycles: int = 3) -> dict[str, Any]:
     Raises
     ------
     InputError
-        The graph is not scheduled.
+        The graph is not scheduled, or cycles are too many.
     """
-    if not 1 <= cycles <= 100:
-        raise InputError(f"cycles: expected 1..100, got {cycles}")
-    chart = bars(schedule, cycles)
-    events = _names(schedule)
-    events += _operations(schedule, chart)
-    events += _setups(schedule, cycles)
-    if holds_memory(schedule):
-        events += _memory(schedule, cycles)
-    events += _flows(schedule, chart)
+    check_cycles(cycles)
+    origin = Origin(np.zeros(schedule.n_operations, np.int64), np.arange(schedule.n_operations))
+    run = schedule
+    if schedule.period is not None and schedule.is_scheduled:
+        run, origin = unroll(schedule, cycles), Origin(*instances(schedule, cycles))
+    chart = bars(run)
+    events = _names(run)
+    if schedule.period is not None:
+        events += _cycles(schedule, cycles)
+    events += _operations(run, chart, None if schedule.period is None else origin)
+    events += _setups(run, origin)
+    if holds_memory(run):
+        events += _memory(run)
+    events += _flows(run, chart)
     document: dict[str, Any] = {
         "displayTimeUnit": "ns" if schedule.time_unit == "ns" else "ms",
         "traceEvents": events,
@@ -86,8 +92,15 @@ def microseconds(time: int, time_unit: str) -> int | float:
     return time * {"us": 1, "ms": 10**3, "s": 10**6}[time_unit]
 
 
+class Origin(NamedTuple):
+    """Where the operations of a run come from: their cycle, and their number in the document."""
+
+    cycle: IntArray
+    operation: IntArray
+
+
 _FIELDS = (
-    "job", "stage", "microbatch", "iteration", "offset", "family", "release",
+    "job", "stage", "microbatch", "iteration", "family", "release",
     "setup_in", "setup_out", "acquire", "free", "workspace",
 )  # fmt: skip
 
@@ -104,41 +117,53 @@ def _meta(kind: str, thread: int, **args: Any) -> Event:
     return {"name": kind, "ph": "M", "pid": PROCESS, "tid": thread, "args": args}
 
 
-def _operations(schedule: Schedule, chart: Bars) -> list[Event]:
-    unit = schedule.time_unit
-    kept = [key for key in _FIELDS if key in ("job", "stage") or getattr(schedule, key).any()]
-    columns = {key: getattr(schedule, key).tolist() for key in kept}
-    kind, deadline = schedule.kind.tolist(), schedule.deadline.tolist()
+def _cycles(schedule: Schedule, cycles: int) -> list[Event]:
+    """A mark through all threads where every cycle begins."""
+    assert schedule.period is not None  # as `trace` has made sure
+    return [
+        {
+            "name": f"cycle {c}", "cat": "cycle", "ph": "i", "s": "g", "pid": PROCESS, "tid": 0,
+            "ts": microseconds(c * schedule.period, schedule.time_unit),
+        }
+        for c in range(cycles)
+    ]  # fmt: skip
+
+
+def _operations(run: Schedule, chart: Bars, origin: Origin | None) -> list[Event]:
+    """Slices of operations; those of a periodic schedule have an origin."""
+    unit = run.time_unit
+    kept = [key for key in _FIELDS if key in ("job", "stage") or getattr(run, key).any()]
+    columns = {key: getattr(run, key).tolist() for key in kept}
+    kind, deadline = run.kind.tolist(), run.deadline.tolist()
     events: list[Event] = []
-    for i, r, start, end, cycle in _rows(chart):
+    for i, r, start, end in _rows(chart):
         args: dict[str, Any] = {"operation": i, "kind": kind[i]}
+        if origin is not None:
+            args |= {"operation": int(origin.operation[i]), "cycle": int(origin.cycle[i])}
         args |= {key: column[i] for key, column in columns.items()}
         if deadline[i] != NO_DEADLINE:
             args["deadline"] = deadline[i]
-        if schedule.period is not None:
-            args["cycle"] = cycle
         name = f"{kind[i]} {columns['job'][i]}".strip()
         event: Event = {"name": name, "cat": kind[i] or "operation", "pid": PROCESS}
         event |= {"tid": r + 1, "ts": microseconds(start, unit)}
         if end == start:
             events.append(event | {"ph": "i", "s": "t", "args": args})
         elif r < 0:
-            handle = f"{i}.{cycle}"  # the pair overlaps others freely, unlike slices of a thread
-            events.append(event | {"ph": "b", "id": handle, "args": args})
-            events.append(event | {"ph": "e", "id": handle, "ts": microseconds(end, unit)})
+            # the pair overlaps others freely, unlike slices of a thread
+            events.append(event | {"ph": "b", "id": i, "args": args})
+            events.append(event | {"ph": "e", "id": i, "ts": microseconds(end, unit)})
         else:
             events.append(event | {"ph": "X", "dur": microseconds(end - start, unit), "args": args})
     return events
 
 
-def _rows(chart: Bars) -> list[tuple[int, int, int, int, int]]:
-    """Bars that do not begin before time 0."""
-    table = np.stack([chart.operation, chart.resource, chart.start, chart.end, chart.cycle], axis=1)
-    return [(i, r, a, b, c) for i, r, a, b, c in table[chart.start >= 0].tolist()]
+def _rows(chart: Bars) -> list[tuple[int, int, int, int]]:
+    columns = (chart.operation, chart.resource, chart.start, chart.end)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-def _setups(schedule: Schedule, cycles: int) -> list[Event]:
-    found, unit = setups(schedule, cycles), schedule.time_unit
+def _setups(run: Schedule, origin: Origin) -> list[Event]:
+    found, unit = setups(run), run.time_unit
     return [
         {
             "name": "setup", "cat": "setup", "ph": "X", "pid": PROCESS, "tid": r + 1,
@@ -146,50 +171,44 @@ def _setups(schedule: Schedule, cycles: int) -> list[Event]:
             "args": {"before": i},
         }
         for r, i, start, end in zip(
-            found.resource.tolist(), found.operation.tolist(), found.start.tolist(),
-            found.end.tolist(), strict=True,
+            found.resource.tolist(), origin.operation[found.operation].tolist(),
+            found.start.tolist(), found.end.tolist(), strict=True,
         )
         if start >= 0
     ]  # fmt: skip
 
 
-def _memory(schedule: Schedule, cycles: int) -> list[Event]:
+def _memory(run: Schedule) -> list[Event]:
     events: list[Event] = []
-    for r, resource in enumerate(schedule.resources):
-        times, levels = memory_steps(schedule, r, cycles)
+    for r, resource in enumerate(run.resources):
+        times, levels = memory_steps(run, r)
         if not levels.any():
             continue
         for time, level in zip(times.tolist(), levels.tolist(), strict=True):
             events.append(
                 {
                     "name": f"memory {resource.name}", "ph": "C", "pid": PROCESS, "tid": r + 1,
-                    "ts": microseconds(time, schedule.time_unit), "args": {"bytes": level},
+                    "ts": microseconds(time, run.time_unit), "args": {"bytes": level},
                 }
             )  # fmt: skip
     return events
 
 
-def _flows(schedule: Schedule, chart: Bars) -> list[Event]:
+def _flows(run: Schedule, chart: Bars) -> list[Event]:
     """Arrows along arcs whose two ends run on different resources."""
-    place: dict[tuple[int, int], tuple[int, int]] = {}  # first bar of (operation, cycle)
-    for i, r, start, end, cycle in _rows(chart):
+    place: dict[int, tuple[int, int]] = {}  # first bar of every operation
+    for i, r, start, end in _rows(chart):
         if r >= 0 and end > start:
-            place.setdefault((i, cycle), (r, start))
-    tokens = schedule.arcs.distance + schedule.offset[schedule.arcs.head]
-    tokens = tokens - schedule.offset[schedule.arcs.tail]
+            place.setdefault(i, (r, start))
     events: list[Event] = []
-    cycles = sorted(set(chart.cycle.tolist()))
-    for i, j, h in zip(
-        schedule.arcs.tail.tolist(), schedule.arcs.head.tolist(), tokens.tolist(), strict=True
-    ):
-        for cycle in cycles:
-            tail, head = place.get((i, cycle)), place.get((j, cycle + h))
-            if tail is None or head is None or tail[0] == head[0]:
-                continue
-            # both ends bind to the slice that begins there; viewers draw from its end
-            arrow = {"name": "arc", "cat": "arc", "id": len(events) // 2 + 1, "pid": PROCESS}
-            for phase, (r, start) in (("s", tail), ("f", head)):
-                event = arrow | {"ph": phase, "tid": r + 1}
-                event["ts"] = microseconds(start, schedule.time_unit)
-                events.append(event | {"bp": "e"} if phase == "f" else event)
+    for i, j in zip(run.arcs.tail.tolist(), run.arcs.head.tolist(), strict=True):
+        tail, head = place.get(i), place.get(j)
+        if tail is None or head is None or tail[0] == head[0]:
+            continue
+        # both ends bind to the slice that begins there; viewers draw from its end
+        arrow = {"name": "arc", "cat": "arc", "id": len(events) // 2 + 1, "pid": PROCESS}
+        for phase, (r, start) in (("s", tail), ("f", head)):
+            event = arrow | {"ph": phase, "tid": r + 1}
+            event["ts"] = microseconds(start, run.time_unit)
+            events.append(event | {"bp": "e"} if phase == "f" else event)
     return events

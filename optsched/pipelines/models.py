@@ -34,6 +34,9 @@ class Layer:
         Bytes kept from the forward to the backward pass.
     tied_params
         Parameters of another layer that it needs a copy of if it lives on another device.
+    weight_kept
+        Bytes that stay until the weight gradient if the backward pass is split; None: all that are
+        kept, as in convolutions, where they are the inputs and the gradients of the outputs.
     """
 
     name: str
@@ -42,6 +45,12 @@ class Layer:
     out_bytes: int
     kept_bytes: int
     tied_params: int = 0
+    weight_kept: int | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that stay from the input gradient to the weight gradient."""
+        return self.kept_bytes if self.weight_kept is None else self.weight_kept
 
 
 @dataclass(frozen=True)
@@ -183,7 +192,8 @@ def _transformer(
     """Embedding, `depth` equal layers, and a head that shares the embedding's matrix.
 
     Activations of a layer: 34 s h + 5 a s^2 bytes (Korthikanti et al. 2022, eq. 1); biases and
-    normalisation are left out of the parameters (12 h^2 a layer).
+    normalisation are left out of the parameters (12 h^2 a layer). Of those bytes 32 s h stay for
+    the weight gradient (Qi et al. 2024, section 2.3), of the head its inputs and output gradients.
     """
     h, s = hidden, sequence
     boundary = _FP16 * s * h
@@ -195,6 +205,7 @@ def _transformer(
             params=12 * h * h,
             out_bytes=boundary,
             kept_bytes=34 * s * h + 5 * heads * s * s,
+            weight_kept=32 * s * h,
         )
         for i in range(depth)
     ]
@@ -205,6 +216,7 @@ def _transformer(
         out_bytes=_FP16 * s * vocabulary,
         kept_bytes=6 * s * vocabulary,
         tied_params=vocabulary * h,
+        weight_kept=_FP16 * s * (h + vocabulary),
     )
     return (embedding, *layers, head)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from itertools import pairwise
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -18,17 +19,21 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.pipelines.models import Layer, Model, model_of
 from optsched.pipelines.partition import balanced, naive
+from optsched.problems.jobarray_checks import flat, place_of
 from optsched.problems.jobshop_checks import integer, told
 from optsched.strict_json import MAX_INTEGER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from optsched.schedule import IntArray
+
 # an A100; rates per microsecond
 FLOPS: Final = 156_000_000 * Fraction(45, 100)  # TF32 peak, the share of it that kernels reach
 HBM: Final = 1_500_000  # bytes
 SWITCH: Final = 150_000  # bytes of model state, from one buffer on the device to another
 BANDWIDTH: Final = {"nvlink": 300_000, "pcie": 64_000, "infiniband": 50_000}
+HOST: Final = BANDWIDTH["pcie"]  # bytes of model state, from the host to one device
 LAUNCH: Final = 60  # microseconds a layer
 LATENCY: Final = 15  # microseconds a message
 UPDATE_BYTES: Final = 16  # read and written per parameter by an optimizer step
@@ -45,6 +50,7 @@ class Stage(NamedTuple):
     in_bytes: int
     out_bytes: int
     kept_bytes: int
+    weight_bytes: int
 
 
 def job_array_fields(
@@ -60,6 +66,9 @@ def job_array_fields(
     recompute_workspace: bool = False,
     update: bool = True,
     switch: bool = False,
+    place: Sequence[int] | None = None,
+    split_backward: bool = False,
+    prefetch: Literal["none", "slack"] = "none",
 ) -> dict[str, Any]:
     """Keyword arguments of `optsched.JobArray` for sibling jobs of one model.
 
@@ -68,7 +77,7 @@ def job_array_fields(
     model
         ``"vgg19"``, ``"resnet152"``, ``"bert_large"`` or ``"gpt2_xl"``.
     stages
-        Number of pipeline stages, one a device.
+        Number of pipeline stages, one a device unless `place` says otherwise.
     batch_sizes
         Samples per iteration of every job; divided equally among its micro-batches.
     link
@@ -87,6 +96,15 @@ def job_array_fields(
         Whether a recomputing block needs room for the stage's activations while it runs.
     update, switch
         Whether optimizer steps and job switches take time.
+    place
+        Device of every stage, such as `optsched.pipelines.wrapped` gives. Stages of one device
+        need no communication and share its memory; a switch moves the state of all of them.
+    split_backward
+        Input gradients and weight gradients as blocks of their own, each as long as the forward
+        pass; bytes stay until the weight gradient as `Layer.weight_bytes` says.
+    prefetch
+        ``"slack"``: entering a job on a device costs what loading its model state from the host
+        takes longer than the shortest block of any other job there, behind which it is loaded.
 
     Returns
     -------
@@ -102,24 +120,46 @@ def job_array_fields(
     integer(stages, "stages: ", 1, len(profile.layers))
     sizes = _samples(batch_sizes, micro_batches)
     parts = stages_of(profile, stages, _second(sizes), partition)
-    bandwidth = [Fraction(b) for b in _bandwidths(link, stages)]
+    placed = place_of(place, np.ones(1, np.int64), stages)
+    if not isinstance(placed[0], int):
+        raise InputError("place: expected one device per stage")
+    devices = flat(placed)
+    servers = _servers(link, 1 + max(devices))
+    bandwidth = _bandwidths(link, devices, servers)
     forward = _table([[_forward(s, profile, b) for s in parts] for b in sizes])
     kept = _table([[b * s.kept_bytes for s in parts] for b in sizes])
     lag = _table([
-        [b * s.out_bytes / w + LATENCY for s, w in zip(parts[:-1], bandwidth, strict=True)]
+        [b * s.out_bytes / Fraction(w) + LATENCY if w else 0
+         for s, w in zip(parts[:-1], bandwidth, strict=True)]
         for b in sizes
     ])  # fmt: skip
     per_job = len(sizes)
+    state = np.zeros(len(servers), np.int64)
+    np.add.at(state, devices, [s.state for s in parts])
+    gradients = 1 if split_backward else 2
+    switches = _table(
+        [[Fraction(int(state[d]), SWITCH) if switch else 0 for d in devices]] * per_job
+    )
+    if prefetch == "slack":
+        switches = switches + _exposed(state, devices, forward)
+    elif prefetch != "none":
+        raise InputError(f"prefetch: expected none or slack, got {told(prefetch)}")
+    split: dict[str, Any] = {}
+    if split_backward:
+        split["weight"] = forward
+        split["weight_memory"] = _weight_memory(sizes, parts, recompute_mode)
     return {
         "name": f"{model}-{per_job}x{stages}",
         "time_unit": "us",
         "forward": forward,
-        "backward": _table([[2 * _forward(s, profile, b) for s in parts] for b in sizes]),
+        "backward": _table([[gradients * _forward(s, profile, b) for s in parts] for b in sizes]),
+        **split,
         "recompute": forward,
         "update": _table(
             [[Fraction(UPDATE_BYTES * s.params, HBM) if update else 0 for s in parts]] * per_job
         ),
-        "switch": _table([[Fraction(s.state, SWITCH) if switch else 0 for s in parts]] * per_job),
+        "switch": switches,
+        "switch_on": "out" if prefetch == "none" else "in",
         "lag_forward": lag,
         "lag_backward": lag,
         "activation": kept,
@@ -127,8 +167,10 @@ def job_array_fields(
         "recompute_workspace": kept if recompute_workspace else np.zeros_like(kept),
         "state": _table([[s.state for s in parts]] * per_job),
         "micro_batches": np.full(per_job, micro_batches, np.int64),
-        "memory": _left(memory, parts),
-        "servers": _servers(link, stages),
+        "batch_size": np.array([b * micro_batches for b in sizes], np.int64),
+        "memory": _left(memory, state.tolist()),
+        "servers": servers,
+        "place": placed,
         "recompute_mode": recompute_mode,
     }
 
@@ -164,8 +206,10 @@ def stages_of(model: Model, stages: int, batch: int, partition: str = "balanced"
         copies = sum(layer.tied_params for layer in layers) if v else 0
         params = sum(layer.params for layer in layers) + copies
         kept = sum(layer.kept_bytes for layer in layers)
+        until_weight = sum(layer.weight_bytes for layer in layers)
         outgoing = layers[-1].out_bytes
-        parts.append(Stage(layers, params, model.state_bytes * params, incoming, outgoing, kept))
+        state = model.state_bytes * params
+        parts.append(Stage(layers, params, state, incoming, outgoing, kept, until_weight))
         incoming = outgoing
     return parts
 
@@ -193,6 +237,22 @@ def _table(rows: Sequence[Sequence[Fraction | int]]) -> np.ndarray[Any, np.dtype
     return np.array(whole, np.int64).reshape(len(whole), len(whole[0]))
 
 
+def _exposed(state: IntArray, devices: Sequence[int], forward: IntArray) -> IntArray:
+    """Part of loading a device's state that the shortest block of other jobs there cannot hide.
+
+    No block is shorter than a forward pass here; shape (n_jobs, stages).
+    """
+    found = np.zeros_like(forward)
+    for v, d in enumerate(devices):
+        load = ceil(Fraction(int(state[d]), HOST))
+        shortest = forward[:, [w for w, other in enumerate(devices) if other == d]].min(axis=1)
+        for j in range(len(forward)):
+            others = np.delete(shortest, j)
+            if len(others):
+                found[j, v] = max(0, load - int(others.min()))
+    return found
+
+
 def _samples(batch_sizes: Sequence[int], micro_batches: int) -> list[int]:
     """Samples per micro-batch of every job."""
     integer(micro_batches, "micro_batches: ", 1, MAX_INTEGER)
@@ -214,32 +274,51 @@ def _second(sizes: Sequence[int]) -> int:
     return distinct[min(1, len(distinct) - 1)]
 
 
-def _bandwidths(link: str, stages: int) -> list[int]:
-    """Bytes per microsecond over every cut, shape (stages - 1,)."""
-    if link == "mixed":
-        kinds = ["infiniband" if (v + 1) % 4 == 0 else "nvlink" for v in range(stages - 1)]
-    elif link in BANDWIDTH:
-        kinds = [link] * (stages - 1)
-    else:
+def _bandwidths(link: str, devices: Sequence[int], servers: Sequence[str]) -> list[int]:
+    """Bytes per microsecond over every cut, 0 within a device; shape (stages - 1,)."""
+    if link != "mixed" and link not in BANDWIDTH:
         raise InputError(f"link: expected one of {', '.join(BANDWIDTH)}, mixed, got {told(link)}")
-    return [BANDWIDTH[kind] for kind in kinds]
+    found = []
+    for one, two in pairwise(devices):
+        kind = link
+        if link == "mixed":
+            kind = "nvlink" if servers[one] == servers[two] else "infiniband"
+        found.append(0 if one == two else BANDWIDTH[kind])
+    return found
 
 
-def _servers(link: str, stages: int) -> tuple[str, ...]:
+def _servers(link: str, devices: int) -> tuple[str, ...]:
     """Which server a device is in: InfiniBand is what leaves a server."""
-    per_server = {"mixed": 4, "infiniband": 1}.get(link, stages)
-    return tuple(f"server{v // per_server}" for v in range(stages))
+    per_server = {"mixed": 4, "infiniband": 1}.get(link, devices)
+    return tuple(f"server{d // per_server}" for d in range(devices))
 
 
-def _left(memory: str | int | None, parts: Sequence[Stage]) -> list[int]:
+def _weight_memory(
+    sizes: Sequence[int], parts: Sequence[Stage], recompute_mode: str | Sequence[bool]
+) -> IntArray:
+    """Bytes kept until the weight gradient; no more than what F has kept."""
+    rows = []
+    for j, b in enumerate(sizes):
+        chosen = recompute_mode if isinstance(recompute_mode, str) else recompute_mode[j]
+        kept = [
+            s.kept_bytes if chosen in ("never", False)
+            else s.in_bytes if chosen in ("always", True)
+            else min(s.kept_bytes, s.in_bytes)
+            for s in parts
+        ]  # fmt: skip
+        rows.append([b * min(s.weight_bytes, k) for s, k in zip(parts, kept, strict=True)])
+    return _table(rows)
+
+
+def _left(memory: str | int | None, states: Sequence[int]) -> list[int]:
     """Bytes left for activations on every device; 0 = unlimited."""
     if memory is None:
-        return [0] * len(parts)
+        return [0] * len(states)
     there = bytes_of(memory)
-    for v, stage in enumerate(parts):
-        if 2 * stage.state >= there:  # 0 left would read as unlimited
+    for d, state in enumerate(states):
+        if 2 * state >= there:  # 0 left would read as unlimited
             raise InputError(
-                f"memory: {there} bytes leave nothing for activations on stage {v}, "
-                f"two buffers of its model state take {2 * stage.state}"
+                f"memory: {there} bytes leave nothing for activations on device {d}, "
+                f"two buffers of its model state take {2 * state}"
             )
-    return [there - 2 * stage.state for stage in parts]
+    return [there - 2 * state for state in states]

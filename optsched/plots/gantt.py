@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.occupancy import Bars, bars, horizon, setups
+from optsched.occupancy import Bars, bars, horizon, left_out, setups
 from optsched.plots.lines import picture
 from optsched.plots.look import (
     Unit,
@@ -16,6 +16,7 @@ from optsched.plots.look import (
     is_dark,
     plain,
     readable_unit,
+    shade,
     shades,
     worth,
 )
@@ -42,8 +43,9 @@ def gantt(
 
     One lane per resource; a bar in the colour of its job, F light and B dark, other kinds in
     between or hatched; setups as thin hatched bars before the operation they prepare; busy shares
-    at the right. A periodic schedule is drawn in its steady state. The same schedule gives the
-    same bytes.
+    at the right. A periodic schedule is drawn in its steady state, with a line where a cycle ends;
+    hollow bars belong to iterations before the first, which a cold start leaves out. The same
+    schedule gives the same bytes.
 
     Parameters
     ----------
@@ -95,15 +97,14 @@ def _draw(schedule: Schedule, summary: Report, width: float | None, cycles: int)
     axes.set(xlim=(0, span / unit.ticks), ylim=(max(lanes, 1) - 0.5, -0.5))
     _dress(axes, names, unit, summary)
     if schedule.period is not None:
-        for c in range(1, cycles):
-            border = c * schedule.period / unit.ticks
-            axes.axvline(border, color=INK, lw=1, ls=(0, (4, 3)), zorder=4)
+        _cycles(axes, schedule.period, cycles, unit, (wide - left - 0.75) / cycles)
     _setups(axes, schedule, cycles, unit)
     _bars(axes, schedule, chart, unit)
     inches_per_time = (wide - left - 0.75) / (span / unit.ticks)
     _labels(axes, schedule, chart, unit, inches_per_time, span, lane)
     _title(figure, summary, wide, tall, left)
-    _legend(figure, schedule, wide, tall, left)
+    _job_key(figure, schedule, wide, tall, left + 0.115 * len(plain(summary.name)))
+    _legend(figure, schedule, bool(left_out(schedule, chart).any()), wide, tall, left)
     return figure
 
 
@@ -129,31 +130,50 @@ def _dress(axes: Axes, names: list[str], unit: Unit, summary: Report) -> None:
         axes.text(1.008, -0.5, "busy", transform=edge, va="bottom", fontsize=7.5, color=MUTED)
 
 
+def _cycles(axes: Axes, period: int, cycles: int, unit: Unit, room: float) -> None:
+    """A line where every cycle begins, and its number above, if there is room (in inches)."""
+    edge = axes.get_xaxis_transform()
+    every = max(1, round(0.6 / room))
+    for c in range(cycles):
+        at = c * period / unit.ticks
+        if c:
+            axes.axvline(at, color=INK, lw=1, ls=(0, (4, 3)), zorder=6, gid=f"cycle-{c}")
+        if c % every == 0:
+            axes.plot([at, at], [1, 1.02], transform=edge, color=INK, lw=1, clip_on=False)
+            axes.text(
+                at, 1.0, f" cycle {c}", transform=edge, va="bottom", fontsize=7.5, color=MUTED
+            )
+
+
 def _bars(axes: Axes, schedule: Schedule, chart: Bars, unit: Unit) -> None:
-    """One polygon per bar, collected by hatch; a thin mark for what lasts no time."""
+    """One polygon per bar, collected by look; a thin mark for what lasts no time."""
     from matplotlib.collections import LineCollection, PolyCollection
 
     look = shades(schedule)
     rows = np.where(chart.resource < 0, schedule.n_resources, chart.resource)
     lasting = chart.end > chart.start
     hatches = np.array([look[str(kind)].hatch for kind in schedule.kind[chart.operation]], np.str_)
-    for group, hatch in enumerate(sorted(set(hatches[lasting].tolist()))):
-        chosen = np.flatnonzero(lasting & (hatches == hatch))
+    hollow = left_out(schedule, chart)
+    looks = sorted(set(zip(hatches[lasting].tolist(), hollow[lasting].tolist(), strict=True)))
+    for group, (hatch, is_hollow) in enumerate(looks):
+        chosen = np.flatnonzero(lasting & (hatches == hatch) & (hollow == is_hollow))
         left, right = chart.start[chosen] / unit.ticks, chart.end[chosen] / unit.ticks
         top, bottom = rows[chosen] - 0.41, rows[chosen] + 0.41
         corners = np.stack(
             [np.stack(pair, axis=1) for pair in
              ((left, top), (right, top), (right, bottom), (left, bottom))], axis=1
         )  # fmt: skip
+        fill = _colours(schedule, chart.operation[chosen])
+        border = "white" if len(chart.operation) <= 4000 else "none"
         axes.add_collection(
             PolyCollection(
                 list(corners),
-                facecolors=_colours(schedule, chart.operation[chosen]),
-                edgecolors="white" if len(chart.operation) <= 4000 else "none",
-                linewidths=0.5,
+                facecolors=_LANE if is_hollow else fill,
+                edgecolors=fill if is_hollow else border,
+                linewidths=0.7 if is_hollow else 0.5,
                 hatch=hatch or None,
                 gid=f"bars-{group}",
-                zorder=3,
+                zorder=3.2 if is_hollow else 3,
             ),
             autolim=False,
         )
@@ -202,11 +222,13 @@ def _labels(
     fits = np.flatnonzero((best >= size) & (chart.resource >= 0))
     if len(fits) > _MOST_LABELS:
         return
+    hollow = left_out(schedule, chart)
     for k, rgb in zip(fits.tolist(), _colours(schedule, chart.operation[fits]), strict=True):
+        on_bar = "white" if is_dark(rgb) else INK
         axes.text(
             (left[k] + right[k]) / 2 / unit.ticks, chart.resource[k], str(job[k]),
             ha="center", va="center_baseline", fontsize=size, zorder=5,
-            color="white" if is_dark(rgb) else INK,
+            color=MUTED if hollow[k] else on_bar,
         )  # fmt: skip
 
 
@@ -224,8 +246,34 @@ def _title(figure: Figure, summary: Report, wide: float, tall: float, left: floa
     figure.text(y=1 - 0.62 / tall, s="  ·  ".join(parts), fontsize=9, color=MUTED, **place)
 
 
-def _legend(figure: Figure, schedule: Schedule, wide: float, tall: float, left: float) -> None:
-    """Shades of the kinds and the setup hatch, in one row at the foot."""
+def _job_key(figure: Figure, schedule: Schedule, wide: float, tall: float, taken: float) -> None:
+    """Numbered squares in the colours of the jobs, right of the title if there is room.
+
+    None beyond 30 jobs, whose colours repeat; ``taken`` is where the title ends, in inches.
+    """
+    from matplotlib.patches import Rectangle
+
+    jobs, side = np.unique(schedule.job).tolist(), 0.2
+    first = wide - 0.75 - side * len(jobs)
+    if not 1 < len(jobs) <= 30 or jobs[-1] > 99 or first < taken + 0.9:
+        return
+    look = shade("")
+    place: dict[str, Any] = {"y": 1 - 0.32 / tall, "va": "center_baseline"}
+    figure.text(x=(first - 0.08) / wide, s="job", ha="right", fontsize=7.5, color=MUTED, **place)
+    for k, job in enumerate(jobs):
+        corner = (first + k * side) / wide, 1 - 0.41 / tall
+        rgb = colour(job, look)
+        size = (side - 0.02) / wide, 0.18 / tall
+        figure.add_artist(Rectangle(corner, *size, facecolor=rgb, transform=figure.transFigure))
+        middle = corner[0] + size[0] / 2
+        ink = "white" if is_dark(rgb) else INK
+        figure.text(x=middle, s=str(job), ha="center", fontsize=7, color=ink, **place)
+
+
+def _legend(
+    figure: Figure, schedule: Schedule, hollow: bool, wide: float, tall: float, left: float
+) -> None:
+    """Shades of the kinds, the setup hatch and hollow bars, in one row at the foot."""
     from matplotlib.patches import Patch
 
     entries = [
@@ -239,6 +287,9 @@ def _legend(figure: Figure, schedule: Schedule, wide: float, tall: float, left: 
     ]
     if schedule.has_setups:
         entries.append(Patch(label="setup", **_SETUP))
+    if hollow:
+        edge = colour(0, shade("F"))
+        entries.append(Patch(facecolor=_LANE, edgecolor=edge, label="not run by a cold start"))
     figure.legend(
         handles=entries, loc="lower left", bbox_to_anchor=(left / wide, 0.1 / tall), ncols=12,
         frameon=False, fontsize=8, labelcolor=MUTED, borderpad=0, borderaxespad=0,

@@ -14,10 +14,12 @@ from optsched.occupancy import bars, holds_memory, horizon, memory_steps, setups
 from optsched.plots.look import colour, plain, readable_unit, shades, worth
 from optsched.report import Report, report
 from optsched.schedule import NO_DEADLINE
+from optsched.unroll import copies
 
 if TYPE_CHECKING:
     import os
 
+    from optsched.iterations import JobReport
     from optsched.schedule import Schedule
 
 
@@ -28,6 +30,9 @@ def write(schedule: Schedule, path: str | os.PathLike[str], *, cycles: int = 3) 
 
 def page(schedule: Schedule, *, cycles: int = 3) -> str:
     """The interactive page: zoom, pan, tooltips, one job or the critical path at a time.
+
+    A periodic schedule is drawn in its steady state; hollow bars belong to iterations before the
+    first, which a cold start leaves out.
 
     Everything is inside the text, nothing is loaded. Strings of the schedule are data: they are
     shown, never interpreted.
@@ -69,6 +74,7 @@ def payload(schedule: Schedule, summary: Report, cycles: int = 3) -> dict[str, A
         "share_span": summary.span,
         "period": schedule.period,
         "resources": [_resource(summary, r) for r in range(schedule.n_resources)],
+        "jobs": [_job(row) for row in summary.iterations],
         "kinds": [{"name": plain(kind), "hatch": bool(look[kind].hatch)} for kind in kinds],
         "operations": _operations(schedule, kinds),
         "arcs": _arcs(schedule),
@@ -117,6 +123,11 @@ def _resource(summary: Report, r: int) -> dict[str, Any]:
     }
 
 
+def _job(row: JobReport) -> dict[str, Any]:
+    keys = ("job", "iterations", "latency", "wait", "recompute")
+    return {key: getattr(row, key) for key in keys}
+
+
 def _operations(schedule: Schedule, kinds: list[str]) -> dict[str, Any]:
     """Columns of fields; those that are zero throughout are left out."""
     look = shades(schedule)
@@ -128,6 +139,8 @@ def _operations(schedule: Schedule, kinds: list[str]) -> dict[str, Any]:
     place = {kind: k for k, kind in enumerate(kinds)}
     columns["kind"] = [place[kind] for kind in schedule.kind.tolist()]
     columns["resources"] = schedule.op_resources.to_lists()
+    if schedule.iteration.any():
+        columns["copies"] = copies(schedule).tolist()
     if (schedule.deadline != NO_DEADLINE).any():
         columns["deadline"] = [None if d == NO_DEADLINE else d for d in schedule.deadline.tolist()]
     palette: dict[str, int] = {}

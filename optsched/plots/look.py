@@ -119,6 +119,12 @@ def time_text(time: int, time_unit: str) -> str:
     return f"{time / unit.ticks:,.{digits}f} {unit.name}".replace(",", "\u202f")
 
 
+def time_in(unit: Unit, time: int) -> str:
+    """A time in a given unit, such as that of a whole column; three decimals where it divides."""
+    digits = 0 if unit.ticks == 1 else 3
+    return f"{time / unit.ticks:,.{digits}f} {unit.name}".replace(",", "\u202f")
+
+
 SHOWN_NEGATIVE = {"bandwidth": (10**6, "GB/s"), "relative bandwidth": (10**7, "%")}
 """Objectives that are no times: units of their values in one that people read, and its name."""
 

@@ -11,12 +11,13 @@ import numpy as np
 
 from optsched import bounds
 from optsched.document_values import label
-from optsched.errors import InputError, UnsupportedProblem
+from optsched.errors import InputError
 from optsched.problem import Problem
 from optsched.problems.jobarray_checks import (
     Place,
     check_blocks,
     flat,
+    integers,
     names_of,
     place_of,
     recompute_of,
@@ -24,6 +25,7 @@ from optsched.problems.jobarray_checks import (
     shape_of,
     table_of,
 )
+from optsched.schedule import Rows
 from optsched.strict_json import MAX_INTEGER, shown
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from optsched.problems.jobarray_prefetch import ServerPrefetch
     from optsched.schedule import IntArray, Schedule
 
 PER_STAGE: Final = (
@@ -38,7 +41,8 @@ PER_STAGE: Final = (
     "recompute_workspace", "weight_memory", "state",
 )  # fmt: skip
 PER_CUT: Final = ("lag_forward", "lag_backward")
-PER_JOB: Final = ("micro_batches", "multiplicity", "release")
+PER_JOB: Final = ("micro_batches", "multiplicity", "release", "batch_size")
+MAY_BE_0: Final = ("release", "batch_size")
 CHOICES: Final = {
     "objective": ("makespan", "period"),
     "update_mode": ("fused", "block", "global", "none"),
@@ -79,6 +83,8 @@ class JobArray(Problem):
         Bytes of model state (for reports; not a constraint).
     micro_batches, multiplicity, release
         Per job, shape (K,): micro-batches M_j, iterations per cycle (period objective), release.
+    batch_size
+        Samples of an iteration, shape (K,); 0 = not said (`with_epoch_multiplicity` needs it).
     place
         Device of each virtual stage, shape (V,), or of each ``[job][micro-batch][stage]``;
         default stage v on device v.
@@ -126,6 +132,7 @@ class JobArray(Problem):
     micro_batches: IntArray
     multiplicity: IntArray
     release: IntArray
+    batch_size: IntArray
     place: Place
     memory: IntArray
     devices: tuple[str, ...]
@@ -161,6 +168,7 @@ class JobArray(Problem):
         micro_batches: npt.ArrayLike = 1,
         multiplicity: npt.ArrayLike = 1,
         release: npt.ArrayLike = 0,
+        batch_size: npt.ArrayLike = 0,
         place: Sequence[Any] | None = None,
         memory: npt.ArrayLike | None = None,
         devices: Sequence[str] | None = None,
@@ -186,8 +194,10 @@ class JobArray(Problem):
         for key in PER_CUT:
             fields[key] = table_of(key, given[key], (shape[0], shape[1] - 1), -MAX_INTEGER)
         for key in PER_JOB:
-            fields[key] = table_of(key, given[key], shape[:1], 0 if key == "release" else 1)
+            fields[key] = table_of(key, given[key], shape[:1], 0 if key in MAY_BE_0 else 1)
         check_blocks(fields["micro_batches"], shape[1])
+        if objective == "period":
+            check_blocks(fields["micro_batches"], shape[1], fields["multiplicity"])
         for key, legal in CHOICES.items():
             if given[key] not in legal:
                 told = shown(given[key]) if isinstance(given[key], str) else f"{given[key]!r:.60}"
@@ -229,6 +239,26 @@ class JobArray(Problem):
     def n_devices(self) -> int:
         """Number of devices."""
         return len(self.devices)
+
+    @property
+    def answers(self) -> str:
+        """``"orders"`` of one iteration, or ``"periodic orders"``, which come with offsets.
+
+        Where recomputation is to be chosen, ``" with recomputation"`` is added: then the last row
+        says which jobs recompute.
+        """
+        orders = "periodic orders" if self.objective == "period" else "orders"
+        return f"{orders} with recomputation" if self.chooses else orders
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the solver chooses which jobs recompute."""
+        return self.recompute_mode == "choose"
+
+    @property
+    def n_operations(self) -> int:
+        """Operations of its schedules; where recomputation is to be chosen, the most."""
+        return self.graph([True] * self.n_jobs if self.chooses else None).n_operations
 
     @property
     def objective_name(self) -> str:
@@ -293,6 +323,78 @@ class JobArray(Problem):
         """The same array with another objective."""
         return self.replace(objective=objective)
 
+    @classmethod
+    def as_printed(cls, forward: npt.ArrayLike, backward: npt.ArrayLike, **fields: Any) -> JobArray:
+        """The array as the paper prints it: one micro-batch, fused updates, a trailing switch.
+
+        Its Eq. 7-9 taken literally let a GPU run two blocks at once; that is not offered.
+
+        Parameters
+        ----------
+        forward, backward, fields
+            Those of `JobArray`, but for ``weight``, ``micro_batches``, ``update_mode``,
+            ``switch_on``, ``trailing_switch`` and ``objective``, which the paper settles.
+        """
+        settled = {
+            "weight": None, "micro_batches": 1, "update_mode": "fused", "switch_on": "out",
+            "trailing_switch": True, "objective": "makespan",
+        }  # fmt: skip
+        for key in settled:
+            if key in fields:
+                raise InputError(f"{key}: settled by the paper, use JobArray for another value")
+        return cls(forward, backward, **settled, **fields)  # type: ignore[arg-type]
+
+    def with_epoch_multiplicity(
+        self, samples: int | Sequence[int], max_copies: int = 64
+    ) -> JobArray:
+        """The array with multiplicities in proportion to the jobs' iterations per epoch.
+
+        So all jobs see their data equally often: batch size 8 beside 32 gets 4 iterations a cycle
+        beside 1. The smallest numbers are taken whose `epoch_error` is at most 1 %, or else the
+        best there are.
+
+        Parameters
+        ----------
+        samples
+            Samples of the data set; one number per job if they train on different ones.
+        max_copies
+            Most iterations of one job in a cycle; the graph grows with them.
+
+        Raises
+        ------
+        InputError
+            A job's ``batch_size`` is not known, or the arguments are no such numbers.
+        """
+        from optsched.problems.jobarray_epochs import epoch_multiplicity
+
+        return self.replace(multiplicity=epoch_multiplicity(self, samples, max_copies))
+
+    def epoch_error(self, samples: int | Sequence[int]) -> float:
+        """How unequally long epochs are: the longest, in cycles, over the shortest, minus 1.
+
+        Parameters
+        ----------
+        samples
+            As in `with_epoch_multiplicity`.
+        """
+        from optsched.problems.jobarray_epochs import epoch_error
+
+        return epoch_error(self, samples)
+
+    def prefetch_ok(self, host_bandwidth: int) -> tuple[ServerPrefetch, ...]:
+        """Whether every server can load the next job's model state behind any block (Eq. 2).
+
+        A report about times alone, whatever the order; never a constraint.
+
+        Parameters
+        ----------
+        host_bandwidth
+            Bytes per second from the host's memory to the devices of one server together.
+        """
+        from optsched.problems.jobarray_prefetch import prefetch
+
+        return prefetch(self, host_bandwidth)
+
     def without(self, job: int) -> JobArray:
         """The array without one job."""
         if not 0 <= job < self.n_jobs or self.n_jobs == 1:
@@ -338,10 +440,12 @@ class JobArray(Problem):
         return self.recompute_mode
 
     def graph(self, recompute: Sequence[bool] | None = None) -> Schedule:
-        """The disjunctive graph of one iteration of all jobs.
+        """The disjunctive graph of one iteration of all jobs, or of one cycle.
 
         Operation ids are job-major and topological: per micro-batch F(0..V-1), then from stage V-1
-        down [R,] B (or I, W); then per job U(0..V-1) and ``end``.
+        down [R,] B (or I, W); then per job U(0..V-1) and ``end``. A cycle has them once per copy of
+        the job (`multiplicity`), arcs with a distance from every iteration to the next, and a
+        period that certainly suffices.
 
         Parameters
         ----------
@@ -355,20 +459,126 @@ class JobArray(Problem):
 
     @cached_property
     def _graph(self) -> Schedule:
+        from optsched.problems.jobarray_cycle import cycle_graph
         from optsched.problems.jobarray_graph import build
 
-        return build(self, self.recomputes)
+        make = cycle_graph if self.objective == "period" else build
+        return make(self, self.recomputes)
+
+    def evaluate_orders(
+        self, sequences: Rows | Sequence[Sequence[int]], offsets: npt.ArrayLike | None = None
+    ) -> int:
+        """The least makespan, or the least period, of given orders.
+
+        Parameters
+        ----------
+        sequences
+            Per device the operation ids of `graph`, in order.
+        offsets
+            Period only: cycles by which every operation is late, shape (n_operations,); default 0.
+
+        Raises
+        ------
+        CyclicOrder
+            The orders contradict each other; ``.cycle`` lists the operations of one cycle.
+        InputError
+            The orders are none of this array's operations.
+        """
+        rows = sequences if isinstance(sequences, Rows) else Rows.of(sequences)
+        if self.objective == "makespan":
+            if offsets is not None:
+                raise InputError('offsets: only with objective="period"')
+            from optsched.graph import evaluate
+
+            return evaluate(self.graph(), rows).makespan
+        from optsched.cycle_ratio import cycle_time
+
+        given = None if offsets is None else integers("offsets", offsets)
+        return cycle_time(self.graph(), rows, given).period
+
+    def scheduled(self, answer: Rows) -> Schedule:
+        """The schedule of the orders; of a cycle's orders and offsets the one of least period.
+
+        Where recomputation was to be chosen, ``provenance["recompute"]`` says which jobs do.
+        """
+        if self.chooses:
+            from optsched.problems import jobarray_choice
+
+            return jobarray_choice.scheduled(self, answer)
+        if self.objective == "makespan":
+            return super().scheduled(answer)
+        from optsched.problems.jobarray_cycle import orders_of
+        from optsched.rolling import rolling
+
+        graph = self.graph()
+        return rolling(graph, *orders_of(graph, answer))
+
+    def answer(self, schedule: Schedule) -> Rows:
+        """The inverse of `scheduled`; see `Problem.answer`."""
+        if self.chooses:
+            from optsched.problems import jobarray_choice
+
+            recompute = jobarray_choice.choice_of(self, schedule)
+            orders = jobarray_choice.choosing(self, recompute).answer(schedule)
+            return jobarray_choice.with_choice(orders, recompute)
+        if self.objective == "makespan":
+            return super().answer(schedule)
+        from optsched.problems.jobarray_cycle import answer_of
+
+        self._own(schedule)
+        if schedule.sequences is None:
+            raise InputError("has no orders")
+        from optsched.verify import verify
+
+        violations = verify(schedule)
+        if violations:
+            raise InputError(violations[0].message)
+        return answer_of(schedule)
+
+    def evaluate(self, schedule: Schedule) -> int:
+        """Makespan or period of a schedule of this very array; see `Problem.evaluate`."""
+        if self.chooses:
+            from optsched.problems import jobarray_choice
+
+            recompute = jobarray_choice.choice_of(self, schedule)
+            return jobarray_choice.choosing(self, recompute).evaluate(schedule)
+        if self.objective == "makespan":
+            return super().evaluate(schedule)
+        self._own(schedule)
+        if schedule.start is None:
+            raise InputError("has no starts: the period of a graph is only one that suffices")
+        assert schedule.period is not None
+        return schedule.period
+
+    def _own(self, schedule: Schedule) -> None:
+        """Refuse a schedule that does not repeat this array's cycle."""
+        if schedule.period is None:
+            raise InputError("has no period: it is no schedule of a rolling array")
+        if not self.graph().same_cycle(schedule):
+            theirs = str(schedule.provenance.get("instance_sha256", schedule.graph().sha256))
+            raise InputError(f"belongs to another instance ({theirs[:12]}, not {self.sha256[:12]})")
 
     def bounds(self) -> dict[str, int]:
-        """All lower bounds by name (``chain``, ``load``, ``one_machine``, ``energy``).
+        """All lower bounds of the objective, by name.
 
-        `UnsupportedProblem` for the period: a makespan's bound may well exceed it.
+        Of the makespan ``chain``, ``load``, ``one_machine``, ``energy``
+        (`optsched.bounds.makespan_bounds`); of the period ``load``, ``chain``, ``lap``, ``energy``
+        (`optsched.problems.jobarray_period.period_bounds`). Where recomputation is to be chosen
+        they hold for every choice.
         """
-        if self.objective == "period":
-            raise UnsupportedProblem(
-                'there are no bounds of the period yet; with_objective("makespan") has some'
-            )
-        return bounds.makespan_bounds(self.graph())
+        if self.chooses:
+            from optsched.problems import jobarray_choice
+
+            return jobarray_choice.bounds(self)
+        if self.objective == "makespan":
+            return bounds.makespan_bounds(self.graph())
+        from optsched.problems.jobarray_period import period_bounds
+
+        return period_bounds(self, self.recomputes)
+
+    def describe(self, objective: int) -> str:
+        """An objective as people read it, with its unit."""
+        return f"{objective} {self.time_unit}"
 
     def lower_bound(self) -> int:
         """The best of `bounds`."""

@@ -103,14 +103,20 @@ def names_of(
     return names
 
 
-def check_blocks(micro_batches: IntArray, n_stages: int) -> None:
+def check_blocks(
+    micro_batches: IntArray, n_stages: int, multiplicity: IntArray | None = None
+) -> None:
     """Refuse what no graph can hold: a typing error would otherwise fill the memory."""
-    total = sum(micro_batches.tolist()) * n_stages
+    counts, key, what = micro_batches.tolist(), "micro_batches", "jobs x micro-batches x stages"
+    if multiplicity is not None:  # Python integers: the products may overflow
+        counts = [m * n for m, n in zip(counts, multiplicity.tolist(), strict=True)]
+        key, what = "multiplicity", "jobs x micro-batches x stages x multiplicity"
+    total = sum(counts) * n_stages
     if total > MAX_BLOCKS:
-        j = int(np.argmax(micro_batches))
+        j = max(range(len(counts)), key=counts.__getitem__)
+        value = (micro_batches if multiplicity is None else multiplicity)[j]
         raise InputError(
-            f"jobs[{j}].micro_batches: {micro_batches[j]}, but jobs x micro-batches x stages may "
-            f"be at most {MAX_BLOCKS}, got {total}"
+            f"jobs[{j}].{key}: {value}, but {what} may be at most {MAX_BLOCKS}, got {total}"
         )
 
 

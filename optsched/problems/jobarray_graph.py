@@ -102,14 +102,14 @@ def overflow_alone(array: JobArray) -> str:
     if not array.memory.any():
         return ""
     if array.recompute_mode != "choose":
-        return next(iter(_overflows(array, array.recomputes).values()), "")
-    without = _overflows(array, [False] * array.n_jobs)
-    both = without.keys() & _overflows(array, [True] * array.n_jobs).keys()
+        return next(iter(overflows(array, array.recomputes).values()), "")
+    without = overflows(array, [False] * array.n_jobs)
+    both = without.keys() & overflows(array, [True] * array.n_jobs).keys()
     return without[min(both)] if both else ""
 
 
-def _overflows(array: JobArray, recomputes: Sequence[bool]) -> dict[int, str]:
-    """Per job that does not fit alone: its first overflow, as a sentence."""
+def overflows(array: JobArray, recomputes: Sequence[bool]) -> dict[int, str]:
+    """Per job that does not fit even alone: its first overflow, as a sentence."""
     found: dict[int, str] = {}
     graph = build(array, recomputes)
     resource = graph.single_resource

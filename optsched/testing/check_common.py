@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import optsched
 from optsched.graph import evaluate
-from optsched.registry import answers
+from optsched.registry import answers, support
+from optsched.testing.best_period import best_period
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.problems import small_problems
 
@@ -36,33 +37,33 @@ def warm_up(engine: Solver) -> None:
     _warm.add(id(engine))
     for problem in small_problems():
         with contextlib.suppress(Exception):  # what is wrong here, the checks find and name
-            if engine.supports(problem):
+            if support(engine, problem):
                 optsched.solve(problem, engine, time_limit=60, iterations=100)
 
 
 def schedules(engine: Solver) -> bool:
     """Whether the engine finds the orders of graphs."""
-    return "orders" in answers(engine)
+    return not {"orders", "periodic orders"}.isdisjoint(answers(engine))
 
 
 def optimum(problem: Any) -> int | None:
-    """Optimal makespan of a tiny problem by brute force, computed once; None if infeasible."""
+    """Optimal makespan or period of a tiny problem, computed once; None if infeasible."""
     graph = problem.graph()
     key = graph.sha256
     if key not in _optima:
-        _optima[key] = best_makespan(graph)
+        _optima[key] = best_makespan(graph) if graph.period is None else best_period(graph)
     return _optima[key]
 
 
 def supported(engine: Solver, problems: Sequence[Any]) -> list[Any]:
     """Those that the engine takes; a check on none of its problems would be void."""
-    taken = [problem for problem in problems if engine.supports(problem)]
+    taken = [problem for problem in problems if support(engine, problem)]
     assert taken, "takes none of the problems of this check"
     return taken
 
 
 def consistent(problem: Any, result: Result) -> None:
-    """Verified, semi-active, worth what it says, and honest about what is proved."""
+    """Verified, no worse than its orders, worth what it says, honest about what is proved."""
     name = problem.name
     if result.schedule is None:
         assert result.objective is None, f"{name}: an objective without a schedule"
@@ -71,8 +72,12 @@ def consistent(problem: Any, result: Result) -> None:
     violations = optsched.verify(result.schedule)
     assert not violations, f"{name}: {violations[0].message}"
     assert problem.evaluate(result.schedule) == result.objective, f"{name}: objective is wrong"
-    heads = evaluate(problem.graph(), result.schedule.sequences).head
-    assert (heads == result.schedule.start).all(), f"{name}: starts are not semi-active"
+    if result.schedule.period is None:
+        heads = evaluate(problem.graph(), result.schedule.sequences).head
+        assert (heads == result.schedule.start).all(), f"{name}: starts are not semi-active"
+    else:
+        least = problem.evaluate_orders(result.schedule.sequences, result.schedule.offset)
+        assert least == result.objective, f"{name}: its orders allow the period {least}"
     bound = result.lower_bound
     assert bound is None or bound <= result.objective, f"{name}: bound above the objective"  # type: ignore[operator]
     expected = "optimal" if bound == result.objective else "feasible"

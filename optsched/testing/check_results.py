@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import optsched
 from optsched.errors import UnsupportedProblem
-from optsched.graph import scheduled
 from optsched.limits import Limits
 from optsched.monitor import Monitor
+from optsched.registry import support
 from optsched.testing.check_common import (
     SHORT,
     against_optimum,
@@ -23,6 +23,7 @@ from optsched.testing.problems import (
     small_problems,
     tiny_problems,
 )
+from optsched.testing.rolling_problems import equal_jobs, random_rolling
 from optsched.testing.variants import variants
 
 if TYPE_CHECKING:
@@ -39,9 +40,8 @@ def check_interface(engine: Solver, problems: Sequence[Any], time_limit: float) 
     assert isinstance(engine.name, str) and engine.name, "name: expected a non-empty string"
     options = getattr(engine, "options", {})
     assert hasattr(options, "keys"), "options: expected a mapping of names to help"
-    period = optsched.JobArray([[1]], [[1]], objective="period")
-    for problem in [*tiny_problems(), *degenerate_problems(), *problems, period]:
-        first, second = engine.supports(problem), engine.supports(problem)
+    for problem in [*tiny_problems(), *degenerate_problems(), *problems]:
+        first, second = support(engine, problem), support(engine, problem)
         assert bool(first) == bool(second), f"{problem.name}: supports() changes its mind"
         if first:
             continue
@@ -67,14 +67,16 @@ def check_feasible_and_bounded(engine: Solver, problems: Sequence[Any], time_lim
 
 def check_degenerate(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """One job, one machine, nothing but zeros, numbers near 2^53, no operation at all."""
-    for problem in [p for p in degenerate_problems() if engine.supports(p)]:
+    for problem in [p for p in degenerate_problems() if support(engine, p)]:
         result = optsched.solve(problem, engine, time_limit=min(time_limit, SHORT))
         against_optimum(problem, result)
 
 
 def check_random(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """Random graphs with every feature mixed, against brute force."""
-    for problem in [p for p in random_problems(RANDOM) if engine.supports(p)]:
+    for problem in [
+        p for p in [*random_problems(RANDOM), *random_rolling(RANDOM)] if support(engine, p)
+    ]:
         result = optsched.solve(problem, engine, time_limit=min(time_limit, SHORT))
         against_optimum(problem, result)
 
@@ -126,7 +128,12 @@ def _within(
 
 def check_exact(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """Every tiny problem, feasible or not, is closed within the limit."""
-    tiny = [*tiny_problems(), *degenerate_problems(), *random_problems(RANDOM)]
+    tiny = [
+        *tiny_problems(),
+        *degenerate_problems(),
+        *random_problems(RANDOM),
+        *random_rolling(RANDOM),
+    ]
     for problem in supported(engine, tiny):
         expected = "infeasible" if optimum(problem) is None else "optimal"
         for limit in (time_limit, 4 * time_limit):  # the machine may be busy: a second try
@@ -144,7 +151,7 @@ def check_status(engine: Solver, problems: Sequence[Any], time_limit: float) -> 
     short = min(time_limit, SHORT)
     cases = [(problem, short) for problem in tiny_problems()]
     cases += [(problem, limit) for problem in small_problems() for limit in (0, short)]
-    for problem, limit in [case for case in cases if engine.supports(case[0])]:
+    for problem, limit in [case for case in cases if support(engine, case[0])]:
         limits = Limits(time_limit=limit)
         monitor = Monitor(limits)
         monitor.bound(problem.lower_bound(), "bounds")
@@ -153,7 +160,7 @@ def check_status(engine: Solver, problems: Sequence[Any], time_limit: float) -> 
             continue
         if returned.schedule is not None and returned.schedule.sequences is not None:
             orders = returned.schedule.sequences
-            monitor.incumbent(orders, scheduled(problem.graph(), orders).makespan)
+            monitor.incumbent(orders, problem.evaluate(returned.schedule))
         if returned.lower_bound is not None:
             monitor.bound(returned.lower_bound)
         known = f"objective {monitor.objective}, lower bound {monitor.lower_bound}"
@@ -175,3 +182,16 @@ def check_infeasible(engine: Solver, problems: Sequence[Any], time_limit: float)
         assert result.status in ("infeasible", "unknown"), f"{problem.name}: {result.status}"
         if result.status == "infeasible":
             assert result.reason, f"{problem.name}: infeasible without a reason"
+
+
+def check_equal_jobs(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+    """Equal jobs repeat every ``max(K, S) (f + b)`` at best: no value below it, no bound above."""
+    for jobs, stages in ((2, 4), (3, 3), (6, 2)):
+        problem, best = equal_jobs(jobs, stages)
+        if not support(engine, problem):
+            continue
+        result = optsched.solve(problem, engine, time_limit=min(time_limit, 2 * SHORT))
+        consistent(problem, result)
+        assert result.objective is None or result.objective >= best, f"{problem.name}: below {best}"
+        bound = result.lower_bound
+        assert bound is None or bound <= best, f"{problem.name}: bound {bound} > {best}"

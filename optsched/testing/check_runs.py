@@ -69,7 +69,8 @@ def fingerprint(result: Result) -> list[Any]:
     if found is None or found.sequences is None or found.start is None:
         return [result.objective, result.lower_bound, None, None]
     return [
-        result.objective, result.lower_bound, found.sequences.to_lists(), found.start.tolist(),
+        result.objective, result.lower_bound, found.sequences.to_lists(),
+        (found.start + found.offset * (found.period or 0)).tolist(),
     ]  # fmt: skip
 
 

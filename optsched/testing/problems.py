@@ -10,13 +10,14 @@ import numpy as np
 from optsched.problems.jobarray import JobArray
 from optsched.problems.jobshop import JobShop
 from optsched.schedule import NO_DEADLINE, Arcs, Resource, Rows, Schedule
+from optsched.testing.rolling_problems import small_rolling, tiny_rolling
 
 if TYPE_CHECKING:
     from optsched.problem import Problem
 
 
 def tiny_problems() -> list[Problem]:
-    """At most nine operations each, so that brute force knows the optimum."""
+    """At most nine operations each, twelve if they repeat: brute force knows the optimum."""
     blocks = [[2, 3], [4, 1]]
     return [
         JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="two jobs"),
@@ -39,6 +40,7 @@ def tiny_problems() -> list[Problem]:
                  name="split backward"),
         JobArray(blocks, blocks, recompute=1, recompute_mode="always", checkpoint=1,
                  recompute_workspace=2, memory=4, name="recomputation"),
+        *tiny_rolling(),
     ]  # fmt: skip
 
 
@@ -124,7 +126,9 @@ def infeasible_problems() -> list[Problem]:
     return [
         JobShop([[(0, 3), (1, 2)]], deadline=[4], name="deadline below the chain"),
         JobArray([[1, 1]], [[1, 1]], activation=5, memory=4, name="does not fit alone"),
-    ]
+        JobArray([[1, 1]], [[1, 1]], activation=5, memory=4, objective="period",
+                 name="does not fit alone, rolling"),
+    ]  # fmt: skip
 
 
 def small_problems(seed: int = 0) -> list[Problem]:
@@ -144,4 +148,5 @@ def small_problems(seed: int = 0) -> list[Problem]:
             [row(3) for _ in range(6)], [row(3) for _ in range(6)], lag_forward=3, lag_backward=3,
             switch=5, activation=4, memory=[12, 8, 4], name="6 jobs with everything",
         ),
+        *small_rolling(seed),
     ]  # fmt: skip

@@ -23,6 +23,7 @@ from optsched.testing.check_quotas import (
 )
 from optsched.testing.check_results import (
     check_degenerate,
+    check_equal_jobs,
     check_exact,
     check_feasible_and_bounded,
     check_infeasible,
@@ -60,9 +61,9 @@ if TYPE_CHECKING:
 
 CHECKS: tuple[Check, ...] = (
     check_interface, check_feasible_and_bounded, check_degenerate, check_random,
-    check_metamorphic, check_status, check_infeasible, check_reproducible, check_limits,
-    check_hostile_limits, check_warm_start, check_monitor, check_progress, check_stopping,
-    check_interrupt, check_leaves_no_trace, check_silent,
+    check_metamorphic, check_equal_jobs, check_status, check_infeasible, check_reproducible,
+    check_limits, check_hostile_limits, check_warm_start, check_monitor, check_progress,
+    check_stopping, check_interrupt, check_leaves_no_trace, check_silent,
 )  # fmt: skip
 
 
@@ -153,6 +154,10 @@ class SolverTests:
     def test_metamorphic(self) -> None:
         """Values change as the problem does."""
         self._run(check_metamorphic)
+
+    def test_equal_jobs(self) -> None:
+        """Rolling equal jobs: the optimum is known."""
+        self._run(check_equal_jobs)
 
     def test_exact(self) -> None:
         """Tiny problems are closed, if the solver is exact."""

@@ -3,17 +3,22 @@
 =====================  ===========================================================================
 engine                 its rooms
 =====================  ===========================================================================
-`portfolio` (`auto`)   `race`: engines in threads, one incumbent and one bound; `cores`
+`portfolio` (`auto`)   `race`: engines in threads, one incumbent and one bound; `cores`;
+                       `hand_made` (pipelines that people know), `cycle_auto` (periods),
+                       `recompute_choice`
 `dispatch`             `rules`, `list_schedule`, `quick_list` (no compiler), `insertion`,
-                       `job_order_search`
+                       `job_order_search`, `microbatch_search` (one job), `late_acceptance`;
+                       for periods `rolling_rules`, `rolling_insertion`, `rolling_search`,
+                       `rolling_ruin`, over `rolling_orders`
 `tabu`                 `tabu_walk`, `neighbourhoods`, `search_state`, `search_arrays`,
-                       `path_relinking`
+                       `path_relinking`; for periods `cycle_search`, `cycle_moves`,
+                       `cycle_shifts`, `cycle_estimates`, `cycle_state`
 `branch_and_bound`     `failure_directed` and `destructive` over `disjunctive_tree`,
                        `disjunctive_state`, `disjunctive_propagation`, `edge_finding`,
                        `tree_search`; `giffler_thompson`, `giffler_thompson_tree`,
                        `giffler_thompson_node`
-`cpsat`                `cpsat_model`
-`genetic`              `operation_based`, `crossover`
+`cpsat`                `cpsat_model`; for periods `cycle_cpsat`, `cycle_cpsat_model`
+`genetic`              `operation_based`, `crossover`; for periods `cycle_genetic`
 =====================  ===========================================================================
 
 Shared: `longest_path`, `bounds` (one machine), `pipeline_bounds` with `common_routes`,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
+from optsched.registry import Support
 from optsched.result import Result
 from optsched_solvers.cores import chosen_cores, confined
 from optsched_solvers.loading import load
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
-    from optsched.registry import Support
     from optsched.schedule import Schedule
 
 STRONG_PROPAGATION_UP_TO = 400
@@ -41,14 +41,14 @@ _POLL = 0.02  # seconds between two looks at limits and Ctrl-C
 
 
 class CpSat:
-    """CP-SAT on the disjunctive graph: exact for every feature of the format but periods.
+    """CP-SAT on the disjunctive graph: exact for every feature of the format.
 
     One iteration is 10^-6 of CP-SAT's deterministic seconds; iteration-limited runs use
     one thread and repeat exactly.
     """
 
     name = "cpsat"
-    answers = ("orders", "resources", "quotas")
+    answers = ("orders", "periodic orders", "resources", "quotas")
     options: Mapping[str, str] = MappingProxyType(
         {
             "mode": "'solve' (default), or 'bound': lift the lower bound and look for nothing else",
@@ -60,7 +60,7 @@ class CpSat:
     )
 
     def supports(self, problem: Problem) -> Support:
-        """One iteration (makespan) of any graph."""
+        """One iteration (makespan) of any graph, and rolling job arrays."""
         if problem.answers == "resources":
             from optsched_solvers import subset_cpsat
 
@@ -69,6 +69,8 @@ class CpSat:
             from optsched_solvers import quota_cpsat
 
             return quota_cpsat.supports(problem)
+        if problem.answers == "periodic orders":
+            return Support(True)
         return supported_objective(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
@@ -81,6 +83,10 @@ class CpSat:
             from optsched_solvers import quota_cpsat
 
             return quota_cpsat.solve(problem, limits, monitor)  # type: ignore[arg-type]
+        if problem.answers == "periodic orders":
+            from optsched_solvers import cycle_cpsat
+
+            return cycle_cpsat.solve(problem, limits, monitor)
         symmetry = _checked_symmetry(limits)
         graph = problem.graph()
         if monitor.sequences is None:

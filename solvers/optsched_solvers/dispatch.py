@@ -10,10 +10,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
+from optsched.registry import Support
 from optsched.result import Result
 from optsched_solvers.rules import (
     INSERTION,
     RULES,
+    flow_search,
     run,
     supported_graph,
     supported_objective,
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
-    from optsched.registry import Support
     from optsched.schedule import Rows, Schedule
 
 __all__ = ["INSERTION", "RULES", "Dispatch", "complete", "run"]
@@ -41,6 +42,7 @@ class Dispatch:
     """
 
     name = "dispatch"
+    answers = ("orders", "periodic orders")
     options: Mapping[str, str] = MappingProxyType(
         {
             "rules": "list of rules to try instead of all",
@@ -49,7 +51,9 @@ class Dispatch:
     )
 
     def supports(self, problem: Problem) -> Support:
-        """One iteration (makespan), at most one resource per operation."""
+        """One iteration or a cycle of a rolling array, at most one resource per operation."""
+        if problem.answers == "periodic orders":
+            return Support(True)
         goal = supported_objective(problem)
         if not goal:
             return goal
@@ -65,17 +69,34 @@ class Dispatch:
         if not isinstance(search, bool):
             raise InputError(f"options.search: expected true or false, got {search!r}")
         graph = problem.graph()
+        if problem.answers == "periodic orders":
+            _roll(graph, limits, monitor, tuple(rules), search)
+            return Result("unknown")
         listed = RULES if rules is known else tuple(rule for rule in rules if rule != INSERTION)
         tried = try_rules(graph, limits, monitor, listed)
         stopped = monitor.objective is not None and monitor.should_stop()
         if INSERTION in rules and tried != limits.iterations and not stopped:
             tried += try_insertion(graph, monitor)
         if search:
-            from optsched_solvers.job_order_search import improve
-
+            improve = flow_search(graph)
             left = None if limits.iterations is None else limits.iterations - tried
             improve(graph, monitor, seed=limits.seed, iterations=left)
         return Result("unknown")
+
+
+def _roll(
+    graph: Schedule, limits: Limits, monitor: Monitor, rules: tuple[str, ...], search: bool
+) -> None:
+    """Orders of a cycle: rules, insertion, and if wanted the search behind them."""
+    from optsched_solvers.rolling_rules import first_answers
+
+    first_answers(graph, monitor, most=limits.iterations, rules=rules)
+    if search and not monitor.should_stop():
+        from optsched_solvers.rolling_search import improve
+
+        made = monitor.iteration
+        left = None if limits.iterations is None else limits.iterations - made
+        improve(graph, monitor, seed=limits.seed, iterations=left)
 
 
 def complete(graph: Schedule, partial: Rows) -> Schedule | None:

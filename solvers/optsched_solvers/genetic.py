@@ -70,7 +70,7 @@ class Genetic:
     """
 
     name = "genetic"
-    answers = ("orders", "resources", "quotas")
+    answers = ("orders", "periodic orders", "resources", "quotas")
     options: Mapping[str, str] = MappingProxyType(
         {
             "population": f"individuals (4 to {MOST}; default 100)",
@@ -82,7 +82,7 @@ class Genetic:
     )
 
     def supports(self, problem: Problem) -> Support:
-        """One iteration (makespan), at most one resource per operation, no deadlines."""
+        """One iteration: at most one resource per operation, no deadlines; rolling job arrays."""
         if problem.answers == "resources":
             from optsched_solvers import subset_genetic
 
@@ -91,6 +91,8 @@ class Genetic:
             from optsched_solvers import quota_genetic
 
             return quota_genetic.supports(problem)
+        if problem.answers == "periodic orders":
+            return Support(True)
         goal = supported_objective(problem)
         if not goal:
             return goal
@@ -109,6 +111,10 @@ class Genetic:
             from optsched_solvers import quota_genetic
 
             return quota_genetic.solve(problem, limits, monitor)  # type: ignore[arg-type]
+        if problem.answers == "periodic orders":
+            from optsched_solvers import cycle_genetic
+
+            return cycle_genetic.solve(problem, limits, monitor)
         settings = _Settings.of(limits.options)
         try:
             import deap  # noqa: F401

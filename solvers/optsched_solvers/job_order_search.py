@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from optsched_solvers.late_acceptance import NOTHING, walk
 from optsched_solvers.rules import Dispatcher, Variant, is_pipeline
 
 if TYPE_CHECKING:
     from optsched.monitor import Monitor
     from optsched.schedule import IntArray, Schedule
-
-MEMORY = 40
-"""Late acceptance: a point is kept if it is no worse than the one so many steps ago."""
 
 STARTS = tuple(
     Variant(rule, active, backwards) for backwards in (False, True)
@@ -62,43 +60,25 @@ def improve(
     dispatcher = Dispatcher(graph, seed)
     units = _units(graph)
     rng = np.random.default_rng(seed)
-    most = np.iinfo(np.int64).max if iterations is None else iterations
-    until = monitor.elapsed + seconds
-    made = 0
 
     def value(point: _Point) -> int:
-        nonlocal made
-        made += 1
-        monitor.advance(1)
         found = dispatcher.listed(_priority(graph, units, point), point.active, point.backwards)
         if found is None:
-            return np.iinfo(np.int64).max
+            return NOTHING
         end = int((found[1] + graph.duration).max(initial=0))
         if monitor.objective is None or end < monitor.objective:
             monitor.incumbent(found[0], end, "job orders")
         return end
 
-    starts = [_start(dispatcher, units, variant) for variant in STARTS]
-    ranked: list[tuple[int, int]] = []
-    for k, point in enumerate(starts):
-        if made >= most or monitor.should_stop():
-            return made
-        ranked.append((value(point), k))
-    best, k = min(ranked)
-    here, now = starts[k], best
-    past = [best] * MEMORY
-    stale = 0
-    while made < most and not (patience is not None and stale >= patience):
-        if made % 8 == 0 and (monitor.should_stop() or monitor.elapsed >= until):
-            break
-        there = _neighbour(rng, here, len(units.names))
-        new = value(there)
-        if new <= now or new <= past[made % MEMORY]:
-            here, now = there, new
-        past[made % MEMORY] = now
-        stale = 0 if new < best else stale + 1
-        best = min(best, new)
-    return made
+    return walk(
+        [_start(dispatcher, units, variant) for variant in STARTS],
+        value,
+        lambda point: _neighbour(rng, point, len(units.names)),
+        monitor,
+        iterations=iterations,
+        seconds=seconds,
+        patience=patience,
+    )
 
 
 class _Units(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.limits import available_cores
 from optsched.result import Result
-from optsched_solvers import subset_auto, tabu
+from optsched_solvers import hand_made, subset_auto, tabu
 from optsched_solvers.branch_and_bound import BranchAndBound
 from optsched_solvers.cores import chosen_cores
 from optsched_solvers.cpsat import CpSat
@@ -38,6 +38,8 @@ waits where there is no time limit."""
 MODELLED_UP_TO = 1500
 """Operations; above, a CP-SAT model for bounds takes long to make and moves nothing."""
 
+CHOOSING = ("orders with recomputation", "periodic orders with recomputation")
+
 
 class Auto:
     """Dispatching rules, which prove long job arrays in milliseconds; then tabu search and proof.
@@ -45,12 +47,13 @@ class Auto:
     With one worker tabu search, failure-directed search and, when the bound stalls, CP-SAT share a
     core; with two, tabu search has a core for itself; further workers get CP-SAT's search for
     bounds and further tabu searches. What tabu search refuses (gangs, deadlines) CP-SAT searches.
+    Rolling arrays go to `cycle_auto`.
     With an iteration limit the parts run one after the other, each with so many of its own
     iterations, and the result repeats exactly.
     """
 
     name = "auto"
-    answers = ("orders", "resources", "quotas")
+    answers = (*CHOOSING, "orders", "periodic orders", "resources", "quotas")
     options: Mapping[str, str] = MappingProxyType(
         {
             "exact_up_to": "number of jobs above which nothing is spent on proofs (default: no "
@@ -78,6 +81,12 @@ class Auto:
             from optsched_solvers import quota_auto
 
             return quota_auto.supports(problem)
+        if problem.answers in CHOOSING:
+            from optsched_solvers import recompute_choice
+
+            return self.supports(recompute_choice.simplest(problem))
+        if problem.answers == "periodic orders":
+            return self.search.supports(problem)
         return self.model.supports(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
@@ -88,10 +97,20 @@ class Auto:
             from optsched_solvers import quota_auto
 
             return quota_auto.solve(problem, limits, monitor)
+        if problem.answers in CHOOSING:
+            from optsched_solvers import recompute_choice
+            from optsched_solvers.dispatch import Dispatch
+
+            return recompute_choice.solve(self, Dispatch(), problem, limits, monitor)
+        if problem.answers == "periodic orders":
+            from optsched_solvers import cycle_auto
+
+            return cycle_auto.solve(problem, limits, monitor)
         graph = problem.graph()
         prove = _wants_proof(graph, limits)
         if supported_graph(graph):
             try_rules(graph, limits, monitor)
+            hand_made.offer(problem, monitor)
         if monitor.should_stop() and (monitor.objective is not None or monitor.remaining <= 0):
             return Result("unknown")
         search = self.search if self.search.supports(problem) else self.model

@@ -232,6 +232,18 @@ def is_pipeline(graph: Schedule) -> bool:
     return "F" in kinds and bool(kinds & {"B", "I"})
 
 
+def flow_search(graph: Schedule) -> Callable[..., int]:
+    """The local search behind the rules: on the flow of one job's micro-batches, or on job orders.
+
+    Both take a graph, a monitor, seed, iterations, seconds, patience; see `job_order_search`.
+    """
+    from optsched_solvers import job_order_search, microbatch_search
+
+    if microbatch_search.fits(graph):
+        return microbatch_search.improve
+    return job_order_search.improve
+
+
 def variants(graph: Schedule, rules: tuple[str, ...]) -> Iterator[Variant]:
     """All ways to apply those of the rules that fit the graph; forward ones first."""
     pipeline = is_pipeline(graph)
@@ -284,7 +296,6 @@ class Dispatcher:
         few: bool = False,
     ) -> tuple[Rows, IntArray] | None:
         """The list schedule of a priority; `few`: at most S - s in flight on stage s."""
-        from optsched_solvers import longest_path
         from optsched_solvers.list_schedule import run as list_schedule
 
         limit = None
@@ -294,6 +305,14 @@ class Dispatcher:
             self.mirrored if backwards else self.forward, priority, active=active,
             first_come=first_come, slot_limit=limit,
         )  # fmt: skip
+        return self.completed(found, backwards)
+
+    def completed(
+        self, found: tuple[IntArray, IntArray] | None, backwards: bool
+    ) -> tuple[Rows, IntArray] | None:
+        """Orders and semi-active starts of what the list scheduler found, maybe mirrored."""
+        from optsched_solvers import longest_path
+
         if found is None:
             return None
         operations, start = found

@@ -19,6 +19,7 @@ from optsched_solvers.rules import (
     KERNELS,
     RULES,
     Dispatcher,
+    flow_search,
     is_pipeline,
     supported_graph,
     supported_objective,
@@ -75,6 +76,7 @@ class Tabu:
     """
 
     name = "tabu"
+    answers = ("orders", "periodic orders")
     options: Mapping[str, str] = MappingProxyType(
         {
             "elites": f"how many good schedules are kept to walk between (default {ELITES})",
@@ -83,7 +85,9 @@ class Tabu:
     )
 
     def supports(self, problem: Problem) -> Support:
-        """Makespan of one iteration, at most one resource per operation, no deadlines."""
+        """Makespan or period, at most one resource per operation, no deadlines."""
+        if problem.answers == "periodic orders":
+            return Support(True)  # blocks of a rolling array hold one resource each
         goal = supported_objective(problem)
         if not goal:
             return goal
@@ -97,6 +101,11 @@ class Tabu:
         """Walk from the best known schedule, or the best dispatching rule, until a limit."""
         elites = _whole("elites", limits.options.get("elites", ELITES), 2)
         patience = _whole("patience", limits.options.get("patience", PATIENCE), 1)
+        if problem.answers == "periodic orders":
+            from optsched_solvers import cycle_search
+
+            given = patience if "patience" in limits.options else cycle_search.PATIENCE
+            return cycle_search.solve(problem, limits, monitor, given)
         graph = problem.graph()
         if graph.n_operations == 0:
             monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
@@ -168,8 +177,7 @@ class _Search:
 
     def search_job_orders(self) -> None:
         """On pipelines the orders of jobs decide first; moves polish what they reach."""
-        from optsched_solvers.job_order_search import improve
-
+        improve = flow_search(self.graph)
         budget = None if self.left is None else self.left // JOB_ORDER_SHARE
         made = improve(
             self.graph, self.monitor, seed=self.seed, iterations=budget,
@@ -206,8 +214,7 @@ class _Search:
 
     def job_orders(self) -> IntArray | None:
         """What a short search on job orders finds."""
-        from optsched_solvers.job_order_search import improve
-
+        improve = flow_search(self.graph)
         aside = Aside(Limits(iterations=FRESH_JOB_ORDERS), self.monitor.should_stop)
         seed = int(self.random.integers(2**31))
         self.spend(improve(self.graph, aside, seed=seed, iterations=FRESH_JOB_ORDERS))

@@ -70,13 +70,13 @@ def test_never_below_the_optimum_and_mostly_there(seed: int) -> None:
 
 
 def test_refusals_are_sentences() -> None:
-    """Deadlines, gangs and the period are refused, each with its reason."""
+    """Deadlines and gangs are refused, each with its reason; rolling arrays are not."""
     late = JobShop([[(0, 3), (1, 2)]], deadline=[9])
     assert "deadline" in Tabu().supports(late).reason
     with pytest.raises(UnsupportedProblem, match="deadline"):
         optsched.solve(late, Tabu(), time_limit=0.1)
     period = JobArray([[1]], [[1]], objective="period")
-    assert "period" in Tabu().supports(period).reason
+    assert Tabu().supports(period)
     rng, refused = Random(1), 0
     for _ in range(200):
         graph = random_graph(rng, 6, gangs=True, deadlines=False)
@@ -210,7 +210,7 @@ def test_nothing_to_order() -> None:
     for problem in (JobShop([[(0, 3)]]), JobShop([[(0, 3), (1, 2), (0, 1)]])):
         result = optsched.solve(problem, Tabu(), iterations=100)
         assert result.status == "optimal"
-    empty = SimpleNamespace(graph=lambda: optsched.Schedule(
+    empty = SimpleNamespace(answers="orders", graph=lambda: optsched.Schedule(
         resources=(), duration=np.zeros(0, np.int64), op_resources=optsched.Rows.of([])
     ))  # fmt: skip
     monitor = Monitor(Limits(iterations=10))

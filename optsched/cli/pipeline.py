@@ -1,0 +1,187 @@
+"""``optsched pipeline``: hand-made pipeline schedules of equal stages, a model or a job array."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from optsched.cli.pipeline_jobs import (
+    CHUNKS,
+    MICRO_BATCHES,
+    STAGES,
+    TIME,
+    EqualStages,
+    JobFile,
+    Jobs,
+    ModelJob,
+)
+from optsched.cli.pipeline_table import Row, comparison, details
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from optsched.schedule import Schedule
+
+
+def pipeline(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="vanilla, gpipe, one_f_one_b, interleaved, bpipe, chimera, hanayo, zb_h1, zb_h2, "
+            "or all: a table of them."
+        ),
+    ],
+    file: Annotated[
+        Path | None, typer.Argument(help="A *.jobarray.json document instead of the sizes below.")
+    ] = None,
+    stages: Annotated[
+        int | None, typer.Option(help=f"Devices [default: {STAGES}].", show_default=False)
+    ] = None,
+    micro_batches: Annotated[
+        int | None, typer.Option(help=f"Of the job [default: {MICRO_BATCHES}].", show_default=False)
+    ] = None,
+    chunks: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Stages a device, for interleaved and hanayo [default: {CHUNKS}].",
+            show_default=False,
+        ),
+    ] = None,
+    forward: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Time of a device for a micro-batch [default: {TIME}].", show_default=False
+        ),
+    ] = None,
+    backward: Annotated[
+        int | None,
+        typer.Option(help=f"Input gradient [default: {TIME}].", show_default=False),
+    ] = None,
+    weight: Annotated[
+        int | None,
+        typer.Option(
+            help="Weight gradient, a block of its own in zb_h1 and zb_h2, else part of the "
+            f"backward pass [default: {TIME}].",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="vgg19, resnet152, bert_large or gpt2_xl instead of times.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Samples of a micro-batch of the model [default: 1].")
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Of the model: balanced or naive [default: balanced].")
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(help="Of the model: nvlink, pcie, infiniband or mixed [default: nvlink]."),
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Of a device, such as 80GB [default: unlimited].")
+    ] = None,
+    copy_time: Annotated[int, typer.Option(help="Of one activation, for bpipe.", min=0)] = 0,
+    objective: Annotated[
+        str, typer.Option(help="makespan, or period: iterations follow each other for ever.")
+    ] = "makespan",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the schedule here.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw it: .png, .svg, .pdf, or .html for a page.")
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the order as torch's pipelining CSV.")
+    ] = None,
+) -> None:
+    """A hand-made pipeline schedule: makespan, bubble, peak memory; or all of them in a table."""
+    from rich.console import Console
+
+    from optsched.files import check_not_input, check_writable
+    from optsched.pipelines import NAMES
+
+    if name != "all" and name not in NAMES:
+        raise InputError(f"name: expected one of {', '.join(NAMES)}, all, got {name!r:.40}")
+    targets = [path for path in (output, plot, csv) if path is not None]
+    if name == "all" and targets:
+        raise InputError("all: prints a table only; name one pipeline to write, draw or export it")
+    for path in targets:
+        check_writable(path)
+        if file is not None:
+            check_not_input(path, file)
+    times = {"forward": forward, "backward": backward, "weight": weight}
+    profile = {"batch_size": batch_size, "partition": partition, "link": link, "memory": memory}
+    sizes = {"stages": stages, "micro_batches": micro_batches, "chunks": chunks}
+    if file is not None:
+        _only(f"{file}: says it all", {**sizes, **times, **profile, "model": model})
+        jobs: Jobs = JobFile(file)
+    elif model is not None:
+        _only("model: has times of its own", times)
+        jobs = ModelJob(model, profile, sizes)
+    else:
+        _only("model: missing", profile)
+        jobs = EqualStages(times, sizes)
+    rows = [_row(one, jobs, objective, copy_time, name == "all") for one in _names(name)]
+    console = Console(highlight=False)
+    if name == "all":
+        console.print(comparison(rows))
+        return
+    (row,) = rows
+    details(row, console)
+    assert row.schedule is not None  # or there was an error
+    _write(row.schedule, output, plot, csv)
+
+
+def _row(name: str, jobs: Jobs, objective: str, copy_time: int, table: bool) -> Row:
+    """The schedule of one pipeline; in a table a refusal is a row, too."""
+    import optsched
+    from optsched import pipelines
+
+    try:
+        job, chunks = jobs.job(name)
+        if objective != job.objective:
+            job = job.with_objective(objective)
+        options = {"copy_time": copy_time} if name == "bpipe" else {}
+        schedule = getattr(pipelines, name)(job, **options)
+    except InputError as error:
+        if not table:
+            raise
+        return Row(name, reason=str(error))
+    violations = tuple(optsched.verify(schedule))
+    return Row(name, schedule, violations, jobs.published(name), chunks)
+
+
+def _write(schedule: Schedule, output: Path | None, plot: Path | None, csv: Path | None) -> None:
+    if output is not None:
+        schedule.write(output)
+        print(f"wrote {output}")
+    if plot is not None:
+        if plot.suffix.lower() in (".html", ".htm"):
+            from optsched.plots.html import write as write_html
+
+            write_html(schedule, plot)
+        else:
+            from optsched.plots.gantt import gantt
+
+            gantt(schedule, plot)
+        print(f"wrote {plot}")
+    if csv is not None:
+        from optsched.formats import pipelining_csv
+
+        pipelining_csv.write(schedule, csv)
+        print(f"wrote {csv}")
+
+
+def _names(name: str) -> tuple[str, ...]:
+    from optsched.pipelines import NAMES
+
+    return NAMES if name == "all" else (name,)
+
+
+def _only(why: str, others: dict[str, Any]) -> None:
+    """Refuse options that would have no effect."""
+    for key, value in others.items():
+        if value is not None:
+            raise InputError(f"{why}, --{key.replace('_', '-')} has no meaning then")

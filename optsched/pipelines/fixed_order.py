@@ -1,0 +1,137 @@
+"""From hand-made steps per device to a schedule: the longest path of one order per device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+from optsched.errors import InputError
+from optsched.graph import scheduled
+from optsched.schedule import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optsched.problems.jobarray import JobArray
+    from optsched.schedule import Schedule
+
+Block: TypeAlias = tuple[str, int, int, int, int]
+"""Kind, job, iteration, micro-batch and virtual stage of an operation: unique in a graph."""
+
+
+class Step(NamedTuple):
+    """One step of a hand-made order.
+
+    ``B`` is the whole backward pass: recomputation, input gradient and weight gradient, as far as
+    the job has blocks of its own for them. ``I`` leaves out the weight gradient, ``W`` is only it.
+    """
+
+    kind: Literal["F", "B", "I", "W"]
+    unit: int
+    stage: int
+
+
+class Unit(NamedTuple):
+    """A micro-batch of an iteration of a job; orders number them through all jobs."""
+
+    job: int
+    iteration: int
+    microbatch: int
+
+
+def units(array: JobArray) -> list[Unit]:
+    """The micro-batches of all jobs, one job after the other (all copies of a cycle, if any)."""
+    copies = array.multiplicity if array.objective == "period" else [1] * array.n_jobs
+    return [
+        Unit(j, a, m)
+        for j in range(array.n_jobs)
+        for a in range(int(copies[j]))
+        for m in range(int(array.micro_batches[j]))
+    ]
+
+
+def fixed(array: JobArray, name: str, rows: Sequence[Sequence[Step]]) -> Schedule:
+    """The schedule that runs the given steps on every device, as early as they allow.
+
+    Memory is not looked at: `optsched.verify` says whether the order fits. With
+    ``objective="period"`` the order is repeated for ever with the least period it allows.
+
+    Parameters
+    ----------
+    array
+        Whose blocks; its `place` says on which device a step must stand.
+    name
+        For the provenance, as ``"pipeline"``.
+    rows
+        Steps of every device; devices without steps may be left out at the end. Updates follow
+        the last gradient block of their stage, or end the row if other devices must be done first.
+
+    Raises
+    ------
+    CyclicOrder
+        The steps of two devices wait for each other.
+    InputError
+        A block is missing, doubled or on the wrong device.
+    """
+    graph = array.graph()
+    sequences = Rows.of(operations(array, graph, rows))
+    provenance = {"pipeline": name}
+    if graph.period is None:
+        return scheduled(graph, sequences, provenance)
+    from optsched.rolling import rolling  # its kernels need a compiler
+
+    return rolling(graph, sequences, provenance=provenance)
+
+
+def operations(array: JobArray, graph: Schedule, rows: Sequence[Sequence[Step]]) -> list[list[int]]:
+    """The steps of every device as operations of the graph, with the updates; one row a device."""
+    number = numbered(graph)
+    units_ = units(array)
+    found: list[list[int]] = []
+    for row in rows:
+        left = Counter((units_[step.unit][:2], step.stage) for step in row if step.kind in "BW")
+        order: list[int] = []
+        updates: list[int] = []
+        for step in row:
+            unit = units_[step.unit]
+            order += [number[b] for b in blocks(step, unit) if b in number]
+            here = (unit[:2], step.stage)
+            if step.kind not in "BW":
+                continue
+            left[here] -= 1
+            update = number.get(("U", unit.job, unit.iteration, 0, step.stage))
+            if update is None or left[here] or not _is_on(graph, update, order[-1]):
+                continue
+            (updates if _waits_for_others(array) else order).append(update)
+        found.append(order + updates)
+    return found + [[] for _ in range(graph.n_resources - len(found))]
+
+
+def numbered(graph: Schedule) -> dict[Block, int]:
+    """The operation of every block."""
+    columns = (graph.kind, graph.job, graph.iteration, graph.microbatch, graph.stage)
+    keys = zip(*(column.tolist() for column in columns), strict=True)
+    return {key: i for i, key in enumerate(keys)}
+
+
+def blocks(step: Step, unit: Unit) -> list[Block]:
+    """The blocks of a step that a graph may have, in order."""
+    kinds = {"F": ("F",), "B": ("R", "B", "I", "W"), "I": ("R", "I"), "W": ("W",)}[step.kind]
+    return [(kind, *unit, step.stage) for kind in kinds]
+
+
+def one_stage_a_device(array: JobArray, name: str) -> int:
+    """The number of stages; `InputError` unless stage v is on device v."""
+    if array.place != tuple(range(array.n_stages)):
+        raise InputError(f"{name}: needs stage v on device v, leave out place")
+    return array.n_stages
+
+
+def _is_on(graph: Schedule, update: int, other: int) -> bool:
+    resource = graph.single_resource
+    return bool(resource[update] == resource[other])
+
+
+def _waits_for_others(array: JobArray) -> bool:
+    """Whether an update needs gradients of other devices: clipping, or two weight copies."""
+    return array.update_mode == "global" or not isinstance(array.place[0], int)

@@ -1,0 +1,91 @@
+"""The hand-made schedules of `optsched.pipelines` as starts: no answer is worse than they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from optsched.errors import CyclicOrder, InputError
+from optsched.graph import scheduled
+from optsched.schedule import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched.monitor import Monitor
+    from optsched.problem import Problem
+    from optsched.schedule import Schedule
+
+NAMES: Final = ("one_f_one_b", "zb_h1", "interleaved", "hanayo", "zb_h2", "gpipe", "vanilla")
+"""Those whose graph is the job's own; Chimera and BPipe bring one of their own."""
+
+
+def offer(problem: Problem, monitor: Monitor) -> None:
+    """Offer every hand-made schedule of one job that keeps to the memory, until a proof.
+
+    Parameters
+    ----------
+    problem
+        A `JobArray` of one job, or a graph like Chimera's; nothing is done for any other.
+    monitor
+        Takes the schedules.
+    """
+    for schedule in _schedules(problem):
+        if monitor.should_stop():
+            return
+        try:
+            answer = problem.answer(schedule)
+        except InputError:  # it needs more memory than there is
+            continue
+        name = schedule.provenance["pipeline"]
+        monitor.incumbent(answer, schedule.makespan, f"pipelines.{name}")
+
+
+def _schedules(problem: Problem) -> Iterator[Schedule]:
+    from optsched import pipelines
+    from optsched.problems.jobarray import JobArray
+
+    graph = problem.graph()
+    if problem.objective_name != "makespan" or len(np.unique(graph.job)) != 1:
+        return
+    if isinstance(problem, JobArray):
+        for name in NAMES:
+            try:
+                yield getattr(pipelines, name)(problem)
+            except InputError:  # another place, no weight blocks, ...
+                continue
+    if _runs_both_ways(graph):
+        try:
+            yield scheduled(graph, by_slots(graph), {"pipeline": "chimera"})
+        except CyclicOrder:
+            return
+
+
+def by_slots(graph: Schedule) -> Rows:
+    """Chimera's order: slots of one block, F of stage v in slot v + 2k, B in slot 2V - 1 - v + 2k.
+
+    k counts the micro-batches of a direction; as many as half of the stages make a unit, and units
+    follow each other 2V slots apart (Li & Hoefler 2021). Other blocks come last.
+    """
+    stages = int(graph.stage.max()) + 1
+    number = np.zeros(graph.n_operations, np.int64)
+    device = graph.single_resource
+    for d, v in np.unique(np.stack([device, graph.stage]), axis=1).T.tolist():
+        on = np.flatnonzero((device == d) & (graph.stage == v))
+        number[on] = np.unique(graph.microbatch[on], return_inverse=True)[1].ravel()
+    unit, k = np.divmod(number, max(1, stages // 2))
+    depth = np.where(graph.kind == "F", graph.stage, 2 * stages - 1 - graph.stage)
+    slot = 2 * stages * unit + 2 * k + depth
+    last = ~np.isin(graph.kind, ("F", "B", "I"))
+    order = np.lexsort((graph.microbatch, slot, last, device))
+    return Rows(graph.users.indptr, order[device[order] >= 0])
+
+
+def _runs_both_ways(graph: Schedule) -> bool:
+    """Whether forward blocks of one stage run on several devices."""
+    if (np.diff(graph.op_resources.indptr) > 1).any():
+        return False
+    blocks = np.stack([graph.stage, graph.single_resource])[:, graph.kind == "F"]
+    pairs = np.unique(blocks, axis=1)
+    return bool(len(np.unique(pairs[0])) < pairs.shape[1])

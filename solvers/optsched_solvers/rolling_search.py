@@ -1,0 +1,209 @@
+"""Local search for cycles: job orders behind rolling dispatch, and jobs thrown out and put back.
+
+Two searches take turns. One walks over two permutations of the jobs, for F and for B blocks, how
+far B comes first, and the list scheduler's mode; a point is worth the least period of its folded
+list schedule. The other is `optsched_solvers.rolling_ruin` on a circle between the lower bound and
+the best period.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from optsched_solvers.late_acceptance import NOTHING, walk
+from optsched_solvers.loading import load
+from optsched_solvers.rolling_rules import MODULES, best_fold, busiest, cycles_of, unrolled
+from optsched_solvers.rules import Dispatcher
+
+if TYPE_CHECKING:
+    from optsched.monitor import Monitor
+    from optsched.schedule import IntArray, Schedule
+    from optsched_solvers.rolling_insertion import Circle
+
+CYCLES: Final = 4
+"""Of the unrolled cycle whose list schedules are folded."""
+
+TURN: Final = 40
+"""Points of one search before it is the other's turn."""
+
+REMOVALS: Final = 10
+"""Ruin and recreate steps between two questions whether to stop."""
+
+PATIENCE: Final = 400
+"""Removals on a circle of one length, at first; doubled when the lengths have been tried."""
+
+
+class _Point(NamedTuple):
+    forward: IntArray  # rank of every job
+    backward: IntArray
+    lead: int  # jobs by which B comes first
+    laps: int  # 0: cycles do not count, 1: earlier cycles first, 2: among F or B
+    active: bool
+
+
+def improve(
+    graph: Schedule,
+    monitor: Monitor,
+    *,
+    seed: int,
+    iterations: int | None = None,
+    seconds: float = float("inf"),
+) -> int:
+    """Search until a limit; returns the number of list schedules and removals made.
+
+    Parameters
+    ----------
+    graph
+        A cycle, as for `optsched_solvers.rolling_rules.first_answers`.
+    monitor
+        Takes every improvement, and stops the search.
+    seed
+        Same seed and number of iterations, same orders.
+    iterations, seconds
+        Steps in all, and time.
+    """
+    if not load(monitor, *MODULES, "rolling_ruin"):
+        return 0
+    most = NOTHING if iterations is None else iterations
+    until = monitor.elapsed + seconds
+    search = _Search(graph, monitor, seed)
+    made = 0
+    while made < most and not monitor.should_stop() and monitor.elapsed < until:
+        made += search.walk(min(TURN, most - made))
+        made += search.ruin(min(TURN, most - made))
+    return made
+
+
+class _Search:
+    """Both searches and what they share: the cycle and the best orders."""
+
+    def __init__(self, graph: Schedule, monitor: Monitor, seed: int) -> None:
+        from optsched_solvers.rolling_insertion import Circle
+        from optsched_solvers.rolling_ruin import Ruin
+
+        self.graph, self.monitor = graph, monitor
+        self.circle: Circle = Circle.of(graph)
+        self.least = monitor.lower_bound or busiest(graph)
+        self.cycles = cycles_of(graph, CYCLES)
+        self.dispatcher = Dispatcher(unrolled(graph, self.cycles), 0)
+        self.rng = np.random.default_rng(seed)
+        self.n_jobs = int(graph.job.max(initial=-1)) + 1
+        self.point, self.value = _starts(graph, self.n_jobs)[0], NOTHING
+        self.circles = Ruin(graph, self.circle, seed)
+        self.refuted = self.least - 1  # lengths up to this one seem too short
+        self.patience, self.spent = PATIENCE, 0
+
+    def walk(self, steps: int) -> int:
+        """Some steps of the walk over job orders, from its best point so far."""
+        known = self.value < NOTHING
+        starts = [self.point] if known else _starts(self.graph, self.n_jobs)
+        return walk(starts, self._valued, self._neighbour, self.monitor, iterations=steps)
+
+    def ruin(self, steps: int) -> int:
+        """Some removals on a circle shorter than the best period."""
+        made = 0
+        while made < steps and not self.monitor.should_stop():
+            best = self.monitor.objective or 2 * self.least
+            if self.circles.period >= best or self.circles.period < self.least:
+                self._shorter(best)
+            take = min(REMOVALS, steps - made)
+            found = self.circles.run(take)
+            made += take
+            self.spent += take
+            self.monitor.advance(take)
+            if found is not None:
+                self._offer(found[None, :], "jobs reinserted")
+                self.refuted = self.least - 1
+                self._shorter(min(self.monitor.objective or best, self.circles.period))
+            elif self.spent >= self.patience:
+                self.refuted = self.circles.period
+                self._shorter(best)
+        return made
+
+    def _shorter(self, best: int) -> None:
+        """A circle half-way between what seems too short and the best period."""
+        if best - self.refuted <= max(1, best // 500):
+            self.refuted = self.least - 1
+            self.patience *= 2
+        self.circles.begin(max(self.least, (self.refuted + best) // 2), None)
+        self.spent = 0
+
+    def _valued(self, point: _Point) -> int:
+        found = self.dispatcher.listed(self._priority(point), point.active)
+        value = NOTHING
+        if found is not None:
+            value = self._offer(found[1].reshape(self.cycles, -1), "job orders")
+        if value < self.value:
+            self.point, self.value = point, value
+        return value
+
+    def _offer(self, starts: IntArray, source: str) -> int:
+        found = best_fold(self.circle, starts, self.least)
+        if found is None:
+            return NOTHING
+        if self.monitor.objective is None or found.period < self.monitor.objective:
+            self.monitor.incumbent(found.answer, found.period, source)
+        return found.period
+
+    def _priority(self, point: _Point) -> IntArray:
+        graph = self.dispatcher.graph
+        forward = graph.kind == "F"
+        key = np.where(forward, point.forward[graph.job] + point.lead, point.backward[graph.job])
+        late = np.isin(graph.kind, ("W", "U"))
+        number = np.arange(graph.n_operations)
+        cycle = number // self.graph.n_operations
+        keys = [number, key]
+        if point.laps == 1:
+            keys.append(cycle)
+        elif point.laps == 2:
+            keys += [cycle, forward if point.lead >= 0 else ~forward]
+        rank = np.empty(graph.n_operations, np.int64)
+        rank[np.lexsort((*keys, late))] = number
+        return rank
+
+    def _neighbour(self, point: _Point) -> _Point:
+        rng, n = self.rng, self.n_jobs
+        kind = int(rng.integers(12))
+        if kind == 0:
+            return point._replace(active=not point.active)
+        if kind == 1:
+            return point._replace(laps=int(rng.integers(3)))
+        if kind == 2:
+            return point._replace(lead=int(rng.integers(-n, n + 1)))
+        a, b = rng.integers(n, size=2).tolist()
+        forward = _moved(point.forward, a, b, bool(kind % 2)) if kind < 9 else point.forward
+        backward = point.backward
+        if kind < 6 or kind >= 9:
+            backward = _moved(point.backward, a, b, bool(kind % 2))
+        return point._replace(forward=forward, backward=backward)
+
+
+def _starts(graph: Schedule, n_jobs: int) -> list[_Point]:
+    """Jobs by number, the largest first and the smallest first, B or F first."""
+    work = np.zeros(n_jobs, np.int64)
+    np.add.at(work, graph.job, graph.duration)
+    number = np.arange(n_jobs)
+    largest = np.empty(n_jobs, np.int64)
+    largest[np.argsort(-work, kind="stable")] = number
+    return [
+        _Point(rank, rank, lead, laps, active)
+        for laps in (1, 2, 0)
+        for lead in (n_jobs, -n_jobs)
+        for rank in (largest, number, n_jobs - 1 - largest)
+        for active in (False, True)
+    ]
+
+
+def _moved(rank: IntArray, a: int, b: int, swap: bool) -> IntArray:
+    """Ranks with jobs a and b exchanged, or a moved to the place of b."""
+    new = rank.copy()
+    if swap:
+        new[a], new[b] = rank[b], rank[a]
+        return new
+    order = np.argsort(rank).tolist()
+    order.remove(a)
+    order.insert(int(rank[b]), a)
+    new[order] = np.arange(len(order))
+    return new

@@ -1,0 +1,168 @@
+"""First answers for rolling arrays: feasible whatever the array, optimal where theory says so."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_problems import random_array
+
+import optsched
+from optsched import JobArray, verify
+from optsched.cycle_ratio import cycle_time
+from optsched.limits import Limits
+from optsched.monitor import Monitor
+from optsched_solvers import list_schedule  # noqa: F401  # loaded, nothing is made in plain Python
+from optsched_solvers.rolling_insertion import Circle, inserted
+from optsched_solvers.rolling_orders import evaluated, folded
+from optsched_solvers.rolling_rules import first_answers, job_order
+from optsched_solvers.rolling_search import improve
+
+
+def cycle_of(rng: Random) -> JobArray:
+    """A random array made rolling: no releases, sometimes several iterations a cycle."""
+    array = random_array(rng)
+    recompute = array.recompute_mode
+    return array.replace(
+        objective="period",
+        release=0,
+        multiplicity=[rng.choice([1, 1, 2, 3]) for _ in range(array.n_jobs)],
+        recompute_mode="always" if recompute == "choose" else recompute,
+    )
+
+
+def mixed(jobs: int, stages: int, seed: int = 0, **rest: object) -> JobArray:
+    """Batches 1:2:3:4 in equal shares, backward three times forward."""
+    sizes = [1 + j % 4 for j in range(jobs)]
+    Random(seed).shuffle(sizes)
+    times = [[100 * size] * stages for size in sizes]
+    return JobArray(times, (3 * np.array(times)).tolist(), objective="period", **rest)  # type: ignore[arg-type]
+
+
+class Checked(Monitor):
+    """Every incumbent is verified, and worth what it says."""
+
+    array: JobArray
+
+    def incumbent(self, sequences: optsched.Rows, objective: int, source: str = "") -> bool:
+        """As the monitor's, with a look at the schedule."""
+        schedule = self.array.scheduled(sequences)
+        assert verify(schedule) == [], source
+        assert schedule.period == objective >= self.array.lower_bound()
+        return super().incumbent(sequences, objective, source)
+
+
+def checked(array: JobArray, **limits: int) -> Checked:
+    """A monitor that checks."""
+    monitor = Checked(Limits(iterations=10**6, **limits))
+    monitor.array = array
+    monitor.bound(array.lower_bound())
+    return monitor
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.randoms(use_true_random=False))
+def test_every_answer_is_feasible(rng: Random) -> None:
+    """Micro-batches, copies, chunks, split B, updates, lags, switches, caps: all rules, the search.
+
+    Whatever fits job by job gets an answer.
+    """
+    array = cycle_of(rng)
+    monitor = checked(array)
+    found = first_answers(array.graph(), monitor)
+    if array.infeasibility():
+        assert found is None
+        return
+    assert found is not None and found.period == monitor.objective
+    assert evaluated(Circle.of(array.graph()), found.sequences, found.offsets) == found.period
+    improve(array.graph(), monitor, seed=3, iterations=30)
+    assert monitor.objective is not None and monitor.objective <= found.period
+
+
+@pytest.mark.parametrize("caps", [False, True], ids=["free", "capped"])
+def test_equal_jobs_are_optimal(caps: bool) -> None:
+    """T* = max(K, S)(f + b), also with room for the S - s micro-batches of 1F1B."""
+    for stages in (1, 2, 4, 7):
+        for jobs in (1, 2, 3, 7, 8, 15):
+            rest = {"activation": 1, "memory": list(range(stages, 0, -1))} if caps else {}
+            times = np.ones((jobs, stages), np.int64)
+            array = JobArray(times, 2 * times, objective="period", **rest)  # type: ignore[arg-type]
+            result = optsched.solve(array, "dispatch", iterations=200)
+            assert result.status == "optimal"
+            assert result.objective == 3 * max(jobs, stages)
+
+
+def test_mixes_meet_the_bound() -> None:
+    """Long arrays and arrays as long as the pipeline, in a handful of constructions."""
+    for jobs, stages in ((8, 8), (16, 16), (19, 8), (30, 8)):
+        result = optsched.solve(mixed(jobs, stages), "dispatch", iterations=10)
+        assert result.status == "optimal"
+
+
+def test_search_improves_and_repeats() -> None:
+    """Same seed and steps, same orders; never worse than the rules, somewhere better."""
+    array = mixed(12, 8)
+    options = {"search": True}
+    rules = optsched.solve(array, "dispatch", iterations=80)
+    first = optsched.solve(array, "dispatch", iterations=400, seed=5, options=options)
+    again = optsched.solve(array, "dispatch", iterations=400, seed=5, options=options)
+    assert first.objective is not None and rules.objective is not None
+    assert first.objective < rules.objective
+    assert first.schedule == again.schedule
+
+
+def test_steps_are_limited() -> None:
+    """As many constructions and search steps as allowed, no more."""
+    array = mixed(6, 4, activation=1, memory=[2, 2, 2, 2])
+    for most in (0, 1, 2, 7):
+        monitor = checked(array)
+        first_answers(array.graph(), monitor, most=most)
+        assert monitor.iteration <= most
+        assert improve(array.graph(), checked(array), seed=0, iterations=most) <= most
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.randoms(use_true_random=False))
+def test_insertion_keeps_the_circle(rng: Random) -> None:
+    """On a circle with room nothing overlaps: folding there needs no longer period, bytes fit."""
+    array = cycle_of(rng)
+    graph = array.graph()
+    circle = Circle.of(graph)
+    least = array.lower_bound()
+    for factor in (1, 2, 3):
+        starts = inserted(circle, job_order(graph, circle), factor * least)
+        if starts is not None:
+            found = folded(circle, starts, factor * least)
+            assert found is not None and found.period <= factor * least
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.randoms(use_true_random=False))
+def test_compiled_period_is_the_evaluators(rng: Random) -> None:
+    """Folds of arbitrary starts: the kernel agrees with `cycle_time` or refuses."""
+    array = cycle_of(rng).replace(memory=None, devices=None)
+    graph = array.graph()
+    circle = Circle.of(graph)
+    starts = np.array([rng.randint(0, 40) for _ in range(graph.n_operations)])
+    found = folded(circle, starts, rng.randint(1, 30))
+    if found is not None:
+        assert cycle_time(graph, found.sequences, found.offsets).period == found.period
+
+
+@pytest.mark.parametrize("side", ["out", "in"])
+def test_insertion_leaves_room_for_switches(side: str) -> None:
+    """Whatever the circle's length, its own orders need no more."""
+    for seed in range(6):
+        rng = Random(seed)
+        switch = [[rng.randint(0, 300)] * 3 for _ in range(7)]
+        array = mixed(7, 3, seed, switch=switch, switch_on=side)
+        circle = Circle.of(array.graph())
+        for tenths in range(8, 20):
+            period = array.lower_bound() * tenths // 10
+            starts = inserted(circle, job_order(array.graph(), circle), period)
+            if starts is not None:
+                found = folded(circle, starts, period)
+                assert found is not None and found.period <= period

@@ -1,0 +1,81 @@
+"""`optsched pipeline`: one pipeline, all of them, files, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from optsched import JobArray, Schedule, pipelines, verify
+
+if TYPE_CHECKING:
+    from program import Cli
+
+SMALL = ("--stages", 4, "--micro-batches", 8)
+
+
+@pytest.mark.parametrize("name", pipelines.NAMES)
+def test_one_pipeline(cli: Cli, name: str) -> None:
+    """Headline, devices, and a document that verifies."""
+    done = cli("pipeline", name, *SMALL, "-o", "x.schedule.json")
+    assert done.code == 0, done.err
+    assert "makespan" in done.out
+    assert "peak activations" in done.out
+    schedule = Schedule.read(cli.folder / "x.schedule.json")
+    assert verify(schedule) == []
+    assert schedule.provenance["pipeline"] == name
+
+
+def test_all_side_by_side(cli: Cli) -> None:
+    """A line a pipeline; ZB-H2's bubble is gone as a period."""
+    assert all(name in cli("pipeline", "all", *SMALL).out for name in pipelines.NAMES)
+    done = cli("pipeline", "zb_h2", *SMALL, "--objective", "period")
+    assert "bubble      0.00 %" in done.out
+    done = cli("pipeline", "all", "--model", "bert_large", *SMALL, "--memory", "8GB",
+               "--batch-size", 64)  # fmt: skip
+    assert done.code == 0, done.err
+    assert "too small" in done.out
+
+
+def test_drawn_and_exported(cli: Cli) -> None:
+    """A page and torch's CSV."""
+    done = cli("pipeline", "gpipe", *SMALL, "--plot", "x.html", "--csv", "x.csv")
+    assert done.code == 0, done.err
+    assert (cli.folder / "x.html").read_text().startswith("<!")
+    assert "0F0" in (cli.folder / "x.csv").read_text()
+
+
+def test_a_file(cli: Cli) -> None:
+    """A job array of one's own; what its layout does not allow is said in a table."""
+    JobArray([[1] * 3], [[2] * 3], micro_batches=4).write(cli.folder / "x.jobarray.json")
+    assert "makespan    18" in cli("pipeline", "one_f_one_b", "x.jobarray.json").out
+    done = cli("pipeline", "all", "x.jobarray.json")
+    assert done.code == 0
+    assert "needs weight blocks" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["dapple"], "name: expected one of"),
+        (["gpipe", "--stages", 0], "expected an integer in 1"),
+        (["gpipe", "--forward=-1"], "forward: expected"),
+        (["interleaved", "--chunks", 5], "multiple of the 5 chunks"),
+        (["hanayo", "--chunks", 3], "even number"),
+        (["chimera", "--stages", 3], "even number of stages"),
+        (["gpipe", "--memory", "80GB"], "--memory has no meaning"),
+        (["gpipe", "--model", "gpt2_xl", "--forward", 3], "--forward has no meaning"),
+        (["gpipe", "nowhere.json"], "nowhere.json"),
+        (["all", "-o", "x.schedule.json"], "name one pipeline"),
+        (["bpipe", "--objective", "period"], "one iteration"),
+        (["gpipe", "--objective", "speed"], "objective: expected one of"),
+    ],
+)
+def test_refusals(cli: Cli, words: list[object], message: str) -> None:
+    """One sentence, exit code 2, no file."""
+    done = cli("pipeline", *words)
+    assert (done.code, done.out) == (2, "")
+    assert message in done.err
+    assert len(done.err.splitlines()) == 1
+    assert not list(Path(cli.folder).glob("*.schedule.json"))

@@ -1,0 +1,154 @@
+"""Recomputation chosen by the solver: answers, schedules, bounds, and the best of all choices."""
+
+from __future__ import annotations
+
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+
+import optsched
+from optsched import JobArray, Rows, UnsupportedProblem, verify
+from optsched.errors import InputError
+from optsched.problems.jobarray_choice import bounds, settled, with_choice
+
+
+def random_choice(rng: Random, jobs: int = 2, micro_batches: int = 1) -> JobArray:
+    """Jobs on two devices with room for little; some fit only one way."""
+
+    def table(low: int, high: int) -> list[list[int]]:
+        return [[rng.randint(low, high) for _ in range(2)] for _ in range(jobs)]
+
+    kept = table(2, 6)
+    return JobArray(
+        table(1, 9), table(1, 9), recompute=table(1, 5), activation=kept, checkpoint=table(1, 3),
+        recompute_workspace=rng.choice([0, 0, 3]), micro_batches=micro_batches,
+        memory=[rng.randint(5, 9)] * 2, recompute_as_block=rng.random() < 0.3,
+        update=rng.choice([0, 2]), recompute_mode="choose",
+    )  # fmt: skip
+
+
+def optimum_of_choices(array: JobArray) -> int | None:
+    """By an exact solver, choice by choice."""
+    found = []
+    for choice in product([False, True], repeat=array.n_jobs):
+        result = optsched.solve(array.replace(recompute_mode=list(choice)), "cpsat", workers=1)
+        assert result.status in ("optimal", "infeasible")
+        if result.objective is not None:
+            found.append(result.objective)
+    return min(found, default=None)
+
+
+def test_the_best_of_all_choices() -> None:
+    """Bound <= optimum over the choices = what `auto` finds, and it says which jobs recompute."""
+    chosen = set()
+    for seed in range(12):
+        array = random_choice(Random(seed), jobs=1 + seed % 3, micro_batches=1 + seed % 2)
+        best = optimum_of_choices(array)
+        result = optsched.solve(array, "auto", iterations=2000, workers=1)
+        if best is None:
+            assert result.status == "infeasible" and result.reason
+            continue
+        assert array.lower_bound() <= best == result.objective
+        assert result.lower_bound is not None and result.lower_bound <= best
+        schedule = result.schedule
+        assert schedule is not None and verify(schedule) == []
+        recompute = schedule.provenance["recompute"]
+        concrete = array.replace(recompute_mode=recompute)
+        assert concrete.graph().same_graph(schedule) and concrete.evaluate(schedule) == best
+        chosen.add(tuple(recompute))
+    assert {True, False} <= {flag for choice in chosen for flag in choice}
+
+
+def test_few_choices_are_proved() -> None:
+    """One job: both ways are solved, so that the better one is proved."""
+    array = JobArray([[3, 4]], [[5, 2]], recompute=3, activation=4, checkpoint=1, micro_batches=4,
+                     memory=[4, 4], recompute_mode="choose")  # fmt: skip
+    result = optsched.solve(array, "auto", time_limit=60, workers=1)
+    assert result.status == "optimal" and result.objective == optimum_of_choices(array)
+
+
+def test_same_seed_same_choice() -> None:
+    """Iteration limits: bits repeat."""
+    array = random_choice(Random(5), jobs=5)
+    first, second = (optsched.solve(array, "auto", iterations=300, workers=1) for _ in range(2))
+    assert first.schedule is not None and second.schedule is not None
+    assert first.schedule.sequences == second.schedule.sequences
+    assert first.schedule.provenance == second.schedule.provenance
+
+
+def test_bounds_hold_for_every_choice() -> None:
+    """A relaxation: no choice has a lower bound below it."""
+    for seed in range(20):
+        array = random_choice(Random(seed), jobs=3, micro_batches=2)
+        must, never = settled(array)
+        if (must & never).any():
+            continue
+        for choice in product([False, True], repeat=3):
+            if not (must & ~np.array(choice)).any() and not (never & np.array(choice)).any():
+                theirs = array.replace(recompute_mode=list(choice)).bounds()
+                mine = bounds(array)
+                assert all(mine[key] <= theirs[key] for key in mine), (seed, choice)
+
+
+def test_round_trip_and_warm_start() -> None:
+    """A schedule starts the next search; the result is never worse."""
+    array = random_choice(Random(3), jobs=4)
+    first = optsched.solve(array, "auto", iterations=50, workers=1).schedule
+    assert first is not None and first.sequences is not None
+    answer = array.answer(first)
+    again = array.scheduled(answer)
+    assert again.sequences == first.sequences and array.evaluate(again) == first.makespan
+    assert again.provenance["recompute"] == first.provenance["recompute"]
+    result = optsched.solve(array, "auto", iterations=1, workers=1, warm_start=first)
+    assert result.objective is not None and result.objective <= first.makespan
+
+
+def test_wrong_answers_are_refused() -> None:
+    """A schedule that does not say what it chose, and rows that are no choice."""
+    array = random_choice(Random(3), jobs=4)
+    schedule = optsched.solve(array, "auto", iterations=50, workers=1).schedule
+    assert schedule is not None and schedule.sequences is not None and schedule.start is not None
+    for provenance in ({}, {"recompute": [True]}, {"recompute": "yes"}, {"recompute": [1] * 4}):
+        mute = schedule.with_orders(schedule.sequences, schedule.start, None, provenance)
+        with pytest.raises(InputError, match="which jobs recompute"):
+            array.answer(mute)
+        with pytest.raises(InputError, match="which jobs recompute"):
+            array.evaluate(mute)
+        with pytest.raises(InputError, match="warm_start"):
+            optsched.solve(array, "auto", iterations=1, warm_start=mute)
+    with pytest.raises(InputError, match="last row"):
+        array.scheduled(schedule.sequences)
+    with pytest.raises(InputError, match="last row"):
+        array.scheduled(with_choice(schedule.sequences, [True]))
+    with pytest.raises(InputError, match="last row"):
+        array.scheduled(Rows.of([]))
+
+
+@pytest.mark.parametrize("solver", ["dispatch", "tabu", "cpsat", "branch_and_bound", "genetic"])
+def test_others_refuse(solver: str) -> None:
+    """One sentence that names `auto`."""
+    with pytest.raises(UnsupportedProblem, match=r"with recomputation; these do: auto"):
+        optsched.solve(random_choice(Random(1)), solver, iterations=1)
+
+
+def test_the_period_of_the_best_choice() -> None:
+    """Rolling arrays: a verified cycle that says what it chose, no worse than either extreme."""
+    for seed in range(3):
+        array = random_choice(Random(seed), jobs=3).with_objective("period")
+        result = optsched.solve(array, "auto", iterations=300, workers=1)
+        if result.schedule is None:
+            assert result.status == "infeasible"
+            continue
+        assert verify(result.schedule) == [] and result.schedule.period == result.objective
+        recompute = result.schedule.provenance["recompute"]
+        concrete = array.replace(recompute_mode=recompute)
+        assert concrete.evaluate(result.schedule) == result.objective
+        assert array.lower_bound() <= concrete.lower_bound() <= result.objective
+        answer = array.answer(result.schedule)
+        assert array.evaluate(array.scheduled(answer)) == result.objective
+        for way in ("never", "always"):
+            if not array.replace(recompute_mode=way).infeasibility():
+                rule = optsched.solve(array.replace(recompute_mode=way), "dispatch", iterations=20)
+                assert rule.objective is None or result.objective <= rule.objective
