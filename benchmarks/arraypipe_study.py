@@ -1,6 +1,6 @@
 """The ArrayPipe paper's simulation study: 64 sibling jobs as an array, and one after another.
 
-python benchmarks/arraypipe_study.py run --json FILE [--seconds 4] [--processes 2] [--quick]
+python benchmarks/arraypipe_study.py run --json FILE [--seconds 3] [--processes 2] [--quick]
 python benchmarks/arraypipe_study.py report FILE [--page docs/arraypipe-study.md]
                                      [--images docs/images]
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from importlib import import_module
@@ -49,7 +48,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     run_options = commands.add_parser("run", help="solve, and add rows to a JSON file")
     run_options.add_argument("--json", type=Path, required=True, help="rows there are kept")
-    run_options.add_argument("--seconds", type=float, default=4.0, help="limit of one solve")
+    run_options.add_argument("--seconds", type=float, default=3.0, help="limit of one solve")
     run_options.add_argument("--processes", type=int, default=2)
     run_options.add_argument("--seed", type=int, default=1, help="of the jobs' order and solvers")
     run_options.add_argument(
@@ -71,7 +70,6 @@ def main() -> None:
         write_atomic(given.page, written_into(given.page.read_text(), found))
     if given.images is not None:
         draw(study, given.images)
-    sys.exit(not study.rows)
 
 
 def run(given: argparse.Namespace) -> None:
@@ -102,7 +100,7 @@ def run(given: argparse.Namespace) -> None:
                 part = None if found is None else asdict(found)
                 rows.append({"case": asdict(case), "method": method, "run": part})
                 told = "-" if found is None else f"{found.time / 1e6:.3f} s  {found.how}"
-                print(f"{case.model:11} {label(case):38} {method:20} {told}", flush=True)
+                print(f"{case.words:38} {method:20} {told}", flush=True)
             document = {"machine": machine("numpy", "numba"), **settings, "rows": rows}
             write_atomic(given.json, json.dumps(document, indent=0))
 
@@ -160,12 +158,6 @@ def _fixed(case: Case, method: str, search: Search) -> Run | None:
     if name == "array":
         return array_in_groups(case, which, search.seed)
     return one_after_another(case, name, "period" if which else "makespan")
-
-
-def label(case: Case) -> str:
-    """The case in a few words."""
-    servers = f"servers of {case.per_server}" if case.per_server else case.link
-    return f"S = {case.stages}, {servers}, {case.memory}, {case.assumption}"
 
 
 if __name__ == "__main__":

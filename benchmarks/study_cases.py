@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import cache, lru_cache
 from itertools import pairwise
@@ -98,6 +98,13 @@ class Case:
         """Ways of recomputing that are allowed."""
         chosen = self.assumption in ("never", "always")
         return (self.assumption,) if chosen else ("never", "always")
+
+    @property
+    def words(self) -> str:
+        """The model, and what differs from the base."""
+        plain = asdict(Case(self.model))
+        changed = [f"{key} {value}" for key, value in asdict(self).items() if plain[key] != value]
+        return ", ".join([self.model, *changed])
 
     @property
     def exists(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Final
 
@@ -207,7 +207,7 @@ def terms(study: Study) -> str:
             compared[which] += 1
             if run.time > best[1].time:
                 by = run.time / best[1].time - 1
-                lost[which].append(f"{_words(case)} ({spoken(best[0])}, by {by:.1%})")
+                lost[which].append(f"{case.words} ({spoken(best[0])}, by {by:.1%})")
     rows = [
         [NAMES[which], str(compared[which]), str(len(lost[which])), "; ".join(lost[which]) or "-"]
         for which in SOLVED
@@ -227,14 +227,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Markdown; numbers are at the right."""
     lines = [head, ["---", *(["--:"] * (len(head) - 1))], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _words(case: Case) -> str:
-    changed = [
-        str(value) for key, value in asdict(case).items()
-        if key != "model" and value != getattr(Case(""), key)
-    ]  # fmt: skip
-    return ", ".join([case.model, *changed])
 
 
 def _seconds(run: Run | None) -> str:

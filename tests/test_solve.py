@@ -392,7 +392,7 @@ def test_unsupported_problems_name_who_can() -> None:
     ):
         optsched.solve(TOY, refuses)
     period = JobArray([[1]], [[1]], objective="period")
-    with pytest.raises(UnsupportedProblem, match="it finds no periodic orders; these do: .*cpsat"):
+    with pytest.raises(UnsupportedProblem, match=r"it finds no periodic orders; these do: .*cpsat"):
         optsched.solve(period, refuses)
     from optsched import Resource, Schedule
 
