@@ -6,7 +6,7 @@ python benchmarks/arraypipe_study.py report FILE [--page docs/arraypipe-study.md
 
 `run` goes on where a file ends. Times are those of one iteration of every job, in the cost model of
 `optsched.pipelines.profiles`. `--seconds` is the limit of one solve on one core; an array takes
-up to seven (1, 2, 4 micro-batches a job; rolling from nothing and from the barrier's schedule).
+up to eight (1, 2, 4 micro-batches a job; rolling from nothing and from the barrier's schedule).
 Every schedule is verified. `report` prints the tables, or writes them into a page between the
 comments that name them, and draws the plots.
 """

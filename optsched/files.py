@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_BYTES = 2**30
 """More than any document has: an endless device would otherwise fill the memory."""
@@ -93,6 +97,28 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise InputError(f"{path}: cannot be written ({_reason(error)})") from None
     if not os.access(target.parent, os.W_OK):
         raise InputError(f"{path}: cannot be written (no permission in {target.parent})")
+
+
+def check_outputs(
+    outputs: Sequence[str | os.PathLike[str] | None],
+    inputs: Sequence[str | os.PathLike[str] | None] = (),
+) -> None:
+    """Refuse outputs that cannot be written, share a name, or replace a file that is read.
+
+    None stands for an output or input that is not wanted.
+    """
+    names: set[str] = set()
+    for path in outputs:
+        if path is None:
+            continue
+        check_writable(path)
+        for given in inputs:
+            if given is not None:
+                check_not_input(path, given)
+        real = os.path.realpath(path)
+        if real in names and not _is_special(Path(path)):
+            raise InputError(f"{path}: is the name of two outputs; choose another one")
+        names.add(real)
 
 
 def check_not_input(output: str | os.PathLike[str], given: str | os.PathLike[str]) -> None:

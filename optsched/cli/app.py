@@ -149,15 +149,16 @@ def plot(
     cycles: Cycles = None,
 ) -> None:
     """Draw a Gantt chart [default: FILE with the suffix .png]."""
-    from optsched.files import check_writable
+    from optsched.files import check_outputs
     from optsched.plots.gantt import gantt
     from optsched.plots.html import write as write_html
+    from optsched.plots.picture import suffix_of
 
     if output is None and html is None:
         output = _beside(file, ".png")
-    for path in (output, html):
-        if path is not None:
-            check_writable(path)
+    check_outputs([output, html], [file])
+    if output is not None:
+        suffix_of(output)
     schedule = _scheduled(file)
     shown = _cycles(file, schedule, cycles)
     if output is not None:
@@ -177,11 +178,11 @@ def trace(
     cycles: Cycles = None,
 ) -> None:
     """Write a trace for ui.perfetto.dev or chrome://tracing."""
-    from optsched.files import check_writable
+    from optsched.files import check_outputs
     from optsched.formats import perfetto
 
     path = output or _beside(file, ".trace.json")
-    check_writable(path)
+    check_outputs([path], [file])
     schedule = _scheduled(file)
     perfetto.write(schedule, path, cycles=_cycles(file, schedule, cycles))
     print(f"wrote {path}")

@@ -51,7 +51,7 @@ def jobarray(
         float, typer.Option(help="Share by which block times are off, 0 to 1.")
     ] = 0.0,
     random: Annotated[
-        str | None, typer.Option(help="Uniform block times instead of the model's, such as 1:99.")
+        str | None, typer.Option(help="Uniform block times, such as 1:99; bytes stay the model's.")
     ] = None,
     switch: Annotated[
         bool, typer.Option(help="Count the time of changing jobs on a device.")
@@ -64,6 +64,8 @@ def jobarray(
     from optsched.pipelines.generator import job_array
 
     check_writable(output)
+    if recompute and choose_recompute:
+        raise InputError("recompute: give it or --choose-recompute, not both")
     if in_flight not in (None, "1f1b"):
         raise InputError(f"in-flight: expected 1f1b, got {in_flight!r}")
     array = job_array(
@@ -80,10 +82,16 @@ def jobarray(
 
 def _range(text: str) -> tuple[int, int]:
     """Two integers of ``least:most``."""
+    from optsched.pipelines.generator import MAX_TIME
+
     match = re.fullmatch(r"([0-9]{1,12}):([0-9]{1,12})", text, re.ASCII)
-    if match is None:
-        raise InputError(f"random: expected least:most, such as 1:99, got {text!r:.60}")
-    return int(match[1]), int(match[2])
+    least, most = (int(match[1]), int(match[2])) if match else (1, 0)
+    if not least <= most <= MAX_TIME:
+        raise InputError(
+            f"random: expected least:most, two integers in 0..{MAX_TIME} such as 1:99, "
+            f"got {text!r:.60}"
+        )
+    return least, most
 
 
 @app.command()
@@ -131,11 +139,9 @@ def cluster(
 ) -> None:
     """A made-up GPU cluster, with tenants and measurements if wanted."""
     from optsched.bandwidth import synthetic
-    from optsched.files import check_writable
+    from optsched.files import check_outputs
 
-    for path in (output, state, measurements):
-        if path is not None:
-            check_writable(path)
+    check_outputs([output, state, measurements])
     made = synthetic.cluster(kind or ["nvswitch"], hosts, seed, hosts_per_pod=hosts_per_pod)
     table = None if measurements is None else synthetic.network(made, seed)
     made.write(output)

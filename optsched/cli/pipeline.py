@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from optsched.schedule import Schedule
 
 
+_PAGES = (".html", ".htm")
+
+
 def pipeline(
     name: Annotated[
         str,
@@ -82,10 +85,18 @@ def pipeline(
     memory: Annotated[
         str | None, typer.Option(help="Of a device, such as 80GB [default: unlimited].")
     ] = None,
-    copy_time: Annotated[int, typer.Option(help="Of one activation, for bpipe.", min=0)] = 0,
+    copy_time: Annotated[
+        int | None,
+        typer.Option(help="Of one activation, for bpipe [default: 0].", min=0, show_default=False),
+    ] = None,
     objective: Annotated[
-        str, typer.Option(help="makespan, or period: iterations follow each other for ever.")
-    ] = "makespan",
+        str | None,
+        typer.Option(
+            help="makespan, or period: iterations follow each other for ever "
+            "[default: as the file says, else makespan].",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Write the schedule here.")
     ] = None,
@@ -99,18 +110,20 @@ def pipeline(
     """A hand-made pipeline schedule: makespan, bubble, peak memory; or all of them in a table."""
     from rich.console import Console
 
-    from optsched.files import check_not_input, check_writable
+    from optsched.files import check_outputs
     from optsched.pipelines import NAMES
+    from optsched.pipelines.formulas import CHUNKED
 
     if name != "all" and name not in NAMES:
         raise InputError(f"name: expected one of {', '.join(NAMES)}, all, got {name!r:.40}")
-    targets = [path for path in (output, plot, csv) if path is not None]
-    if name == "all" and targets:
+    if name == "all" and any((output, plot, csv)):
         raise InputError("all: prints a table only; name one pipeline to write, draw or export it")
-    for path in targets:
-        check_writable(path)
-        if file is not None:
-            check_not_input(path, file)
+    check_outputs([output, plot, csv], [file])
+    _check_picture(plot)
+    if name not in ("all", *CHUNKED):
+        _only(f"{name}: has one stage a device", {"chunks": chunks})
+    if name not in ("all", "bpipe"):
+        _only(f"{name}: copies no activations", {"copy_time": copy_time})
     times = {"forward": forward, "backward": backward, "weight": weight}
     profile = {"batch_size": batch_size, "partition": partition, "link": link, "memory": memory}
     sizes = {"stages": stages, "micro_batches": micro_batches, "chunks": chunks}
@@ -123,25 +136,26 @@ def pipeline(
     else:
         _only("model: missing", profile)
         jobs = EqualStages(times, sizes)
-    rows = [_row(one, jobs, objective, copy_time, name == "all") for one in _names(name)]
+    rows = [_row(one, jobs, objective, copy_time or 0, name == "all") for one in _names(name)]
     console = Console(highlight=False)
     if name == "all":
         console.print(comparison(rows))
         return
     (row,) = rows
-    details(row, console)
     assert row.schedule is not None  # or there was an error
-    _write(row.schedule, output, plot, csv)
+    cells = None if csv is None else _cells(row.schedule)
+    details(row, console)
+    _write(row.schedule, output, plot, csv, cells)
 
 
-def _row(name: str, jobs: Jobs, objective: str, copy_time: int, table: bool) -> Row:
+def _row(name: str, jobs: Jobs, objective: str | None, copy_time: int, table: bool) -> Row:
     """The schedule of one pipeline; in a table a refusal is a row, too."""
     import optsched
     from optsched import pipelines
 
     try:
         job, chunks = jobs.job(name)
-        if objective != job.objective:
+        if objective is not None and objective != job.objective:
             job = job.with_objective(objective)
         options = {"copy_time": copy_time} if name == "bpipe" else {}
         schedule = getattr(pipelines, name)(job, **options)
@@ -153,12 +167,32 @@ def _row(name: str, jobs: Jobs, objective: str, copy_time: int, table: bool) -> 
     return Row(name, schedule, violations, jobs.published(name), chunks)
 
 
-def _write(schedule: Schedule, output: Path | None, plot: Path | None, csv: Path | None) -> None:
+def _check_picture(plot: Path | None) -> None:
+    """Refuse a drawing of another suffix than those there are."""
+    from optsched.plots.picture import PICTURES
+
+    legal = (*PICTURES, *_PAGES)
+    if plot is not None and plot.suffix.lower() not in legal:
+        raise InputError(f"{plot}: expected a drawing ending in {', '.join(legal)}")
+
+
+def _cells(schedule: Schedule) -> str:
+    """The CSV of a schedule, before anything is written: not all orders have one."""
+    from optsched.formats import pipelining_csv
+
+    return pipelining_csv.to_csv(schedule)
+
+
+def _write(
+    schedule: Schedule, output: Path | None, plot: Path | None, csv: Path | None, cells: str | None
+) -> None:
+    from optsched.files import write_atomic
+
     if output is not None:
         schedule.write(output)
         print(f"wrote {output}")
     if plot is not None:
-        if plot.suffix.lower() in (".html", ".htm"):
+        if plot.suffix.lower() in _PAGES:
             from optsched.plots.html import write as write_html
 
             write_html(schedule, plot)
@@ -167,10 +201,8 @@ def _write(schedule: Schedule, output: Path | None, plot: Path | None, csv: Path
 
             gantt(schedule, plot)
         print(f"wrote {plot}")
-    if csv is not None:
-        from optsched.formats import pipelining_csv
-
-        pipelining_csv.write(schedule, csv)
+    if csv is not None and cells is not None:
+        write_atomic(csv, cells)
         print(f"wrote {csv}")
 
 

@@ -49,8 +49,9 @@ class EqualStages:
 
         try:
             value = bubble(name, **self.arguments)
-        except InputError as error:
-            return str(error).partition(": ")[2]
+        except InputError as error:  # it says for which numbers there is one
+            about, _, reason = str(error).partition(": ")
+            return reason if about == name else ""
         return f"{100 * float(value):.2f} % = {value}" + (" of a period" if name == "zb_h2" else "")
 
 

@@ -155,7 +155,10 @@ def _job_array(document: _Document) -> JobArray:
             if row is None and key == "weight":
                 raise InputError(f"jobs[{j}].weight: missing, but jobs[0] or another job has it")
             if row is not None and len(row) != expected:
-                raise InputError(f"jobs[{j}].{key}: expected {expected} values, got {len(row)}")
+                raise InputError(
+                    f"jobs[{j}].{key}: expected {expected} values, got {len(row)}; "
+                    f"jobs[0].forward has {width}"
+                )
         tables[key] = np.array([[0] * expected if row is None else row for row in rows], np.int64)
         tables[key] = tables[key].reshape(len(jobs), expected)
     options = document.options

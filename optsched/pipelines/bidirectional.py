@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
-from optsched.pipelines.fixed_order import Step, fixed, one_stage_a_device, units
+from optsched.pipelines.fixed_order import Step, Unit, fixed, one_stage_a_device, repeated
 
 if TYPE_CHECKING:
     from optsched.problems.jobarray import JobArray
@@ -37,9 +37,14 @@ def chimera(job: JobArray) -> Schedule:
     if stages % 2:
         raise InputError(f"chimera: needs an even number of stages, got {stages}")
     both = _mirrored(job)
+    return fixed(both, "chimera", repeated(both, lambda units: _steps(both, units)))
+
+
+def _steps(both: JobArray, units: list[Unit]) -> list[list[Step]]:
+    stages = both.n_stages
     ahead = [0, 0]  # micro-batches so far, down and up
     slots: list[list[tuple[int, int, Step]]] = [[] for _ in range(stages)]
-    for k, (j, _, m) in enumerate(units(job)):
+    for k, (j, _, m) in enumerate(units):
         devices = both.devices_of(j, m).tolist()
         up = int(devices[0] > 0)
         group, within = divmod(ahead[up], stages // 2)
@@ -48,7 +53,7 @@ def chimera(job: JobArray) -> Schedule:
         for v in range(stages):
             slots[devices[v]].append((begin + v, k, Step("F", k, v)))
             slots[devices[v]].append((begin + 2 * stages - 1 - v, k, Step("B", k, v)))
-    return fixed(both, "chimera", [[step for *_, step in sorted(row)] for row in slots])
+    return [[step for *_, step in sorted(row)] for row in slots]
 
 
 def _mirrored(job: JobArray) -> JobArray:

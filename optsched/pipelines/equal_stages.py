@@ -8,6 +8,7 @@ from optsched.errors import InputError
 from optsched.pipelines.formulas import CHUNKED, NAMES, SPLIT
 from optsched.pipelines.places import wrapped, zigzag
 from optsched.problems.jobarray import JobArray
+from optsched.problems.jobarray_checks import MAX_BLOCKS
 from optsched.problems.jobshop_checks import integer, told
 from optsched.strict_json import MAX_INTEGER
 
@@ -62,6 +63,7 @@ def layout(name: str, stages: int, chunks: int) -> tuple[int, Sequence[int]]:
     """Chunks per device that a pipeline takes of those offered, and the place of its stages."""
     if name not in NAMES:
         raise InputError(f"name: expected one of {', '.join(NAMES)}, got {told(name)}")
+    integer(stages, "stages: ", 1, MAX_BLOCKS)
     if name not in CHUNKED:
         return 1, wrapped(stages, 1)
     return chunks, (wrapped if name == "interleaved" else zigzag)(stages, chunks)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from optsched.errors import InputError
 from optsched.graph import scheduled
+from optsched.problems.jobshop_checks import told
 from optsched.schedule import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from optsched.problems.jobarray import JobArray
     from optsched.schedule import Schedule
@@ -40,14 +41,39 @@ class Unit(NamedTuple):
 
 
 def units(array: JobArray) -> list[Unit]:
-    """The micro-batches of all jobs, one job after the other (all copies of a cycle, if any)."""
-    copies = array.multiplicity if array.objective == "period" else [1] * array.n_jobs
+    """The micro-batches of all jobs, one job after the other, and one iteration after the other."""
+    return [unit for one in iterations(array) for unit in one]
+
+
+def iterations(array: JobArray) -> list[list[Unit]]:
+    """Per iteration of a cycle the micro-batches of the jobs that have so many; makespan: one."""
+    periodic = array.objective == "period"
+    copies = array.multiplicity.tolist() if periodic else [1] * array.n_jobs
     return [
-        Unit(j, a, m)
-        for j in range(array.n_jobs)
-        for a in range(int(copies[j]))
-        for m in range(int(array.micro_batches[j]))
+        [
+            Unit(j, a, m)
+            for j in range(array.n_jobs)
+            if a < copies[j]
+            for m in range(int(array.micro_batches[j]))
+        ]
+        for a in range(max(copies))
     ]
+
+
+def repeated(array: JobArray, steps: Callable[[list[Unit]], list[list[Step]]]) -> list[list[Step]]:
+    """The steps per device of one iteration after the other, each made of its units alone.
+
+    A stage ends an iteration of a job before it begins the next one, as its weights demand.
+    """
+    rows: list[list[Step]] = []
+    before = 0  # units of earlier iterations
+    for one in iterations(array):
+        made = steps(one)
+        rows = rows or [[] for _ in made]
+        for row, more in zip(rows, made, strict=True):
+            row += [step._replace(unit=before + step.unit) for step in more]
+        before += len(one)
+    return rows
 
 
 def fixed(array: JobArray, name: str, rows: Sequence[Sequence[Step]]) -> Schedule:
@@ -64,7 +90,8 @@ def fixed(array: JobArray, name: str, rows: Sequence[Sequence[Step]]) -> Schedul
         For the provenance, as ``"pipeline"``.
     rows
         Steps of every device; devices without steps may be left out at the end. Updates follow
-        the last gradient block of their stage, or end the row if other devices must be done first.
+        the last gradient block of their stage, or end the iteration in this row if other devices
+        must be done first.
 
     Raises
     ------
@@ -92,8 +119,11 @@ def operations(array: JobArray, graph: Schedule, rows: Sequence[Sequence[Step]])
         left = Counter((units_[step.unit][:2], step.stage) for step in row if step.kind in "BW")
         order: list[int] = []
         updates: list[int] = []
+        iteration = 0
         for step in row:
             unit = units_[step.unit]
+            if unit.iteration > iteration:
+                order, updates, iteration = order + updates, [], unit.iteration
             order += [number[b] for b in blocks(step, unit) if b in number]
             here = (unit[:2], step.stage)
             if step.kind not in "BW":
@@ -121,10 +151,19 @@ def blocks(step: Step, unit: Unit) -> list[Block]:
 
 
 def one_stage_a_device(array: JobArray, name: str) -> int:
-    """The number of stages; `InputError` unless stage v is on device v."""
+    """The number of stages; `InputError` unless this is an array with stage v on device v."""
+    check_array(array, name)
     if array.place != tuple(range(array.n_stages)):
         raise InputError(f"{name}: needs stage v on device v, leave out place")
     return array.n_stages
+
+
+def check_array(array: JobArray, name: str) -> None:
+    """Refuse what is no job array."""
+    from optsched.problems.jobarray import JobArray
+
+    if not isinstance(array, JobArray):
+        raise InputError(f"{name}: expected a JobArray, got {told(array)}")
 
 
 def _is_on(graph: Schedule, update: int, other: int) -> bool:

@@ -86,7 +86,7 @@ def bubble(
     m = integer(micro_batches, "micro_batches: ", 1, MAX_INTEGER)
     f = integer(forward, "forward: ", 1, MAX_INTEGER)
     b = integer(backward, "backward: ", 1, MAX_INTEGER)
-    w = None if weight is None else integer(weight, "weight: ", 1, MAX_INTEGER)
+    w = None if weight is None else integer(weight, "weight: ", 0, MAX_INTEGER)
     c = integer(chunks, "chunks: ", 1, MAX_INTEGER)
     if name == "vanilla":
         return Fraction(s - 1, s)
@@ -100,7 +100,7 @@ def bubble(
     if name == "hanayo":
         raise InputError(
             "hanayo: only a bound is published, (2S - 2) / (3wS + S - 1) for m = S, b = 2f and "
-            "w waves"
+            "w waves; the order here keeps it for w <= 3"
         )
     return Fraction(s - 1, m + s - 1)  # GPipe, 1F1B, and BPipe with hidden copies
 

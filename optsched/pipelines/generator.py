@@ -53,6 +53,7 @@ def job_array(
         Shuffles the batch sizes; the same seed gives the same bytes.
     recompute
         Recompute activations in every job; ``"choose"`` leaves it to the solver, job by job.
+        With `in_flight` every choice then has room: memory is that for jobs without recomputation.
     objective
         As in `JobArray`.
     in_flight
@@ -61,6 +62,9 @@ def job_array(
         Every block takes up to this share of its time more or less, 0 to 1.
     times
         Instead of the model's times: uniform in this range, both ends included, without lags.
+        Bytes stay the model's, so that every stage still needs one of its layers.
+    name
+        By default the model, the sizes, the seed and every argument that is not at its default.
 
     Raises
     ------
@@ -86,14 +90,26 @@ def job_array(
     if in_flight and memory is not None:
         raise InputError("in_flight: give it or memory, not both")
     names = [f"job{j}-b{size}" for j, size in enumerate(sizes)]
-    label = name or f"{model}-{jobs}x{stages}-seed{seed}"
+    label = name or "-".join([
+        f"{model}-{jobs}x{stages}-seed{seed}",
+        *([f"m{micro_batches}"] if micro_batches != 1 else []),
+        *([partition] if partition != "balanced" else []),
+        *([link] if link != "nvlink" else []),
+        *([str(memory).replace(" ", "")] if memory is not None else []),
+        *(["1f1b"] if in_flight else []),
+        *(["choose" if recompute == "choose" else "recompute"] if recompute else []),
+        *(["switch"] if switch else []),
+        *([f"random{times[0]}:{times[1]}"] if times is not None else []),
+        *([f"jitter{jitter:g}"] if jitter else []),
+        *([objective] if objective != "makespan" else []),
+    ])  # fmt: skip
     array = JobArray.from_profile(model, stages, sizes, names=names, name=label, **options)
     if times is not None:
         array = _random(array, times, seed)
     if jitter:
         array = _jittered(array, jitter, seed)
     if in_flight:
-        kept = array.checkpoint if recompute else array.activation
+        kept = array.checkpoint if array.recompute_mode == "always" else array.activation
         array = array.replace(memory=kept.max(axis=0) * np.arange(stages, 0, -1))
     return array
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
-from optsched.pipelines.fixed_order import Step, fixed, units
+from optsched.pipelines.fixed_order import Step, fixed, repeated
 from optsched.pipelines.places import chunks_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,11 @@ def interleaved(job: JobArray) -> Schedule:
         Another place, or the micro-batches do not fall into groups of equal size.
     """
     devices, chunks = chunks_of(job, "interleaved")
-    n = len(units(job))
+    rows = repeated(job, lambda units: _steps(devices, chunks, len(units)))
+    return fixed(job, "interleaved", rows)
+
+
+def _steps(devices: int, chunks: int, n: int) -> list[list[Step]]:
     groups = max(1, n // devices)
     if n % groups:
         raise InputError(
@@ -57,7 +61,7 @@ def interleaved(job: JobArray) -> Schedule:
                 row.append(forward(ahead + k, device))
             row.append(backward(k, device))
         rows.append(row)
-    return fixed(job, "interleaved", rows)
+    return rows
 
 
 def _unit(step: int, size: int, chunks: int) -> int:

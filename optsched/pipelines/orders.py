@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
-from optsched.pipelines.fixed_order import Step, fixed, one_stage_a_device, units
+from optsched.pipelines.fixed_order import Step, fixed, one_stage_a_device, repeated
 
 if TYPE_CHECKING:
     from optsched.problems.jobarray import JobArray
@@ -21,10 +21,11 @@ def vanilla(job: JobArray) -> Schedule:
         Stage v on device v. Of several jobs the micro-batches follow each other, as in all orders.
     """
     stages = one_stage_a_device(job, "vanilla")
-    n = len(units(job))
-    steps = [[s for k in range(n) for s in (Step("F", k, v), Step("B", k, v))]
-             for v in range(stages)]  # fmt: skip
-    return fixed(job, "vanilla", steps)
+    rows = repeated(job, lambda units: [
+        [s for k in range(len(units)) for s in (Step("F", k, v), Step("B", k, v))]
+        for v in range(stages)
+    ])  # fmt: skip
+    return fixed(job, "vanilla", rows)
 
 
 def gpipe(job: JobArray, *, reverse: bool = False) -> Schedule:
@@ -48,13 +49,16 @@ def gpipe(job: JobArray, *, reverse: bool = False) -> Schedule:
         raise InputError(
             'gpipe: reverse needs a job with microbatch_order="free", this one has "fixed"'
         )
-    n = len(units(job))
+    rows = repeated(job, lambda units: _gpipe_steps(stages, len(units), reverse))
+    return fixed(job, "gpipe", rows)
+
+
+def _gpipe_steps(stages: int, n: int, reverse: bool) -> list[list[Step]]:
     back = range(n)[::-1] if reverse else range(n)
-    steps = [
+    return [
         [*(Step("F", k, v) for k in range(n)), *(Step("B", k, v) for k in back)]
         for v in range(stages)
     ]
-    return fixed(job, "gpipe", steps)
 
 
 def one_f_one_b(job: JobArray) -> Schedule:
@@ -63,7 +67,8 @@ def one_f_one_b(job: JobArray) -> Schedule:
     DAPPLE (Fan et al. 2021), PipeDream-Flush (Narayanan et al. 2021); torch's `Schedule1F1B`.
     """
     stages = one_stage_a_device(job, "one_f_one_b")
-    return fixed(job, "one_f_one_b", one_f_one_b_steps(stages, len(units(job))))
+    rows = repeated(job, lambda units: one_f_one_b_steps(stages, len(units)))
+    return fixed(job, "one_f_one_b", rows)
 
 
 def one_f_one_b_steps(stages: int, n: int) -> list[list[Step]]:

@@ -40,13 +40,17 @@ class _Copy(NamedTuple):
 def bpipe(job: JobArray, *, copy_time: int = 0) -> Schedule:
     """1F1B whose stage s < S/2 parks activations on device S-1-s (Kim et al. 2023).
 
-    No device keeps more than ceil((S + 2) / 2) activations, instead of S; those that take some in
-    may hold more while copies take time. The schedule's graph is
-    that of the job with more operations. On a link between the two devices ``evict`` and ``load``
-    copy an activation; without duration, on the devices, ``acquire`` takes the bytes on the side
-    that a copy goes to before it starts, ``free`` gives them back on the other side after its end.
-    An activation leaves while the block before the one that needs its room runs, and comes back
-    while the block before its backward pass runs: copies of half a block's time cost nothing.
+    Stages that park keep at most ceil((S + 2) / 2) activations, instead of S. So do those that
+    take some in if stages are equal, copies take no time, and b = f or b = 2f (checked for
+    S <= 16). At other ratios (f = 2, b = 5, S = 6, m = 8), or with copies of up to half a block,
+    they may hold one more: a device takes and gives back between its blocks only.
+
+    The schedule's graph is that of the job with more operations. On a link between the two devices
+    ``evict`` and ``load`` copy an activation; without duration, on the devices, ``acquire`` takes
+    the bytes on the side that a copy goes to before it starts, ``free`` gives them back on the
+    other side after its end. An activation leaves while the block before the one that needs its
+    room runs, and comes back while the block before its backward pass runs: copies of half a
+    block's time cost nothing.
 
     Parameters
     ----------
@@ -63,7 +67,7 @@ def bpipe(job: JobArray, *, copy_time: int = 0) -> Schedule:
     stages = one_stage_a_device(job, "bpipe")
     integer(copy_time, "copy_time: ", 0, MAX_INTEGER // MAX_BLOCKS)
     if job.objective == "period":
-        raise InputError('bpipe: orders one iteration; with_objective("makespan") is one')
+        raise InputError('bpipe: orders one iteration, take objective="makespan"')
     steps = one_f_one_b_steps(stages, len(units(job)))
     plain = fixed(job, "bpipe", steps)
     copies = [copy for v in range(stages // 2) for copy in _copies(steps[v], v, stages)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
+from optsched.pipelines.fixed_order import check_array
 from optsched.problems.jobarray_checks import MAX_BLOCKS, flat
 from optsched.problems.jobshop_checks import integer
 
@@ -58,16 +59,17 @@ def chunks_of(job: JobArray, name: str) -> tuple[int, int]:
     Raises
     ------
     InputError
-        It is not; says which place to give.
+        It is not, or the job is no `JobArray`; says which place to give.
     """
+    check_array(job, name)
     layout = {"interleaved": wrapped, "hanayo": zigzag}[name]
     devices = 1 + max(flat(job.place))
     chunks = job.n_stages // devices
     fits = chunks * devices == job.n_stages and (layout is wrapped or chunks % 2 == 0)
     if not fits or job.place != layout(devices, chunks):
         raise InputError(
-            f"{name}: needs several stages a device, "
-            f"place=optsched.pipelines.{layout.__name__}(devices, chunks)"
+            f"{name}: needs several stages a device, give "
+            f"place=pipelines.{layout.__name__}(devices, chunks)"
         )
     return devices, chunks
 

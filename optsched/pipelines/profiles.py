@@ -117,7 +117,12 @@ def job_array_fields(
         Naming the argument, the value and the legal range.
     """
     profile = model_of(model)
-    integer(stages, "stages: ", 1, len(profile.layers))
+    layers = len(profile.layers)
+    if integer(stages, "stages: ", 1, MAX_INTEGER) > layers:
+        raise InputError(
+            f"stages: expected an integer in 1..{layers}, got {stages}; each holds a layer of "
+            f"{model}, which has {layers}"
+        )
     sizes = _samples(batch_sizes, micro_batches)
     parts = stages_of(profile, stages, _second(sizes), partition)
     placed = place_of(place, np.ones(1, np.int64), stages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.pipelines.fixed_order import Step, fixed, units
+from optsched.pipelines.fixed_order import Step, Unit, fixed, repeated
 from optsched.pipelines.places import chunks_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ def hanayo(job: JobArray) -> Schedule:
 
     The paper gives the placement; the order here is greedy in the job's own times and lags: a free
     device takes backward before forward, then the earlier micro-batch, then the deeper stage. For
-    equal stages, b = 2f and m = S it keeps the paper's bound of the bubble.
+    equal stages, b = 2f and m = S its bubble is at most the paper's (2S-2)/(3wS+S-1) for up to 3
+    waves (checked for S <= 16). With 4 it is up to 0.4 points above it, first at S = 4.
 
     Parameters
     ----------
@@ -26,7 +27,7 @@ def hanayo(job: JobArray) -> Schedule:
         With ``place=pipelines.zigzag(devices, 2 * waves)``.
     """
     devices, _ = chunks_of(job, "hanayo")
-    return fixed(job, "hanayo", _greedy(job, devices))
+    return fixed(job, "hanayo", repeated(job, lambda units: _greedy(job, devices, units)))
 
 
 class _Times(NamedTuple):
@@ -38,15 +39,15 @@ class _Times(NamedTuple):
     lag_backward: list[list[int]]
 
 
-def _greedy(job: JobArray, devices: int) -> list[list[Step]]:
-    times, everything, last = _times(job), units(job), job.n_stages - 1
+def _greedy(job: JobArray, devices: int, units: list[Unit]) -> list[list[Step]]:
+    times, last = _times(job), job.n_stages - 1
     place = job.devices_of(0).tolist()
     rows: list[list[Step]] = [[] for _ in range(devices)]
     ready: list[list[tuple[bool, int, int, Step]]] = [[] for _ in range(devices)]
     # (time, what): a step that may run from then on, or None for a device that becomes free
     events: list[tuple[int, int, Step | None]] = []
     free = [0] * devices
-    count = len(everything)  # breaks ties between events
+    count = len(units)  # breaks ties between events
     for k in range(count):
         events.append((0, k, Step("F", k, 0)))
     while events:
@@ -61,7 +62,7 @@ def _greedy(job: JobArray, devices: int) -> list[list[Step]]:
                 continue
             step = heapq.heappop(ready[d])[-1]
             rows[d].append(step)
-            j = everything[step.unit].job
+            j = units[step.unit].job
             duration = (times.forward if step.kind == "F" else times.backward)[j][step.stage]
             free[d] = now + duration
             for after, event in (_follower(step, times, j, last), (duration, None)):

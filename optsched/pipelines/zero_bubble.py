@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
-from optsched.pipelines.fixed_order import Step, fixed, one_stage_a_device, units
+from optsched.pipelines.fixed_order import Step, check_array, fixed, one_stage_a_device, repeated
 
 if TYPE_CHECKING:
     from optsched.problems.jobarray import JobArray
@@ -24,7 +24,8 @@ def zb_h1(job: JobArray) -> Schedule:
         Stage v on device v, with `weight` (the backward pass split in I and W).
     """
     stages = _split(job, "zb_h1")
-    return fixed(job, "zb_h1", _steps(stages, len(units(job)), [stages - s for s in range(stages)]))
+    ahead = [stages - s for s in range(stages)]
+    return fixed(job, "zb_h1", repeated(job, lambda units: _steps(stages, len(units), ahead)))
 
 
 def zb_h2(job: JobArray) -> Schedule:
@@ -42,7 +43,7 @@ def zb_h2(job: JobArray) -> Schedule:
     """
     stages = _split(job, "zb_h2")
     ahead = [2 * (stages - s) - 1 for s in range(stages)]
-    return fixed(job, "zb_h2", _steps(stages, len(units(job)), ahead))
+    return fixed(job, "zb_h2", repeated(job, lambda units: _steps(stages, len(units), ahead)))
 
 
 def _steps(stages: int, n: int, ahead: list[int]) -> list[list[Step]]:
@@ -63,6 +64,7 @@ def _steps(stages: int, n: int, ahead: list[int]) -> list[list[Step]]:
 
 
 def _split(job: JobArray, name: str) -> int:
+    check_array(job, name)
     if job.weight is None:
         raise InputError(
             f"{name}: needs weight blocks; give the job its input gradients as backward=... and "

@@ -54,10 +54,14 @@ def cycle_graph(array: JobArray, recomputes: Sequence[bool]) -> Schedule:
 
 def answer_of(schedule: Schedule) -> Rows:
     """The order on every resource, and a last row with the offset of every operation."""
-    rows = schedule.sequences
-    assert rows is not None
-    indptr = np.concatenate([rows.indptr, [len(rows.ids) + schedule.n_operations]])
-    return Rows(indptr, np.concatenate([rows.ids, schedule.offset]))
+    assert schedule.sequences is not None
+    return answer_rows(schedule.sequences, schedule.offset)
+
+
+def answer_rows(sequences: Rows, offsets: IntArray) -> Rows:
+    """Orders and offsets as one: the opposite of `orders_of`."""
+    indptr = np.append(sequences.indptr, len(sequences.ids) + len(offsets))
+    return Rows(indptr, np.concatenate([sequences.ids, offsets]))
 
 
 def orders_of(graph: Schedule, answer: Rows) -> tuple[Rows, IntArray]:

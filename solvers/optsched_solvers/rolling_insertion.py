@@ -16,6 +16,8 @@ from optsched.bounds import holdings
 from optsched.compiled import BOOL, INT, INTS, READ, kernel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from optsched.schedule import IntArray, Schedule
 
 NO_LIMIT = np.iinfo(np.int64).max // 4
@@ -25,8 +27,11 @@ MAX_TRIES = 500
 """Starts of a unit that are tried."""
 
 MAX_WORK = 40_000_000
-"""Operations looked at in one insertion of everything (order of 0.1 s), where a try of every unit
-looks at every operation once."""
+"""Operations looked at in one insertion of everything (a second at most), where a try of every
+unit looks at every operation once."""
+
+SLICE = 1_000_000
+"""Operations looked at between two questions whether to stop (some 10 ms)."""
 
 
 class Circle(NamedTuple):
@@ -100,12 +105,34 @@ class Places(NamedTuple):
         return cls(*(np.zeros(size, np.int64) for size in sizes))
 
 
-def inserted(circle: Circle, order: IntArray, period: int) -> IntArray | None:
+def inserted(
+    circle: Circle, order: IntArray, period: int, stop: Callable[[], bool] | None = None
+) -> IntArray | None:
     """Starts of all operations after insertion of the units in this order; None: no room."""
     places = Places.none(circle)
-    if insert_all(circle, places, frozen(order), period) < len(order):
+    if insert_all(circle, places, order, period, stop) < len(order):
         return None
     return places.start
+
+
+def insert_all(
+    circle: Circle,
+    places: Places,
+    order: IntArray,
+    period: int,
+    stop: Callable[[], bool] | None = None,
+) -> int:
+    """Insert units in this order; how many before the first without room, or before a stop."""
+    order = frozen(order)
+    work = len(order) * len(circle.duration) + 1
+    tries = max(4, min(MAX_TRIES, MAX_WORK // work))
+    step = max(1, SLICE // (tries * len(circle.duration) + 1))
+    for begin in range(0, len(order), step):
+        end = min(begin + step, len(order))
+        placed: int = insert_some(circle, places, order, begin, end, period, tries)
+        if placed < end or (stop is not None and end < len(order) and stop()):
+            return placed
+    return len(order)
 
 
 def frozen(values: IntArray) -> IntArray:
@@ -363,13 +390,15 @@ def insert(circle, places, unit, since, period, sooner, tries):  # type: ignore[
     return pass_through(circle, places, unit, best, period) >= 0
 
 
-@kernel(INT, CIRCLE, PLACES, READ, INT)
-def insert_all(circle, places, order, period):  # type: ignore[no-untyped-def]
-    """Insert units in this order; returns how many before the first that had no room."""
+@kernel(INT, CIRCLE, PLACES, READ, INT, INT, INT, INT)
+def insert_some(  # type: ignore[no-untyped-def]
+    circle, places, order, begin, end, period, tries,
+):  # fmt: skip
+    """Insert the units from one place in the order up to another; where it had no room, or end."""
     since = 0
-    work = len(order) * len(circle.duration) + 1
-    tries = max(4, min(MAX_TRIES, MAX_WORK // work))
-    for k in range(len(order)):
+    if begin > 0:
+        since = places.start[circle.unit_operations[circle.unit_indptr[order[begin - 1]]]]
+    for k in range(begin, end):
         unit = order[k]
         first = circle.unit_operations[circle.unit_indptr[unit]]
         follows = False
@@ -381,4 +410,4 @@ def insert_all(circle, places, order, period):  # type: ignore[no-untyped-def]
         if not insert(circle, places, unit, since, period, follows, tries):
             return k
         since = places.start[first]
-    return len(order)
+    return end

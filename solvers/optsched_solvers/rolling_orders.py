@@ -9,6 +9,7 @@ from numba import types
 
 from optsched.compiled import BOOL, INT, INTS, kernel
 from optsched.cycle_ratio import least_period
+from optsched.problems.jobarray_cycle import answer_rows
 from optsched.schedule import Rows
 from optsched_solvers.rolling_insertion import CIRCLE, frozen
 
@@ -27,8 +28,7 @@ class CyclicOrders(NamedTuple):
     @property
     def answer(self) -> Rows:
         """What `Monitor.incumbent` takes: the orders, and a last row of offsets."""
-        indptr = np.append(self.sequences.indptr, len(self.sequences.ids) + len(self.offsets))
-        return Rows(indptr, np.concatenate([self.sequences.ids, self.offsets]))
+        return answer_rows(self.sequences, self.offsets)
 
 
 def folded(circle: Circle, start: IntArray, period: int, least: int = 1) -> CyclicOrders | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.schedule import Arcs, Rows, Schedule
+from optsched_solvers.late_acceptance import NOTHING
 from optsched_solvers.loading import load, loaded
 from optsched_solvers.rules import INSERTION, RULES, Dispatcher, Variant, variants
 
@@ -40,6 +41,9 @@ MAX_UNROLLED = 60_000
 MAX_CAPPED = 10_000
 """With caps, where every block asks whether all that are begun can still end."""
 
+LOOK = 3e-9
+"""Seconds for a look of a list schedule at a micro-batch."""
+
 SLACK = (1.0, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.2, 1.3, 1.5, 1.75, 2.0)
 """Lengths of the circle that insertion tries, over the lower bound."""
 
@@ -50,8 +54,8 @@ def first_answers(
     least: int | None = None,
     most: int | None = None,
     rules: tuple[str, ...] = (*RULES, INSERTION),
-) -> CyclicOrders | None:
-    """The best of insertion and rolling rules; every improvement is told to the monitor.
+) -> int:
+    """Insertion and rolling rules; every improvement is told to the monitor.
 
     Parameters
     ----------
@@ -69,27 +73,31 @@ def first_answers(
 
     Returns
     -------
-    CyclicOrders or None
-        Feasible orders with offsets and their least period; None if the kernels were not loaded in
-        time (the monitor may have an answer then, made without them) or no rule fits the memory.
+    int
+        Constructions made; 0 if the kernels were not loaded in time (the monitor may have an
+        answer then, made without them).
     """
     if most == 0:
-        return None
+        return 0
     if not loaded(*MODULES) and monitor.objective is None and most is None:
         _offer_quick(graph, monitor)
     if not load(monitor, *(MODULES if INSERTION not in rules else MODULES[:2])):
-        return None
-    best: CyclicOrders | None = None
-    for made, found in enumerate(constructions(graph, least or monitor.lower_bound, rules)):
+        return 0
+    made, best = 0, NOTHING
+    for found in constructions(graph, monitor, least or monitor.lower_bound, rules):
+        made += 1
         monitor.advance(1)
-        if found is not None and (best is None or found[0].period < best.period):
-            best = found[0]
-            monitor.incumbent(best.answer, best.period, f"dispatch {found[1]}")
-        if (best is not None and monitor.should_stop()) or monitor.remaining <= 0:
+        if found is not None and found[0].period < best:
+            best = found[0].period
+            monitor.incumbent(found[0].answer, best, f"dispatch {found[1]}")
+        if _is_over(monitor) or made == most or not load(monitor, *MODULES):
             break
-        if made + 1 == most or not load(monitor, *MODULES):
-            break
-    return best
+    return made
+
+
+def _is_over(monitor: Monitor) -> bool:
+    """Whether to stop; without any answer only the time counts."""
+    return monitor.remaining <= 0 or (monitor.objective is not None and monitor.should_stop())
 
 
 def _offer_quick(graph: Schedule, monitor: Monitor) -> None:
@@ -107,42 +115,74 @@ def _offer_quick(graph: Schedule, monitor: Monitor) -> None:
 
 
 def constructions(
-    graph: Schedule, least: int | None = None, rules: tuple[str, ...] = (*RULES, INSERTION)
+    graph: Schedule,
+    monitor: Monitor,
+    least: int | None = None,
+    rules: tuple[str, ...] = (*RULES, INSERTION),
 ) -> Iterator[tuple[CyclicOrders, str] | None]:
     """Constructed orders with the name of their rule, quick and likely good ones first.
 
-    The last ones repeat a single iteration, which works whenever a list schedule of it does.
+    To repeat a single iteration works whenever a list schedule of it does.
     """
     from optsched_solvers.rolling_insertion import Circle
 
     circle = Circle.of(graph)
     bound = least or busiest(graph)
-    if INSERTION in rules:
-        yield _inserted(graph, circle, bound, 1.0)
     cycles = cycles_of(graph, CYCLES)
+    while cycles >= 3 and list_seconds(graph, cycles) > monitor.remaining:
+        cycles -= 1
+    if graph.memory.any():
+        yield _one_by_one(graph, circle, bound)
+    if INSERTION in rules and cycles >= 3:
+        yield _inserted(graph, circle, bound, 1.0, monitor)
     if cycles >= 3:
-        dispatcher = Dispatcher(unrolled(graph, cycles), 0)
-        for name, priority, variant in _rolling(dispatcher, graph.n_operations, rules):
-            found = dispatcher.listed(
-                priority, variant.active, first_come=variant.rule == "fifo",
-                few=variant.rule == "one_f_one_b",
-            )  # fmt: skip
-            best = None
-            if found is not None:
-                best = best_fold(circle, found[1].reshape(cycles, -1), bound)
-            yield None if best is None else (best, name)
+        yield from _rolled(graph, circle, bound, cycles, rules, monitor)
+    yield from _repeated(graph, circle, bound, rules, monitor)
     if INSERTION in rules:
-        for factor in SLACK[1:]:
-            inserted = _inserted(graph, circle, bound, factor)
+        for factor in SLACK[cycles >= 3 :]:
+            inserted = _inserted(graph, circle, bound, factor, monitor)
             yield inserted
             if inserted is not None:
                 break
+
+
+def _rolled(
+    graph: Schedule,
+    circle: Circle,
+    least: int,
+    cycles: int,
+    rules: tuple[str, ...],
+    monitor: Monitor,
+) -> Iterator[tuple[CyclicOrders, str] | None]:
+    """List schedules of some cycles, folded, as long as another one ends in time."""
+    seconds = list_seconds(graph, cycles)
+    dispatcher = Dispatcher(unrolled(graph, cycles), 0)
+    for name, priority, variant in _rolling(dispatcher, graph.n_operations, rules):
+        if seconds > monitor.remaining:
+            return
+        found = dispatcher.listed(
+            priority, variant.active, first_come=variant.rule == "fifo",
+            few=variant.rule == "one_f_one_b",
+        )  # fmt: skip
+        best = None
+        if found is not None:
+            best = best_fold(circle, found[1].reshape(cycles, -1), least)
+        yield None if best is None else (best, name)
+
+
+def _repeated(
+    graph: Schedule, circle: Circle, least: int, rules: tuple[str, ...], monitor: Monitor
+) -> Iterator[tuple[CyclicOrders, str] | None]:
+    """List schedules of a single iteration, repeated and folded; in time as well."""
+    seconds = list_seconds(graph, 1)
     once = Dispatcher(unrolled(graph, 1), 0)
     for variant in variants(once.graph, tuple(rule for rule in rules if rule in RULES)):
+        if seconds > monitor.remaining:
+            return
         if not variant.backwards:
             listed = once.sequences(variant)
             if listed is not None:
-                best = best_fold(circle, listed[1][None, :], bound, listed[0])
+                best = best_fold(circle, listed[1][None, :], least, listed[0])
                 yield None if best is None else (best, f"{variant}, one iteration")
 
 
@@ -157,6 +197,17 @@ def cycles_of(graph: Schedule, most: int) -> int:
     """How many cycles a list schedule of the unrolled graph may have to stay quick, at least 1."""
     operations = MAX_CAPPED if graph.memory.any() else MAX_UNROLLED
     return max(1, min(most, operations // max(1, graph.n_operations)))
+
+
+def list_seconds(graph: Schedule, cycles: int) -> float:
+    """About the seconds of one list schedule of so many cycles, at most.
+
+    With workspaces every forward block asks again and again whether it may begin, which takes a
+    look at every micro-batch that is under way (`list_schedule`).
+    """
+    units = len(np.unique(np.stack([graph.job, graph.iteration, graph.microbatch]), axis=1).T)
+    looks = (units * cycles) ** 2 if graph.memory.any() and graph.workspace.any() else 1000
+    return LOOK * looks * graph.n_operations * cycles
 
 
 def unrolled(graph: Schedule, cycles: int) -> Schedule:
@@ -246,15 +297,27 @@ def best_fold(
     return best
 
 
+def _one_by_one(
+    graph: Schedule, circle: Circle, least: int
+) -> tuple[CyclicOrders, str] | None:
+    """One job after the other, which fits whenever every job does: ids are job-major."""
+    from optsched_solvers.rolling_orders import CyclicOrders, evaluated
+
+    offsets = np.zeros(graph.n_operations, np.int64)
+    period = evaluated(circle, graph.users, offsets, least)
+    return (CyclicOrders(graph.users, offsets, period), "one job at a time") if period else None
+
+
 def _inserted(
-    graph: Schedule, circle: Circle, least: int, factor: float
+    graph: Schedule, circle: Circle, least: int, factor: float, monitor: Monitor
 ) -> tuple[CyclicOrders, str] | None:
     """Insertion of jobs of most work first into a circle of this length."""
     from optsched_solvers.rolling_insertion import inserted
     from optsched_solvers.rolling_orders import folded
 
     period = int(least * factor)
-    start = inserted(circle, job_order(graph, circle), period)
+    order = job_order(graph, circle)
+    start = inserted(circle, order, period, lambda: _is_over(monitor))
     found = None if start is None else folded(circle, start, period, least)
     return None if found is None else (found, "insertion")
 
