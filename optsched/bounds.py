@@ -71,7 +71,7 @@ def load_bound(graph: Schedule, paths: LongestArcs | None = None) -> int:
         on = graph.users[r]
         if len(on):
             duration = graph.duration[on]
-            total = int(duration.sum()) + _family_changes(graph, on)
+            total = int(duration.sum()) + family_changes(graph, on)
             after = paths.tail[on] - duration
             best = max(best, int(paths.head[on].min()) + total + int(after.min()))
     return best
@@ -309,7 +309,7 @@ def _ints(values: Sequence[int] | IntArray) -> list[int]:
     return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
 
-def _family_changes(graph: Schedule, on: IntArray) -> int:
+def family_changes(graph: Schedule, on: IntArray) -> int:
     """Setup time that every order of these operations pays: all families but one are left."""
     if not graph.has_setups:
         return 0

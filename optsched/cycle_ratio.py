@@ -17,11 +17,13 @@ from numba import types
 from optsched.compiled import INT, INTS, READ, kernel
 from optsched.errors import CyclicOrder, InputError
 from optsched.graph import check_permutations, describe, shortest_cycle
-from optsched.schedule import _frozen
+from optsched.schedule import Rows, _frozen
 from optsched.strict_json import MAX_INTEGER
 
 if TYPE_CHECKING:
-    from optsched.schedule import IntArray, Rows, Schedule
+    from collections.abc import Sequence
+
+    from optsched.schedule import IntArray, Schedule
 
 _SAFE = 1 << 61
 
@@ -61,7 +63,9 @@ class CycleArcs(NamedTuple):
 
 
 def cycle_time(
-    graph: Schedule, sequences: Rows | None = None, offsets: IntArray | None = None
+    graph: Schedule,
+    sequences: Rows | Sequence[Sequence[int]] | None = None,
+    offsets: IntArray | None = None,
 ) -> CycleTime:
     """The least period of a periodic graph under the given orders.
 
@@ -83,6 +87,7 @@ def cycle_time(
         A sequence is not a permutation of the users of its resource, or offsets are wrong.
     """
     if sequences is not None:
+        sequences = sequences if isinstance(sequences, Rows) else Rows.of(sequences)
         check_permutations(graph, sequences)
     n = graph.n_operations
     arcs = cycle_arcs(graph, sequences, _offset(offsets, n))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from optsched.plots.look import (
@@ -17,7 +17,7 @@ from optsched.plots.look import (
 )
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
     from rich.table import Table
     from rich.text import Text
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_RUNS = 24  # lines of critical path: more than a screen helps nobody
 _MOST_JOBS = 64  # rows of jobs, likewise
+_SHORT_NAME = 10  # letters that a resource keeps beside its numbers
 
 
 def render(report: Report) -> Group:
@@ -35,7 +36,7 @@ def render(report: Report) -> Group:
     """
     from rich.console import Group
 
-    parts: list[Table | Text | str] = [_headline(report), "", _resources(report), ""]
+    parts: list[RenderableType] = [_headline(report), "", _resources(report), ""]
     if report.iterations:
         parts += [_jobs(report), *_left_over(report), ""]
     return Group(*parts, *_path(report))
@@ -64,33 +65,55 @@ def _rate(report: Report) -> str:
     return f"{count} iteration{'s' * (count != 1)}{when}, {report.throughput:.4g} a second"
 
 
-def _resources(report: Report) -> Table:
+def _resources(report: Report) -> _Whole:
     from rich.text import Text
 
     memory = any(row.peak_memory or row.memory for row in report.resources)
     setups = any(row.setup for row in report.resources)
     heads = ["busy", "busy %", *(["setup", "setup %"] if setups else []), "bubble %"]
-    table = _table("resource", [*heads, *(["peak bytes", "capacity"] if memory else [])])
+    heads = ["resource", *heads, *(["peak bytes", "capacity"] if memory else [])]
+    rows: list[list[str | Text]] = []
     unit = readable_unit(report.time_unit, report.span)
     for row in report.resources:
-        cells: list[str | Text] = [time_in(unit, row.busy), share_text(row.busy_share)]
+        name = Text(plain(row.name, 40))
+        cells: list[str | Text] = [name, time_in(unit, row.busy), share_text(row.busy_share)]
         if setups:
             cells += [time_in(unit, row.setup), share_text(row.setup_share)]
         cells.append(share_text(row.bubble_share))
-        table.add_row(Text(plain(row.name, 40)), *cells, *(_memory(row) if memory else ()))
-    return table
+        rows.append([*cells, *(_memory(row) if memory else ())])
+    return _table(heads, rows, _SHORT_NAME)
 
 
-def _table(first: str, heads: list[str]) -> Table:
-    """A table whose first column gives way when the terminal is narrow."""
+@dataclass(frozen=True)
+class _Whole:
+    """A table that rather outgrows a narrow terminal than cut a number."""
+
+    table: Table
+    least: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(
+            self.table, options.update(width=max(options.max_width, self.least))
+        )
+
+
+def _table(heads: list[str], rows: list[list[str | Text]], shortest: int | None = None) -> _Whole:
+    """A table of numbers; with `shortest` its first column holds names, which give way first."""
     from rich import box
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
-    table.add_column(first, no_wrap=True, overflow="ellipsis")
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    return table
+    widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
+    if shortest is not None:
+        widths[0] = min(widths[0], max(shortest, len(heads[0])))
+    for k, head in enumerate(heads):
+        gives_way = k == 0 and shortest is not None
+        table.add_column(
+            head, justify="right" if k else "left", no_wrap=not gives_way, overflow="ellipsis"
+        )
+    for row in rows:
+        table.add_row(*row)
+    return _Whole(table, sum(widths) + 2 * len(widths))  # two blanks between, and the edges
 
 
 def _memory(row: ResourceReport) -> tuple[Text, str]:
@@ -101,23 +124,23 @@ def _memory(row: ResourceReport) -> tuple[Text, str]:
     return peak, bytes_text(row.memory) if row.memory else "unlimited"
 
 
-def _jobs(report: Report) -> Table:
+def _jobs(report: Report) -> _Whole:
     """A row for every job; one for neighbours that are alike but for their number."""
     rolls, tells = report.period is not None, report.iterations[0].recompute is not None
-    heads = ["iterations", "latency", *(["cycles"] if rolls else []), "wait", "wait %"]
-    table = _table("job", [*heads, *(["recompute"] if tells else [])])
+    heads = ["job", "iterations", "latency", *(["cycles"] if rolls else []), "wait", "wait %"]
+    rows: list[list[str | Text]] = []
     unit = readable_unit(report.time_unit, report.span)
     for first, last in _alike(report.iterations)[:_MOST_JOBS]:
         name = f"{first.job}" if first is last else f"{first.job} … {last.job}"
-        cells = [name, str(first.iterations), time_in(unit, first.latency)]
+        cells: list[str | Text] = [name, str(first.iterations), time_in(unit, first.latency)]
         if first.cycles is not None:
             cells.append(f"{first.cycles:.2f}")
         cells.append(time_in(unit, first.wait))
         cells.append(share_text(first.wait / first.latency if first.latency else 0.0))
         if tells:
             cells.append({True: "yes", False: "no", None: ""}[first.recompute])
-        table.add_row(*cells)
-    return table
+        rows.append(cells)
+    return _table([*heads, *(["recompute"] if tells else [])], rows)
 
 
 def _alike(jobs: tuple[JobReport, ...]) -> list[tuple[JobReport, JobReport]]:
@@ -135,17 +158,24 @@ def _left_over(report: Report) -> list[Text]:
     return [Text(f"… and the jobs after {rows[_MOST_JOBS - 1][1].job}", style="dim")]
 
 
-def _path(report: Report) -> list[Text]:
+def _path(report: Report) -> list[RenderableType]:
+    from rich.table import Table
     from rich.text import Text
 
     steps = report.critical_path
     if not steps:
         return [Text("no critical path: nothing runs, or no cycle of operations is tight")]
     what = "critical path" if report.period is None else "critical cycle"
-    lines = [Text(f"{what}, {len(steps)} operations{_faster(report)}:", style="bold")]
+    head = Text(f"{what}, {len(steps)} operations{_faster(report)}:", style="bold")
     runs = _runs(steps)
+    table = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="ellipsis")
+    table.add_column(overflow="fold")
+    table.add_column(overflow="fold")
     for run in runs[:_MOST_RUNS]:
-        lines.append(_run_line(run, report.time_unit))
+        table.add_row(*_run_cells(run, report.time_unit))
+    lines: list[RenderableType] = [head, table]
     if len(runs) > _MOST_RUNS:
         rest = sum(len(run) for run in runs[_MOST_RUNS:])
         lines.append(Text(f"  … and {rest} operations more", style="dim"))
@@ -167,17 +197,18 @@ def _runs(steps: tuple[CriticalStep, ...]) -> list[list[CriticalStep]]:
     return [list(group) for _, group in itertools.groupby(steps, key=lambda step: step.resources)]
 
 
-def _run_line(run: list[CriticalStep], time_unit: str) -> Text:
+def _run_cells(run: list[CriticalStep], time_unit: str) -> list[Text]:
+    """When, where, what and why, each in its column."""
     from rich.text import Text
 
     first, last = run[0], run[-1]
-    line = Text(no_wrap=True, overflow="ellipsis")
-    line.append(f"  {time_text(first.start, time_unit):>14}  ", "dim")
-    line.append(plain(" + ".join(first.resources), 40) + "  ", "cyan")
-    line.append(plain(first.words), "default")
+    what = Text(plain(first.words))
     if len(run) > 1:
-        between = " … " if len(run) > 2 else ", "
-        line.append(between + plain(last.words), "default")
-        line.append(f" ({len(run)} operations)", "dim")
-    line.append(f"  {plain(first.reason, 120)}", "dim")
-    return line
+        what.append((" … " if len(run) > 2 else ", ") + plain(last.words))
+        what.append(f" ({len(run)} operations)", "dim")
+    return [
+        Text(time_text(first.start, time_unit), "dim"),
+        Text(plain(" + ".join(first.resources), 40), "cyan"),
+        what,
+        Text(plain(first.reason, 120), "dim"),
+    ]

@@ -11,14 +11,14 @@ from optsched.errors import InputError
 from optsched.schedule import Objective, Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from optsched.schedule import IntArray, Schedule
 
 
 def rolling(
     graph: Schedule,
-    sequences: Rows,
+    sequences: Rows | Sequence[Sequence[int]],
     offsets: IntArray | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Schedule:
@@ -48,6 +48,8 @@ def rolling(
     InputError
         The orders or offsets are none of this graph.
     """
+    if not isinstance(sequences, Rows):
+        sequences = Rows.of(sequences)
     found = cycle_time(graph, sequences, offsets)
     given = np.zeros(graph.n_operations, np.int64) if offsets is None else np.asarray(offsets)
     start = _compact(graph, sequences, given, found)

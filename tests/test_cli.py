@@ -307,6 +307,20 @@ def test_plot_and_trace(cli: Cli) -> None:
     assert "expected a picture file ending in" in cli.refused("plot", "plan.json", "-o", "x.exe")
 
 
+def test_no_output_replaces_the_input_or_another(cli: Cli) -> None:
+    """One sentence instead, and the schedule is still there."""
+    before = Path("plan.json").read_bytes()
+    Path("plan.png").write_bytes(before)
+    for words in (
+        ("trace", "plan.json", "-o", "plan.json"), ("plot", "plan.json", "--html", "plan.json"),
+        ("plot", "plan.png", "-o", "plan.png"),
+    ):  # fmt: skip
+        assert "is the file that is read; choose another name" in cli.refused(*words)
+    words = ("plot", "plan.json", "-o", "x.png", "--html", "x.png")
+    assert cli.refused(*words) == "x.png: is the name of two outputs; choose another one"
+    assert Path("plan.json").read_bytes() == Path("plan.png").read_bytes() == before
+
+
 @pytest.mark.parametrize("command", ["plot", "trace"])
 def test_cycles(cli: Cli, command: str) -> None:
     """Only a periodic schedule has some, from 1 to 100: else one sentence and no file."""
@@ -351,7 +365,15 @@ def test_generate(cli: Cli) -> None:
     ("words", "message"),
     [
         (("jobarray", "--stages", "0"), "stages: expected an integer in 1.."),
-        (("jobarray", "--stages", "51"), "stages: expected an integer in 1..50, got 51"),
+        (
+            ("jobarray", "--stages", "51", "--random", "1:9"),
+            "stages: expected an integer in 1..50, got 51; each holds a layer of gpt2_xl",
+        ),
+        (("jobarray", "--random", "1:9007199254740992"), "random: expected least:most, two int"),
+        (("jobarray", "--random", "1:1000000001"), "random: expected least:most, two integers in"),
+        (("jobarray", "--random", "9:1"), "random: expected least:most, two integers in 0..10000"),
+        (("jobarray", "--recompute", "--choose-recompute"), "recompute: give it or --choose-reco"),
+        (("cluster", "--state", "out.json"), "out.json: is the name of two outputs"),
         (("jobarray", "--stages", "9" * 12), "jobs x micro-batches x stages: expected at most"),
         (("jobarray", "--jobs", "-1"), "jobs: expected 1..100000, got -1"),
         (("jobarray", "--jobs", "9" * 12), "jobs: expected 1..100000, got 999999999999"),

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rolling_arrays import equal_jobs
 from strategies import periodic_schedules, schedules, spoilt
 
+from optsched import JobArray, pipelines
 from optsched.errors import InputError, MissingExtra
 from optsched.occupancy import bars, setups
 from optsched.plots.gantt import gantt
@@ -75,6 +76,20 @@ def test_one_bar_per_operation_and_resource(tmp_path: Path, s: Schedule) -> None
 def words(picture: Path) -> list[str]:
     """All texts of an SVG picture (matplotlib keeps them as comments)."""
     return re.findall(r"<!-- (.*?) -->", picture.read_text(encoding="utf-8"))
+
+
+def test_bars_of_a_single_job_tell_its_micro_batches(tmp_path: Path) -> None:
+    """Its own number would be on all of them."""
+    s, picture = (
+        pipelines.gpipe(JobArray([[2] * 2], [[2] * 2], micro_batches=3)),
+        tmp_path / "x.svg",
+    )
+    gantt(s, picture)
+    shown = words(picture)
+    assert all(shown.count(str(m)) >= 4 for m in range(3))
+    assert any("micro-batches" in text for text in shown)
+    gantt(equal_jobs(3, 4), picture)
+    assert not any("micro-batches" in text for text in words(picture))
 
 
 def test_cycles_are_told_apart(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,7 +12,18 @@ import pytest
 import optsched
 from optsched import JobArray, Rows, UnsupportedProblem, verify
 from optsched.errors import InputError
+from optsched.limits import Limits
+from optsched.monitor import Monitor
 from optsched.problems.jobarray_choice import bounds, settled, with_choice
+from optsched.problems.jobarray_tradeoff import tradeoff
+from optsched.testing import best_makespan
+from optsched.testing.best_period import best_period
+from optsched_solvers import recompute_choice
+from optsched_solvers.dispatch import Dispatch
+
+if TYPE_CHECKING:
+    from optsched.problem import Problem
+    from optsched.result import Result
 
 
 def random_choice(rng: Random, jobs: int = 2, micro_batches: int = 1) -> JobArray:
@@ -78,18 +90,55 @@ def test_same_seed_same_choice() -> None:
     assert first.schedule.provenance == second.schedule.provenance
 
 
-def test_bounds_hold_for_every_choice() -> None:
+def allowed(array: JobArray) -> list[list[bool]]:
+    """All choices but those that cannot fit."""
+    must, never = settled(array)
+    every = [list(choice) for choice in product([False, True], repeat=array.n_jobs)]
+    return [c for c in every if not (must & ~np.array(c)).any() and not (never & np.array(c)).any()]
+
+
+@pytest.mark.parametrize("objective", ["makespan", "period"])
+def test_bounds_hold_for_every_choice(objective: str) -> None:
     """A relaxation: no choice has a lower bound below it."""
+    sharper = 0
     for seed in range(20):
-        array = random_choice(Random(seed), jobs=3, micro_batches=2)
-        must, never = settled(array)
-        if (must & never).any():
-            continue
-        for choice in product([False, True], repeat=3):
-            if not (must & ~np.array(choice)).any() and not (never & np.array(choice)).any():
-                theirs = array.replace(recompute_mode=list(choice)).bounds()
-                mine = bounds(array)
-                assert all(mine[key] <= theirs[key] for key in mine), (seed, choice)
+        array = random_choice(Random(seed), jobs=3, micro_batches=2).with_objective(objective)
+        mine = bounds(array)
+        share = mine.pop("tradeoff")
+        sharper += share > max(mine.values())
+        for choice in allowed(array):
+            theirs = array.replace(recompute_mode=choice).bounds()
+            assert all(mine[key] <= theirs[key] for key in mine), (seed, choice)
+            assert share <= max(theirs.values()), (seed, choice)
+    assert sharper
+
+
+@pytest.mark.parametrize("objective", ["makespan", "period"])
+def test_no_schedule_beats_the_tradeoff(objective: str) -> None:
+    """Brute force over all choices and all orders; bytes times time decide in many of these."""
+    exact = best_period if objective == "period" else best_makespan
+    sharp = 0
+    for seed in range(40):
+        rng = Random(seed)
+        tables = [[[rng.randint(1, 4)] * 2 for _ in range(3)] for _ in range(3)]
+        array = JobArray(
+            tables[0], tables[1], recompute=tables[2], switch=rng.choice([0, 0, 1]),
+            activation=[[rng.randint(2, 5)] * 2 for _ in range(3)], checkpoint=rng.choice([0, 1]),
+            recompute_workspace=rng.choice([0, 1]), memory=[rng.randint(5, 7)] * 2,
+            multiplicity=[1, 1, 1 + seed % 2],
+            objective=objective, recompute_mode="choose",
+        )  # fmt: skip
+        array = array.subset([1, 2] if seed < 30 else [0, 1])
+        costs = tradeoff(array, *settled(array))
+        values = []
+        for choice in allowed(array):
+            best = exact(array.graph(choice))
+            if best is not None:
+                assert costs.bound(choice) <= best, (seed, choice)
+                values.append(best)
+        assert array.lower_bound() <= min(values), seed
+        sharp += bounds(array)["tradeoff"] == array.lower_bound()
+    assert sharp >= 10
 
 
 def test_round_trip_and_warm_start() -> None:
@@ -152,3 +201,53 @@ def test_the_period_of_the_best_choice() -> None:
             if not array.replace(recompute_mode=way).infeasibility():
                 rule = optsched.solve(array.replace(recompute_mode=way), "dispatch", iterations=20)
                 assert rule.objective is None or result.objective <= rule.objective
+
+
+@pytest.mark.parametrize("objective", ["makespan", "period"])
+def test_never_worse_than_the_extremes(objective: str) -> None:
+    """Both extremes are searched with the same iterations, unless bounds rule them out."""
+    for seed in range(3):
+        array = random_choice(Random(seed), jobs=6, micro_batches=2).with_objective(objective)
+        must, never = settled(array)
+        result = optsched.solve(array, "auto", iterations=100, workers=1)
+        assert result.objective is not None and result.objective >= array.lower_bound()
+        for way in (must, ~never):
+            alone = array.replace(recompute_mode=way.tolist())
+            theirs = optsched.solve(alone, "auto", iterations=100, workers=1).objective
+            assert theirs is None or result.objective <= theirs, (seed, way)
+
+
+def test_mixed_choices_are_found() -> None:
+    """Where memory is short, some jobs recompute, and the answer is near the bound."""
+    array = JobArray.from_profile(
+        "gpt2_xl", stages=4, batch_sizes=[8, 16, 24, 32] * 2, memory="80GB",
+        recompute_mode="choose", objective="period",
+    )  # fmt: skip
+    result = optsched.solve(array, "auto", iterations=500, workers=1)
+    assert result.objective is not None and result.schedule is not None
+    assert verify(result.schedule) == []
+    assert 0 < sum(result.schedule.provenance["recompute"]) < array.n_jobs
+    for way in ("never", "always"):
+        assert result.objective < array.replace(recompute_mode=way).lower_bound()
+
+
+def test_extremes_are_searched() -> None:
+    """However bad their quick answers are, unless their bound says that they are worse."""
+
+    class Recorder(Dispatch):
+        def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+            searched.append(problem)
+            return super().solve(problem, limits, monitor)
+
+    for seed in range(6):
+        searched: list[Problem] = []
+        array = random_choice(Random(seed), jobs=6, micro_batches=2)
+        monitor, limits = Monitor(Limits(iterations=1)), Limits(iterations=1)
+        recompute_choice.solve(Recorder(), Dispatch(), array, limits, monitor)
+        must, never = settled(array)
+        for way in (must, ~never):
+            alone = array.replace(recompute_mode=way.tolist())
+            assert monitor.objective is not None
+            known = any(p.sha256 == alone.sha256 for p in searched if isinstance(p, JobArray))
+            bound = tradeoff(array, must, never).bound(way)
+            assert known or max(bound, alone.lower_bound()) >= monitor.objective, (seed, way)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from rolling_arrays import equal_jobs, rolling
 from strategies import graphs, periodic_schedules, schedules, spoilt
 
+from optsched import JobArray, pipelines
 from optsched.critical_path import critical_path
 from optsched.errors import InputError
 from optsched.occupancy import memory_steps
@@ -313,12 +315,30 @@ def test_table_shows_names_as_they_are() -> None:
     assert "\x1b" not in text
 
 
-def printed(summary: object) -> str:
+def test_narrow_terminals_cut_names_but_no_numbers() -> None:
+    """Nor reasons: they go on in the next line."""
+    long = "x" * 60
+    array = JobArray(
+        [[123456789] * 2] * 2, [[987654321] * 2] * 2, switch=10**7, activation=10**12,
+        memory=10**13, devices=[long, long[1:]],
+    )  # fmt: skip
+    summary = report(pipelines.one_f_one_b(array))
+    wide, narrow = printed(summary), printed(summary, 40)
+    tables = wide.split("resource ")[1].split("critical")[0]
+    words = [word for word in re.split(" +|\n", tables) if word and word[0] not in "x─"]
+    assert len(words) > 30 and all(word in narrow for word in words)
+    assert "x" * 39 in wide and "x" * 30 not in narrow and "xxx…" in narrow
+    path = printed(summary, 80).split("critical")[1]
+    assert "after its predecessor" in path and not re.search("[^x ]…", path)
+
+
+def printed(summary: object, width: int = 160) -> str:
     """The table as plain text."""
     from rich.console import Console
 
     from optsched.report_table import render
 
     stream = io.StringIO()
-    Console(file=stream, width=160, color_system=None).print(render(summary))  # type: ignore[arg-type]
+    console = Console(file=stream, width=width, color_system=None)
+    console.print(render(summary), crop=False)  # type: ignore[arg-type]
     return stream.getvalue()

@@ -119,6 +119,17 @@ def test_nothing_can_begin_later() -> None:
     assert job_reports(plan)[0].latency < plan.period
 
 
+def test_orders_may_be_plain_lists() -> None:
+    """And what are none is refused in a sentence."""
+    array = JobArray([[1, 1]], [[2, 2]], objective="period")
+    graph, orders = array.graph(), [[0, 3], [1, 2]]
+    assert rolling(graph, orders).period == rolling(graph, Rows.of(orders)).period == 6
+    assert cycle_time(graph, orders).period == array.evaluate_orders(orders) == 6
+    for wrong in (3, [0, 3], [["a"]], [[0, 3]]):
+        with pytest.raises(InputError, match=r"expected (a list|2 rows|an integer)"):
+            rolling(graph, wrong)  # type: ignore[arg-type]
+
+
 def test_the_critical_cycle_needs_the_period() -> None:
     """Its weights add up to the period a token; a schedule without period or orders has none."""
     array = JobArray([[3, 1], [2, 2]], [[5, 1], [4, 2]], switch=1, objective="period")

@@ -112,11 +112,12 @@ def solve(
 def verify(file: ScheduleFile) -> None:
     """Check a schedule independently of every solver and list all violations."""
     import optsched
+    from optsched.plots.look import plain
 
     schedule = _scheduled(file)
     violations = optsched.verify(schedule)
     for violation in violations:
-        print(f"{violation.kind}: {violation.message}")
+        print(f"{violation.kind}: {plain(violation.message, 1000)}")
     if violations:
         print(f"{file}: not verified, {len(violations)} violation{'s' * (len(violations) > 1)}")
         raise typer.Exit(1)
@@ -136,7 +137,7 @@ def show(file: ScheduleFile) -> None:
     from optsched.report import report
     from optsched.report_table import render
 
-    Console().print(render(report(_scheduled(file))))
+    Console().print(render(report(_scheduled(file))), crop=False)
 
 
 @app.command()

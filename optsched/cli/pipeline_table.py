@@ -39,7 +39,7 @@ def comparison(rows: list[Row]) -> Table:
     table.add_column("pipeline", no_wrap=True)
     for head in ("period" if periodic else "makespan", "bubble"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("published")
+    table.add_column("published", overflow="fold")
     for head in ("peak", "memory"):
         table.add_column(head, justify="right")
     for row in rows:

@@ -69,7 +69,7 @@ def chunks_of(job: JobArray, name: str) -> tuple[int, int]:
     if not fits or job.place != layout(devices, chunks):
         raise InputError(
             f"{name}: needs several stages a device, give "
-            f"place=pipelines.{layout.__name__}(devices, chunks)"
+            f"place={layout.__name__}(devices, chunks) of optsched.pipelines"
         )
     return devices, chunks
 

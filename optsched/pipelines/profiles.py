@@ -118,11 +118,12 @@ def job_array_fields(
     """
     profile = model_of(model)
     layers = len(profile.layers)
-    if integer(stages, "stages: ", 1, MAX_INTEGER) > layers:
+    if isinstance(stages, int) and stages > layers:
         raise InputError(
-            f"stages: expected an integer in 1..{layers}, got {stages}; each holds a layer of "
-            f"{model}, which has {layers}"
+            f"stages: expected an integer in 1..{layers}, got {told(stages)}; each holds a layer "
+            f"of {model}, which has {layers}"
         )
+    integer(stages, "stages: ", 1, layers)
     sizes = _samples(batch_sizes, micro_batches)
     parts = stages_of(profile, stages, _second(sizes), partition)
     placed = place_of(place, np.ones(1, np.int64), stages)

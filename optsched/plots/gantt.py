@@ -102,6 +102,8 @@ def _draw(schedule: Schedule, summary: Report, width: float | None, cycles: int)
     _bars(axes, schedule, chart, unit)
     inches_per_time = (wide - left - 0.75) / (span / unit.ticks)
     _labels(axes, schedule, chart, unit, inches_per_time, span, lane)
+    if _one_job(schedule):
+        axes.set_xlabel(f"{axes.get_xlabel()}; numbers are micro-batches")
     _title(figure, summary, wide, tall, left)
     _job_key(figure, schedule, wide, tall, left + 0.115 * len(plain(summary.name)))
     _legend(figure, schedule, bool(left_out(schedule, chart).any()), wide, tall, left)
@@ -212,11 +214,11 @@ def _labels(
     span: int,
     lane: float,
 ) -> None:
-    """Job numbers inside the bars that are wide enough, all in one size of type."""
-    job = schedule.job[chart.operation].tolist()
+    """Job or micro-batch numbers in the bars that are wide enough, all in one size of type."""
+    number = (schedule.microbatch if _one_job(schedule) else schedule.job)[chart.operation].tolist()
     left, right = np.clip(chart.start, 0, span), np.clip(chart.end, 0, span)
     room = (right - left) / unit.ticks * inches_per_time * 72 * 0.86  # points
-    letters = np.array([len(str(j)) for j in job])
+    letters = np.array([len(str(j)) for j in number])
     best = np.minimum(room / np.maximum(letters, 1) / 0.64, lane * 72 * 0.5)
     size = float(np.clip(np.quantile(best, 0.25), 5.5, 9)) if len(best) else 9.0
     fits = np.flatnonzero((best >= size) & (chart.resource >= 0))
@@ -226,10 +228,15 @@ def _labels(
     for k, rgb in zip(fits.tolist(), _colours(schedule, chart.operation[fits]), strict=True):
         on_bar = "white" if is_dark(rgb) else INK
         axes.text(
-            (left[k] + right[k]) / 2 / unit.ticks, chart.resource[k], str(job[k]),
+            (left[k] + right[k]) / 2 / unit.ticks, chart.resource[k], str(number[k]),
             ha="center", va="center_baseline", fontsize=size, zorder=5,
             color=MUTED if hollow[k] else on_bar,
         )  # fmt: skip
+
+
+def _one_job(schedule: Schedule) -> bool:
+    """Whether micro-batches of a single job are all there is to tell bars apart."""
+    return bool(schedule.microbatch.any()) and len(np.unique(schedule.job)) == 1
 
 
 _MOST_LABELS = 4000  # beyond, nobody reads them and each costs a millisecond

@@ -350,15 +350,17 @@ class JobArray(Problem):
         """The array with multiplicities in proportion to the jobs' iterations per epoch.
 
         So all jobs see their data equally often: batch size 8 beside 32 gets 4 iterations a cycle
-        beside 1. The smallest numbers are taken whose `epoch_error` is at most 1 %, or else the
-        best there are.
+        beside 1. The smallest numbers are taken whose `epoch_error` is at most 1 %. Where
+        `max_copies` allows none, as for batch sizes 1 and 1000, the best that it allows are taken
+        without a word, however far off: ask `epoch_error` of the result.
 
         Parameters
         ----------
         samples
             Samples of the data set; one number per job if they train on different ones.
         max_copies
-            Most iterations of one job in a cycle; the graph grows with them.
+            Most iterations of one job in a cycle; the graph grows with them. Allow at least the
+            longest epoch over the shortest.
 
         Raises
         ------
@@ -564,7 +566,8 @@ class JobArray(Problem):
         Of the makespan ``chain``, ``load``, ``one_machine``, ``energy``
         (`optsched.bounds.makespan_bounds`); of the period ``load``, ``chain``, ``lap``, ``energy``
         (`optsched.problems.jobarray_period.period_bounds`). Where recomputation is to be chosen
-        they hold for every choice.
+        they hold for every choice, and ``tradeoff`` (`optsched.problems.jobarray_tradeoff`) may
+        be another.
         """
         if self.chooses:
             from optsched.problems import jobarray_choice

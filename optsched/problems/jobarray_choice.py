@@ -12,13 +12,15 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.problems.jobarray_graph import overflows
+from optsched.problems.jobarray_tradeoff import tradeoff
 from optsched.schedule import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.problems.jobarray import JobArray
-    from optsched.schedule import IntArray, Schedule
+    from optsched.problems.jobarray_tradeoff import Flags
+    from optsched.schedule import Schedule
 
 
 def with_choice(answer: Rows, recompute: Sequence[bool]) -> Rows:
@@ -83,7 +85,8 @@ def bounds(array: JobArray) -> dict[str, int]:
 
     Of one job the bounds of the better way. Of several those of the array in which recomputation
     takes neither time nor room where it is not `settled`: any schedule of any choice, with its
-    blocks cut shorter, is one of that.
+    blocks cut shorter, is one of that. And ``tradeoff``: no shares of jobs that recompute keep both
+    the load and the bytes x time of every device lower (`Tradeoff.relaxed`).
     """
     must, never = settled(array)
     if array.n_jobs == 1:
@@ -92,10 +95,13 @@ def bounds(array: JobArray) -> dict[str, int]:
         return min(found, key=lambda bounds: max(bounds.values()))
     free = ~(must | never)[:, None]
     least = np.where(free, np.minimum(array.activation, array.checkpoint), array.activation)
-    return array.replace(recompute_mode=must.tolist(), activation=least).bounds()
+    relaxed = array.replace(recompute_mode=must.tolist(), activation=least).bounds()
+    if array.memory.any():
+        relaxed["tradeoff"] = int(np.ceil(tradeoff(array, must, never).relaxed()[0]))
+    return relaxed
 
 
-def settled(array: JobArray) -> tuple[IntArray, IntArray]:
+def settled(array: JobArray) -> tuple[Flags, Flags]:
     """Jobs that must recompute to fit even alone, and jobs that must not; bools of shape (K,)."""
     must, never = np.zeros((2, array.n_jobs), bool)
     if array.memory.any():

@@ -23,7 +23,10 @@ TOLERATED: Final = Fraction(1, 100)
 
 
 def epoch_multiplicity(array: JobArray, samples: int | Sequence[int], max_copies: int) -> IntArray:
-    """The smallest multiplicities of tolerated error, else the best; shape (K,)."""
+    """The smallest multiplicities of tolerated error, else the best; shape (K,).
+
+    The best may be far off where `max_copies` binds (batches of 1 and 1000): `epoch_error` tells.
+    """
     integer(max_copies, "max_copies: ", 1, MAX_INTEGER)
     epochs = iterations(array, samples)
     longest = max(epochs)

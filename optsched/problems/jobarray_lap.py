@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.bounds import makespan_bound
+from optsched.problems.jobarray_window import window_bound
 from optsched.schedule import Arcs, Rows, Schedule
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def lap_bound(array: JobArray, once: Schedule) -> int:
         told = [once.single_resource[mine], lags, *(getattr(once, name)[mine] for name in _TOLD)]
         key = b"".join(column.tobytes() for column in told)
         if key not in known:
-            known[key] = makespan_bound(_lap(once, mine))
+            known[key] = max(makespan_bound(_lap(once, mine)), window_bound(once, mine))
         longest = max(longest, int(array.multiplicity[j]) * known[key])
     return longest
 

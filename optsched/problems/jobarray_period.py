@@ -13,6 +13,8 @@ from optsched.problems.jobarray_lap import lap_bound
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy.typing as npt
+
     from optsched.problems.jobarray import JobArray
     from optsched.schedule import Schedule
 
@@ -33,24 +35,24 @@ def period_bounds(array: JobArray, recomputes: Sequence[bool]) -> dict[str, int]
 
     once = build(array, recomputes)
     return {
-        "load": _load(array, once),
+        "load": max(device_loads(array, once)),
         "chain": cycle_time(cycle_graph(array, recomputes)).period,
         "lap": lap_bound(array, once),
         "energy": _energy(array, once),
     }
 
 
-def _load(array: JobArray, once: Schedule) -> int:
-    """Durations on the busiest device, and the least time that changing jobs takes there."""
-    busiest = 0
+def device_loads(array: JobArray, once: Schedule) -> list[int]:
+    """Per device its durations in a cycle, and the least time that changing jobs takes there."""
+    loads = []
     for d in range(array.n_devices):
         on = once.users[d]
         total = int((once.duration[on] * array.multiplicity[once.job[on]]).sum())
         jobs = np.unique(once.job[on])
         if len(jobs) > 1 and once.has_setups:
             total += sum(_switch_loss(array, once, d, int(j)) for j in jobs)
-        busiest = max(busiest, total)
-    return busiest
+        loads.append(total)
+    return loads
 
 
 def _switch_loss(array: JobArray, once: Schedule, device: int, job: int) -> int:
@@ -87,23 +89,33 @@ def _way_back(array: JobArray, once: Schedule, backward: int) -> int:
     return longest - int(once.duration[backward])
 
 
-def _energy(array: JobArray, once: Schedule) -> int:
-    """Per capped device: bytes x shortest residence of a whole cycle, over the memory."""
-    if not once.memory.any():
-        return 0
-    work = np.zeros(once.n_resources, object)
+def job_energy(once: Schedule) -> npt.NDArray[np.object_]:
+    """Bytes x shortest residence of one iteration of every job on every capped device.
+
+    Returns
+    -------
+    numpy.ndarray
+        Python integers, shape (jobs, devices). Of holdings that another order may end sooner only
+        the workspaces count.
+    """
+    work = np.zeros((int(once.job.max(initial=-1)) + 1, once.n_resources), object)
     reach: dict[int, dict[int, int]] = {}
     held = [h for h in holdings(once) if once.memory[h.resource]]
     sound = {r for r in {h.resource for h in held} if frees_in_order(once, r, held, reach)}
     for r, size, i, k in held:
         if r in sound and k >= 0:
-            residence = reach[i][k] + int(once.duration[k])
-            work[r] += int(array.multiplicity[once.job[i]]) * size * residence
+            work[once.job[i], r] += size * (reach[i][k] + int(once.duration[k]))
     for i in np.flatnonzero(once.workspace).tolist():
         r = int(once.single_resource[i])
-        repeats = int(array.multiplicity[once.job[i]])
-        work[r] += repeats * int(once.workspace[i]) * int(once.duration[i])
-    return max(
-        (-(-work[r] // int(once.memory[r])) for r in np.flatnonzero(once.memory).tolist()),
-        default=0,
-    )
+        if once.memory[r]:
+            work[once.job[i], r] += int(once.workspace[i]) * int(once.duration[i])
+    return work
+
+
+def _energy(array: JobArray, once: Schedule) -> int:
+    """Per capped device: bytes x shortest residence of a whole cycle, over the memory."""
+    capped = np.flatnonzero(once.memory).tolist()
+    if not capped:
+        return 0
+    work = array.multiplicity.astype(object) @ job_energy(once)
+    return max(-(-int(work[r]) // int(once.memory[r])) for r in capped)

@@ -8,8 +8,8 @@ engine                 its rooms
                        `recompute_choice`
 `dispatch`             `rules`, `list_schedule`, `quick_list` (no compiler), `insertion`,
                        `job_order_search`, `microbatch_search` (one job), `late_acceptance`;
-                       for periods `rolling_rules`, `rolling_insertion`, `rolling_search`,
-                       `rolling_ruin`, over `rolling_orders`
+                       for periods `rolling_rules`, `rolling_insertion`, `rolling_search`
+                       over `rolling_orders`
 `tabu`                 `tabu_walk`, `neighbourhoods`, `search_state`, `search_arrays`,
                        `path_relinking`; for periods `cycle_search`, `cycle_moves`,
                        `cycle_shifts`, `cycle_estimates`, `cycle_state`

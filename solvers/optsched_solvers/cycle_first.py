@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from optsched.cycle_ratio import cycle_time
-from optsched.schedule import Rows
+from optsched.problems.jobarray_cycle import answer_rows
 from optsched_solvers.rolling_rules import first_answers
 
 if TYPE_CHECKING:
@@ -14,12 +16,15 @@ if TYPE_CHECKING:
     from optsched.schedule import Schedule
 
 
-def first_orders(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
-    """Offer constructed orders if there are none; at least one job after the other, always fit."""
+def first_orders(graph: Schedule, limits: Limits, monitor: Monitor) -> int:
+    """Offer constructed orders if there are none; at least one job after the other, always fit.
+
+    Returns the number of constructions, each of which is an iteration.
+    """
+    made = 0
     if monitor.objective is None and limits.iterations != 0:
-        first_answers(graph, monitor, most=limits.iterations)
-    if monitor.objective is None:
-        rows = graph.users.to_lists()  # ids are job-major and topological
-        period = cycle_time(graph, Rows.of(rows)).period
-        answer = Rows.of([*rows, [0] * graph.n_operations])
-        monitor.incumbent(answer, period, "one job at a time")
+        made = first_answers(graph, monitor, most=limits.iterations)
+    if monitor.objective is None:  # operation ids are job-major and topological
+        answer = answer_rows(graph.users, np.zeros(graph.n_operations, np.int64))
+        monitor.incumbent(answer, cycle_time(graph, graph.users).period, "one job at a time")
+    return made

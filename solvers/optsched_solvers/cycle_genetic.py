@@ -38,8 +38,7 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
     """
     size = population_size(limits.options, "periodic orders")
     graph = problem.graph()
-    first_orders(graph, limits, monitor)
-    used = monitor.iteration
+    used = first_orders(graph, limits, monitor)
     if monitor.should_stop() or not load(monitor, "deap.tools", "rolling_orders"):
         return Result("unknown")
     left = 2**62 if limits.iterations is None else limits.iterations - used
@@ -101,11 +100,12 @@ class _Run(Evolution):
         return self.individual(child)
 
     def _measure(self, some: list[Any]) -> None:
-        for k, one in enumerate(some):
+        stopped = False
+        for one in some:
             key = tuple(one)
             if key not in self.known:
                 # after a stop what remains is not looked at any more
-                stopped = k % 8 == 7 and self.monitor.should_stop()
+                stopped = stopped or self.monitor.should_stop()
                 self.known[key] = FAILED if stopped else self._period(one)
             one.fitness.values = (self.known[key],)
         if len(self.known) > 200_000:
@@ -113,15 +113,15 @@ class _Run(Evolution):
 
     def _period(self, genes: list[int]) -> int:
         """The least period of the orders that insertion finds."""
-        from optsched_solvers.rolling_insertion import Places, frozen, insert_all
+        from optsched_solvers.rolling_insertion import Places, insert_all
         from optsched_solvers.rolling_orders import folded
 
         length = self.bound + self.bound * genes[0] ** 2 // LENGTHS**2
         order = self._units(genes[1:])
         places = Places.none(self.circle)
-        placed = insert_all(self.circle, places, frozen(order), length)
+        placed = insert_all(self.circle, places, order, length, self.monitor.should_stop)
         if placed < len(order):
-            return FAILED + len(order) - int(placed)
+            return FAILED + len(order) - placed
         found = folded(self.circle, places.start, length, self.bound)
         if found is None:
             return 2 * FAILED

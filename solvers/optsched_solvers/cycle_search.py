@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.cycle_ratio import cycle_time
-from optsched.errors import CyclicOrder, InputError
-from optsched.problems.jobarray_cycle import orders_of
+from optsched.errors import CyclicOrder
+from optsched.problems.jobarray_cycle import answer_rows, orders_of
 from optsched.result import Result
-from optsched.schedule import Rows
-from optsched_solvers.hand_made import NAMES
+from optsched_solvers import hand_made
+from optsched_solvers.cycle_first import first_orders
 from optsched_solvers.loading import load
 
 if TYPE_CHECKING:
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
-    from optsched.schedule import IntArray, Schedule
+    from optsched.schedule import IntArray, Rows, Schedule
 
 PATIENCE: Final = 1000
 """Moves without improvement after which a walk ends and the next one starts elsewhere."""
@@ -60,43 +60,10 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor, patience: int = PA
 
 def begin(problem: Problem, limits: Limits, monitor: Monitor) -> None:
     """Constructed and hand-made orders; at least one job after the other, which always fits."""
-    graph = problem.graph()
     wanted = monitor.sequences is None and limits.iterations != 0
-    if wanted and load(monitor, "rolling_rules"):
-        from optsched_solvers.rolling_rules import first_answers
-
-        first_answers(graph, monitor, most=limits.iterations)
-    if wanted and not monitor.should_stop():
-        _offer_hand_made(problem, monitor)
-    if monitor.sequences is None:  # operation ids are job-major and topological
-        sequences, offset = graph.users, np.zeros(graph.n_operations, np.int64)
-        period = cycle_time(graph, sequences).period
-        monitor.incumbent(answer_of(sequences, offset), period, "one job at a time")
-
-
-def _offer_hand_made(problem: Problem, monitor: Monitor) -> None:
-    """The schedules of `optsched.pipelines` for one job that keep to the memory, repeated."""
-    from optsched import pipelines
-    from optsched.problems.jobarray import JobArray
-
-    if not isinstance(problem, JobArray) or problem.n_jobs > 1 or (problem.multiplicity > 1).any():
-        return
-    once, offset = problem.with_objective("makespan"), np.zeros(problem.n_operations, np.int64)
-    for name in NAMES:
-        try:
-            sequences = getattr(pipelines, name)(once).sequences
-            schedule = problem.scheduled(answer_of(sequences, offset))
-            answer = problem.answer(schedule)
-        except InputError:  # another place, no weight blocks, too little memory, ...
-            continue
-        assert schedule.period is not None
-        monitor.incumbent(answer, schedule.period, f"pipelines.{name}")
-
-
-def answer_of(sequences: Rows, offset: IntArray) -> Rows:
-    """Orders and offsets as the rows that a monitor takes."""
-    ends = np.append(sequences.indptr, sequences.indptr[-1] + len(offset))
-    return Rows(ends, np.concatenate([sequences.ids, offset]))
+    first_orders(problem.graph(), limits, monitor)
+    if wanted:
+        hand_made.offer(problem, monitor)
 
 
 class CycleWalk:
@@ -251,7 +218,7 @@ class _Search:
             period = cycle_time(self.graph, *orders).period
         except CyclicOrder:
             return False
-        self.known, self.known_value = answer_of(*orders), period
+        self.known, self.known_value = answer_rows(*orders), period
         self.monitor.incumbent(self.known, period, "tabu")
         return True
 

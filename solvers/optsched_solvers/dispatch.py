@@ -90,11 +90,10 @@ def _roll(
     """Orders of a cycle: rules, insertion, and if wanted the search behind them."""
     from optsched_solvers.rolling_rules import first_answers
 
-    first_answers(graph, monitor, most=limits.iterations, rules=rules)
+    made = first_answers(graph, monitor, most=limits.iterations, rules=rules)
     if search and not monitor.should_stop():
         from optsched_solvers.rolling_search import improve
 
-        made = monitor.iteration
         left = None if limits.iterations is None else limits.iterations - made
         improve(graph, monitor, seed=limits.seed, iterations=left)
 

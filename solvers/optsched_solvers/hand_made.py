@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
 from optsched.graph import scheduled
+from optsched.problems.jobarray_cycle import answer_rows
 from optsched.schedule import Rows
 
 if TYPE_CHECKING:
@@ -15,10 +17,11 @@ if TYPE_CHECKING:
 
     from optsched.monitor import Monitor
     from optsched.problem import Problem
+    from optsched.problems.jobarray import JobArray
     from optsched.schedule import Schedule
 
 NAMES: Final = ("one_f_one_b", "zb_h1", "interleaved", "hanayo", "zb_h2", "gpipe", "vanilla")
-"""Those whose graph is the job's own; Chimera and BPipe bring one of their own."""
+"""Those of any job; Chimera's needs two directions, BPipe's operations that copy."""
 
 
 def offer(problem: Problem, monitor: Monitor) -> None:
@@ -27,39 +30,59 @@ def offer(problem: Problem, monitor: Monitor) -> None:
     Parameters
     ----------
     problem
-        A `JobArray` of one job, or a graph like Chimera's; nothing is done for any other.
+        A `JobArray` of one job (for a period each schedule is one iteration, repeated), or a graph
+        like Chimera's; nothing is done for any other.
     monitor
         Takes the schedules.
     """
-    for schedule in _schedules(problem):
-        if monitor.should_stop():
+    for name, schedule in _schedules(problem):
+        if monitor.objective is not None and monitor.should_stop():
             return
         try:
             answer = problem.answer(schedule)
         except InputError:  # it needs more memory than there is
             continue
-        name = schedule.provenance["pipeline"]
-        monitor.incumbent(answer, schedule.makespan, f"pipelines.{name}")
+        monitor.incumbent(answer, schedule.period or schedule.makespan, f"pipelines.{name}")
 
 
-def _schedules(problem: Problem) -> Iterator[Schedule]:
-    from optsched import pipelines
+def _schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
+    from optsched.problems.jobarray import JobArray
+
+    if isinstance(problem, JobArray) and problem.objective_name == "period":
+        yield from _repeated(problem)
+    elif problem.objective_name == "makespan" and len(np.unique(problem.graph().job)) == 1:
+        yield from _of_one_iteration(problem)
+
+
+def _of_one_iteration(problem: Problem) -> Iterator[tuple[str, Schedule]]:
     from optsched.problems.jobarray import JobArray
 
     graph = problem.graph()
-    if problem.objective_name != "makespan" or len(np.unique(graph.job)) != 1:
-        return
     if isinstance(problem, JobArray):
-        for name in NAMES:
-            try:
-                yield getattr(pipelines, name)(problem)
-            except InputError:  # another place, no weight blocks, ...
-                continue
+        yield from _pipelines(problem)
     if _runs_both_ways(graph):
+        with suppress(CyclicOrder):
+            yield "chimera", scheduled(graph, by_slots(graph))
+
+
+def _pipelines(job: JobArray) -> Iterator[tuple[str, Schedule]]:
+    from optsched import pipelines
+
+    for name in NAMES:
         try:
-            yield scheduled(graph, by_slots(graph), {"pipeline": "chimera"})
-        except CyclicOrder:
-            return
+            yield name, getattr(pipelines, name)(job)
+        except InputError:  # another place, no weight blocks, ...
+            continue
+
+
+def _repeated(array: JobArray) -> Iterator[tuple[str, Schedule]]:
+    """Orders of one iteration as orders of the cycle."""
+    if array.n_jobs > 1 or (array.multiplicity > 1).any():
+        return
+    offsets = np.zeros(array.n_operations, np.int64)
+    for name, once in _of_one_iteration(array.with_objective("makespan")):
+        assert once.sequences is not None
+        yield name, array.scheduled(answer_rows(once.sequences, offsets))
 
 
 def by_slots(graph: Schedule) -> Rows:

@@ -1,12 +1,14 @@
-"""Which jobs recompute: candidates tried quickly, the best of them searched with the time left.
+"""Which jobs recompute: candidates from the trade-off of time and bytes, the best ones searched.
 
-Recomputing costs time and saves bytes. So candidates recompute nothing, everything, and the jobs
-that save most bytes for their time, more and more of them; then single jobs of the best one change.
+Recomputing costs time and saves bytes x time. A linear relaxation says which jobs it pays for if
+memory could be packed without gaps; real schedules leave gaps, so it is solved for several degrees
+of packing. Neighbours of the best candidate follow. All get a quick answer, the best a long search.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -14,6 +16,7 @@ import numpy as np
 from optsched.monitor import Monitor
 from optsched.problems.jobarray import JobArray
 from optsched.problems.jobarray_choice import choosing, settled, with_choice
+from optsched.problems.jobarray_tradeoff import tradeoff
 from optsched.result import Result
 
 if TYPE_CHECKING:
@@ -22,21 +25,32 @@ if TYPE_CHECKING:
     from optsched.limits import Limits
     from optsched.monitor import Progress
     from optsched.problem import Problem
+    from optsched.problems.jobarray_tradeoff import Tradeoff
     from optsched.registry import Solver
+    from optsched.schedule import Rows
 
 Choice = tuple[bool, ...]
 
-PREFIXES: Final = 16
-"""About so many candidates between nothing and everything."""
+PACKING: Final = (2.0, 3.0, 1.5, 2.5, 1.25, 4.0, 1.7, 1.1, 1.35, 1.0, 1.2)
+"""Memory over the bytes x time in it; degrees that paid most often first."""
 
-TRIES: Final = 0.4
-"""Share of the limit for candidates; the rest is for the best of them."""
+ALL_OF: Final = 4
+"""Up to so many jobs every choice is a candidate."""
 
-FLIPS: Final = 100
-"""Single changes of the best candidate that are tried at most."""
+TRIES: Final = 0.25
+"""Share of the time left for quick answers, then and whenever the search has come to an end."""
 
-SEARCHED: Final = 4
-"""Candidates that are searched at length."""
+NEIGHBOURS: Final = 40
+"""Neighbours of the best candidate that get a quick answer at most."""
+
+SEARCHED: Final = 2
+"""Candidates that are searched beside those in which all recompute, or nobody."""
+
+TRIAL: Final = 0.2
+"""Share of the time left for each of these; the best has the rest."""
+
+UNHURRIED: Final = 5.0
+"""Seconds for each of these if nothing but a target ends the search."""
 
 QUICK: Final = 20
 """Steps of the quick engine per candidate."""
@@ -46,6 +60,9 @@ def solve(
     engine: Solver, quick: Solver, problem: Problem, limits: Limits, monitor: Monitor
 ) -> Result:
     """Choose, and search.
+
+    With an iteration limit every search has so many iterations, and the two extremes are always
+    among those that are searched; so the answer is never worse than the engine's to them.
 
     Parameters
     ----------
@@ -57,9 +74,8 @@ def solve(
         As of any solver; every answer it is offered has the choice as its last row.
     """
     assert isinstance(problem, JobArray)
-    search = _Search(engine, quick, problem, limits, monitor)
-    search.compare()
-    return search.finish()
+    _Search(engine, quick, problem, limits, monitor).run()
+    return Result("unknown")
 
 
 def simplest(problem: Problem) -> JobArray:
@@ -82,74 +98,145 @@ class _Search:
     ) -> None:
         self.engine, self.quick, self.array = engine, quick, array
         self.limits, self.monitor = limits, monitor
-        self.until = monitor.elapsed + TRIES * monitor.remaining
-        self.tried: list[_Tried] = []
+        must, never = settled(array)
+        self.tradeoff = tradeoff(array, must, never)
+        self.extremes = tuple(must.tolist()), tuple((~never).tolist())
+        self.tried: dict[Choice, _Tried] = {}
         self.seen: set[Choice] = set()
-        self.bounds: dict[Choice, int] = {}
+        self.bounds: dict[Choice, int] = {}  # of all that are feasible among them
+        self.answers: dict[Choice, tuple[int, Rows]] = {}  # of those that were searched
 
-    def compare(self) -> None:
-        """Candidates by pressure first, then neighbours of the best; a quick answer to each."""
-        for choice in by_pressure(self.array):
-            if not self._goes_on():
+    def run(self) -> None:
+        """Quick answers, then searches; again with what is left if these end before their time."""
+        self._compare(first_candidates(self.tradeoff, self.extremes))
+        if not self.tried:
+            self._search_any()
+        self._search_best()
+        known = 0
+        while self.tried and not self._is_over() and len(self.seen) > known:
+            known = len(self.seen)
+            self._compare(self._neighbours())
+            self._search_best()
+            if self.limits.iterations is not None:
+                break
+        if self._all_seen() and self.bounds:
+            self.monitor.bound(min(self.bounds.values()), "recompute_choice")
+
+    def _compare(self, candidates: Iterator[Choice]) -> None:
+        """A quick answer to each candidate that may be better than the best known one."""
+        until = self.monitor.elapsed + TRIES * self.monitor.remaining
+        for choice in candidates:
+            if self._is_over() or (self.tried and self.monitor.elapsed > until):
                 return
             self._try(choice)
-        for flip in range(FLIPS):
-            if not self.tried or not self._goes_on():
-                return
-            best = min(self.tried).choice
-            job = flip % len(best)
-            self._try((*best[:job], not best[job], *best[job + 1 :]))
 
-    def finish(self) -> Result:
-        """Search the best candidates, each with half of the time that is left."""
-        searched = 0
-        for _, _, choice in sorted(self.tried):
-            if self.monitor.should_stop():
-                break
-            value = self.monitor.objective
-            if searched >= SEARCHED or (value is not None and self.bounds[choice] >= value):
-                continue
-            searched += 1
-            last = searched == min(SEARCHED, len(self.tried))
-            self._run(self.engine, choice, self.limits.iterations, 1.0 if last else 0.5)
-        if len(self.bounds) == len(self.tried) and len(self.seen) == 2**self.array.n_jobs:
-            self.monitor.bound(min(self.bounds.values()), "recompute_choice")
-        return Result("unknown")
+    def _search_any(self) -> None:
+        """Without quick answers: what the engine finds, in no time too, for an extreme or another.
 
-    def _goes_on(self) -> bool:
+        So it is while kernels are compiled.
+        """
+        for choice in (*self.extremes, *self.bounds):
+            if self.monitor.objective is None and self._is_open(choice):
+                self._run(self.engine, choice, self.limits.iterations, TRIAL)
+
+    def _search_best(self) -> None:
+        """Short searches of the best candidates and the extremes, a long one of what is best then.
+
+        Searches pack memory better than quick answers do, so then other jobs should recompute.
+        """
         if not self.tried:
-            return self.monitor.objective is None or not self.monitor.should_stop()
-        return not self.monitor.should_stop() and self.monitor.elapsed < self.until
+            return
+        ranked = [t.choice for t in sorted(self.tried.values())]
+        for choice in dict.fromkeys((*ranked[:SEARCHED], *self.extremes)):
+            self._search(choice, TRIAL)
+        for _ in range(SEARCHED):
+            choice = rounded(self.tradeoff, self._packing())
+            if choice not in self.answers:
+                self._search(choice, TRIAL)
+        left = sorted(t for t in self.tried.values() if self._is_open(t.choice))
+        if self.limits.iterations is None and left:
+            self._search(left[0].choice, 1.0)
+
+    def _search(self, choice: Choice, share: float) -> None:
+        again = self.limits.iterations is not None and choice in self.answers
+        if not again and not self._is_over() and self._is_open(choice):
+            self._run(self.engine, choice, self.limits.iterations, share)
+
+    def _is_over(self) -> bool:
+        """Whether to stop; without any answer only the time counts."""
+        if self.monitor.objective is None:
+            return self.monitor.remaining <= 0 and bool(self.seen)
+        return self.monitor.should_stop()
+
+    def _is_ruled_out(self, choice: Choice) -> bool:
+        value = self.monitor.objective
+        return value is not None and self.bounds[choice] >= value
+
+    def _all_seen(self) -> bool:
+        settled = self.tradeoff.must | self.tradeoff.never
+        return len(self.seen) >= int(2 ** settled.tolist().count(False))
+
+    def _packing(self) -> float:
+        """Memory over the bytes x time in it, in the answer that packs it best."""
+        packing = max(PACKING)
+        for value, _, choice in self.tried.values():
+            need = self.tradeoff.rows(choice)[self.tradeoff.energy].max(initial=0.0)
+            packing = min(packing, value / max(1.0, need))
+        return packing
+
+    def _neighbours(self) -> Iterator[Choice]:
+        """New choices with one job changed or two exchanged, those that promise most first."""
+        costs, packing = self.tradeoff, self._packing()
+        promise = [
+            (float(costs.rows(choice, packing).max()), choice)
+            for choice in _changed(min(self.tried.values()).choice, costs)
+            if choice not in self.seen
+        ]
+        for _, choice in sorted(promise)[:NEIGHBOURS]:
+            yield choice
+
+    def _is_open(self, choice: Choice) -> bool:
+        """Whether the choice can be had, and may be better than the best known one."""
+        if choice not in self.seen:
+            self.seen.add(choice)
+            if not choosing(self.array, choice).infeasibility():
+                self.bounds[choice] = self.tradeoff.bound(choice)
+        return choice in self.bounds and not self._is_ruled_out(choice)
 
     def _try(self, choice: Choice) -> None:
-        if choice in self.seen:
-            return
-        self.seen.add(choice)
-        if choosing(self.array, choice).infeasibility():
+        if choice in self.tried or not self._is_open(choice):
             return
         value = self._run(self.quick, choice, QUICK, 1.0)
         if value is not None:
-            self.tried.append(_Tried(value, len(self.tried), choice))
+            self.tried[choice] = _Tried(value, len(self.tried), choice)
 
     def _run(
         self, engine: Solver, choice: Choice, iterations: int | None, share: float
     ) -> int | None:
         """The best objective that an engine finds for a choice."""
         array = choosing(self.array, choice)
-        seconds = self.monitor.remaining * share
+        seconds: float | None = self.monitor.remaining * share
+        if seconds == float("inf"):
+            seconds = None if iterations is not None or share == 1 else UNHURRIED
         given = replace(
-            self.limits, iterations=iterations, options={}, stop=None,
-            time_limit=None if seconds == float("inf") else seconds,
-        )  # fmt: skip
+            self.limits, iterations=iterations, options={}, stop=None, time_limit=seconds
+        )
         lap = _Chosen(self.monitor, choice, given)
         lap.bound(array.lower_bound(), "bounds")
+        if engine is self.engine and choice in self.answers:
+            value, answer = self.answers[choice]
+            lap.incumbent(answer, value, "recompute_choice")
         if not lap.should_stop() or lap.objective is None:
             engine.solve(array, given, lap)
         lap.tell()
         self.monitor.advance(lap.iteration)
         if lap.lower_bound is not None:
-            self.bounds[choice] = max(lap.lower_bound, self.bounds.get(choice, 0))
-        return lap.objective
+            self.bounds[choice] = max(lap.lower_bound, self.bounds[choice])
+        best, found = lap.best
+        if engine is self.engine and best is not None and found is not None:
+            self.answers[choice] = best, found
+            self.tried[choice] = _Tried(best, len(self.tried), choice)
+        return best
 
 
 class _Chosen(Monitor):
@@ -170,19 +257,55 @@ class _Chosen(Monitor):
         return self._shared.should_stop()
 
 
-def by_pressure(array: JobArray) -> Iterator[Choice]:
-    """Nobody recomputes, everybody does, and those who save most bytes for their time.
+def first_candidates(costs: Tradeoff, extremes: tuple[Choice, Choice]) -> Iterator[Choice]:
+    """The more promising extreme, relaxations rounded, the other extreme; of few jobs all choices.
 
-    Jobs that fit in one way only always go that way.
+    Parameters
+    ----------
+    costs
+        What recomputing costs and saves.
+    extremes
+        As few jobs recompute as possible, and as many.
     """
-    must, never = settled(array)
-    saved = (array.activation - array.checkpoint).sum(axis=1)
-    time = np.maximum(array.recompute.sum(axis=1), 1)
-    free = np.flatnonzero(~(must | never))
-    order, n = free[np.argsort((-saved / time)[free], kind="stable")], len(free)
-    counts = {0: None, n: None}  # in this order
-    counts |= dict.fromkeys(np.linspace(0, n, min(n, PREFIXES) + 1).astype(int).tolist())
-    for count in counts:
-        chosen = must.copy()
-        chosen[order[:count]] = True
-        yield tuple(chosen.tolist())
+    yield from sorted(extremes, key=costs.bound)[:1]
+    for packing in PACKING:
+        yield rounded(costs, packing)
+    yield from sorted(extremes, key=costs.bound)[1:]
+    n = len(costs.must)
+    if n <= ALL_OF:
+        for choice in product((False, True), repeat=n):
+            flags = np.array(choice)
+            if not (costs.must & ~flags).any() and not (costs.never & flags).any():
+                yield choice
+
+
+def rounded(costs: Tradeoff, packing: float) -> Choice:
+    """The relaxation rounded: jobs of the largest shares recompute, as many as is best."""
+    shares = costs.relaxed(packing)[1]
+    order = np.argsort(-shares, kind="stable")
+    order = order[~(costs.must | costs.never)[order]]
+    choice = costs.must.copy()
+    best = choice.copy()
+    for j in order.tolist():
+        choice[j] = True
+        if costs.rows(choice, packing).max() < costs.rows(best, packing).max():
+            best = choice.copy()
+    return tuple(best.tolist())
+
+
+def _changed(best: Choice, costs: Tradeoff) -> Iterator[Choice]:
+    """The choice with one job changed, or two jobs exchanged."""
+    choice = np.array(best)
+    free = ~(costs.must | costs.never)
+    into, out = np.flatnonzero(free & ~choice).tolist(), np.flatnonzero(free & choice).tolist()
+    for jobs in ((j,) for j in into + out):
+        yield _flipped(best, jobs)
+    for pair in product(into, out):
+        yield _flipped(best, pair)
+
+
+def _flipped(choice: Choice, jobs: tuple[int, ...]) -> Choice:
+    flags = list(choice)
+    for j in jobs:
+        flags[j] = not flags[j]
+    return tuple(flags)

@@ -69,7 +69,7 @@ def first_answers(
     most
         Constructions to make at most; default all.
     rules
-        Names of the rules to try.
+        Names of the rules to try; where memory is limited one job at a time comes first.
 
     Returns
     -------
@@ -297,9 +297,7 @@ def best_fold(
     return best
 
 
-def _one_by_one(
-    graph: Schedule, circle: Circle, least: int
-) -> tuple[CyclicOrders, str] | None:
+def _one_by_one(graph: Schedule, circle: Circle, least: int) -> tuple[CyclicOrders, str] | None:
     """One job after the other, which fits whenever every job does: ids are job-major."""
     from optsched_solvers.rolling_orders import CyclicOrders, evaluated
 

@@ -1,9 +1,7 @@
-"""Local search for cycles: job orders behind rolling dispatch, and jobs thrown out and put back.
+"""Local search for cycles: job orders behind rolling dispatch.
 
-Two searches take turns. One walks over two permutations of the jobs, for F and for B blocks, how
-far B comes first, and the list scheduler's mode; a point is worth the least period of its folded
-list schedule. The other is `optsched_solvers.rolling_ruin` on a circle between the lower bound and
-the best period.
+A walk over two permutations of the jobs, for F and for B blocks, how far B comes first, and the
+list scheduler's mode; a point is worth the least period of its folded list schedule.
 """
 
 from __future__ import annotations
@@ -25,15 +23,6 @@ if TYPE_CHECKING:
 CYCLES: Final = 4
 """Of the unrolled cycle whose list schedules are folded."""
 
-TURN: Final = 40
-"""Points of one search before it is the other's turn."""
-
-REMOVALS: Final = 10
-"""Ruin and recreate steps between two questions whether to stop."""
-
-PATIENCE: Final = 400
-"""Removals on a circle of one length, at first; doubled when the lengths have been tried."""
-
 
 class _Point(NamedTuple):
     forward: IntArray  # rank of every job
@@ -51,7 +40,7 @@ def improve(
     iterations: int | None = None,
     seconds: float = float("inf"),
 ) -> int:
-    """Search until a limit; returns the number of list schedules and removals made.
+    """Search until a limit; returns the number of list schedules made.
 
     Parameters
     ----------
@@ -62,26 +51,22 @@ def improve(
     seed
         Same seed and number of iterations, same orders.
     iterations, seconds
-        Steps in all, and time.
+        List schedules in all, and time.
     """
-    if not load(monitor, *MODULES, "rolling_ruin"):
+    if not load(monitor, *MODULES):
         return 0
-    most = NOTHING if iterations is None else iterations
-    until = monitor.elapsed + seconds
     search = _Search(graph, monitor, seed)
-    made = 0
-    while made < most and not monitor.should_stop() and monitor.elapsed < until:
-        made += search.walk(min(TURN, most - made))
-        made += search.ruin(min(TURN, most - made))
-    return made
+    return walk(
+        _starts(graph, search.n_jobs), search.valued, search.neighbour, monitor,
+        iterations=iterations, seconds=seconds,
+    )  # fmt: skip
 
 
 class _Search:
-    """Both searches and what they share: the cycle and the best orders."""
+    """What all points of one cycle share."""
 
     def __init__(self, graph: Schedule, monitor: Monitor, seed: int) -> None:
         from optsched_solvers.rolling_insertion import Circle
-        from optsched_solvers.rolling_ruin import Ruin
 
         self.graph, self.monitor = graph, monitor
         self.circle: Circle = Circle.of(graph)
@@ -90,61 +75,17 @@ class _Search:
         self.dispatcher = Dispatcher(unrolled(graph, self.cycles), 0)
         self.rng = np.random.default_rng(seed)
         self.n_jobs = int(graph.job.max(initial=-1)) + 1
-        self.point, self.value = _starts(graph, self.n_jobs)[0], NOTHING
-        self.circles = Ruin(graph, self.circle, seed)
-        self.refuted = self.least - 1  # lengths up to this one seem too short
-        self.patience, self.spent = PATIENCE, 0
 
-    def walk(self, steps: int) -> int:
-        """Some steps of the walk over job orders, from its best point so far."""
-        known = self.value < NOTHING
-        starts = [self.point] if known else _starts(self.graph, self.n_jobs)
-        return walk(starts, self._valued, self._neighbour, self.monitor, iterations=steps)
-
-    def ruin(self, steps: int) -> int:
-        """Some removals on a circle shorter than the best period."""
-        made = 0
-        while made < steps and not self.monitor.should_stop():
-            best = self.monitor.objective or 2 * self.least
-            if self.circles.period >= best or self.circles.period < self.least:
-                self._shorter(best)
-            take = min(REMOVALS, steps - made)
-            found = self.circles.run(take)
-            made += take
-            self.spent += take
-            self.monitor.advance(take)
-            if found is not None:
-                self._offer(found[None, :], "jobs reinserted")
-                self.refuted = self.least - 1
-                self._shorter(min(self.monitor.objective or best, self.circles.period))
-            elif self.spent >= self.patience:
-                self.refuted = self.circles.period
-                self._shorter(best)
-        return made
-
-    def _shorter(self, best: int) -> None:
-        """A circle half-way between what seems too short and the best period."""
-        if best - self.refuted <= max(1, best // 500):
-            self.refuted = self.least - 1
-            self.patience *= 2
-        self.circles.begin(max(self.least, (self.refuted + best) // 2), None)
-        self.spent = 0
-
-    def _valued(self, point: _Point) -> int:
-        found = self.dispatcher.listed(self._priority(point), point.active)
-        value = NOTHING
-        if found is not None:
-            value = self._offer(found[1].reshape(self.cycles, -1), "job orders")
-        if value < self.value:
-            self.point, self.value = point, value
-        return value
-
-    def _offer(self, starts: IntArray, source: str) -> int:
-        found = best_fold(self.circle, starts, self.least)
+    def valued(self, point: _Point) -> int:
+        """The least period of the point's orders; told to the monitor if it is the best."""
+        listed = self.dispatcher.listed(self._priority(point), point.active)
+        if listed is None:
+            return NOTHING
+        found = best_fold(self.circle, listed[1].reshape(self.cycles, -1), self.least)
         if found is None:
             return NOTHING
         if self.monitor.objective is None or found.period < self.monitor.objective:
-            self.monitor.incumbent(found.answer, found.period, source)
+            self.monitor.incumbent(found.answer, found.period, "job orders")
         return found.period
 
     def _priority(self, point: _Point) -> IntArray:
@@ -163,7 +104,8 @@ class _Search:
         rank[np.lexsort((*keys, late))] = number
         return rank
 
-    def _neighbour(self, point: _Point) -> _Point:
+    def neighbour(self, point: _Point) -> _Point:
+        """A point that differs in one respect."""
         rng, n = self.rng, self.n_jobs
         kind = int(rng.integers(12))
         if kind == 0:

@@ -194,7 +194,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 
 def test_what_is_refused() -> None:
     """The period by `supports`; gangs by the mode that cannot."""
-    with pytest.raises(UnsupportedProblem, match="not the period"):
+    with pytest.raises(UnsupportedProblem, match="it finds no periodic orders"):
         solve(JobArray([[1]], [[1]], objective="period"))
     gang = next(
         graph

@@ -45,6 +45,23 @@ def test_finds_what_constructions_miss() -> None:
     assert many.status == "optimal"
 
 
+def test_counts_its_own_iterations() -> None:
+    """What others have reported to the monitor before takes nothing away."""
+    from optsched.limits import Limits
+    from optsched.monitor import Monitor
+    from optsched_solvers import cycle_genetic
+
+    array = arrays()[2]
+    made = []
+    for others in (0, 10**6):
+        limits = Limits(iterations=400)
+        monitor = Monitor(limits)
+        monitor.advance(others)
+        cycle_genetic.solve(array, limits, monitor)
+        made.append((monitor.iteration - others, monitor.objective))
+    assert made[0] == made[1] and made[0][0] == 400
+
+
 def test_genes_name_units() -> None:
     """The n-th occurrence of a job is its n-th unit, whatever the order."""
     from optsched.limits import Limits

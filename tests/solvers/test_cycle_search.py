@@ -15,12 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import optsched
-from optsched import JobArray
+from optsched import JobArray, pipelines
 from optsched.cycle_ratio import cycle_time
 from optsched.errors import CyclicOrder
+from optsched.limits import Limits
+from optsched.monitor import Monitor
+from optsched.problems.jobarray_cycle import answer_rows
 from optsched.schedule import Rows, Schedule
+from optsched_solvers import hand_made
 from optsched_solvers.cycle_estimates import HEADS, SCRATCH, TAILS, heads_from, tails_to
-from optsched_solvers.cycle_search import CycleWalk, answer_of
+from optsched_solvers.cycle_search import CycleWalk
 from optsched_solvers.cycle_shifts import shift_left, shift_right
 from optsched_solvers.cycle_state import (
     AFTER,
@@ -205,7 +209,7 @@ def test_walks_stay_feasible_and_count_right(seed: int) -> None:
         except CyclicOrder:
             assert (graph.duration == 0).any()
             continue
-        schedule = array.scheduled(answer_of(*orders))
+        schedule = array.scheduled(answer_rows(*orders))
         assert optsched.verify(schedule) == [] and schedule.period == walk.best
 
 
@@ -244,7 +248,7 @@ def least_of_all(array: JobArray) -> int:
             except CyclicOrder:
                 continue
             if found.period < best:
-                schedule = array.scheduled(answer_of(sequences, np.array(offset)))
+                schedule = array.scheduled(answer_rows(sequences, np.array(offset)))
                 if not optsched.verify(schedule):
                     best = found.period
                     if best == array.lower_bound():
@@ -302,7 +306,7 @@ def test_search_improves_on_a_start_and_keeps_it() -> None:
     """Far from serial after some moves, and never worse than a warm start."""
     array = in_flight_array()
     sequences, offset = serial(array)
-    start = array.scheduled(answer_of(sequences, offset))
+    start = array.scheduled(answer_rows(sequences, offset))
     found = optsched.solve(array, "tabu", iterations=2000, warm_start=start)
     assert found.objective is not None and start.period is not None
     assert found.objective < 0.5 * start.period
@@ -334,3 +338,18 @@ def test_the_benchmark_prints_its_tables() -> None:
     assert done.stdout.count("| 1 of 1 |") == 3 and "| equal | equal-19x8 |" in done.stdout
     wrong = subprocess.run([*command, "--set", "plane"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "there is no 'plane'" in wrong.stderr
+
+
+def test_hand_made_schedules_are_repeated() -> None:
+    """For one job each pipeline that fits is an order of the cycle; several jobs have none."""
+    job = JobArray([[2, 3, 2]], [[4, 4, 5]], micro_batches=6, activation=1, memory=[3, 2, 1],
+                   objective="period")  # fmt: skip
+    monitor = Monitor(Limits())
+    hand_made.offer(job, monitor)
+    assert monitor.sequences is not None
+    assert job.scheduled(monitor.sequences).period == monitor.objective
+    once = pipelines.one_f_one_b(job.with_objective("makespan"))
+    assert monitor.objective == job.evaluate_orders(once.sequences)
+    several = Monitor(Limits())
+    hand_made.offer(JobArray([[2]] * 2, [[4]] * 2, objective="period"), several)
+    assert several.objective is None

@@ -231,12 +231,10 @@ def test_wrong_options(options: dict[str, Any]) -> None:
         optsched.solve(SHOP, Genetic(), iterations=10, options=options)
 
 
-def test_deadlines_and_periods_are_refused() -> None:
+def test_deadlines_are_refused() -> None:
     """With a sentence."""
     with pytest.raises(UnsupportedProblem, match="deadlines are not kept"):
         optsched.solve(JobShop([[(0, 1)]], deadline=[9]), Genetic())
-    with pytest.raises(UnsupportedProblem, match="period"):
-        optsched.solve(JobArray([[1]], [[1]], objective="period"), Genetic())
 
 
 def test_without_deap(monkeypatch: pytest.MonkeyPatch) -> None:

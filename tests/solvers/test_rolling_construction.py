@@ -15,10 +15,14 @@ from optsched import JobArray, verify
 from optsched.cycle_ratio import cycle_time
 from optsched.limits import Limits
 from optsched.monitor import Monitor
-from optsched_solvers import list_schedule  # noqa: F401  # loaded, nothing is made in plain Python
+from optsched.problems.jobarray_cycle import orders_of
+from optsched_solvers import (
+    list_schedule,  # noqa: F401  # loaded, nothing is made in plain Python
+    rolling_insertion,
+)
 from optsched_solvers.rolling_insertion import Circle, inserted
 from optsched_solvers.rolling_orders import evaluated, folded
-from optsched_solvers.rolling_rules import first_answers, job_order
+from optsched_solvers.rolling_rules import SLACK, first_answers, job_order
 from optsched_solvers.rolling_search import improve
 
 
@@ -72,14 +76,17 @@ def test_every_answer_is_feasible(rng: Random) -> None:
     """
     array = cycle_of(rng)
     monitor = checked(array)
-    found = first_answers(array.graph(), monitor)
+    made = first_answers(array.graph(), monitor)
+    assert made == monitor.iteration
+    found = monitor.objective
     if array.infeasibility():
         assert found is None
         return
-    assert found is not None and found.period == monitor.objective
-    assert evaluated(Circle.of(array.graph()), found.sequences, found.offsets) == found.period
+    assert found is not None and monitor.sequences is not None
+    orders = orders_of(array.graph(), monitor.sequences)
+    assert evaluated(Circle.of(array.graph()), *orders) == found
     improve(array.graph(), monitor, seed=3, iterations=30)
-    assert monitor.objective is not None and monitor.objective <= found.period
+    assert monitor.objective is not None and monitor.objective <= found
 
 
 @pytest.mark.parametrize("caps", [False, True], ids=["free", "capped"])
@@ -166,3 +173,52 @@ def test_insertion_leaves_room_for_switches(side: str) -> None:
             if starts is not None:
                 found = folded(circle, starts, period)
                 assert found is not None and found.period <= period
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_insertion_looks_up_now_and_then(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In slices as in one go; a stop ends it after the first slice."""
+    array = mixed(7 + seed, 5, seed, switch=10)
+    graph = array.graph()
+    circle = Circle.of(graph)
+    order = job_order(graph, circle)
+    period = 3 * array.lower_bound() // 2
+    whole = inserted(circle, order, period)
+    monkeypatch.setattr(rolling_insertion, "SLICE", 1)
+    asked: list[bool] = []
+    sliced = inserted(circle, order, period, lambda: bool(asked.append(True)))
+    assert np.array_equal(sliced, whole)
+    assert whole is not None and len(asked) == len(order) - 1
+    assert inserted(circle, order, period, lambda: True) is None
+
+
+class Hurried(Checked):
+    """There is always a millionth of a second left."""
+
+    remaining = 1e-6
+
+
+def test_no_list_schedule_without_the_time_for_it() -> None:
+    """Where the banker's checks take long, one job after the other is the answer in time."""
+    caps = {"checkpoint": 2, "recompute_workspace": 3, "memory": 6, "recompute_mode": "always"}
+    array = mixed(12, 3, **caps)
+    calm, hurried = checked(array), Hurried(Limits())
+    hurried.array = array
+    for monitor in (calm, hurried):
+        first_answers(array.graph(), monitor)
+        assert any(event.source.endswith("one job at a time") for event in monitor.history)
+    assert hurried.iteration <= 1 + len(SLACK) < calm.iteration
+
+
+@pytest.mark.parametrize("solver", ["dispatch", "tabu"])
+@pytest.mark.parametrize("caps", [False, True], ids=["free", "capped"])
+def test_tiny_idle_and_long_arrays(solver: str, caps: bool) -> None:
+    """One or two jobs, one stage, blocks of no time, a thousand jobs."""
+    for jobs, stages, time, least in (
+        (1, 1, 2, 6), (2, 1, 2, 12), (1, 4, 2, 24), (1, 3, 0, 1), (5, 3, 0, 1), (1000, 1, 1, 3000),
+    ):  # fmt: skip
+        times = np.full((jobs, stages), time)
+        rest = {"activation": 1, "memory": [1] * stages} if caps else {}
+        array = JobArray(times, 2 * times, objective="period", **rest)  # type: ignore[arg-type]
+        result = optsched.solve(array, solver, iterations=60)
+        assert result.status == "optimal" and result.objective == least
