@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -72,9 +72,9 @@ class Case:
         self, sizes: list[int], *, chunks: tuple[int, ...] = (), **options: Any
     ) -> JobArray:
         place = chunks or tuple(range(self.stages))
-        model = self.model
+        model = models.model_of(self.model)
         if self.assumption == "efficient":
-            model = _efficient(model)
+            model = replace(model, half_batch=Fraction(0))
         common = {
             "place": place,
             "memory": None if self.assumption == "no limit" else self.memory,
@@ -140,19 +140,10 @@ def sweeps() -> dict[str, dict[str, Case]]:
 
 @lru_cache(maxsize=1000)  # several pipelines run the same job
 def _from_profile(
-    model: str, link: str, sizes: tuple[int, ...], options: tuple[tuple[str, Any], ...]
+    model: models.Model, link: str, sizes: tuple[int, ...], options: tuple[tuple[str, Any], ...]
 ) -> JobArray:
     given = dict(options)
     return JobArray.from_profile(model, len(given["place"]), sizes, link=link, **given)
-
-
-@cache
-def _efficient(model: str) -> str:
-    """The name under which a model without the inefficiency of small batches is known."""
-    name = f"{model}_efficient"
-    changed = replace(models.model_of(model), half_batch=Fraction(0))
-    models.MODELS[name] = lambda: changed
-    return name
 
 
 def crossing_bandwidth(case: Case) -> int:

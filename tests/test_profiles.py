@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from itertools import combinations, pairwise
 from math import ceil
 from typing import Any
@@ -50,6 +52,15 @@ def test_work_of_transformers() -> None:
         model = model_of(name)
         matrices = 2 * s * (model.params - model.layers[0].params + model.layers[-1].tied_params)
         assert model.flops == matrices + depth * 4 * s * s * h
+
+
+def test_a_model_of_ones_own() -> None:
+    """What the registry's model says, and what a changed one changes."""
+    model = model_of("bert_large")
+    known = JobArray.from_profile("bert_large", 2, [8, 16])
+    assert JobArray.from_profile(model, 2, [8, 16]) == known
+    quick = JobArray.from_profile(replace(model, half_batch=Fraction(0)), 2, [8, 16])
+    assert (quick.forward < known.forward).all()
 
 
 def test_layer_counts() -> None:

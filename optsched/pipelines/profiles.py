@@ -54,7 +54,7 @@ class Stage(NamedTuple):
 
 
 def job_array_fields(
-    model: str,
+    model: str | Model,
     stages: int,
     batch_sizes: Sequence[int],
     *,
@@ -75,7 +75,7 @@ def job_array_fields(
     Parameters
     ----------
     model
-        ``"vgg19"``, ``"resnet152"``, ``"bert_large"`` or ``"gpt2_xl"``.
+        ``"vgg19"``, ``"resnet152"``, ``"bert_large"``, ``"gpt2_xl"``, or a `Model` of your own.
     stages
         Number of pipeline stages, one a device unless `place` says otherwise.
     batch_sizes
@@ -116,12 +116,12 @@ def job_array_fields(
     InputError
         Naming the argument, the value and the legal range.
     """
-    profile = model_of(model)
+    profile = model if isinstance(model, Model) else model_of(model)
     layers = len(profile.layers)
     if isinstance(stages, int) and stages > layers:
         raise InputError(
             f"stages: expected an integer in 1..{layers}, got {told(stages)}; each holds a layer "
-            f"of {model}, which has {layers}"
+            f"of {profile.name}, which has {layers}"
         )
     integer(stages, "stages: ", 1, layers)
     sizes = _samples(batch_sizes, micro_batches)
@@ -155,7 +155,7 @@ def job_array_fields(
         split["weight"] = forward
         split["weight_memory"] = _weight_memory(sizes, parts, recompute_mode)
     return {
-        "name": f"{model}-{per_job}x{stages}",
+        "name": f"{profile.name}-{per_job}x{stages}",
         "time_unit": "us",
         "forward": forward,
         "backward": _table([[gradients * _forward(s, profile, b) for s in parts] for b in sizes]),

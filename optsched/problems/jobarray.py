@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from optsched.pipelines.models import Model
     from optsched.problems.jobarray_prefetch import ServerPrefetch
     from optsched.schedule import IntArray, Schedule
 
@@ -267,14 +268,15 @@ class JobArray(Problem):
 
     @classmethod
     def from_profile(
-        cls, model: str, stages: int, batch_sizes: Sequence[int], **options: Any
+        cls, model: str | Model, stages: int, batch_sizes: Sequence[int], **options: Any
     ) -> JobArray:
         """A job array of a real model by the analytic cost model of `optsched.pipelines.profiles`.
 
         Parameters
         ----------
         model
-            ``"vgg19"``, ``"resnet152"``, ``"bert_large"`` or ``"gpt2_xl"``.
+            ``"vgg19"``, ``"resnet152"``, ``"bert_large"``, ``"gpt2_xl"``, or a
+            `optsched.pipelines.models.Model` of your own.
         stages
             Number of pipeline stages, one per device.
         batch_sizes
