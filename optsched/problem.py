@@ -82,15 +82,23 @@ class Problem(ABC):
         """
         from optsched.verify import verify
 
-        if not self.graph().same_graph(schedule):
-            theirs = str(schedule.provenance.get("instance_sha256", schedule.graph().sha256))
-            raise InputError(f"belongs to another instance ({theirs[:12]}, not {self.sha256[:12]})")
+        self.check_own(schedule)
         if schedule.sequences is None:
             raise InputError("has no orders")
         violations = verify(schedule)
         if violations:
             raise InputError(violations[0].message)
         return schedule.sequences
+
+    def check_own(self, schedule: Schedule) -> None:
+        """Refuse a schedule of another instance with an `InputError`."""
+        if not self.graph().same_graph(schedule):
+            raise self.foreign(schedule)
+
+    def foreign(self, schedule: Schedule) -> InputError:
+        """What is said of a schedule of another instance."""
+        theirs = str(schedule.provenance.get("instance_sha256", schedule.graph().sha256))
+        return InputError(f"belongs to another instance ({theirs[:12]}, not {self.sha256[:12]})")
 
     def infeasibility(self) -> str:
         """Why no schedule can exist, in one sentence, if that is easy to see; else ``""``."""

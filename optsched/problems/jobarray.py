@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Final
@@ -16,20 +15,24 @@ from optsched.problem import Problem
 from optsched.problems.jobarray_checks import (
     Place,
     check_blocks,
-    flat,
+    device_fields,
     integers,
+    jobs_of,
+    known_options,
     names_of,
+    option_of,
     place_of,
     recompute_of,
-    refuse,
     shape_of,
     table_of,
 )
+from optsched.problems.jobarray_rules import check
 from optsched.schedule import Rows
-from optsched.strict_json import MAX_INTEGER, shown
+from optsched.strict_json import MAX_INTEGER
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -51,9 +54,6 @@ CHOICES: Final = {
     "switch_on": ("out", "in"),
     "time_unit": ("ns", "us", "ms", "s"),
 }
-_TIMES: Final = (
-    "forward", "backward", "weight", "recompute", "update", "switch", "lag_forward", "lag_backward",
-)  # fmt: skip
 FLAGS: Final = ("recompute_as_block", "update_blocks_gradient", "trailing_switch")
 
 
@@ -199,22 +199,15 @@ class JobArray(Problem):
         check_blocks(fields["micro_batches"], shape[1])
         if objective == "period":
             check_blocks(fields["micro_batches"], shape[1], fields["multiplicity"])
-        for key, legal in CHOICES.items():
-            if given[key] not in legal:
-                told = shown(given[key]) if isinstance(given[key], str) else f"{given[key]!r:.60}"
-                raise InputError(f"{key}: expected one of {', '.join(legal)}, got {told}")
-            fields[key] = given[key]
-        for key in FLAGS:
-            if not isinstance(given[key], bool):
-                raise InputError(f"{key}: expected true or false, got {given[key]!r}")
-            fields[key] = given[key]
+        fields.update({key: option_of(key, given[key], CHOICES[key]) for key in CHOICES})
+        fields.update({key: option_of(key, given[key], (False, True)) for key in FLAGS})
         fields["name"] = label("name", name)
         fields["recompute_mode"] = recompute_of(recompute_mode, shape[0])
         fields["names"] = names_of("names", names, "job", shape[0])
         fields["place"] = place_of(place, fields["micro_batches"], shape[1])
-        fields.update(_devices(fields["place"], memory, devices, servers))
+        fields.update(device_fields(fields["place"], memory, devices, servers))
         self.__dict__.update(fields)
-        self._check()
+        check(self)
 
     def __setattr__(self, key: str, value: object) -> None:
         raise AttributeError(f"a JobArray is immutable: make a changed copy, replace({key}=...)")
@@ -288,13 +281,7 @@ class JobArray(Problem):
         from optsched.pipelines.profiles import job_array_fields
 
         ours = {key: options.pop(key) for key in list(options) if key in _DIRECT_OPTIONS}
-        legal = signature(job_array_fields).parameters
-        for key in options:
-            if key not in legal:
-                known = sorted({*legal, *_DIRECT_OPTIONS} - {"model", "stages", "batch_sizes"})
-                raise InputError(
-                    f"{key}: not an option of from_profile; there are {', '.join(known)}"
-                )
+        known_options(options, signature(job_array_fields).parameters, _DIRECT_OPTIONS)
         fields = job_array_fields(model, stages, batch_sizes, **options)
         return cls(**{**fields, **ours})
 
@@ -407,14 +394,7 @@ class JobArray(Problem):
 
     def subset(self, jobs: Sequence[int]) -> JobArray:
         """The array of the given jobs only, in that order."""
-        rows = list(jobs)
-        for j in rows:
-            if isinstance(j, bool) or not isinstance(j, (int, np.integer)):
-                raise InputError(f"jobs: expected job numbers, got {j!r}")
-            if not 0 <= j < self.n_jobs:
-                raise InputError(f"jobs: expected numbers in 0..{self.n_jobs - 1}, got {j}")
-        if not rows:
-            raise InputError("jobs: expected at least one job")
+        rows = jobs_of(jobs, self.n_jobs)
         changes: dict[str, Any] = {
             key: None if getattr(self, key) is None else getattr(self, key)[rows]
             for key in (*PER_STAGE, *PER_CUT, *PER_JOB)
@@ -529,14 +509,7 @@ class JobArray(Problem):
             return super().answer(schedule)
         from optsched.problems.jobarray_cycle import answer_of
 
-        self._own(schedule)
-        if schedule.sequences is None:
-            raise InputError("has no orders")
-        from optsched.verify import verify
-
-        violations = verify(schedule)
-        if violations:
-            raise InputError(violations[0].message)
+        super().answer(schedule)
         return answer_of(schedule)
 
     def evaluate(self, schedule: Schedule) -> int:
@@ -548,19 +521,20 @@ class JobArray(Problem):
             return jobarray_choice.choosing(self, recompute).evaluate(schedule)
         if self.objective == "makespan":
             return super().evaluate(schedule)
-        self._own(schedule)
+        self.check_own(schedule)
         if schedule.start is None:
             raise InputError("has no starts: the period of a graph is only one that suffices")
         assert schedule.period is not None
         return schedule.period
 
-    def _own(self, schedule: Schedule) -> None:
-        """Refuse a schedule that does not repeat this array's cycle."""
-        if schedule.period is None:
+    def check_own(self, schedule: Schedule) -> None:
+        """Refuse a schedule of another array, or one that does not repeat this one's cycle."""
+        if self.objective == "makespan":
+            super().check_own(schedule)
+        elif schedule.period is None:
             raise InputError("has no period: it is no schedule of a rolling array")
-        if not self.graph().same_cycle(schedule):
-            theirs = str(schedule.provenance.get("instance_sha256", schedule.graph().sha256))
-            raise InputError(f"belongs to another instance ({theirs[:12]}, not {self.sha256[:12]})")
+        elif not self.graph().same_cycle(schedule):
+            raise self.foreign(schedule)
 
     def bounds(self) -> dict[str, int]:
         """All lower bounds of the objective, by name.
@@ -612,88 +586,6 @@ class JobArray(Problem):
             f"<JobArray {self.name!r}: {self.n_jobs} jobs, {self.n_stages} stages "
             f"on {self.n_devices} devices>"
         )
-
-    def _check(self) -> None:
-        """Rules that join several fields."""
-        kept = np.minimum(self.activation, self.checkpoint)
-        if self.recompute_mode == "never":
-            kept = self.activation
-        elif self.recompute_mode == "always":
-            kept = self.checkpoint
-        elif not isinstance(self.recompute_mode, str):
-            kept = np.where(
-                np.array(self.recompute_mode)[:, None], self.checkpoint, self.activation
-            )
-        if self.weight is None and self.weight_memory.any():
-            raise InputError("weight_memory: needs weight blocks (weight=...)")
-        refuse(
-            self.weight_memory > kept, "weight_memory", self.weight_memory, "at most the kept bytes"
-        )
-        refuse(self.lag_forward < -self.forward[:, :-1], "lag_forward", self.lag_forward,
-                "not below minus the forward time of its stage")  # fmt: skip
-        refuse(self.lag_backward < -self.backward[:, 1:], "lag_backward", self.lag_backward,
-                "not below minus the backward time of the stage it leaves")  # fmt: skip
-        if self.update_mode == "fused" and self.microbatch_order == "free" and self.update.any():
-            raise InputError(
-                'update_mode: "fused" needs microbatch_order="fixed" (else the last micro-batch is '
-                'unknown); use "block"'
-            )
-        if self.objective == "period" and self.release.any():
-            raise InputError('release: not allowed with objective="period"')
-        times = [getattr(self, key) for key in _TIMES if getattr(self, key) is not None]
-        # Python integers: the sums themselves may overflow; a switch counts at every block
-        once = sum(int(t[t > 0].astype(object).sum()) for t in times)
-        once += 5 * int(self.switch.astype(object).sum())
-        repeats = zip(self.micro_batches.tolist(), self.multiplicity.tolist(), strict=True)
-        total = once * max(m * r for m, r in repeats) + int(self.release.max())
-        if total > MAX_INTEGER:
-            raise InputError(f"forward, backward, ...: times add up to {total}, more than 2^53")
-        for key in ("activation", "checkpoint", "recompute_workspace", "weight_memory"):
-            table, count = getattr(self, key), self.micro_batches.astype(object)
-            if (total := int((table.astype(object).sum(axis=1) * count).sum())) > MAX_INTEGER // 4:
-                raise InputError(f"{key}: adds up to {total} bytes, more than 2^51")
-        self._check_switches()
-
-    def _check_switches(self) -> None:
-        """One switch time per (job, device): then setups are triangular."""
-        shared = isinstance(self.place[0], int)  # one place for all jobs and micro-batches
-        if not self.switch.any() or (shared and len(set(self.place)) == self.n_stages):
-            return
-        for j in range(self.n_jobs):
-            known: dict[int, int] = {}  # device -> a stage on it
-            for m in range(1 if shared else int(self.micro_batches[j])):
-                for v, d in enumerate(self.devices_of(j, m).tolist()):
-                    first = known.setdefault(d, v)
-                    if self.switch[j, v] != self.switch[j, first]:
-                        raise InputError(
-                            f"jobs[{j}].switch[{v}]: {self.switch[j, v]}, but stage {first} on the "
-                            f"same device has {self.switch[j, first]}"
-                        )
-
-
-def _devices(
-    place: Place,
-    memory: npt.ArrayLike | None,
-    devices: Sequence[str] | None,
-    servers: Sequence[str] | None,
-) -> dict[str, Any]:
-    """Names, servers and memory of the devices; refuses a stage on none of them."""
-    used = 1 + max(flat(place))
-    known = devices if devices is not None else servers
-    if known is not None and (isinstance(known, str) or not isinstance(known, Sequence)):
-        key = "servers" if devices is None else "devices"
-        raise InputError(f"{key}: expected a list of names, got {known!r:.60}")
-    capacity = 0 if memory is None else memory
-    count = used if known is None else len(known)
-    if known is None and np.ndim(capacity) == 1:
-        count = len(np.asarray(capacity))
-    if used > count:
-        raise InputError(f"place: device {used - 1} does not exist (there are {count})")
-    return {
-        "devices": names_of("devices", devices, "gpu", count),
-        "servers": names_of("servers", servers, None, count),
-        "memory": table_of("memory", capacity, (count,)),
-    }
 
 
 def _rebuilt(fields: dict[str, Any]) -> JobArray:

@@ -182,3 +182,60 @@ def row_of(where: str, row: Sequence[Any], n_stages: int) -> tuple[int, ...]:
         if device > 1_000_000:
             raise InputError(f"{where}[{v}]: device {device} does not exist")
     return tuple(int(device) for device in row)
+
+
+def device_fields(
+    place: Place,
+    memory: npt.ArrayLike | None,
+    devices: Sequence[str] | None,
+    servers: Sequence[str] | None,
+) -> dict[str, Any]:
+    """Names, servers and memory of the devices; refuses a stage on none of them."""
+    used = 1 + max(flat(place))
+    known = devices if devices is not None else servers
+    if known is not None and (isinstance(known, str) or not isinstance(known, Sequence)):
+        key = "servers" if devices is None else "devices"
+        raise InputError(f"{key}: expected a list of names, got {known!r:.60}")
+    capacity = 0 if memory is None else memory
+    count = used if known is None else len(known)
+    if known is None and np.ndim(capacity) == 1:
+        count = len(np.asarray(capacity))
+    if used > count:
+        raise InputError(f"place: device {used - 1} does not exist (there are {count})")
+    return {
+        "devices": names_of("devices", devices, "gpu", count),
+        "servers": names_of("servers", servers, None, count),
+        "memory": table_of("memory", capacity, (count,)),
+    }
+
+
+def jobs_of(jobs: Sequence[int], n_jobs: int) -> list[int]:
+    """Numbers of one job or more."""
+    rows = list(jobs)
+    for j in rows:
+        if isinstance(j, bool) or not isinstance(j, (int, np.integer)):
+            raise InputError(f"jobs: expected job numbers, got {j!r}")
+        if not 0 <= j < n_jobs:
+            raise InputError(f"jobs: expected numbers in 0..{n_jobs - 1}, got {j}")
+    if not rows:
+        raise InputError("jobs: expected at least one job")
+    return rows
+
+
+def known_options(given: Iterable[str], profile: Iterable[str], direct: Iterable[str]) -> None:
+    """Refuse options of `JobArray.from_profile` that are none, and name those there are."""
+    known = sorted({*profile, *direct} - {"model", "stages", "batch_sizes"})
+    for key in given:
+        if key not in known:
+            raise InputError(f"{key}: not an option of from_profile; there are {', '.join(known)}")
+
+
+def option_of(key: str, given: Any, legal: Sequence[str] | Sequence[bool]) -> Any:
+    """One of the legal values."""
+    if type(legal[0]) is bool:
+        if not isinstance(given, bool):
+            raise InputError(f"{key}: expected true or false, got {given!r}")
+    elif given not in legal:
+        told = shown(given) if isinstance(given, str) else f"{given!r:.60}"
+        raise InputError(f"{key}: expected one of {', '.join(map(str, legal))}, got {told}")
+    return given
