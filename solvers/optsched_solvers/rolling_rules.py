@@ -101,17 +101,25 @@ def _is_over(monitor: Monitor) -> bool:
 
 
 def _offer_quick(graph: Schedule, monitor: Monitor) -> None:
-    """One job after the other, made in plain Python, while the kernels are compiled."""
+    """One job after the other, and the first rule's order of one iteration, repeated.
+
+    Made in plain Python, while the kernels are compiled.
+    """
     from optsched.problems.jobarray_cycle import answer_of
     from optsched.rolling import rolling
     from optsched.verify import verify
-    from optsched_solvers.quick_list import one_job_at_a_time
+    from optsched_solvers.quick_list import non_delay, one_job_at_a_time
 
     once = Dispatcher(unrolled(graph, 1), 0)
-    rows = once.split(one_job_at_a_time(once.graph))
-    schedule = rolling(graph, rows)
-    if schedule.period is not None and not verify(schedule):
-        monitor.incumbent(answer_of(schedule), schedule.period, "one job at a time")
+    offers = [("one job at a time", one_job_at_a_time(once.graph))]
+    if not (graph.duration == 0).any():  # blocks of no time may be listed against the arcs
+        rule = next(variants(once.graph, RULES))
+        listed = np.array(non_delay(once.graph, once.priority(rule))[0])
+        offers.append((f"dispatch {rule}, one iteration", listed))
+    for source, operations in offers:
+        schedule = rolling(graph, once.split(operations))
+        if schedule.period is not None and not verify(schedule):
+            monitor.incumbent(answer_of(schedule), schedule.period, source)
 
 
 def constructions(

@@ -222,3 +222,17 @@ def test_tiny_idle_and_long_arrays(solver: str, caps: bool) -> None:
         array = JobArray(times, 2 * times, objective="period", **rest)  # type: ignore[arg-type]
         result = optsched.solve(array, solver, iterations=60)
         assert result.status == "optimal" and result.objective == least
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_answers_while_kernels_are_compiled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One job after the other, and a rule's order repeated, which is much better."""
+    monkeypatch.setattr("optsched_solvers.rolling_rules.loaded", lambda *_: False)
+    monkeypatch.setattr("optsched_solvers.rolling_rules.load", lambda *_: False)
+    draw = np.random.default_rng(seed)
+    times = draw.integers(1, 9, (6, 3))
+    array = JobArray(times, 2 * times, lag_forward=1, update=1, objective="period")
+    monitor = checked(array)
+    assert first_answers(array.graph(), monitor) == 0
+    serial, ruled = [event.objective for event in monitor.history if event.objective]
+    assert serial is not None and ruled is not None and ruled < 0.8 * serial
