@@ -82,6 +82,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
 
 def check_writable(path: str | os.PathLike[str]) -> None:
     """Refuse an output path before any work is spent on what goes there."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(f"path: expected the name of a file, got {path!r:.60}")
     try:
         target = Path(os.path.realpath(path))
         if Path(path).is_dir():

@@ -101,6 +101,7 @@ def solve(
     monitor = Monitor(limits, on_progress, started, watcher, _FINISH * problem.n_operations)
     start = None if warm_start is None else _warm_start(problem, warm_start)
     found = Result("unknown")
+    _own_interrupts()
     try:
         monitor.begin(problem)
         found = _run(engine, problem, limits, monitor, start)
@@ -156,7 +157,6 @@ def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) 
         finally:
             done.set()
 
-    _own_interrupts()
     done = threading.Event()  # joining would not do: CPython 3.11 forgets a thread if interrupted
     thread = threading.Thread(target=work, name=f"optsched {engine.name}", daemon=True)
     thread.start()

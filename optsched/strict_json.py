@@ -14,7 +14,7 @@ import msgspec
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ def decode(tree: Any, kind: type[T], name: str) -> T:
     try:
         return msgspec.convert(tree, type=kind)
     except msgspec.ValidationError as error:
-        raise InputError(f"{name}: {_explain(str(error), tree)}") from None
+        raise InputError(f"{name}: {_explain(str(error), tree, kind)}") from None
 
 
 def check_format(tree: Any, expected: str, name: str) -> None:
@@ -189,7 +189,7 @@ def _find(tree: Any, wanted: Callable[[Any], bool]) -> tuple[str, Any]:
     return "", None
 
 
-def _explain(message: str, tree: Any) -> str:
+def _explain(message: str, tree: Any, kind: Any) -> str:
     """Translate one msgspec message into ``path: expected ..., got ...``."""
     what, _, where = message.rpartition(" - at `$")  # a field's name may hold anything
     if where.count("`") != 1:
@@ -212,7 +212,28 @@ def _explain(message: str, tree: Any) -> str:
     if match := re.match(r"Object contains unknown field `(.*)`", what, re.DOTALL):
         return f"{place}: unknown field {shown(match[1])}"
     rule = _rule(what)
+    if what.startswith("Invalid enum value") and (values := _allowed(kind, steps)):
+        rule = f"one of {', '.join(map(shown, values))}"
     return f"{place}: expected {rule}, got {shown(node)}"
+
+
+def _allowed(kind: Any, steps: Sequence[tuple[str, str]]) -> list[Any]:
+    """Values of the enumeration at a place of a struct, none if it is not found."""
+    found = _alternatives([msgspec.inspect.type_info(kind)])
+    for key, index in steps:
+        inner: list[Any] = []
+        for one in found:
+            if isinstance(one, msgspec.inspect.StructType):
+                inner += [field.type for field in one.fields if field.encode_name == key]
+            elif hasattr(one, "item_type" if index else "value_type"):
+                inner.append(getattr(one, "item_type" if index else "value_type"))
+        found = _alternatives(inner)
+    return [value for one in found for value in getattr(one, "values", ())]
+
+
+def _alternatives(types: Sequence[Any]) -> list[Any]:
+    """The types, unions taken apart."""
+    return [part for one in types for part in getattr(one, "types", (one,))]
 
 
 def _rule(what: str) -> str:

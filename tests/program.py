@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHOP = "3 3\n0 3 1 2 2 2\n0 2 2 1 1 4\n1 4 2 3 0 1\n"
+PATIENCE = 300
+"""Seconds for a process that is told to end: many times more than it needs."""
+
 PROGRAM = [sys.executable, "-c", "from optsched.cli import main; main()"]
 
 

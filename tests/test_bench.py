@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from program import Cli, start
+from program import PATIENCE, Cli, start
 
 from optsched import InputError
 from optsched.bench import run, summary
@@ -195,7 +195,7 @@ def test_interrupt_keeps_what_is_done(cli: Cli) -> None:
     line = process.stderr.readline()
     assert line.startswith("shop  cpsat  seed 0"), line
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and out == "" and "Traceback" not in err
     assert "interrupted: 1 of 2 are done, the same command goes on" in err
     assert [r.instance for r in Results("r.csv").rows] == ["shop"]
@@ -211,7 +211,7 @@ def test_a_process_ends_with_its_parent(cli: Cli) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         child.wait(0.5)
     child.stdin.close()
-    assert child.wait(60) == 1
+    assert child.wait(PATIENCE) == 1
 
 
 # processes that misbehave
@@ -255,7 +255,7 @@ def test_values_and_bounds_are_checked(cli: Cli, monkeypatch: pytest.MonkeyPatch
     """A right schedule with a wrong value, a bound above it, a status that is not so."""
     import optsched
 
-    best = optsched.solve(load("shop.txt").problem, "cpsat", time_limit=30)
+    best = optsched.solve(load("shop.txt").problem, "cpsat", time_limit=600)
     assert best.schedule is not None and best.schedule.start is not None
     right = {
         "status": "optimal", "objective": best.objective, "lower_bound": best.objective,
@@ -285,6 +285,24 @@ def test_crash_and_hang(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "GRACE", 0.5)
     (found,) = run_all([task_of(0.1)])
     assert "did not stop" in found.error and found.wall_seconds < 60
+
+
+def test_a_process_that_begins_while_all_are_cancelled(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is killed like the others: nobody waits for its end."""
+    runner, begun = run._Runner(), []
+    real = subprocess.Popen
+
+    def cancelled_meanwhile(*given: Any, **named: Any) -> Any:
+        begun.append(real(*given, **named))
+        runner.cancel()
+        return begun[0]
+
+    monkeypatch.setattr(run, "COMMAND", [sys.executable, "-c", "import time; time.sleep(30)"])
+    monkeypatch.setattr(run.subprocess, "Popen", cancelled_meanwhile)
+    assert runner.run(task_of()) is None
+    assert begun[0].returncode == -signal.SIGKILL
 
 
 def test_changed_instance(cli: Cli) -> None:

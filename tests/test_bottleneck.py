@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -182,13 +181,11 @@ def test_where_no_host_allows_more_the_limit_is_settled() -> None:
 
 
 def test_it_learns() -> None:
-    """250 samples: better than the prior on unseen patterns, intervals hold, fit in a second."""
+    """250 samples: better than the prior on unseen patterns, intervals hold."""
     chosen, tested = training_samples(CLUSTER, 250, 0), held_out_samples(CLUSTER, 600, 0)
     table = runs(TRUE, chosen)
-    begin = time.perf_counter()
     model = BottleneckBandwidth(CLUSTER).fit(table)
     model.tables()
-    took = time.perf_counter() - begin
     counts = np.sort(np.add.reduceat(tested, CLUSTER.first[:-1], axis=1, dtype=np.int64))[:, ::-1]
     unseen = tested[~model.is_measured(counts)]
     true, prior = TRUE.predict(unseen), BottleneckBandwidth(CLUSTER).predict(unseen)
@@ -197,7 +194,6 @@ def test_it_learns() -> None:
     assert r_squared(true, model.predict(unseen)) > r_squared(true, prior)
     assert 0.85 <= coverage(true, *model.interval(unseen)) <= 1
     assert r_squared(TRUE.predict(tested), model.predict(tested)) > 0.9
-    assert took < 5  # a second on an idle machine
 
 
 def test_a_latency_bound_network_is_learnt_too() -> None:

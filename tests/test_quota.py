@@ -266,7 +266,7 @@ def test_a_plan_of_the_most_gpus() -> None:
     """As many as are allowed are solved, each with its name."""
     job = QuotaJob("a", maximum=3, score=1, must_run=True)
     problem = QuotaPlan([job], budget=10**6, objective="proportional")
-    assert problem.quota(optsched.solve(problem, "quota", time_limit=60).schedule) == {"a": 3}  # type: ignore[arg-type]
+    assert problem.quota(optsched.solve(problem, "quota", time_limit=600).schedule) == {"a": 3}  # type: ignore[arg-type]
     assert problem.resources[-1].name == "g999999"
 
 

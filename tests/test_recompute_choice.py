@@ -77,7 +77,7 @@ def test_few_choices_are_proved() -> None:
     """One job: both ways are solved, so that the better one is proved."""
     array = JobArray([[3, 4]], [[5, 2]], recompute=3, activation=4, checkpoint=1, micro_batches=4,
                      memory=[4, 4], recompute_mode="choose")  # fmt: skip
-    result = optsched.solve(array, "auto", time_limit=60, workers=1)
+    result = optsched.solve(array, "auto", time_limit=600, workers=1)
     assert result.status == "optimal" and result.objective == optimum_of_choices(array)
 
 

@@ -63,10 +63,10 @@ def run_all(tasks: Sequence[Task], jobs: int = 1) -> Generator[Row, None, None]:
     from joblib import Parallel, delayed
 
     runner = _Runner()
-    rows = Parallel(n_jobs=jobs, backend="threading", return_as="generator_unordered")(
-        delayed(runner.run)(task) for task in tasks
-    )
     try:
+        rows = Parallel(n_jobs=jobs, backend="threading", return_as="generator_unordered")(
+            delayed(runner.run)(task) for task in tasks
+        )
         yield from (row for row in rows if row is not None)
     finally:
         runner.cancel()
@@ -126,6 +126,8 @@ class _Runner:
                 start_new_session=os.name == "posix",  # Ctrl-C is for the parent alone
             )  # fmt: skip
             self.running.add(process)
+            if self.cancelled:  # meanwhile
+                process.kill()
             assert process.stdin is not None and process.stdout is not None
             most = float("inf") if task.time_limit is None else 2 * task.time_limit + GRACE
             timer = threading.Timer(min(most, threading.TIMEOUT_MAX), process.kill)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,11 @@ def warm_up(engine: Solver) -> None:
         with contextlib.suppress(Exception):  # what is wrong here, the checks find and name
             if support(engine, problem):
                 optsched.solve(problem, engine, time_limit=60, iterations=100)
+
+
+def living_threads() -> int:
+    """How many there are, but for those that load modules behind a search that ended early."""
+    return sum(not thread.name.startswith("loading ") for thread in threading.enumerate())
 
 
 def schedules(engine: Solver) -> bool:

@@ -136,7 +136,7 @@ def check_exact(engine: Solver, problems: Sequence[Any], time_limit: float) -> N
     ]
     for problem in supported(engine, tiny):
         expected = "infeasible" if optimum(problem) is None else "optimal"
-        for limit in (time_limit, 4 * time_limit):  # the machine may be busy: a second try
+        for limit in (time_limit, 40 * time_limit):  # the machine may be busy: a second try
             result = optsched.solve(problem, engine, time_limit=limit)
             if result.status == expected:
                 break

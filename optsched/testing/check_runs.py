@@ -129,7 +129,7 @@ def check_limits(engine: Solver, problems: Sequence[Any], time_limit: float) -> 
 def _stops_at_target(problem: Any, engine: Solver, before: Result, time_limit: float) -> None:
     """A target twice as large as the first incumbent is met as soon as that one was."""
     first = next(event.objective for event in before.history if event.objective is not None)
-    target, soon = 2 * first, time_limit + 1
+    target, soon = 2 * first, time_limit + 2 * OVERRUN
     spent, result = quicker_of_two(
         problem, engine, soon, target=target, time_limit=2 * soon, seed=0
     )

@@ -7,13 +7,12 @@ import os
 import signal
 import sys
 import tempfile
-import threading
 import warnings
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import optsched
-from optsched.testing.check_common import supported
+from optsched.testing.check_common import living_threads, supported
 from optsched.testing.problems import small_problems
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ BRIEFLY = 0.3
 def check_leaves_no_trace(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """The problem is a value; random state, process settings and threads are the caller's."""
     for problem in supported(engine, small_problems()):
-        content, alive, settings = problem.sha256, threading.active_count(), _settings()
+        content, alive, settings = problem.sha256, living_threads(), _settings()
         with _peculiar_random_state() as changed:
             optsched.solve(problem, engine, time_limit=min(time_limit, BRIEFLY))
             generators = changed()
@@ -37,7 +36,7 @@ def check_leaves_no_trace(engine: Solver, problems: Sequence[Any], time_limit: f
         now = _settings()
         other = [key for key, value in settings.items() if now[key] != value]
         assert not other, f"{problem.name}: {' and '.join(other)} changed"
-        assert threading.active_count() <= alive, f"{problem.name}: threads left behind"
+        assert living_threads() <= alive, f"{problem.name}: threads left behind"
 
 
 def check_silent(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import optsched
 from optsched import stop
-from optsched.testing.check_common import consistent, quicker_of_two, supported
+from optsched.testing.check_common import consistent, living_threads, quicker_of_two, supported
 from optsched.testing.problems import small_problems
 
 if TYPE_CHECKING:
@@ -113,13 +113,13 @@ def check_interrupt(engine: Solver, problems: Sequence[Any], time_limit: float) 
                 pressed.append(progress)
                 signal.raise_signal(signal.SIGINT)
 
-        before = threading.active_count()
+        before = living_threads()
         spent, result = quicker_of_two(problem, engine, SOON, time_limit=LONG, on_progress=press)
         assert spent <= SOON, f"{problem.name}: {spent:.2f} s until Ctrl-C was obeyed"
         assert result.interrupted or not pressed, f"{problem.name}: Ctrl-C was swallowed"
         if any(event.objective is not None for event in result.history):
             assert result.schedule is not None, f"{problem.name}: Ctrl-C lost the best schedule"
-        assert threading.active_count() <= before, f"{problem.name}: Ctrl-C left threads behind"
+        assert living_threads() <= before, f"{problem.name}: Ctrl-C left threads behind"
 
 
 def _history(problem: Any, result: Result) -> None:
@@ -162,11 +162,11 @@ def _callback_raises(problem: Any, engine: Solver) -> None:
     def fail(progress: Progress) -> None:
         raise Heard
 
-    before = threading.active_count()
+    before = living_threads()
     try:
         optsched.solve(problem, engine, time_limit=LONG, on_progress=fail)
     except Heard as error:
-        left = threading.active_count() - before
+        left = living_threads() - before
         assert left <= 0, f"{problem.name}: an exception of the callback left threads behind"
         assert hasattr(error, "result"), f"{problem.name}: the best so far was lost"
         return

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from optsched.errors import InputError
 from optsched.result import Result
 from optsched_solvers.loading import load
-from optsched_solvers.rules import supported_graph, supported_objective
+from optsched_solvers.rules import supported_graph, supported_objective, try_rules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,6 +75,8 @@ class BranchAndBound:
         graph = problem.graph()
         if chosen.mode == FAILURE_DIRECTED:
             if not load(monitor, "failure_directed"):
+                if monitor.sequences is None and supported_graph(graph):
+                    try_rules(graph, limits, monitor)  # a first answer needs no kernels
                 return Result("unknown")
             from optsched_solvers import failure_directed
 

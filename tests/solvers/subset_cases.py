@@ -55,7 +55,7 @@ def optimum(problem):  # type: ignore[no-untyped-def]
 
 def solved(problem, solver, **options):  # type: ignore[no-untyped-def]
     """Value and GPUs of a solver object's answer, or None."""
-    result = optsched.solve(problem, solver, options=options, time_limit=60)
+    result = optsched.solve(problem, solver, options=options, time_limit=600)
     if result.schedule is None:
         assert result.status in ("unknown", "infeasible")
         return None

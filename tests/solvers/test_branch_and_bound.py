@@ -240,9 +240,9 @@ def test_other_engines_are_heard() -> None:
         schedule(monitor)
         monitor.bound(55, "another")
 
-    alone = run_beside(FT06, Limits(time_limit=20))
-    helped = run_beside(FT06, Limits(time_limit=20), schedule)
-    told = run_beside(FT06, Limits(time_limit=20), both)
+    alone = run_beside(FT06, Limits(time_limit=600))
+    helped = run_beside(FT06, Limits(time_limit=600), schedule)
+    told = run_beside(FT06, Limits(time_limit=600), both)
     assert alone.proved and helped.proved and told.proved
     assert told.iteration == 0 < helped.iteration < alone.iteration
 

@@ -252,7 +252,7 @@ def test_a_better_schedule_from_outside_helps() -> None:
     shop = JobShop.read(INSTANCES / "ft06.txt")
     best = optsched.solve(shop, "cpsat", workers=1).schedule
     assert best is not None and best.sequences is not None
-    limits = Limits(time_limit=20)
+    limits = Limits(time_limit=600)
     monitor = Monitor(limits)
     monitor.incumbent(best.sequences, best.makespan, "elsewhere")
     failure_directed.search(shop.graph(), limits, monitor)

@@ -80,7 +80,7 @@ def test_search_improves_on_rules_under_caps() -> None:
     better = 0
     for seed in range(4):
         array = array_of(12, 4, seed, activation=1, memory=[4, 3, 2, 2])
-        rules = optsched.solve(array, "dispatch", time_limit=30)
+        rules = optsched.solve(array, "dispatch", time_limit=600)
         with_search = optsched.solve(array, "dispatch", iterations=3000, options={"search": True})
         assert with_search.objective is not None and rules.objective is not None
         assert with_search.objective <= rules.objective

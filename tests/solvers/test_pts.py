@@ -224,7 +224,7 @@ def test_time_limit():  # type: ignore[no-untyped-def]
     problem = optsched.SubsetChoice(ClusterState.idle(cluster), Wide(), 400)
     assert problem.tables is None
     result = optsched.solve(problem, Pts(), time_limit=0.5)
-    assert result.status == "unknown" and result.seconds < 5
+    assert result.status == "unknown" and result.seconds < 30
 
 
 @pytest.mark.parametrize("given", ["host", 1, None, "", True])

@@ -125,7 +125,7 @@ def test_time_limit_and_start():  # type: ignore[no-untyped-def]
     problem = replace_policy(four_by_eight(9))
     start = optsched.solve(problem, "counts")
     result = optsched.solve(problem, Evolve(), time_limit=0.2, warm_start=start.schedule)
-    assert result.objective == start.objective and result.seconds < 2
+    assert result.objective == start.objective and result.seconds < 60
 
 
 def test_preferred_levels():  # type: ignore[no-untyped-def]

@@ -169,7 +169,7 @@ def test_better_schedules_of_others_become_elites() -> None:
     sequences = started(graph)
     assert sequences is not None
     better, value = polish(graph, sequences, 20_000, seed=4)
-    limits = Limits(time_limit=10.0)
+    limits = Limits(time_limit=600.0)
     monitor = Monitor(limits)
     monitor.incumbent(sequences, evaluate(graph, sequences).makespan, "rule")
     search = tabu._Search(graph, limits, monitor, 8, 500)
