@@ -436,6 +436,8 @@ class Schedule(Problem):
 
         write_atomic(path, write(self))
 
+    save = write
+
     def __repr__(self) -> str:
         state = f", makespan {self.makespan}" if self.is_scheduled else ""
         return (

@@ -43,6 +43,7 @@ def train_alone(
     loss: Callable[[Any, Any], torch.Tensor],
     data: Data,
     steps: int,
+    device: str | torch.device = "cpu",
 ) -> Trained:
     """Train one job by itself: plain PyTorch, one optimizer over all parameters.
 
@@ -56,6 +57,8 @@ def train_alone(
         Name of the first module of every stage (`ArrayTrainer.cuts`).
     steps
         Number of iterations, from the initial weights.
+    device
+        Where to train.
 
     Returns
     -------
@@ -65,12 +68,29 @@ def train_alone(
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(job.seed)
         model = build_model(**job.model)
-        optimizer = job.optimizer(list(model.named_parameters()))
+        if isinstance(model, (list, tuple, torch.nn.ModuleList)):
+            model = torch.nn.Sequential(*model)
+        if job.init is not None:
+            model.load_state_dict(torch.load(job.init, weights_only=True))
+        dtype = {"fp64": torch.float64, "bf16": torch.bfloat16}.get(job.precision)
+        if dtype is not None:
+            model.to(dtype)
+        place = torch.device(device)
+        model.to(place)
+        named = list(model.named_parameters())
+        # in bfloat16 the optimizer works on a float32 copy
+        copies = [(n, torch.nn.Parameter(p.detach().float(), p.requires_grad)) for n, p in named]
+        masters = copies if job.precision == "bf16" else named
+        optimizer = job.optimizer(list(masters))
+        scheduler = None if job.scheduler is None else job.scheduler(optimizer)
         now = [0, 0]  # iteration, micro-batch
 
         def reseed(stage: int) -> Callable[[torch.nn.Module, Any], None]:
             def hook(module: torch.nn.Module, arguments: Any) -> None:
-                torch.default_generator.manual_seed(job.key(now[0], now[1], stage))
+                key = job.key(now[0], now[1], stage)
+                torch.default_generator.manual_seed(key)
+                if place.type == "cuda":
+                    torch.cuda.default_generators[place.index or 0].manual_seed(key)
 
             return hook
 
@@ -85,19 +105,29 @@ def train_alone(
             value = 0.0
             for microbatch, (n, x, target) in enumerate(parts):
                 now[:] = [iteration, microbatch]
-                weighted = loss(model(x), target) * (n / total)
+                weighted = loss(model(_moved(x, place, dtype)), _moved(target, place)) * (n / total)
                 weighted.backward()
                 value += weighted.item()
+            if masters is copies:
+                for (_, master), (_, p) in zip(masters, named, strict=True):
+                    master.grad = None if p.grad is None else p.grad.float()
+            if job.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_([p for _, p in masters], job.clip_norm)
             optimizer.step()
+            if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                scheduler.step(value)
+            elif scheduler is not None:
+                scheduler.step()
+            if masters is copies:
+                with torch.no_grad():
+                    for (_, master), (_, p) in zip(masters, named, strict=True):
+                        p.copy_(master)
             model.zero_grad(set_to_none=True)
             losses.append(value)
     return Trained(
-        {name: p.detach() for name, p in model.named_parameters()},
+        {name: p.detach() for name, p in named},
         dict(model.named_buffers()),
-        {
-            name: dict(optimizer.state[p]) if p in optimizer.state else {}
-            for name, p in model.named_parameters()
-        },
+        {name: dict(optimizer.state[p]) if p in optimizer.state else {} for name, p in masters},
         tuple(losses),
     )
 
@@ -128,6 +158,8 @@ def _compared(what: str, got: dict[str, Any], alone: dict[str, Any]) -> list[str
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
             if a != b:
                 found.append(f"{what} {name}: {a!r}, alone {b!r}")
+        elif a.device != b.device:
+            found += _compared(what, {name: a.cpu()}, {name: b.cpu()})
         elif a.shape != b.shape or a.dtype != b.dtype:
             found.append(
                 f"{what} {name}: {a.dtype} {tuple(a.shape)}, alone {b.dtype} {tuple(b.shape)}"
@@ -136,6 +168,15 @@ def _compared(what: str, got: dict[str, Any], alone: dict[str, Any]) -> list[str
             count = int((a != b).sum())
             found.append(f"{what} {name}: {count} of {a.numel()} values differ")
     return found
+
+
+def _moved(x: Any, place: torch.device, dtype: torch.dtype | None = None) -> Any:
+    """Tensors on the device; floating point inputs in the precision of the job."""
+    if isinstance(x, tuple):
+        return tuple(_moved(t, place, dtype) for t in x)
+    if not isinstance(x, torch.Tensor):
+        return x
+    return x.to(place, dtype if x.is_floating_point() else None)
 
 
 def _parts(x: Any, target: Any, count: int) -> Any:

@@ -8,22 +8,31 @@ from typing import TYPE_CHECKING, Any
 from optsched.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from optsched.arraypipe.advice import advise
+    from optsched.arraypipe.advising.option import Advice
     from optsched.arraypipe.demo import DemoResult, run_demo
     from optsched.arraypipe.job import Job, JobFailed
-    from optsched.arraypipe.orders import random_schedule
     from optsched.arraypipe.plan import ExecutionPlan, compile
-    from optsched.arraypipe.trace import Report
-    from optsched.arraypipe.trainer import ArrayTrainer, RunResult
+    from optsched.arraypipe.planning.orders import random_schedule
+    from optsched.arraypipe.profiling.document import Profile
+    from optsched.arraypipe.reporting.report import Report
+    from optsched.arraypipe.run_result import RunResult
+    from optsched.arraypipe.split import SplitPoint
+    from optsched.arraypipe.sweep import ArraySweep, SweepResult
+    from optsched.arraypipe.trainer import ArrayTrainer
 
 _HOME = {
-    "ArrayTrainer": "trainer", "DemoResult": "demo", "ExecutionPlan": "plan", "Job": "job",
-    "JobFailed": "job", "Report": "trace", "RunResult": "trainer", "compile": "plan",
-    "random_schedule": "orders", "run_demo": "demo",
+    "Advice": "advising.option", "ArraySweep": "sweep", "ArrayTrainer": "trainer",
+    "DemoResult": "demo", "ExecutionPlan": "plan", "Job": "job", "JobFailed": "job",
+    "Profile": "profiling.document", "Report": "reporting.report", "RunResult": "run_result",
+    "SplitPoint": "split", "SweepResult": "sweep", "advise": "advice", "compile": "plan",
+    "random_schedule": "planning.orders", "run_demo": "demo",
 }  # fmt: skip
 
 __all__ = [
-    "ArrayTrainer", "DemoResult", "ExecutionPlan", "Job", "JobFailed", "Report", "RunResult",
-    "compile", "random_schedule", "run_demo",
+    "Advice", "ArraySweep", "ArrayTrainer", "DemoResult", "ExecutionPlan", "Job", "JobFailed",
+    "Profile", "Report", "RunResult", "SplitPoint", "SweepResult", "advise", "compile",
+    "random_schedule", "run_demo",
 ]  # fmt: skip
 
 

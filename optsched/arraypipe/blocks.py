@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from optsched.arraypipe.job import JobStage, Kept, Loss, Tensors, seed_generator
+from optsched.arraypipe.attributes import attributes_kept
+from optsched.arraypipe.exchange import load_masters, store_masters
+from optsched.arraypipe.job import JobStage, Kept, Loss, Tensors, buffer_holders, seed_generator
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,12 +55,14 @@ def forward(
     leaves = zip(x, stage.needs_gradient, strict=True)
     kept = Kept(tuple(t.detach().requires_grad_(need) for t, need in leaves), key, end)
     if recompute:
-        kept.buffers = tuple(buffer.clone() for buffer in stage.buffers())
+        kept.buffers = _copied(stage.buffers())
     # with a graph even if it is thrown away: kernels may depend on whether there is one
     output = _run(stage, kept)
     if not recompute:
         kept.roots = output
     stage.kept[microbatch] = kept
+    if stage.clones_output:
+        return tuple(t.detach().clone() for t in output)
     return tuple(t.detach() for t in output)
 
 
@@ -74,11 +78,15 @@ def recompute(stage: JobStage, microbatch: int) -> None:
 
 
 def backward(
-    stage: JobStage, microbatch: int, gradients: Sequence[Tensor | None] | None
+    stage: JobStage,
+    microbatch: int,
+    gradients: Sequence[Tensor | None] | None,
+    tied: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> tuple[Tensor | None, ...]:
     """Backward of one micro-batch; parameters accumulate, gradients of the inputs are returned.
 
-    `gradients` are those of the outputs, None on the last stage. The gradients of the inputs are
+    `gradients` are those of the outputs, None on the last stage; `tied` those of weights that later
+    stages borrow. The gradients of the inputs are
     caught before autograd stores them, because storing may change their strides, and with them
     the kernels that the stage before would run.
     """
@@ -95,7 +103,7 @@ def backward(
     else:
         pairs = [
             (root, gradient)
-            for root, gradient in zip(kept.roots, gradients, strict=True)
+            for root, gradient in (*zip(kept.roots, gradients, strict=True), *tied)
             if gradient is not None and root.requires_grad
         ]
         if pairs:
@@ -105,12 +113,29 @@ def backward(
     return tuple(found.get(i) for i in range(len(kept.inputs)))
 
 
-def update(stage: JobStage) -> None:
-    """Step of the stage's optimizer, after its last micro-batch."""
+def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: float) -> None:
+    """Step of the stage's optimizer and scheduler, after its last micro-batch.
+
+    Parameters
+    ----------
+    clip_norm, norm
+        Clip to this norm; the norm that all gradients of the job have.
+    loss
+        Of the iteration, for a scheduler that looks at it.
+    """
     if stage.optimizer is not None:
+        if stage.masters is not None:
+            load_masters(stage)
+        if clip_norm is not None:
+            assert norm is not None
+            nn.utils.clip_grads_with_norm_([p for _, p in stage.trained], clip_norm, norm)
         stage.optimizer.step()
-    for module in stage.modules:
-        module.zero_grad(set_to_none=True)
+        if stage.scheduler is not None:
+            stage.scheduler.step(loss) if stage.needs_metric else stage.scheduler.step()
+        if stage.masters is not None:
+            store_masters(stage)
+    for _, parameter in stage.parameters:
+        parameter.grad = None
 
 
 def rehearse(stage: JobStage, x: Any, needs: Sequence[bool], end: Criterion | None) -> Any:
@@ -127,15 +152,43 @@ def rehearse(stage: JobStage, x: Any, needs: Sequence[bool], end: Criterion | No
     stage.packed = isinstance(x, tuple)
     stage.needs_gradient = tuple(needs)
     leaves = zip(tensors_of(x, "data: the input"), needs, strict=True)
-    with _borrowed(stage, [buffer.clone() for buffer in stage.buffers()]):
+    fresh = _copied(stage.buffers())
+    with _borrowed(stage, fresh), attributes_kept(stage.modules):
         copies = tuple(t.detach().requires_grad_(need).clone() for t, need in leaves)
         versions = [copy._version for copy in copies]
         output = stage.run(copies)
+        _check_buffers(stage)
+        row = output if isinstance(output, tuple) else (output,)
+        own = {b.untyped_storage().data_ptr() for b in stage.buffers()}
+        stage.clones_output = any(
+            isinstance(t, Tensor) and t.untyped_storage().data_ptr() in own for t in row
+        )
     stage.clones_input = any(c._version != v for c, v in zip(copies, versions, strict=True))
+    if stage.clones_input and _share_storage(tensors_of(x, "data: the input")):
+        raise InputError(
+            f"stages: stage {stage.index} changes its input in place, and two of its inputs are "
+            f"views of one tensor; put the in-place layer before the cut, or make it inplace=False"
+        )
     if end is not None:
         return end(output)
     tensors_of(output, f"stages: the output of stage {stage.index}")
     return output
+
+
+def _check_buffers(stage: JobStage) -> None:
+    """Refuse buffers that come into being in a forward: they would be in no checkpoint."""
+    known = {(id(module), name) for module, name in stage.holders}
+    for module, name in buffer_holders(stage.modules):
+        if (id(module), name) not in known:
+            module._buffers[name] = None
+            raise InputError(
+                f"stages: the forward of stage {stage.index} makes the buffer {name!r} of a "
+                f"{type(module).__name__}; register it as a tensor when the model is built"
+            )
+
+
+def _share_storage(row: Tensors) -> bool:
+    return len({t.untyped_storage().data_ptr() for t in row}) < len(row)
 
 
 def tensors_of(x: Any, place: str) -> Tensors:
@@ -152,12 +205,18 @@ def tensors_of(x: Any, place: str) -> Tensors:
 
 
 def _run(stage: JobStage, kept: Kept) -> Tensors:
-    seed_generator(kept.key)
+    seed_generator(kept.key, stage.device)
     inputs = tuple(t.clone() for t in kept.inputs) if stage.clones_input else kept.inputs
     output = stage.run(inputs)
     if kept.end is not None:
         return (kept.end(output),)
     return tensors_of(output, f"stages: the output of stage {stage.index}")
+
+
+def _copied(buffers: Tensors) -> Tensors:
+    """Copies of buffers; one that hangs in several places is one tensor there again."""
+    copies = {id(buffer): buffer.clone() for buffer in buffers}
+    return tuple(copies[id(buffer)] for buffer in buffers)
 
 
 @contextmanager

@@ -2,113 +2,269 @@
 
 from __future__ import annotations
 
-import copy
-import os
 import shutil
-import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor, nn
 
-from optsched.arraypipe.optimizers import (
-    check_same_makers,
-    makers_by_name,
-    restore_states,
-    states_by_name,
+from optsched.arraypipe.optimizers import check_same_makers
+from optsched.arraypipe.saving.files import (
+    check_plain,
+    check_writable,
+    load,
+    make_folder,
+    replace_file,
+    sweep,
+    write_folder,
+)
+from optsched.arraypipe.saving.model_arguments import check_same_arguments, model_arguments
+from optsched.arraypipe.saving.scheduler_states import check_same_class, check_same_settings
+from optsched.arraypipe.saving.shards import (
+    check_same_model,
+    joined,
+    makers,
+    restore,
+    shard_of,
 )
 from optsched.errors import InputError
-from optsched.files import read_text, write_atomic
+from optsched.files import read_text
 
 if TYPE_CHECKING:
-    from optsched.arraypipe.inline import JobRun
+    import os
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from optsched.arraypipe.job_run import JobRun
     from optsched.arraypipe.split import Names
 
-_FORMAT: Final = "optsched.train/1"
-_MUST_AGREE: Final = ("seed", "batch_size", "microbatches")
+_FORMAT: Final = "optsched.train/2"
+_BEFORE: Final = "optsched.train/1"  # of jobs that had none of the newer settings
+_SETTINGS: Final = {"precision": "fp32", "clip_norm": None}
+_DIGITS: Final = 18  # of an iteration
+_MUST_AGREE: Final = ("seed", "batch_size", "microbatches", *_SETTINGS)
 
 
 class CheckpointFolder:
     """``<folder>/<job>/<iteration>/{model.pt,train.pt}`` and ``<folder>/<job>/latest``.
 
     A stage is copied right after its update, because it may begin the next iteration before the
-    other stages have finished this one; when the last stage is in, the job is written.
+    other stages have finished this one; when the last stage is in, the job is written. Where
+    several processes hold the stages, each writes its own into ``.parts-<iteration>``, and the one
+    that completes them writes the job.
 
     Parameters
     ----------
     folder
-        Made if it is not there.
+        Made if it is not there; on a file system that all processes share.
     names
         Modules of every stage, noted in the checkpoint.
-    every, steps
-        Write after every so many iterations (None: only at the end), and after the last.
+    every
+        Write after every so many iterations; None: only after the last one of a job.
     """
 
-    def __init__(
-        self, folder: str | os.PathLike[str], names: Names, every: int | None, steps: int
-    ) -> None:
-        self.folder, self.names, self.every, self.steps = Path(folder), names, every, steps
-        self.shards: dict[tuple[int, int], list[dict[str, Any]]] = {}
-        self.makers: dict[int, dict[str, dict[str, Any]]] = {}
+    def __init__(self, folder: str | os.PathLike[str], names: Names, every: int | None) -> None:
+        self.folder, self.names, self.every = Path(folder), names, every
+        self.stages_of: Callable[[JobRun], Collection[int]] = lambda run: range(len(names))
+        self.is_first = True
+        self.noted: dict[tuple[int, int], dict[int, dict[str, Any]]] = {}
+        self.makers: dict[int, dict[str, Any]] = {}
+        self.arguments: dict[int, dict[str, Any]] = {}
+        self.order: dict[int, list[str]] = {}
+        self.kept: dict[int, int] = {}  # newest iteration whose stages of this process are noted
 
-    def prepare(self, titles: list[str], resume: bool) -> None:
-        """Make the folders; refuse one that cannot be written, or that has another run in it."""
+    def share(self, stages_of: Callable[[JobRun], Collection[int]], is_first: bool) -> None:
+        """Several processes train the stages of a job, and write to this folder.
+
+        Parameters
+        ----------
+        stages_of
+            Those that are trained here, as long as the job runs.
+        is_first
+            True in one of the processes: it tidies up in `prepare`, and no other may write before.
+        """
+        self.stages_of, self.is_first = stages_of, is_first
+
+    def prepare(self, titles: Iterable[str], resume: bool) -> None:
+        """Make the folders; refuse one that cannot be written, or that has another run in it.
+
+        What a killed run has left half done is removed.
+        """
         for title in titles:
             place = self.folder / title
-            try:
-                place.mkdir(parents=True, exist_ok=True)
-                os.rmdir(tempfile.mkdtemp(prefix=".tmp-", dir=place))
-            except OSError as error:
-                raise InputError(
-                    f"checkpoint: {place} cannot be written ({error.strerror or error})"
-                ) from None
+            check_writable(place)
             if not resume and (place / "latest").exists():
                 raise InputError(
                     f"checkpoint: {place} already has checkpoints; choose another folder, or "
                     f"resume=True to go on from them"
                 )
+            if self.is_first:
+                sweep(place)
+
+    def latest(self, title: str) -> int:
+        """Iteration of the newest checkpoint of a job, 0 if there is none.
+
+        In a run of several processes one asks, and tells the others.
+        """
+        pointer = self.folder / title / "latest"
+        if not pointer.exists():
+            return 0
+        text = read_text(pointer).strip()
+        if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+            raise InputError(f"{pointer}: expected the number of an iteration, got {text[:40]!r}")
+        return int(text)
+
+    def begin(self, run: JobRun, at: int) -> int:
+        """Take in a job with fresh stages, and go on from its checkpoint of iteration `at`, if > 0.
+
+        Notes what the optimizers and schedulers were made with; some change their own settings
+        while they train. Returns `at`.
+        """
+        self.makers[run.index] = makers(run)
+        self.arguments[run.index] = model_arguments(run.job.model)
+        self.order[run.index] = list(run.model.state_dict())
+        if at > 0:
+            place = self.folder / run.title / str(at)
+            try:
+                self._restore(run, at, place)
+            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+                if isinstance(error, (InputError, torch.OutOfMemoryError)):
+                    raise
+                reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                raise InputError(f"{place}: is damaged, or no checkpoint ({reason})") from error
+        self.kept[run.index] = at
+        return at
 
     def note(self, run: JobRun, stage: int, iteration: int) -> None:
         """Copy a stage that has just finished an iteration, if that iteration is to be kept."""
         done = iteration + 1
-        if done != self.steps and (self.every is None or done % self.every):
+        if done == run.end or (self.every is not None and done % self.every == 0):
+            self._take(run, stage, done)
+
+    def finish(self, run: JobRun) -> None:
+        """After the run: write the last iteration of a job if that is not done yet.
+
+        Some stages may have finished it before it was known to be the last. A job that has failed
+        keeps its earlier checkpoints.
+        """
+        done = min(run.begin, run.end)  # other processes run tombstones to the end of a segment
+        if run.job.status != "failed" and done > max(run.start, self.kept[run.index]):
+            for stage in self.stages_of(run):
+                if stage not in self.noted.get((run.index, done), ()):
+                    self._take(run, stage, done)
+        for key in [key for key in self.noted if key[0] == run.index]:
+            del self.noted[key]
+
+    def _take(self, run: JobRun, stage: int, done: int) -> None:
+        shards = self.noted.setdefault((run.index, done), {})
+        shards[stage] = shard_of(run, stage)
+        here = self.stages_of(run)
+        alone = len(here) == len(self.names)
+        if not alone:
+            self._write_part(run, stage, done, shards[stage])
+            shards[stage] = {}  # only that it is noted
+        if len(shards) < len(here):
             return
-        shards = self.shards.setdefault((run.index, done), [])
-        shards.append(_shard(run, stage))
-        if len(shards) == len(run.stages):
-            self._write(run, done, self.shards.pop((run.index, done)))
+        self.kept[run.index] = done
+        del self.noted[run.index, done]
+        if alone:
+            self._write(run, done, [shards[s] for s in sorted(shards)])
 
-    def begin(self, run: JobRun, resume: bool) -> int:
-        """Note what the fresh optimizers of a job were made with; the iteration to go on from."""
-        self.makers[run.index] = makers_by_name(
-            [stage.optimizer for stage in run.stages], [stage.parameters for stage in run.stages]
-        )
-        return self._restore(run) if resume else 0
+    def _write_part(self, run: JobRun, stage: int, done: int, shard: dict[str, Any]) -> None:
+        """Leave a stage where all processes find it; write every job whose stages are all there."""
+        check_plain(shard, f"checkpoint of job {run.title}")
+        place = self.folder / run.title
+        parts = place / f".parts-{done}"
+        make_folder(parts)
+        replace_file(parts / _part(stage), shard)
+        # who makes this folder writes; the others leave, because it looks again after removing it
+        claim = place / ".merging"
+        while complete := self._complete(place):
+            try:
+                claim.mkdir()
+            except FileExistsError:
+                return
+            try:
+                for t in complete:
+                    self._merge(run, t)
+            finally:
+                claim.rmdir()
 
-    def _restore(self, run: JobRun) -> int:
-        """Load the latest checkpoint of a job into its model and optimizers; its iteration or 0."""
-        pointer = self.folder / run.title / "latest"
-        if not pointer.exists():
-            return 0
-        text = read_text(pointer).strip()
-        if not text.isdecimal():
-            raise InputError(f"{pointer}: expected the number of an iteration, got {text[:40]!r}")
-        place = self.folder / run.title / text
-        train = _load(place / "train.pt")
-        if not isinstance(train, dict) or train.get("format") != _FORMAT:
+    def _complete(self, place: Path) -> list[int]:
+        """Iterations of which the parts of all stages are there, ascending."""
+        wanted = {_part(stage) for stage in range(len(self.names))}
+        found = []
+        for parts in place.glob(".parts-*"):
+            try:
+                there = {entry.name for entry in parts.iterdir()}
+            except FileNotFoundError:  # another process has just removed it
+                continue
+            if wanted <= there:
+                found.append(int(parts.name.removeprefix(".parts-")))
+        return sorted(found)
+
+    def _merge(self, run: JobRun, done: int) -> None:
+        parts = self.folder / run.title / f".parts-{done}"
+        if not parts.exists():  # written by another process since we looked
+            return
+        self._write(run, done, [load(parts / _part(s)) for s in range(len(self.names))])
+        shutil.rmtree(parts)
+
+    def _write(self, run: JobRun, done: int, shards: Iterable[Mapping[str, Any]]) -> None:
+        whole = joined(shards)
+        model = {name: whole["model"][name] for name in self.order[run.index]}
+        train = {
+            "format": _FORMAT,
+            "iteration": done,
+            **{key: getattr(run.job, key) for key in _MUST_AGREE},
+            **self.arguments[run.index],
+            "stages": [list(row) for row in self.names],
+            **{key: whole[key] for key in ("parameters", "buffers", "masters", "schedulers")},
+            **self.makers[run.index],
+            "threads": torch.get_num_threads(),
+            "torch": str(torch.__version__),
+        }
+        check_plain(train, f"checkpoint of job {run.title}")
+        place = self.folder / run.title
+        write_folder(place / str(done), {"model.pt": model, "train.pt": train})
+        replace_file(place / "latest", f"{done}\n")
+
+    def _restore(self, run: JobRun, at: int, place: Path) -> None:
+        """Load a checkpoint of a job into its model, optimizers and schedulers."""
+        train = load(place / "train.pt")
+        if not isinstance(train, dict) or train.get("format") not in (_FORMAT, _BEFORE):
             raise InputError(f"{place / 'train.pt'}: is not a checkpoint of format {_FORMAT}")
-        for key in _MUST_AGREE:
-            if train[key] != getattr(run.job, key):
-                raise InputError(
-                    f"{place}: was written with {key} {train[key]}, the job has "
-                    f"{getattr(run.job, key)}"
-                )
-        if train["stages"] != [list(row) for row in self.names]:
+        if train["iteration"] != at:
             raise InputError(
-                f"{place}: was written with stages cut at other modules, so the random numbers "
-                f"would differ: {train['stages']}"
+                f"{place}: was written after iteration {train['iteration']}; a folder must keep "
+                f"its name"
+            )
+        for key in _MUST_AGREE:
+            before = train.get(key, _SETTINGS.get(key))
+            if before != getattr(run.job, key):
+                raise InputError(
+                    f"{place}: was written with {key} {before}, the job has {getattr(run.job, key)}"
+                )
+        check_same_arguments(train, run.job.model, place)
+        model = load(place / "model.pt")
+        check_same_model(run.model, model, place / "model.pt")
+        self._warn(train, place)
+        now, title = self.makers[run.index], f"{place} of job {run.title}"
+        check_same_class(train.get("scheduler", {}), now["scheduler"], title)
+        # a file without the field tells the settings by the states alone
+        check_same_makers(
+            train["optimizer" if "optimizer" in train else "parameters"], now["optimizer"], title
+        )
+        check_same_settings(train.get("scheduler", {}), now["scheduler"], title)
+        restore(run, model, train, place)
+
+    def _warn(self, train: Mapping[str, Any], place: Path) -> None:
+        """What need not change the bits, but can."""
+        if train["stages"] != [list(row) for row in self.names]:
+            warnings.warn(
+                f"{place}: was written with stages cut at other modules; if the model draws random "
+                f"numbers (dropout), they are others from here on: {train['stages']}",
+                stacklevel=2,
             )
         if train["threads"] != torch.get_num_threads():
             warnings.warn(
@@ -116,132 +272,7 @@ class CheckpointFolder:
                 f"{torch.get_num_threads()} now; the last bits may differ",
                 stacklevel=2,
             )
-        _restore_model(run.model, _load(place / "model.pt"), place / "model.pt")
-        for name, value in train["buffers"].items():
-            _set_buffer(run.model, name, value, place / "train.pt")
-        # a file without the field tells the settings by the states alone
-        made = train["optimizer" if "optimizer" in train else "parameters"]
-        check_same_makers(made, self.makers[run.index], f"{place} of job {run.title}")
-        for stage in run.stages:
-            restore_states(stage.optimizer, stage.parameters, train["parameters"], str(place))
-        return int(train["iteration"])
-
-    def _write(self, run: JobRun, done: int, shards: list[dict[str, Any]]) -> None:
-        merged: dict[str, dict[str, Any]] = {"model": {}, "parameters": {}, "buffers": {}}
-        for shard in shards:
-            for key, values in shard.items():
-                merged[key].update(values)
-        order = [name for name in run.model.state_dict() if name in merged["model"]]
-        model = {name: merged["model"][name] for name in order}
-        train = {
-            "format": _FORMAT,
-            "iteration": done,
-            **{key: getattr(run.job, key) for key in _MUST_AGREE},
-            "stages": [list(row) for row in self.names],
-            "parameters": merged["parameters"],
-            "buffers": merged["buffers"],
-            "optimizer": self.makers[run.index],
-            "threads": torch.get_num_threads(),
-            "torch": str(torch.__version__),
-        }
-        _check_plain(train, f"checkpoint of job {run.title}")
-        place = self.folder / run.title
-        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=place))
-        try:
-            _save(model, temporary / "model.pt")
-            _save(train, temporary / "train.pt")
-            mask = os.umask(0)
-            os.umask(mask)
-            temporary.chmod(0o777 & ~mask)
-            target = place / str(done)
-            if target.exists():  # left by a run that was killed before it moved the pointer
-                shutil.rmtree(target)
-            temporary.rename(target)
-        except OSError as error:
-            raise InputError(f"checkpoint: {place} cannot be written ({error})") from None
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        _sync_folder(place)
-        write_atomic(place / "latest", f"{done}\n")
 
 
-def _shard(run: JobRun, stage: int) -> dict[str, Any]:
-    """Copies of all that one stage has trained, under unsplit names."""
-    part = run.stages[stage]
-    persistent = run.model.state_dict()
-    own = {name: value for name, value in persistent.items() if name.startswith(part.prefixes)}
-    passing = {
-        name: buffer
-        for name, buffer in run.model.named_buffers()
-        if name.startswith(part.prefixes) and name not in persistent
-    }
-    states = states_by_name([part.optimizer], [part.parameters])
-    # one deepcopy over all: plain containers are copied, tensors cloned
-    return copy.deepcopy(
-        {"model": _detached(own), "parameters": states, "buffers": _detached(passing)}
-    )
-
-
-def _detached(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
-
-
-def _restore_model(model: nn.Module, saved: Any, place: Path) -> None:
-    own = model.state_dict()
-    if not isinstance(saved, dict):
-        raise InputError(f"{place}: is not a dictionary of tensors")
-    for name in [*own, *saved]:
-        if name not in saved or name not in own:
-            side = "the checkpoint has no" if name not in saved else "the model has no"
-            raise InputError(f"{place}: {side} {name!r}; it belongs to another model")
-        a, b = own[name], saved[name]
-        if isinstance(a, Tensor) and (a.shape != b.shape or a.dtype != b.dtype):
-            raise InputError(
-                f"{place}: {name!r} is {b.dtype} {tuple(b.shape)}, the model has {a.dtype} "
-                f"{tuple(a.shape)}"
-            )
-    model.load_state_dict(saved)
-
-
-def _set_buffer(model: nn.Module, name: str, value: Tensor, place: Path) -> None:
-    owner, _, last = name.rpartition(".")
-    try:
-        model.get_submodule(owner)._buffers[last] = value
-    except AttributeError:
-        raise InputError(f"{place}: the model has no {name!r}") from None
-
-
-def _check_plain(value: Any, place: str) -> None:
-    """Only what `torch.load(weights_only=True)` reads again."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _check_plain(inner, f"{place}: {key}")
-    elif isinstance(value, (list, tuple)):
-        for inner in value:
-            _check_plain(inner, place)
-    elif not (value is None or isinstance(value, (Tensor, bool, int, float, complex, str))):
-        raise InputError(f"{place}: a {type(value).__name__} cannot be kept in a checkpoint")
-
-
-def _save(value: Any, path: Path) -> None:
-    with path.open("wb") as stream:
-        torch.save(value, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _load(path: Path) -> Any:
-    try:
-        return torch.load(path, weights_only=True, map_location="cpu")
-    except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
-    except Exception as error:
-        raise InputError(f"{path}: cannot be read ({type(error).__name__})") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _part(stage: int) -> str:
+    return f"stage{stage}.pt"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import argparse
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
+from optsched.arraypipe.advice import advise
+from optsched.arraypipe.command.files import made_folder
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.orders import random_schedule
-from optsched.arraypipe.trainer import ArrayTrainer, RunResult
-from optsched.errors import InputError, InternalError
+from optsched.arraypipe.reporting.gantt_text import gantt_text
+from optsched.arraypipe.scheduling import schedule_for
+from optsched.arraypipe.trainer import ArrayTrainer
+from optsched.errors import InputError
 from optsched.train_alone import NotIdentical, differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from optsched.problems.jobarray import JobArray
-    from optsched.result import Result
+    from optsched.arraypipe.profiling.document import Profile
+    from optsched.arraypipe.run_result import RunResult
     from optsched.schedule import Schedule
 
 WIDTH: Final = 64
@@ -130,16 +133,37 @@ SIBLINGS: Final = (
 class DemoResult:
     """Outcome of the demo; `str` gives the table.
 
-    `solved` is None if the caller brought the schedule; `seconds` are those of the run as an
+    `profile` is None if the caller brought the schedule; `seconds` are those of the run as an
     array and of the jobs one after the other alone.
     """
 
     jobs: tuple[DemoJob, ...]
     steps: int
     schedule: Schedule
-    solved: Result | None
+    profile: Profile | None
     result: RunResult
     seconds: tuple[float, float]
+
+    @property
+    def story(self) -> str:
+        """Everything the demo has to tell: chart, report, advice, and the table of jobs."""
+        chapters = {
+            "the run, as parallel devices would have done it": self._chart(),
+            "where the time went": str(self.result.report),
+        }
+        if self.profile is not None:
+            chapters["how else these jobs could be trained"] = str(advise(self.profile))
+        chapters["the jobs"] = str(self)
+        return "\n\n".join(f"== {title}\n{text}" for title, text in chapters.items())
+
+    def _chart(self) -> str:
+        """Two cycles from the middle of the replay, or all of a short one."""
+        replay, period = self.result.replay, self.result.report.period
+        begin, end = 0, max(1, replay.makespan)
+        if period is not None and period.replayed is not None and period.cycles > 4:
+            begin = end // 2
+            end = begin + max(1, round(2 * period.replayed))
+        return gantt_text(replay, begin, end)
 
     def __str__(self) -> str:
         lines = ["job  batch  parts  optimizer  lr      steps  first loss  last loss  weights"]
@@ -159,44 +183,6 @@ def demo_trainer() -> ArrayTrainer:
     return ArrayTrainer(build_model, jobs, CUTS, next_byte_loss, batches)
 
 
-def measured_problem(trainer: ArrayTrainer, steps: int = 4) -> JobArray:
-    """Measure all blocks in a short run and make the job array of their medians.
-
-    Times are medians in microseconds, rounded up; the first iteration warms up and is left out.
-    """
-    from optsched.problems.jobarray import JobArray
-
-    n_stages = len(trainer.stages)
-    counts = [job.microbatches for job in trainer.jobs]
-    recomputing = [j for j, job in enumerate(trainer.jobs) if job.recompute]
-    everyone = range(len(counts))
-    order = random_schedule(counts, n_stages, recompute=recomputing, update=everyone)
-    trace = trainer.run(order, steps).trace
-    samples: dict[tuple[str, int, int], list[int]] = {}
-    for i in range(trace.n_operations):
-        if trace.iteration[i] > 0:
-            key = (str(trace.kind[i]), int(trace.job[i]), int(trace.stage[i]))
-            samples.setdefault(key, []).append(int(trace.duration[i]))
-
-    def table(kind: str) -> list[list[int]]:
-        medians = (
-            [statistics.median_high(samples.get((kind, j, s), [0])) for s in range(n_stages)]
-            for j in everyone
-        )
-        return [[-(-value // 1000) for value in row] for row in medians]
-
-    return JobArray(
-        forward=table("F"),
-        backward=table("B"),
-        recompute=table("R"),
-        update=table("U"),
-        micro_batches=counts,
-        recompute_mode=tuple(job.recompute for job in trainer.jobs),
-        devices=tuple(f"cpu{s}" for s in range(n_stages)),
-        name="train-demo",
-    )
-
-
 def run_demo(
     out: Path | None = None,
     steps: int = 60,
@@ -210,8 +196,10 @@ def run_demo(
     Parameters
     ----------
     out
-        Folder for ``measured.schedule.json``, the serial run as a schedule document, and
-        ``replay.schedule.json``, the same blocks as parallel devices would have run them.
+        Folder for ``plan.schedule.json``; ``measured.schedule.json``, the serial run as a schedule
+        document; ``replay.schedule.json``, the same blocks as parallel devices would have run
+        them, also as a page ``replay.html`` and for Perfetto as ``replay.trace.json``; and
+        ``demo.profile.json``.
     steps
         Iterations of every job.
     schedule
@@ -228,12 +216,12 @@ def run_demo(
         The schedule does not fit these jobs, or `out` cannot be written.
     NotIdentical
         A tensor differs from training alone by a bit.
+    KeyboardInterrupt
+        Ctrl-C; the jobs have ended their iteration.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise InputError(f"steps: expected an integer >= 1, got {steps!r}")
-    if out is not None:
-        _make_folder(Path(out))
-    with _one_thread():
+    with made_folder(None if out is None else Path(out)), _one_thread():
         return _demo(out, steps, schedule, time_limit, say)
 
 
@@ -245,19 +233,14 @@ def _demo(
     say: Callable[[str], object],
 ) -> DemoResult:
     trainer = demo_trainer()
-    solved = None
     if schedule is None:
-        from optsched.solve import solve
-
-        say("measuring the blocks")
-        solved = solve(measured_problem(trainer), time_limit=time_limit)
-        if solved.schedule is None:
-            raise InternalError("the solver found no schedule for the demo")
-        schedule = solved.schedule
+        schedule = schedule_for(trainer, time_limit=time_limit, say=say)
     plan = trainer.plan(schedule)
     say(f"training {len(trainer.jobs)} jobs by the schedule")
     began = time.perf_counter()
     result = trainer.run(plan, steps)
+    if any(job.status == "stopped" for job in trainer.jobs):  # by Ctrl-C: nothing to compare
+        raise KeyboardInterrupt
     middle = time.perf_counter()
     say("training every job alone")
     found = [
@@ -268,10 +251,23 @@ def _demo(
     seconds = (middle - began, time.perf_counter() - middle)
     if found:
         raise NotIdentical(f"{len(found)} differences from training alone; the first: {found[0]}")
+    demo = DemoResult(SIBLINGS, steps, schedule, trainer.last_profile, result, seconds)
     if out is not None:
-        result.trace.write(Path(out) / "measured.schedule.json")
-        result.replay.write(Path(out) / "replay.schedule.json")
-    return DemoResult(SIBLINGS, steps, schedule, solved, result, seconds)
+        _write(demo, Path(out))
+    return demo
+
+
+def _write(demo: DemoResult, out: Path) -> None:
+    from optsched.formats import perfetto
+    from optsched.plots.html import write as write_page
+
+    demo.schedule.write(out / "plan.schedule.json")
+    demo.result.trace.write(out / "measured.schedule.json")
+    demo.result.replay.write(out / "replay.schedule.json")
+    write_page(demo.result.replay, out / "replay.html")
+    perfetto.write(demo.result.replay, out / "replay.trace.json")
+    if demo.profile is not None:
+        demo.profile.write(out / "demo.profile.json")
 
 
 @contextmanager
@@ -293,18 +289,16 @@ def _corpus() -> Tensor:
     return torch.tensor(list("".join(lines[i] for i in order).encode()), dtype=torch.int64)
 
 
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{out}: cannot be made ({error.strerror})") from None
-
-
 def main() -> None:
-    """``python -m optsched.arraypipe.demo``."""
-    result = run_demo(say=print)
-    print(result)
-    print(result.result.report)
+    """``python -m optsched.arraypipe.demo [--out DIR] [--steps N]``."""
+    words = argparse.ArgumentParser(prog="python -m optsched.arraypipe.demo")
+    words.add_argument("--out", type=Path, help="folder for the schedule documents")
+    words.add_argument("--steps", type=int, default=60, help="iterations of every job")
+    given = words.parse_args()
+    try:
+        print(run_demo(given.out, given.steps, say=print).story)
+    except InputError as error:
+        words.error(str(error))
 
 
 if __name__ == "__main__":

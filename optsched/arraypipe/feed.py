@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from optsched.arraypipe.blocks import tensors_of
+from optsched.arraypipe.job import PRECISIONS
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Feed:
         self.inputs: list[Any] = []
         self.targets: list[Any] = []
         self.shares: list[float] = []
+        self.ready: dict[torch.device, Any] = {}  # of a batch on GPUs: when it is made
 
     def draw(self, iteration: int) -> None:
         """Make the batch of an iteration the current one (nothing happens if it is)."""
@@ -45,10 +47,27 @@ class Feed:
         self._cut(pair, iteration)
         self.iteration = iteration
 
+    def input(self, microbatch: int, device: torch.device) -> Any:
+        """Input of a micro-batch of the current batch."""
+        return brought(self._there(self.inputs[microbatch]), device)
+
+    def target(self, microbatch: int, device: torch.device) -> Any:
+        """Target of a micro-batch of the current batch."""
+        return brought(self._there(self.targets[microbatch]), device)
+
     def peek(self) -> Any:
         """Input of the first batch, whole."""
         self.draw(self.iteration + 1)
         return self.whole
+
+    def _there(self, value: Any) -> Any:
+        """A part of the batch, for the streams that are current now; one of them has made it."""
+        for t in _row(value) if self.ready else ():
+            if isinstance(t, Tensor) and t.device in self.ready:
+                stream = torch.cuda.current_stream(t.device)
+                stream.wait_event(self.ready[t.device])
+                t.record_stream(stream)
+        return value
 
     def _cut(self, pair: Any, iteration: int) -> None:
         parts = self.job.microbatches
@@ -56,6 +75,12 @@ class Feed:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InputError(f"{place}: expected a pair (input, target), got {type(pair).__name__}")
         x, target = pair
+        x = cast(x, self.job.precision)
+        self.ready = {
+            t.device: torch.cuda.current_stream(t.device).record_event()
+            for t in (*_row(x), *_row(target))
+            if isinstance(t, Tensor) and t.is_cuda
+        }
         self.whole = x
         inputs = tensors_of(x, f"{place}: the input")
         if parts == 1:
@@ -70,6 +95,32 @@ class Feed:
         self.inputs, self.targets = _split(x, inputs, parts), _split(target, targets, parts)
         lengths = [_length(t) for t in torch.tensor_split(inputs[0], parts)]
         self.shares = [length / size for length in lengths]
+
+
+def brought(value: Any, device: torch.device) -> Any:
+    """Tensors of an input or a target on a device."""
+    if isinstance(value, tuple):
+        return tuple(brought(part, device) for part in value)
+    if not isinstance(value, Tensor) or value.device == device:
+        return value
+    return value.to(device, non_blocking=True)
+
+
+def _row(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def cast(x: Any, precision: str) -> Any:
+    """Floating point inputs in the precision of a job; ``"fp32"`` leaves them as they are."""
+    if precision == "fp32":
+        return x
+    if isinstance(x, tuple):
+        return tuple(cast(t, precision) for t in x)
+    return x.to(PRECISIONS[precision]) if _is_float(x) else x
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
 
 
 def _length(t: Tensor) -> int:

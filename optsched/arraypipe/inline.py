@@ -1,181 +1,220 @@
-"""The inline backend: one host thread runs all blocks of all devices in a topological order."""
+"""The inline backend: one host thread launches all blocks of all devices in a topological order."""
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from optsched.arraypipe import blocks
-from optsched.arraypipe.job import JobFailed
-from optsched.errors import InputError
+from optsched.arraypipe.devices import stage_devices
+from optsched.arraypipe.past import Past
+from optsched.arraypipe.planning.segments import Walk
+from optsched.arraypipe.stages import move, take_off
+from optsched.arraypipe.trace import Moved
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from torch import Tensor, nn
-
-    from optsched.arraypipe.feed import Feed
-    from optsched.arraypipe.job import Job, JobStage, Loss, Tensors
-    from optsched.arraypipe.plan import ExecutionPlan
-    from optsched.arraypipe.plan_checks import Block
-
-
-@dataclass(eq=False)
-class JobRun:
-    """A job while it is trained: everything is resident, a switch is an index into a list."""
-
-    job: Job
-    index: int
-    title: str
-    model: nn.Module
-    stages: list[JobStage]
-    start: int  # iterations that it had at the beginning
-    feed: Feed | None
-    losses: list[float] = field(default_factory=list)
-    loss: float = 0.0  # of the iteration on its way
-    updated: int = 0  # stages that have finished that iteration
-
-    def fail(self, stage: int, iteration: int, reason: str) -> JobFailed:
-        """The error that names where it happened."""
-        return JobFailed(self.title, self.index, stage, iteration, reason)
-
-
-class Record(NamedTuple):
-    """One executed block; times in nanoseconds of a monotonic clock."""
-
-    operation: int
-    cycle: int
-    iteration: int
-    start: int
-    end: int
+    from optsched.arraypipe.course import Change, Course, Planner, Record
+    from optsched.arraypipe.job_run import JobRun
+    from optsched.arraypipe.lanes import Carried, Lanes
+    from optsched.arraypipe.planning.segments import Instance, Segment
+    from optsched.arraypipe.trace import Copied
+    from optsched.arraypipe.worker import Worker
 
 
 class InlineBackend:
-    """Runs a plan on the CPU; devices are logical, time is serial.
+    """Runs a course in this process; on a CPU devices are logical and time is serial.
 
     Parameters
     ----------
-    plan
+    course
         What to run.
     runs
-        The jobs, in the order of the plan's.
-    loss
-        ``loss(output, target)``.
-    on_update
-        Called with ``(run, stage, iteration)`` after every update of a stage.
-    on_iteration
-        Called with ``(run, iteration, loss)`` when all stages have finished an iteration.
+        All jobs, in the order of the trainer's.
+    worker
+        Executes the blocks.
+    planner
+        May change plan and seats on the way.
+    strict
+        Raise when a job fails.
+    lanes
+        Streams of the devices, on GPUs.
     """
 
     def __init__(
         self,
-        plan: ExecutionPlan,
-        runs: list[JobRun],
-        loss: Loss,
-        on_update: Callable[[JobRun, int, int], None],
-        on_iteration: Callable[[JobRun, int, float], None],
+        course: Course,
+        runs: Sequence[JobRun],
+        worker: Worker,
+        planner: Planner,
+        strict: bool = False,
+        lanes: Lanes | None = None,
     ) -> None:
-        self.plan, self.runs, self.loss = plan, runs, loss
-        self.on_update, self.on_iteration = on_update, on_iteration
-        self.activations: dict[tuple[int, int, int], Tensors] = {}
-        self.gradients: dict[tuple[int, int, int], tuple[Tensor | None, ...]] = {}
-        self.records: list[Record] = []
+        self.course, self.runs, self.worker, self.planner = course, runs, worker, planner
+        self.strict, self.lanes = strict, lanes
+        self.past = Past()
+        self.launching: list[int] | None = None  # host time of every record, on GPUs
+        self.interrupted = False  # let every job end with the iteration that it is in
 
-    def rehearse(self) -> None:
-        """One forward of every job that changes nothing: boundaries are looked at, and refused."""
-        for run in self.runs:
-            if run.feed is None:
+    @property
+    def messages(self) -> list[Moved]:
+        """What went from one GPU to another; between logical devices nothing has to go."""
+        carried, cut = [] if self.lanes is None else self.lanes.carried, self.past.cut
+        return [self._moved(c) for c in carried if (c.segment, c.cycle) >= cut]
+
+    @property
+    def copies(self) -> Sequence[Copied]:
+        """Copies of states."""
+        return self.worker.memory.copies
+
+    def interrupt(self) -> None:
+        """Let every job end with the iteration that it is in; `run` returns then."""
+        self.interrupted = True
+
+    def run(self) -> list[Record]:
+        """Train until all jobs have ended; what was executed, in order, or the end of it."""
+        try:
+            while True:
+                change = self._run_segment(self.course.now)
+                self.course.close()
+                if change is None:
+                    break
+                self._make_room(self.course.now.seats, change.seats)
+                self.course.follow(change)
+            self._forget(self.past.close())
+            records = self.past.records
+            if self.lanes is None:
+                return records
+            self.launching = [record.end - record.start for record in records]
+            return self.lanes.finish(records)
+        finally:
+            if self.lanes is not None:  # the worker reads from the devices
+                self.lanes.synchronize()
+            self.worker.finish()
+
+    def _run_segment(self, segment: Segment) -> Change | None:
+        """Run a segment; the change that ended it early, or that is wanted after it."""
+        walk = Walk(segment)
+        mail: dict[int, Any] = {}
+        place = len(self.course.segments) - 1
+        inputs, rows = segment.routes.inputs, segment.plan.blocks
+        runs = [self.runs[job] for job in segment.seats]
+        self._settle(segment)
+        first, count, seat_of = segment.first, segment.count, [block.job for block in rows]
+        execute, clock = self._executor(segment), time.perf_counter_ns
+        past = self.past
+        note, note_exposed = past.rows.append, past.exposed.append
+        change: Change | None = None
+        draining, latest = False, -1
+        worker, memory = self.worker, self.worker.memory
+        exposed, waits = memory.exposed, memory.moves and self.lanes is None
+        for now in walk:
+            operation, cycle, iteration = now
+            received = {}
+            for k in inputs[operation]:
+                received[k] = mail.pop(k)
+            began = clock()
+            sent = execute(now, received)
+            ended = clock()
+            if waits:  # what it waited for its state is not the block's time
+                waited, exposed = memory.exposed - exposed, memory.exposed
+                began = min(began + waited, ended)
+                note_exposed(waited)
+            if worker.aside:
+                began, worker.aside = min(began + worker.aside, ended), 0
+            note((place, operation, cycle, iteration, began, ended))
+            mail.update(sent)
+            seat = seat_of[operation]
+            if runs[seat].end - first[seat] < count[seat]:
+                self._shorten(walk, seat, mail)
+            if draining:
                 continue
-            run.feed.draw(run.start)
-            x, needs = run.feed.inputs[0], (False,) * len(blocks.tensors_of(run.feed.inputs[0], ""))
-            for stage in run.stages:
-                try:
-                    x = blocks.rehearse(stage, x, needs, self._criterion(run, stage, 0))
-                except InputError:
-                    raise
-                except Exception as error:
-                    raise run.fail(stage.index, run.start, _reason(error)) from error
-                row = x if isinstance(x, tuple) else (x,)
-                needs = tuple(t.requires_grad for t in row)
-
-    def run(self, lengths: list[int]) -> list[Record]:
-        """Train job j for ``lengths[j]`` iterations; what was executed, in order."""
-        for operation, cycle, turn in self.plan.unroll(lengths):
-            block = self.plan.blocks[operation]
-            run = self.runs[block.job]
-            iteration = run.start + turn
-            if block.kind == "F" and block.stage == block.microbatch == 0:
-                assert run.feed is not None
-                run.feed.draw(iteration)
-            began = time.perf_counter_ns()
-            try:
-                updated = self._execute(run, block, iteration)
-            except (InputError, JobFailed):
-                raise
-            except Exception as error:
-                raise run.fail(block.stage, iteration, _reason(error)) from error
-            ended = time.perf_counter_ns()
-            self.records.append(Record(operation, cycle, iteration, began, ended))
-            if updated:
-                self._after_update(run, block.stage, iteration)
-        return self.records
-
-    def _execute(self, run: JobRun, block: Block, iteration: int) -> bool:
-        """Run one block; whether it ended with an update of its stage."""
-        j, s, m = block.job, block.stage, block.microbatch
-        stage = run.stages[s]
-        if block.kind == "F":
-            self._forward(run, stage, m, iteration)
-            return False
-        if block.kind == "R":
-            blocks.recompute(stage, m)
-            return False
-        if block.kind == "B":
-            if stage.kept[m].roots is None:
-                blocks.recompute(stage, m)
-            sent = None if stage.last else self.gradients.pop((j, s, m))
-            gradients = blocks.backward(stage, m, sent)
-            if s > 0:
-                self.gradients[j, s - 1, m] = gradients
-            if m + 1 < run.job.microbatches or j in self.plan.updated:
-                return False
-        blocks.update(stage)
-        return True
-
-    def _forward(self, run: JobRun, stage: JobStage, m: int, iteration: int) -> None:
-        j, s = run.index, stage.index
-        if s == 0:
-            assert run.feed is not None
-            x = blocks.tensors_of(run.feed.inputs[m], "data: the input")
-        else:
-            x = self.activations.pop((j, s, m))
-        key = run.job.key(iteration, m, s)
-        recompute = run.job.recompute or (j, s) in self.plan.recomputed
-        output = blocks.forward(stage, m, x, key, self._criterion(run, stage, m), recompute)
-        if not stage.last:
-            self.activations[j, s + 1, m] = output
-            return
-        value = float(output[0].item())
-        if not math.isfinite(value):
-            raise run.fail(s, iteration, f"the loss is {value}")
-        run.loss += value
-
-    def _criterion(self, run: JobRun, stage: JobStage, m: int) -> blocks.Criterion | None:
-        if not stage.last:
+            if cycle > latest:  # devices are in different cycles: asked once for each
+                latest, change = cycle, self.planner.poll(segment)
+                self._forget(past.trim())
+            if change is not None or self.interrupted:
+                draining = True
+                for other, begun in enumerate(walk.begun):
+                    walk.shorten(other, begun)
+        if self.interrupted:
+            for seat, run in enumerate(runs):
+                run.stop_after(first[seat] + count[seat] - 1)
             return None
-        assert run.feed is not None
-        return blocks.Criterion(self.loss, run.feed.targets[m], run.feed.shares[m])
+        return change or self.planner.poll(segment)
 
-    def _after_update(self, run: JobRun, stage: int, iteration: int) -> None:
-        self.on_update(run, stage, iteration)
-        run.updated += 1
-        if run.updated == len(run.stages):
-            loss, run.loss, run.updated = run.loss, 0.0, 0
-            run.losses.append(loss)
-            self.on_iteration(run, iteration, loss)
+    def _forget(self, kept: Sequence[int] | None) -> None:
+        """If blocks are no longer remembered: what else there is of their time goes too."""
+        if kept is None:
+            return
+        past = self.past
+        if self.lanes is not None:
+            self.lanes.keep(kept, past.cut)
+        self.worker.memory.forget(past.begin)
+        self.course.forget(past.cut[0])
 
+    def _executor(self, segment: Segment) -> Callable[[Instance, dict[int, Any]], dict[int, Any]]:
+        """What runs a block: the worker itself, on GPUs in the stream of the block's device."""
+        execute, lanes, rows = self.worker.execute, self.lanes, segment.plan.blocks
+        if lanes is None:
+            return partial(execute, segment)
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+        targets = [rows[message.consumer].device for message in segment.routes.messages]
+        place = len(self.course.segments) - 1
+
+        def launch(now: Instance, posted: dict[int, Any]) -> dict[int, Any]:
+            lane = rows[now.operation].device
+            with lanes.block(lane, posted) as received:
+                sent = execute(segment, now, received)
+                return lanes.post(sent, lane, targets, place, now.cycle)
+
+        return launch
+
+    def _moved(self, c: Carried) -> Moved:
+        """A message with the cycle of the block that took it, instead of the one that made it."""
+        part = self.course.segments[c.segment]
+        message, blocks = part.routes.messages[c.message], part.plan.blocks
+        later = blocks[message.consumer].offset - blocks[message.producer].offset
+        return Moved(c.segment, c.message, c.cycle + later, c.start, c.end)
+
+    def _settle(self, segment: Segment) -> None:
+        """On GPUs: jobs that come in now are put on their devices, and streams wait for that."""
+        lanes = self.lanes
+        if lanes is None:
+            return
+        before = self.course.segments[-2:][0].plan
+        if before is not segment.plan:  # stages may have another device now
+            lanes.gather()
+        for seat, job in enumerate(segment.seats if not self.worker.memory.moves else ()):
+            if not segment.count[seat]:
+                continue
+            places = stage_devices(segment.plan, seat, lanes.devices)
+            for stage, place in zip(self.runs[job].stages, places, strict=True):
+                if stage.away or stage.place != place:
+                    move(stage, place)
+        lanes.follow()
+
+    def _make_room(self, before: Sequence[int], after: Sequence[int]) -> None:
+        """On GPUs: the states of jobs that have ended and left their seat go to the host."""
+        if self.lanes is None or self.worker.memory.moves:
+            return
+        gone = [job for job in sorted(set(before) - set(after)) if self.runs[job].over]
+        with self.lanes.aside():
+            for job in gone:
+                for stage in self.runs[job].stages:
+                    take_off(stage)
+
+    def _shorten(self, walk: Walk, seat: int, mail: dict[int, Any]) -> None:
+        """The job ends earlier: its later blocks are passed, and what it left behind is dropped."""
+        segment = walk.segment
+        run = self.runs[segment.seats[seat]]
+        walk.shorten(seat, max(0, run.end - segment.first[seat]))
+        if run.job.error is None:
+            return
+        if self.strict:
+            raise run.job.error
+        run.drop_kept()
+        messages, rows = segment.routes.messages, segment.plan.blocks
+        for k in [k for k in mail if rows[messages[k].consumer].job == seat]:
+            if messages[k].kind != "factor":  # later stages may owe the update of the one before
+                del mail[k]

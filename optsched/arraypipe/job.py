@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from optsched.errors import InputError, OptschedError
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 NamedParameters: TypeAlias = list[tuple[str, nn.Parameter]]
 MakeOptimizer: TypeAlias = Callable[[NamedParameters], Optimizer]
+MakeScheduler: TypeAlias = Callable[[Optimizer], Any]
 BuildModel: TypeAlias = Callable[..., nn.Module]
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 Data: TypeAlias = Callable[["Job", int], Iterator[tuple[Any, Any]]]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._=+-]{0,99}")
+PRECISIONS: Final = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class JobFailed(OptschedError):
-    """A block of a job raised or its loss is not finite; `job`, `stage`, `iteration` say where.
-
-    Nothing of the run is kept except the checkpoints that were complete before.
-    """
+    """A block of a job raised or its loss is not finite; `job`, `stage`, `iteration` say where."""
 
     def __init__(self, name: str, job: int, stage: int, iteration: int, reason: str) -> None:
         super().__init__(f"job {name}, stage {stage}, iteration {iteration}: {reason}")
@@ -53,10 +54,21 @@ class Job:
         Folder of its checkpoints; by default ``job0``, ``job1``, ... by position.
     microbatches
         Parts an iteration is cut into (`torch.tensor_split`); gradients add up.
+    scheduler
+        Gets an optimizer and returns its learning-rate scheduler; one step per iteration. One that
+        needs a metric (``ReduceLROnPlateau``) gets the iteration's loss.
+    precision
+        ``"fp32"``, ``"fp64"``, or ``"bf16"``: weights and gradients in bfloat16, the optimizer
+        works on a float32 master copy.
+    clip_norm
+        Largest norm of the gradient of all parameters (`torch.nn.utils.clip_grad_norm_`).
     recompute
         Keep only the inputs of a stage and run its forward again in the backward block.
     model
         Keyword arguments of `build_model`.
+    init
+        File with a state dict (``torch.load(weights_only=True)``) to start from instead of the
+        weights that the seed gives.
     """
 
     seed: int
@@ -64,8 +76,13 @@ class Job:
     optimizer: MakeOptimizer
     name: str = ""
     microbatches: int = 1
+    scheduler: MakeScheduler | None = None
+    precision: str = "fp32"
+    clip_norm: float | None = None
     recompute: bool = False
     model: Mapping[str, Any] = field(default_factory=dict)
+    init: str | None = None
+    life: JobLife = field(default_factory=lambda: JobLife(), init=False, repr=False)
 
     def __post_init__(self) -> None:
         for key, least, most in (
@@ -78,10 +95,42 @@ class Job:
                 raise InputError(f"{key}: expected an integer in {least}..{most}, got {value!r}")
         if not callable(self.optimizer):
             raise InputError(f"optimizer: expected a function, got {self.optimizer!r}")
+        if self.scheduler is not None and not callable(self.scheduler):
+            raise InputError(f"scheduler: expected a function, got {self.scheduler!r}")
+        if self.precision not in PRECISIONS:
+            raise InputError(
+                f"precision: expected one of {', '.join(PRECISIONS)}, got {self.precision!r}"
+            )
+        clip = self.clip_norm
+        if clip is not None and (
+            isinstance(clip, bool) or not isinstance(clip, (int, float)) or not 0 < clip < math.inf
+        ):
+            raise InputError(f"clip_norm: expected a number > 0, got {clip!r}")
         if self.name and not _NAME.fullmatch(self.name):
             raise InputError(
                 f"name: expected letters, digits and . _ = + - for a folder, got {self.name!r}"
             )
+
+    @property
+    def status(self) -> str:
+        """``"ready"`` before a run, then ``"running"``; ``"stopped"``, ``"failed"``, ``"done"``.
+
+        After a run that raised no job is running: those that were not done are stopped, and can be
+        resumed; ``"ready"`` again if the run was refused before it began.
+        """
+        return self.life.status
+
+    @property
+    def error(self) -> JobFailed | None:
+        """Why it failed."""
+        return self.life.error
+
+    def stop(self) -> None:
+        """End the job with the iteration whose loss is known last; others are not held up.
+
+        Only while it runs: before and after a run it does nothing.
+        """
+        self.life.stopping = True
 
     def key(self, iteration: int, microbatch: int, stage: int) -> int:
         """Seed of the random numbers of one block: a 32-bit hash of all that names it.
@@ -91,6 +140,27 @@ class Job:
         """
         fields = struct.pack("<4q", self.seed, iteration, microbatch, stage)
         return int.from_bytes(hashlib.blake2b(fields, digest_size=4).digest(), "little")
+
+
+@dataclass(eq=False)
+class JobLife:
+    """What becomes of a job while it runs."""
+
+    status: str = "ready"
+    error: JobFailed | None = None
+    stopping: bool = False  # wished by the caller
+
+    def begin(self) -> None:
+        """A run begins: what became of the job in an earlier one does not count."""
+        self.status, self.error, self.stopping = "ready", None, False
+
+
+class Borrowed(NamedTuple):
+    """A stage's own copy of a parameter that an earlier stage owns and updates."""
+
+    name: str
+    owner: int
+    parameter: nn.Parameter
 
 
 @dataclass(eq=False)
@@ -119,10 +189,52 @@ class JobStage:
     prefixes: tuple[str, ...]
     optimizer: Optimizer | None
     holders: tuple[tuple[nn.Module, str], ...]  # where the buffers hang
+    scheduler: Any = None
+    borrowed: tuple[Borrowed, ...] = ()
+    masters: NamedParameters | None = None  # float32, what the optimizer of a bf16 job updates
+    place: torch.device | None = None  # of its blocks
+    away: bool = False  # its tensors are on the host, not in their place
     packed: bool = False  # whether its input is a tuple
     needs_gradient: tuple[bool, ...] = ()
-    clones_input: bool = False
+    clones_input: bool = False  # it changes its input in place
+    clones_output: bool = (
+        False  # its output is, or views, a buffer that the next forward may change
+    )
     kept: dict[int, Kept] = field(default_factory=dict)
+    later_norms: Tensor | None = None  # of the gradients of all later stages, if the job clips
+    _weights: dict[str, nn.Parameter] = field(default_factory=dict)
+
+    def forget_weights(self) -> None:
+        """Its parameters are other objects now (`optsched.arraypipe.memory`)."""
+        self._weights.clear()
+
+    def weight(self, name: str) -> nn.Parameter:
+        """The parameter of this unsplit name here: its own, or a borrowed copy."""
+        if name not in self._weights:
+            self._weights.update(self.parameters)
+            self._weights.update((b.name, b.parameter) for b in self.borrowed)
+        return self._weights[name]
+
+    @property
+    def trained(self) -> NamedParameters:
+        """What the optimizer updates: the parameters, or their masters."""
+        return self.parameters if self.masters is None else self.masters
+
+    @property
+    def needs_metric(self) -> bool:
+        """Whether its scheduler looks at the loss."""
+        return isinstance(self.scheduler, ReduceLROnPlateau)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its blocks run; if nobody has said, where its tensors are."""
+        if self.place is not None:
+            return self.place
+        for _, parameter in self.parameters:
+            return parameter.device
+        for buffer in self.buffers():
+            return buffer.device
+        return torch.device("cpu")
 
     def run(self, inputs: Tensors) -> Any:
         """The forward of the stage."""
@@ -154,6 +266,8 @@ def buffer_holders(modules: Sequence[nn.Module]) -> tuple[tuple[nn.Module, str],
     )
 
 
-def seed_generator(key: int) -> None:
-    """Seed the CPU generator alone (two orders of magnitude cheaper than `torch.manual_seed`)."""
+def seed_generator(key: int, device: torch.device) -> None:
+    """Seed the generators of the CPU and of a GPU alone (much cheaper than `torch.manual_seed`)."""
     torch.default_generator.manual_seed(key)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index].manual_seed(key)

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import heapq
-from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.arraypipe.liveness import token_free_cycle
-from optsched.arraypipe.plan_checks import Block, check_memory, check_orders, identify
-from optsched.errors import CyclicOrder, InputError, InternalError
+from optsched.arraypipe.planning.carried import blocks_only
+from optsched.arraypipe.planning.checks import (
+    Block,
+    Labels,
+    check_memory,
+    check_orders,
+    check_together,
+    held_bytes,
+    identify,
+)
+from optsched.arraypipe.planning.liveness import token_free_cycle
+from optsched.arraypipe.planning.messages import routes
+from optsched.arraypipe.planning.micro_order import MicroOrder, micro_order
+from optsched.arraypipe.planning.segments import Segment, Walk
+from optsched.errors import CyclicOrder, InputError
+from optsched.schedule import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
-    from optsched.schedule import Schedule
+    from optsched.arraypipe.planning.segments import Instance
 
 
 class RecurrentArc(NamedTuple):
@@ -27,14 +38,6 @@ class RecurrentArc(NamedTuple):
     head: int
     tokens: int
     lag: int
-
-
-class Instance(NamedTuple):
-    """One execution of an operation: in which cycle, and which iteration of its job it is."""
-
-    operation: int
-    cycle: int
-    iteration: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,20 +56,32 @@ class ExecutionPlan:
         One per operation; a mark (kind ``"end"``) has device -1.
     sequences
         Operations per device in their binding order.
-    arcs
-        Everything an instance waits for, the device orders apart.
     n_stages, microbatches, copies
         Stages of every job; micro-batches and iterations a cycle per job.
+    barrier, together, exact
+        As given to `compile`.
     """
 
     schedule: Schedule
     blocks: tuple[Block, ...]
     sequences: tuple[tuple[int, ...], ...]
-    arcs: tuple[RecurrentArc, ...]
     n_stages: int
     microbatches: tuple[int, ...]
     copies: tuple[int, ...]
     barrier: bool
+    together: frozenset[int] = frozenset()
+    exact: bool = True
+
+    @cached_property
+    def arcs(self) -> tuple[RecurrentArc, ...]:
+        """Everything an instance waits for, the device orders apart."""
+        labels = Labels(self.blocks, self.n_stages, self.microbatches, self.copies)
+        return _arcs(self.schedule, labels, self.micro_order, self.barrier, self.together)
+
+    @cached_property
+    def micro_order(self) -> MicroOrder:
+        """Order of the micro-batches on every stage: what begins and what ends an iteration."""
+        return micro_order(self.blocks, self.sequences)
 
     @property
     def n_jobs(self) -> int:
@@ -94,6 +109,21 @@ class ExecutionPlan:
         return self.schedule.period or max(self.schedule.makespan, 1)
 
     @cached_property
+    def max_offset(self) -> int:
+        """Largest offset: so many cycles after a job's first block its last one may begin."""
+        return max((b.offset for b in self.blocks), default=0)
+
+    @cached_property
+    def held(self) -> tuple[int, ...]:
+        """Most bytes that the blocks of a device keep at once in the steady state, per device.
+
+        The peak of a prefix sum over one cycle that begins with what crosses its start; workspaces
+        are not in it. Where a device gains bytes with every cycle, it is that of the first.
+        """
+        levels = held_bytes(self.schedule, self.blocks, self.sequences)
+        return tuple(max(level, default=0) for level in levels)
+
+    @cached_property
     def waits(self) -> tuple[tuple[RecurrentArc, ...], ...]:
         """Arcs by head."""
         rows: list[list[RecurrentArc]] = [[] for _ in self.blocks]
@@ -116,23 +146,21 @@ class ExecutionPlan:
                 )
 
     def unroll(self, lengths: Sequence[int]) -> Iterator[Instance]:
-        """All instances of a run with ``lengths[j]`` iterations of job j, in a topological order.
-
-        Of the blocks that may run next the one with the earliest predicted start comes first;
-        starts decide nothing else. Marks are left out.
-        """
-        run = _Unrolling(self, lengths)
-        while run.ready:
-            _, line = heapq.heappop(run.ready)
-            instance = run.head(line)
-            if self.blocks[instance.operation].device >= 0:
-                yield instance
-            run.complete(line)
-        if any(run.position[k] < run.end(k) for k in range(len(run.lines))):
-            raise InternalError("a plan that passed the liveness check came to a halt")
+        """All blocks of a run with ``lengths[j]`` iterations of job j, in a topological order."""
+        seats = tuple(range(self.n_jobs))
+        return Walk(Segment(self, routes(self), seats, [0] * self.n_jobs, list(lengths)))
 
 
-def compile(schedule: Schedule, *, barrier: bool = False) -> ExecutionPlan:
+_SHOWN = 24  # blocks of a cycle that a message lists
+
+
+def compile(
+    schedule: Schedule,
+    *,
+    barrier: bool = False,
+    together: Collection[int] = (),
+    exact: bool = True,
+) -> ExecutionPlan:
     """Turn a schedule document into a plan, or say in one sentence why it cannot be run.
 
     Dependencies follow from the labels of the blocks; further arcs of the document are kept.
@@ -142,43 +170,78 @@ def compile(schedule: Schedule, *, barrier: bool = False) -> ExecutionPlan:
     Parameters
     ----------
     schedule
-        A scheduled document with operations of the kinds F, B, R, U (and end marks).
+        A scheduled document with operations of the kinds F, B, R, U (and end marks). Messages and
+        copies of states, which a trace has, are left out together with their links.
     barrier
         Let no job start its next iteration before all jobs have finished theirs.
+    together
+        Jobs whose updates wait for the last gradient of all stages, as gradient clipping and
+        schedulers that need a metric do; they need update blocks.
+    exact
+        Refuse orders in which the micro-batches of a stage do not ascend. With False they may come
+        in any order, as in a GPipe backward from the last to the first: sums are rounded otherwise
+        than in training alone, and statistics of normalisation layers are those of that order.
 
     Raises
     ------
     InputError
         A block is missing, doubled or foreign, holds no or several resources, is of another kind;
-        a job has one stage on two devices or micro-batches out of order; memory is exceeded.
+        a job has one stage on two devices or (if `exact`) micro-batches out of order; memory is
+        exceeded; a job of `together` has no update blocks.
     CyclicOrder
         Orders and dependencies contradict each other; the message has the blocks on the cycle.
     """
-    if not isinstance(barrier, bool):
-        raise InputError(f"barrier: expected True or False, got {barrier!r}")
+    for name, flag in (("barrier", barrier), ("exact", exact)):
+        if not isinstance(flag, bool):
+            raise InputError(f"{name}: expected True or False, got {flag!r}")
+    if not isinstance(schedule, Schedule):
+        raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
     if schedule.sequences is None:
         raise InputError("this graph is not scheduled: it has no sequences")
+    schedule = blocks_only(schedule)
     labels = identify(schedule)
-    sequences = check_orders(schedule, labels.blocks)
+    check_together(together, labels)
+    sequences = check_orders(schedule, labels.blocks, exact)
     plan = ExecutionPlan(
         schedule=schedule,
         blocks=labels.blocks,
         sequences=sequences,
-        arcs=_arcs(schedule, labels.blocks, labels.microbatches, labels.copies, barrier),
         n_stages=labels.n_stages,
         microbatches=labels.microbatches,
         copies=labels.copies,
         barrier=barrier,
+        together=frozenset(together),
+        exact=exact,
     )
-    cycle = token_free_cycle(len(plan.blocks), [a[:3] for a in plan.arcs], _lines(plan))
+    table = np.array(plan.arcs, np.int64).reshape(-1, 4)[:, :3]
+    cycle = token_free_cycle(len(plan.blocks), table, _lines(plan))
     if cycle:
-        path = " -> ".join(str(plan.blocks[i]) for i in (*cycle, cycle[0]))
+        if barrier and plan.max_offset:
+            _check_offsets(plan, cycle)
+        path = " -> ".join(str(plan.blocks[i]) for i in (*cycle[:_SHOWN], cycle[0]))
+        if len(cycle) > _SHOWN:
+            path += f" (the last arrow stands for {len(cycle) - _SHOWN} further blocks)"
         raise CyclicOrder(
             f"sequences: the orders can never be run, each block waits for the one before: {path}",
             cycle,
         )
     check_memory(schedule, plan.blocks, sequences)
     return plan
+
+
+def _check_offsets(plan: ExecutionPlan, cycle: list[int]) -> None:
+    """Say that it is the barrier that the orders cannot be run with, if it is."""
+    free = replace(plan, barrier=False)
+    table = np.array(free.arcs, np.int64).reshape(-1, 4)[:, :3]
+    if not token_free_cycle(len(free.blocks), table, _lines(free)):
+        late = max(plan.blocks, key=lambda b: b.offset)
+        raise CyclicOrder(
+            f"barrier: jobs that wait for each other after every iteration cannot run a schedule "
+            f"with offsets, whose blocks belong to several iterations at a time, such as {late} "
+            f"with offset {late.offset}; leave the barrier out, or solve the problem with "
+            f'objective="makespan"',
+            cycle,
+        )
 
 
 def _lines(plan: ExecutionPlan) -> list[list[int]]:
@@ -190,36 +253,37 @@ def _lines(plan: ExecutionPlan) -> list[list[int]]:
 
 def _arcs(
     schedule: Schedule,
-    blocks: tuple[Block, ...],
-    microbatches: tuple[int, ...],
-    copies: tuple[int, ...],
+    labels: Labels,
+    order: MicroOrder,
     barrier: bool,
+    together: Collection[int],
 ) -> tuple[RecurrentArc, ...]:
     """The dependencies of training plus those of the document; the largest lag of equal ones."""
-    lags: dict[tuple[int, int, int], int] = defaultdict(int)
+    lags: dict[tuple[int, int, int], int] = {}
     for tail, head, lag, distance in zip(*(c.tolist() for c in schedule.arcs), strict=True):
         key = (tail, head, distance)
         lags[key] = max(lag, lags.get(key, lag))
-    for key in _training_arcs(blocks, microbatches, copies, barrier):
-        lags[key]  # a dependency that the document leaves out still holds
+    for key in _training_arcs(labels.blocks, labels.copies, order):
+        lags.setdefault(key, 0)  # a dependency that the document leaves out still holds
+    for key in _barrier_arcs(labels, order) if barrier else ():
+        lags.setdefault(key, 0)
+    for key in _gathering_arcs(labels, order, together) if together else ():
+        lags.setdefault(key, 0)
+    offset = [block.offset for block in labels.blocks]
     return tuple(
-        RecurrentArc(tail, head, distance + blocks[head].offset - blocks[tail].offset, lag)
+        RecurrentArc(tail, head, distance + offset[head] - offset[tail], lag)
         for (tail, head, distance), lag in lags.items()
     )
 
 
 def _training_arcs(
-    blocks: tuple[Block, ...],
-    microbatches: tuple[int, ...],
-    copies: tuple[int, ...],
-    barrier: bool,
+    blocks: tuple[Block, ...], copies: tuple[int, ...], order: MicroOrder
 ) -> Iterator[tuple[int, int, int]]:
-    """Arcs (tail, head, distance in cycles) without which training would not be exact."""
+    """Arcs (tail, head, distance in cycles) without which training would not be right."""
     at = {
         (b.kind, b.job, b.stage, b.microbatch if b.kind != "U" else 0, b.copy): b.operation
         for b in blocks
     }
-    last_updates, first_forwards = [], []
     for block in blocks:
         kind, j, s, m, a = block[1:6]
         i = block.operation
@@ -231,90 +295,37 @@ def _training_arcs(
             yield i, at["B", j, s, m, a], 0
         if kind == "B" and s > 0:
             yield i, at["B", j, s - 1, m, a], 0
-        if kind in ("F", "B") and m + 1 < microbatches[j]:
-            yield i, at[kind, j, s, m + 1, a], 0
-        if kind == "B" and m + 1 == microbatches[j] and ("U", j, s, 0, a) in at:
+        if i in order.following:
+            yield i, order.following[i], 0
+        ends = i in order.last_backwards
+        if ends and ("U", j, s, 0, a) in at:
             yield i, at["U", j, s, 0, a], 0
-        if kind == "U" or (
-            kind == "B" and m + 1 == microbatches[j] and ("U", j, s, 0, a) not in at
-        ):
+        if kind == "U" or (ends and ("U", j, s, 0, a) not in at):
             following = (a + 1) % copies[j]
-            yield i, at["F", j, s, 0, following], int(following == 0)
-            if following == 0:
-                last_updates.append(i)
-        if kind == "F" and s == m == a == 0:
-            first_forwards.append(i)
-    if barrier:
-        yield from ((u, f, 1) for u in last_updates for f in first_forwards)
+            yield i, order.first_forward[j, s, following], int(following == 0)
 
 
-class _Unrolling:
-    """Which instance every line is at, and which of them may run (see `ExecutionPlan.unroll`)."""
+def _barrier_arcs(labels: Labels, order: MicroOrder) -> Iterator[tuple[int, int, int]]:
+    """From what every job does last in a cycle to what every job does first in the next one."""
+    updated = {b.job for b in labels.blocks if b.kind == "U"}
+    first = [
+        b.operation
+        for b in labels.blocks
+        if b.stage == b.copy == 0 and b.operation in order.first_forwards
+    ]
+    for b in labels.blocks:
+        if b.copy + 1 < labels.copies[b.job]:
+            continue
+        # without update blocks all other stages are over before the last B of stage 0
+        last = b.stage == 0 and b.operation in order.last_backwards
+        if b.kind == "U" if b.job in updated else last:
+            yield from ((b.operation, i, 1) for i in first)
 
-    def __init__(self, plan: ExecutionPlan, lengths: Sequence[int]) -> None:
-        self.plan, self.lengths = plan, lengths
-        self.lines = _lines(plan)
-        self.line_of = {i: k for k, row in enumerate(self.lines) for i in row}
-        self.cycles = max(
-            (b.offset + -(-lengths[b.job] // plan.copies[b.job]) for b in plan.blocks), default=0
-        )
-        self.finished = [0] * len(plan.blocks)  # cycles of every operation that are over
-        self.followers: list[list[int]] = [[] for _ in plan.blocks]
-        for arc in plan.arcs:
-            self.followers[arc.tail].append(arc.head)
-        start = np.asarray(plan.schedule.start).tolist()
-        self.predicted = [
-            s + b.offset * plan.cycle_time for s, b in zip(start, plan.blocks, strict=True)
-        ]
-        self.position = [0] * len(self.lines)
-        self.queued = [False] * len(self.lines)
-        self.ready: list[tuple[int, int]] = []
-        for k in range(len(self.lines)):
-            self._advance(k)
 
-    def end(self, line: int) -> int:
-        return len(self.lines[line]) * self.cycles
-
-    def head(self, line: int) -> Instance:
-        cycle, place = divmod(self.position[line], len(self.lines[line]))
-        operation = self.lines[line][place]
-        return Instance(operation, cycle, self._iteration(operation, cycle))
-
-    def complete(self, line: int) -> None:
-        operation, cycle, _ = self.head(line)
-        self.finished[operation] = cycle + 1
-        self.position[line] += 1
-        self.queued[line] = False
-        self._advance(line)
-        for other in self.followers[operation]:
-            k = self.line_of[other]
-            if not self.queued[k] and self.position[k] < self.end(k):
-                self._advance(k)
-
-    def _iteration(self, operation: int, cycle: int) -> int:
-        block = self.plan.blocks[operation]
-        return (cycle - block.offset) * self.plan.copies[block.job] + block.copy
-
-    def _runs(self, operation: int, cycle: int) -> bool:
-        length = self.lengths[self.plan.blocks[operation].job]
-        return cycle >= 0 and 0 <= self._iteration(operation, cycle) < length
-
-    def _advance(self, line: int) -> None:
-        """Step over skipped instances; queue the head of the line if it has to wait for nothing."""
-        row, end = self.lines[line], self.end(line)
-        while self.position[line] < end:
-            cycle, place = divmod(self.position[line], len(row))
-            if self._runs(row[place], cycle):
-                break
-            self.finished[row[place]] = cycle + 1
-            self.position[line] += 1
-        else:
-            return
-        if all(
-            self.finished[arc.tail] > cycle - arc.tokens
-            or not self._runs(arc.tail, cycle - arc.tokens)
-            for arc in self.plan.waits[row[place]]
-        ):
-            self.queued[line] = True
-            predicted = self.predicted[row[place]] + cycle * self.plan.cycle_time
-            heapq.heappush(self.ready, (predicted, line))
+def _gathering_arcs(
+    labels: Labels, order: MicroOrder, together: Collection[int]
+) -> Iterator[tuple[int, int, int]]:
+    """From the last gradient of a job, that of stage 0, to its updates on all stages."""
+    for b in labels.blocks:
+        if b.kind == "U" and b.job in together:
+            yield order.last_backward[b.job, 0, b.copy], b.operation, 0

@@ -1,216 +1,254 @@
-"""What was run as a schedule document, its replay on parallel devices, and the report."""
+"""What was run, as a schedule document: one operation per executed block, in nanoseconds."""
 
 from __future__ import annotations
 
-import statistics
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from optsched.arraypipe.planning.carried import COPIES
+from optsched.arraypipe.reporting.executed import executed, grouped
 from optsched.schedule import Arcs, Objective, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from optsched.arraypipe.inline import Record
-    from optsched.arraypipe.plan import ExecutionPlan
-
-_NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-
-
-@dataclass(frozen=True)
-class BlockError:
-    """A block with its predicted and its median measured duration in nanoseconds."""
-
-    block: str
-    predicted: int
-    measured: int
+    from optsched.arraypipe.course import Course, Record
+    from optsched.arraypipe.reporting.executed import Executed
+    from optsched.schedule import IntArray
 
 
-@dataclass(frozen=True)
-class Report:
-    """Predicted against measured; all times in nanoseconds.
+class Moved(NamedTuple):
+    """A message that went from one device to another; `cycle` is that of the block that took it.
 
-    On a CPU the devices are logical and run one after the other. So the time that parallel devices
-    would need is replayed on a *virtual clock*: first with the durations of the plan
-    (`predicted`), then with the measured ones (`replayed`). The gap between the two is the error
-    of the durations; `wall` is what the serial run took, `host` its part outside of blocks.
+    Times are in nanoseconds of the records' clock; a `start` before the message was there, such as
+    that of a receive posted early, is moved to where it was. `asked` is when the block that took it
+    began to wait for it, so that an `end` behind it was seen when it came; None if nothing waits on
+    a host.
     """
 
-    devices: tuple[str, ...]
-    predicted: int
-    replayed: int
-    wall: int
-    host: int
-    busy_predicted: tuple[int, ...]
-    busy_measured: tuple[int, ...]
-    largest_errors: tuple[BlockError, ...]
+    segment: int
+    message: int  # its index in the segment's routes
+    cycle: int
+    start: int
+    end: int
+    asked: int | None = None
 
-    def __str__(self) -> str:
-        lines = [
-            f"virtual clock: predicted {_shown(self.predicted)}, "
-            f"with measured durations {_shown(self.replayed)}",
-            f"serial run:    {_shown(self.wall)}, of which {_shown(self.host)} outside of blocks",
-        ]
-        for name, plan, real in zip(
-            self.devices, self.busy_predicted, self.busy_measured, strict=True
-        ):
-            share = real / self.replayed if self.replayed else 0.0
-            lines.append(
-                f"{name}: busy {_shown(real)} (predicted {_shown(plan)}), "
-                f"{share:.0%} of the virtual time"
-            )
-        for error in self.largest_errors:
-            lines.append(
-                f"{error.block}: predicted {_shown(error.predicted)}, "
-                f"median {_shown(error.measured)}"
-            )
-        return "\n".join(lines)
+
+class Copied(NamedTuple):
+    """Bytes of a job's state that went from the host to a device (``"in"``), or back."""
+
+    device: int
+    direction: str  # "in" or "out"
+    job: int
+    stage: int
+    start: int
+    end: int
+    size: int = 0
+
+
+SERIAL = "monotonic, blocks of all devices one after the other"
 
 
 def measured(
-    plan: ExecutionPlan, records: Sequence[Record], provenance: Mapping[str, Any]
-) -> Schedule:
-    """The run as it was: one operation per executed block, serial, in nanoseconds."""
-    first = records[0].start if records else 0
-    duration = [record.end - record.start for record in records]
-    start = [record.start - first for record in records]
-    clock = "monotonic, blocks of all devices one after the other"
-    return _document(
-        plan, records, duration, start, provenance={**provenance, "clock": clock}, waits=False
-    )
-
-
-def replayed(
-    plan: ExecutionPlan, records: Sequence[Record], provenance: Mapping[str, Any]
-) -> Schedule:
-    """The run as parallel devices would have done it: measured durations on a virtual clock.
-
-    Lags and setups are those of the plan.
-    """
-    duration = [record.end - record.start for record in records]
-    start = _virtual_starts(plan, records, duration)
-    clock = "virtual: measured durations, devices in parallel, lags and setups of the plan"
-    return _document(
-        plan, records, duration, start, provenance={**provenance, "clock": clock}, waits=True
-    )
-
-
-def compare(plan: ExecutionPlan, records: Sequence[Record]) -> Report:
-    """Compare a run with its prediction."""
-    unit = _NANOSECONDS[plan.schedule.time_unit]
-    planned = [d * unit for d in plan.schedule.duration.tolist()]
-    predicted = [planned[record.operation] for record in records]
-    real = [record.end - record.start for record in records]
-    busy = [[0] * len(plan.devices) for _ in range(2)]
-    samples: dict[int, list[int]] = {}
-    for record, p, r in zip(records, predicted, real, strict=True):
-        device = plan.blocks[record.operation].device
-        busy[0][device] += p
-        busy[1][device] += r
-        samples.setdefault(record.operation, []).append(r)
-    errors = [
-        BlockError(str(plan.blocks[i]), planned[i], round(statistics.median(values)))
-        for i, values in samples.items()
-    ]
-    errors.sort(key=lambda e: -abs(e.measured - e.predicted))
-    wall = records[-1].end - records[0].start if records else 0
-    return Report(
-        devices=plan.devices,
-        predicted=_makespan(_virtual_starts(plan, records, predicted), predicted),
-        replayed=_makespan(_virtual_starts(plan, records, real), real),
-        wall=wall,
-        host=wall - sum(real),
-        busy_predicted=tuple(busy[0]),
-        busy_measured=tuple(busy[1]),
-        largest_errors=tuple(errors[:5]),
-    )
-
-
-def _makespan(start: Sequence[int], duration: Sequence[int]) -> int:
-    return max((s + d for s, d in zip(start, duration, strict=True)), default=0)
-
-
-def _executed_arcs(
-    plan: ExecutionPlan, records: Sequence[Record], duration: Sequence[int]
-) -> list[tuple[int, int, int]]:
-    """Arcs (tail, head, lag in nanoseconds) between the records."""
-    unit = _NANOSECONDS[plan.schedule.time_unit]
-    at = {(record.operation, record.cycle): k for k, record in enumerate(records)}
-    arcs = []
-    for k, record in enumerate(records):
-        for arc in plan.waits[record.operation]:
-            tail = at.get((arc.tail, record.cycle - arc.tokens))
-            if tail is not None:
-                arcs.append((tail, k, max(arc.lag * unit, -duration[tail])))
-    return arcs
-
-
-def _virtual_starts(
-    plan: ExecutionPlan, records: Sequence[Record], duration: Sequence[int]
-) -> list[int]:
-    """Earliest starts for the executed orders (the records are in a topological order)."""
-    unit = _NANOSECONDS[plan.schedule.time_unit]
-    earliest = [0] * len(records)
-    last = [-1] * len(plan.devices)
-    arcs = iter(_executed_arcs(plan, records, duration))
-    arc = next(arcs, None)
-    for k, record in enumerate(records):
-        while arc is not None and arc[1] == k:
-            tail, _, lag = arc
-            earliest[k] = max(earliest[k], earliest[tail] + duration[tail] + lag)
-            arc = next(arcs, None)
-        device = plan.blocks[record.operation].device
-        before = last[device]
-        if before >= 0:
-            setup = plan.schedule.setup(records[before].operation, record.operation) * unit
-            earliest[k] = max(earliest[k], earliest[before] + duration[before] + setup)
-        last[device] = k
-    return earliest
-
-
-def _document(
-    plan: ExecutionPlan,
+    course: Course,
     records: Sequence[Record],
-    duration: Sequence[int],
-    start: Sequence[int],
-    *,
     provenance: Mapping[str, Any],
-    waits: bool,
+    *,
+    messages: Sequence[Moved] = (),
+    copies: Sequence[Copied] = (),
+    parallel: bool = False,
+    uncertainty: int = 0,
 ) -> Schedule:
-    """A schedule of the records; with `waits` the lags and setups of the plan are in it."""
-    unit = _NANOSECONDS[plan.schedule.time_unit]
-    blocks = [plan.blocks[record.operation] for record in records]
-    sequences: list[list[int]] = [[] for _ in plan.devices]
-    for k, block in enumerate(blocks):
-        sequences[block.device].append(k)
-    arcs = _executed_arcs(plan, records, duration)
-    setups: dict[str, Any] = {}
-    if waits:
-        for key, factor in (("family", 1), ("setup_in", unit), ("setup_out", unit)):
-            column = getattr(plan.schedule, key)
-            setups[key] = [int(column[block.operation]) * factor for block in blocks]
+    """The run as it was.
+
+    Blocks keep the arcs that they had in their plans, without lags and setups: what a wait was for
+    is the report's question. Clocks of several hosts agree up to an uncertainty, so a block may
+    seem to start before one that it waited for has ended. Such an arc has a negative lag; where it
+    seems to start even before that one started, the arc is left out. The provenance counts both.
+
+    Parameters
+    ----------
+    course, records
+        What was run; the records of one device in its own order. Blocks of several devices may
+        overlap in time, if times are of one clock.
+    provenance
+        Put into the document.
+    messages, copies
+        Become operations on resources of their own, one for every channel, and for every direction
+        of every device. A link takes what it carries one after the other: an operation begins when
+        its message is there and the link is free.
+    parallel
+        Devices ran by themselves; taken for granted if blocks overlap.
+    uncertainty
+        How far the clocks of two devices may be apart, in nanoseconds.
+
+    Returns
+    -------
+    Schedule
+        Which `optsched.verify` accepts; operation k is record k, those of links come after, as do
+        their resources. The clock starts with the first block, or with a copy before it.
+    """
+    run = executed(course, records)
+    start, end = _in_order(run)
+    begins = [int(start.min())] if len(start) else []
+    origin = min([*begins, *(c.start for c in copies)], default=0)
+    links = _Links(course, run, end, origin)
+    for m in sorted(messages, key=lambda m: (m.end, m.start)):
+        links.take_message(m)
+    for c in sorted(copies, key=lambda c: (c.start, c.end)):
+        links.take_copy(c)
+    start, end = _joined(start, links.start) - origin, _joined(end, links.end) - origin
+    duration = end - start
+    tail, head = _joined(run.waits.tail, links.tail), _joined(run.waits.head, links.head)
+    early = np.minimum(start[head] - end[tail], 0)
+    lost = early < -duration[tail]
+    clock: dict[str, Any] = {"clock": SERIAL}
+    if parallel or not run.serial:
+        clock = {
+            "clock": "monotonic clocks of the devices, shifted to one",
+            "clock_uncertainty_ns": uncertainty,
+            "arcs_of_negative_lag": int(((early < 0) & ~lost).sum()),
+            "arcs_left_out": int(lost.sum()),
+            "most_negative_lag_ns": int(early.min(initial=0)),
+        }
+    if copies:
+        clock["copied_bytes"] = {
+            way: sum(c.size for c in copies if c.direction == way) for way in ("in", "out")
+        }
+    return document(
+        run,
+        course.name,
+        start,
+        duration,
+        early[~lost],
+        {**provenance, **clock},
+        {},
+        (tail[~lost], head[~lost]),
+        links,
+    )
+
+
+def document(
+    run: Executed,
+    name: str,
+    start: IntArray,
+    duration: IntArray,
+    lag: IntArray,
+    provenance: Mapping[str, Any],
+    setups: Mapping[str, Any],
+    ends: tuple[IntArray, IntArray] | None = None,
+    links: _Links | None = None,
+) -> Schedule:
+    """A schedule of the records with these times; its sequences are the orders of the run."""
+    tail, head = ends or (run.waits.tail, run.waits.head)
+    resources = list(run.devices)
+    owner, rows = run.device, run.sequences
+    labels: dict[str, Any] = {
+        key: getattr(run, key) for key in ("kind", "job", "stage", "microbatch", "iteration")
+    }
+    if links is not None and links.names:
+        labels = {key: np.append(labels[key], links.labels[key]) for key in labels}
+        owner = np.append(owner, len(resources) + np.array(links.owner, np.int64))
+        resources += links.names
+        rows = grouped(owner, len(resources))
     return Schedule(
-        name=plan.schedule.name,
+        name=name,
         time_unit="ns",
-        resources=tuple(Resource(name) for name in plan.devices),
-        duration=list(duration),  # type: ignore[arg-type]
-        op_resources=Rows.of([[block.device] for block in blocks]),
-        arcs=Arcs.of([(i, j, lag if waits else 0) for i, j, lag in arcs]),
-        kind=[block.kind for block in blocks],  # type: ignore[arg-type]
-        job=[block.job for block in blocks],  # type: ignore[arg-type]
-        stage=[block.stage for block in blocks],  # type: ignore[arg-type]
-        microbatch=[block.microbatch for block in blocks],  # type: ignore[arg-type]
-        iteration=[record.iteration for record in records],  # type: ignore[arg-type]
-        sequences=Rows.of(sequences),
-        start=list(start),  # type: ignore[arg-type]
-        objective=Objective("makespan", _makespan(start, duration)),
+        resources=tuple(map(Resource, resources)),
+        duration=duration,
+        op_resources=Rows(np.arange(len(owner) + 1), owner),
+        arcs=Arcs(tail, head, lag, np.zeros(len(tail), np.int64)),
+        sequences=rows,
+        start=start,
+        objective=Objective("makespan", int((start + duration).max(initial=0))),
         provenance=dict(provenance),
+        **labels,
         **setups,
     )
 
 
-def _shown(nanoseconds: int) -> str:
-    for unit, size in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
-        if nanoseconds >= size:
-            return f"{nanoseconds / size:.3g} {unit}"
-    return f"{nanoseconds} ns"
+def _in_order(run: Executed) -> tuple[IntArray, IntArray]:
+    """Starts and ends in which no device does two things at once.
+
+    Times that events of a device are said to have may overlap by their resolution.
+    """
+    start, end = run.start.copy(), run.end.copy()
+    for row in run.sequences.to_lists():
+        own = np.array(row, np.int64)
+        if not len(own):
+            continue
+        over = np.maximum.accumulate(np.maximum(start[own], end[own]))
+        end[own] = over
+        start[own[1:]] = np.maximum(start[own[1:]], over[:-1])
+    return start, end
+
+
+def _joined(column: IntArray, more: Sequence[int]) -> IntArray:
+    return np.concatenate((column, np.array(more, np.int64)))
+
+
+class _Links:
+    """Operations of links, numbered after the records."""
+
+    def __init__(self, course: Course, run: Executed, end: IntArray, origin: int) -> None:
+        self.course, self.run, self.ended, self.origin = course, run, end, origin
+        self.at: dict[tuple[int, int, int], int] = {}
+        self.names: list[str] = []
+        self.place: dict[str, int] = {}
+        self.free: list[int] = []  # when the last operation of every link ends
+        self.owner: list[int] = []
+        self.start: list[int] = []
+        self.end: list[int] = []
+        self.tail: list[int] = []
+        self.head: list[int] = []
+        self.labels: dict[str, list[Any]] = {
+            key: [] for key in ("kind", "job", "stage", "microbatch", "iteration")
+        }
+
+    def take_message(self, m: Moved) -> None:
+        """One message; those of a channel come in their order."""
+        if not self.at:
+            run = self.run
+            keys = (run.segment.tolist(), run.operation.tolist(), run.cycle.tolist())
+            self.at = {key: k for k, key in enumerate(zip(*keys, strict=True))}
+        part = self.course.segments[m.segment]
+        plan, message = part.plan, part.routes.messages[m.message]
+        tail, head = plan.blocks[message.producer], plan.blocks[message.consumer]
+        sent = self.at.get((m.segment, tail.operation, m.cycle - head.offset + tail.offset))
+        taken = self.at.get((m.segment, head.operation, m.cycle))
+        known = [k for k in (sent, taken) if k is not None]
+        if not known:
+            return
+        start = m.start if sent is None else max(m.start, int(self.ended[sent]))
+        link = f"{plan.devices[tail.device]} to {plan.devices[head.device]}, {message.kind}"
+        k = self._take(
+            link, start, m.end, message.kind, part.seats[tail.job], tail.stage, tail.microbatch,
+            int(self.run.iteration[known[0]]),
+        )  # fmt: skip
+        for i, j in ((sent, k), (k, taken)):
+            if i is not None and j is not None:
+                self.tail.append(i)
+                self.head.append(j)
+
+    def take_copy(self, c: Copied) -> None:
+        """One copy."""
+        words = {"in": "from host", "out": "to host"}
+        link = f"{self.run.devices[c.device]} {words[c.direction]}"
+        self._take(link, c.start, c.end, COPIES[c.direction], c.job, c.stage, 0, 0)
+
+    def _take(self, link: str, start: int, end: int, *labels: Any) -> int:
+        if link not in self.place:
+            self.place[link] = len(self.names)
+            # a device may have any name
+            self.names.append(f"{link} (link)" if link in self.run.devices else link)
+            self.free.append(start)
+        own = self.place[link]
+        start = max(start, self.free[own], self.origin)
+        self.free[own] = end = max(start, end)
+        self.owner.append(own)
+        self.start.append(start)
+        self.end.append(end)
+        for key, value in zip(self.labels, labels, strict=True):
+            self.labels[key].append(value)
+        return len(self.run) + len(self.start) - 1

@@ -2,64 +2,47 @@
 
 from __future__ import annotations
 
-import random
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import math
+import warnings
+from copy import copy
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import torch
-
+from optsched.arraypipe.array_run import ArrayRun, Settings
 from optsched.arraypipe.checkpoint import CheckpointFolder
+from optsched.arraypipe.cutting.ties import ties
+from optsched.arraypipe.devices import (
+    check_devices,
+    check_seats_alike,
+    deterministic,
+    resolve,
+)
 from optsched.arraypipe.feed import Feed
-from optsched.arraypipe.inline import InlineBackend, JobRun
-from optsched.arraypipe.optimizers import states_by_name
-from optsched.arraypipe.orders import random_schedule
+from optsched.arraypipe.global_state import global_state_kept
+from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.plan import ExecutionPlan, compile
-from optsched.arraypipe.split import Names, Stages, build, split, stage_names
-from optsched.arraypipe.trace import Report, compare, measured, replayed
+from optsched.arraypipe.planning.messages import Routes, routes
+from optsched.arraypipe.planning.orders import random_schedule
+from optsched.arraypipe.planning.rescheduling import check_problem
+from optsched.arraypipe.planning.seating import fits_seat
+from optsched.arraypipe.split import Names, Stages, build, check_chain, split, stage_names
+from optsched.arraypipe.stages import waits_for_all
+from optsched.arraypipe.states.budget import check_limit
 from optsched.errors import InputError
+from optsched.pipelines.profiles import bytes_of
+from optsched.schedule import Schedule
 from optsched.train_alone import Trained, differences, train_alone
-from optsched.version import __version__
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from torch import nn
+    import torch
 
     from optsched.arraypipe.job import BuildModel, Data, Job, Loss
-    from optsched.schedule import Schedule
-
-
-@dataclass(frozen=True, eq=False)
-class RunResult:
-    """What a run made.
-
-    Parameters
-    ----------
-    models
-        The trained unsplit model of every job.
-    trained
-        Per job all parameters, buffers and optimizer states under unsplit names, and the losses.
-    trace
-        The run as it was, a schedule document (serial, in nanoseconds).
-    replay
-        The same blocks on a virtual clock, as parallel devices would have run them.
-    report
-        Predicted against measured.
-    """
-
-    models: tuple[nn.Module, ...]
-    trained: tuple[Trained, ...]
-    trace: Schedule
-    replay: Schedule
-    report: Report
-
-    @property
-    def losses(self) -> tuple[tuple[float, ...], ...]:
-        """Loss of every iteration that was run, per job."""
-        return tuple(t.losses for t in self.trained)
+    from optsched.arraypipe.profiling.document import Profile
+    from optsched.arraypipe.ranks.ranks import Ranks
+    from optsched.arraypipe.run_result import RunResult
+    from optsched.problems.jobarray import JobArray
 
 
 class ArrayTrainer:
@@ -81,41 +64,135 @@ class ArrayTrainer:
     data
         ``data(job, start)`` gives an iterator of ``(input, target)`` pairs that begins with
         iteration `start` and depends on nothing else (not on the global random state).
+    devices
+        The torch device of every device of a schedule, by position; entries may repeat. None: the
+        GPUs of the host, one for all if there is but one, else the CPU.
+    memory
+        Bytes of every device (or ``"40GB"``) for states, gradients, activations and reserve, and
+        with one process per device for messages; states that do not fit take turns in slots. None:
+        all states fit.
+    tied
+        How the gradient of a weight that several stages use comes to the earliest of them, which
+        updates it. ``"exact"``: with every micro-batch, so that sums are rounded as in training
+        alone. ``"sum"``: once an iteration, summed over the micro-batches, which is less to send
+        and bit for bit the same for one micro-batch only.
+    exact
+        Every job reaches the bits that it would reach alone. With False schedules may run the
+        micro-batches of a job in any order, such as a GPipe backward from the last to the first,
+        and an optimizer may round otherwise on a stage than over all parameters: sums of gradients
+        and of losses are then those of training alone up to rounding, and running statistics of
+        normalisation layers are those of the order in which the forwards run. The same schedule
+        still gives the same bits every time.
 
     Raises
     ------
     InputError
-        The stages do not fit the model, or two jobs have one name.
+        The stages do not fit the model, two jobs have one name, or `devices`, `memory`, `tied` or
+        `exact` is no such value. What `build_model` and `data` raise comes through as it is, here
+        and at the beginning of a run.
     """
 
+    jobs: tuple[Job, ...]
+
     def __init__(
-        self, build_model: BuildModel, jobs: Sequence[Job], stages: Stages, loss: Loss, data: Data
+        self,
+        build_model: BuildModel,
+        jobs: Sequence[Job],
+        stages: Stages,
+        loss: Loss,
+        data: Data,
+        *,
+        devices: Sequence[str | torch.device] | None = None,
+        memory: int | str | None = None,
+        tied: Literal["exact", "sum"] = "exact",
+        exact: bool = True,
     ) -> None:
-        self.build_model, self.jobs, self.loss, self.data = build_model, tuple(jobs), loss, data
-        if not self.jobs:
+        if tied not in ("exact", "sum"):
+            raise InputError(f'tied: expected "exact" or "sum", got {tied!r:.60}')
+        if not isinstance(exact, bool):
+            raise InputError(f"exact: expected True or False, got {exact!r:.60}")
+        self.build_model, self.loss, self.data = build_model, loss, data
+        self.tied, self.exact = tied, exact
+        self.devices = devices
+        self.memory = bytes_of(memory) if isinstance(memory, str) else memory
+        if memory is not None:
+            check_limit(self.memory)
+        check_devices(devices)
+        self.last_profile: Profile | None = None  # measured here
+        self.problem_profile: Profile | None = None  # of the problem made last
+        self.jobs = ()
+        self.add_to_run: Callable[[Job], None] | None = None
+        if not jobs:
             raise InputError("jobs: expected at least one")
-        self.titles = [job.name or f"job{j}" for j, job in enumerate(self.jobs)]
-        for j, title in enumerate(self.titles):
-            if title in self.titles[:j]:
-                raise InputError(f"jobs[{j}].name: {title!r} is also the name of another job")
-        with _global_state_kept():
-            model = build(build_model, self.jobs[0])
-            feed = Feed(data, self.jobs[0], self.titles[0], 0)
-            sample = feed.peek() if isinstance(stages, int) else None
+        self.titles: list[str] = []
+        for job in jobs:
+            self.take_in(job)
+        with global_state_kept():
+            model = build(build_model, jobs[0])
+            if jobs[0].precision != "fp32":  # as its inputs are
+                model.to(PRECISIONS[jobs[0].precision])
+            feed = Feed(data, jobs[0], self.titles[0], 0)
+            looks = isinstance(stages, int) or not all(isinstance(s, int) for s in stages)
+            sample = feed.peek() if looks else None
             self.stages: Names = stage_names(model, stages, sample)
+            parts = split(model, self.stages, jobs[0], 0, self.titles[0], exact=exact)
+            self.ties = ties(parts)
+            check_chain(model, self.stages, sample)
 
     @property
     def cuts(self) -> tuple[str, ...]:
         """Name of the first module of every stage."""
         return tuple(row[0] for row in self.stages)
 
+    def with_jobs(self, jobs: Sequence[Job]) -> ArrayTrainer:
+        """A trainer of other jobs, with the model, stages, loss, data and devices of this one."""
+        if not jobs:
+            raise InputError("jobs: expected at least one")
+        made = copy(self)
+        made.jobs, made.titles, made.add_to_run = (), [], None
+        for job in jobs:
+            made.take_in(job)
+        return made
+
+    def profile(self, sizes: Sequence[int] | None = None, repeats: int = 10) -> Profile:
+        """Measure the blocks of all stages, and the links (`optsched.arraypipe.profile.measure`).
+
+        Parameters
+        ----------
+        sizes
+            Sizes of micro-batches; by default those of the jobs.
+        repeats
+            Times each block is measured at least; up to 50 while it scatters.
+        """
+        from optsched.arraypipe.profile import measure
+
+        with global_state_kept():
+            self.last_profile = measure(
+                self.build_model, self.jobs, self.titles, self.stages, self.loss, self.data,
+                sizes=sizes, repeats=repeats, devices=resolve(self.devices), exact=self.exact,
+            )  # fmt: skip
+        return self.last_profile
+
+    def problem(self, profile: Profile | None = None, **options: Any) -> JobArray:
+        """The scheduling problem of these jobs with measured times (`Profile.problem`).
+
+        Parameters
+        ----------
+        profile
+            By default one is measured now. A run by a schedule of another one warns.
+        options
+            Those of `Profile.problem`: ``objective``, ``memory``, ``place``, ...
+        """
+        self.problem_profile = profile or self.profile()
+        return self.problem_profile.problem(self.jobs, **options)
+
     def plan(self, schedule: Schedule, *, barrier: bool = False) -> ExecutionPlan:
         """Compile a schedule and make sure that it is one of these jobs.
 
         With `barrier` all jobs wait for each other after every iteration (`compile`).
         """
-        plan = compile(schedule, barrier=barrier)
-        plan.check_fits([job.microbatches for job in self.jobs], len(self.stages))
+        plan = self._compile(schedule, barrier)
+        self._check(plan, queue=False)
         return plan
 
     def run(
@@ -123,10 +200,17 @@ class ArrayTrainer:
         schedule: Schedule | ExecutionPlan,
         steps: int,
         *,
-        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint: str | PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         resume: bool = False,
         on_step: Callable[[Job, int, float], object] | None = None,
+        on_error: Literal["continue", "raise"] = "continue",
+        queue: bool = False,
+        refill: Callable[[Job], Job | None] | None = None,
+        replan: JobArray | None = None,
+        backend: Literal["inline", "process"] = "inline",
+        window: int = 2,
+        timeout: float = 600.0,
     ) -> RunResult:
         """Train every job until it has done `steps` iterations.
 
@@ -146,57 +230,127 @@ class ArrayTrainer:
             Go on from the latest checkpoints in that folder, where there are any. Job settings
             that change the bits, the optimizers' included, must be those of the checkpoints.
         on_step
-            Called with ``(job, iteration, loss)`` after every iteration of a job.
+            Called with ``(job, iteration, loss)`` when the loss of an iteration is known; after
+            ``job.stop()`` this iteration is the job's last (on a GPU the next one).
+        on_error
+            ``"continue"``: a job that raises or whose loss is not finite ends, `Job.error` says
+            why, and the others go on; ``"raise"``: so does the run.
+        queue
+            Let the schedule have fewer jobs than the trainer: the others wait, and take the seats
+            of those that have ended.
+        refill
+            Called with every job that has ended when none is waiting; a job that it returns takes
+            the seat. In a run on several ranks it is called on the first one, and, if it returned a
+            job there, with the same ended job on all others, where it has to return the same.
+        replan
+            The job array that the schedule was made for: when a job has ended and nobody takes its
+            seat, a solver in another process looks for a better order of the rest, to which the
+            run changes over if that pays.
+        backend
+            ``"inline"``: all devices in this process; ``"process"``: every device is a rank of a
+            `torch.distributed` process group, all ranks call `run` alike, and rank 0 gets the
+            result (the others one without models and losses, with a trace and a report of their own
+            blocks). `on_step` is called on rank 0, or, if it has no
+            stage of the job, on the rank of the last stage.
+        window, timeout
+            Of the process backend: blocks whose messages are received ahead, and seconds after
+            which a message counts as lost.
 
         Raises
         ------
         InputError
             The schedule does not fit, or an argument is wrong; nothing has been trained then.
         JobFailed
-            A block raised or a loss is not finite; complete checkpoints stay.
+            The first forward of all jobs raised; with ``on_error="raise"`` any block.
         """
-        plan = schedule if isinstance(schedule, ExecutionPlan) else self.plan(schedule)
-        plan.check_fits([job.microbatches for job in self.jobs], len(self.stages))
+        for key, given in (("on_step", on_step), ("refill", refill)):
+            if given is not None and not callable(given):
+                raise InputError(f"{key}: expected a function, got {given!r}")
+        for key, flag in (("resume", resume), ("queue", queue)):
+            if not isinstance(flag, bool):
+                raise InputError(f"{key}: expected True or False, got {flag!r}")
+        check_waiting(window, timeout)
+        if on_error not in ("continue", "raise"):
+            raise InputError(f'on_error: expected "continue" or "raise", got {on_error!r}')
+        if backend not in ("inline", "process"):
+            raise InputError(f'backend: expected "inline" or "process", got {backend!r}')
+        plan = schedule if isinstance(schedule, ExecutionPlan) else self._compile(schedule)
+        self._check(plan, queue)
+        self._warn_of_other_times(plan.schedule)
+        if replan is not None:
+            check_problem(replan, plan)
         folder = self._folder(steps, checkpoint, checkpoint_every, resume)
+        settings = Settings(steps, resume, on_error == "raise", on_step, refill, replan)
+        with global_state_kept():  # the links of a rank choose its GPU
+            ranks = self._ranks(plan, window, timeout) if backend == "process" else None
+            try:
+                if ranks is not None:
+                    saves = {
+                        "checkpoint": "given" if folder else "not given",
+                        "checkpoint_every": checkpoint_every,
+                        "resume": resume,
+                    }
+                    ranks.agree(self._description(plan, steps, queue, on_error) | saves)
+                devices = resolve(self.devices, plan.devices) if ranks is None else ranks.devices
+                deterministic(devices)
+                if queue or refill is not None:
+                    check_seats_alike(plan, devices)
+                return ArrayRun(self, plan, devices, ranks, folder, settings).train()
+            finally:
+                if ranks is not None:
+                    ranks.links.leave()
 
-        def on_update(run: JobRun, stage: int, iteration: int) -> None:
-            if folder is not None:
-                folder.note(run, stage, iteration)
+    def add(self, job: Job) -> None:
+        """Take in one more job.
 
-        def on_iteration(run: JobRun, iteration: int, loss: float) -> None:
-            if on_step is not None:
-                on_step(run.job, iteration, loss)
+        During a run (from `on_step`) it gets a seat that is free, or a new one if the memory of the
+        devices allows it, from the next cycle on; or else it waits for one.
 
-        with _global_state_kept():
-            runs = [self._start(j, folder, resume, steps) for j in range(len(self.jobs))]
-            backend = InlineBackend(plan, runs, self.loss, on_update, on_iteration)
-            backend.rehearse()
-            if folder is not None:
-                folder.prepare(self.titles, resume)
-            records = backend.run([max(0, steps - run.start) for run in runs])
-        provenance = self._provenance(plan)
-        return RunResult(
-            models=tuple(run.model for run in runs),
-            trained=tuple(_trained(run) for run in runs),
-            trace=measured(plan, records, provenance),
-            replay=replayed(plan, records, provenance),
-            report=compare(plan, records),
-        )
+        Raises
+        ------
+        InputError
+            Another job has its name, or the plan that runs has no seat like the one it needs.
+        """
+        if self.add_to_run is None:
+            self.take_in(job)
+        else:
+            self.add_to_run(job)
 
     def train_alone(self, job: int, steps: int) -> Trained:
-        """The reference for one job (`optsched.testing.train_alone`)."""
-        return train_alone(self.build_model, self.jobs[job], self.cuts, self.loss, self.data, steps)
+        """The reference for job number `job` (`optsched.testing.train_alone`), on the first device.
+
+        Raises
+        ------
+        InputError
+            There is no such job, or `steps` is no number of iterations.
+        """
+        n = len(self.jobs)
+        if isinstance(job, bool) or not isinstance(job, int) or not 0 <= job < n:
+            raise InputError(
+                f"job: expected 0..{n - 1}, a number of the trainer's jobs, got {job!r}"
+            )
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            raise InputError(f"steps: expected an integer >= 0, got {steps!r}")
+        device = resolve(self.devices, ("",))[0]
+        return train_alone(
+            self.build_model, self.jobs[job], self.cuts, self.loss, self.data, steps, device
+        )
 
     def check_exact(self, steps: int = 3, *, seed: int = 0) -> list[str]:
         """Train the jobs as an array in a random order and each alone; every tensor that differs.
 
         An empty list means that all parameters, buffers, optimizer states and losses are equal bit
-        by bit. It finds layers that no rule foresees, such as one that keeps its own counter.
+        by bit. It finds layers that no rule foresees, such as one that keeps its own counter. A
+        trainer with ``exact=False`` is tried with micro-batches in a random order too, one with
+        ``tied="sum"`` as it trains: what it lists then is what they cost.
         """
+        together = [j for j, job in enumerate(self.jobs) if waits_for_all(job)]
+        counts = [job.microbatches for job in self.jobs]
         schedule = random_schedule(
-            [job.microbatches for job in self.jobs], len(self.stages), seed=seed
-        )
-        result = self.run(schedule, steps)
+            counts, len(self.stages), update=together, together=together, exact=self.exact,
+            seed=seed,
+        )  # fmt: skip
+        result = self.run(schedule, steps, on_error="raise")
         return [
             f"job {title}: {sentence}"
             for j, title in enumerate(self.titles)
@@ -206,7 +360,7 @@ class ArrayTrainer:
     def _folder(
         self,
         steps: int,
-        checkpoint: str | os.PathLike[str] | None,
+        checkpoint: str | PathLike[str] | None,
         every: int | None,
         resume: bool,
     ) -> CheckpointFolder | None:
@@ -219,62 +373,96 @@ class ArrayTrainer:
             if every is not None or resume:
                 raise InputError("checkpoint: expected a folder to write to or resume from")
             return None
-        return CheckpointFolder(checkpoint, self.stages, every, steps)
+        if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
+            raise InputError(f"checkpoint: expected a folder, got {checkpoint!r}")
+        return CheckpointFolder(checkpoint, self.stages, every)
 
-    def _start(
-        self, index: int, folder: CheckpointFolder | None, resume: bool, steps: int
-    ) -> JobRun:
-        job, title = self.jobs[index], self.titles[index]
-        model = build(self.build_model, job)
-        stages = split(model, self.stages, job, index, title)
-        run = JobRun(job, index, title, model, stages, 0, None)
-        if folder is not None:
-            run.start = folder.begin(run, resume)
-            if run.start > steps:
+    def routes(self, plan: ExecutionPlan) -> Routes:
+        """The messages that a plan of these jobs sends."""
+        return routes(plan, self.ties, plan.together, self.tied == "sum")
+
+    def take_in(self, job: Job) -> None:
+        """Note one more job, under a title that no other has."""
+        place = len(self.jobs)
+        title = job.name or f"job{place}"
+        if title in self.titles:
+            raise InputError(f"jobs[{place}].name: {title!r} is also the name of another job")
+        self.jobs = (*self.jobs, job)
+        self.titles.append(title)
+
+    def _ranks(
+        self,
+        plan: ExecutionPlan,
+        window: int,
+        timeout: float,
+    ) -> Ranks:
+        from optsched.arraypipe.ranks.ranks import Ranks
+
+        return Ranks(plan, self.routes(plan), window, timeout, self.devices)
+
+    def _compile(self, schedule: Schedule, barrier: bool = False) -> ExecutionPlan:
+        if not isinstance(schedule, Schedule):
+            raise InputError(
+                f"schedule: expected a Schedule or a plan, got {schedule!r}; a file is read by "
+                f"Schedule.read(path)"
+            )
+        n_jobs = int(schedule.job.max()) + 1 if schedule.n_operations else 0
+        together = [j for j, job in enumerate(self.jobs[:n_jobs]) if waits_for_all(job)]
+        return compile(schedule, barrier=barrier, together=together, exact=self.exact)
+
+    def _check(self, plan: ExecutionPlan, queue: bool) -> None:
+        """The plan is one of these jobs, and those beyond its seats can take one."""
+        if self.exact and not plan.exact:
+            raise InputError(
+                "the plan was compiled with exact=False, so that micro-batches may run in any "
+                "order; make the trainer with exact=False too, or compile it by trainer.plan()"
+            )
+        n = plan.n_jobs if queue else len(self.jobs)
+        plan.check_fits([job.microbatches for job in self.jobs[:n]], len(self.stages))
+        for j, job in enumerate(self.jobs[:n]):
+            if waits_for_all(job) and j not in plan.together:
                 raise InputError(
-                    f"steps: job {title} has already done {run.start} iterations, got {steps}"
+                    f"job {self.titles[j]} clips its gradients or adapts its learning rate to the "
+                    f"loss: compile the plan with together=[{j}], or by trainer.plan()"
                 )
-        if run.start < steps:
-            run.feed = Feed(self.data, job, title, run.start)
-        return run
+        for job, title in zip(self.jobs[n:], self.titles[n:], strict=True):
+            if not any(fits_seat(job, plan, seat) for seat in range(n)):
+                raise InputError(
+                    f"the schedule has {n} jobs; job {title} waits for a seat with "
+                    f"{job.microbatches} micro-batches, and there is none"
+                )
 
-    def _provenance(self, plan: ExecutionPlan) -> dict[str, Any]:
+    def _description(
+        self, plan: ExecutionPlan, steps: int, queue: bool, on_error: str
+    ) -> dict[str, object]:
+        """What all ranks of a run must have been given alike."""
         return {
-            "executor": "inline",
+            "schedule": plan.schedule.sha256,
             "barrier": plan.barrier,
-            "jobs": self.titles,
-            "torch": str(torch.__version__),
-            "threads": torch.get_num_threads(),
-            "optsched": __version__,
-            "plan_sha256": plan.schedule.sha256,
+            "steps": steps,
+            "queue": queue,
+            "on_error": on_error,
+            "memory": self.memory,
+            "stages": self.stages,
+            "tied": self.tied,
+            "exact": self.exact,
+            "jobs": [
+                (title, j.seed, j.batch_size, j.microbatches, j.precision, j.clip_norm, j.recompute)
+                for title, j in zip(self.titles, self.jobs, strict=True)
+            ],
         }
 
-
-def _trained(run: JobRun) -> Trained:
-    states = states_by_name(
-        [stage.optimizer for stage in run.stages], [stage.parameters for stage in run.stages]
-    )
-    return Trained(
-        parameters={name: p.detach() for name, p in run.model.named_parameters()},
-        buffers=dict(run.model.named_buffers()),
-        optimizer={
-            name: states[name]["state"] if name in states else {}
-            for name, _ in run.model.named_parameters()
-        },
-        losses=tuple(run.losses),
-    )
+    def _warn_of_other_times(self, schedule: Schedule) -> None:
+        profile = self.last_profile or self.problem_profile
+        if profile is not None and (gap := profile.gap(schedule)):
+            warnings.warn(gap, stacklevel=3)
 
 
-@contextmanager
-def _global_state_kept() -> Iterator[None]:
-    """Gradients on; afterwards random states, default type and modes are what they were."""
-    generator, python, legacy = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
-    dtype = torch.get_default_dtype()
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        torch.set_rng_state(generator)
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002
-        torch.set_default_dtype(dtype)
+def check_waiting(window: int, timeout: float) -> None:
+    """Refuse a window or a timeout of the process backend that is none."""
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise InputError(f"window: expected an integer >= 1, got {window!r}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise InputError(f"timeout: expected seconds, got {timeout!r}")
+    if not 0 < timeout <= 10**6 or math.isnan(timeout):
+        raise InputError(f"timeout: expected seconds in 0..1000000, got {timeout!r}")

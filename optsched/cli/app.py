@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optsched.cli import bandwidth, generate, topology
+from optsched.cli import arraypipe, bandwidth, generate, topology
 from optsched.cli.bench import bench
 from optsched.cli.bound import bound
 from optsched.cli.convert import convert
@@ -32,6 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Decide what runs where and in which order on a GPU cluster, and run it.",
 )
+app.add_typer(arraypipe.app, name="arraypipe")
 app.add_typer(bandwidth.app, name="bandwidth")
 app.add_typer(generate.app, name="generate")
 app.add_typer(topology.app, name="topology")

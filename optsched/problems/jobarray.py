@@ -18,7 +18,6 @@ from optsched.problems.jobarray_checks import (
     device_fields,
     integers,
     jobs_of,
-    known_options,
     names_of,
     option_of,
     place_of,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from optsched.arraypipe.profiling.document import Profile
     from optsched.pipelines.models import Model
     from optsched.problems.jobarray_prefetch import ServerPrefetch
     from optsched.schedule import IntArray, Schedule
@@ -261,29 +261,32 @@ class JobArray(Problem):
 
     @classmethod
     def from_profile(
-        cls, model: str | Model, stages: int, batch_sizes: Sequence[int], **options: Any
+        cls,
+        model: str | os.PathLike[str] | Model | Profile,
+        stages: int | None = None,
+        batch_sizes: Sequence[int] | None = None,
+        **options: Any,
     ) -> JobArray:
-        """A job array of a real model by the analytic cost model of `optsched.pipelines.profiles`.
+        """A job array of a measured profile, or of a model by an analytic cost model.
 
         Parameters
         ----------
         model
-            ``"vgg19"``, ``"resnet152"``, ``"bert_large"``, ``"gpt2_xl"``, or a
-            `optsched.pipelines.models.Model` of your own.
+            A `optsched.arraypipe.profiling.document.Profile` or the path of a ``*.profile.json``.
+            Or, for the cost model of `optsched.pipelines.profiles`: ``"vgg19"``, ``"resnet152"``,
+            ``"bert_large"``, ``"gpt2_xl"``, or a `optsched.pipelines.models.Model` of your own.
         stages
-            Number of pipeline stages, one per device.
+            Number of pipeline stages, one per device; a profile has its own.
         batch_sizes
-            One per job.
+            One per job; a profile has its own.
         options
-            Those of `optsched.pipelines.profiles.job_array_fields` (``link``, ``memory``,
-            ``partition``, ...) and of `JobArray`.
+            Those of `optsched.arraypipe.profiling.problem.job_array` (``jobs``, ``memory``) for
+            a profile; else of `optsched.pipelines.profiles.job_array_fields` (``link``,
+            ``memory``, ``partition``, ...) and of `JobArray`.
         """
-        from optsched.pipelines.profiles import job_array_fields
+        from optsched.problems.jobarray_profile import from_profile
 
-        ours = {key: options.pop(key) for key in list(options) if key in _DIRECT_OPTIONS}
-        known_options(options, signature(job_array_fields).parameters, _DIRECT_OPTIONS)
-        fields = job_array_fields(model, stages, batch_sizes, **options)
-        return cls(**{**fields, **ours})
+        return from_profile(model, stages, batch_sizes, options)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> JobArray:
@@ -590,10 +593,3 @@ class JobArray(Problem):
 
 def _rebuilt(fields: dict[str, Any]) -> JobArray:
     return JobArray(**fields)
-
-
-_DIRECT_OPTIONS = (
-    "objective", "recompute_as_block", "update_mode", "update_blocks_gradient",
-    "microbatch_order", "switch_on", "trailing_switch", "names", "name", "multiplicity", "release",
-    "devices", "servers",
-)  # fmt: skip

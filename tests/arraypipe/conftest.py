@@ -1,9 +1,9 @@
-"""One thread for all tests of the executor, the reference as well as the array."""
+"""Fixtures of the tests of the executor: one thread for all of them, and a look at memories."""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -23,3 +23,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Every memory that a trainer makes."""
+    from optsched.arraypipe import memory  # torch may be missing
+
+    found: list[Any] = []
+    honest = memory.memory_of
+
+    def memory_of(*arguments: Any, **options: Any) -> Any:
+        found.append(honest(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr("optsched.arraypipe.array_run.memory_of", memory_of)
+    return found

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from arraypipe_halves import Halves  # noqa: E402
 from arraypipe_models import adamw, build_model, sgd, trainer  # noqa: E402
 from torch import nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
-from optsched.arraypipe import Job, JobFailed, checkpoint, random_schedule  # noqa: E402
+from optsched.arraypipe import (  # noqa: E402
+    Job,
+    JobFailed,
+    SplitPoint,
+    optimizers,
+    random_schedule,
+)
+from optsched.arraypipe import trainer as trainer_module  # noqa: E402
+from optsched.arraypipe.saving import files as checkpoint_files  # noqa: E402
 from optsched.train_alone import Trained, differences  # noqa: E402
 
 if TYPE_CHECKING:
@@ -143,7 +153,7 @@ def test_failure_leaves_complete_checkpoints_only(
     schedule = random_schedule(**ORDER)
     trainer(JOBS).run(schedule, 2, checkpoint=tmp_path)
     before = files(tmp_path)
-    honest = checkpoint._save
+    honest = checkpoint_files.save
 
     def save(value: Any, path: Path) -> None:
         if path.name == "train.pt":
@@ -151,7 +161,7 @@ def test_failure_leaves_complete_checkpoints_only(
             raise OSError(28, "No space left on device")
         honest(value, path)
 
-    monkeypatch.setattr(checkpoint, "_save", save)
+    monkeypatch.setattr(checkpoint_files, "save", save)
     with pytest.raises(InputError, match="No space left"):
         trainer(JOBS).run(schedule, 3, checkpoint=tmp_path, resume=True)
     assert files(tmp_path) == before
@@ -164,155 +174,256 @@ def test_failed_job_keeps_earlier_checkpoints(tmp_path: Path) -> None:
     """A job that diverges stops the run; what was complete before can be resumed."""
     wild = Job(0, 8, lambda p: torch.optim.SGD(p, lr=1e30))
     with pytest.raises(JobFailed):
-        trainer([wild]).run(random_schedule([1], 3), 20, checkpoint=tmp_path, checkpoint_every=1)
+        trainer([wild]).run(
+            random_schedule([1], 3), 20, checkpoint=tmp_path, checkpoint_every=1, on_error="raise"
+        )
     done = int((tmp_path / "job0" / "latest").read_text())
     assert done >= 1
     torch.load(tmp_path / "job0" / str(done) / "train.pt", weights_only=True)
     assert not list(tmp_path.rglob(".tmp-*"))
 
 
-def test_refused_resumes(tmp_path: Path) -> None:
-    """Another job, another model, other cuts or a broken file: one sentence each."""
-    jobs, schedule = [Job(0, 8, adamw)], random_schedule([1], 3)
-    trainer(jobs).run(schedule, 2, checkpoint=tmp_path)
-
-    def refused(sentence: str, steps: int = 4, resume: bool = True, **changes: Any) -> None:
-        array = trainer(changes.pop("jobs", jobs), **changes)
-        with pytest.raises(InputError, match=sentence):
-            array.run(schedule, steps, checkpoint=tmp_path, resume=resume)
-
-    refused("already has checkpoints", resume=False)
-    refused("has already done 2 iterations", steps=1)
-    refused("seed 0, the job has 1", jobs=[Job(1, 8, adamw)])
-    refused("batch_size 8, the job has 9", jobs=[Job(0, 9, adamw)])
-    refused("cut at other modules", stages=[3, 6])
-    refused("'0.weight' is", build_model=lambda: build_model(13))
-    latest = tmp_path / "job0" / "latest"
-    for text, sentence in (("two", "number of an iteration"), ("7", "no such file")):
-        latest.write_text(text)
-        refused(sentence)
-    latest.write_text("2\n")
-    model = tmp_path / "job0" / "2" / "model.pt"
-    whole = model.read_bytes()
-    model.write_bytes(whole[: len(whole) // 2])
-    refused("cannot be read")
-    torch.save({"0.weight": torch.zeros(1)}, model)
-    refused("the checkpoint has no|'0.weight' is")
-    torch.save([1, 2], tmp_path / "job0" / "2" / "train.pt")
-    refused("is not a checkpoint")
+# every kind of state that a job can have
 
 
-def plain_adamw(**settings: Any) -> Any:
-    """A maker of AdamW with other settings than `adamw`."""
-    return lambda named: torch.optim.AdamW(named, **{"lr": 1e-2, "weight_decay": 0.1, **settings})
+class Echo(nn.Module):
+    """Linear layers and batch statistics; the head uses the weights of the first layer again."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6)
+        self.middle, self.last = nn.Linear(6, 6), nn.Linear(6, 6, bias=False)
+        self.head = nn.Linear(6, 4)
+        if tied:
+            self.last.weight = self.first.weight
+
+    def forward(self, x: Any) -> Any:
+        """Class scores."""
+        x = torch.tanh(self.norm(self.first(x)))
+        return self.head(torch.relu(self.last(torch.relu(self.middle(x)))))
 
 
-OTHER_OPTIMIZERS = [
-    (sgd, r"class 'torch.optim.adamw.AdamW' for '0.weight', the job has 'torch.optim.sgd.SGD'"),
-    (plain_adamw(lr=0.1), r"setting 'lr' 0.01 for '0.weight', the job has 0.1"),
-    (plain_adamw(lr=torch.tensor(0.01)), r"'lr' 0.01 for '0.weight', the job has tensor\(0.01"),
-    (plain_adamw(weight_decay=0.0), r"'weight_decay' 0.1 for '0.weight', the job has 0.0"),
-    (plain_adamw(betas=(0.9, 0.9)), r"'betas' \(0.9, 0.999\) for '0.weight', the job has"),
-    (plain_adamw(amsgrad=True), r"'amsgrad' False for '0.weight', the job has True"),
-    (lambda named: adamw(named[:1]), r"of the job does not train '0.bias'"),
+POINTS = [SplitPoint("middle"), SplitPoint("last")]
+ROWS = [["first", "norm"], ["middle"], ["last", "head"]]
+
+
+class Rows(Echo):
+    """The same, called one after the other."""
+
+    def forward(self, x: Any) -> Any:
+        """Class scores."""
+        for part in (self.first, self.norm, self.middle, self.last, self.head):
+            x = part(x)
+        return x
+
+
+def grouped(named: Any) -> Any:
+    """Momentum SGD with a smaller learning rate for vectors; one or two groups per stage."""
+    rows = [(p.dim() == 1, p) for _, p in named]
+    return torch.optim.SGD(
+        [{"params": [p for small, p in rows if small is which], "lr": 0.01 if which else 0.1}
+         for which in (False, True) if any(small is which for small, _ in rows)],
+        momentum=0.9,
+    )  # fmt: skip
+
+
+def warmed(optimizer: Any) -> Any:
+    """Two schedulers one after the other."""
+    schedulers = torch.optim.lr_scheduler
+    first = schedulers.ConstantLR(optimizer, 0.5, 2)
+    return schedulers.SequentialLR(
+        optimizer, [first, schedulers.ExponentialLR(optimizer, 0.7)], [3]
+    )
+
+
+def milestones(optimizer: Any) -> Any:
+    """Smaller steps from the second and the third iteration on."""
+    return torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2], 0.5)
+
+
+def plateau(optimizer: Any) -> Any:
+    """Looks at the loss, and reacts at once."""
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.5)
+
+
+RICH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "scheduler": ({"scheduler": warmed, "optimizer": grouped}, {}),
+    "milestones": ({"scheduler": milestones, "precision": "fp64"}, {}),
+    "plateau": ({"scheduler": plateau}, {}),
+    "clip": ({"clip_norm": 0.1, "microbatches": 2}, {"build_model": Rows, "stages": ROWS}),
+    "bf16": ({"precision": "bf16", "scheduler": warmed}, {}),
+    "bf16 tied": ({"precision": "bf16"}, {"build_model": Rows, "stages": ROWS}),
+    "tied": ({"microbatches": 2}, {"build_model": Rows, "stages": ROWS}),
+    "traced": ({"recompute": True}, {"build_model": Echo, "stages": POINTS}),
+}
+
+
+@pytest.mark.parametrize("case", RICH)
+def test_every_kind_of_state_is_resumed(tmp_path: Path, case: str) -> None:
+    """Schedulers, masters, ties: written, loaded plainly, and gone on from to the same bits."""
+    settings, changes = RICH[case]
+    rows = [{"optimizer": adamw, **settings}, {"optimizer": sgd, **settings}]
+    jobs = [Job(seed, 8, **row) for seed, row in enumerate(rows)]
+    array = trainer(jobs, **changes)
+    order: Any = {
+        "microbatches": [job.microbatches for job in jobs], "n_stages": 3, "update": [0, 1],
+        "together": [0, 1],
+    }  # fmt: skip
+    array.run(random_schedule(**order), 2, checkpoint=tmp_path)
+    saved = torch.load(tmp_path / "job0" / "2" / "model.pt", weights_only=True)
+    model = changes.get("build_model", build_model)()
+    assert list(saved) == list(model.state_dict())
+    model.to(next(iter(saved.values())).dtype).load_state_dict(saved)
+    again = trainer(jobs, **changes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = again.run(random_schedule(**order, seed=3), 5, checkpoint=tmp_path, resume=True)
+    for j in range(2):
+        assert same_state(result.trained[j], array.train_alone(j, 5)) == []
+
+
+@pytest.mark.parametrize("stages", [[4], [4, 6, 8], [7, 8]])
+@pytest.mark.parametrize("case", ["scheduler", "bf16", "plateau"])
+def test_resume_with_other_cuts(tmp_path: Path, case: str, stages: list[int]) -> None:
+    """Without random layers the stages do not matter; a warning tells what would."""
+
+    def plain() -> nn.Sequential:
+        layers = [layer for layer in build_model() if not isinstance(layer, nn.Dropout)]
+        return nn.Sequential(*layers, nn.Linear(4, 4), nn.ReLU())
+
+    jobs = [Job(0, 8, **{"optimizer": adamw, **RICH[case][0]})]
+    array = trainer(jobs, build_model=plain, stages=[2, 5])
+    array.run(random_schedule([1], 3, update=[0], together=[0]), 2, checkpoint=tmp_path)
+    other = trainer(jobs, build_model=plain, stages=stages)
+    with pytest.warns(UserWarning, match="cut at other modules; if the model draws random"):
+        result = other.run(
+            random_schedule([1], len(stages) + 1, update=[0], together=[0]),
+            5,
+            checkpoint=tmp_path,
+            resume=True,
+        )
+    assert same_state(result.trained[0], array.train_alone(0, 5)) == []
+
+
+OTHER_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"precision": "fp64"}, "precision fp32, the job has fp64"),
+    ({"clip_norm": 1.0}, "clip_norm None, the job has 1.0"),
+    ({"scheduler": None}, "SequentialLR, the job has none"),
+    ({"scheduler": milestones}, "SequentialLR, the job has .*MultiStepLR"),
+    ({"scheduler": lambda o: torch.optim.lr_scheduler.SequentialLR(
+        o, [torch.optim.lr_scheduler.ConstantLR(o, 0.5, 2),
+            torch.optim.lr_scheduler.ExponentialLR(o, 0.6)], [3])}, "setting '_schedulers'"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("other", "sentence"), OTHER_OPTIMIZERS)
-@pytest.mark.parametrize("steps", [2, 4])
-def test_resume_with_another_optimizer_is_refused(
-    tmp_path: Path, other: Any, sentence: str, steps: int
-) -> None:
-    """Class and settings are part of the job: others are named, and nothing is run."""
-    jobs, schedule = [Job(1, 8, sgd), Job(0, 8, adamw, name="second")], random_schedule([1, 1], 3)
-    trainer(jobs).run(schedule, 2, checkpoint=tmp_path)
-    before, ran = files(tmp_path), []
-    changed = [jobs[0], Job(0, 8, other, name="second")]
-    with pytest.raises(InputError, match=f"of job second: .*{sentence}"):
-        trainer(changed).run(
-            schedule, steps, checkpoint=tmp_path, resume=True, on_step=lambda *a: ran.append(a)
+@pytest.mark.parametrize(("change", "sentence"), OTHER_SETTINGS)
+def test_resume_with_other_settings_is_refused(tmp_path: Path, change: Any, sentence: str) -> None:
+    """What changes the bits of a job must be what it was."""
+    settings: dict[str, Any] = {"optimizer": adamw, "scheduler": warmed}
+    schedule = random_schedule([1], 3, update=[0], together=[0])
+    trainer([Job(0, 8, **settings)]).run(schedule, 2, checkpoint=tmp_path)
+    with pytest.raises(InputError, match=sentence):
+        trainer([Job(0, 8, **{**settings, **change})]).run(
+            schedule, 3, checkpoint=tmp_path, resume=True
         )
-    assert not ran
-    assert files(tmp_path) == before
 
 
-def test_resume_compares_what_optimizers_were_made_with(tmp_path: Path) -> None:
-    """A class that changes its own settings can be resumed, to the same bits."""
-    array = trainer([Job(0, 8, lambda named: Cooling(named, lr=0.1))])
-    array.run(random_schedule([1], 3), 2, checkpoint=tmp_path)
-    result = array.run(random_schedule([1], 3), 4, checkpoint=tmp_path, resume=True)
-    again = array.run(random_schedule([1], 3), 5, checkpoint=tmp_path, resume=True)
-    assert same_state(result.trained[0], array.train_alone(0, 4)) == []
-    assert same_state(again.trained[0], array.train_alone(0, 5)) == []
-
-
-def test_checkpoint_without_the_optimizer_field_is_resumed(tmp_path: Path) -> None:
-    """A file of before that field: its settings are compared as they were saved."""
-    schedule, place = random_schedule([1], 3), tmp_path / "job0" / "2" / "train.pt"
-    array = trainer([Job(0, 8, adamw)])
+def test_files_of_the_first_format_are_resumed(tmp_path: Path) -> None:
+    """They have no fields for what jobs could not have then."""
+    schedule, array = random_schedule([1], 3), trainer([Job(0, 8, adamw)])
     array.run(schedule, 2, checkpoint=tmp_path)
+    place = tmp_path / "job0" / "2" / "train.pt"
     train = torch.load(place, weights_only=True)
-    made = train.pop("optimizer")
-    assert made["0.weight"]["class"] == "torch.optim.adamw.AdamW"
-    assert made["0.weight"]["settings"]["lr"] == 1e-2
-    torch.save(train, place)
-    for other in (sgd, plain_adamw(lr=0.1)):
-        with pytest.raises(InputError, match=r"'lr' 0.01 for '0.weight', the job has 0.1"):
-            trainer([Job(0, 8, other)]).run(schedule, 3, checkpoint=tmp_path, resume=True)
-    result = array.run(schedule, 3, checkpoint=tmp_path, resume=True)
-    assert same_state(result.trained[0], array.train_alone(0, 3)) == []
+    for key in ("precision", "clip_norm", "masters", "schedulers", "scheduler"):
+        del train[key]
+    torch.save({**train, "format": "optsched.train/1"}, place)
+    result = array.run(schedule, 4, checkpoint=tmp_path, resume=True)
+    assert same_state(result.trained[0], array.train_alone(0, 4)) == []
 
 
-def test_resume_with_other_threads_warns(tmp_path: Path) -> None:
-    """Sums may be split otherwise by another number of threads: the user is told."""
-    schedule = random_schedule([1], 3)
-    trainer(JOBS[:1]).run(schedule, 1, checkpoint=tmp_path)
-    torch.set_num_threads(2)
-    try:
-        with pytest.warns(UserWarning, match="was written with 1 threads, there are 2 now"):
-            trainer(JOBS[:1]).run(schedule, 2, checkpoint=tmp_path, resume=True)
-    finally:
-        torch.set_num_threads(1)
+def test_slots_and_views_leave_no_trace_in_the_files(tmp_path: Path) -> None:
+    """Weights that are views of something larger are saved alone."""
+    flat = torch.zeros(10**5)
+    copy = checkpoint_files.copied({"a": [flat[5:8].t()], "b": (1, "x")})
+    assert copy["a"][0].untyped_storage().nbytes() == 12
+    assert copy["b"] == (1, "x")
+    checkpoint_files.save(copy, tmp_path / "x.pt")
+    assert (tmp_path / "x.pt").stat().st_size < 10**4
 
 
-def test_unwritable_folder_is_refused_before_training(tmp_path: Path) -> None:
-    """A folder that cannot be made is found out before the first step."""
-    (tmp_path / "file").write_text("")
-    steps: list[int] = []
-    with pytest.raises(InputError, match="cannot be written"):
-        trainer(JOBS).run(
-            random_schedule(**ORDER),
-            1,
-            checkpoint=tmp_path / "file",
-            on_step=lambda *a: steps.append(1),
-        )
-    assert not steps
+def test_states_that_take_turns_in_slots_are_saved(tmp_path: Path) -> None:
+    """Under a limit of memory a stage is copied while it is in its slot."""
+    order: Any = {"microbatches": [1, 2, 1], "n_stages": 3, "place": [0, 1, 0]}
+    jobs = [Job(s, 8, adamw, microbatches=1 + s % 2, recompute=True) for s in range(3)]
+    array = trainer(jobs, memory=16_000)  # of six states on the first device two fit
+    array.run(random_schedule(**order), 3, checkpoint=tmp_path, checkpoint_every=1)
+    for j in range(3):
+        for steps in (1, 2, 3):
+            alone = array.train_alone(j, steps)
+            saved = torch.load(tmp_path / f"job{j}" / str(steps) / "model.pt", weights_only=True)
+            for name, value in {**alone.parameters, **alone.buffers}.items():
+                assert torch.equal(saved[name], value)
+    result = array.run(random_schedule(**order), 5, checkpoint=tmp_path, resume=True)
+    for j in range(3):
+        assert same_state(result.trained[j], array.train_alone(j, 5)) == []
 
 
-class Cooling(torch.optim.SGD):
-    """Halves its own learning rate after every step."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step."""
-        super().step()
-        for group in self.param_groups:
-            group["lr"] /= 2
+# several processes
 
 
-class Odd(torch.optim.SGD):
-    """Keeps an object in its state."""
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step."""
-        super().step()
-        for p in self.param_groups[0]["params"]:
-            self.state[p]["odd"] = frozenset()
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
+    """Everything in nested dictionaries, by its path."""
+    if not isinstance(value, dict):
+        return {path: value}
+    return {k: v for key, inner in value.items() for k, v in leaves(inner, (*path, key)).items()}
 
 
-def test_state_that_cannot_be_kept_is_named(tmp_path: Path) -> None:
-    """An optimizer state that `weights_only` could not load is refused, not pickled."""
-    with pytest.raises(InputError, match="odd: a frozenset cannot be kept"):
-        trainer([Job(0, 8, lambda p: Odd(p, lr=0.1))]).run(
-            random_schedule([1], 3), 1, checkpoint=tmp_path
-        )
-    assert not list(tmp_path.rglob("*.pt"))
+@pytest.mark.parametrize("stop", [False, True])
+def test_processes_leave_the_files_that_one_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: bool
+) -> None:
+    """Stages meet in the folder; what a killed run has left there is not taken for them."""
+
+    def on_step(job: Job, t: int, loss: float) -> None:
+        if stop and t == 2:
+            jobs[job.seed == 0].stop()  # another one, at a moment of its own
+
+    jobs = [Job(0, 8, adamw, scheduler=warmed, precision="bf16"), Job(1, 8, sgd)]
+    order: Any = {"microbatches": [1, 1], "n_stages": 3, "seed": 5}
+    given: Any = {"checkpoint_every": 2, "on_step": on_step}
+    trainer(jobs).run(random_schedule(**order), 5, checkpoint=tmp_path / "one", **given)
+    monkeypatch.setattr(trainer_module, "CheckpointFolder", Halves)
+    two = tmp_path / "two"
+    (two / "job0" / ".parts-2").mkdir(parents=True)
+    (two / "job0" / ".merging").mkdir()
+    for stage in range(3):
+        (two / "job0" / ".parts-2" / f"stage{stage}.pt").write_bytes(b"of before")
+    trainer(jobs).run(random_schedule(**order), 5, checkpoint=two, **given)
+    assert files(two) == files(tmp_path / "one")
+    assert not list(two.rglob(".*"))
+    for name in files(two):
+        if name.endswith(".pt"):
+            one = leaves(torch.load(tmp_path / "one" / name, weights_only=True))
+            assert one.keys() == leaves(torch.load(two / name, weights_only=True)).keys()
+            for key, value in leaves(torch.load(two / name, weights_only=True)).items():
+                assert optimizers.same(value, one[key]), f"{name}: {key}"
+
+
+def test_refused_addition_leaves_no_trace(tmp_path: Path) -> None:
+    """A job that cannot join because its folder is taken does not count as one of the run."""
+    taken = tmp_path / "late" / "latest"
+    taken.parent.mkdir()
+    taken.write_text("3\n")
+    array = trainer([Job(0, 8, adamw), Job(1, 8, sgd)])
+
+    def on_step(job: Job, iteration: int, loss: float) -> None:
+        if (job.seed, iteration) != (0, 0):
+            return
+        with pytest.raises(InputError, match="already has checkpoints"):
+            array.add(Job(7, 8, adamw, name="late"))
+        array.add(Job(8, 8, adamw, name="other"))
+
+    result = array.run(random_schedule([1, 1], 3), 3, checkpoint=tmp_path, on_step=on_step)
+    assert array.titles == ["job0", "job1", "other"]
+    for j in range(3):
+        assert differences(result.trained[j], array.train_alone(j, 3)) == []

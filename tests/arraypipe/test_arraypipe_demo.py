@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from optsched import InputError, Schedule, verify  # noqa: E402
-from optsched.arraypipe import demo, random_schedule, run_demo  # noqa: E402
+from optsched.arraypipe import demo, profile, random_schedule, run_demo  # noqa: E402
 from optsched.train_alone import NotIdentical  # noqa: E402
 
 if TYPE_CHECKING:
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 
-def test_demo_solves_trains_and_compares(tmp_path: Path) -> None:
-    """The whole way: measure, solve, train, compare, write the trace."""
+def test_demo_solves_trains_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way: measure, solve, train, compare, write everything, tell the story."""
+    monkeypatch.setattr(profile, "PATIENCE", 0.0)  # what scatters is not repeated here
     threads, lines = torch.get_num_threads(), []
     result = run_demo(tmp_path / "out", steps=6, time_limit=0.5, say=lines.append)
-    assert result.solved is not None
-    assert result.solved.objective == result.schedule.makespan
+    assert result.profile is not None and result.profile.made(result.schedule)
+    assert result.schedule.period is not None
     trace = Schedule.read(tmp_path / "out" / "measured.schedule.json")
     assert verify(trace) == []
     assert trace.n_operations == 6 * (3 * 8 + 16)
@@ -31,14 +33,18 @@ def test_demo_solves_trains_and_compares(tmp_path: Path) -> None:
     assert verify(replay) == []
     assert replay.makespan == result.result.report.replayed < trace.makespan
     assert str(result).count("bit-identical") == 4
-    assert len(lines) == 3
+    assert {"measuring", "solving", "period", "training"} <= {line.split()[0] for line in lines}
+    for name in ("plan.schedule.json", "replay.html", "replay.trace.json", "demo.profile.json"):
+        assert (tmp_path / "out" / name).stat().st_size > 1000
+    for part in ("cpu3 |", "with measured durations", "one job per GPU", "bit-identical"):
+        assert part in result.story
     assert torch.get_num_threads() == threads
 
 
 def test_demo_learns_by_any_schedule_that_fits() -> None:
     """A schedule of one's own is run; every loss falls."""
     result = run_demo(steps=20, schedule=random_schedule([1, 1, 1, 2], 4, seed=3))
-    assert result.solved is None
+    assert result.profile is None and "how else" not in result.story
     for losses in result.result.losses:
         assert losses[-1] < 0.8 * losses[0]
 
@@ -56,6 +62,21 @@ def test_demo_refuses_what_does_not_fit(tmp_path: Path) -> None:
     for sentence, arguments in cases:
         with pytest.raises(InputError, match=sentence):
             run_demo(**arguments)
+
+
+def test_demo_ends_at_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs that were interrupted are not compared with whole ones."""
+    honest = demo.batches
+
+    def batches(job: Any, start: int) -> Any:
+        for iteration, pair in enumerate(honest(job, start), start):
+            if (job.seed, iteration) == (1, 2):
+                signal.raise_signal(signal.SIGINT)
+            yield pair
+
+    monkeypatch.setattr(demo, "batches", batches)
+    with pytest.raises(KeyboardInterrupt):
+        run_demo(steps=8, schedule=random_schedule([1, 1, 1, 2], 4))
 
 
 def test_demo_fails_when_a_bit_differs(monkeypatch: pytest.MonkeyPatch) -> None:

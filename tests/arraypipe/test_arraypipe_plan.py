@@ -6,7 +6,6 @@ import dataclasses
 import subprocess
 import sys
 from collections import Counter
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optsched import Arcs, CyclicOrder, InputError, Resource, Rows, Schedule
+from optsched import Arcs, CyclicOrder, InputError, JobArray, Resource, Rows, Schedule
 from optsched.arraypipe import compile, random_schedule
-from optsched.arraypipe.liveness import token_free_cycle
+from optsched.arraypipe.planning.messages import routes
+from optsched.arraypipe.planning.orders import random_rolling
+from optsched.arraypipe.planning.segments import Instance, Segment, Walk
 
 if TYPE_CHECKING:
     from optsched.arraypipe import ExecutionPlan
@@ -44,10 +45,16 @@ def changed(schedule: Schedule, **fields: Any) -> Schedule:
     return dataclasses.replace(schedule, **fields)
 
 
+def run_of(plan: ExecutionPlan, lengths: list[int]) -> list[Instance]:
+    """All instances of a run with so many iterations per job, in a topological order."""
+    n = plan.n_jobs
+    return list(Walk(Segment(plan, routes(plan), tuple(range(n)), [0] * n, lengths)))
+
+
 def executed(plan: ExecutionPlan, lengths: list[int]) -> dict[int, list[tuple[int, int]]]:
     """Per device the (operation, cycle) pairs in the order of execution."""
     rows: dict[int, list[tuple[int, int]]] = {d: [] for d in range(len(plan.devices))}
-    for operation, cycle, _ in plan.unroll(lengths):
+    for operation, cycle, _ in run_of(plan, lengths):
         rows[plan.blocks[operation].device].append((operation, cycle))
     return rows
 
@@ -60,7 +67,7 @@ def test_every_instance_once_after_all_it_waits_for(
     """Unrolling gives each block of each iteration once, after its producers, in device order."""
     plan = compile(schedule)
     lengths = [data.draw(st.integers(0, 3)) for _ in plan.microbatches]
-    order = list(plan.unroll(lengths))
+    order = run_of(plan, lengths)
     expected = Counter({(b.operation, t): 1 for b in plan.blocks for t in range(lengths[b.job])})
     assert Counter((i.operation, i.iteration) for i in order) == expected
     place = {(i.operation, i.cycle): k for k, i in enumerate(order)}
@@ -81,53 +88,6 @@ def test_starts_decide_nothing_but_the_launch_order(schedule: Schedule, random: 
     other = changed(schedule, start=np.array(start))
     lengths = [2] * (int(schedule.job.max()) + 1)
     assert executed(compile(schedule), lengths) == executed(compile(other), lengths)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_live_means_that_an_unrolled_run_never_halts(data: st.DataObject) -> None:
-    """The token test agrees with running many cycles, negative tokens included."""
-    n = data.draw(st.integers(1, 6))
-    node = st.integers(0, n - 1)
-    arcs = data.draw(st.lists(st.tuples(node, node, st.integers(-1, 2)), max_size=8))
-    cut = data.draw(st.integers(0, n))
-    order = data.draw(st.permutations(range(n)))
-    lines = [order[:cut], order[cut:]]
-    cycle = token_free_cycle(n, arcs, lines)
-    assert bool(cycle) == (not _runs_through(n, arcs, lines, 24))
-    if cycle:
-        assert _least_tokens(arcs, lines, cycle) < 1
-
-
-def _runs_through(n: int, arcs: Any, lines: Any, cycles: int) -> bool:
-    """Whether every operation reaches the cycle `cycles`, of a run that goes on for longer."""
-    done = [0] * n
-    horizon = cycles + 3 * n
-    again = True
-    while again:
-        again = False
-        for line in lines:
-            for p, i in enumerate(line):
-                c = done[i]
-                turn = all(done[k] > c for k in line[:p]) and all(done[k] == c for k in line[p:])
-                if (
-                    c < horizon
-                    and turn
-                    and all(c - h < 0 or done[tail] > c - h for tail, head, h in arcs if head == i)
-                ):
-                    done[i] += 1
-                    again = True
-    return min(done) >= cycles
-
-
-def _least_tokens(arcs: Any, lines: Any, cycle: list[int]) -> int:
-    """Fewest tokens along the cycle; fails if two neighbours are not joined at all."""
-    rows = list(arcs)
-    for line in lines:
-        rows += [(i, j, 0) for i, j in pairwise(line)]
-        rows += [(line[-1], line[0], 1)] if line else []
-    pairs = zip(cycle, [*cycle[1:], cycle[0]], strict=True)
-    return sum(min(h for i, j, h in rows if (i, j) == pair) for pair in pairs)
 
 
 def rolling() -> Schedule:
@@ -151,10 +111,10 @@ def test_rolling_rule() -> None:
     """Instance c of copy a with offset o runs iteration (c - o) * copies + a, and no other."""
     plan = compile(rolling())
     assert plan.copies == (2, 1)
-    for operation, cycle, iteration in plan.unroll([5, 4]):
+    for operation, cycle, iteration in run_of(plan, [5, 4]):
         block = plan.blocks[operation]
         assert iteration == (cycle - block.offset) * plan.copies[block.job] + block.copy
-    count = Counter((plan.blocks[i.operation].job, i.iteration) for i in plan.unroll([5, 4]))
+    count = Counter((plan.blocks[i.operation].job, i.iteration) for i in run_of(plan, [5, 4]))
     assert count == {**{(0, t): 4 for t in range(5)}, **{(1, t): 4 for t in range(4)}}
     # job 1 is a cycle behind with its backward, so its next forward waits for it in vain
     with pytest.raises(CyclicOrder, match="job 1"):
@@ -166,7 +126,7 @@ def test_rolling_rule() -> None:
 def test_barrier(schedule: Schedule) -> None:
     """With the barrier no job begins an iteration before all jobs have finished the last one."""
     plan = compile(schedule, barrier=True)
-    iterations = [i.iteration for i in plan.unroll([3] * plan.n_jobs)]
+    iterations = [i.iteration for i in run_of(plan, [3] * plan.n_jobs)]
     assert iterations == sorted(iterations)
 
 
@@ -192,7 +152,7 @@ def test_end_marks_and_further_arcs_are_kept() -> None:
         start=[0, 2, 6, 8, 6],  # type: ignore[arg-type]
     )
     plan = compile(marked)
-    assert n not in {i.operation for i in plan.unroll([2, 2])}
+    assert n not in {i.operation for i in run_of(plan, [2, 2])}
     with pytest.raises(CyclicOrder, match="end of job 0"):
         compile(changed(marked, sequences=Rows.of([[0, 2, 1, 3]])))
 
@@ -251,6 +211,12 @@ def test_refused_with_a_sentence(case: str) -> None:
         compile(make())
 
 
+def test_only_a_schedule_is_compiled() -> None:
+    """A path or a problem is refused with what is expected."""
+    with pytest.raises(InputError, match=r"schedule: expected a Schedule, got 'x\.json'"):
+        compile("x.json")  # type: ignore[arg-type]
+
+
 def test_cycle_in_words() -> None:
     """A cyclic order names the blocks on the cycle."""
     schedule = random_schedule([1, 1], 2)
@@ -273,6 +239,66 @@ def test_memory_of_the_steady_state() -> None:
         compile(changed(both, workspace=(base.kind == "B").astype(int)))
     with pytest.raises(InputError, match="gains 20 bytes"):
         compile(changed(kept, free=backward * 0))
+
+
+def test_memory_error_says_how_many_jobs_would_fit() -> None:
+    """The sentence names device, block, bytes, and the number of first jobs that fit alone."""
+    array = JobArray(np.full((4, 2), 1), 2, activation=10, memory=[40, 25])
+    one_by_one = [[*range(0, 16, 4), *range(3, 16, 4)], [*range(1, 16, 4), *range(2, 16, 4)]]
+    schedule = array.scheduled(Rows.of(one_by_one))
+    found = r"gpu1.*F of job 2, stage 1.* needs 30 bytes in all, the device has 25; the first 2"
+    with pytest.raises(InputError, match=found):
+        compile(schedule)
+    small = array.replace(memory=[40, 5]).scheduled(Rows.of(one_by_one))
+    with pytest.raises(InputError, match="job 0 alone does not fit either"):
+        compile(small)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 2), min_size=1, max_size=3))
+def test_held_is_the_peak_of_a_long_run(seed: int, copies: list[int]) -> None:
+    """Bytes held over one cycle of the steady state are the most that a long run ever holds."""
+    n = len(copies)
+    array = JobArray(
+        np.full((n, 2), 1), 2, activation=[[j + 1, 10 * (j + 1)] for j in range(n)],
+        multiplicity=copies, place=[0, seed % 2], micro_batches=1 + seed % 3, objective="period",
+    )  # fmt: skip
+    schedule = random_rolling(array, seed=seed)
+    plan = compile(schedule)
+    peak, level = [0] * len(plan.devices), [0] * len(plan.devices)
+    for operation, _, _ in run_of(plan, [8 * a for a in copies]):
+        device = plan.blocks[operation].device
+        level[device] += int(schedule.acquire[operation])
+        peak[device] = max(peak[device], level[device])
+        level[device] -= int(schedule.free[operation])
+    assert tuple(peak) == plan.held
+    assert not any(level)
+    assert plan.max_offset == schedule.offset.max()
+
+
+def test_together_needs_updates_and_adds_arcs() -> None:
+    """Updates of such a job wait for the gradient of all stages; without U there is a sentence."""
+    schedule = random_schedule([1, 1], 2, update=[0])
+    plan = compile(schedule, together=[0])
+    assert plan.together == {0}
+    last = next(b.operation for b in plan.blocks if b[1:4] == ("B", 0, 0))
+    updates = {b.operation for b in plan.blocks if b.kind == "U"}
+    assert updates == {a.head for a in plan.arcs if a.tail == last and a.head in updates}
+    # operations of a job: F0 F1 B1 B0 U0 U1; the update of stage 1 stands before B1 of job 1
+    crossed = changed(schedule, sequences=Rows.of([[0, 6, 9, 3, 4], [1, 2, 5, 7, 8]]))
+    compile(crossed)
+    with pytest.raises(CyclicOrder, match="U of job 0, stage 1"):
+        compile(crossed, together=[0])
+    for jobs, sentence in (([1], 'update_mode="global"'), ([2], "no job 2"), ([True], "True")):
+        with pytest.raises(InputError, match=f"together.*{sentence}"):
+            compile(schedule, together=jobs)
+
+
+def test_global_update_mode_runs_together() -> None:
+    """What the sentence advises is accepted, whatever the order."""
+    array = JobArray(np.full((3, 2), 1), 2, update=1, update_mode="global", objective="period")
+    for seed in range(20):
+        assert compile(random_rolling(array, seed=seed), together=range(3)).together == {0, 1, 2}
 
 
 def test_plan_fits_jobs() -> None:

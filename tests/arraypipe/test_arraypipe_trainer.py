@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 
 from optsched import InputError, verify  # noqa: E402
 from optsched.arraypipe import Job, JobFailed, random_schedule  # noqa: E402
-from optsched.arraypipe.split import _balanced  # noqa: E402
+from optsched.arraypipe.global_state import global_state_kept  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -50,7 +50,7 @@ def test_trace_replay_and_report() -> None:
     assert report.wall == trace.makespan
     assert report.host == trace.makespan - int(trace.duration.sum())
     assert report.predicted == _prediction(SCHEDULE, 3)
-    assert sum(report.busy_measured) == int(trace.duration.sum())
+    assert sum(d.compute for d in report.devices) == int(trace.duration.sum())
     assert "virtual clock" in str(report)
 
 
@@ -96,23 +96,19 @@ def test_global_state_is_what_it_was() -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_balanced_cuts_have_the_least_largest_part() -> None:
-    """The dynamic programme equals trying all cuts."""
-    from itertools import combinations, pairwise
-
-    draw = random.Random(0)
-    for _ in range(50):
-        costs = [draw.randrange(1, 20) for _ in range(draw.randrange(1, 8))]
-        parts = draw.randrange(1, len(costs) + 1)
-
-        def largest(cuts: Any, costs: list[int] = costs) -> int:
-            bounds = [0, *cuts, len(costs)]
-            return max(sum(costs[a:b]) for a, b in pairwise(bounds))
-
-        every = combinations(range(1, len(costs)), parts - 1)
-        cuts = _balanced(costs, parts)
-        assert len(cuts) == parts - 1
-        assert largest(cuts) == min(map(largest, every))
+@pytest.mark.parametrize("begun", [True, False])
+def test_the_gpu_of_the_process_is_what_it_was(
+    begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that chooses one, as ranks do, gives it back; also if it is the first to use any."""
+    state = {"begun": begun, "gpu": 2 if begun else 0}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: state["begun"])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: state["gpu"])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: state.update(begun=True, gpu=gpu))
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", list)
+    with global_state_kept():
+        torch.cuda.set_device(3)
+    assert state["gpu"] == (2 if begun else 0)
 
 
 def test_a_number_of_stages_is_balanced() -> None:
@@ -203,7 +199,6 @@ BAD_RUNS: dict[str, tuple[dict[str, Any], str]] = {
     "LBFGS": (with_optimizer(closure_optimizer), "job job1: optimizer LBFGS looks across tensors"),
     "norm": (with_optimizer(lambda p: Normed(p, lr=0.1)), "Normed looks across tensors"),
     "no optimizer": (with_optimizer(lambda p: 3), "no Optimizer|cannot be made"),
-    "data ends": ({"data": lambda job, start: iter([(X, Y)])}, "job0 has no batch for iteration 1"),
     "no data": ({"data": lambda job, start: 3}, "expected an iterator"),
     "no pair": ({"data": endless(X)}, "expected a pair"),
     "no tensor": ({"data": endless(([1], Y))}, "the input is a list"),
@@ -242,11 +237,13 @@ def test_small_batch_refused() -> None:
         array.run(random_schedule([4], 3), 2)
 
 
-def test_tied_weights_refused() -> None:
-    """A weight in two stages is named."""
-    array = trainer(JOBS, build_model=Tied, stages=[["a"], ["b"]])
-    with pytest.raises(InputError, match=r"b.weight of job job0 is tied to stage 0"):
-        array.run(random_schedule([1, 2], 2), 1)
+def test_data_that_ends_fails_the_job_alone() -> None:
+    """An iterator without a further batch ends its job; the other one goes on to its end."""
+    array = trainer(JOBS, data=lambda job, start: iter([(X, Y)] * (9 if job.seed else 1)))
+    result = array.run(SCHEDULE, 2)
+    assert [job.status for job in array.jobs] == ["failed", "done"]
+    assert "job0 has no batch for iteration 1" in str(array.jobs[0].error)
+    assert [len(row) for row in result.losses] == [1, 2]
 
 
 def test_unknown_per_tensor_optimizer_is_tried_and_taken() -> None:
@@ -291,7 +288,7 @@ class Explodes(nn.Module):
     def forward(self, x: Any) -> Any:
         """The input as it is."""
         self.calls += 1
-        if self.calls == self.when + 1:  # the rehearsal is one call
+        if self.calls == self.when:
             if not self.backward:
                 raise RuntimeError("out of luck")
             x.register_hook(self.raise_it)
@@ -314,7 +311,7 @@ def test_a_block_that_raises_is_named(backward: bool) -> None:
     )
     before = torch.get_rng_state()
     with pytest.raises(JobFailed, match=r"job bad, stage 1, iteration 2: .*out of luck") as caught:
-        array.run(random_schedule([1, 1], 3), 5)
+        array.run(random_schedule([1, 1], 3), 5, on_error="raise")
     assert (caught.value.job, caught.value.stage, caught.value.iteration) == (1, 1, 2)
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert torch.equal(torch.get_rng_state(), before)
@@ -324,7 +321,7 @@ def test_a_loss_that_is_not_finite_is_named() -> None:
     """A learning rate that diverges stops the run."""
     wild = Job(1, 8, lambda p: torch.optim.SGD(p, lr=1e30), name="wild", microbatches=2)
     with pytest.raises(JobFailed, match=r"job wild, stage 2, iteration \d+: the loss is"):
-        trainer([JOBS[0], wild]).run(SCHEDULE, 20)
+        trainer([JOBS[0], wild]).run(SCHEDULE, 20, on_error="raise")
 
 
 def test_reference_is_plain_training() -> None:

@@ -9,13 +9,14 @@ from optsched.errors import InputError
 from optsched.strict_json import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from optsched.schedule import Schedule
 
 
 KINDS: Final = {"F": "forward", "B": "backward", "R": "recompute", "U": "update"}
 MARK: Final = "end"  # an operation without a resource: the end of a job, no work
+MOST_CYCLES: Final = 10_000  # largest offset: a run looks at so many cycles more
 
 
 class Block(NamedTuple):
@@ -48,7 +49,13 @@ class Labels(NamedTuple):
 
 def identify(schedule: Schedule) -> Labels:
     """Read the labels of all operations; `InputError` for a wrong, missing or doubled block."""
-    blocks = tuple(_block(schedule, i) for i in range(schedule.n_operations))
+    s = schedule
+    columns = (s.kind, s.job, s.stage, s.microbatch, s.iteration, s.offset)
+    labels = zip(*(column.tolist() for column in columns), strict=True)
+    rows = s.op_resources.to_lists()
+    blocks = tuple(
+        [_block(i, row, *label) for i, (label, row) in enumerate(zip(labels, rows, strict=True))]
+    )
     work = [block for block in blocks if block.kind != MARK]
     if not work:
         raise InputError("operations: there is no block to run")
@@ -72,8 +79,13 @@ def identify(schedule: Schedule) -> Labels:
     return Labels(blocks, n_stages, tuple(microbatches), tuple(copies))
 
 
-def check_orders(schedule: Schedule, blocks: tuple[Block, ...]) -> tuple[tuple[int, ...], ...]:
-    """The sequences, after making sure that each device has its own operations, each once."""
+def check_orders(
+    schedule: Schedule, blocks: tuple[Block, ...], exact: bool = True
+) -> tuple[tuple[int, ...], ...]:
+    """The sequences, after making sure that each device has its own operations, each once.
+
+    If `exact`, micro-batches have to ascend on every stage.
+    """
     assert schedule.sequences is not None
     sequences = tuple(tuple(row) for row in schedule.sequences.to_lists())
     position: dict[int, int] = {}
@@ -91,42 +103,102 @@ def check_orders(schedule: Schedule, blocks: tuple[Block, ...]) -> tuple[tuple[i
     for block in blocks:
         if block.device >= 0 and block.operation not in position:
             raise InputError(f"sequences[{block.device}]: {block} is missing")
-    _check_microbatch_order(blocks, position)
+    if exact:
+        _check_microbatch_order(blocks, position)
     return sequences
+
+
+def check_together(together: Collection[int], labels: Labels) -> None:
+    """Jobs whose updates wait for all stages exist and have update blocks."""
+    updated = {block.job for block in labels.blocks if block.kind == "U"}
+    for job in together:
+        if isinstance(job, bool) or not isinstance(job, int):
+            raise InputError(f"together: expected numbers of jobs, got {job!r}")
+        if not 0 <= job < len(labels.copies):
+            raise InputError(
+                f"together: there is no job {job} (the schedule has {len(labels.copies)})"
+            )
+        if job not in updated:
+            raise InputError(
+                f"together: job {job} has no update blocks (kind U), but gradient clipping, loss "
+                f"scaling and schedulers that need a metric update all stages after its last "
+                f'gradient; build the problem with update_mode="global"'
+            )
+
+
+def held_bytes(
+    schedule: Schedule, blocks: tuple[Block, ...], sequences: tuple[tuple[int, ...], ...]
+) -> list[list[int]]:
+    """Bytes kept on every device while each block of its order runs, in the steady state.
+
+    An operation with offset k has run k times less often than one with offset 0: that is what
+    crosses the start of the cycle.
+    """
+    acquire, free = schedule.acquire.tolist(), schedule.free.tolist()
+    levels = []
+    for row in sequences:
+        level = sum(blocks[i].offset * (free[i] - acquire[i]) for i in row)
+        during = []
+        for i in row:
+            level += acquire[i]
+            during.append(level)
+            level -= free[i]
+        levels.append(during)
+    return levels
 
 
 def check_memory(
     schedule: Schedule, blocks: tuple[Block, ...], sequences: tuple[tuple[int, ...], ...]
 ) -> None:
-    """Held memory of every device over one cycle of the steady state (a prefix sum)."""
-    acquire, free, workspace = (
-        getattr(schedule, key).tolist() for key in ("acquire", "free", "workspace")
-    )
+    """Held memory and workspace of every device over one cycle of the steady state."""
+    if not schedule.memory.any():
+        return
+    workspace = schedule.workspace.tolist()
+    change = (schedule.acquire - schedule.free).tolist()
+    held = held_bytes(schedule, blocks, sequences)
     for device, row in enumerate(sequences):
         name, capacity = schedule.resources[device]
-        gain = sum(acquire[i] - free[i] for i in row)
         if not capacity:
             continue
-        if gain:
+        if gain := sum(change[i] for i in row):
             raise InputError(f"{shown(name)} gains {gain} bytes in every cycle (acquire - free)")
-        level = sum(blocks[i].offset * (free[i] - acquire[i]) for i in row)
-        for i in row:
-            level += acquire[i]
+        for i, level in zip(row, held[device], strict=True):
             if level + workspace[i] > capacity:
                 raise InputError(
                     f"{shown(name)}: {blocks[i]} needs {level + workspace[i]} bytes in all, "
-                    f"the device has {capacity}"
+                    f"the device has {capacity}; {_jobs_that_fit(schedule, blocks, sequences)}"
                 )
-            level -= free[i]
 
 
-def _block(schedule: Schedule, i: int) -> Block:
-    kind = str(schedule.kind[i])
-    labels = (schedule.job, schedule.stage, schedule.microbatch, schedule.iteration)
-    job, stage, microbatch, copy = (int(column[i]) for column in labels)
-    devices = schedule.op_resources[i].tolist()
-    offset = int(schedule.offset[i])
-    if kind == MARK and not devices and offset <= schedule.n_operations:
+def _jobs_that_fit(
+    schedule: Schedule, blocks: tuple[Block, ...], sequences: tuple[tuple[int, ...], ...]
+) -> str:
+    """How many of the first jobs fit everywhere in these orders, without the later ones."""
+    workspace = schedule.workspace.tolist()
+    for n_jobs in range(max(block.job for block in blocks), 0, -1):
+        rows = tuple(tuple(i for i in row if blocks[i].job < n_jobs) for row in sequences)
+        if all(
+            not memory or level + workspace[i] <= memory
+            for (_, memory), row, during in zip(
+                schedule.resources, rows, held_bytes(schedule, blocks, rows), strict=True
+            )
+            for i, level in zip(row, during, strict=True)
+        ):
+            return f"the first {n_jobs} job{'s' * (n_jobs > 1)} alone would fit"
+    return "job 0 alone does not fit either"
+
+
+def _block(
+    i: int,
+    devices: list[int],
+    kind: str,
+    job: int,
+    stage: int,
+    microbatch: int,
+    copy: int,
+    offset: int,
+) -> Block:
+    if kind == MARK and not devices and offset <= MOST_CYCLES:
         return Block(i, kind, job, stage, microbatch, copy, -1, offset)
     if kind in ("I", "W"):
         raise InputError(
@@ -135,10 +207,9 @@ def _block(schedule: Schedule, i: int) -> Block:
         )
     if kind not in KINDS:
         raise InputError(f"operations[{i}].kind: expected {', '.join(KINDS)}, got {shown(kind)}")
-    if offset > schedule.n_operations:
+    if offset > MOST_CYCLES:
         raise InputError(
-            f"operations[{i}].offset: expected at most {schedule.n_operations} cycles (the number "
-            f"of operations), got {offset}"
+            f"operations[{i}].offset: expected at most {MOST_CYCLES} cycles, got {offset}"
         )
     if kind == "U":
         microbatch = 0
@@ -220,5 +291,6 @@ def _check_microbatch_order(blocks: tuple[Block, ...], position: dict[int, int])
             ):
                 raise InputError(
                     f"sequences[{b.device}]: {following} comes before {b}; micro-batches of a "
-                    f"stage must ascend, or the results differ from training alone"
+                    f"stage must ascend, or the results differ from training alone; if they may "
+                    f"differ in rounding, say exact=False"
                 )

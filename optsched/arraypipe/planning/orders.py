@@ -1,14 +1,18 @@
-"""A feasible schedule drawn at random: what exactness is tested on when no solver is at hand."""
+"""Feasible schedules drawn at random: what exactness is tested on when no solver is at hand."""
 
 from __future__ import annotations
 
 import random
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from optsched.schedule import Arcs, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
+
+    from optsched.problems.jobarray import JobArray
 
 _DURATION = {"F": 2, "R": 2, "B": 4, "U": 1}
 
@@ -20,6 +24,8 @@ def random_schedule(
     place: Sequence[int] | None = None,
     recompute: Collection[int] = (),
     update: Collection[int] = (),
+    together: Collection[int] = (),
+    exact: bool = True,
     seed: int = 0,
 ) -> Schedule:
     """One iteration of a job array in an order that is feasible and otherwise arbitrary.
@@ -34,6 +40,10 @@ def random_schedule(
         Device of every stage; by default each has its own.
     recompute, update
         Jobs whose recompute and whose update are blocks of their own.
+    together
+        Of those with update blocks: jobs that update when the gradients of all stages are there.
+    exact
+        Micro-batches ascend on every stage; with False they come in any order.
     seed
         Of the random topological order.
 
@@ -50,7 +60,7 @@ def random_schedule(
             for s in reversed(range(n_stages)):
                 labels += [("R", job, s, m)] * (job in recompute) + [("B", job, s, m)]
         labels += [("U", job, s, 0) for s in range(n_stages)] * (job in update)
-    arcs = _arcs(labels, microbatches)
+    arcs = _arcs(labels, microbatches, together, exact)
     order = _topological(len(labels), arcs, random.Random(seed))
     sequences: list[list[int]] = [[] for _ in range(max(devices) + 1)]
     for i in order:
@@ -73,15 +83,59 @@ def random_schedule(
     )
 
 
+def random_rolling(array: JobArray, *, spread: int = 2, seed: int = 0) -> Schedule:
+    """A periodic schedule of a job array, feasible (memory apart) and otherwise arbitrary.
+
+    Every job draws random times for its blocks, in an order that its dependencies allow and all
+    within one cycle of the job's first; the orders of the devices follow from these times.
+
+    Parameters
+    ----------
+    array
+        A job array of the objective ``"period"``.
+    spread
+        Every job begins up to so many whole cycles late, which its offsets say.
+    seed
+        Of all that is drawn.
+
+    Returns
+    -------
+    Schedule
+        With the least period of its orders and starts that keep it.
+    """
+    from optsched.rolling import rolling  # compiled: only for those who need it
+
+    draw = random.Random(seed)
+    graph = array.graph()
+    now = graph.arcs.distance == 0
+    inside = list(zip(graph.arcs.tail[now].tolist(), graph.arcs.head[now].tolist(), strict=True))
+    begin = [draw.random() for _ in range(array.n_jobs)]
+    late = np.array([draw.randint(0, spread) for _ in begin])
+    order = _topological(graph.n_operations, inside, draw)
+    ascending = sorted(draw.random() for _ in order)
+    time = np.zeros(graph.n_operations)
+    for i, later in zip(order, ascending, strict=True):
+        time[i] = begin[graph.job[i]] + later
+    rows = [sorted(row, key=lambda i: time[i] % 1) for row in graph.users.to_lists()]
+    found = rolling(graph, rows, time.astype(np.int64), {"order": "random, rolling", "seed": seed})
+    assert found.period is not None and found.sequences is not None and found.start is not None
+    return found.with_cycle(
+        found.period, found.offset + late[found.job], found.sequences, found.start, found.objective
+    )
+
+
 def _arcs(
-    labels: Sequence[tuple[str, int, int, int]], microbatches: Sequence[int]
+    labels: Sequence[tuple[str, int, int, int]],
+    microbatches: Sequence[int],
+    together: Collection[int],
+    exact: bool,
 ) -> list[tuple[int, int]]:
     at = {label: i for i, label in enumerate(labels)}
     arcs: list[tuple[int, int]] = []
     for (kind, job, s, m), i in at.items():
         before: list[tuple[str, int, int, int]] = []
         if kind == "F":
-            before = [("F", job, s - 1, m), ("F", job, s, m - 1)]
+            before = [("F", job, s - 1, m)] + [("F", job, s, m - 1)] * exact
         elif kind == "R":
             before = [("F", job, s, m)]
         elif kind == "B":
@@ -89,10 +143,13 @@ def _arcs(
                 ("F", job, s, m),
                 ("R", job, s, m),
                 ("B", job, s + 1, m),
-                ("B", job, s, m - 1),
             ]
+            before += [("B", job, s, m - 1)] * exact
         elif kind == "U":
-            before = [("B", job, s, microbatches[job] - 1)]
+            last = range(microbatches[job] - 1 if exact else 0, microbatches[job])
+            before = [("B", job, s, k) for k in last]
+            if job in together and s:
+                before += [("B", job, 0, k) for k in last]
         arcs += [(at[label], i) for label in before if label in at]
     return arcs
 

@@ -1,0 +1,1 @@
+"""Parts of `advise`: the alternatives and what each costs."""

@@ -1,0 +1,1 @@
+"""Parts of the command line and of torchrun: scripts, ranks, progress, files."""

@@ -1,0 +1,86 @@
+"""Starts the processes of a run on this machine, one per device, as `torchrun` would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_LOOK_EVERY: Final = 0.1  # seconds
+_PATIENCE: Final = 20.0  # seconds for the others, when one has ended with an error
+
+
+def launch(ranks: int, words: Sequence[str]) -> int:
+    """Run ``python -m optsched.arraypipe.run`` with these arguments on so many ranks.
+
+    Ctrl-C and SIGTERM are passed on once to each; a second Ctrl-C ends them hard.
+
+    Returns
+    -------
+    int
+        0, or the exit code of the rank that failed first.
+    """
+    common = {
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(_free_port()), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),  # we say it
+    }  # fmt: skip
+    command = [sys.executable, "-m", "optsched.arraypipe.run", *words]
+    before = signal.signal(signal.SIGTERM, _as_interrupt)
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            # a session of its own: Ctrl-C of the terminal reaches them through us, once
+            processes.append(
+                subprocess.Popen(
+                    command, env={**os.environ, **common, **own}, start_new_session=True,
+                    stdin=subprocess.DEVNULL,
+                )
+            )  # fmt: skip
+        return _attend(processes)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+
+def _attend(processes: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait for all; when one has failed the others get a while to end by themselves."""
+    interrupted, failed, until = False, 0, float("inf")
+    while True:
+        try:
+            codes = [process.poll() for process in processes]
+            if not failed and any(codes):
+                failed = next(code for code in codes if code)
+                until = time.monotonic() + _PATIENCE
+            if None not in codes or time.monotonic() > until:
+                return 128 - failed if failed < 0 else failed
+            time.sleep(_LOOK_EVERY)
+        except KeyboardInterrupt:
+            if interrupted:
+                raise
+            interrupted = True
+            for process in processes:
+                if process.poll() is None:
+                    process.send_signal(signal.SIGINT)
+
+
+def _as_interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

@@ -1,0 +1,1 @@
+"""Parts of `split`: tied weights, balanced cuts, traced models."""

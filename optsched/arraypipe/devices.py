@@ -1,0 +1,121 @@
+"""Which torch device every device of a schedule is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from optsched.arraypipe.plan import ExecutionPlan
+
+
+def check_devices(devices: Sequence[str | torch.device] | None) -> None:
+    """Refuse what cannot be the devices of a trainer anywhere; whether they exist a run sees."""
+    if devices is None:
+        return
+    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
+        raise InputError(
+            f"devices: expected a list, one for every device of the schedule (they may repeat), "
+            f"got {devices!r:.60}; e.g. devices=['cuda:0', 'cuda:1']"
+        )
+    if not devices:
+        raise InputError("devices: expected at least one, got none")
+    _check_one_type([_named(k, device) for k, device in enumerate(devices)])
+
+
+def resolve(
+    devices: Sequence[str | torch.device] | None, names: Sequence[str] | None = None
+) -> tuple[torch.device, ...]:
+    """The torch device of every device of a schedule; entries may repeat (logical devices).
+
+    Parameters
+    ----------
+    devices
+        One for each, by position; None: the GPUs of the host, one GPU for all if there is but one,
+        else the CPU.
+    names
+        Of the schedule's devices; None: there is no schedule yet, all that there are.
+
+    Raises
+    ------
+    InputError
+        There are fewer devices than the schedule has, or one does not exist.
+    """
+    n = 1 if names is None else len(names)
+    if devices is None:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            return (torch.device("cpu"),) * n
+        if count == 1:
+            return (torch.device("cuda:0"),) * n
+        devices = [f"cuda:{k}" for k in range(count)]
+    found = tuple(_device(k, device) for k, device in enumerate(devices))
+    _check_one_type(found)
+    if names is None:
+        return found
+    if len(found) < n:
+        raise InputError(
+            f"devices: the schedule has {n} ({', '.join(names)}), there are {len(found)}; name one "
+            f"for each, they may repeat: devices={[str(d) for d in found]} + [...]"
+        )
+    return found[:n]
+
+
+def stage_devices(
+    plan: ExecutionPlan, seat: int, devices: Sequence[torch.device]
+) -> list[torch.device]:
+    """The torch device of every stage of the job on a seat."""
+    found = [devices[0]] * plan.n_stages
+    for block in plan.blocks:
+        if block.job == seat and block.device >= 0:
+            found[block.stage] = devices[block.device]
+    return found
+
+
+def check_seats_alike(plan: ExecutionPlan, devices: Sequence[torch.device]) -> None:
+    """Refuse seats whose stages are on other devices: a waiting job could not take any of them."""
+    rows = {tuple(stage_devices(plan, seat, devices)) for seat in range(plan.n_jobs)}
+    if len(rows) > 1:
+        raise InputError(
+            "queue: the schedule places the stages of its jobs on different devices, so that a "
+            "waiting job cannot take any seat"
+        )
+
+
+def deterministic(devices: Sequence[torch.device]) -> None:
+    """Refuse settings with which a GPU does not give the same bits twice."""
+    if not any(device.type == "cuda" for device in devices):
+        return
+    if torch.backends.cudnn.benchmark:
+        raise InputError(
+            "torch.backends.cudnn.benchmark is on: kernels would be chosen by time; switch it off"
+        )
+
+
+def _check_one_type(devices: Sequence[torch.device]) -> None:
+    if len({device.type for device in devices}) > 1:
+        raise InputError("devices: expected all on the CPU or all on GPUs, got both")
+
+
+def _named(place: int, device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"devices[{place}]: {device!r} is no torch device") from error
+    if found.type not in ("cpu", "cuda"):
+        raise InputError(f"devices[{place}]: expected cpu or cuda, got {device!r}")
+    return found
+
+
+def _device(place: int, device: str | torch.device) -> torch.device:
+    found = _named(place, device)
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        found = torch.device("cuda", found.index or 0)
+        if found.index >= count:
+            raise InputError(f"devices[{place}]: there is no {found}; this host has {count} GPUs")
+    return found

@@ -1,0 +1,33 @@
+"""A number on its way from a GPU to the host: read when it is there, not waited for earlier."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Late:
+    """The value of a tensor with one element, copied behind what its stream has been given so far.
+
+    Reading it waits for that alone, on whichever stream and at whatever time it is read.
+
+    Parameters
+    ----------
+    value
+        On a GPU, made on its current stream.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = pinned_like(value)
+        self.value.copy_(value.detach(), non_blocking=True)
+        self.there = torch.cuda.current_stream(value.device).record_event()
+
+    def item(self) -> float:
+        """The number."""
+        self.there.synchronize()
+        return float(self.value.item())
+
+
+def pinned_like(value: Tensor) -> Tensor:
+    """Page-locked host memory: a copy to any other would make the host wait."""
+    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True)

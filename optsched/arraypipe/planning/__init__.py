@@ -1,0 +1,1 @@
+"""Parts of a plan: checks, liveness, messages, segments, repair, seats, other schedules."""

@@ -1,0 +1,364 @@
+"""Measures what the blocks of a job array take and keep: trainer's jobs in, `Profile` out.
+
+Models are built anew, so that the jobs to be trained stay as they are. All cases are repeated
+round-robin, so that a machine that slows down in between slows all of them alike.
+"""
+
+from __future__ import annotations
+
+import platform
+import warnings
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+
+from optsched.arraypipe import blocks
+from optsched.arraypipe.feed import Feed
+from optsched.arraypipe.profiling.bench import Case, Chain, Clock, Updater, iqr
+from optsched.arraypipe.profiling.bytes_kept import gradients_bytes, parameters_bytes, state_bytes
+from optsched.arraypipe.profiling.document import Profile
+from optsched.arraypipe.profiling.entries import BlockEntry, DeviceEntry, ProfiledJob, StageEntry
+from optsched.arraypipe.profiling.links import measure_links
+from optsched.arraypipe.siblings import check_sibling, shapes_of
+from optsched.arraypipe.stages import fresh_model, fresh_stages
+from optsched.errors import InputError
+from optsched.strict_json import MAX_INTEGER
+from optsched.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from optsched.arraypipe.job import BuildModel, Data, Job, JobStage, Loss
+    from optsched.arraypipe.siblings import Shapes
+
+WARM_UPS: Final = 3
+LEAST_REPEATS: Final = 10
+MOST_REPEATS: Final = 50
+PATIENCE: Final = 10.0
+"""Seconds after which cases that scatter are left as they are."""
+
+
+_TOLD: Final = 5  # cases that a warning names
+_COST_FREE: Final = (
+    "params", "param_names", "lr", "initial_lr", "betas", "eps", "decoupled_weight_decay",
+)  # fmt: skip
+
+
+def measure(
+    build_model: BuildModel,
+    jobs: Sequence[Job],
+    titles: Sequence[str],
+    names: Any,
+    loss: Loss,
+    data: Data,
+    *,
+    sizes: Sequence[int] | None = None,
+    repeats: int = LEAST_REPEATS,
+    devices: Sequence[torch.device | str] | None = None,
+    exact: bool = True,
+) -> Profile:
+    """Measure forward, backward, recompute and update of every stage, and the bytes they keep.
+
+    Parameters
+    ----------
+    build_model, jobs, loss, data
+        As `ArrayTrainer` has them.
+    titles
+        Names of the jobs.
+    names
+        The stages, as `split` takes them.
+    sizes
+        Micro-batch sizes to measure, with data of jobs of that batch size; by default the largest
+        micro-batch of every job. Others are predicted.
+    repeats
+        Of every case, after three to warm up; at least 10. While the IQR of a case is above a
+        quarter of its median there are more, up to 50 and for up to 10 seconds.
+    devices
+        Blocks are measured on the first; the link is the one between the first two.
+    exact
+        As `ArrayTrainer` has it.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or the data do not follow the batch size.
+    """
+    _check(sizes, repeats)
+    where = [torch.device(device) for device in devices or ("cpu",)]
+    bench = _Bench(build_model, list(jobs), list(titles), names, loss, data, where[0], exact)
+    with torch.cuda.device(where[0]) if where[0].type == "cuda" else nullcontext():
+        bench.set_up(None if sizes is None else sorted(set(sizes)))
+        bench.weigh()
+        bench.repeat(repeats)
+    profile = Profile(
+        device=_device(where[0]),
+        stages=bench.stage_entries(),
+        jobs=bench.job_entries(),
+        blocks=tuple(bench.block_entries()),
+        boundaries=tuple(entry for chain in bench.chains for entry in chain.boundaries),
+        saved=tuple(entry for chain in bench.chains for entry in chain.saved),
+        links=measure_links(where),
+    )
+    if noisy := profile.noisy():
+        more = f" (and {len(noisy) - _TOLD} more)" if len(noisy) > _TOLD else ""
+        warnings.warn(
+            "times that scatter; is the machine busy with something else? "
+            + "; ".join(noisy[:_TOLD])
+            + more,
+            stacklevel=3,
+        )
+    return profile
+
+
+class _Bench:
+    """Everything that is measured, set up once and repeated."""
+
+    def __init__(
+        self,
+        build_model: BuildModel,
+        jobs: list[Job],
+        titles: list[str],
+        names: Any,
+        loss: Loss,
+        data: Data,
+        device: torch.device,
+        exact: bool,
+    ) -> None:
+        self.exact = exact
+        self.build_model, self.jobs, self.titles, self.names = build_model, jobs, titles, names
+        self.loss, self.data, self.device = loss, data, device
+        self.clock = Clock(device)
+        self.chains: list[Chain] = []
+        self.updaters: dict[tuple[str, str], Updater] = {}  # by precision and optimizer
+        self.optimizers: list[str] = []
+        self.metrics: list[bool] = []
+        self.rounds = 0
+        self.shapes: Shapes = {}  # of the first job
+
+    def set_up(self, sizes: Sequence[int] | None) -> None:
+        """Build one model per precision and optimizer, and the batches."""
+        models: dict[str, list[JobStage]] = {}
+        for j, job in enumerate(self.jobs):
+            stages = self._split(j)
+            self.metrics.append(any(stage.needs_metric for stage in stages))
+            for stage in stages:  # one with a fixed number of steps would run out of them
+                stage.scheduler = None
+            label = _optimizer_label(stages) + (" clipped" if job.clip_norm is not None else "")
+            self.optimizers.append(label)
+            models.setdefault(job.precision, stages)
+            if (job.precision, label) not in self.updaters:
+                updater = Updater(stages, j, job.precision, job.clip_norm)
+                self.updaters[job.precision, label] = updater
+        for precision, stages in models.items():
+            self._add_chains(precision, stages, sizes)
+
+    def weigh(self) -> None:
+        """Count bytes, one chain at a time."""
+        for chain in self.chains:
+            chain.weigh()
+
+    def repeat(self, repeats: int) -> None:
+        """Warm up, repeat all cases in turn, and go on with those that scatter."""
+        everything: list[Chain | Updater] = [*self.chains, *self.updaters.values()]
+        for _ in range(WARM_UPS):
+            self._round(everything)
+        for case in _cases(everything):
+            case.times.clear()
+        for _ in range(repeats):
+            self._round(everything)
+        began = perf_counter()
+        for _ in range(repeats, MOST_REPEATS):
+            noisy = [part for part in everything if any(c.noisy for c in part.cases.values())]
+            if not noisy or perf_counter() - began > PATIENCE:
+                return
+            self._round(noisy)
+
+    def stage_entries(self) -> tuple[StageEntry, ...]:
+        """Bytes of every stage; those of the largest precision where jobs differ."""
+        rows = [updater.stages for updater in self.updaters.values()]
+        names = _stage_names(rows[0])
+        return tuple(
+            StageEntry(
+                name=names[s],
+                parameters_bytes=max(parameters_bytes(row[s]) for row in rows),
+                gradients_bytes=max(gradients_bytes(row[s]) for row in rows),
+                state={
+                    title: state_bytes(self.updaters[job.precision, label].stages[s])
+                    for title, job, label in zip(
+                        self.titles, self.jobs, self.optimizers, strict=True
+                    )
+                },
+            )
+            for s in range(len(rows[0]))
+        )
+
+    def job_entries(self) -> tuple[ProfiledJob, ...]:
+        """Settings of the jobs that their times depend on."""
+        return tuple(
+            ProfiledJob(
+                name=title,
+                batch_size=job.batch_size,
+                microbatches=job.microbatches,
+                recompute=job.recompute,
+                precision=job.precision,  # type: ignore[arg-type]
+                optimizer=label,
+                update="global" if job.clip_norm is not None or metric else "fused",
+            )
+            for title, job, label, metric in zip(
+                self.titles, self.jobs, self.optimizers, self.metrics, strict=True
+            )
+        )
+
+    def block_entries(self) -> Iterable[BlockEntry]:
+        """Medians and spread of all cases."""
+        for chain in self.chains:
+            for case in chain.cases.values():
+                yield _entry(case, chain.batch, -1, chain.dtype)
+        for updater in self.updaters.values():
+            for case in updater.cases.values():
+                yield _entry(case, 0, updater.job, updater.dtype)
+
+    def _round(self, parts: Sequence[Chain | Updater]) -> None:
+        # another one begins every time: what runs after an update finds cold caches
+        first = self.rounds % len(parts)
+        self.rounds += 1
+        for part in (*parts[first:], *parts[:first]):
+            part.run(self.clock)
+        self.clock.settle()
+
+    def _split(self, j: int) -> list[JobStage]:
+        model = fresh_model(self.build_model, self.jobs[j])
+        shapes = shapes_of(model)
+        self.shapes = shapes if j == 0 else self.shapes
+        check_sibling(shapes, self.titles[j], self.shapes, self.titles[0])
+        where = [self.device] * len(self.names)
+        return fresh_stages(
+            model, self.names, self.jobs[j], j, self.titles[j], where, exact=self.exact
+        )
+
+    def _add_chains(
+        self, precision: str, stages: list[JobStage], sizes: Sequence[int] | None
+    ) -> None:
+        """A chain per size, each with the batch of the first job that has it."""
+        of = [j for j, job in enumerate(self.jobs) if job.precision == precision]
+        largest = {j: -(-self.jobs[j].batch_size // self.jobs[j].microbatches) for j in of}
+        accumulating = {size for j, size in largest.items() if self.jobs[j].microbatches > 1}
+        shapes: dict[Any, int] = {}
+        for size in sorted(set(largest.values())) if sizes is None else sizes:
+            if sizes is None:
+                j = next(j for j in of if largest[j] == size)
+                feed = Feed(self.data, self.jobs[j], self.titles[j], 0)
+            else:
+                job = replace(self.jobs[of[0]], batch_size=size, microbatches=1)
+                feed = Feed(self.data, job, self.titles[of[0]], 0)
+            feed.draw(0)
+            x = self._moved(feed.inputs[0])
+            shape = tuple(t.shape for t in blocks.tensors_of(x, "data: the input"))
+            if sizes is not None and shapes.setdefault(shape, size) != size:
+                raise InputError(
+                    f"sizes: data gives inputs of one shape for batch sizes {shapes[shape]} and "
+                    f"{size}; it must follow job.batch_size"
+                )
+            end = blocks.Criterion(self.loss, self._moved(feed.targets[0]), feed.shares[0])
+            self._rehearse(stages, x, end)
+            row = blocks.tensors_of(x, "data: the input")
+            self.chains.append(Chain(stages, size, precision, row, end, size in accumulating))
+
+    def _rehearse(self, stages: Sequence[JobStage], x: Any, end: blocks.Criterion) -> None:
+        needs: Sequence[bool] = (False,) * len(blocks.tensors_of(x, "data: the input"))
+        for stage in stages:
+            x = blocks.rehearse(stage, x, needs, end if stage.last else None)
+            needs = tuple(t.requires_grad for t in (x if isinstance(x, tuple) else (x,)))
+
+    def _moved(self, x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(self._moved, x))
+        return x.to(self.device) if isinstance(x, torch.Tensor) else x
+
+
+def _stage_names(stages: Sequence[JobStage]) -> list[str]:
+    """Where every stage begins; its number where that does not tell them apart."""
+    names = [stage.prefixes[0].rstrip(".") if stage.prefixes else "" for stage in stages]
+    if "" in names or len(set(names)) < len(names):
+        return [f"stage{stage.index}" for stage in stages]
+    return names
+
+
+def _check(sizes: Sequence[int] | None, repeats: int) -> None:
+    if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < LEAST_REPEATS:
+        raise InputError(f"repeats: expected an integer >= {LEAST_REPEATS}, got {repeats!r}")
+    if sizes is None:
+        return
+    if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__len__") or not len(sizes):
+        raise InputError(f"sizes: expected a list of micro-batch sizes, got {sizes!r:.60}")
+    for k, size in enumerate(sizes):
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_INTEGER:
+            raise InputError(f"sizes[{k}]: expected an integer >= 1, got {size!r}")
+
+
+def _optimizer_label(stages: Sequence[JobStage]) -> str:
+    """Class of the optimizer and the settings that change what a step costs, not the numbers."""
+    labels: Counter[str] = Counter()
+    for stage in stages:
+        if stage.optimizer is None:
+            continue
+        settings = {}
+        for group in stage.optimizer.param_groups:
+            for key, value in group.items():
+                free = key in _COST_FREE or key not in stage.optimizer.defaults
+                if free or value is None or value is False or value == 0:
+                    continue
+                whole = isinstance(value, int) and not isinstance(value, bool)
+                settings[key] = f"{key}={value}" if whole or isinstance(value, str) else key
+        inner = ", ".join(settings[key] for key in sorted(settings))
+        labels[f"{type(stage.optimizer).__name__}({inner})"[:300]] += 1
+    return " + ".join(labels)[:900]
+
+
+def _entry(case: Case, batch: int, job: int, dtype: str) -> BlockEntry:
+    return BlockEntry(
+        kind=case.kind,  # type: ignore[arg-type]
+        stage=case.stage,
+        batch=batch,
+        job=job,
+        dtype=dtype,  # type: ignore[arg-type]
+        n=len(case.times),
+        median_ns=max(1, round(median(case.times))),
+        iqr_ns=round(iqr(case.times)),
+        minimum_ns=min(case.times),
+    )
+
+
+def _cases(parts: Iterable[Chain | Updater]) -> Iterable[Case]:
+    return (case for part in parts for case in part.cases.values())
+
+
+def _device(device: torch.device) -> DeviceEntry:
+    cuda = device.type == "cuda"
+    properties = torch.cuda.get_device_properties(device) if cuda else None
+    return DeviceEntry(
+        name=properties.name if properties is not None else _processor(),
+        kind="cuda" if cuda else "cpu",
+        memory_bytes=properties.total_memory if properties is not None else 0,
+        threads=torch.get_num_threads(),
+        torch=str(torch.__version__),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        optsched=__version__,
+    )
+
+
+def _processor() -> str:
+    """Name of the CPU, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return (named[0] if named else platform.processor() or platform.machine() or "CPU")[:200]

@@ -1,0 +1,1 @@
+"""Parts of `profile`: the document, the measuring, the fit, the problem it makes."""

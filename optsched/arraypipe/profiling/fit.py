@@ -1,0 +1,125 @@
+"""Block times and bytes at sizes that were not measured: a piecewise-affine fit, slope >= 0.
+
+It is fitted to medians, never to minima: on small blocks the minima of neighbouring sizes are drawn
+from different states of the machine, and what they predict is off by up to 78 %.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from fractions import Fraction
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class FitError(NamedTuple):
+    """Relative errors of predicting each measured size from the others.
+
+    `interpolated` is for sizes between two others, `extrapolated` for the smallest and the largest.
+    """
+
+    interpolated_mean: float
+    interpolated_max: float
+    extrapolated_mean: float
+    extrapolated_max: float
+    cases: int
+
+    def __str__(self) -> str:
+        if not self.cases:
+            return "fewer than 3 sizes: the error of predicted sizes is not known"
+        return (
+            f"sizes left out: mean {self.interpolated_mean:.1%}, max {self.interpolated_max:.1%} "
+            f"between measured ones; mean {self.extrapolated_mean:.1%}, max "
+            f"{self.extrapolated_max:.1%} beyond them"
+        )
+
+
+class Curve:
+    """A nondecreasing, piecewise-affine function of the micro-batch size, in exact fractions.
+
+    Between measured sizes it joins the monotone regression of the medians. Beyond the largest it
+    goes on with the least-squares slope of the last three; below the smallest with the first
+    slope, but never below proportionality.
+
+    Parameters
+    ----------
+    points
+        Pairs (size, value), sizes distinct, ascending and >= 1, values >= 0; at least one.
+    """
+
+    def __init__(self, points: Sequence[tuple[int, int]]) -> None:
+        self.points = list(points)
+        self.sizes = [size for size, _ in points]
+        self.values = monotone([value for _, value in points])
+        if len(self.sizes) == 1:  # nothing says what part of the time does not depend on the size
+            self.first = self.last = self.values[0] / self.sizes[0]
+            return
+        self.first = (self.values[1] - self.values[0]) / (self.sizes[1] - self.sizes[0])
+        self.first = min(self.first, self.values[0] / self.sizes[0])
+        self.last = _slope(self.sizes[-3:], self.values[-3:])
+
+    def __call__(self, size: int) -> Fraction:
+        """Value at a size."""
+        sizes, values = self.sizes, self.values
+        if size <= sizes[0]:
+            return values[0] - self.first * (sizes[0] - size)
+        if size >= sizes[-1]:
+            return values[-1] + self.last * (size - sizes[-1])
+        k = bisect_left(sizes, size)
+        part = Fraction(size - sizes[k - 1], sizes[k] - sizes[k - 1])
+        return values[k - 1] + part * (values[k] - values[k - 1])
+
+    def left_out(self) -> list[tuple[int, float, bool]]:
+        """Per measured size: its relative error when the others predict it, and if from within.
+
+        Empty with fewer than three sizes, where a prediction would rest on a single one.
+        """
+        if len(self.points) < 3:
+            return []
+        found = []
+        for k, (size, value) in enumerate(self.points):
+            predicted = Curve([*self.points[:k], *self.points[k + 1 :]])(size)
+            within = 0 < k < len(self.points) - 1
+            found.append((size, float(abs(predicted - value) / max(value, 1)), within))
+        return found
+
+
+def fit_error(curves: Sequence[Curve]) -> FitError:
+    """Errors of all sizes of all curves, each left out once."""
+    within: list[float] = []
+    beyond: list[float] = []
+    for curve in curves:
+        for _, error, inner in curve.left_out():
+            (within if inner else beyond).append(error)
+    if not within:
+        return FitError(0.0, 0.0, 0.0, 0.0, 0)
+    return FitError(
+        sum(within) / len(within),
+        max(within),
+        sum(beyond) / len(beyond),
+        max(beyond),
+        len(within) + len(beyond),
+    )
+
+
+def monotone(values: Sequence[int]) -> list[Fraction]:
+    """The nondecreasing sequence that is nearest in squares (pool adjacent violators)."""
+    pools: list[tuple[Fraction, int]] = []  # mean, length
+    for value in values:
+        mean, length = Fraction(value), 1
+        while pools and pools[-1][0] > mean:
+            before, count = pools.pop()
+            mean = (before * count + mean * length) / (count + length)
+            length += count
+        pools.append((mean, length))
+    return [mean for mean, length in pools for _ in range(length)]
+
+
+def _slope(sizes: Sequence[int], values: Sequence[Fraction]) -> Fraction:
+    """Least-squares slope; >= 0 for nondecreasing values."""
+    middle = Fraction(sum(sizes), len(sizes))
+    spread = sum((size - middle) ** 2 for size in sizes)
+    joint = sum((size - middle) * value for size, value in zip(sizes, values, strict=True))
+    return Fraction(joint) / Fraction(spread)

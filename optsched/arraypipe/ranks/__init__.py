@@ -1,0 +1,1 @@
+"""Parts of the process backend: channels on torch.distributed, swaps, gathering, clocks."""

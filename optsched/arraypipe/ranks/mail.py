@@ -1,0 +1,191 @@
+"""What crosses the border of a device: parcels in and out of messages, in the receiver's order."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+
+from optsched.arraypipe.channels import DevicePort
+from optsched.arraypipe.planning.messages import KINDS
+from optsched.arraypipe.ranks import header
+from optsched.arraypipe.ranks.header import LONG, SIZE, TOMBSTONE, Header, Slot, slot_of
+from optsched.arraypipe.ranks.links import LANES
+from optsched.arraypipe.ranks.swap import Swap
+from optsched.arraypipe.ranks.wire import Inbox, Outbox
+from optsched.arraypipe.worker import Parcel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from optsched.arraypipe.planning.segments import Instance, Segment, Transfer
+    from optsched.arraypipe.ranks.links import GlooLinks
+    from optsched.arraypipe.ranks.timed import CameRow, SentRow
+
+_LANE: Final = {kind: lane for lane, kind in enumerate(KINDS)}
+_QUIET: Final = Swap(-1, -1)
+
+_Key = tuple[str, int, int, int, int]
+"""Kind, seat, micro-batch, from which stage, to which: what has an outbox of its own."""
+
+
+class _Letter(NamedTuple):
+    """A parcel that waits for its turn; the tensors are in the outbox."""
+
+    key: _Key
+    flags: int
+    loss: float
+    payload: int
+
+
+class Post:
+    """The post office of one device; lives as long as the run.
+
+    Parameters
+    ----------
+    links
+        To the other devices; device d is rank d.
+    capacity
+        Bytes to be ready for, of a message; both ends must know the same.
+    hear
+        Called with every announced swap that a message tells of.
+    """
+
+    def __init__(
+        self,
+        links: GlooLinks,
+        window: int,
+        capacity: Callable[[Slot], int],
+        hear: Callable[[Swap], None],
+    ) -> None:
+        self.links, self.window, self.capacity, self.hear = links, window, capacity, hear
+        self.device = links.rank
+        self.swap = _QUIET
+        self.inbox = Inbox()
+        self.coming: dict[tuple[int, int], tuple[Slot, Any, int, int]] = {}
+        # by seat, so that jobs that come later take no more
+        self.outboxes: dict[_Key, Outbox] = {}
+        self.leaving: dict[_Key, list[tuple[Any, int, Tensor]]] = {}
+        self.waiting_for: Slot | None = None
+        # one row a message, in nanoseconds of this rank's clock; plain, because there are many
+        self.sent: list[SentRow] = []
+        self.came: list[CameRow] = []
+
+    def open(self, segment: Segment, number: int) -> None:
+        """Begin a segment."""
+        self.segment, self.number, self.swap = segment, number, _QUIET
+        self.port = DevicePort(segment, self.device, self.window)
+        self.coming = {}
+        self.finished: dict[tuple[int, int], _Letter] = {}
+
+    def close(self) -> None:
+        """End it."""
+        self.port.close()
+
+    def post(self, cycle: int) -> None:
+        """Be ready for the messages of the blocks to come."""
+        channels = self.segment.routes.channels
+        for channel, transfer in self.port.post(cycle):
+            slot = slot_of(self.segment, self.number, transfer)
+            source, _, kind, _ = channels[channel]
+            incoming = self.links.post(source, _LANE[kind], self.capacity(slot))
+            key = transfer.message, transfer.iteration
+            self.coming[key] = slot, incoming, transfer.cycle, time.perf_counter_ns()
+
+    def receive(self, message: int, iteration: int) -> Parcel:
+        """The parcel of a message that was posted; waits for it."""
+        slot, incoming, cycle, posted = self.coming.pop((message, iteration))
+        channel = self.segment.routes.channels[self.segment.routes.channel_of[message]]
+        self.waiting_for = slot
+        asked = time.perf_counter_ns()
+        head, buffer = self.links.receive(incoming, channel.source)
+        there = time.perf_counter_ns()
+        found = header.unpack(memoryview(head.numpy()))  # type: ignore[arg-type]
+        sender = self.segment.plan.devices[channel.source]
+        header.check(slot, found, buffer.numel(), sender)
+        if found.swap > self.number:
+            self.hear(Swap(found.swap, found.first_cycle))
+        if found.flags & LONG:
+            lane = _LANE[channel.kind] + LANES
+            incoming = self.links.post(channel.source, lane, SIZE + found.payload)
+            head, buffer = self.links.receive(incoming, channel.source)
+            there = time.perf_counter_ns()
+        self.waiting_for = None
+        self.came.append((self.number, message, cycle, posted, asked, there))
+        flags = found.flags & ~LONG
+        if flags & TOMBSTONE:
+            return Parcel((), flags, found.loss)
+        return Parcel(self.inbox.unpack(head, buffer), flags, found.loss)
+
+    def ended(self, now: Instance, sent: dict[int, Parcel]) -> None:
+        """A block is over: send what the receivers' orders let go."""
+        for message, parcel in sent.items():
+            self.finished[message, now.iteration] = self._packed(message, parcel)
+        self.port.ended(now)
+        for channel, transfer in self.port.send():
+            letter = self.finished.pop((transfer.message, transfer.iteration))
+            self._send(self.segment.routes.channels[channel].target, transfer, letter)
+
+    def forget(self, before: tuple[int, int]) -> None:
+        """Forget the times of messages that blocks before (segment, cycle) take."""
+        self.sent = [row for row in self.sent if (row[0], row[2]) >= before]
+        self.came = [row for row in self.came if (row[0], row[2]) >= before]
+
+    def flush(self) -> None:
+        """Wait until everything has left."""
+        for key in list(self.leaving):
+            self._retire(key)
+
+    def abandon(self) -> None:
+        """After the run, however it has ended: forget all that is on its way, and whom to tell.
+
+        Receives that are still posted would hold the connections open, so that peers would wait.
+        """
+        self.coming, self.leaving, self.hear = {}, {}, lambda swap: None
+
+    def _packed(self, message: int, parcel: Parcel) -> _Letter:
+        """Copy a parcel into its outbox: nothing else is kept of it until its turn comes."""
+        about, blocks = self.segment.routes.messages[message], self.segment.plan.blocks
+        taker = blocks[about.consumer]
+        origin = blocks[about.producer].stage
+        key = about.kind, taker.job, taker.microbatch, origin, taker.stage
+        # what this block sent in its last iteration has been consumed, by the plan: no wait; if
+        # that was another job of another segment, this comes after all of it in that order too
+        self._retire(key)
+        payload = 0
+        if not parcel.flags & TOMBSTONE:
+            outbox = self.outboxes.get(key)
+            if outbox is None:
+                outbox = self.outboxes[key] = Outbox(self.links.device, self.links.apart)
+            payload = outbox.pack(parcel.tensors)
+        return _Letter(key, parcel.flags, parcel.loss, payload)
+
+    def _send(self, target: int, transfer: Transfer, letter: _Letter) -> None:
+        slot = slot_of(self.segment, self.number, transfer)
+        lane, flags = _LANE[slot.kind], letter.flags
+        head: Tensor | None = None
+        body: Tensor | None = None
+        row: list[tuple[int, Tensor, Tensor | None]] = []
+        if not flags & TOMBSTONE:
+            outbox = self.outboxes[letter.key]
+            if not self.links.apart and outbox.buffer.numel() > self.capacity(slot):
+                row.append((lane + LANES, outbox.head, outbox.buffer))
+                flags |= LONG
+            else:
+                head, body = outbox.head, outbox.buffer
+        if head is None:  # a header alone
+            head = torch.empty(SIZE, dtype=torch.uint8)
+        word = Header(slot, flags, letter.loss, letter.payload, *self.swap)
+        word.pack_into(memoryview(head.numpy()))  # type: ignore[arg-type]
+        row.append((lane, head, body))
+        self.sent.append((self.number, transfer.message, transfer.cycle, time.perf_counter_ns()))
+        self.leaving[letter.key] = [
+            (self.links.send(target, way, first, rest), target, first) for way, first, rest in row
+        ]
+
+    def _retire(self, key: _Key) -> None:
+        for work, peer, _ in self.leaving.pop(key, ()):
+            self.links.wait(work, peer)

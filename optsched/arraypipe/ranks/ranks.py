@@ -1,0 +1,281 @@
+"""What a run on several ranks needs beside one in a single process."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from optsched.arraypipe.memory import Share
+from optsched.arraypipe.past import since
+from optsched.arraypipe.planning.messages import KINDS
+from optsched.arraypipe.process import ProcessBackend
+from optsched.arraypipe.ranks.capacity import Capacity
+from optsched.arraypipe.ranks.clocks import on_first_clock, read_clocks, to_first
+from optsched.arraypipe.ranks.credits import CreditedLinks
+from optsched.arraypipe.ranks.gather import (
+    gather,
+    gather_exposed,
+    gather_noted,
+    gather_past,
+    in_topological_order,
+)
+from optsched.arraypipe.ranks.links import GlooLinks, PeerLost, hearing
+from optsched.arraypipe.ranks.timed import Noted, copies, messages
+from optsched.arraypipe.worker import reason
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from optsched.arraypipe.course import Course, Planner, Record
+    from optsched.arraypipe.job_run import JobRun
+    from optsched.arraypipe.plan import ExecutionPlan
+    from optsched.arraypipe.planning.messages import Routes
+    from optsched.arraypipe.planning.segments import Segment
+    from optsched.arraypipe.ranks.credits import Lane
+    from optsched.arraypipe.states.admission import Limits
+    from optsched.arraypipe.states.budget import MessageBytes
+    from optsched.arraypipe.worker import Worker
+
+Made = TypeVar("Made")
+
+
+class Ranks:
+    """The ranks of one run; rank d is device d of the plan. Collective.
+
+    Parameters
+    ----------
+    plan, routes
+        The first plan and its messages.
+    window
+        Blocks whose messages are posted ahead, per channel.
+    timeout
+        Seconds after which a message counts as lost.
+    devices
+        CPUs, if they are meant although there are GPUs.
+
+    Raises
+    ------
+    InputError
+        There is no process group, or it has not one rank per device.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        routes: Routes,
+        window: int = 2,
+        timeout: float = 600.0,
+        devices: Sequence[str | torch.device] | None = None,
+    ) -> None:
+        join()
+        if dist.get_world_size() != len(plan.devices):
+            raise InputError(
+                f"backend: the schedule has {len(plan.devices)} devices, there are "
+                f"{dist.get_world_size()} processes; start one per device "
+                f"(torchrun --nproc-per-node {len(plan.devices)} ...)"
+            )
+        self.window, self.capacity = window, Capacity()
+        self.links = links(routes, timeout, devices)
+        self.devices = (self.links.device,) * len(plan.devices)
+        self.is_first = self.links.rank == 0
+        self.clock_error = 0  # largest error of a rank's clock, nanoseconds
+        self.left_out = 0  # blocks that were run and are in no collected record
+        self.exposed: list[int] = []  # per collected record: waited for copies; none if none moved
+
+    def agree(self, what: Mapping[str, object]) -> None:
+        """Refuse, on all ranks, to run if they were given different things."""
+        rows = self.all(what)
+        for rank, row in enumerate(rows):
+            for key, value in rows[0].items():
+                if row[key] != value:
+                    raise InputError(
+                        f"{key}: differs between ranks, {value!r} on rank 0 and {row[key]!r} on "
+                        f"rank {rank}; all ranks must run the same"
+                    )
+
+    def all(self, own: Made) -> list[Made]:
+        """What every rank has (collective).
+
+        Raises
+        ------
+        PeerLost
+            A rank has ended.
+        """
+        rows = [own] * self.links.size
+        with hearing():
+            dist.all_gather_object(rows, own, self.links.group)
+        return rows
+
+    def share(self, segment: Segment) -> Share:
+        """What the memory of this rank is for."""
+        return Share(self.links.rank, self.held(segment, self.links.rank))
+
+    def held(self, segment: Segment, device: int) -> MessageBytes:
+        """Receive windows and outboxes of a rank."""
+        return partial(self.capacity.held, segment, device, self.window)
+
+    def pool(self, limits: Limits) -> None:
+        """Learn how the others have divided their memory (collective)."""
+        limits.rooms = self.all(limits.rooms[self.links.rank])
+
+    def same(self, make: Callable[[], Made]) -> Made:
+        """What it makes; if it raises on some rank, all ranks end with that (collective).
+
+        Raises
+        ------
+        InputError
+            It was refused on some rank; the same sentence everywhere.
+        PeerLost
+            It has raised something else, but not here.
+        """
+        made: Made | None = None
+        failure: Exception | None = None
+        try:
+            made = make()
+        except Exception as error:
+            failure = error
+        refused = isinstance(failure, InputError)
+        rows = self.all(None if failure is None else (refused, reason(failure)))
+        said = [(rank, *row) for rank, row in enumerate(rows) if row is not None]
+        if not said:
+            return cast("Made", made)
+        rank, refused, sentence = said[0]
+        if failure is not None and not isinstance(failure, InputError):
+            raise failure
+        if len(said) < len(rows) or len({row[2] for row in said}) > 1:
+            sentence = f"rank {rank}: {sentence}"
+        raise (InputError if refused else PeerLost)(sentence) from failure
+
+    def connect(
+        self,
+        course: Course,
+        runs: Sequence[JobRun],
+        worker: Worker,
+        planner: Planner,
+        strict: bool,
+    ) -> ProcessBackend:
+        """Agree on the sizes of the messages of all jobs that will run, compare clocks."""
+        self.capacity.agree([run.index for run in runs if run.begin < run.end], self.links.group)
+        self.course, self.runs = course, runs
+        self.before = read_clocks(self.links)
+        self.backend = ProcessBackend(
+            course, runs, worker, planner, self.links, self.capacity, self.window, strict
+        )
+        return self.backend
+
+    def welcome(self, run: JobRun, worker: Worker) -> None:
+        """Rehearse a job: how long its messages are."""
+        self.capacity.measure(run, worker)
+
+    def share_failures(self, runs: Sequence[JobRun]) -> None:
+        """A job whose first forward has failed on one rank has failed on all (collective)."""
+        errors = [(run.index, error.stage, str(error)) for run in runs if (error := run.job.error)]
+        for index, stage, sentence in [entry for row in self.all(errors) for entry in row]:
+            run = runs[index]
+            if run.job.error is None:
+                run.fail(stage, run.start, "").args = (sentence,)
+
+    def stages_of(self, run: JobRun) -> list[int]:
+        """Stages of a job that are trained on this rank."""
+        home = self.backend.homes.get(run.index, ())
+        return [stage for stage, device in enumerate(home) if device == self.links.rank]
+
+    def tells(self, run: JobRun) -> bool:
+        """Whether this rank calls back with the losses of a job.
+
+        Rank 0 does if it has a stage of the job, else the rank of the last stage.
+        """
+        home = self.backend.homes[run.index]
+        return self.links.rank == (0 if 0 in home else home[-1])
+
+    def collect(self, records: list[Record]) -> list[Record]:
+        """Everything that was trained, and all records in a topological order, on rank 0.
+
+        Its backend gets the messages and copies of all ranks. Other ranks keep their own records.
+        Of a long run all that is from the cycle on from which every rank remembers it.
+        """
+        after = read_clocks(self.links)
+        gather(self.runs, self.backend.homes, self.links)
+        past, post = self.backend.past, self.backend.post
+        pasts = gather_past(past, self.links)
+        noted = gather_noted(Noted(post.sent, post.came, self.backend.copies), self.links)
+        waited = gather_exposed(records, past.exposed, self.links)
+        self.links.close()
+        if pasts is None or noted is None or waited is None:
+            self.exposed, self.left_out = past.exposed, past.left_out
+            return records
+        self.clock_error = max(r.error for r in (*self.before, *after))
+        cut = max(p.cut for p in pasts)
+        self.course.forget(cut[0])
+        rows = [
+            on_first_clock(since(cut, p.records), early, late)
+            for p, early, late in zip(pasts, self.before, after, strict=True)
+        ]
+        clocks = [to_first(*pair) for pair in zip(self.before, after, strict=True)]
+        noted = [row.on(clock) for row, clock in zip(noted, clocks, strict=True)]
+        ordered = in_topological_order(self.course, rows, cut)
+        self.left_out = sum(p.left_out + len(p.rows) for p in pasts) - len(ordered)
+        self.backend.messages = [m for m in messages(noted) if (m.segment, m.cycle) >= cut]
+        self.backend.copies = copies(noted)
+        if self.left_out:
+            early = min(r.start for r in ordered)
+            self.backend.copies = [c for c in self.backend.copies if c.end >= early]
+        if waited:
+            self.exposed = [waited.get((r.segment, r.operation, r.cycle), 0) for r in ordered]
+        return ordered
+
+
+def links(
+    routes: Routes, timeout: float, devices: Sequence[str | torch.device] | None
+) -> GlooLinks:
+    """Links between CPUs; or between GPUs if every process has one for itself (collective)."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    named = devices is not None and any(torch.device(d).type == "cuda" for d in devices)
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if named and there < local:
+        raise InputError(
+            f"devices: every process needs a GPU of its own; this host has {there} GPUs and "
+            f"{local} processes (devices=None uses the CPU then)"
+        )
+    if there < local or (devices is not None and not named):
+        return GlooLinks(timeout)
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", dist.get_rank() % local)))
+    torch.cuda.set_device(device)
+    return CreditedLinks(timeout, lanes(routes), device)
+
+
+def lanes(routes: Routes) -> list[Lane]:
+    """The channels of a plan as the links number them."""
+    return [(c.source, c.target, KINDS.index(c.kind)) for c in routes.channels]
+
+
+def join() -> None:
+    """Make the process group of `torchrun`, if nobody has made one.
+
+    Raises
+    ------
+    InputError
+        There is no `torchrun`.
+    """
+    if not dist.is_available():
+        raise InputError("backend: this torch has no torch.distributed; use the inline backend")
+    if dist.is_initialized():
+        return
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        raise InputError(
+            "backend: the process backend needs one process per device; start the script with "
+            "torchrun, or call torch.distributed.init_process_group first"
+        )
+    dist.init_process_group("gloo")
+    atexit.register(_leave)  # its threads do not survive the interpreter's end
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,49 @@
+"""The first forward of a job, which changes nothing: what its boundaries look like."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from optsched.arraypipe import blocks
+from optsched.arraypipe.feed import brought
+from optsched.arraypipe.stages import in_place
+from optsched.arraypipe.worker import reason
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from optsched.arraypipe.job_run import JobRun
+    from optsched.arraypipe.worker import Worker
+
+
+def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
+    """Run the first micro-batch through all stages; the outputs of each, the loss of the last.
+
+    Raises
+    ------
+    InputError
+        A boundary is not a tensor or a tuple of tensors.
+    JobFailed
+        The iterator of the data or the forward raised.
+    """
+    if run.feed is None:
+        return []
+    outputs: list[tuple[Tensor, ...]] = []
+    here = run.stages[0].index
+    try:
+        run.feed.draw(run.start)
+        x = run.feed.input(0, run.stages[0].device)
+        needs = (False,) * len(blocks.tensors_of(x, "data: the input"))
+        for stage in run.stages:
+            here = stage.index
+            x = brought(x, stage.device)
+            with in_place(stage):
+                x = blocks.rehearse(stage, x, needs, worker.criterion(run, stage, 0))
+            outputs.append(x if isinstance(x, tuple) else (x,))
+            needs = tuple(t.requires_grad for t in outputs[-1])
+    except InputError:
+        raise
+    except Exception as error:
+        raise run.fail(here, run.start, reason(error)) from error
+    return outputs

@@ -1,0 +1,1 @@
+"""Parts of trace and report: records as arrays, the virtual clock, prediction."""

@@ -1,0 +1,1 @@
+"""Parts of checkpoints: files, shards, states of schedulers."""

@@ -1,0 +1,1 @@
+"""Parts of the memory manager: slots, stores, copy engines, which state leaves when."""

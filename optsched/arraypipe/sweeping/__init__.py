@@ -1,0 +1,1 @@
+"""Parts of `ArraySweep`: trials, seats, files."""

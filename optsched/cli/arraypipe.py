@@ -1,0 +1,262 @@
+"""``optsched arraypipe``: profile, advise, plan, run, report, demo."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from optsched.arraypipe.run import RunOrder
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Train sibling jobs by a schedule: profile, advise, plan, run, report.",
+)
+
+Script = Annotated[
+    str,
+    typer.Argument(
+        help="FILE.py:FUNCTION; the function makes the ArrayTrainer.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def profile(
+    script: Script,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", "--output", help="[default: FILE.profile.json]"),
+    ] = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="Micro-batch sizes, such as 1,2,4,8 [default: those of the jobs]."),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(help="Times each block is measured, at least; more if it scatters.")
+    ] = 10,
+) -> None:
+    """Measure the blocks of a script's jobs, and what they keep and send."""
+    from optsched.arraypipe.command.script import load_trainer, script_parts
+    from optsched.files import check_outputs
+
+    path, _ = script_parts(script)
+    target = output or Path(f"{path.stem}.profile.json")
+    check_outputs([target], [path])
+    wanted = None if sizes is None else _numbers("sizes", sizes)
+    trainer = load_trainer(script)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always", UserWarning)
+        measured = trainer.profile(wanted, repeats)
+    measured.write(target)
+    for warning in warned:
+        print(f"warning: {warning.message}", file=sys.stderr)
+    print(measured.table())
+    print(f"wrote {target}")
+
+
+@app.command()
+def advise(
+    file: Annotated[Path, typer.Argument(help="A *.profile.json document.", show_default=False)],
+    devices: Annotated[
+        int | None, typer.Option(help="How many [default: one per profiled stage].")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Of a device, such as 40GB [default: as profiled].")
+    ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What if: activation=BANDWIDTH[,LATENCY] between devices or host=... from the "
+            "host, such as activation=25GB/s,5us; may be repeated."
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="Of the data set: rounds in which all jobs see it equally often."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rank ways to train profiled jobs, in seconds per round of all jobs; may say: no job array."""
+    from optsched.arraypipe.advice import advise as advice_on
+    from optsched.cli.arraypipe_links import links
+
+    what_if = links(link or [])
+    size = int(memory) if memory is not None and memory.isdecimal() else memory
+    advice = advice_on(file, devices=devices, memory=size, link=what_if or None, samples=samples)
+    print(json.dumps(advice.as_dict()) if as_json else advice)
+
+
+@app.command()
+def plan(
+    file: Annotated[Path, typer.Argument(help="A *.schedule.json document.", show_default=False)],
+    in_full: Annotated[
+        bool, typer.Option("--explain", help="Device lists, channels, bytes, bound and period.")
+    ] = False,
+    barrier: Annotated[
+        bool, typer.Option("--barrier", help="Jobs wait for each other after every iteration.")
+    ] = False,
+    exact: Annotated[
+        bool, typer.Option(help="Micro-batches of a job ascend; --no-exact: in any order.")
+    ] = True,
+    window: Annotated[
+        int, typer.Option(help="Messages that receivers post ahead, per channel.", min=1)
+    ] = 2,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of these jobs: warns if the schedule is of another one; adds bytes of states and "
+            "messages to --explain."
+        ),
+    ] = None,
+) -> None:
+    """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
+    from optsched.arraypipe.plan import compile
+    from optsched.arraypipe.reporting.explain import explain, headline
+    from optsched.schedule import Schedule
+
+    known = None
+    if profile is not None:
+        from optsched.arraypipe.profiling.document import Profile
+
+        known = Profile.read(profile)
+    schedule = Schedule.read(file)
+    try:
+        compiled = compile(schedule, barrier=barrier, exact=exact)
+        text = explain(compiled, window=window, profile=known) if in_full else headline(compiled)
+    except InputError as error:
+        raise type(error)(*_named(file, error)) from None
+    if known is not None and (gap := known.gap(schedule)):
+        print(f"warning: {gap}", file=sys.stderr)
+    print(f"{file}: can be run: {text}")
+
+
+@app.command()
+def run(
+    script: Script,
+    schedule: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A *.schedule.json document [default: measure and solve first].",
+            show_default=False,
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Iterations of every job, from its seed on.")] = 100,
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder for checkpoints.")] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Iterations between checkpoints [default: only the last].")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the latest checkpoints there.")
+    ] = False,
+    backend: Annotated[
+        str,
+        typer.Option(
+            help="inline: all devices in this process; process: a process per device, started here."
+        ),
+    ] = "inline",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for plan, trace, replay and summary.")
+    ] = None,
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", "--time", help="Of the solver, without a schedule.")
+    ] = 10.0,
+    devices: Annotated[
+        int | None, typer.Option(help="Without a schedule [default: one per stage].", min=1)
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
+) -> None:
+    """Train a script's jobs by a schedule; Ctrl-C lets every job end its iteration and saves."""
+    from optsched.arraypipe.command.launch import launch
+    from optsched.arraypipe.command.plain_warnings import plain_warnings
+    from optsched.arraypipe.run import RunOrder, carry_out
+
+    order = RunOrder(
+        script, schedule, steps, checkpoint, every, resume, out, time_limit, devices, quiet
+    )
+    order.check()
+    if backend not in ("inline", "process"):
+        raise InputError(f"backend: expected inline or process, got {backend!r:.40}")
+    if backend == "process":
+        with plain_warnings(speaks=False):  # the first rank warns
+            ranks = _ranks_of(order)
+        raise typer.Exit(launch(ranks, order.words()))
+    failures = carry_out(order).failures
+    for failure in failures:
+        print(f"failed: {failure}", file=sys.stderr)
+    if failures:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    path: Annotated[
+        Path, typer.Argument(help="The folder that `run --out` wrote.", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """What a run did: jobs and losses, predicted against measured times, devices."""
+    from optsched.arraypipe.command.files import read_summary
+
+    summary = read_summary(path)
+    print(json.dumps(summary.to_dict()) if as_json else summary)
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for schedules, a chart as a page, and a Perfetto trace."),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Training steps per job.", min=1)] = 20,
+    schedule: Annotated[
+        Path | None, typer.Option(help="Train by this schedule of the demo's array.")
+    ] = None,
+) -> None:
+    """Train four sibling jobs, prove the weights bit-identical to training each alone, advise."""
+    from optsched.arraypipe import run_demo
+    from optsched.schedule import Schedule
+
+    given = None if schedule is None else Schedule.read(schedule)
+    print(run_demo(out, steps, schedule=given, say=print).story)
+
+
+def _ranks_of(order: RunOrder) -> int:
+    """How many processes a run needs: one per device."""
+    from optsched.arraypipe.command.script import load_trainer
+    from optsched.arraypipe.plan import compile
+    from optsched.schedule import Schedule
+
+    if order.schedule is not None:
+        given = Schedule.read(order.schedule)
+        try:
+            plan = compile(given)
+        except InputError:  # the script may allow what is wrong with it
+            if load_trainer(order.script).exact:
+                raise
+            plan = compile(given, exact=False)
+        return len(plan.devices)
+    return order.devices or len(load_trainer(order.script).stages)
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option}: expected numbers such as 1,2,4, got {text!r:.60}") from None
+
+
+def _named(file: Path, error: InputError) -> tuple[object, ...]:
+    """Arguments of the same error with the file in front."""
+    cycle = getattr(error, "cycle", None)
+    sentence = f"{file}: {error}"
+    return (sentence,) if cycle is None else (sentence, cycle)

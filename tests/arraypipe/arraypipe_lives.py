@@ -1,0 +1,55 @@
+"""Three siblings, what each of them is alone, and whether a run or a checkpoint has the same."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from arraypipe_models import adamw, build_model, data, loss, sgd
+
+from optsched.arraypipe import Job
+from optsched.train_alone import Trained, differences, train_alone
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STEPS = 5
+PARTS = [1, 2, 1]
+
+
+def jobs_of(n: int = 3) -> list[Job]:
+    """Siblings that differ in all that they may differ in."""
+    makers = (adamw, sgd, adamw)
+    return [
+        Job(j, 8 + j, makers[j % 3], microbatches=PARTS[j % 3], recompute=j % 3 == 1)
+        for j in range(n)
+    ]
+
+
+@cache
+def alone(j: int, steps: int) -> Trained:
+    """The reference for job j of `jobs_of`."""
+    return train_alone(build_model, jobs_of(j + 1)[j], ("0", "4", "6"), loss, data, steps)
+
+
+def same(got: Trained, j: int, steps: int, start: int = 0) -> bool:
+    """Whether a job has the bits that it has alone after so many steps, losses included."""
+    reference = alone(j, steps)
+    wanted = (reference.parameters, reference.buffers, reference.optimizer)
+    return differences(got, Trained(*wanted, reference.losses[start:])) == []
+
+
+def saved_is_exact(folder: Path, j: int, title: str = "") -> int:
+    """Compare the newest checkpoint of a job with the reference; its iteration."""
+    place = folder / (title or f"job{j}")
+    done = int((place / "latest").read_text())
+    model = torch.load(place / str(done) / "model.pt", weights_only=True)
+    train = torch.load(place / str(done) / "train.pt", weights_only=True)
+    reference = alone(j, done)
+    for name, value in {**reference.parameters, **reference.buffers}.items():
+        assert torch.equal(model[name], value)
+    for name, state in reference.optimizer.items():
+        for key, value in state.items():
+            assert torch.equal(train["parameters"][name]["state"][key], value)
+    return done

@@ -1,0 +1,560 @@
+"""What the ranks of a test do; run as a script, which forks them: torch is imported once.
+
+``python process_cases.py FOLDER GROUPS`` with groups ``[ranks, case, arguments...]`` in JSON, one
+after the other; what a case returns on rank 0 is written to ``FOLDER/<number>.json``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+import weakref
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch._dynamo  # the first optimizer would load it, in every rank
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from arraypipe_models import data, loss, sgd
+from process_refusals import one_rank_cannot, refused, uneven  # noqa: F401
+from process_rows import (
+    CHECKPOINTED,
+    CUTS,
+    MAKERS,
+    PROCESSES,
+    STEPS,
+    Row,
+    alone,
+    build_model,
+    compared,
+    random_plan,
+    random_rows,
+    shape_of,
+    trainer,
+)
+from torch import Tensor, nn
+
+from optsched import InputError, OptschedError, verify
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe.course import Change
+from optsched.arraypipe.job_run import JobRun
+from optsched.arraypipe.planning.seating import Seating
+from optsched.arraypipe.process import ProcessBackend
+from optsched.arraypipe.ranks import changes
+from optsched.arraypipe.ranks import mail as process_mail
+from optsched.arraypipe.ranks import ranks as process_run
+from optsched.arraypipe.ranks.changes import Notices
+from optsched.arraypipe.ranks.credits import CreditedLinks
+from optsched.arraypipe.ranks.header import Slot, slot_of, unpack
+from optsched.arraypipe.ranks.links import LANES, GlooLinks, PeerLost
+from optsched.train_alone import differences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched.arraypipe.planning.messages import Routes
+    from optsched.arraypipe.planning.segments import Segment, Transfer
+
+
+# what tests ask for; every rank runs it, the answer of rank 0 counts
+
+
+def exact(ranks: int, first: int, last: int) -> list[str]:
+    """Differences over random plans, with windows 1 and 2."""
+    found = []
+    for seed in range(first, last):
+        draw = random.Random(seed)
+        rows, tied = random_rows(draw, 4), draw.random() < 0.3
+        schedule = random_plan(shape_of(rows, ranks, draw), draw)
+        result = trainer(rows, tied).run(
+            schedule, STEPS, window=1 + seed % 2, on_error="raise", **PROCESSES
+        )
+        if dist.get_rank() == 0:
+            lines = compared(result, rows, [STEPS] * len(rows), tied)
+            found += [f"seed {seed}: {line}" for line in lines]
+    return found
+
+
+def credited(ranks: int, first: int, last: int) -> list[str]:
+    """The same with the links of GPUs: headers over one group, tensors over one per channel."""
+
+    def made(routes: Routes, timeout: float, devices: object) -> CreditedLinks:
+        return CreditedLinks(timeout, process_run.lanes(routes), torch.device("cpu"), "gloo")
+
+    with patched(process_run, "links", made):
+        return exact(ranks, first, last)
+
+
+def replanned(ranks: int, first: int, last: int) -> list[str]:
+    """Differences over runs whose plan is changed on the way, once or several times."""
+    found, changes = [], 0
+    for seed in range(first, last):
+        draw = random.Random(seed)
+        rows = random_rows(draw, 3)
+        shape = shape_of(rows, ranks, draw)
+        array = trainer(rows)
+        plans = [array.plan(random_plan(shape, draw)) for _ in range(3)]
+        waits = [draw.randrange(3) for _ in plans]
+
+        def poll(_: object, segment: Segment, plans: Any = plans, waits: Any = waits) -> Any:
+            if len(plans) > 1 and not waits[0]:
+                waits.pop(0)
+                plans.pop(0)
+                return Change(plans[0], segment.seats)
+            waits[0] -= 1
+            return None
+
+        with patched(Seating, "poll", poll):
+            result = array.run(plans[0], 12, window=draw.choice([1, 2, 5]), **PROCESSES)
+        if dist.get_rank() == 0:
+            found += [f"seed {seed}: {d}" for d in compared(result, rows, [12] * len(rows))]
+            changes += 3 - len(plans)
+    return found if changes > last - first else [f"only {changes} changes"]
+
+
+def loose(ranks: int, first: int, last: int) -> list[str]:
+    """Micro-batches in any order, tied gradients summed: the bits of the inline backend."""
+    found = []
+    for seed in range(first, last):
+        draw = random.Random(seed)
+        rows, tied = random_rows(draw, 3), seed % 2 == 0
+        shape = shape_of(rows, ranks, draw)
+        schedule = random_schedule(
+            shape.microbatches, 4, place=shape.places[0], update=range(len(rows)),
+            together=shape.together, exact=False, seed=seed,
+        )  # fmt: skip
+        array = trainer(rows, tied, exact=False, tied="sum" if tied else "exact")
+        given: dict[str, Any] = {
+            "on_step": lambda job, t, _: job.stop() if (job.seed, t) == (1, 1) else None,
+            "on_error": "raise",
+        }
+        result = array.run(schedule, STEPS, window=1 + seed % 2, **given, **PROCESSES)
+        if dist.get_rank() == 0:
+            inline = array.run(schedule, STEPS, **given)
+            pairs = zip(result.trained, inline.trained, strict=True)
+            found += [f"seed {seed}: {d}" for a, b in pairs for d in differences(a, b)]
+            found += [str(violation) for violation in verify(result.trace)[:1]]
+    return found
+
+
+def stopped(ranks: int) -> dict[str, Any]:
+    """Jobs 0 and 1 are stopped early; of 400 iterations almost none is filled with tombstones."""
+    rows = [Row(0), Row(1, microbatches=2, optimizer="adamw"), Row(2)]
+    told: list[tuple[int, int]] = []
+
+    def on_step(job: Job, step: int, loss: float) -> None:
+        told.append((job.seed, step))
+        if (job.seed, step) in ((0, 2), (1, 4), (2, 9)):
+            job.stop()
+
+    array = trainer(rows)
+    schedule = random_schedule([1, 2, 1], 4, place=[1, 0, 1, 0][:4], seed=3) if ranks == 2 else (
+        random_schedule([1, 2, 1], 4, place=[2, 0, 3, 1], seed=3)
+    )  # fmt: skip
+    result = array.run(schedule, 400, on_step=on_step, **PROCESSES)
+    return {
+        "differences": compared(result, rows, [3, 5, 10]),
+        "status": [job.status for job in array.jobs],
+        "told": sorted(told) == sorted((j, t) for j, n in enumerate([3, 5, 10]) for t in range(n)),
+        "blocks": int(np.isin(result.trace.kind, ("F", "B")).sum()),
+    }
+
+
+def carried(ranks: int) -> dict[str, Any]:
+    """What was sent over the links, in its order, and what the trace says about it."""
+    rows = [Row(0), Row(1, microbatches=2, optimizer="adamw", clip=True), Row(2)]
+    sent: list[tuple[int, int, str, int, int, int]] = []
+    original = GlooLinks.send
+
+    def send(self: GlooLinks, target: int, lane: int, head: Tensor, *rest: Any) -> Any:
+        if lane < LANES:
+            slot = unpack(memoryview(head.numpy())).slot  # type: ignore[arg-type]
+            sent.append((self.rank, target, slot.kind, slot.job, slot.iteration, slot.origin))
+        return original(self, target, lane, head, *rest)
+
+    def on_step(job: Job, step: int, loss: float) -> None:
+        if (job.seed, step) == (2, 3):
+            job.stop()  # from here on its messages are tombstones
+
+    schedule = random_schedule([1, 2, 1], 4, place=[0, 1, 1, 0], update=[1], together=[1], seed=5)
+    with patched(GlooLinks, "send", send):
+        result = trainer(rows).run(schedule, 9, on_step=on_step, **PROCESSES)
+    everybody: list[Any] = [None] * ranks
+    dist.all_gather_object(everybody, sent)
+    result.trace.write(f"{sys.argv[1]}/carried-{dist.get_rank()}.schedule.json")
+    return {
+        "sent": [row for one in everybody for row in one],
+        "messages": [dataclasses.asdict(row) for row in result.report.messages],
+        "text": str(result.report),
+    }
+
+
+def failed(ranks: int) -> dict[str, Any]:
+    """One job becomes NaN, one raises; the third does not notice."""
+    rows = [Row(0), Row(1), Row(2)]
+
+    def bad_data(job: Job, start: int) -> Any:
+        for t, (x, y) in enumerate(data(job, start), start):
+            if job.seed == 0 and t == 2:
+                x = x * float("nan")
+            yield x, y + 100 * (job.seed == 1 and t == 3)
+
+    array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, bad_data)
+    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
+    result = array.run(random_schedule([1, 1, 1], 4, place=place, seed=8), 12, **PROCESSES)
+    found = []
+    if dist.get_rank() == 0:
+        found = differences(result.trained[2], alone(rows[2], 12))
+    return {
+        "differences": found,
+        "status": [job.status for job in array.jobs],
+        "errors": [str(job.error) for job in array.jobs],
+    }
+
+
+def first_forwards(ranks: int) -> dict[str, Any]:
+    """Jobs of the plan and one that joins fail in their first forward, or by their first batch.
+
+    Each does so on one rank alone.
+    """
+    rows = [Row(0), Row(1), Row(2), Row(0, optimizer="adamw"), Row(4)]
+
+    def bad_data(job: Job, start: int) -> Any:
+        for x, y in data(job, start):
+            if job.seed == 4 and dist.get_rank() == 1:
+                raise OSError("unreadable")
+            yield x[:, : 5 if job.seed == 1 + dist.get_rank() else 6], y
+
+    array = ArrayTrainer(
+        build_model, [row.job for row in (*rows[:2], rows[4])], CUTS, loss, bad_data
+    )
+    late = [row.job for row in rows[2:4]]
+    result = array.run(
+        random_schedule([1, 1, 1], 4, place=[1, 0, 1, 0], seed=8), 3,
+        refill=lambda job: late.pop(0) if late else None, **PROCESSES,
+    )  # fmt: skip
+    found = []
+    if dist.get_rank() == 0:
+        for j, row in ((0, rows[0]), (4, rows[3])):
+            found += differences(result.trained[j], alone(row, 3))
+    return {"differences": found, "status": [job.status for job in array.jobs]}
+
+
+def unlike(ranks: int) -> dict[str, Any]:
+    """Jobs with other shapes: at the beginning all ranks refuse, one that joins fails alone."""
+
+    def build(width: int = 12) -> nn.Sequential:
+        return nn.Sequential(
+            nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 12), nn.ReLU(), nn.Linear(12, 4)
+        )
+
+    def job(seed: int, width: int) -> Job:
+        return Job(seed, 8, sgd, name=f"j{seed}", model={"width": width})
+
+    stages = [1, 2, 4]
+    schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=8)
+    said = "nothing"
+    try:
+        ArrayTrainer(build, [job(0, 12), job(1, 13)], stages, loss, data).run(
+            schedule, 2, **PROCESSES
+        )
+    except InputError as error:
+        said = str(error)
+    everywhere = [""] * ranks
+    dist.all_gather_object(everywhere, said)
+    array = ArrayTrainer(build, [job(0, 12), job(1, 12)], stages, loss, data)
+    late = [job(2, 13), job(3, 12)]
+    result = array.run(
+        schedule, 3, refill=lambda job: late.pop(0) if late else None, **PROCESSES
+    )  # fmt: skip
+    found = []
+    for j, trained in enumerate(result.trained):
+        found += differences(trained, array.train_alone(j, 3))
+    return {"said": everywhere, "titles": array.titles, "differences": found}
+
+
+def late(ranks: int) -> dict[str, Any]:
+    """Losses are read one iteration late, as on GPUs: each is told with its own iteration."""
+    told: list[Any] = []
+
+    def note_loss(run: JobRun, value: Tensor) -> None:
+        if len(run.unread) == run.job.microbatches:
+            run.read_loss()
+        run.unread.append(value)
+
+    rows = [Row(0), Row(1, microbatches=2), Row(2)]
+    array = trainer(rows)
+
+    def on_step(job: Job, step: int, loss: float) -> None:
+        told.append((job.seed, step, loss))
+        if (job.seed, step) == (2, 1):
+            job.stop()
+
+    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
+    schedule = random_schedule([1, 2, 1], 4, place=place, seed=3)
+    with (
+        patched(JobRun, "note_loss", note_loss),
+        patched(ProcessBackend, "reads_late", property(lambda backend: True)),
+    ):
+        result = array.run(schedule, 6, on_step=on_step, **PROCESSES)
+    losses = [(j, t, x) for j, row in enumerate(result.losses) for t, x in enumerate(row)]
+    return {
+        "differences": compared(result, rows, [6, 6, 3]),
+        "told": sorted(told) == losses,
+    }
+
+
+def devices(ranks: int) -> list[str]:
+    """Ways in which GPUs that are not there are refused, and not replaced by CPUs."""
+    array = ArrayTrainer(
+        build_model, [Row(0).job], CUTS, loss, data, devices=[f"cuda:{k}" for k in range(ranks)]
+    )
+    try:
+        array.run(random_schedule([1], 4, place=[0, 1, 0, 1]), 1, **PROCESSES)
+    except InputError as error:
+        return [str(error)]
+    return []
+
+
+def queued(ranks: int) -> dict[str, Any]:
+    """Seven jobs on two seats; one of them is stopped."""
+    rows = [Row(j, optimizer=list(MAKERS)[j % 2]) for j in range(7)]
+    array = trainer(rows)
+
+    def on_step(job: Job, step: int, loss: float) -> None:
+        if (job.seed, step) == (1, 1):
+            job.stop()
+
+    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
+    schedule = random_schedule([1, 1], 4, place=place, seed=1)
+    result = array.run(schedule, 4, queue=True, on_step=on_step, **PROCESSES)
+    return {
+        "differences": compared(result, rows, [4, 2, 4, 4, 4, 4, 4]),
+        "status": [job.status for job in array.jobs],
+    }
+
+
+def interrupted(ranks: int) -> dict[str, Any]:
+    """Ctrl-C on all ranks: every job ends with a whole iteration, long before its last."""
+    rows = [Row(0), Row(1)]
+    array = trainer(rows)
+
+    def on_step(job: Job, step: int, loss: float) -> None:
+        if (job.seed, step) == (1, 5):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
+    result = array.run(
+        random_schedule([1, 1], 4, place=place, seed=1), 500, on_step=on_step, **PROCESSES
+    )
+    steps = [len(losses) for losses in result.losses]
+    return {"differences": compared(result, rows, steps), "steps": steps}
+
+
+def longer(ranks: int) -> list[str]:
+    """Later batches are larger than the first, so that messages exceed what was posted."""
+    rows = [Row(0, microbatches=2), Row(1, clip=True)]
+
+    def growing(job: Job, start: int) -> Any:
+        for t, (x, y) in enumerate(data(job, start), start):
+            yield torch.cat([x] * (1 + 3 * t)), torch.cat([y] * (1 + 3 * t))
+
+    array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, growing)
+    place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
+    schedule = random_schedule([2, 1], 4, place=place, seed=2, update=[1], together=[1])
+    result = array.run(schedule, 4, **PROCESSES)
+    return [
+        d for j, t in enumerate(result.trained) for d in differences(t, array.train_alone(j, 4))
+    ]
+
+
+def nothing_left(ranks: int) -> list[int]:
+    """Models and process groups that are still there after runs: one done, one refused."""
+    models: list[Any] = []
+
+    def build() -> nn.Module:
+        model = build_model()
+        models.append(weakref.ref(model))
+        return model
+
+    array = ArrayTrainer(build, [Row(0, optimizer="adamw").job], CUTS, loss, data)
+    schedule = random_schedule([1], 4, place=[0, 1, 0, 1])
+    gc.collect()
+    gc.disable()
+    before = len(dist.distributed_c10d._world.pg_map)
+    array.run(schedule, 2, **PROCESSES)
+    try:
+        array.run(schedule, 2 + dist.get_rank(), **PROCESSES)
+    except InputError:
+        after = len(dist.distributed_c10d._world.pg_map)
+    alive = sum(model() is not None for model in models)
+    gc.enable()
+    return [alive, after - before]
+
+
+def caught(ranks: int) -> dict[str, Any]:
+    """Rank 1 fails, all ranks catch what they get, and run again in the same process group."""
+    rank = dist.get_rank()
+
+    def bad_data(job: Job, start: int) -> Any:
+        for t, (x, y) in enumerate(data(job, start), start):
+            yield x, y + 100 * (job.seed == 1 and t == 2 and rank == 1)
+
+    rows = [Row(0), Row(1)]
+    schedule = random_schedule([1, 1], 4, place=[0, 0, 1, 1], seed=8)
+    said, began = "nothing", time.monotonic()
+    try:
+        array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, bad_data)
+        array.run(schedule, 9, on_error="raise", **PROCESSES)
+    except OptschedError as error:
+        said = str(error).splitlines()[-1]
+    at_once = time.monotonic() - began < 30
+    result = trainer(rows).run(schedule, STEPS, **PROCESSES)
+    found = compared(result, rows, [STEPS] * 2) if rank == 0 else []
+    return {"said": said, "at_once": at_once, "differences": found}
+
+
+def killed(ranks: int) -> str:
+    """A rank is killed while checkpoints are written after every iteration."""
+    rank = dist.get_rank()
+
+    def deadly(job: Job, start: int) -> Any:
+        for t, pair in enumerate(data(job, start), start):
+            if rank == 1 and t == 4 and job.seed == 1:
+                os._exit(0)  # nothing is flushed, nobody is told
+            yield pair
+
+    array = ArrayTrainer(build_model, [row.job for row in CHECKPOINTED], CUTS, loss, deadly)
+    schedule = random_schedule([2, 1], 4, place=[0, 1, 0, 1], seed=4)
+    try:
+        array.run(
+            schedule, 7, checkpoint=f"{sys.argv[1]}/checkpoints", checkpoint_every=1, **PROCESSES
+        )
+    except PeerLost as error:
+        return str(error)
+    return "nobody noticed"
+
+
+def resumed(ranks: int) -> dict[str, Any]:
+    """Goes on from what `killed` has left, with another order, on any number of ranks."""
+    array = trainer(CHECKPOINTED)
+    place = [1, 0, 0, 1] if ranks == 2 else [2, 0, 3, 1]
+    schedule = random_schedule([2, 1], 4, place=place, seed=9)
+    result = array.run(
+        schedule, 7, checkpoint=f"{sys.argv[1]}/checkpoints", resume=True, **PROCESSES
+    )
+    found: dict[str, Any] = {"steps": [len(losses) for losses in result.losses], "differences": []}
+    for row, trained in zip(CHECKPOINTED, result.trained, strict=False):
+        wanted = alone(row, 7)
+        rest = dataclasses.replace(wanted, losses=wanted.losses[7 - len(trained.losses) :])
+        found["differences"] += differences(trained, rest)
+    return found
+
+
+def ends_badly(ranks: int, how: str) -> str:
+    """The error of rank 0 when rank 1 dies, sleeps, or sends what nobody expects."""
+    rows = [Row(0), Row(1)]
+    rank = dist.get_rank()
+    noticed = Path(sys.argv[1]) / f"{how}.noticed"
+
+    def asks(notices: Notices, *words: str) -> str:
+        noticed.touch()
+        return diagnosis(notices, *words)
+
+    def troubled(job: Job, start: int) -> Any:
+        for t, pair in enumerate(data(job, start), start):
+            if rank == 1 and t == 2:
+                if how == "dies":
+                    os._exit(0)
+                elif how == "sleeps":
+                    while not noticed.exists():
+                        time.sleep(0.01)
+            yield pair
+
+    def wrong(segment: Segment, number: int, transfer: Transfer) -> Slot:
+        slot = slot_of(segment, number, transfer)
+        message = segment.routes.messages[transfer.message]
+        lies = segment.plan.blocks[message.producer].device == rank == 1
+        return slot._replace(iteration=slot.iteration + 7 * (lies and slot.iteration == 2))
+
+    array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, troubled)
+    schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=4)
+    timeout = 5.0 if how == "sleeps" else 30.0  # how long rank 1 may be late by accident
+    diagnosis = Notices.diagnosis
+    try:
+        with (
+            patched(process_mail, "slot_of", wrong if how == "lies" else slot_of),
+            patched(Notices, "diagnosis", asks if how == "sleeps" else diagnosis),
+            patched(changes, "_PATIENCE", 60.0 if how == "sleeps" else changes._PATIENCE),
+        ):
+            array.run(schedule, 5, backend="process", timeout=timeout)
+    except OptschedError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def several(ranks: int, cases: dict[str, list[Any]]) -> dict[str, Any]:
+    """Answers of several cases, one after the other in the same process group."""
+    return {name: globals()[name](ranks, *arguments) for name, arguments in cases.items()}
+
+
+@contextmanager
+def patched(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Another attribute for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def main() -> None:
+    """Run all groups; ends with 1 if a rank did."""
+    folder, groups = Path(sys.argv[1]), json.loads(sys.argv[2])
+    torch.set_num_threads(1)
+    for number, (ranks, name, *arguments) in enumerate(groups):
+        children = []
+        for rank in range(ranks):
+            child = os.fork()
+            if not child:
+                serve(rank, ranks, folder / str(number), name, arguments)
+            children.append(child)
+        if any(os.waitpid(child, 0)[1] for child in children):
+            os._exit(1)
+
+
+def serve(rank: int, ranks: int, place: Path, name: str, arguments: list[Any]) -> None:
+    """One rank: join the group, run the case, write its answer."""
+    code = 1
+    try:
+        dist.init_process_group(
+            "gloo", init_method=f"file://{place}.store", rank=rank, world_size=ranks,
+            timeout=timedelta(seconds=60),
+        )  # fmt: skip
+        answer = globals()[name](ranks, *arguments)
+        if rank == 0:
+            place.with_suffix(".json").write_text(json.dumps(answer))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,334 @@
+"""Cases of `process_cases` whose ranks have little memory, so that states take turns in slots."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import process_cases
+import torch
+import torch.distributed as dist
+from arraypipe_models import data
+from process_cases import PROCESSES, Row, alone, compared, main, patched, trainer
+
+from optsched import InputError, JobArray
+from optsched.arraypipe import ArrayTrainer, Job, array_run, random_schedule
+from optsched.arraypipe.course import Course
+from optsched.arraypipe.memory import PerDevice, memory_of
+from optsched.arraypipe.planning import rescheduling
+from optsched.arraypipe.planning.replan import Replanner
+from optsched.arraypipe.residency import slot_bytes
+from optsched.arraypipe.states.beside import beside_states
+from optsched.arraypipe.states.budget import budget
+from optsched.arraypipe.states.slots import layout_of
+from optsched.arraypipe.states.visits import State
+from optsched.arraypipe.worker import Worker
+from optsched.schedule import Rows
+from optsched.train_alone import differences, train_alone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def needs(runs: Any, segment: Any, share: Any, criterion: Any) -> tuple[int, int]:
+    """Bytes of a rank beside its states, and of one slot of each kind."""
+    plan, d = segment.plan, share.device
+    pairs = sorted({(plan.blocks[i].job, plan.blocks[i].stage) for i in plan.sequences[d]})
+    states = [State(j, s, layout_of(runs[segment.seats[j]].stages[s], "").bytes) for j, s in pairs]
+    windows, outboxes = share.bytes(range(plan.n_jobs))
+    beside = beside_states(runs, segment, criterion)
+    table = budget(plan, d, [], windows=windows, outboxes=outboxes, beside=beside)
+    return table.total, sum(slot_bytes(states))
+
+
+@contextmanager
+def little(draw: random.Random) -> Iterator[list[Any]]:
+    """Every rank has memory for as few slots as its order allows, or a few more; the memories."""
+    made: list[Any] = []
+
+    def limited(runs: Any, segments: Any, _: None, *, criterion: Any, share: Any) -> Any:
+        rest, slot = needs(runs, segments[0], share, criterion)
+        factor = draw.choice([1.0, 1.0, 1.2, 1.6])
+        while True:
+            try:
+                found = memory_of(
+                    runs, segments, int(rest + factor * slot) + 1, criterion=criterion, share=share
+                )
+            except InputError:  # more states are between F and B
+                if factor > 50:
+                    raise
+                factor *= 1.3
+            else:
+                made.append(found)
+                return found
+
+    with patched(array_run, "memory_of", limited):
+        yield made
+
+
+def moving(made: list[Any]) -> int:
+    """Runs in which the states of this rank were in slots."""
+    return sum(isinstance(memory, PerDevice) for memory in made)
+
+
+def tight(ranks: int, case: str, *arguments: Any) -> dict[str, Any]:
+    """Another case in little memory, where most jobs recompute: states may leave at any time."""
+
+    def rows(draw: random.Random, most: int, honest: Any = process_cases.random_rows) -> Any:
+        return [row._replace(recompute=draw.random() < 0.8) for row in honest(draw, most)]
+
+    kept = tuple(row._replace(recompute=True) for row in process_cases.CHECKPOINTED)
+    with (
+        little(random.Random(7 + dist.get_rank())) as made,
+        patched(process_cases, "random_rows", rows),
+        patched(process_cases, "Row", partial(Row, recompute=True)),
+        patched(process_cases, "CHECKPOINTED", kept),
+    ):
+        answer = getattr(process_cases, case)(ranks, *arguments)
+        return {"answer": answer, "moving": moving(made)}
+
+
+def tight_replanned(ranks: int, first: int, last: int) -> dict[str, Any]:
+    """The plan changes on the way; all jobs recompute in B, so that no order needs more slots."""
+
+    def shape(*given: Any, honest: Any = process_cases.shape_of) -> Any:
+        rows, count, draw = given
+        rows[:] = [row._replace(recompute=True) for row in rows]
+        found = honest(rows, count, draw)
+        return found._replace(recomputed=(False,) * len(rows))
+
+    with patched(process_cases, "shape_of", shape):
+        return tight(ranks, "replanned", first, last)
+
+
+def too_small(ranks: int) -> dict[str, Any]:
+    """One rank has not even room for one state: what every rank says, and what was written."""
+    rows = [Row(j, optimizer="adamw", recompute=True) for j in range(3)]
+    schedule = random_schedule([1] * 3, 4, place=[0, 1, 0, 1] if ranks == 2 else [2, 0, 3, 1])
+    bytes_of: dict[int, int] = {}
+
+    def weighed(runs: Any, segments: Any, _: int, *, criterion: Any, share: Any) -> Any:
+        found: list[Any] = [None] * ranks
+        dist.all_gather_object(found, sum(needs(runs, segments[0], share, criterion)))
+        bytes_of.update(enumerate(found))
+        raise InputError("weighed")
+
+    array = trainer(rows)
+    try:
+        with patched(array_run, "memory_of", weighed):
+            array.run(schedule, 3, **PROCESSES)
+    except InputError:
+        pass
+    order = sorted(bytes_of, key=lambda rank: bytes_of[rank])
+    array.memory = bytes_of[order[-1]] - 1  # enough for all others
+    folder = Path(process_cases.sys.argv[1]) / f"too-small-{ranks}"
+    sentence = "nothing was refused"
+    try:
+        array.run(schedule, 3, checkpoint=folder, **PROCESSES)
+    except InputError as error:
+        sentence = str(error)
+    said: list[Any] = [None] * ranks
+    dist.all_gather_object(said, (sentence, folder.exists(), bytes_of[order[-2]] < array.memory))
+    array.memory = 10**6 + dist.get_rank()
+    try:
+        array.run(schedule, 3, **PROCESSES)
+    except InputError as error:
+        return {"said": said, "device": f"device{order[-1]}", "unlike": str(error)}
+    return {}
+
+
+def reported(ranks: int) -> dict[str, Any]:
+    """Waits for copies of all ranks are in the report, and in no block's time."""
+    rows = [Row(j, optimizer="adamw", recompute=True) for j in range(4)]
+    schedule = random_schedule([1] * 4, 4, place=[0, 1, 0, 1], seed=3)
+    with little(random.Random(0)) as made:
+        result = trainer(rows).run(schedule, 3, **PROCESSES)
+        found = {"moving": moving(made), "differences": compared(result, rows, [3] * 4)}
+    devices = result.report.devices
+    return found | {
+        "exposed": [d.exposed for d in devices],
+        "whole": [
+            d.compute + d.switch + d.exposed + d.waiting + d.host == result.report.wall
+            for d in devices
+        ],
+    }  # fmt: skip
+
+
+def too_large(ranks: int) -> dict[str, Any]:
+    """A waiting job needs more for its moments than any slot has: it fails, the others go on."""
+    rows = [Row(0, recompute=True), Row(1, recompute=True), Row(2, optimizer="adamw"), Row(0, 11)]
+    rows[2:] = [row._replace(recompute=True) for row in rows[2:]]
+    array: ArrayTrainer = trainer(rows)
+    schedule = random_schedule([1, 1], 4, place=[1, 0, 1, 0], seed=1)
+    with little(random.Random(0)) as made:
+        result = array.run(schedule, 4, queue=True, **PROCESSES)
+        found: dict[str, Any] = {"moving": moving(made)}
+    found["status"] = [job.status for job in array.jobs]
+    found["error"] = str(array.jobs[2].error)
+    found["differences"] = [
+        line
+        for j, trained in enumerate(result.trained)
+        if j != 2
+        for line in differences(trained, alone(rows[j], 4))
+    ]
+    return found
+
+
+def one_slot(rank: int) -> Any:
+    """That rank alone has memory for one slot of each kind, the others for everything."""
+
+    def limited(runs: Any, segments: Any, _: None, *, criterion: Any, share: Any) -> Any:
+        rest, slot = needs(runs, segments[0], share, criterion)
+        limit = rest + slot if share.device == rank else 10**9
+        return memory_of(runs, segments, limit, criterion=criterion, share=share)
+
+    return patched(array_run, "memory_of", limited)
+
+
+def in_slots(run: Any) -> tuple[Any, dict[str, bool]]:
+    """What a run gives while rank 0 is short of memory, and whether its states were in slots."""
+    seen = {}
+    finish = Worker.finish
+
+    def look(worker: Worker) -> None:
+        seen["slots"] = isinstance(worker.memory, PerDevice)
+        finish(worker)
+
+    with one_slot(0), patched(Worker, "finish", look):
+        return run(), seen
+
+
+PLACE = [0, 1, 0, 1]
+
+
+def refilled(ranks: int) -> dict[str, Any]:
+    """Six jobs on two seats by `refill`; one does not recompute, and is refused by rank 0 alone."""
+    rows = [Row(j, optimizer="adamw", recompute=j != 3) for j in range(6)]
+    rest = [row.job for row in rows[2:]]
+    array = trainer(rows[:2])
+    schedule = breadth_first([[2] * 4] * 2, PLACE)
+    result, seen = in_slots(
+        lambda: array.run(
+            schedule, 4, refill=lambda job: rest.pop(0) if rest else None, **PROCESSES
+        )
+    )
+    return {
+        **seen,
+        "status": [job.status for job in array.jobs],
+        "error": str(array.jobs[3].error),
+        "differences": [
+            line
+            for j, trained in enumerate(result.trained)
+            if j != 3
+            for line in differences(trained, alone(rows[j], 4))
+        ],
+    }
+
+
+def breadth_first(times: list[list[int]], place: list[int]) -> Any:
+    """All forwards of a device before its backwards."""
+    problem = JobArray(times, times, place=place, objective="period")
+    n, stages, orders = len(times), len(place), []
+    for d in range(1 + max(place)):
+        here = [s for s in range(stages) if place[s] == d]
+        forward = [2 * stages * j + s for s in here for j in range(n)]
+        back = [2 * stages * (j + 1) - 1 - s for s in reversed(here) for j in range(n)]
+        orders.append(forward + back)
+    return problem.scheduled(Rows.of([*orders, [0] * (2 * stages * n)]))
+
+
+def solved(ranks: int) -> dict[str, Any]:
+    """A job stops, a solver in a process of its own answers, and the run changes over."""
+    times = [[3, 4, 2, 5], [5, 2, 4, 3], [2, 6, 3, 3]]
+    problem = JobArray(times, times, place=PLACE, objective="period")
+    rows = [Row(j, optimizer="adamw", recompute=True) for j in range(3)]
+    array, plans, until = trainer(rows), set(), time.monotonic() + 200
+    follow = Course.follow
+
+    def watched(course: Course, change: Any) -> Any:
+        plans.add(change.plan)
+        return follow(course, change)
+
+    def on_step(job: Job, t: int, loss: float) -> None:
+        time.sleep(0.01)
+        if (job.seed, t) == (0, 1) or (len(plans) > 1 and t > 10) or time.monotonic() > until:
+            job.stop()
+
+    with patched(Course, "follow", watched), patched(rescheduling, "gain", lambda *given: 1):
+        result, seen = in_slots(
+            lambda: array.run(
+                breadth_first(times, PLACE), 10**4, replan=problem, on_step=on_step, **PROCESSES
+            )
+        )
+    steps = [len(losses) for losses in result.losses]
+    return {**seen, "plans": len(plans), "differences": compared(result, rows, steps)}
+
+
+def moved(ranks: int) -> dict[str, Any]:
+    """What a solver answers has all stages elsewhere: the run goes on with the plan that it has."""
+    times = [[2] * 4] * 3
+    rows = [Row(j) for j in range(3)]
+    array, said = trainer(rows), []
+
+    class Solver(Replanner):
+        def submit(self, problem: Any, start: Any, time_limit: float) -> None:
+            self._answer = breadth_first([[2] * 4] * problem.n_jobs, [1, 0, 1, 0])
+
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("optsched").addHandler(handler)
+    with (
+        patched(rescheduling, "Replanner", Solver),
+        patched(rescheduling, "gain", lambda *given: 1),
+    ):
+        result = array.run(
+            breadth_first(times, PLACE), 6, on_step=lambda job, t, x: (
+                job.stop() if (job.seed, t) == (0, 1) else None
+            ),
+            replan=JobArray(times, times, place=PLACE, objective="period"), **PROCESSES,
+        )  # fmt: skip
+    logging.getLogger("optsched").removeHandler(handler)
+    return {"said": said, "differences": compared(result, rows, [2, 6, 6])}
+
+
+def swept(ranks: int) -> dict[str, Any]:
+    """Five trials on two seats."""
+    import optuna
+
+    from optsched.arraypipe.sweep import ArraySweep
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def suggest(trial: Any) -> Job:
+        lr = trial.suggest_float("lr", 1e-3, 1e-1)
+        return Job(trial.number, 8, lambda named: torch.optim.AdamW(named, lr=lr), recompute=True)
+
+    def make_trainer(jobs: Any) -> ArrayTrainer:
+        return ArrayTrainer(process_cases.build_model, jobs, [5], process_cases.loss, data)
+
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    sweep = ArraySweep(make_trainer, study, suggest, 2, 4)
+    result, seen = in_slots(lambda: sweep.run(5, backend="process"))
+    found = []
+    for row in result.trials:
+        job = suggest(optuna.trial.FixedTrial(row.trial.params, row.trial.number))
+        reference = train_alone(
+            process_cases.build_model, job, ("0", "5"), process_cases.loss, data, 4
+        )
+        found += differences(row.trained, reference)
+    return {**seen, "trials": len(result.trials), "differences": found}
+
+
+vars(process_cases).update({
+    case.__name__: case for case in (
+        tight, tight_replanned, too_small, reported, too_large, refilled, solved, moved, swept
+    )
+})  # fmt: skip
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What ranks refuse: wrong or different arguments, and a rank that cannot begin."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # the first optimizer would load it, in every rank
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from arraypipe_models import data, loss, sgd
+from channel_model import Shape, random_rolling
+from process_rows import CUTS, PROCESSES, STEPS, Row, build_model, compared, trainer
+from torch import nn
+
+from optsched import InputError
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+
+# what tests ask for; every rank runs it, the answer of rank 0 counts
+
+
+def one_rank_cannot(ranks: int) -> dict[str, Any]:
+    """Rank 1 alone fails before anything is trained, in several ways; then all train together."""
+    rank, found = dist.get_rank(), {}
+    schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=8)
+
+    def optimizer(named: Any) -> Any:
+        if rank:
+            raise ValueError("no such optimizer here")
+        return sgd(named)
+
+    def batches(job: Job, start: int) -> Any:
+        if rank and job.seed:
+            raise OSError("no such file here")
+        return data(job, start)
+
+    class Model(nn.Sequential):
+        built = 0
+
+        def __init__(self) -> None:
+            Model.built += 1
+            if rank and Model.built > 1:  # the trainer itself makes the first
+                raise RuntimeError("no such weights here")
+            super().__init__(*build_model())
+
+    rows = [Row(0), Row(1)]
+    good: dict[str, Any] = {
+        "build_model": build_model, "jobs": [row.job for row in rows], "stages": CUTS,
+        "loss": loss, "data": data,
+    }  # fmt: skip
+    bad = {
+        "optimizer": {"jobs": [Job(0, 8, sgd), Job(1, 8, optimizer)]},
+        "build_model": {"build_model": Model},
+        "data": {"data": batches},
+    }
+    for name, changed in bad.items():
+        said, began = "nothing", time.monotonic()
+        try:
+            ArrayTrainer(**good | changed).run(schedule, 3, **PROCESSES)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        everybody: list[Any] = [None] * ranks
+        dist.all_gather_object(everybody, (said, time.monotonic() - began < 30))
+        found[name] = everybody
+    result = ArrayTrainer(**good).run(schedule, STEPS, **PROCESSES)
+    found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
+    return found
+
+
+def uneven(ranks: int) -> list[str]:
+    """Jobs on one device each: the other one has nothing to do for longer than the timeout."""
+    rows = [Row(0), Row(1)]
+    found = []
+
+    def slow(job: Job, start: int) -> Any:
+        for pair in data(job, start):
+            time.sleep(0.4 * job.seed)
+            yield pair
+
+    for busy in range(2):
+        array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, slow)
+        shape = Shape(
+            n_stages=4, n_devices=2, microbatches=(1, 1), places=((0, 1, 0, 1), (busy,) * 4),
+            recomputed=(False, False), updated=(False, False), together=(), ties=(),
+        )  # fmt: skip
+
+        def on_step(job: Job, step: int, loss: float, array: ArrayTrainer = array) -> None:
+            if step == 0:
+                array.jobs[0].stop()
+
+        result = array.run(
+            random_rolling(shape, random.Random(busy)), 7, backend="process", timeout=1.2,
+            on_step=on_step,
+        )  # fmt: skip
+        if dist.get_rank() == 0:
+            steps = [len(losses) for losses in result.losses]
+            found += compared(result, rows, steps) + [f"{steps}"] * (steps[1] < 7 or steps[0] > 5)
+    return found
+
+
+def refused(ranks: int) -> list[str]:
+    """Sentences for what cannot be run on several ranks."""
+    array = trainer([Row(0)])
+    found = []
+    only_on_rank_0 = {"checkpoint": "never_made"} if torch.distributed.get_rank() == 0 else {}
+    for schedule, more in (
+        (random_schedule([1], 4), {}),
+        (random_schedule([1], 4, place=[0, 1, 0, 1]), {"window": 0}),
+        (random_schedule([1], 4, place=[0, 1, 0, 1]), {"timeout": 0.0}),
+        (random_schedule([1], 4, place=[0, 1, 0, 1]), only_on_rank_0),
+    ):
+        try:
+            array.run(schedule, 1, **{**PROCESSES, **more})
+        except InputError as error:
+            found.append(str(error))
+    return found

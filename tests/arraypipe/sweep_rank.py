@@ -1,0 +1,107 @@
+"""One rank of a sweep: ``python sweep_rank.py RANK RANKS FOLDER``; rank 0 prints what differs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import optuna
+import torch
+import torch.distributed as dist
+from arraypipe_models import build_model, data, loss
+from test_arraypipe_sweep import Doomed, states, study_of, suggest
+
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe.sweep import ArraySweep, SweepResult
+from optsched.train_alone import differences, train_alone
+
+CUTS = {2: [4], 4: [3, 4, 6]}
+STEPS = 6
+RUNS = (9,)  # trials
+REST = 5
+
+
+def main() -> None:
+    """Pruned, failed and refilled trials; then an interrupted sweep and the rest of it."""
+    rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.set_num_threads(1)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=ranks,
+        timeout=timedelta(seconds=60),
+    )  # fmt: skip
+    make_trainer = partial(ArrayTrainer, build_model, stages=CUTS[ranks], loss=loss, data=data)
+    names = ("0", *map(str, CUTS[ranks]))
+
+    def differing(result: SweepResult, make: Any = suggest) -> list[str]:
+        found = []
+        for row in result.trials:
+            if row.trial.state == optuna.trial.TrialState.FAIL or row.trained is None:
+                continue
+            job = make(optuna.trial.FixedTrial(row.trial.params, row.trial.number))
+            alone = train_alone(build_model, job, names, loss, data, len(row.losses))
+            found += [f"{job.name}: {d}" for d in differences(row.trained, alone)]
+        return found
+
+    def fails(trial: Any) -> Job:
+        job = suggest(trial)
+
+        def make(named: Any) -> Any:
+            optimizer = job.optimizer(named)
+            if trial.number == 3:
+                optimizer.param_groups[0]["lr"] = math.nan
+            return optimizer
+
+        # of one sample batch normalisation can make nothing
+        return Job(job.seed, 1 if trial.number in (1, 5) else job.batch_size, make)
+
+    study = study_of(Doomed(2, [0, 4])) if rank == 0 else None
+    sweep = ArraySweep(make_trainer, study, fails, 3, STEPS, [2, 4])
+    results = [sweep.run(n, backend="process") for n in RUNS]
+    answer: dict[str, Any] = {}
+    if study is not None:
+        answer["states"] = "".join(state[0] for state in states(study))
+        answer["lengths"] = [len(row.losses) for result in results for row in result.trials]
+        answer["differences"] = [d for result in results for d in differing(result, fails)]
+
+    def press(job: Job, iteration: int, value: float) -> None:
+        if (job.name, iteration) == ("trial2", 9):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    study = study_of() if rank == 0 else study_of(study_name="other")
+    order = random_schedule([1, 1], ranks, seed=3)
+    sweep = ArraySweep(make_trainer, study, suggest, 2, 40, schedule=order)
+    given: dict[str, Any] = {"checkpoint": folder / "ckpt", "checkpoint_every": 4}
+    first = sweep.run(REST, backend="process", on_step=press, **given)
+    if rank == 0:
+        answer["interrupted"] = states(study)
+        answer["differences"] += differing(first)
+    second = sweep.run(REST, backend="process", resume=True, **given)
+    if rank == 0:
+        answer["resumed"] = states(study)
+        answer["whole"] = [len(row.losses) for row in second.trials]
+        for row in second.trials:
+            job = suggest(optuna.trial.FixedTrial(row.trial.params, row.trial.number))
+            alone = train_alone(build_model, job, names, loss, data, 40)
+            model = torch.load(
+                folder / "ckpt" / row.job.name / "40" / "model.pt", weights_only=True
+            )
+            whole = {**alone.parameters, **alone.buffers}
+            answer["differences"] += [k for k in model if not torch.equal(model[k], whole[k])]
+            answer["differences"] += ["losses"] * (row.losses != alone.losses)
+        print(json.dumps(answer), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,495 @@
+"""``optsched arraypipe``: what its commands write, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from program import PATIENCE, PROGRAM, Cli, start
+
+import optsched
+from optsched.arraypipe import random_schedule
+from optsched.arraypipe.profiling.document import Profile
+from optsched.cli.arraypipe_links import links
+from optsched.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SCRIPT = Path(__file__).parent / "cli_script.py"
+ROOT = Path(__file__).parents[2]
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from optsched.cli import main; main()"
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+RESULTS = ["plan.schedule.json", "replay.schedule.json", "summary.json", "trace.schedule.json"]
+
+
+@pytest.fixture
+def shop(cli: Cli) -> Cli:
+    """The program in a folder with trainers and schedules for them."""
+    shutil.copy(SCRIPT, "t.py")
+    random_schedule([1, 1, 1], 2, seed=1).write("x.schedule.json")
+    orders = random_schedule([1, 1, 1], 2, seed=3)
+    rows = orders.sequences.to_lists()  # type: ignore[union-attr]
+    rows[0].reverse()
+    cyclic = orders.with_orders(optsched.Rows.of(rows), orders.start)
+    cyclic.write("cyclic.schedule.json")
+    return cli
+
+
+@pytest.fixture
+def quick_profiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Cases that scatter are not repeated: the machine may be busy, and times do not matter."""
+    profile = pytest.importorskip("optsched.arraypipe.profile")
+    monkeypatch.setattr(profile, "PATIENCE", 0.0)
+    yield
+
+
+# commands that need no PyTorch
+
+
+def without_torch(*words: object) -> subprocess.CompletedProcess[str]:
+    """A command in a process where PyTorch cannot be imported."""
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *map(str, words)], capture_output=True, text=True
+    )
+
+
+def test_plan_explains(shop: Cli) -> None:
+    """Headline, period, bound, device lists, channels and bytes."""
+    ran = shop("arraypipe", "plan", "x.schedule.json")
+    assert ran.code == 0 and ran.out.count("\n") == 1
+    assert "can be run: 3 jobs in 2 stages on 2 devices" in ran.out
+    text = shop("arraypipe", "plan", "x.schedule.json", "--explain", "--window", 3).out
+    for part in (
+        "predicted period", "bound", "longest chain", "device0: stage 0, 6 blocks",
+        "device0 -> device1  activation 3 messages", "3 posted ahead", "limit",
+    ):  # fmt: skip
+        assert part in text, part
+    again = shop("arraypipe", "plan", "x.schedule.json", "--explain", "--barrier").out
+    assert "wait for each other" in again
+
+
+def test_plan_refuses(shop: Cli) -> None:
+    """Exit code 2 and one sentence that begins with the file."""
+    cycle = shop.refused("arraypipe", "plan", "cyclic.schedule.json", "--explain")
+    assert cycle.startswith("cyclic.schedule.json: sequences: the orders can never be run")
+    assert "B of job 0" in cycle
+    assert "plan.json: " in shop.refused("arraypipe", "plan", "plan.json")  # of a job shop
+    assert "no sequences" in shop.refused("arraypipe", "plan", "graph.json")
+    assert "no such file" in shop.refused("arraypipe", "plan", "nowhere.json")
+    given = ("arraypipe", "plan", "x.schedule.json", "--profile", "p")
+    assert "p: no such file" in shop.refused(*given)
+
+
+def test_plan_warns_of_another_profile(shop: Cli) -> None:
+    """With the beginning of both hashes; nothing is said of a schedule that names none."""
+    known = ROOT / "instances" / "profiles" / "gpt2_xl-4.profile.json"
+    profile = Profile.read(known)
+    schedule = optsched.solve(profile.problem(), "dispatch").schedule
+    assert schedule is not None
+    other = replace(
+        profile, device=msgspec.structs.replace(profile.device, threads=profile.device.threads + 1)
+    )
+    schedule.write("own.schedule.json")
+    other.write("other.profile.json")
+    for more in ((), ("--explain",)):
+        ran = shop("arraypipe", "plan", "own.schedule.json", "--profile", known, *more)
+        assert (ran.code, ran.err) == (0, "")
+        ran = shop("arraypipe", "plan", "own.schedule.json", "--profile", "other.profile.json",
+                   *more)  # fmt: skip
+        assert ran.code == 0 and ran.err.startswith(
+            f"warning: the schedule was made with profile {profile.sha256[:12]}, not with "
+            f"{other.sha256[:12]}: "
+        )
+        assert ran.err.count("\n") == 1
+    ran = shop("arraypipe", "plan", "x.schedule.json", "--profile", known)
+    assert (ran.code, ran.err) == (0, "")
+
+
+def test_micro_batches_in_any_order(shop: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script says whether they may; `plan` is told by an option; processes are told first."""
+    pytest.importorskip("torch")
+    started = []
+    monkeypatch.setattr(
+        "optsched.arraypipe.command.launch.launch", lambda *given: started.append(given) or 0
+    )
+    random_schedule([3], 2, exact=False, seed=5).write("free.schedule.json")
+    assert "exact=False" in shop.refused("arraypipe", "plan", "free.schedule.json")
+    ran = shop("arraypipe", "plan", "free.schedule.json", "--no-exact", "--explain")
+    assert ran.code == 0 and "predicted period" in ran.out
+    run = ("arraypipe", "run", "t.py:loose", "free.schedule.json", "--steps", 2)
+    assert shop(*run, "--out", "o").code == 0
+    assert shop("arraypipe", "report", "o").code == 0
+    assert shop(*run, "--backend", "process").code == 0 and started[0][0] == 2
+    for words in ([], ["--backend", "process"]):
+        said = shop.refused(
+            "arraypipe", "run", "t.py:strict", "free.schedule.json", "--out", "p", *words
+        )
+        assert "exact=False" in said
+    assert len(started) == 1 and not Path("p").exists()
+
+
+def test_wrong_checkpoint_leaves_no_folder(shop: Cli) -> None:
+    """What only the run itself finds out is refused without a trace of the folder for results."""
+    pytest.importorskip("torch")
+    Path("file").write_text("")
+    Path("there").mkdir()
+    run = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", "--checkpoint", "file")
+    for out in ("new", "deep/er", "there"):
+        assert "file" in shop.refused(*run, "--out", out)
+    assert not Path("new").exists() and not Path("deep").exists() and Path("there").exists()
+
+
+def test_commands_without_torch(shop: Cli) -> None:
+    """Plans are explained without it; what needs it says what to install."""
+    done = without_torch("arraypipe", "plan", "x.schedule.json", "--explain")
+    assert done.returncode == 0 and "predicted period" in done.stdout, done.stderr
+    done = without_torch("arraypipe", "run", "t.py:make_trainer", "x.schedule.json")
+    assert done.returncode == 2
+    assert 'pip install "optsched[torch]"' in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_help_is_quick() -> None:
+    """Help for any command imports neither PyTorch nor solvers."""
+    code = (
+        "import sys\nfrom optsched.cli import main\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        "print([m for m in ('torch', 'numba', 'ortools') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "arraypipe", "run", "--help"], capture_output=True, text=True
+    )
+    assert "--checkpoint" in done.stdout and done.stdout.endswith("[]\n"), done.stdout
+
+
+@given(
+    st.sampled_from(["activation", "host"]),
+    st.integers(1, 10**6),
+    st.sampled_from([("", 1), ("GB/s", 10**9), ("GiB", 2**30), (" MB/s", 10**6)]),
+    st.none() | st.tuples(st.integers(0, 10**6), st.sampled_from([("ns", 1), ("us", 1000)])),
+)
+@settings(max_examples=50)
+def test_links_are_read(
+    name: str, number: int, unit: tuple[str, int], latency: tuple[int, tuple[str, int]] | None
+) -> None:
+    """Bandwidths in bytes a second, latencies in nanoseconds."""
+    text = f"{name}={number}{unit[0]}"
+    row = {"bandwidth": float(number * unit[1])}
+    if latency is not None:
+        text += f",{latency[0]}{latency[1][0]}"
+        row["latency_ns"] = float(latency[0] * latency[1][1])
+    assert links([text]) == {name: row}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["host"], ["disk=5GB/s"], ["host=5XB"], ["host=5GB,3h"], ["host=1", "host=2"], ["host=-1"]],
+)
+def test_links_refused(words: list[str]) -> None:
+    """A sentence that names the option."""
+    with pytest.raises(optsched.InputError, match=r"^link: "):
+        links(words)
+
+
+# the whole way
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("quick_profiles")
+def test_from_profile_to_report(shop: Cli) -> None:
+    """Profile, advise, run without and with a schedule, resume, report."""
+    pytest.importorskip("torch")
+    done = shop("arraypipe", "profile", "t.py:make_trainer", "--out", "x.profile.json")
+    assert done.code == 0 and "wrote x.profile.json" in done.out
+    words = ("--devices", 2, "--memory", "40GB", "--link", "activation=25GB/s,5us", "--json")
+    advice = json.loads(shop("arraypipe", "advise", "x.profile.json", *words).out)
+    assert (advice["jobs"], advice["devices"], advice["memory"]) == (3, 2, 40 * 2**30)
+    assert "job array" in shop("arraypipe", "advise", "x.profile.json", "--samples", 96).out
+
+    run = ("arraypipe", "run", "t.py:make_trainer")
+    done = shop(*run, "--steps", 4, "--time-limit", 0.5, "--out", "a", "--checkpoint", "ck")
+    assert done.code == 0, done.err
+    assert sorted(os.listdir("a")) == RESULTS and "solving for the order" in done.err
+    assert optsched.verify(Schedule.read("a/trace.schedule.json")) == []
+    known = shop("arraypipe", "plan", "a/plan.schedule.json", "--explain", "--profile",
+                 "x.profile.json").out  # fmt: skip
+    assert "?" not in known.split("bytes ")[1]
+
+    again = shop(*run, "a/plan.schedule.json", "--steps", 6, "--checkpoint", "ck", "--resume",
+                 "--every", 1, "--quiet", "--out", "b/c")  # fmt: skip
+    assert again.code == 0 and again.err == ""
+    summary = json.loads(shop("arraypipe", "report", "b/c", "--json").out)
+    assert [job["iterations"] for job in summary["jobs"]] == [2, 2, 2]
+    assert [job["status"] for job in summary["jobs"]] == ["done"] * 3
+    assert sorted(os.listdir("ck/job0")) == ["4", "5", "6", "latest"]
+    shown = shop("arraypipe", "report", "b/c/summary.json").out
+    assert shown in again.out and "with measured durations" in shown
+
+
+@pytest.mark.torch
+def test_demo_tells_its_story(shop: Cli) -> None:
+    """Chart, report and proof; with a schedule of one's own nothing is measured."""
+    pytest.importorskip("torch")
+    random_schedule([1, 1, 1, 2], 4, seed=5).write("demo.schedule.json")
+    done = shop("arraypipe", "demo", "--steps", 2, "--schedule", "demo.schedule.json")
+    assert done.code == 0, done.err
+    assert done.out.count("bit-identical") == 4 and "device3 |" in done.out
+    assert "measuring" not in done.out
+    misfit = ("arraypipe", "demo", "--schedule", "x.schedule.json")
+    assert "the schedule has 3 jobs, the trainer 4" in shop.refused(*misfit)
+
+
+@pytest.mark.torch
+def test_failed_job(shop: Cli) -> None:
+    """The others go on, results are written, the exit code is 1 and says who."""
+    pytest.importorskip("torch")
+    done = shop("arraypipe", "run", "t.py:not_finite", "x.schedule.json", "--steps", 6,
+                "--out", "out")  # fmt: skip
+    assert done.code == 1
+    assert done.err == "failed: job job1, stage 1, iteration 3: the loss is nan\n"
+    summary = json.loads(shop("arraypipe", "report", "out", "--json").out)
+    assert [job["status"] for job in summary["jobs"]] == ["done", "failed", "done"]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("t.py", "script: expected FILE.py:FUNCTION"),
+        ("t.py:", "script: expected FILE.py:FUNCTION"),
+        (":make_trainer", "script: expected FILE.py:FUNCTION"),
+        ("nowhere.py:make_trainer", "nowhere.py: no such file"),
+        (".:make_trainer", ".: is a directory"),
+        ("shop.txt:make_trainer", "shop.txt: expected a Python file"),
+        ("t.py:make", 't.py: has no function "make"; there are build_model'),
+        ("t.py:number", "t.py:number: expected a function, got 5"),
+        ("t.py:gives_a_number", "t.py:gives_a_number: expected it to return an ArrayTrainer"),
+        ("t.py:raises", "raises KeyError: 'learning rate'"),
+        ("t.py:refuses", "jobs: expected at least one"),
+        ("t.py:leaves", "ends the program"),
+        ("torn.py:make_trainer", "torn.py:2: is not Python"),
+        ("needs.py:make_trainer", "needs.py:1: No module named 'no_such_module'"),
+    ],
+)
+def test_scripts_refused(shop: Cli, script: str, sentence: str) -> None:
+    """Whatever is wrong with a script is a sentence, and nothing is written."""
+    pytest.importorskip("torch")
+    Path("torn.py").write_text("x = 1\ndef (:\n")
+    Path("needs.py").write_text("import no_such_module\n")
+    assert sentence in shop.refused("arraypipe", "run", script, "x.schedule.json", "--out", "o")
+    assert sentence in shop.refused("arraypipe", "profile", script)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--steps", "0"], "steps: "),
+        (["--every", "0", "--checkpoint", "c"], "every: "),
+        (["--resume"], "resume: say where"),
+        (["--every", "2"], "every: say where"),
+        (["--backend", "threads"], "backend: expected inline or process"),
+        (["--devices", "2"], "devices: the schedule says"),
+        (["--time-limit", "0"], "time_limit: "),
+        (["--out", "shop.txt"], "shop.txt: cannot be made"),
+        (["--out", "shop.txt/x"], "shop.txt/x: cannot be made"),
+    ],
+)
+def test_orders_refused(shop: Cli, words: list[str], sentence: str) -> None:
+    """Options that are wrong or mean nothing, before anything is trained or made."""
+    pytest.importorskip("torch")
+    command = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", *words)
+    assert sentence in shop.refused(*command)
+
+
+@pytest.mark.torch
+def test_refused_run_leaves_no_folder(shop: Cli) -> None:
+    """What only the run itself refuses leaves no empty folders for its results behind."""
+    pytest.importorskip("torch")
+    run = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", "--steps", "1")
+    assert shop(*run, "--checkpoint", "c", "--quiet").code == 0
+    told = shop.refused(*run, "--checkpoint", "c", "--out", "deep/o")
+    assert "already has checkpoints" in told
+    assert not Path("deep").exists()
+    os.mkdir("there")
+    shop.refused(*run, "--checkpoint", "c", "--out", "there/o")
+    assert os.listdir("there") == []
+    demo = ("arraypipe", "demo", "--schedule", "x.schedule.json", "--out", "there/d")
+    assert "3 jobs, the trainer 4" in shop.refused(*demo)
+    assert os.listdir("there") == []
+
+
+@pytest.mark.torch
+def test_documents_refused(shop: Cli) -> None:
+    """Schedules of other jobs, cyclic ones, and files that are something else."""
+    pytest.importorskip("torch")
+    run = ("arraypipe", "run", "t.py:make_trainer")
+    assert "can never be run" in shop.refused(*run, "cyclic.schedule.json", "--out", "o")
+    assert "no such file" in shop.refused(*run, "nowhere.json", "--out", "o")
+    other = shop.refused("arraypipe", "run", "t.py:two_jobs", "x.schedule.json", "--out", "o")
+    assert "the schedule has 3 jobs, the trainer 2" in other
+    for text in ("", "{}", '{"format": "optsched.run/1"}', '{"format": "optsched.run/2"}'):
+        Path("s.json").write_text(text)
+        assert shop.refused("arraypipe", "report", "s.json").startswith("s.json:")
+    assert "summary.json: no such file" in shop.refused("arraypipe", "report", ".")
+    assert "optsched.profile/1" in shop.refused("arraypipe", "advise", "x.schedule.json")
+    assert "sizes: " in shop.refused("arraypipe", "profile", "t.py:make_trainer", "--sizes", "2;4")
+    same = shop.refused("arraypipe", "profile", "t.py:make_trainer", "--out", "t.py")
+    assert "is the file that is read" in same
+
+
+def test_advise_refuses(shop: Cli) -> None:
+    """What-if numbers that cannot be."""
+    known = ROOT / "instances" / "profiles" / "gpt2_xl-4.profile.json"
+    assert "devices: " in shop.refused("arraypipe", "advise", known, "--devices", 0)
+    assert "memory: " in shop.refused("arraypipe", "advise", known, "--memory", "much")
+    assert "link: " in shop.refused("arraypipe", "advise", known, "--link", "host=fast")
+    assert "samples: " in shop.refused("arraypipe", "advise", known, "--samples", 0)
+
+
+# several processes
+
+
+def ranks(*words: object, **rest: Any) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own."""
+    return subprocess.run(
+        [*PROGRAM, *map(str, words)], capture_output=True, text=True, timeout=PATIENCE, **rest
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_processes_agree_with_inline(shop: Cli) -> None:
+    """`--backend process` gives the same losses, and resumes what the other began."""
+    pytest.importorskip("torch")
+    run = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json")
+    assert shop(*run, "--steps", 6, "--checkpoint", "a", "--every", 3, "--out", "o").code == 0
+    done = ranks(*run, "--steps", 3, "--checkpoint", "b", "--backend", "process")
+    assert done.returncode == 0, done.stderr
+    done = ranks(*run, "--steps", 6, "--checkpoint", "b", "--resume", "--backend", "process",
+                 "--out", "p")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir("p")) == RESULTS
+    last = [
+        [job["last_loss"] for job in json.loads(Path(folder, "summary.json").read_text())["jobs"]]
+        for folder in "op"
+    ]
+    assert last[0] == last[1]
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("function", "code", "sentence"),
+    [
+        ("only_on_rank_1", 2, "raises ValueError: not here (rank 1)"),
+        ("raises", 2, "raises KeyError: 'learning rate'"),
+        ("two_jobs", 2, "error: the schedule has 3 jobs, the trainer 2"),
+        ("not_finite", 1, "failed: job job1, stage 1, iteration 3: the loss is nan"),
+    ],
+    ids=["one", "all", "misfit", "job"],
+)
+def test_errors_of_ranks(shop: Cli, function: str, code: int, sentence: str) -> None:
+    """One rank's error ends all, with one sentence and its exit code."""
+    pytest.importorskip("torch")
+    done = ranks("arraypipe", "run", f"t.py:{function}", "x.schedule.json", "--steps", 6,
+                 "--backend", "process", "--quiet")  # fmt: skip
+    assert done.returncode == code, done.stderr
+    said = done.stderr.removesuffix("\n")
+    if function != "only_on_rank_1":  # what is wrong everywhere the slower rank 0 may hear of first
+        said = said.removesuffix(" (rank 1)")
+    assert said.endswith(sentence) and done.stderr.count("\n") == 1
+
+
+@pytest.mark.torch
+def test_warnings_are_one_line_each(shop: Cli) -> None:
+    """Of the script and of a resume, without the place in the code, once; by the first rank."""
+    torch = pytest.importorskip("torch")
+    run = ("arraypipe", "run", "t.py:warns", "x.schedule.json", "--quiet", "--checkpoint", "a")
+    done = shop(*run, "--steps", 1)
+    assert (done.code, done.err) == (0, "warning: odd\nwarning: even so\n")
+    place = Path("a", "job0", "1", "train.pt")
+    torch.save({**torch.load(place, weights_only=True), "threads": 77}, place)
+    done = shop(*run, "--steps", 2, "--resume")
+    assert done.code == 0 and done.err.startswith("warning: odd\nwarning: even so\nwarning: a/job0")
+    assert done.err.count("\n") == 3 and "was written with 77 threads" in done.err
+    both = ranks(*run[:-1], "b", "--steps", 1, "--backend", "process")
+    assert (both.returncode, both.stderr) == (0, "warning: odd\nwarning: even so\n")
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_killed_rank(shop: Cli) -> None:
+    """The others end too and say which connection was lost; nothing is written."""
+    pytest.importorskip("torch")
+    done = ranks("arraypipe", "run", "t.py:dies", "x.schedule.json", "--steps", 50, "--out", "o",
+                 "--backend", "process", "--quiet")  # fmt: skip
+    assert done.returncode not in (0, 2)
+    assert "Traceback" not in done.stderr
+    # torchrun may end the first rank before it has tidied up
+    assert not os.path.exists("o") or os.listdir("o") == []
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.parametrize("backend", ["inline", "process"])
+def test_interrupted(shop: Cli, backend: str) -> None:
+    """Ctrl-C: whole iterations, checkpoints from which the run goes on, exit code 0."""
+    pytest.importorskip("torch")
+    run = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", "--checkpoint", "ck")
+    process = start(*run, "--steps", 10**6, "--out", "o", "--backend", backend)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "running" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    assert "interrupted: jobs ended with whole iterations" in out and "Traceback" not in err
+    assert sorted(os.listdir("o")) == RESULTS
+    jobs = json.loads(Path("o/summary.json").read_text())["jobs"]
+    assert {job["status"] for job in jobs} == {"stopped"}
+    steps = 2 + max(job["iterations"] for job in jobs)
+    more = shop(*run, "--steps", steps, "--resume", "--quiet", "--out", "p")
+    assert more.code == 0, more.err
+    resumed = json.loads(Path("p/summary.json").read_text())["jobs"]
+    for before, after in zip(jobs, resumed, strict=True):
+        assert before["iterations"] + after["iterations"] == steps
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_torchrun(shop: Cli) -> None:
+    """`torchrun -m optsched.arraypipe.run`: writes the results; too many ranks are refused."""
+    pytest.importorskip("torch")
+    module = ["-m", "optsched.arraypipe.run", "t.py:make_trainer", "x.schedule.json"]
+    done = subprocess.run(
+        [*TORCHRUN, "2", *module, "--steps", "4", "--out", "o"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir("o")) == RESULTS
+    done = subprocess.run(
+        [*TORCHRUN, "3", *module, "--steps", "4", "--out", "p"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode != 0
+    assert "error: the schedule has 2 devices, there are 3 processes" in done.stderr
+    assert not Path("p").exists()
+    alone = subprocess.run([sys.executable, *module], capture_output=True, text=True)
+    assert alone.returncode == 2 and "torchrun" in alone.stderr and alone.stderr.count("\n") == 1

@@ -1,0 +1,146 @@
+"""Schedulers with one value per parameter group, on stages that lack some of the groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from arraypipe_models import trainer  # noqa: E402
+from torch import nn, optim  # noqa: E402
+
+from optsched import InputError  # noqa: E402
+from optsched.arraypipe import Job, random_schedule  # noqa: E402
+from optsched.train_alone import differences  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+STEPS = 5
+
+
+def build_model() -> nn.Sequential:
+    """Matrices at both ends, vectors in the middle: every cut lacks a group somewhere."""
+    return nn.Sequential(
+        nn.Linear(6, 12, bias=False), nn.Tanh(), nn.LayerNorm(12), nn.Tanh(), nn.LayerNorm(12),
+        nn.Linear(12, 4, bias=False),
+    )  # fmt: skip
+
+
+def grouped(named: Any, make: Any = optim.SGD, **settings: Any) -> optim.Optimizer:
+    """A group for every kind of parameter that there is, in the order in which they come."""
+    groups: dict[int, dict[str, Any]] = {}
+    for _, p in named:
+        groups.setdefault(p.dim(), {"params": [], "lr": 0.05 * p.dim()})["params"].append(p)
+    return make(list(groups.values()), lr=0.1, **settings)
+
+
+def sgd(named: Any) -> optim.Optimizer:
+    """Momentum."""
+    return grouped(named, momentum=0.9)
+
+
+def adamw(named: Any) -> optim.Optimizer:
+    """Adam."""
+    return grouped(named, optim.AdamW)
+
+
+SCHEDULERS: dict[str, Any] = {
+    "lambda": lambda o: optim.lr_scheduler.LambdaLR(o, [lambda t: 0.9**t, lambda t: 1 / (1 + t)]),
+    "shorter": lambda o: optim.lr_scheduler.MultiplicativeLR(
+        o, [lambda t: 0.5, lambda t: 0.8][: len(o.param_groups)]
+    ),
+    "cyclic": lambda o: optim.lr_scheduler.CyclicLR(o, [0.01, 0.02], [0.1, 0.3], step_size_up=2),
+    "one cycle": lambda o: optim.lr_scheduler.OneCycleLR(o, [0.2, 0.03], total_steps=20),
+    "plateau": lambda o: optim.lr_scheduler.ReduceLROnPlateau(
+        o, factor=0.5, patience=0, threshold=0.5, min_lr=[0.04, 0.001]
+    ),
+    "exponential": lambda o: optim.lr_scheduler.ExponentialLR(o, 0.7),
+    "chained": lambda o: optim.lr_scheduler.SequentialLR(
+        o, [optim.lr_scheduler.ConstantLR(o, 0.3, 2), optim.lr_scheduler.StepLR(o, 1, 0.5)], [2]
+    ),
+}
+
+
+@pytest.mark.parametrize("cuts", [[1, 3], [2, 5], [4, 5]])
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_every_group_has_its_own_rate(name: str, cuts: list[int]) -> None:
+    """Bits of training alone, whichever groups a stage has."""
+    jobs = [
+        Job(0, 8, sgd, scheduler=SCHEDULERS[name], microbatches=2),
+        Job(1, 8, adamw, scheduler=SCHEDULERS[name], precision="bf16"),
+    ]
+    array = trainer(jobs, build_model=build_model, stages=cuts)
+    schedule = random_schedule([2, 1], 3, update=[0, 1], together=[0, 1], seed=len(name))
+    result = array.run(schedule, STEPS, on_error="raise")
+    for j in range(2):
+        assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_rates_after_every_step(name: str) -> None:
+    """On all stages the rates of all groups are those of the unsplit optimizer."""
+    seen: list[tuple[int, list[float]]] = []
+
+    class Watched(optim.SGD):
+        """Notes its rates before a step."""
+
+        def step(self, closure: Any = None) -> Any:
+            """One step."""
+            seen.append((len(self.param_groups), [float(g["lr"]) for g in self.param_groups]))
+            return super().step(closure)
+
+    job = Job(0, 8, lambda named: grouped(named, Watched, momentum=0.9), scheduler=SCHEDULERS[name])
+    array = trainer([job], build_model=build_model, stages=[2, 5])
+    array.run(random_schedule([1], 3, update=[0], together=[0]), STEPS, on_error="raise")
+    split = seen[-3 * STEPS :]
+    seen.clear()
+    array.train_alone(0, STEPS)
+    alone = seen[-STEPS:]
+    assert sorted(split) == sorted(row for row in alone for _ in range(3))
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_resume_on_other_cuts(name: str, tmp_path: Path) -> None:
+    """A checkpoint of one cut goes on with another, whose stages lack other groups."""
+    jobs = [Job(0, 8, sgd, scheduler=SCHEDULERS[name])]
+    schedule = random_schedule([1], 3, update=[0], together=[0])
+    first = trainer(jobs, build_model=build_model, stages=[2, 5])
+    first.run(schedule, 2, checkpoint=tmp_path, on_error="raise")
+    other = trainer(jobs, build_model=build_model, stages=[1, 4])
+    with pytest.warns(UserWarning, match="cut at other modules"):
+        result = other.run(schedule, STEPS, checkpoint=tmp_path, resume=True, on_error="raise")
+    alone = first.train_alone(0, STEPS)
+    for name_, tensor in alone.parameters.items():
+        assert torch.equal(result.trained[0].parameters[name_], tensor), name_
+
+
+def with_names(named: Any) -> optim.Optimizer:
+    """The same groups, of (name, parameter) pairs."""
+    groups: dict[int, dict[str, Any]] = {}
+    for name, p in named:
+        row = groups.setdefault(p.dim(), {"params": [], "lr": 0.05 * p.dim()})
+        row["params"].append((name, p))
+    return optim.SGD(list(groups.values()), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_groups_that_know_names(name: str) -> None:
+    """Optimizers made of names and parameters keep the names; every scheduler takes them."""
+    jobs = [Job(0, 8, with_names, scheduler=SCHEDULERS[name])]
+    array = trainer(jobs, build_model=build_model, stages=[1, 3])
+    schedule = random_schedule([1], 3, update=[0], together=[0])
+    result = array.run(schedule, STEPS, on_error="raise")
+    assert differences(result.trained[0], array.train_alone(0, STEPS)) == []
+
+
+def test_a_scheduler_that_no_number_of_groups_suits() -> None:
+    """Its own error is in the sentence, also where the optimizer knows names."""
+    jobs = [Job(0, 8, optim.Adagrad, scheduler=SCHEDULERS["one cycle"])]
+    array = trainer(jobs, build_model=build_model, stages=[1, 3])
+    with pytest.raises(InputError, match="the scheduler cannot be made"):
+        array.run(random_schedule([1], 3), 1)

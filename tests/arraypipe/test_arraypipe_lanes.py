@@ -1,0 +1,416 @@
+"""The GPU streams of the inline backend on a model of them: no access that events do not order."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections import defaultdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from arraypipe_models import adamw, data, loss, sgd, trainer  # noqa: E402
+from streams_model import Machine, Stream, streams  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from optsched import verify  # noqa: E402
+from optsched.arraypipe import (  # noqa: E402
+    ArrayTrainer,
+    Job,
+    array_run,
+    inline,
+    lanes,
+    late,
+    memory,
+    past,
+    random_schedule,
+    stages,
+)
+from optsched.arraypipe import trainer as trainer_module  # noqa: E402
+from optsched.arraypipe.inline import InlineBackend  # noqa: E402
+from optsched.arraypipe.split import split  # noqa: E402
+from optsched.arraypipe.states import cuda_engine  # noqa: E402
+from optsched.train_alone import differences  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched.arraypipe.job import JobStage
+
+pytestmark = pytest.mark.torch
+
+STEPS = 3
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
+    """Streams that check every access; the inline backend uses them as on one GPU."""
+    monkeypatch.setattr(late, "pinned_like", torch.empty_like)
+    use_lanes(monkeypatch, CPU)
+    with streams(monkeypatch) as made:
+        yield made
+
+
+def use_lanes(monkeypatch: pytest.MonkeyPatch, *devices: torch.device) -> None:
+    """Give the inline backend lanes on these devices, in turn."""
+
+    class WithLanes(InlineBackend):
+        def __init__(self, course: Any, *rest: Any) -> None:
+            count = len(course.now.plan.devices)
+            row = [devices[d % len(devices)] for d in range(count)]
+            super().__init__(course, *rest[:4], lanes.Lanes(row))
+
+    monkeypatch.setattr(array_run, "InlineBackend", WithLanes)
+
+
+def jobs() -> list[Job]:
+    """Micro-batches, recomputation and two optimizers."""
+    return [
+        Job(0, 8, adamw, microbatches=2),
+        Job(1, 11, sgd, recompute=True),
+        Job(2, 8, adamw, precision="bf16"),
+    ]
+
+
+def run(array: ArrayTrainer, seed: int = 1, steps: int = STEPS, **how: Any) -> Any:
+    """Train in a random order that all jobs' settings allow."""
+    clipping = [j for j, job in enumerate(array.jobs) if job.clip_norm is not None]
+    schedule = random_schedule(
+        [job.microbatches for job in array.jobs], len(array.stages),
+        update=clipping, together=clipping, seed=seed,
+    )  # fmt: skip
+    return array.run(schedule, steps, on_error="raise", **how)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_race_and_the_same_bits(machine: Machine, seed: int) -> None:
+    """Whatever the order: all accesses are ordered, and the trace has the times of the streams."""
+    array = trainer(jobs())
+    result = run(array, seed)
+    assert machine.races == []
+    assert machine.kernels > 1000
+    assert verify(result.trace) == []
+    assert result.trace.start is not None
+    ends = result.trace.start + result.trace.duration
+    device = [row[0] for row in result.trace.op_resources.to_lists()]
+    pairs = zip(device, result.trace.start, ends, strict=True)
+    rows = sorted(pairs, key=lambda row: row[1])
+    assert any(b < end and d != e for (d, _, end), (e, b, _) in pairwise(rows))  # they overlap
+    for j in range(len(array.jobs)):
+        assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
+
+
+def test_clipping(machine: Machine) -> None:
+    """The norm goes from the first stage to all updates."""
+    array = trainer([Job(0, 8, adamw, clip_norm=0.1, microbatches=2), Job(1, 8, sgd, clip_norm=1)])
+    run(array)
+    assert machine.races == []
+
+
+class Tied(nn.Module):
+    """A layer that uses the weights of another one."""
+
+    def __init__(self, owner: nn.Linear) -> None:
+        super().__init__()
+        self.weight = owner.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transposed."""
+        return x @ self.weight
+
+
+def tied_model() -> nn.Sequential:
+    """The first and the last stage share a matrix."""
+    first = nn.Linear(6, 6)
+    return nn.Sequential(first, nn.ReLU(), nn.Linear(6, 6), nn.Tanh(), Tied(first), nn.Linear(6, 4))
+
+
+def test_tied_weights(machine: Machine) -> None:
+    """A weight is read late by the stage that borrows it, and not changed before."""
+    array = ArrayTrainer(tied_model, [Job(0, 8, adamw), Job(1, 8, sgd)], [2, 4], loss, data)
+    run(array)
+    assert machine.races == []
+
+
+def test_jobs_that_take_seats_and_stop(machine: Machine) -> None:
+    """States made on the host's stream while others train are there when their blocks begin."""
+    supply = iter([Job(5, 8, adamw), Job(6, 8, sgd)])
+    array = trainer([Job(0, 8, adamw), Job(1, 8, sgd), Job(2, 8, adamw)])
+    schedule = random_schedule([1, 1], 3, seed=2)
+    told = []
+
+    def on_step(job: Job, iteration: int, value: float) -> None:
+        told.append((job.seed, iteration))
+        if job.seed == 0:
+            job.stop()
+
+    array.run(schedule, STEPS, queue=True, refill=lambda job: next(supply, None), on_step=on_step)
+    assert machine.races == []
+    # read an iteration late: it was the next one that could still be stopped
+    assert [t for s, t in told if s == 0] == [0, 1]
+    assert {s for s, _ in told} == {0, 1, 2, 5, 6}
+
+
+def test_waiting_jobs_take_no_place(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is put on its devices when it gets a seat, and off them when another one has it."""
+    where: dict[tuple[int, int], list[str]] = defaultdict(list)
+    original = stages.move, stages.take_off
+
+    def move(stage: JobStage, device: torch.device) -> None:
+        where[stage.job, stage.index].append("on")
+        original[0](stage, device)
+
+    def take_off(stage: JobStage) -> None:
+        where[stage.job, stage.index].append("off")
+        original[1](stage)
+        stage.away = True  # as on a GPU
+
+    class OnGpu(array_run.ArrayRun):
+        gpu = property(lambda self: True, lambda self, value: None)  # type: ignore[assignment]
+
+    monkeypatch.setattr(trainer_module, "ArrayRun", OnGpu)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for module in (stages, inline, array_run):
+        monkeypatch.setattr(module, "take_off", take_off)
+    for module in (stages, inline):
+        monkeypatch.setattr(module, "move", move)
+    array = trainer([Job(0, 8, adamw), Job(1, 11, sgd), Job(2, 8, adamw, precision="bf16")])
+    supply = iter([Job(7, 8, adamw)])
+    schedule = random_schedule([1, 1], 3, seed=1)
+    result = array.run(schedule, STEPS, queue=True, refill=lambda job: next(supply, None))
+    assert machine.races == []
+    for stage in range(3):
+        # at the end all are brought to the host, wherever they are
+        assert where[0, stage] == where[1, stage] == ["on", "off", "off"]
+        # a rehearsal first
+        assert where[2, stage] == where[3, stage] == ["on", "off", "on", "off"]
+    for j in range(4):
+        assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
+
+
+def test_checkpoints(machine: Machine, tmp_path: Any) -> None:
+    """A stage is copied on its own stream, after its update."""
+    run(trainer(jobs()), checkpoint=tmp_path, checkpoint_every=1)
+    assert machine.races == []
+
+
+def use_two_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the inline backend two devices, between which tensors are copied."""
+
+    def copied(tensor: Tensor, device: torch.device, outward: Stream) -> Tensor:
+        # as torch does it: on the source's stream, with a barrier to the target's on both sides
+        tensor.record_stream(outward)
+        inward = machine.current
+        made = torch.empty_like(tensor)
+        outward.wait_stream(inward)
+        with torch.cuda.stream(outward):
+            made.copy_(tensor)
+        inward.wait_stream(outward)
+        return made
+
+    monkeypatch.setattr(lanes, "_copied", copied)
+    use_lanes(monkeypatch, torch.device("cpu", 0), torch.device("cpu", 1))
+
+
+def test_several_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies between GPUs run on streams of their own, ordered with the blocks on either side."""
+    use_two_gpus(machine, monkeypatch)
+    array = trainer(jobs())
+    result = run(array)
+    assert machine.races == []
+    assert len(machine.streams) > 4
+    trace = result.trace
+    links = np.flatnonzero(np.isin(trace.kind, ("activation", "gradient")))
+    # three jobs of four micro-batches together, two boundaries, there and back
+    assert len(links) == STEPS * 4 * 2 * 2
+    assert trace.duration[links].max() > 0
+    assert verify(trace) == []
+    assert {m.kind: m.number for m in result.report.messages} == {
+        kind: int((trace.kind == kind).sum()) for kind in ("activation", "gradient")
+    }
+    for j in range(len(array.jobs)):
+        assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
+
+
+def test_a_long_run_remembers_its_end(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of streams stay with their blocks when others are forgotten, also those in flight."""
+    monkeypatch.setattr(past, "MOST", 40)
+    use_two_gpus(machine, monkeypatch)
+    array = trainer(jobs())
+    result = run(array, steps=8)
+    assert machine.races == []
+    trace, blocks = result.trace, result.replay.n_operations
+    assert verify(trace) == []
+    assert trace.provenance["blocks_left_out"] == result.report.left_out > blocks >= 20
+    assert trace.n_operations > blocks  # and messages
+    assert trace.duration[:blocks].min() > 0  # of the streams: every block has been read
+    for j in range(len(array.jobs)):
+        assert differences(result.trained[j], array.train_alone(j, 8)) == []
+
+
+def slotted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train with states that take turns in slots, copied by the engine of GPUs."""
+    monkeypatch.setattr(memory, "HostEngine", lambda: cuda_engine.CudaEngine(CPU))
+    # a small part of all states, so that slots are few
+    array = trainer([dataclasses.replace(job, recompute=True) for job in jobs()], memory=17_500)
+    moved: list[str] = []
+    original = cuda_engine.CudaEngine.copy
+
+    def copy(self: Any, direction: str, *rest: Any) -> Any:
+        moved.append(direction)
+        return original(self, direction, *rest)
+
+    monkeypatch.setattr(cuda_engine.CudaEngine, "copy", copy)
+    run(array)
+    assert {"in", "out"} <= set(moved)
+
+
+def test_slots(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block runs before its state is there, no slot is overwritten before its block is over."""
+    slotted(machine, monkeypatch)
+    assert machine.races == []
+
+
+def without_waiting(posted: lanes.Posted, lane: int, stream: Stream) -> Any:
+    """A broken `lanes._taken`."""
+    return posted.parcel
+
+
+def test_a_missing_wait_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model would have reported a block that does not wait for its input."""
+    monkeypatch.setattr(lanes, "_taken", without_waiting)
+    run(trainer(jobs()))
+    assert any("reads what is still written" in race for race in machine.races)
+
+
+def test_a_missing_beginning_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """... blocks that do not wait for the weights."""
+    monkeypatch.setattr(lanes.Lanes, "follow", lambda self: None)
+    monkeypatch.setattr(lanes, "GpuClock", lambda device: None)
+    monkeypatch.setattr(lanes.Lanes, "finish", lambda self, records: records)
+    array = trainer([Job(2, 8, adamw, precision="bf16")])
+    schedule = random_schedule([1], 3)
+    array.run(schedule, 1)
+    assert any(race.endswith("by stream 0") for race in machine.races)
+
+
+def test_memory_given_back_too_early_is_found(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """... a tensor of another stream that is not recorded."""
+    monkeypatch.setattr(Tensor, "record_stream", lambda t, stream: None)
+    run(trainer(jobs()))
+    assert any("gets back memory" in race for race in machine.races)
+
+
+@pytest.mark.parametrize("broken", ["wait", "copy"])
+def test_copies_out_of_turn_are_found(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """... blocks that do not wait for copies, copies that do not wait for blocks."""
+    original = cuda_engine.CudaEngine.copy
+    mutants: dict[str, Any] = {
+        "wait": lambda self, events: None,
+        "copy": lambda self, direction, size, action, after, state: original(
+            self, direction, size, action, (), state
+        ),
+    }
+    monkeypatch.setattr(cuda_engine.CudaEngine, broken, mutants[broken])
+    slotted(machine, monkeypatch)
+    assert machine.races
+
+
+def test_the_host_does_not_wait_for_every_block(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses are read late and data are waited for on the device."""
+    array = trainer([Job(j, 8, sgd) for j in range(3)])
+    schedule = random_schedule([1] * 3, 3, seed=3)
+    monkeypatch.setattr(lanes, "AHEAD", 10**6)
+    array.run(schedule, 2)
+    few = machine.waits
+    machine.waits = 0
+    array.run(schedule, 12)
+    steps, jobs_of = 10, 3
+    # of an iteration: its loss, long there, and read on the host; at the end the times of blocks
+    blocks = 2 * jobs_of * 3
+    assert machine.waits - few <= steps * (2 * jobs_of + blocks)
+
+
+class Fragile(nn.Module):
+    """Fails when it has been called often enough, with something large at hand."""
+
+    held: weakref.ref[Tensor] | None = None
+
+    def __init__(self, calls: int) -> None:
+        super().__init__()
+        self.left = calls
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As it is."""
+        self.left -= 1
+        if self.left < 0:
+            large = x.repeat(100, 1)
+            Fragile.held = weakref.ref(large)
+            raise RuntimeError("broken")
+        return x
+
+
+def test_a_failed_job_keeps_no_memory_and_harms_nobody(machine: Machine) -> None:
+    """What its block had made is given back while the others go on; they end as without it."""
+
+    def fragile(calls: int = 10**6) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 6), Fragile(calls), nn.Linear(6, 4))
+
+    given_back = []
+
+    def on_step(job: Job, iteration: int, value: float) -> None:
+        if array.jobs[0].status == "failed":
+            given_back.append(Fragile.held is not None and Fragile.held() is None)
+
+    broken = Job(0, 8, adamw, model={"calls": 2})
+    array = ArrayTrainer(fragile, [broken, Job(1, 8, sgd)], [1, 2], loss, data)
+    result = array.run(random_schedule([1, 1], 3, seed=4), STEPS, on_step=on_step)
+    assert machine.races == []
+    assert given_back
+    assert all(given_back)
+    assert broken.error is not None
+    assert "broken" in str(broken.error)
+    assert differences(result.trained[1], array.train_alone(1, STEPS)) == []
+
+
+def test_what_a_stage_has_goes_along() -> None:
+    """Optimizer states made before a move are where the weights are; counters stay on the host."""
+    job = Job(0, 8, lambda named: torch.optim.Adagrad(named, lr=0.1))
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU())
+    plain, empty = split(model, (("0", "1"), ("2",)), job, 0, "a")
+    own = [p for _, p in plain.parameters]
+    for stage in (plain, empty):
+        stages.move(stage, torch.device("meta"))
+        assert stage.device == torch.device("meta")  # also without any tensor
+    assert plain.optimizer is not None
+    for p in own:
+        state = plain.optimizer.state[p]
+        assert state["sum"].is_meta
+        assert not state["step"].is_meta
+    assert all(buffer.is_meta for buffer in plain.buffers())
+
+
+def test_a_stage_that_is_away_visits_its_place() -> None:
+    """For a rehearsal only; afterwards it is on the host again, with the same bits."""
+    job = Job(0, 8, adamw)
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+    before = [p.detach().clone() for p in model.parameters()]
+    (stage,) = stages.fresh_stages(model, (("0", "1"),), job, 0, "a", [CPU], away=True)
+    assert stage.away
+    with stages.in_place(stage):
+        assert not stage.away
+    stage.away = True
+    stages.move(stage, CPU)
+    assert not stage.away
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

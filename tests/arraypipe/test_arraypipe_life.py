@@ -1,0 +1,385 @@
+"""The life of jobs: stops, interrupts, failures; what they leave, and that others go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from arraypipe_lives import PARTS, STEPS, jobs_of, same, saved_is_exact  # noqa: E402
+from arraypipe_models import build_model, data, loss, sgd, trainer  # noqa: E402
+from torch import nn  # noqa: E402
+
+from optsched import InputError, JobArray  # noqa: E402
+from optsched.arraypipe import Job, JobFailed, random_schedule  # noqa: E402
+from optsched.arraypipe.planning.orders import random_rolling  # noqa: E402
+from optsched.train_alone import Trained, differences, train_alone  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+
+# stops
+
+
+@settings(deadline=None, max_examples=10)
+@given(
+    seed=st.integers(0, 10**6),
+    stops=st.dictionaries(st.integers(0, 2), st.integers(0, STEPS - 1)),
+    caller=st.none() | st.integers(0, 2),
+    every=st.none() | st.integers(1, 3),
+    update=st.sets(st.integers(0, 2)),
+)
+def test_stopped_jobs_end_and_are_saved(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, stops: dict[int, int], caller: int | None,
+    every: int | None, update: set[int],
+) -> None:  # fmt: skip
+    """With the iteration whose loss is known, or that a sibling's stop finds it in; exactly."""
+    jobs, folder = jobs_of(), tmp_path_factory.mktemp("stop")
+
+    def on_step(job: Job, t: int, value: float) -> None:
+        assert job.status == "running"
+        for j, when in stops.items():
+            if job is jobs[j if caller is None else caller] and t == when:
+                jobs[j].stop()
+
+    result = trainer(jobs).run(
+        random_schedule(PARTS, 3, seed=seed, update=update), STEPS,
+        checkpoint=folder, checkpoint_every=every, on_step=on_step,
+    )  # fmt: skip
+    for j, job in enumerate(jobs):
+        n = len(result.losses[j])
+        assert n == STEPS or j in stops
+        if caller in (None, j) and j in stops:
+            assert n == stops[j] + 1
+        assert job.status == ("done" if n == STEPS else "stopped")
+        assert job.error is None
+        assert n == 0 or saved_is_exact(folder, j) == n
+        assert same(result.trained[j], j, n)
+
+
+def test_stopped_jobs_can_go_on(tmp_path: Path) -> None:
+    """A later run trains a stopped job to its end, from where it was."""
+    jobs, schedule = jobs_of(), random_schedule(PARTS, 3)
+    trainer(jobs).run(
+        schedule, STEPS, checkpoint=tmp_path, on_step=lambda job, t, x: t == 1 and job.stop()
+    )
+    assert [job.status for job in jobs] == ["stopped"] * 3
+    again = jobs_of()
+    assert [job.status for job in again] == ["ready"] * 3
+    result = trainer(again).run(schedule, STEPS, checkpoint=tmp_path, resume=True)
+    for j in range(3):
+        assert same(result.trained[j], j, STEPS, start=2)
+    assert [job.status for job in again] == ["done"] * 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_interrupt_ends_and_saves_all_jobs(tmp_path: Path, seed: int) -> None:
+    """Ctrl-C: every job ends the iteration that it is in; the result and the files have it."""
+    jobs, order = jobs_of(), {"seed": seed, "update": [0]}
+    handler = signal.getsignal(signal.SIGINT)
+
+    def on_step(job: Job, t: int, value: float) -> None:
+        if (job.seed, t) == (seed % 3, 1):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    schedule = random_schedule(PARTS, 3, **order)  # type: ignore[arg-type]
+    result = trainer(jobs).run(schedule, 50, checkpoint=tmp_path, on_step=on_step)
+    assert signal.getsignal(signal.SIGINT) is handler
+    done = [len(row) for row in result.losses]
+    assert max(done) < 6
+    for j, job in enumerate(jobs):
+        assert job.status == "stopped"
+        assert same(result.trained[j], j, done[j])
+        assert done[j] == 0 or saved_is_exact(tmp_path, j) == done[j]
+    second = trainer(jobs_of()).run(schedule, 7, checkpoint=tmp_path, resume=True)
+    for j in range(3):
+        assert same(second.trained[j], j, 7, start=done[j])
+
+
+def test_a_second_interrupt_ends_the_program(tmp_path: Path) -> None:
+    """As usual, at once; complete checkpoints are there."""
+
+    def on_step(job: Job, t: int, value: float) -> None:
+        if t == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1.1)  # at once it could be an echo of the first
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        trainer(jobs_of()).run(
+            random_schedule(PARTS, 3), 50, checkpoint=tmp_path, checkpoint_every=1, on_step=on_step
+        )
+    assert max(saved_is_exact(tmp_path, j) for j in range(3)) >= 2
+
+
+# failures
+
+WHERE = ("F", "R", "B", "U", "scheduler", "data", "loss", "nan", "inf", "memory")
+
+
+class Trap(nn.Module):
+    """Raises in the forward, the recompute or the backward of an iteration."""
+
+    def __init__(self, where: str, when: int, parts: int) -> None:
+        super().__init__()
+        self.where, self.when, self.parts = where, when, parts
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        """The input as it is."""
+        t, again = divmod(self.calls, 2) if self.where == "R" else (self.calls // self.parts, 0)
+        self.calls += 1
+        if t == self.when:
+            if (self.where == "R" and again) or self.where == "F":
+                raise RuntimeError("trapped")
+            if self.where == "memory":
+                torch.empty(2**60)
+            if self.where == "B":
+                x = x.clone()
+                x.register_hook(self.raise_it)
+        return x * 1
+
+    def raise_it(self, gradient: Any) -> None:
+        """Hook of the backward."""
+        raise RuntimeError("trapped")
+
+
+def breaking(named: Any, when: int) -> Any:
+    """Plain SGD with a step that raises in an iteration."""
+    optimizer = torch.optim.SGD(named, lr=0.1)
+    honest, calls = optimizer.step, iter(range(when))
+
+    def step() -> None:
+        if next(calls, None) is None:
+            raise RuntimeError("trapped")
+        honest()
+
+    optimizer.step = step  # type: ignore[assignment,method-assign]
+    return optimizer
+
+
+class Schedule(torch.optim.lr_scheduler.LambdaLR):
+    """Raises in a step of its own."""
+
+    def __init__(self, optimizer: Any, when: int) -> None:
+        self.when = when + 1  # one step when it is made
+        super().__init__(optimizer, lambda t: 0.9**t)
+
+    def step(self, *given: Any) -> None:
+        """One step."""
+        if self.when == 0:
+            raise RuntimeError("trapped")
+        self.when -= 1
+        super().step()
+
+
+def trapped_model(where: str = "", when: int = 0, parts: int = 1) -> nn.Sequential:
+    """The tiny model with a trap in its second stage."""
+    layers = list(build_model())
+    return nn.Sequential(*layers[:5], Trap(where, when, parts), *layers[5:])
+
+
+def trapped_data(where: str, when: int) -> Callable[[Job, int], Iterator[Any]]:
+    """The batches of the tiny model; job 1 gets a broken one."""
+
+    def batches(job: Job, start: int) -> Iterator[Any]:
+        for t, (x, y) in enumerate(data(job, start), start):
+            if job.seed == 1 and t == when:
+                if where == "data":
+                    raise RuntimeError("trapped")
+                if where in ("nan", "inf"):
+                    x = x.fill_(float(where))
+                if where == "loss":
+                    y = y - 100
+            yield x, y
+
+    return batches
+
+
+def trapped_loss(output: Any, target: Any) -> Any:
+    """Cross entropy that refuses negative classes."""
+    if (target < 0).any():
+        raise RuntimeError("trapped")
+    return loss(output, target)
+
+
+def trapped(where: str, when: int) -> Any:
+    """A trainer of three jobs, of which the second will fail."""
+    jobs = jobs_of()
+    change: dict[str, Any] = {}
+    if where in ("F", "R", "B", "memory"):
+        change["model"] = {"where": where, "when": when, "parts": 1 if where == "R" else PARTS[1]}
+    if where == "R":
+        change["microbatches"] = 1
+    if where == "U":
+        change["optimizer"] = lambda named: breaking(named, when)
+    if where == "scheduler":
+        change["scheduler"] = lambda optimizer: Schedule(optimizer, when)
+    row = {"microbatches": PARTS[1], "recompute": where == "R", "optimizer": sgd, **change}
+    jobs[1] = Job(1, 9, **row)
+    return trainer(
+        jobs, build_model=trapped_model, stages=[4, 7], data=trapped_data(where, when),
+        loss=trapped_loss,
+    )  # fmt: skip
+
+
+def order_of(where: str, seed: int) -> Any:
+    """A schedule for `trapped`; recompute and update as blocks of their own or not."""
+    parts = [1, 1 if where == "R" else PARTS[1], 1]
+    return random_schedule(
+        parts, 3, seed=seed, recompute=[1] if where == "R" and seed % 2 else [],
+        update=[1] if seed % 3 else [0],
+    )  # fmt: skip
+
+
+@cache
+def sibling(j: int, steps: int) -> Trained:
+    """The reference for the jobs beside a trapped one."""
+    return train_alone(trapped_model, jobs_of(j + 1)[j], ("0", "4", "7"), loss, data, steps)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_failure_stays_with_its_job(tmp_path: Path, where: str) -> None:
+    """Whatever raises: the job has failed and says why, the others have the bits of alone."""
+    for seed in range(2):
+        when = 1 + seed
+        array = trapped(where, when)
+        result = array.run(
+            order_of(where, seed), STEPS, checkpoint=tmp_path / str(seed), checkpoint_every=1
+        )
+        bad = array.jobs[1]
+        assert [job.status for job in array.jobs] == ["done", "failed", "done"]
+        assert isinstance(bad.error, JobFailed)
+        assert (bad.error.job, bad.error.iteration) == (1, when)
+        reason = {"nan": "loss is nan", "inf": "loss is", "memory": "RuntimeError"}
+        assert reason.get(where, "trapped") in str(bad.error)
+        assert array.jobs[0].error is None
+        for j in (0, 2):
+            assert differences(result.trained[j], sibling(j, STEPS)) == []
+        place = tmp_path / str(seed) / "job1"
+        assert int((place / "latest").read_text()) == when  # the last complete iteration
+        assert {p.name for p in place.iterdir()} == {"latest", *map(str, range(1, when + 1))}
+
+
+@pytest.mark.parametrize("backend", ["inline", "slots"])
+def test_data_that_fail_at_once_stay_with_their_job(tmp_path: Path, backend: str) -> None:
+    """A job goes on where its data have failed: it fails again, and the others go on."""
+    memory = None if backend == "inline" else 10**6
+    schedule = random_schedule(PARTS, 3, seed=1)
+    for steps, resume in ((STEPS - 1, False), (STEPS, True)):
+        jobs = jobs_of()
+        array = trainer(jobs, data=trapped_data("data", 2), memory=memory)
+        result = array.run(schedule, steps, checkpoint=tmp_path, checkpoint_every=1, resume=resume)
+        assert [job.status for job in jobs] == ["done", "failed", "done"]
+        assert "job job1, stage 0, iteration 2: RuntimeError: trapped" in str(jobs[1].error)
+    for j in (0, 2):
+        assert same(result.trained[j], j, STEPS, STEPS - 1)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_failure_can_end_the_run(where: str) -> None:
+    """``on_error="raise"``: the error comes out, with what caused it."""
+    array = trapped(where, 2)
+    with pytest.raises(JobFailed, match=r"job job1, stage \d, iteration 2: ") as caught:
+        array.run(order_of(where, 1), STEPS, on_error="raise")
+    assert caught.value is array.jobs[1].error
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_failure_leaves_the_updates_before_it_to_later_stages(seed: int) -> None:
+    """Rolling and clipped: stage 0 raises while others still owe the update before."""
+    rows = [[3, 5, 4]] * 3
+    array = JobArray(rows, rows, update=rows, update_mode="global", objective="period")
+    jobs = [Job(j, 8, sgd, clip_norm=0.2) for j in range(3)]
+    built = trainer(jobs, data=trapped_data("data", 2))
+    result = built.run(random_rolling(array, seed=seed), STEPS)
+    assert [job.status for job in jobs] == ["done", "failed", "done"]
+    assert "trapped" in str(jobs[1].error)
+    for j in (0, 2):
+        alone = built.train_alone(j, STEPS)
+        assert differences(result.trained[j], alone) == []
+
+
+def test_what_a_callback_raises_is_no_failure_of_a_job() -> None:
+    """It comes out of the run, whatever `on_error` is."""
+
+    def on_step(job: Job, t: int, value: float) -> None:
+        raise ZeroDivisionError
+
+    array = trainer(jobs_of())
+    with pytest.raises(ZeroDivisionError):
+        array.run(random_schedule(PARTS, 3), 2, on_step=on_step)
+    assert [job.error for job in array.jobs] == [None] * 3
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_no_job_runs_after_a_run_that_raised(tmp_path: Path, error: type[BaseException]) -> None:
+    """Those not done are stopped, and can be resumed to the bits of alone."""
+    jobs, order = jobs_of(), random_schedule(PARTS, 3, seed=1)
+    array = trainer(jobs)
+
+    def on_step(job: Job, t: int, value: float) -> None:
+        if job is jobs[0] and t == 1:
+            raise error
+
+    with pytest.raises(error):
+        array.run(order, 3, on_step=on_step, checkpoint=tmp_path, checkpoint_every=1)
+    assert {job.status for job in jobs} <= {"stopped", "done"} and jobs[0].status == "stopped"
+    result = array.run(order, 3, checkpoint=tmp_path, resume=True)
+    assert [job.status for job in jobs] == ["done"] * 3
+    for j in range(3):
+        weights = array.train_alone(j, 3).parameters
+        assert all(torch.equal(result.trained[j].parameters[n], w) for n, w in weights.items())
+
+
+def test_the_job_that_ends_a_run_has_failed() -> None:
+    """``on_error="raise"``: the others are stopped."""
+    array = trapped("B", 2)
+    with pytest.raises(JobFailed):
+        array.run(order_of("B", 1), STEPS, on_error="raise")
+    assert [job.status for job in array.jobs] == ["stopped", "failed", "stopped"]
+
+
+def test_jobs_of_a_refused_run_are_ready(tmp_path: Path) -> None:
+    """Nothing has been trained, whatever refused it."""
+    jobs = jobs_of()
+    array = trainer(jobs)
+    array.run(random_schedule(PARTS, 3), 2, checkpoint=tmp_path)
+    with pytest.raises(InputError, match="already has checkpoints"):
+        array.run(random_schedule(PARTS, 3), 2, checkpoint=tmp_path)
+    assert [job.status for job in jobs] == ["ready"] * 3
+    small = trainer(jobs, memory=1000)
+    with pytest.raises(InputError, match="would fit"):
+        small.run(random_schedule(PARTS, 3), 2)
+    assert [job.status for job in jobs] == ["ready"] * 3
+
+
+def test_all_jobs_may_fail() -> None:
+    """Then the run ends, and every job says why."""
+    wild = [Job(j, 8, lambda p: torch.optim.SGD(p, lr=1e30)) for j in range(3)]
+    result = trainer(wild).run(random_schedule([1] * 3, 3), 50)
+    assert {job.status for job in wild} == {"failed"}
+    assert max(len(row) for row in result.losses) < 50
+
+
+def test_a_waiting_job_takes_the_seat_of_a_failed_one() -> None:
+    """And reaches the bits that it reaches alone."""
+    rows = jobs_of(5)
+    rows[1] = Job(1, 9, lambda p: torch.optim.SGD(p, lr=1e30), microbatches=2)
+    result = trainer(rows).run(random_schedule(PARTS, 3, seed=4), STEPS, queue=True)
+    assert [job.status for job in rows] == ["done", "failed", "done", "done", "done"]
+    for j in (0, 2, 3, 4):
+        assert same(result.trained[j], j, STEPS)

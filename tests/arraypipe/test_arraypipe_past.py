@@ -1,0 +1,177 @@
+"""Of a long run the end is remembered, in bounded memory, and it is a trace like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from arraypipe_models import adamw, sgd, trainer  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from test_arraypipe_memory import beside, room  # noqa: E402
+from test_arraypipe_process import ask  # noqa: E402
+from test_arraypipe_trace import by_device, courses, simulate  # noqa: E402
+
+from optsched import verify  # noqa: E402
+from optsched.arraypipe import Job, array_run, past, random_schedule  # noqa: E402
+from optsched.arraypipe.inline import InlineBackend  # noqa: E402
+from optsched.arraypipe.past import Past, since  # noqa: E402
+from optsched.arraypipe.ranks.gather import in_topological_order  # noqa: E402
+from optsched.arraypipe.reporting.report import compare  # noqa: E402
+from optsched.arraypipe.reporting.virtual_clock import replayed  # noqa: E402
+from optsched.arraypipe.trace import measured  # noqa: E402
+from optsched.train_alone import differences  # noqa: E402
+
+if TYPE_CHECKING:
+    import random
+
+    from optsched import Schedule
+    from optsched.arraypipe.course import Course
+
+pytestmark = pytest.mark.torch
+
+
+def names(trace: Schedule) -> list[tuple[Any, ...]]:
+    """What a block is: job, stage, micro-batch, iteration, and kind."""
+    labels = (trace.job, trace.stage, trace.microbatch, trace.iteration, trace.kind)
+    return list(zip(*(column.tolist() for column in labels), strict=True))
+
+
+def arcs(trace: Schedule) -> set[tuple[Any, Any]]:
+    """Arcs between blocks, by their names."""
+    row = names(trace)
+    return {(row[i], row[j]) for i, j in zip(trace.arcs.tail, trace.arcs.head, strict=True)}
+
+
+@given(courses(), st.integers(0, 99))
+@settings(deadline=None, max_examples=60)
+def test_the_end_of_a_run(given_course: tuple[Course, random.Random], place: int) -> None:
+    """From any cycle on: verified, with exactly the arcs between what is left, and a report."""
+    course, rng = given_course
+    records = simulate(course, lambda k, i: rng.randint(1, 9))
+    if not records:
+        return
+    row = records[place * len(records) // 100]
+    cut = row.segment, row.cycle
+    whole = measured(course, records, {})
+    left = since(cut, records)
+    course.forget(cut[0])
+    ordered = in_topological_order(course, [left], cut)
+    assert by_device(course, ordered) == by_device(course, left)
+    trace = measured(course, ordered, {})
+    for document in (trace, replayed(course, ordered, {})):
+        assert verify(document) == []
+        assert document.n_operations == len(left)
+    here = set(names(trace))
+    assert arcs(trace) == {(i, j) for i, j in arcs(whole) if i in here and j in here}
+    report = compare(course, ordered, left_out=len(records) - len(left))
+    assert report.cycles == len({(r.segment, r.cycle) for r in left})
+    assert ("blocks before them are left out" in str(report)) == (len(left) < len(records))
+
+
+@given(st.integers(2, 40), st.lists(st.integers(0, 3), max_size=400), st.randoms())
+@settings(max_examples=60)
+def test_whole_cycles_are_left_out(most: int, ahead: list[int], draw: random.Random) -> None:
+    """All blocks from some cycle on are remembered, and blocks are left out in big steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(past, "MOST", most)
+        made, noted, trims = Past(), [], 0
+        for k, cycles in enumerate(ahead):  # a device may be some cycles behind
+            row = (k // 90, draw.randrange(4), max(0, k % 90 // 3 - cycles), k, k, k + 1)
+            noted.append(row)
+            made.rows.append(row)
+            made.exposed.append(k)
+            before = len(made.rows)
+            trims += made.trim() is not None
+            assert len(made.rows) < max(most, 2 * before)
+        made.close()
+    assert made.rows == [row for row in noted if (row[0], row[2]) >= made.cut]
+    assert made.exposed == [row[3] for row in made.rows]
+    assert made.left_out + len(made.rows) == len(noted)
+    assert trims <= 2 + 2 * len(noted) // most
+    assert (made.cut == (0, 0)) or len(noted) >= most
+    assert [tuple(r) for r in made.records] == made.rows
+
+
+def jobs(n: int) -> list[Job]:
+    """Of two optimizers."""
+    return [Job(i, 6, sgd if i % 2 else adamw, recompute=True) for i in range(n)]
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> list[InlineBackend]:
+    """The inline backends that are made."""
+    made: list[InlineBackend] = []
+
+    class Noted(InlineBackend):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr(array_run, "InlineBackend", Noted)
+    return made
+
+
+@pytest.mark.parametrize("case", ["plain", "barrier", "queue", "memory"])
+def test_an_inline_run_remembers_its_end(
+    case: str, monkeypatch: pytest.MonkeyPatch, engines: list[InlineBackend]
+) -> None:
+    """Whatever it is that grows with a run, it is bounded; training is not touched."""
+    options: dict[str, Any] = {"queue": case == "queue"}
+    array = trainer(jobs(7 if case == "queue" else 3))
+    schedule = random_schedule([1] * 3, 3, seed=5)
+    plan = array.plan(schedule, barrier=True) if case == "barrier" else schedule
+    blocks = schedule.n_operations
+    if case == "memory":
+        array.memory = room(array.jobs, 1.0) + beside(array.jobs, schedule)
+    whole = array.run(plan, 12, **options)
+    assert "blocks_left_out" not in whole.trace.provenance and whole.report.left_out == 0
+    total = whole.replay.n_operations
+    sizes = []
+
+    def on_step(job: Job, step: int, loss: float) -> None:
+        engine = engines[-1]
+        sizes.append((len(engine.past.rows), len(engine.copies)))
+
+    monkeypatch.setattr(past, "MOST", 3 * blocks)
+    array = trainer(jobs(7 if case == "queue" else 3), memory=array.memory)
+    result = array.run(plan, 12, on_step=on_step, **options)
+    for one, other in zip(result.trained, whole.trained, strict=True):
+        assert differences(one, other) == []
+    for document in (result.trace, result.replay):
+        assert verify(document) == []
+        assert document.provenance["blocks_left_out"] == total - result.replay.n_operations > 0
+    assert result.replay.n_operations >= blocks
+    assert max(rows for rows, _ in sizes) <= 5 * blocks
+    assert names(result.replay)[-blocks // 2 :] == names(whole.replay)[-blocks // 2 :]
+    if case == "memory":
+        copies = whole.trace.n_operations - total
+        assert copies and max(n for _, n in sizes) < copies
+        assert 0 < result.trace.n_operations - result.replay.n_operations < copies
+        assert result.report.exposed > 0
+    if case == "queue":
+        course = engines[-1].course
+        assert course.forgotten > 0
+        assert not any(part.seats for part in course.segments[: course.forgotten])
+    text = str(result.report)
+    assert f"(the last {result.report.cycles} cycles of the run; " in text and "its end" in text
+
+
+def test_ranks_cut_at_the_same_cycle(tmp_path: Path) -> None:
+    """Every rank remembers another number of blocks: the trace begins where all remember them."""
+    script = Path(__file__).with_name("process_past_cases.py")
+    groups = [(ranks, "remembered", swaps, 24) for ranks in (2, 4) for swaps in (False, True)]
+    whole = (2, "remembered", True, 10**6)
+    *rows, long = ask(tmp_path, [*groups, whole], 300, script)
+    for row in (*rows, long):
+        assert row["differences"] == [] and row["violations"] == []
+        assert row["links"] > 0
+    for row in rows:
+        one, other = row["left out"]
+        assert one == other == row["reported"][0] > 0
+        assert row["reported"][1] > 0 and row["blocks"] > 0
+    assert long["left out"] == [0, 0] and long["blocks"] > rows[1]["blocks"]

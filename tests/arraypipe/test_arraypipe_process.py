@@ -1,0 +1,438 @@
+"""The process backend on gloo processes: exact, never hanging, clear when peers go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+torch = pytest.importorskip("torch")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+
+from optsched import InputError, OptschedError, Schedule, verify  # noqa: E402
+from optsched.arraypipe import process, random_schedule  # noqa: E402
+from optsched.arraypipe.plan import compile  # noqa: E402
+from optsched.arraypipe.ranks.clocks import Reading, on_first_clock  # noqa: E402
+from optsched.arraypipe.ranks.header import SIZE, ProtocolError  # noqa: E402
+from optsched.arraypipe.ranks.timed import Noted, copies, messages  # noqa: E402
+from optsched.arraypipe.ranks.wire import ALIGNMENT, Inbox, Outbox, capacity  # noqa: E402
+from optsched.arraypipe.trace import Copied, Moved  # noqa: E402
+from optsched.cli.app import app  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed"),
+]
+
+SCRIPT = Path(__file__).with_name("process_cases.py")
+TROUBLES: dict[str, list[str]] = {
+    "dies": ["PeerLost", "rank 1 is lost", "device 0: in cycle 2 before", "device 1: no word"],
+    "sleeps": ["Stalled", "no message from rank 1", "waits for the", "device 1: in cycle 2"],
+    "lies": ["ProtocolError", "from device1: expected", "iteration 2", "iteration 9"],
+}
+SOME: tuple[Any, ...] = (
+    (2, "several", {"exact": [0, 7], "replanned": [0, 3], "stopped": [], "failed": [],
+                    "queued": [], "interrupted": [], "longer": [], "refused": [], "uneven": [],
+                    "first_forwards": [], "unlike": [], "nothing_left": [], "caught": [],
+                    "one_rank_cannot": [],
+                    "late": [], "devices": [], "carried": [],
+                    "credited": [20, 22], "loose": [0, 6]}),
+    (4, "several", {"exact": [100, 103], "replanned": [100, 102], "stopped": [],
+                    "credited": [120, 122], "loose": [100, 104]}),
+    *((2, "ends_badly", how) for how in TROUBLES),
+    (2, "killed"),
+    (4, "resumed"),
+)  # fmt: skip
+
+
+def ask(folder: Path, groups: Sequence[Any], seconds: float, script: Path = SCRIPT) -> list[Any]:
+    """Run groups of processes one after the other; what their ranks 0 say."""
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), json.dumps(groups)],
+        capture_output=True, text=True, timeout=seconds, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads((folder / f"{k}.json").read_text()) for k in range(len(groups))]
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+    """All that the quick tests look at, by ranks and case: torch is loaded once."""
+    folder = tmp_path_factory.mktemp("groups")
+    found = ask(folder, SOME, 900)
+    rows: dict[Any, Any] = {"folder": folder}
+    for (ranks, name, *rest), answer in zip(SOME, found, strict=True):
+        if name == "several":
+            rows |= {(ranks, case): row for case, row in answer.items()}
+        else:
+            rows[rest[0] if rest else name] = answer
+    return rows
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_bit_identical_to_training_alone(answers: dict[Any, Any], ranks: int) -> None:
+    """Random plans, windows 1 and 2: parameters, buffers, moments and losses; traces verify."""
+    assert answers[ranks, "exact"] == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_any_order_of_micro_batches_has_the_bits_of_inline(
+    answers: dict[Any, Any], ranks: int
+) -> None:
+    """``exact=False``, ``tied="sum"``, clipping, plateaus and stops: both backends agree."""
+    assert answers[ranks, "loose"] == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_links_of_gpus(answers: dict[Any, Any], ranks: int) -> None:
+    """Credits, headers and tensors apart, a thread per channel end: the same bits, no hang."""
+    assert answers[ranks, "credited"] == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_plans_change_on_the_way(answers: dict[Any, Any], ranks: int) -> None:
+    """Announced in headers, at the same iteration everywhere, without a differing bit."""
+    assert answers[ranks, "replanned"] == []
+
+
+def test_states_of_ended_jobs_leave_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are on this rank, of jobs that lost their seat; on a CPU and in slots none."""
+    off: list[str] = []
+    monkeypatch.setattr(process, "take_off", off.append)
+    runs = [SimpleNamespace(stages=[f"{j}a", f"{j}b"], over=j < 2) for j in range(4)]
+    for kind, moves in (("cpu", False), ("cuda", True), ("cuda", False)):
+        backend: Any = process.ProcessBackend.__new__(process.ProcessBackend)
+        backend.links = SimpleNamespace(device=torch.device(kind))
+        backend.worker = SimpleNamespace(memory=SimpleNamespace(moves=moves))
+        backend.runs, backend.device, backend.homes = runs, 1, dict.fromkeys(range(4), (0, 1))
+        assert off == []
+        backend._make_room((0, 1, 2), (1, 3))
+    assert off == ["0b"]
+
+
+@pytest.mark.parametrize("what", ["optimizer", "build_model", "data"])
+def test_one_rank_that_cannot_begin_is_named(answers: dict[Any, Any], what: str) -> None:
+    """All ranks end soon, with a sentence of the rank and its error, and can run again."""
+    found = answers[2, "one_rank_cannot"]
+    (first, soon), (second, _) = found[what]
+    assert soon
+    assert first.startswith(("InputError: rank 1: ", "PeerLost: rank 1: ", "JobFailed: ")), first
+    for said in (first, second):
+        assert "no such" in said, said
+    assert found["differences"] == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_early_stop(answers: dict[Any, Any], ranks: int) -> None:
+    """A job ends with the iteration that was decided on; tombstones last until the next swap."""
+    found = answers[ranks, "stopped"]
+    assert found["differences"] == []
+    assert found["status"] == ["stopped"] * 3
+    assert found["told"]  # every loss once, in one process
+    whole = 3 * 8 + 5 * 16 + 10 * 8
+    assert whole <= found["blocks"] < whole + 400  # of 12,800
+
+
+def test_messages_are_in_the_trace(answers: dict[Any, Any]) -> None:
+    """One operation for every message that was sent, tombstones included, in the channel's order.
+
+    None before its block has ended, and none later than the block that takes it begins.
+    """
+    found = answers[2, "carried"]
+    trace = Schedule.read(answers["folder"] / "carried-0.schedule.json")
+    assert verify(trace) == []
+    names = [resource.name for resource in trace.resources]
+    assert trace.sequences is not None and trace.start is not None
+    told: dict[str, list[tuple[int, ...]]] = {}
+    for source, target, kind, job, iteration, stage in found["sent"]:
+        link = f"{names[source]} to {names[target]}, {kind}"
+        told.setdefault(link, []).append((job, iteration, stage))
+    drawn = {
+        name: [(int(trace.job[i]), int(trace.iteration[i]), int(trace.stage[i])) for i in row]
+        for name, row in zip(names[2:], trace.sequences.to_lists()[2:], strict=True)
+    }
+    assert drawn == told
+    assert {"activation", "gradient", "factor"} == {name.split(", ")[1] for name in drawn}
+    start, end = trace.start, trace.start + trace.duration
+    apart = trace.provenance["clock_uncertainty_ns"]
+    senders, takers = np.zeros((2, trace.n_operations), np.int64)
+    for i, j in zip(trace.arcs.tail.tolist(), trace.arcs.head.tolist(), strict=True):
+        senders[j] += len(trace.kind[j]) > 1
+        takers[i] += len(trace.kind[i]) > 1
+        assert start[j] >= end[i] - apart
+    links = np.char.str_len(trace.kind) > 1
+    assert senders[links].tolist() == takers[links].tolist() == [1] * len(found["sent"])
+    assert trace.duration[links].max() > 0
+    # another rank knows its own blocks only
+    own = Schedule.read(answers["folder"] / "carried-1.schedule.json")
+    assert set(own.kind.tolist()) == {"F", "B", "U"}
+
+
+def test_messages_in_the_report(answers: dict[Any, Any]) -> None:
+    """Number, how many were waited for, and how long."""
+    found = answers[2, "carried"]
+    for row in found["messages"]:
+        assert row["number"] == sum(kind == row["kind"] for _, _, kind, *_ in found["sent"])
+        assert 0 <= row["awaited"] <= row["number"]
+        assert (row["median"] is None) == (row["awaited"] == 0)
+        assert row["exposed"] > 0
+    assert [row["kind"] for row in found["messages"]] == ["activation", "gradient", "factor"]
+    assert "awaited" in found["text"]
+
+
+def test_pages_and_perfetto_show_links(answers: dict[Any, Any], tmp_path: Path) -> None:
+    """The trace of a run on two ranks is verified, shown, drawn, and run again."""
+    path = answers["folder"] / "carried-0.schedule.json"
+    trace = Schedule.read(path)
+    out = tmp_path / "run.trace.json"
+    for command in (
+        ["verify", str(path)], ["show", str(path)], ["trace", str(path), "-o", str(out)],
+        ["plot", str(path), "--html", str(tmp_path / "run.html")],
+    ):  # fmt: skip
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0, done.output
+    events = json.loads(out.read_text())["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert list(rows.values()) == [resource.name for resource in trace.resources]
+    links = {tid for tid, name in rows.items() if " to " in name}
+    drawn = [e for e in events if e["tid"] in links and e["ph"] in "Xi" and e["cat"] != "setup"]
+    assert len(drawn) == int((np.char.str_len(trace.kind) > 1).sum()) > 0
+    assert "device0 to device1, activation" in (tmp_path / "run.html").read_text()
+    assert compile(trace).devices == ("device0", "device1")
+
+
+def test_a_job_that_fails_leaves_the_others_alone(answers: dict[Any, Any]) -> None:
+    """A NaN and an exception end their jobs, rank 0 knows why, the third is bit-identical."""
+    found = answers[2, "failed"]
+    assert found["differences"] == []
+    assert found["status"] == ["failed", "failed", "done"]
+    assert "job job0, stage 3, iteration 2: the loss is nan" in found["errors"][0]
+    assert "iteration 3: IndexError" in found["errors"][1]
+
+
+def test_a_first_forward_that_fails_on_one_rank_ends_its_job_alone(answers: dict[Any, Any]) -> None:
+    """Whether the job is in the plan or joins: all ranks know it as failed, others are exact."""
+    said = answers[2, "first_forwards"]
+    status = ["done", "failed", "failed", "failed", "done"]
+    assert said == {"differences": [], "status": status}
+
+
+def test_jobs_of_other_shapes_are_refused_alike(answers: dict[Any, Any]) -> None:
+    """The same sentence on all ranks; a job that joins with other shapes fails alone."""
+    said = answers[2, "unlike"]
+    assert "job j1: '0.weight'" in said["said"][0] and len(set(said["said"])) == 1
+    assert said["titles"] == ["j0", "j1", "j3"] and said["differences"] == []
+
+
+def test_losses_read_late_are_told_with_their_iteration(answers: dict[Any, Any]) -> None:
+    """As GPUs read them: each once, the last one too; a stop takes effect one iteration later."""
+    assert answers[2, "late"] == {"differences": [], "told": True}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs")
+def test_gpus_that_are_not_there_are_refused(answers: dict[Any, Any]) -> None:
+    """The CPU does not take their place unasked."""
+    (sentence,) = answers[2, "devices"]
+    assert sentence.startswith("devices: every process needs a GPU of its own; this host has 0")
+
+
+def test_nothing_is_left_of_a_run(answers: dict[Any, Any]) -> None:
+    """No model waits for the collector of cycles, and no process group stays, refused or not."""
+    assert answers[2, "nothing_left"] == [0, 0]
+
+
+def test_an_error_on_one_rank_reaches_all_at_once(answers: dict[Any, Any]) -> None:
+    """Not after the timeout; and the same process group serves another run, which is exact."""
+    said = answers[2, "caught"]
+    assert said["said"].startswith("device 1: JobFailed: job job1, stage 3, iteration 2")
+    assert said["at_once"] and said["differences"] == []
+
+
+def test_waiting_jobs_take_free_seats(answers: dict[Any, Any]) -> None:
+    """Seven jobs on two seats, decided by rank 0, known to all."""
+    found = answers[2, "queued"]
+    assert found["differences"] == []
+    assert found["status"] == ["done", "stopped", "done", "done", "done", "done", "done"]
+
+
+def test_interrupt(answers: dict[Any, Any]) -> None:
+    """After Ctrl-C all jobs end with a whole iteration, and the run returns what they have."""
+    found = answers[2, "interrupted"]
+    assert found["differences"] == []
+    assert all(6 <= n < 50 for n in found["steps"])
+
+
+def test_messages_longer_than_expected(answers: dict[Any, Any]) -> None:
+    """Batches that grow: the rest of a message comes as one of its own."""
+    assert answers[2, "longer"] == []
+
+
+def test_a_rank_without_work_waits_as_long_as_others_get_on(answers: dict[Any, Any]) -> None:
+    """Jobs that leave a device idle for longer than the timeout end as alone."""
+    assert answers[2, "uneven"] == []
+
+
+def test_refused_before_anything_is_trained(answers: dict[Any, Any]) -> None:
+    """Ranks and devices differ, settings out of range, checkpoints on one rank only."""
+    found = answers[2, "refused"]
+    words = ["has 4 devices, there are 2 processes", "window", "timeout"]
+    words.append("checkpoint: differs between ranks")
+    assert len(found) == len(words)
+    assert all(word in sentence for word, sentence in zip(words, found, strict=True))
+
+
+def test_without_a_process_group() -> None:
+    """The sentence says how to start one."""
+    from process_cases import Row, trainer
+
+    with pytest.raises(InputError, match="torchrun"):
+        trainer([Row(0)]).run(random_schedule([1], 4), 1, backend="process")
+
+
+@pytest.mark.parametrize("how", list(TROUBLES))
+def test_peers_that_go_wrong(answers: dict[Any, Any], how: str) -> None:
+    """The error names the peer, where every device is, and the message that is missing."""
+    assert [word for word in TROUBLES[how] if word not in answers[how]] == [], answers[how]
+
+
+def test_killed_and_resumed(answers: dict[Any, Any]) -> None:
+    """Rank 1 of 2 is killed; 4 ranks go on from the last whole checkpoints, bit by bit."""
+    assert "rank 1 is lost" in answers["killed"]
+    assert answers["resumed"]["differences"] == []
+    assert [2 <= n <= 5 for n in answers["resumed"]["steps"]] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_two_hundred_plans(tmp_path: Path, ranks: int) -> None:
+    """100 random plans on 2 and on 4 processes, windows 1 and 2; swaps; the links of GPUs."""
+    cases = {"exact": [1000, 1100], "replanned": [1000, 1010], "credited": [1100, 1110]}
+    wanted = {name: [] for name in cases}
+    assert ask(tmp_path, [(ranks, "several", cases)], 1800) == [wanted]
+
+
+# tensors on the wire
+
+
+@st.composite
+def odd_tensors(draw: st.DrawFn) -> Any:
+    """A tensor that may be sliced, transposed, expanded, empty, or of any dtype; or None."""
+    if draw(st.integers(0, 9)) == 0:
+        return None
+    shape = draw(st.lists(st.integers(0, 4), max_size=4))
+    dtype = draw(st.sampled_from(
+        [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
+    ))  # fmt: skip
+    t = torch.randn([n + 1 for n in shape]).mul(9).to(dtype)
+    for dim in range(len(shape)):
+        how = draw(st.sampled_from(["whole", "slice", "second", "expand"]))
+        if how == "slice":
+            t = t.narrow(dim, draw(st.integers(0, 1)), t.shape[dim] - 1)
+        elif how == "second":
+            t = t[(slice(None),) * dim + (slice(None, None, 2),)]
+        elif how == "expand":
+            t = t.narrow(dim, 0, min(1, t.shape[dim]))
+            t = t.expand([3 if k == dim and n == 1 else n for k, n in enumerate(t.shape)])
+    return t.permute(draw(st.permutations(range(t.dim()))))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(odd_tensors(), max_size=4), st.integers(0, 3))
+def test_tensors_survive_the_wire(tensors: list[Any], more: int) -> None:
+    """Values, shapes, strides, dtypes and the place within 64 bytes; a longer buffer does."""
+    outbox, inbox = Outbox(), Inbox()
+    for _ in range(2):  # the second time the layout is known
+        payload = outbox.pack(tensors)
+        size = outbox.buffer.numel()
+        assert size == SIZE + payload <= capacity(tensors)
+        buffer = torch.full((size + more * ALIGNMENT,), 77, dtype=torch.uint8)
+        buffer[:size] = outbox.buffer
+        found = inbox.unpack(buffer, buffer)
+        assert len(found) == len(tensors)
+        for t, u in zip(tensors, found, strict=True):
+            if t is None:
+                assert u is None
+                continue
+            assert t.dtype == u.dtype
+            assert t.shape == u.shape
+            assert torch.equal(t, u)
+            assert t.stride() == u.stride()
+            if t.numel():
+                assert t.data_ptr() % ALIGNMENT == u.data_ptr() % ALIGNMENT
+
+
+def test_nothing_is_copied_on_receipt() -> None:
+    """Dense tensors are views of the buffer that was posted."""
+    outbox, inbox = Outbox(), Inbox()
+    outbox.pack([torch.randn(3, 5), torch.randn(4, 2).t()])
+    buffer = outbox.buffer.clone()
+    for t in inbox.unpack(buffer, buffer):
+        assert t.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(min_size=8, max_size=120))
+def test_hostile_tables_are_refused(data: bytes) -> None:
+    """Garbage behind the header is refused in a sentence, or describes tensors inside the bytes."""
+    size = -(-(SIZE + len(data)) // ALIGNMENT) * ALIGNMENT
+    buffer = torch.zeros(size, dtype=torch.uint8)
+    buffer[SIZE : SIZE + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    try:
+        found = Inbox().unpack(buffer, buffer)
+    except ProtocolError:
+        return
+    assert all(t is None or t.numel() <= size for t in found)
+
+
+def test_what_cannot_be_sent() -> None:
+    """Sparse tensors have no strides."""
+    with pytest.raises(OptschedError, match="cannot be sent"):
+        Outbox().pack([torch.eye(3).to_sparse()])
+
+
+# clocks
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(-1000, 1000), st.integers(0, 10**9))
+def test_times_are_those_of_the_first_rank(offset: int, drift: int, t: int) -> None:
+    """Offsets drift evenly between the readings; one within its error is none."""
+    from optsched.arraypipe.course import Record
+
+    record = Record(0, 1, 2, 3, t, t + 5)
+    before, after = Reading(0, offset, 10), Reading(10**9, offset + drift, 10)
+    (found,) = on_first_clock([record], before, after)
+    if abs(offset) <= 10 and abs(offset + drift) <= 10:
+        assert found == record
+    else:
+        assert abs(found.start - (t + offset + drift * t / 10**9)) <= 1
+        assert found.end >= found.start
+
+
+def test_both_ends_of_a_message_on_one_clock() -> None:
+    """It is on its way when both ends are ready; a clock that is behind makes it short, not odd."""
+    first = Noted([(0, 3, 1, 100)], [(0, 4, 1, 50, 180, 190)], [(0, "in", 1, 2, 5, 9, 64)])
+    second = Noted(
+        [(0, 4, 1, -860), (0, 5, 0, 900)], [(0, 3, 1, -880, -890, -700), (0, 5, 0, 10, 20, 30)],
+        [(1, "out", 0, 0, -900, -800, 8)],
+    )  # fmt: skip
+    rows = [first, second.on(lambda t: t + 1000)]
+    assert messages(rows) == [
+        Moved(0, 4, 1, 140, 190, 180),
+        Moved(0, 3, 1, 120, 300, 110),
+        Moved(0, 5, 0, 1030, 1030, 1020),
+    ]
+    assert copies(rows) == [Copied(0, "in", 1, 2, 5, 9, 64), Copied(1, "out", 0, 0, 100, 200, 8)]

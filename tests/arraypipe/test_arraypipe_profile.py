@@ -1,0 +1,293 @@
+"""Measuring: every case is there, bytes are what a hand computes, jobs stay as they are."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from arraypipe_models import CUTS, adamw, build_model, data, loss, sgd, trainer  # noqa: E402
+from torch import nn  # noqa: E402
+
+from optsched import InputError  # noqa: E402
+from optsched.arraypipe import random_schedule  # noqa: E402
+from optsched.arraypipe.job import Job  # noqa: E402
+from optsched.arraypipe.profile import measure  # noqa: E402
+from optsched.arraypipe.profiling.document import Profile, from_text, to_bytes  # noqa: E402
+from optsched.arraypipe.split import stage_names  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.torch
+
+
+def profile_of(
+    jobs: Sequence[Job], model: Any = build_model, cuts: Any = CUTS, **given: Any
+) -> Profile:
+    """Measure, whatever the machine's noise."""
+    titles = [job.name or f"job{j}" for j, job in enumerate(jobs)]
+    given = {"loss": loss, "data": data, **given}
+    names = stage_names(model(), cuts, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return measure(model, jobs, titles, names, given.pop("loss"), given.pop("data"), **given)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    """Four jobs: three sizes, two optimizers, micro-batches, recomputation, clipping."""
+    return profile_of([
+        Job(seed=1, batch_size=8, optimizer=adamw),
+        Job(seed=2, batch_size=16, optimizer=sgd, recompute=True),
+        Job(seed=3, batch_size=9, optimizer=adamw, microbatches=2, name="small"),
+        Job(seed=4, batch_size=8, optimizer=adamw, precision="fp64"),
+    ])  # fmt: skip
+
+
+def test_every_case_is_measured(profile: Profile) -> None:
+    """F, B, R per (stage, micro-batch size, precision); U per (stage, optimizer, precision)."""
+    cases = {(b.kind, b.stage, b.batch, b.dtype) for b in profile.blocks if b.kind != "U"}
+    sizes = [(8, "fp32"), (16, "fp32"), (5, "fp32"), (8, "fp64")]
+    assert cases == {(k, s, *size) for k in "FBR" for s in range(3) for size in sizes}
+    updates = sorted((b.stage, b.job) for b in profile.blocks if b.kind == "U")
+    assert updates == [(s, j) for s in range(3) for j in (0, 1, 3)]
+    for block in profile.blocks:
+        assert 10 <= block.n <= 50
+        assert 0 < block.minimum_ns <= block.median_ns
+    assert profile.sizes() == [5, 8, 16]
+    assert [stage.name for stage in profile.stages] == ["0", "4", "6"]
+
+
+def test_the_document_carries_it(profile: Profile) -> None:
+    """What was measured is written and read alike, and has its provenance."""
+    assert from_text(to_bytes(profile).decode()) == profile
+    device = profile.device
+    assert (device.kind, device.threads) == ("cpu", torch.get_num_threads())
+    assert device.torch == str(torch.__version__)
+    assert re.match(r"20\d\d-\d\d-\d\dT", device.date)
+    assert profile.links.host.bandwidth > 10**6
+
+
+def test_jobs_are_described(profile: Profile) -> None:
+    """Names, sizes and what the optimizers cost; a job of two micro-batches runs the larger."""
+    assert [job.name for job in profile.jobs] == ["job0", "job1", "small", "job3"]
+    assert [job.batch for job in profile.jobs] == [8, 16, 5, 8]
+    assert [job.recompute for job in profile.jobs] == [False, True, False, False]
+    assert profile.jobs[0].optimizer == profile.jobs[2].optimizer == "AdamW(weight_decay)"
+    assert profile.jobs[1].optimizer == "SGD(momentum, nesterov)"
+    assert [profile.duration("U", 0, 8, j) for j in (0, 2)] == [profile.duration("U", 0, 5)] * 2
+
+
+def test_state_bytes(profile: Profile) -> None:
+    """Parameters, moments with their step counters, buffers; by hand for the first stage."""
+    weights, buffers = 4 * (6 * 12 + 12 + 12 + 12 + 12 * 12 + 12), 4 * (12 + 12) + 8
+    assert profile.stages[0].parameters_bytes == 2 * weights  # those of the job in fp64
+    assert profile.state_bytes(0, 0) == 3 * weights + 6 * 4 + buffers
+    assert profile.state_bytes(0, 1) == 2 * weights + buffers
+    assert profile.state_bytes(0, 3) == 2 * (3 * weights) + 6 * 4 + 2 * 4 * 24 + 8
+
+
+def test_a_problem_can_be_solved(profile: Profile) -> None:
+    """The way to a schedule that knows its profile."""
+    import optsched
+
+    array = profile.problem()
+    assert (array.n_jobs, array.n_stages) == (4, 3)
+    assert array.recomputes == (False, True, False, False)
+    assert (array.forward > 0).all()
+    schedule = optsched.solve(array, "dispatch").schedule
+    assert schedule is not None
+    assert profile.made(schedule)
+    assert not optsched.verify(schedule)
+
+
+def test_a_schedule_of_another_profile_runs_with_a_warning(profile: Profile) -> None:
+    """The one that the problem was made of counts, but for one that the trainer has measured."""
+    import optsched
+
+    jobs = [Job(j, 8, sgd) for j in range(2)]
+    other = replace(
+        profile, device=msgspec.structs.replace(profile.device, threads=profile.device.threads + 1)
+    )
+    given, further = trainer(jobs), trainer(jobs)
+    schedule = optsched.solve(given.problem(profile, objective="makespan"), "dispatch").schedule
+    assert schedule is not None
+    further.problem(other, objective="makespan")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        given.run(schedule, 1)
+        trainer(jobs).run(schedule, 1)
+        given.run(random_schedule([1, 1], 3), 1)
+    sentence = f"profile {profile.sha256[:12]}, not with {other.sha256[:12]}"
+    with pytest.warns(UserWarning, match=sentence):
+        further.run(schedule, 1)
+    given.last_profile = other
+    with pytest.warns(UserWarning, match=sentence):
+        given.run(schedule, 1)
+
+
+def plain(width: int = 12) -> nn.Sequential:
+    """Two stages whose bytes a hand can count."""
+    return nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.BatchNorm1d(width), nn.Linear(width, 4))
+
+
+def test_saved_bytes_count_storages_once() -> None:
+    """What Linear, ReLU and BatchNorm keep; weights are not counted, nor a tensor twice."""
+    n = 8
+    jobs = [Job(seed=1, batch_size=n, optimizer=sgd)]
+    found = profile_of(jobs, plain, [2], loss=lambda y, _: y.square().mean())
+    # Linear keeps its input, ReLU its output, which is the output of the stage
+    assert found.kept(0, n) == (4 * n * 6 + 4 * n * 12, 4 * n * 6)
+    kept, inputs = found.kept(1, n)
+    buffers = 4 * (12 + 12) + 8
+    assert inputs == 4 * n * 12 + buffers
+    # BatchNorm: input, mean and 1/deviation; Linear: its input; square: its base; loss and weight
+    assert kept == 4 * n * 12 + 4 * 24 + 4 * n * 12 + 4 * n * 4 + _scalars(kept - 4 * n * 28 - 96)
+    assert found.bytes_of("output", 0, n, "fp32") == 4 * n * 12
+    assert found.bytes_of("gradient", 0, n, "fp32") == 4 * n * 12
+    assert found.bytes_of("output", 1, n, "fp32") == 0  # the loss leaves no device
+
+
+def _scalars(rest: int) -> int:
+    """The few scalars that the loss keeps, such as the exponent of a square."""
+    assert 0 <= rest <= 64, rest
+    return rest
+
+
+def test_bytes_grow_with_the_batch_and_times_are_predicted() -> None:
+    """Three sizes given: bytes between them are exact, times are said to be predicted."""
+    jobs = [Job(seed=1, batch_size=12, optimizer=sgd)]
+    found = profile_of(jobs, plain, [2], sizes=[16, 4, 8, 4])
+    assert found.sizes() == [4, 8, 16]
+    assert found.kept(0, 12)[0] == 12 * (4 * 6 + 4 * 12)
+    assert found.duration("F", 0, 12).predicted
+    assert not found.duration("F", 0, 8).predicted
+    assert found.fit_error.cases == 3 * 3 * 2
+    assert found.problem().activation[0, 0] == 12 * (4 * 6 + 4 * 12)
+
+
+def test_bf16_has_masters() -> None:
+    """Weights in two bytes; master weights and the moments of the optimizer in four."""
+    jobs = [Job(seed=1, batch_size=8, optimizer=sgd, precision="bf16")]
+    found = profile_of(jobs, plain, [2])
+    weights = 6 * 12 + 12
+    assert found.state_bytes(0, 0) == (2 + 4 + 4) * weights
+    assert found.bytes_of("output", 0, 8, "bf16") == 2 * 8 * 12
+    assert found.jobs[0].precision == "bf16"
+
+
+def test_updates_that_wait_for_all_stages() -> None:
+    """Clipping and metric schedulers make the problem's updates global; others do not."""
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    one = torch.optim.lr_scheduler.OneCycleLR
+    jobs = [
+        # five steps and no more: profiling takes none of them
+        Job(seed=1, batch_size=4, optimizer=sgd, scheduler=lambda o: one(o, 0.1, total_steps=5)),
+        Job(seed=2, batch_size=4, optimizer=sgd, scheduler=plateau),
+        Job(seed=3, batch_size=4, optimizer=sgd, clip_norm=1.0),
+    ]
+    found = profile_of(jobs, plain, [2])
+    assert [job.update for job in found.jobs] == ["fused", "global", "global"]
+    assert len({job.optimizer for job in found.jobs}) == 2  # clipping costs something
+    assert found.problem().update_mode == "global"
+    assert found.problem(jobs=[0]).update_mode == "fused"
+
+
+def test_jobs_stay_as_they_are() -> None:
+    """Models are built anew: neither jobs nor models that the caller holds change."""
+    held = plain()
+    before = {name: value.clone() for name, value in held.state_dict().items()}
+    built: list[nn.Module] = []
+
+    def build() -> nn.Module:
+        built.append(plain())
+        return built[-1]
+
+    job = Job(seed=1, batch_size=8, optimizer=sgd)
+    profile_of([job, replace(job, seed=2)], build, [2])
+    assert job.status == "ready"
+    assert len(built) >= 2
+    for name, value in held.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_timed_by_events() -> None:
+    """Same cases, same bytes; memory and name of the device are known."""
+    jobs = [Job(seed=1, batch_size=8, optimizer=sgd)]
+    found = profile_of(jobs, plain, [2], devices=["cuda"])
+    here = profile_of(jobs, plain, [2])
+    assert found.device.kind == "cuda"
+    assert found.device.memory_bytes > 2**30
+    assert [b.kind for b in found.blocks] == [b.kind for b in here.blocks]
+    assert found.state_bytes(0, 0) == here.state_bytes(0, 0)
+    assert found.kept(0, 8) == here.kept(0, 8)
+    assert found.problem(memory="device").memory.min() > 2**29
+
+
+class Jumpy(nn.Module):
+    """A layer that takes its time in every other round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        """Nothing, or 3 ms; a round has three forwards, and two come before the first."""
+        self.calls += 1
+        time.sleep(0.003 * (self.calls // 3 % 2))
+        return x
+
+
+def test_a_case_that_scatters_is_repeated_and_named() -> None:
+    """Up to 50 times, then a warning that names it."""
+
+    def build() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 4), Jumpy(), nn.Linear(4, 4))
+
+    jobs = [Job(seed=1, batch_size=4, optimizer=sgd)]
+    named = r"F of stage 1 \(1\), micro-batch 4, fp32: IQR [^;]* after 50 repeats"
+    with pytest.warns(UserWarning, match=named):
+        found = measure(build, jobs, ["a"], (("0",), ("1", "2")), loss, data)
+    (block,) = (b for b in found.blocks if (b.kind, b.stage) == ("F", 1))
+    assert block.n == 50
+    assert block.noisy
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"repeats": 9}, "repeats: expected an integer >= 10, got 9"),
+        ({"repeats": True}, "repeats: expected"),
+        ({"sizes": []}, "sizes: expected a list"),
+        ({"sizes": "8"}, "sizes: expected a list"),
+        ({"sizes": [8, 0]}, r"sizes\[1\]: expected an integer >= 1, got 0"),
+        ({"sizes": [8, 2.0]}, r"sizes\[1\]: expected"),
+    ],
+)
+def test_wrong_arguments_are_refused(given: dict[str, Any], sentence: str) -> None:
+    """Before any model is built."""
+
+    def never() -> nn.Module:
+        raise AssertionError
+
+    with pytest.raises(InputError, match=f"^{sentence}"):
+        measure(never, [Job(seed=1, batch_size=8, optimizer=sgd)], ["a"], (), loss, data, **given)
+
+
+def test_data_must_follow_the_batch_size() -> None:
+    """Two sizes with inputs of one shape would be one size measured twice."""
+
+    def fixed(job: Job, start: int) -> Any:
+        return data(replace(job, batch_size=8), start)
+
+    with pytest.raises(InputError, match=r"sizes: data gives inputs of one shape .* 4 and 8"):
+        profile_of([Job(seed=1, batch_size=8, optimizer=sgd)], data=fixed, sizes=[4, 8])

@@ -1,0 +1,270 @@
+"""Jobs deleted from and added to schedules: still feasible, in order, no longer, within memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optsched import InputError, JobArray, Resource, Rows, Schedule, verify
+from optsched.arraypipe import compile, random_schedule
+from optsched.arraypipe.planning.orders import random_rolling
+from optsched.arraypipe.planning.repair import deleted, for_problem, with_graph, with_job, without
+
+if TYPE_CHECKING:
+    from optsched.arraypipe import ExecutionPlan
+
+SEEDS = st.integers(0, 10**6)
+
+
+def random_array(draw: Random, jobs: int, objective: str) -> JobArray:
+    """Jobs of random times, bytes, setups, micro-batches and copies."""
+    stages = draw.randint(1, 3)
+
+    def table(low: int, high: int) -> list[list[int]]:
+        return [[draw.randint(low, high) for _ in range(stages)] for _ in range(jobs)]
+
+    return JobArray(
+        table(1, 9), table(1, 9), recompute=table(0, 3), update=2, activation=table(0, 9),
+        switch=table(0, 5), switch_on=draw.choice(["in", "out"]),
+        lag_forward=[row[1:] for row in table(0, 2)],
+        recompute_mode=[draw.random() < 0.3 for _ in range(jobs)],
+        recompute_as_block=draw.random() < 0.5,
+        update_mode=draw.choice(["fused", "block", "global"]),
+        micro_batches=[draw.choice([1, 1, 2]) for _ in range(jobs)],
+        multiplicity=[draw.choice([1, 1, 2]) for _ in range(jobs)],
+        objective=objective,
+    )  # fmt: skip
+
+
+def random_document(seed: int) -> tuple[JobArray, Schedule]:
+    """An array and a feasible schedule of it, periodic or not, with just enough memory."""
+    draw = Random(seed)
+    array = random_array(draw, draw.randint(2, 5), draw.choice(["period", "makespan"]))
+    schedule = random_rolling(array.with_objective("period"), seed=seed)
+    if array.objective == "makespan":
+        schedule = _once(array, draw)
+    held = compile(schedule).held
+    return array, limited(schedule, [bytes_ + draw.choice([0, 5]) for bytes_ in held])
+
+
+def _once(array: JobArray, draw: Random) -> Schedule:
+    """One iteration of all jobs in an order in which ids, which are topological, may overtake."""
+    graph = array.graph()
+    rank = (
+        np.arange(graph.n_operations)
+        + np.array([draw.choice([0, 3, 30]) * j for j in range(array.n_jobs)])[graph.job]
+    )  # one number for all of a job, so its own blocks stay in order
+    rows = [sorted(row, key=lambda i: (rank[i], i)) for row in graph.users.to_lists()]
+    return array.scheduled(Rows.of(rows))
+
+
+def limited(schedule: Schedule, memory: list[int]) -> Schedule:
+    """The schedule on devices with so many bytes; 0 is no limit."""
+    names = [resource.name for resource in schedule.resources]
+    return dataclasses.replace(
+        schedule, resources=tuple(map(Resource, names, memory)), objective=None
+    )
+
+
+def length(schedule: Schedule) -> int:
+    """Period or makespan."""
+    return schedule.period or schedule.makespan
+
+
+def laps(plan: ExecutionPlan, names: list[int]) -> list[list[tuple[Any, ...]]]:
+    """What every device repeats, by the names given to the jobs, from the least block on.
+
+    Where a cycle begins is a matter of words: re-timing may turn it on one device.
+    """
+    rows = []
+    for sequence in plan.sequences:
+        blocks = [plan.blocks[i] for i in sequence]
+        row = [(b.kind, names[b.job], b.stage, b.microbatch, b.copy) for b in blocks]
+        k = row.index(min(row)) if row else 0
+        rows.append(row[k:] + row[:k])
+    return rows
+
+
+def only(rows: list[list[tuple[Any, ...]]], jobs: list[int]) -> list[list[tuple[Any, ...]]]:
+    """The blocks of some jobs, in the same form."""
+    kept = [[label for label in row if label[1] in jobs] for row in rows]
+    first = [row.index(min(row)) if row else 0 for row in kept]
+    return [row[k:] + row[:k] for row, k in zip(kept, first, strict=True)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(SEEDS)
+def test_deletion_keeps_feasible_and_order_and_never_lengthens(seed: int) -> None:
+    """Without some jobs: verified, not longer, the others in their order, the smaller instance."""
+    array, schedule = random_document(seed)
+    assert not verify(schedule)
+    draw = Random(seed)
+    gone = draw.sample(range(array.n_jobs), draw.randint(1, array.n_jobs - 1))
+    left = [j for j in range(array.n_jobs) if j not in gone]
+    small = without(schedule, gone)
+    assert not verify(small)
+    assert length(small) <= length(schedule)
+    before = laps(compile(schedule), list(range(array.n_jobs)))
+    assert laps(compile(small), left) == only(before, left)
+    if schedule.period is None:
+        assert compile(small).sequences == deleted(compile(schedule), gone).sequences
+    memory = [resource.memory for resource in schedule.resources]
+    instance = array.replace(memory=memory).subset(left)
+    start = for_problem(instance, small)
+    instance.answer(start)  # raises if it is no feasible schedule of the instance
+    assert length(start) == length(small)
+
+
+@settings(max_examples=50, deadline=None)
+@given(SEEDS)
+def test_plan_of_deletion_is_deletion_of_plan(seed: int) -> None:
+    """`deleted` is what compiling the smaller document gives, block by block and arc by arc."""
+    array, schedule = random_document(seed)
+    draw = Random(seed)
+    gone = draw.sample(range(array.n_jobs), draw.randint(1, array.n_jobs - 1))
+    left = [j for j in range(array.n_jobs) if j not in gone]
+    plan = compile(schedule)
+    quick = deleted(plan, gone)
+    assert not verify(quick.schedule)
+    slow = compile(quick.schedule)
+    for field in ("blocks", "sequences", "arcs", "n_stages", "microbatches", "copies", "held",
+                  "recomputed", "updated", "cycle_time", "max_offset"):  # fmt: skip
+        assert getattr(quick, field) == getattr(slow, field), field
+    assert laps(quick, left) == laps(compile(without(schedule, gone)), left)
+    rebuilt = dataclasses.replace(quick.schedule)  # through all checks of the constructor
+    assert rebuilt == quick.schedule
+
+
+def test_deleted_plan_keeps_barrier_and_together() -> None:
+    """Both go with the plan, by the new numbers of the jobs."""
+    plan = compile(random_schedule([1, 2, 1], 2, update=[1, 2]), barrier=True, together=[1, 2])
+    small = deleted(plan, [1])
+    assert small.barrier and small.together == {1}
+    assert small.arcs == compile(small.schedule, barrier=True, together=[1]).arcs
+
+
+def test_families_that_are_no_jobs_stay() -> None:
+    """Setups between batch sizes, say: the numbers of the families mean something else."""
+    schedule = random_schedule([1, 1, 1], 2)
+    other = dataclasses.replace(schedule, family=schedule.job % 2 + 5)
+    assert set(without(other, [0]).family.tolist()) == {5, 6}
+    assert set(without(dataclasses.replace(schedule, family=schedule.job), [0]).family) == {0, 1}
+
+
+@settings(max_examples=50, deadline=None)
+@given(SEEDS)
+def test_insertion_is_live_in_order_and_within_memory(seed: int) -> None:
+    """A copy of a job at the end of all orders: the others run as before, memory is respected."""
+    array, schedule = random_document(seed)
+    like = Random(seed).randrange(array.n_jobs)
+    free = with_job(limited(schedule, [0] * len(schedule.resources)), like)
+    assert free is not None and not verify(free)
+    plan = compile(free)
+    assert plan.n_jobs == array.n_jobs + 1
+    assert (plan.microbatches[-1], plan.copies[-1]) == (
+        int(array.micro_batches[like]), plan.copies[like],
+    )  # fmt: skip
+    seats = list(range(array.n_jobs))
+    assert only(laps(plan, [*seats, array.n_jobs]), seats) == laps(compile(schedule), seats)
+    assert length(without(free, [array.n_jobs])) <= length(schedule)
+    memory = [resource.memory for resource in schedule.resources]
+    fits = all(not m or held <= m for held, m in zip(plan.held, memory, strict=True))
+    real = with_job(schedule, like)
+    assert (real is not None) == fits
+    if real is not None:
+        assert not verify(real)
+        assert compile(real).sequences == plan.sequences
+
+
+def test_plans_with_debts_can_take_a_job() -> None:
+    """A cycle that begins elsewhere on one device has negative tokens; it is put right first."""
+    array = JobArray(np.full((3, 2), 2), 3, objective="period")
+    schedule = random_rolling(array, seed=4)
+    assert schedule.sequences is not None
+    rows, offset = schedule.sequences.to_lists(), schedule.offset.copy()
+    offset[rows[0][2:]] += 1
+    turned = dataclasses.replace(
+        schedule, sequences=Rows.of([rows[0][2:] + rows[0][:2], rows[1]]), offset=offset,
+        objective=None,
+    )  # fmt: skip
+    assert min(arc.tokens for arc in compile(turned).arcs) < 0
+    more = with_job(turned, 1)
+    assert more is not None and not verify(more)
+    assert compile(more).n_jobs == 4
+
+
+def test_a_job_of_another_shape_joins() -> None:
+    """Any one-job graph on the same devices: other times, micro-batches and recompute blocks."""
+    array = JobArray(np.full((2, 2), 2), 3, objective="period", activation=5, memory=[10, 10])
+    schedule = random_rolling(array.replace(memory=[0, 0]), seed=1)
+    guest = JobArray(
+        [[7, 7]], 9, objective="period", micro_batches=4, recompute=2, recompute_as_block=True,
+        recompute_mode="always", checkpoint=1, recompute_workspace=3, update=1,
+        update_mode="global",
+    )  # fmt: skip
+    found = with_graph(schedule, guest.graph())
+    assert found is not None and not verify(found)
+    plan = compile(found, together=[2])
+    assert plan.microbatches == (1, 1, 4) and plan.recomputed == {(2, 0), (2, 1)}
+    big = guest.replace(checkpoint=11, recompute_mode="always").graph()
+    assert with_graph(limited(schedule, [10, 10]), big) is None
+
+
+BASE = random_schedule([1, 1], 2)
+ONE = JobArray([[1, 1]], 1, devices=["device0", "device1"])
+HOSTILE = {
+    "no such job": (lambda: without(BASE, [2]), "jobs: the schedule has no job 2"),
+    "a truth value": (lambda: without(BASE, [True]), "no job True"),
+    "all jobs": (lambda: without(BASE, [0, 1]), "none would be left of 2"),
+    "a graph": (lambda: without(BASE.graph(), [0]), "not scheduled"),
+    "no such job in a plan": (lambda: deleted(compile(BASE), [7]), "no job 7"),
+    "like nobody": (lambda: with_job(BASE, 2), "like: the schedule has no job 2"),
+    "like a truth value": (lambda: with_job(BASE, True), "no job True"),
+    "other devices": (lambda: with_graph(BASE, ONE.replace(devices=["a", "b"]).graph()),
+                      "expected the resources"),
+    "other unit": (lambda: with_graph(BASE, ONE.replace(time_unit="ms").graph()), "times are in"),
+    "period": (lambda: with_graph(BASE, ONE.with_objective("period").graph()), "has a period"),
+    "several jobs": (lambda: with_graph(BASE, BASE.graph()), "graph of one job, got 2"),
+    "another problem": (lambda: for_problem(JobArray([[1, 1]] * 3, 1), BASE),
+                        "other blocks than the problem"),
+    "other kinds": (lambda: for_problem(
+        JobArray([[1, 1]] * 2, 1, weight=[[1, 1]] * 2, place=[0, 1]), BASE), "their kind differs"),
+    "no orders": (lambda: for_problem(ONE, BASE.graph()), "not scheduled"),
+    "fewer stages": (lambda: with_graph(BASE, JobArray(
+        [[1]], 1, place=[1], devices=["device0", "device1"]).graph()), "is missing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_refused_repairs(case: str) -> None:
+    """What cannot be deleted or added is refused with a sentence."""
+    make, sentence = HOSTILE[case]
+    with pytest.raises(InputError, match=sentence):
+        make()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("test", [
+    test_deletion_keeps_feasible_and_order_and_never_lengthens,
+    test_plan_of_deletion_is_deletion_of_plan,
+    test_insertion_is_live_in_order_and_within_memory,
+])  # fmt: skip
+def test_of_many(test: Any) -> None:
+    """The properties above for 400 further documents."""
+    for seed in range(400):
+        test.hypothesis.inner_test(seed)
+
+
+def test_orders_of_one_iteration_begin_a_periodic_search() -> None:
+    """A one-shot schedule becomes a periodic one of the newly profiled problem."""
+    once = random_schedule([1, 1, 1], 2, seed=3)
+    problem = JobArray([[5, 6]] * 3, 7, objective="period")
+    start = for_problem(problem, once)
+    problem.answer(start)
+    assert start.period is not None and start.duration[0] == 5

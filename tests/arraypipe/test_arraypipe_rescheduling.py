@@ -1,0 +1,474 @@
+"""Plans that change while they run: jobs that join or leave, better orders; not a bit changes."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noqa: E402
+from torch import nn  # noqa: E402
+
+from optsched import InputError, JobArray, verify  # noqa: E402
+from optsched.arraypipe import Job, array_run, random_schedule  # noqa: E402
+from optsched.arraypipe.course import Change  # noqa: E402
+from optsched.arraypipe.plan import compile  # noqa: E402
+from optsched.arraypipe.planning import rescheduling  # noqa: E402
+from optsched.arraypipe.planning.orders import random_rolling  # noqa: E402
+from optsched.arraypipe.planning.rescheduling import Rescheduling  # noqa: E402
+from optsched.train_alone import Trained, differences, train_alone  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from optsched.arraypipe.plan import ExecutionPlan
+    from optsched.arraypipe.planning.segments import Segment
+
+pytestmark = pytest.mark.torch
+
+STEPS = 6
+PARTS = [1, 2, 1, 2, 1]
+CLIPPED = 3  # this job clips its gradients: its updates wait for all stages
+
+
+class Tied(nn.Sequential):
+    """Dropout and batch statistics; the last stage uses a weight of the first again."""
+
+    def __init__(self) -> None:
+        last = nn.Linear(6, 6)
+        super().__init__(
+            nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Dropout(0.3),
+            nn.Linear(6, 6), nn.BatchNorm1d(6), last, nn.Linear(6, 4),
+        )  # fmt: skip
+        last.weight = self[0].weight
+
+
+MODELS: dict[str, tuple[Any, list[int], tuple[str, ...]]] = {
+    "plain": (build_model, [4, 6], ("0", "4", "6")),
+    "tied": (Tied, [2, 5], ("0", "2", "5")),
+}
+
+
+def jobs_of(n: int = 5) -> list[Job]:
+    """Siblings that differ in all that they may differ in."""
+    return [
+        Job(j, 8 + j, (adamw, sgd)[j % 2], microbatches=PARTS[j], recompute=j == 2,
+            clip_norm=0.5 if j == CLIPPED else None)
+        for j in range(n)
+    ]  # fmt: skip
+
+
+@cache
+def alone(model: str, j: int, steps: int) -> Trained:
+    """The reference for job j of `jobs_of`."""
+    build, _, cuts = MODELS[model]
+    return train_alone(build, jobs_of()[j], cuts, loss, data, steps)
+
+
+def array_of(jobs: Sequence[Job], model: str = "plain") -> Any:
+    """A trainer of the model."""
+    build, cuts, _ = MODELS[model]
+    return trainer(jobs, build_model=build, stages=cuts)
+
+
+def any_plan(jobs: Sequence[int], seed: int) -> ExecutionPlan:
+    """Some plan for these jobs: with offsets and multiplicities, or as a document without period.
+
+    All have update blocks that wait for all stages where the job clips.
+    """
+    draw = random.Random(seed)
+    parts = [PARTS[j] for j in jobs]
+    together = [k for k, j in enumerate(jobs) if j == CLIPPED]
+    if draw.random() < 0.5:
+        recompute = [k for k in range(len(jobs)) if draw.random() < 0.3]
+        return compile(
+            random_schedule(
+                parts, 3, seed=seed, recompute=recompute, update=range(len(jobs)),
+                together=together,
+            ),
+            together=together,
+        )  # fmt: skip
+    array = JobArray(
+        [[draw.randint(1, 5) for _ in range(3)] for _ in jobs],
+        [[draw.randint(1, 5) for _ in range(3)] for _ in jobs],
+        update=1, update_mode="global", micro_batches=parts, objective="period",
+        multiplicity=[draw.randint(1, 2) for _ in jobs],
+    )  # fmt: skip
+    return compile(random_rolling(array, spread=draw.randint(0, 2), seed=seed), together=together)
+
+
+class Forced(Rescheduling):
+    """Changes over to any plan at given polls, and puts all jobs on other seats."""
+
+    moments: dict[int, int]  # poll -> seed
+    polls = 0
+    swaps: list[Change]
+
+    def poll(self, segment: Segment) -> Change | None:
+        """Jobs that have ended lose their seats sometimes."""
+        if self.given is not None and self.given != (segment.plan, segment.seats):
+            return None
+        found = super().poll(segment)
+        type(self).polls += 1
+        seed = self.moments.get(self.polls)
+        jobs = [job for job in segment.seats if not (seed and seed % 2 and self.runs[job].over)]
+        if found is not None or seed is None or not jobs:
+            return found
+        random.Random(seed).shuffle(jobs)
+        plan = any_plan(jobs, seed)
+        self.rows[plan] = (0,) * len(jobs)
+        self.given = Change(plan, tuple(jobs))
+        self.swaps.append(self.given)
+        return self.given
+
+
+def swap_and_compare(case: dict[str, Any]) -> int:
+    """Run with forced swaps, stops and joining jobs; compare every job; number of swaps."""
+    jobs, model = jobs_of(), case["model"]
+    late = jobs.pop() if case["joins"] is not None else None
+    seated = list(range(len(jobs) - case["waiting"]))
+    swaps: list[Change] = []
+    planner = type("Planner", (Forced,), {"moments": case["moments"], "polls": 0, "swaps": swaps})
+    array = array_of(jobs, model)
+
+    def on_step(job: Job, t: int, value: float) -> None:
+        if case["stops"].get(job.seed) == t:
+            job.stop()
+        if late is not None and late not in array.jobs and (job.seed, t) == (0, case["joins"]):
+            array.add(late)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(array_run, "Rescheduling", planner)
+        result = array.run(
+            any_plan(seated, case["seed"]), STEPS, on_step=on_step, queue=True, on_error="raise"
+        )
+    assert verify(result.trace) == []
+    for j, job in enumerate(array.jobs):
+        n = case["stops"].get(j, STEPS - 1) + 1
+        assert (job.status, len(result.losses[j])) == ("done" if n == STEPS else "stopped", n)
+        assert differences(result.trained[j], alone(model, j, n)) == []
+    return len(swaps)
+
+
+def cases() -> st.SearchStrategy[dict[str, Any]]:
+    """Everything that may happen in one run."""
+    return st.fixed_dictionaries({
+        "model": st.sampled_from(sorted(MODELS)),
+        "seed": st.integers(0, 10**6),
+        "moments": st.dictionaries(st.integers(1, 12), st.integers(0, 10**6), max_size=4),
+        "stops": st.dictionaries(st.integers(0, 4), st.integers(0, STEPS - 1), max_size=3),
+        "joins": st.none() | st.integers(0, STEPS - 1),
+        "waiting": st.integers(0, 1),
+    }).filter(lambda case: case["joins"] is None or not case["waiting"])  # fmt: skip
+
+
+@settings(deadline=None, max_examples=15)
+@given(cases())
+def test_swaps_change_no_bit(case: dict[str, Any]) -> None:
+    """Whatever plans follow each other at whatever moments, every job is as if it were alone."""
+    swap_and_compare(case)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=100)
+@given(cases())
+def test_many_swaps_change_no_bit(case: dict[str, Any]) -> None:
+    """The same on more cases."""
+    swap_and_compare(case)
+
+
+def test_forced_swaps_take_place() -> None:
+    """What the properties above look at does happen."""
+    case = {"model": "tied", "seed": 1, "stops": {1: 2}, "joins": 0, "waiting": 0}
+    assert swap_and_compare({**case, "moments": dict.fromkeys(range(1, 9, 2), 4)}) >= 3
+
+
+# what is solved, and when its answer is taken
+
+FORWARD = [[3, 4, 2], [5, 2, 4], [2, 6, 3], [4, 3, 3]]
+BACKWARD = [[6, 4, 5], [5, 7, 3], [2, 9, 6], [5, 5, 5]]
+PROBLEM = JobArray(FORWARD, BACKWARD, objective="period")
+
+
+class Solver:
+    """Answers at once, with what it is told to answer; remembers what it was asked."""
+
+    asked: list[tuple[Any, Any]]
+    answers: Callable[[Any, Any], Any]
+    closed = 0
+
+    def __init__(self) -> None:
+        type(self).closed = 0
+        self.answer: Any = None
+        self.said = ""
+
+    def submit(self, problem: Any, start: Any, time_limit: float) -> None:
+        """Make the answer."""
+        self.asked.append((problem, start))
+        assert problem.evaluate(start) == start.period  # a schedule of this very problem
+        self.answer = type(self).answers(problem, start)
+        self.said = "" if self.answer else "re-planning failed"
+
+    def cancel(self) -> None:
+        """Forget it."""
+        self.answer = None
+
+    def poll(self) -> Any:
+        """Once."""
+        answer, self.answer = self.answer, None
+        return answer
+
+    def failure(self) -> str:
+        """Once."""
+        said, self.said = self.said, ""
+        return said
+
+    def close(self) -> None:
+        """Counted."""
+        type(self).closed += 1
+
+
+def slow_start(problem: JobArray) -> Any:
+    """All jobs one after the other: no order is worse."""
+    found = problem.scheduled(problem.answer(random_rolling(problem, spread=0, seed=1)))
+    worst = max((random_rolling(problem, spread=0, seed=s) for s in range(20)),
+                key=lambda schedule: schedule.period)  # fmt: skip
+    return max(found, worst, key=lambda schedule: schedule.period)
+
+
+def better(problem: JobArray, start: Any) -> Any:
+    """Something quicker."""
+    rows = [random_rolling(problem, spread=0, seed=s) for s in range(40)]
+    return min(rows, key=lambda schedule: schedule.period or 0)
+
+
+def replanned(
+    monkeypatch: pytest.MonkeyPatch, answers: Any, steps: int = 30, **given: Any
+) -> tuple[Any, Any, list[Change], Any]:
+    """A run in which the first job stops early; what the solver said, and the changes made."""
+    solver = type("Asked", (Solver,), {"asked": [], "answers": staticmethod(answers)})
+    changes: list[Change] = []
+
+    class Watched(Rescheduling):
+        def poll(self, segment: Segment) -> Change | None:
+            change = super().poll(segment)
+            changes.extend([] if change is None else [change])
+            return change
+
+    monkeypatch.setattr(rescheduling, "Replanner", solver)
+    monkeypatch.setattr(array_run, "Rescheduling", Watched)
+    array = trainer([Job(j, 8, (adamw, sgd)[j % 2]) for j in range(4)])
+    result = array.run(
+        slow_start(PROBLEM), steps, replan=PROBLEM,
+        on_step=lambda job, t, x: job.seed == 0 and t == 2 and job.stop(), **given,
+    )  # fmt: skip
+    assert verify(result.trace) == []
+    for j in range(len(array.jobs)):
+        n = len(result.losses[j])
+        assert differences(result.trained[j], array.train_alone(j, n)) == []
+    assert solver.closed == 1
+    return array, solver, changes, result
+
+
+def test_the_rest_is_solved_anew_and_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a job has ended: its problem without it, from the repaired order; if that pays."""
+    array, solver, changes, result = replanned(monkeypatch, better)
+    problem, start = solver.asked[0]
+    assert problem.names == PROBLEM.without(0).names
+    assert start.period <= slow_start(PROBLEM).period
+    assert [change.seats for change in changes][:1] == [(1, 2, 3)]
+    assert changes[0].plan.schedule.period < start.period
+    assert len(solver.asked) == 1  # at the end nobody is left to plan for
+    assert [len(row) for row in result.losses] == [3, 30, 30, 30]
+    assert [job.status for job in array.jobs] == ["stopped", "done", "done", "done"]
+
+
+def test_a_plan_that_does_not_pay_is_not_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No better period, or too few cycles left to gain what changing over costs."""
+    assert replanned(monkeypatch, lambda problem, start: start)[2] == []
+    assert replanned(monkeypatch, better, steps=4)[2] == []
+
+
+def test_a_solver_that_fails_is_mentioned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once; the run goes on with the plan that it has."""
+    with caplog.at_level(logging.WARNING, "optsched"):
+        _, solver, changes, _ = replanned(monkeypatch, lambda problem, start: None)
+    assert changes == []
+    assert len(solver.asked) == 1
+    assert [record.getMessage() for record in caplog.records] == ["re-planning failed"]
+
+
+def test_an_answer_that_cannot_be_run_is_mentioned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as one that needs more memory than there is."""
+
+    def refuse(schedule: Any, **given: Any) -> Any:
+        raise InputError("too large")
+
+    def answers(problem: Any, start: Any) -> Any:
+        monkeypatch.setattr(rescheduling, "compile", refuse)
+        return better(problem, start)
+
+    with caplog.at_level(logging.WARNING, "optsched"):
+        changes = replanned(monkeypatch, answers)[2]
+    assert changes == []
+    assert "cannot be run: too large" in caplog.text
+
+
+def test_an_heir_needs_no_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as every seat is taken the plan is as good as it was."""
+    heirs = [Job(9, 8, adamw)]
+    array, solver, changes, result = replanned(
+        monkeypatch, lambda *a: None, steps=6, refill=lambda job: heirs.pop() if heirs else None
+    )
+    assert changes[0].seats == (4, 1, 2, 3)
+    assert result.losses[4] == array.train_alone(4, 6).losses
+    # when the first of the others have ended, the heir is left
+    assert all(problem.n_jobs < 4 for problem, _ in solver.asked)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_jobs_that_join_get_seats(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """A free one first, else a new one, which the next plan knows; all exact."""
+    late = [Job(10 + k, 8, sgd) for k in range(n)]
+    monkeypatch.setattr(Solver, "asked", [], raising=False)
+    joined: list[int] = []
+
+    def answers(problem: Any, start: Any) -> Any:
+        return None
+
+    changes: list[Change] = []
+
+    class Watched(Rescheduling):
+        def poll(self, segment: Segment) -> Change | None:
+            change = super().poll(segment)
+            changes.extend([] if change is None else [change])
+            return change
+
+    solver = type("Asked", (Solver,), {"asked": [], "answers": staticmethod(answers)})
+    monkeypatch.setattr(rescheduling, "Replanner", solver)
+    monkeypatch.setattr(array_run, "Rescheduling", Watched)
+    array = trainer([Job(j, 8, adamw) for j in range(4)])
+
+    def on_step(job: Job, t: int, value: float) -> None:
+        if (job.seed, t) == (0, 3):
+            job.stop()
+        if (job.seed, t) == (1, 4 if n == 1 else 1) and not joined:
+            for other in late:
+                array.add(other)
+                joined.append(t)
+
+    result = array.run(slow_start(PROBLEM), 8, replan=PROBLEM, on_step=on_step)
+    if n == 1:  # job 0 has left
+        assert changes[0].seats == (4, 1, 2, 3)
+        assert changes[0].plan.n_jobs == 4
+    else:
+        assert [change.seats for change in changes] == [(0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5)]
+        assert [change.plan.n_jobs for change in changes] == [5, 6]
+        assert solver.asked[0][0].n_jobs >= 5
+    assert [len(row) for row in result.losses] == [4, 8, 8, 8] + [8] * n
+    for j in range(4 + n):
+        reference = array.train_alone(j, len(result.losses[j]))
+        assert differences(result.trained[j], reference) == []
+    assert [job.status for job in late] == ["done"] * n
+
+
+def test_a_job_that_finds_no_memory_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a seat becomes free; the plan is asked once whether there is room."""
+    array, late = trainer([Job(j, 8, adamw) for j in range(4)]), Job(7, 8, sgd)
+    order, asked = [], []
+
+    def on_step(job: Job, t: int, value: float) -> None:
+        order.append(job.seed)
+        if (job.seed, t) == (0, 0):
+            array.add(late)
+
+    monkeypatch.setattr(rescheduling, "with_job", lambda plan, like: asked.append(like))
+    result = array.run(slow_start(PROBLEM), 5, on_step=on_step)
+    assert len(asked) == 1
+    seats = {seed: len(order) - order[::-1].index(seed) for seed in range(4)}
+    assert order.index(7) >= min(seats.values())
+    assert differences(result.trained[4], array.train_alone(4, 5)) == []
+
+
+def test_joining_is_refused_where_no_seat_fits() -> None:
+    """Micro-batches are the plan's; and names are the jobs' own."""
+    array = trainer([Job(0, 8, adamw)])
+    said: list[str] = []
+
+    def on_step(job: Job, t: int, value: float) -> None:
+        for other in (Job(1, 8, sgd, microbatches=2), Job(1, 8, sgd, name="job0")):
+            try:
+                array.add(other)
+            except InputError as error:
+                said.append(str(error))
+
+    array.run(random_schedule([1], 3), 1, on_step=on_step)
+    assert "add: the job needs a seat with 2 micro-batches" in said[0]
+    assert "'job0' is also the name of another job" in said[1]
+    assert len(array.jobs) == 1
+    array.add(Job(1, 8, sgd, microbatches=2))  # outside of a run: for the next one
+    assert array.check_exact(2) == []
+
+
+BAD_PROBLEMS: dict[str, tuple[Any, str]] = {
+    "type": ("x", "replan: expected the JobArray of the schedule, got 'x'"),
+    "jobs": (PROBLEM.without(0), "replan: the JobArray has 3 jobs, the schedule 4"),
+    "stages": (JobArray([[1, 1]] * 4, [[1, 1]] * 4, objective="period"), "has 2 stages"),
+    "times": (
+        PROBLEM.replace(forward=BACKWARD),
+        "replan: the schedule is not one of this JobArray",
+    ),
+    "objective": (PROBLEM.with_objective("makespan"), "is not one of this JobArray"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_PROBLEMS)
+def test_another_problem_is_refused(case: str) -> None:
+    """The job array must be the one that the schedule was made for; nothing is run."""
+    problem, sentence = BAD_PROBLEMS[case]
+    ran: list[int] = []
+    with pytest.raises(InputError, match=sentence):
+        trainer([Job(j, 8, adamw) for j in range(4)]).run(
+            slow_start(PROBLEM), 2, replan=problem, on_step=lambda *a: ran.append(1)
+        )
+    assert not ran
+
+
+@pytest.mark.slow
+def test_the_real_solver_is_asked_and_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its own process, while training goes on; the run changes over when it has answered."""
+    changes: list[Change] = []
+
+    class Watched(Rescheduling):
+        def poll(self, segment: Segment) -> Change | None:
+            change = super().poll(segment)
+            changes.extend([] if change is None else [change])
+            return change
+
+    monkeypatch.setattr(array_run, "Rescheduling", Watched)
+    array = trainer([Job(j, 8, adamw) for j in range(4)])
+    until = time.monotonic() + 300
+
+    def on_step(job: Job, t: int, value: float) -> None:
+        if job.seed == 0 and t == 1:
+            job.stop()
+        time.sleep(0.01)
+        if (changes and t > 10) or time.monotonic() > until:
+            job.stop()
+
+    result = array.run(slow_start(PROBLEM), 10**5, replan=PROBLEM, on_step=on_step)
+    assert changes[0].seats == (1, 2, 3)
+    for j in range(4):
+        assert differences(result.trained[j], array.train_alone(j, len(result.losses[j]))) == []

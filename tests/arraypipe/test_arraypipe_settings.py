@@ -1,0 +1,320 @@
+"""Clipping, schedulers, precisions, tied weights, skips: each to the bits of training alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+
+from optsched import InputError  # noqa: E402
+from optsched.arraypipe import ArrayTrainer, Job, SplitPoint, random_schedule  # noqa: E402
+from optsched.train_alone import differences  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+STEPS = 4
+
+
+def found(array: ArrayTrainer, seed: int, **order: Any) -> list[str]:
+    """Train in a random order with update blocks, compare each job with training alone."""
+    counts = [job.microbatches for job in array.jobs]
+    everyone = range(len(counts))
+    schedule = random_schedule(
+        counts, len(array.stages), seed=seed, update=everyone, together=everyone, **order
+    )
+    result = array.run(schedule, STEPS, on_error="raise")
+    return [
+        line
+        for j in everyone
+        for line in differences(result.trained[j], array.train_alone(j, STEPS))
+    ]
+
+
+def step_down(optimizer: torch.optim.Optimizer) -> Any:
+    """Halve the learning rate after every second iteration."""
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+
+
+def plateau(optimizer: torch.optim.Optimizer) -> Any:
+    """Halve the learning rate whenever the loss has not improved by a tenth."""
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=0, threshold=0.1
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize("clip", [1e-3, 0.3, 1e6])
+def test_clipping_needs_all_norms(clip: float, microbatches: int, seed: int) -> None:
+    """The norm is that of all tensors in the order of the unsplit model."""
+    jobs = [
+        Job(seed, 9, adamw, microbatches=microbatches, clip_norm=clip),
+        Job(seed + 1, 8, sgd, clip_norm=clip, recompute=True),
+        Job(seed + 2, 8, sgd),
+    ]
+    assert found(trainer(jobs), seed) == []
+
+
+def test_clipping_changes_the_result() -> None:
+    """A job that clips is not the job that does not: the comparison above can fail."""
+    free, clipped = (
+        trainer([Job(0, 8, sgd, clip_norm=clip)]).train_alone(0, STEPS) for clip in (None, 1e-3)
+    )
+    assert differences(free, clipped) != []
+
+
+@pytest.mark.parametrize("scheduler", [step_down, plateau])
+def test_learning_rate_schedulers(scheduler: Callable[..., Any]) -> None:
+    """They step once an iteration on every stage; one that needs the loss gets it."""
+    jobs = [
+        Job(j, 8, m, scheduler=scheduler, microbatches=j + 1) for j, m in enumerate([sgd, adamw])
+    ]
+    array = trainer(jobs)
+    assert found(array, 3) == []
+    plain = trainer([Job(0, 8, sgd)]).train_alone(0, STEPS)
+    assert differences(plain, array.train_alone(0, STEPS)) != []
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+def test_precisions(precision: str) -> None:
+    """Weights, gradients and moments in the precision of the job, masters for bfloat16."""
+    jobs = [
+        Job(0, 8, adamw, precision=precision, clip_norm=0.1),
+        Job(1, 8, sgd, precision=precision, microbatches=2, recompute=True),
+        Job(2, 8, adamw),
+    ]
+    array = trainer(jobs)
+    assert found(array, 1) == []
+    trained = array.train_alone(0, 1)
+    expected = {"fp64": torch.float64, "bf16": torch.bfloat16}[precision]
+    assert {t.dtype for t in trained.parameters.values()} == {expected}
+
+
+CUT_FORMS: list[Any] = [3, [SplitPoint("4"), SplitPoint("6")], [["0", "1", "2", "3"], ["4", "5"],
+                        ["6", "7", "8"]]]  # fmt: skip
+
+
+@pytest.mark.parametrize("stages", CUT_FORMS, ids=["number", "points", "names"])
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+def test_every_form_of_stages_takes_every_precision(precision: str, stages: Any) -> None:
+    """The sample that counts work and compares forwards is in the precision of the first job."""
+    array = trainer([Job(1, 8, sgd, precision=precision)], stages=stages)
+    result = array.run(random_schedule([1], 3), 2)
+    assert differences(result.trained[0], array.train_alone(0, 2)) == []
+
+
+def test_names_in_a_wrong_order_are_found_in_every_precision() -> None:
+    """A chain of modules is compared with the model's own forward in bfloat16 too."""
+    with pytest.raises(InputError, match="do not give what the forward"):
+        trainer(
+            [Job(1, 8, sgd, precision="bf16")],
+            stages=[["0", "1", "2", "3"], ["5", "4"], ["6", "7", "8"]],
+        )
+
+
+@pytest.mark.parametrize("job", [Job(0, 8, sgd, clip_norm=1.0), Job(0, 8, sgd, scheduler=plateau)])
+def test_updates_together_need_blocks_of_their_own(job: Job) -> None:
+    """Fused updates cannot wait for all stages: refused before anything is trained."""
+    with pytest.raises(InputError, match=r'update_mode="global"'):
+        trainer([job]).run(random_schedule([1], 3), 1)
+
+
+def test_start_from_a_file(tmp_path: Path) -> None:
+    """`init` gives the weights; a file that does not fit is named."""
+    torch.manual_seed(77)
+    path = tmp_path / "start.pt"
+    torch.save(build_model().state_dict(), path)
+    array = trainer([Job(0, 8, adamw, init=str(path))])
+    assert found(array, 0) == []
+    torch.save({"weight": torch.zeros(1)}, path)
+    with pytest.raises(InputError, match=r"init: .*no state dict of this model"):
+        array.run(random_schedule([1], 3), 1)
+    with pytest.raises(InputError, match="no such file"):
+        trainer([Job(0, 8, adamw, init=str(tmp_path / "none"))]).run(random_schedule([1], 3), 1)
+
+
+# tied weights
+
+
+class Language(nn.Module):
+    """Embedding and head share one weight; a middle stage may use it too."""
+
+    def __init__(self, uses: int = 1, third: bool = False, frozen: bool = False) -> None:
+        super().__init__()
+        self.embed = Twice(uses)
+        self.middle = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.2))
+        self.third = Projection(self.embed.table.weight) if third else nn.Tanh()
+        self.head = Projection(self.embed.table.weight, back=False)
+        if frozen:
+            self.embed.table.weight.requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        """Tokens to logits."""
+        return self.head(self.third(self.middle(self.embed(x))))
+
+
+class Twice(nn.Module):
+    """An embedding that is looked up once or twice."""
+
+    def __init__(self, uses: int) -> None:
+        super().__init__()
+        self.table, self.uses = nn.Embedding(11, 8), uses
+
+    def forward(self, x: Any) -> Any:
+        """Sum of lookups of shifted tokens."""
+        y = self.table(x)
+        for k in range(1, self.uses):
+            y = y + self.table((x + k) % 11)
+        return y
+
+
+class Projection(nn.Module):
+    """Logits by a given weight, and back again unless it is the last."""
+
+    def __init__(self, weight: nn.Parameter, back: bool = True) -> None:
+        super().__init__()
+        self.weight, self.back = weight, back
+
+    def forward(self, x: Any) -> Any:
+        """Shape (..., 8) to (..., 11), or to (..., 8)."""
+        y = x @ self.weight.T
+        return torch.tanh(y @ self.weight) if self.back else y
+
+
+def tokens(job: Job, start: int) -> Iterator[tuple[Any, Any]]:
+    """Random tokens and their successors."""
+    for iteration in range(start, 10**6):
+        draw = torch.Generator().manual_seed(job.seed * 1000 + iteration)
+        x = torch.randint(0, 11, (job.batch_size, 5), generator=draw)
+        yield x, (x * 3 + 1) % 11
+
+
+def token_loss(output: Any, target: Any) -> Any:
+    """Mean cross entropy."""
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+NAMES: Sequence[Sequence[str]] = [["embed"], ["middle"], ["third"], ["head"]]
+
+
+@settings(deadline=None, max_examples=12)
+@given(
+    uses=st.sampled_from([1, 2]),
+    third=st.booleans(),
+    seed=st.integers(0, 10**6),
+    microbatches=st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3),
+    clip=st.sampled_from([None, 0.1]),
+    precision=st.sampled_from(["fp32", "fp64", "bf16"]),
+    place=st.sampled_from([[0, 1, 2, 3], [0, 1, 1, 0], [0, 0, 0, 0]]),
+    recompute=st.booleans(),
+)
+def test_tied_weights(
+    uses: int, third: bool, seed: int, microbatches: list[int], clip: float | None,
+    precision: str, place: list[int], recompute: bool,
+) -> None:  # fmt: skip
+    """All uses of a micro-batch are added first, in the order in which autograd adds them alone."""
+    jobs = [
+        Job(
+            j, 6, adamw if j % 2 else sgd, microbatches=m, clip_norm=clip, precision=precision,
+            recompute=recompute, model={"uses": uses, "third": third},
+        )
+        for j, m in enumerate(microbatches)
+    ]  # fmt: skip
+    array = ArrayTrainer(Language, jobs, NAMES, token_loss, tokens)
+    assert found(array, seed, place=place) == []
+
+
+@settings(deadline=None, max_examples=8)
+@given(
+    third=st.booleans(),
+    seed=st.integers(0, 10**6),
+    microbatches=st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=3),
+    clip=st.sampled_from([None, 0.1]),
+    place=st.sampled_from([[0, 1, 2, 3], [0, 1, 1, 0], [0, 0, 0, 0]]),
+    free=st.booleans(),
+)
+def test_summed_tied_gradients(
+    third: bool, seed: int, microbatches: list[int], clip: float | None, place: list[int],
+    free: bool,
+) -> None:  # fmt: skip
+    """Once an iteration: training alone up to rounding, in any order, and exact for M = 1."""
+    jobs = [
+        Job(
+            j, 6, adamw if j % 2 else sgd, microbatches=m, clip_norm=clip, precision="fp64",
+            recompute=bool(j), model={"third": third},
+        )
+        for j, m in enumerate(microbatches)
+    ]  # fmt: skip
+    everyone = range(len(jobs))
+    array = ArrayTrainer(Language, jobs, NAMES, token_loss, tokens, tied="sum", exact=not free)
+    schedule = random_schedule(
+        microbatches, 4, place=place, update=everyone, together=everyone, exact=not free, seed=seed
+    )
+    result = array.run(schedule, STEPS, on_error="raise")
+    for j, job in enumerate(jobs):
+        alone = array.train_alone(j, STEPS)
+        if job.microbatches == 1:
+            assert differences(result.trained[j], alone) == []
+        for name, tensor in alone.parameters.items():
+            got = result.trained[j].parameters[name]
+            assert torch.allclose(got, tensor, rtol=1e-6, atol=1e-9), name
+
+
+def test_what_summing_saves_and_costs() -> None:
+    """One message a user instead of one a micro-batch; bits differ, and `check_exact` says so."""
+    jobs = [Job(j, 8, adamw, microbatches=m) for j, m in enumerate([4, 2, 1])]
+    counts = {}
+    for tied in ("exact", "sum"):
+        array = ArrayTrainer(Language, jobs, NAMES, token_loss, tokens, tied=tied)  # type: ignore[arg-type]
+        plan = array.plan(random_schedule([4, 2, 1], 4, seed=1))
+        kinds = [message.kind for message in array.routes(plan).messages]
+        counts[tied] = (kinds.count("tied"), kinds.count("weight"), kinds.count("gradient"))
+        found = array.check_exact(STEPS)
+        assert bool(found) == (tied == "sum")
+        assert not any(line.startswith("job job2") for line in found)
+    assert counts == {"exact": (7, 3, 21), "sum": (3, 3, 21)}
+
+
+@pytest.mark.parametrize("tied", ["summed", "", None, True, ["sum"]])
+def test_ways_to_tie_refused(tied: Any) -> None:
+    """Only two words mean something."""
+    with pytest.raises(InputError, match=r'tied: expected "exact" or "sum", got'):
+        ArrayTrainer(Language, [Job(0, 6, sgd)], NAMES, token_loss, tokens, tied=tied)
+
+
+def test_model_is_tied_again_after_the_run() -> None:
+    """The trained unsplit models share the weight as they did before."""
+    array = ArrayTrainer(Language, [Job(0, 6, sgd)], NAMES, token_loss, tokens)
+    result = array.run(random_schedule([1], 4), 2)
+    model = result.models[0]
+    assert model.head.weight is model.embed.table.weight
+    assert set(dict(model.named_parameters())) == set(result.trained[0].parameters)
+
+
+def test_frozen_tied_weight() -> None:
+    """A tied weight that is not trained has no gradient to send."""
+    jobs = [Job(0, 6, sgd, microbatches=2, model={"frozen": True})]
+    assert found(ArrayTrainer(Language, jobs, NAMES, token_loss, tokens), 0) == []
+
+
+def test_data_is_that_of_the_module() -> None:
+    """The helpers of the neighbouring tests are what this module believes they are."""
+    x, y = next(data(Job(0, 8, sgd), 0))
+    assert loss(build_model()(x), y).dim() == 0
+
+
+def test_check_exact_takes_all_settings() -> None:
+    """The check of one's own jobs covers clipping and schedulers that look at the loss."""
+    jobs = [Job(0, 8, sgd, clip_norm=0.1), Job(1, 8, adamw, scheduler=plateau), Job(2, 8, sgd)]
+    assert trainer(jobs).check_exact(2) == []

@@ -1,0 +1,155 @@
+"""Jobs whose stages differ in shapes are refused; what leaves shapes alone may differ."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from arraypipe_models import adamw, build_model, sgd, trainer  # noqa: E402
+from torch import nn  # noqa: E402
+
+from optsched import InputError  # noqa: E402
+from optsched.arraypipe import Job, random_schedule  # noqa: E402
+from optsched.arraypipe.siblings import check_sibling, shapes_of  # noqa: E402
+from optsched.train_alone import differences  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+SENTENCE = (
+    r"job wide: '0.weight' is a parameter of shape \(13, 6\), in job job0 a parameter of shape "
+    r"\(12, 6\); .* train this one in an array of its own"
+)
+
+
+def wide(seed: int = 1, **more: Any) -> Job:
+    """A job with a larger model."""
+    return Job(seed, 8, sgd, name="wide", model={"width": 13}, **more)
+
+
+def normed(norm: bool = True, masked: bool = False) -> nn.Sequential:
+    """Three stages of the tiny model; a layer without parameters, or a buffer, may be missing."""
+    model = build_model()
+    if not norm:
+        model[6] = nn.Identity()
+    if masked:
+        model[3].register_buffer("mask", torch.ones(3), persistent=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ({"norm": False}, r"job job1: '6.weight' is missing, in job job0 a parameter of shape"),
+        ({"masked": True}, r"'3.mask' is a buffer of shape \(3,\), in job job0 missing"),
+    ],
+)
+def test_missing_and_more_tensors_are_named(model: dict[str, Any], sentence: str) -> None:
+    """Parameters, and buffers that no state dict has."""
+    array = trainer([Job(0, 8, sgd), Job(1, 8, sgd, model=model)], build_model=normed)
+    with pytest.raises(InputError, match=sentence):
+        array.run(random_schedule([1, 1], 3), 2)
+
+
+@pytest.mark.parametrize("queue", [False, True])
+def test_other_shapes_are_refused_before_anything_is_written(tmp_path: Path, queue: bool) -> None:
+    """By `run` and by `profile`; no job has been trained, no folder made."""
+    jobs = [Job(0, 8, adamw), wide()]
+    array = trainer(jobs)
+    schedule = random_schedule([1] * (1 if queue else 2), 3)
+    with pytest.raises(InputError, match=SENTENCE):
+        array.run(schedule, 2, checkpoint=tmp_path / "ckpt", queue=queue)
+    with pytest.raises(InputError, match=SENTENCE):
+        array.profile()
+    assert not list(tmp_path.iterdir())
+    alone = trainer(jobs[1:])
+    assert differences(
+        alone.run(random_schedule([1], 3), 2).trained[0], alone.train_alone(0, 2)
+    ) == []  # fmt: skip
+
+
+def varied(p: float = 0.3, frozen: bool = False) -> nn.Sequential:
+    """A model whose tensors have always the same shapes."""
+    model = build_model()
+    model[2].p = p
+    model[3].requires_grad_(not frozen)
+    return model
+
+
+def test_models_of_equal_shapes_may_differ() -> None:
+    """Dropout, frozen layers, and precisions; all reach the bits that they reach alone."""
+    changes: list[dict[str, Any]] = [
+        {}, {"model": {"p": 0.7}}, {"model": {"frozen": True}}, {"precision": "bf16"},
+    ]  # fmt: skip
+    jobs = [Job(j, 8, adamw, **more) for j, more in enumerate(changes)]
+    array = trainer(jobs, build_model=varied)
+    result = array.run(random_schedule([1] * 4, 3, seed=2), 3)
+    for j in range(4):
+        assert differences(result.trained[j], array.train_alone(j, 3)) == []
+
+
+def test_an_addition_of_another_shape_fails_alone() -> None:
+    """The caller gets the sentence, the others go on as if nothing had been."""
+    jobs, late = [Job(0, 8, adamw), Job(1, 8, sgd)], wide(7)
+    array = trainer(jobs)
+
+    def on_step(job: Job, iteration: int, loss: float) -> None:
+        if (job.seed, iteration) == (0, 0):
+            with pytest.raises(InputError, match=SENTENCE):
+                array.add(late)
+
+    result = array.run(random_schedule([1, 1], 3), 3, on_step=on_step)
+    assert late.status == "failed" and array.titles == ["job0", "job1"]
+    for j in range(2):
+        assert differences(result.trained[j], array.train_alone(j, 3)) == []
+
+
+def test_a_refill_of_another_shape_fails_alone() -> None:
+    """The next one takes the seat."""
+    first, late = Job(0, 8, adamw), [wide(7), Job(8, 8, sgd, name="other")]
+    array, (bad, _) = trainer([first]), late
+    result = array.run(random_schedule([1], 3), 3, refill=lambda job: late.pop(0) if late else None)
+    assert bad.status == "failed" and "in an array of its own" in str(bad.error)
+    assert array.titles == ["job0", "other"]
+    for j in range(2):
+        assert differences(result.trained[j], array.train_alone(j, 3)) == []
+
+
+def test_a_trial_of_another_shape_fails_alone() -> None:
+    """The sweep goes on with the next one."""
+    optuna = pytest.importorskip("optuna")
+    from optsched.arraypipe import ArraySweep
+
+    def suggest(trial: Any) -> Job:
+        return Job(trial.number, 8, sgd, model={"width": 13 if trial.number == 2 else 12})
+
+    study = optuna.create_study()
+    ArraySweep(trainer([Job(0, 8, sgd)]), study, suggest, 2, 2).run(5)
+    assert [t.state.name[0] for t in study.trials] == list("CCFCC")
+    assert "an array of its own" in study.trials[2].user_attrs["failure"]
+
+
+def test_the_first_job_of_a_run_says_what_is_equal() -> None:
+    """Not an example that another trainer has been made of."""
+    array = trainer([Job(0, 8, sgd)]).with_jobs([wide(1), Job(2, 8, sgd, model={"width": 13})])
+    result = array.run(random_schedule([1, 1], 3), 2)
+    for j in range(2):
+        assert differences(result.trained[j], array.train_alone(j, 2)) == []
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: nn.LazyLinear(3), lambda: nn.Linear(2, 3), lambda: nn.Linear(2, 3, bias=False)],
+)
+def test_equal_only_to_oneself(build: Callable[[], nn.Module]) -> None:
+    """Tensors whose shape is not known yet count as equal to such alone."""
+    own, other = shapes_of(build()), shapes_of(nn.Linear(3, 3))
+    check_sibling(own, "b", own, "a")
+    with pytest.raises(InputError, match=r"job b: 'weight' is a parameter of .*shape"):
+        check_sibling(own, "b", other, "a")

@@ -1,0 +1,432 @@
+"""Cutting models: by numbers, names, lists and tracing; ties, skips, merging, refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+import arraypipe_traced_models as models  # noqa: E402
+from arraypipe_models import adamw, sgd  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from optsched import InputError  # noqa: E402
+from optsched.arraypipe import ArrayTrainer, Job, blocks, random_schedule  # noqa: E402
+from optsched.arraypipe import split as cutting  # noqa: E402
+from optsched.arraypipe.cutting.balance import balanced_cuts, counted_costs  # noqa: E402
+from optsched.arraypipe.cutting.cuts import traced_stages  # noqa: E402
+from optsched.arraypipe.job import seed_generator  # noqa: E402
+from optsched.arraypipe.split import SplitPoint, split, stage_names  # noqa: E402
+from optsched.train_alone import differences  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from optsched.arraypipe.job import JobStage
+
+pytestmark = pytest.mark.torch
+
+CPU = torch.device("cpu")
+
+JOBS = [Job(0, 6, adamw, microbatches=2), Job(1, 5, sgd, recompute=True)]
+
+
+def points(*names: str) -> list[SplitPoint]:
+    """Cuts before these modules."""
+    return [SplitPoint(name) for name in names]
+
+
+def stages_of(model: nn.Module, stages: Any, sample: Any = None) -> list[JobStage]:
+    """The stages of a model for a job with AdamW."""
+    return split(model, stage_names(model, stages, sample), JOBS[0], 0, "a")
+
+
+def functional_gpt() -> models.Gpt:
+    """The head is a product with the embedding's weight in the model's own forward."""
+    return models.Gpt(head="functional")
+
+
+TRACED: dict[str, tuple[Any, Any, Any]] = {
+    "gpt": (models.Gpt, points("blocks.1", "head"), models.tokens),
+    "gpt, head as a product": (functional_gpt, points("blocks.1", "norm"), models.tokens),
+    "gpt, four": (models.Gpt, points("blocks.0", "blocks.2", "norm"), models.tokens),
+    "residual": (models.Residual, points("conv1", "bn2", "head"), models.images),
+    "residual, inside": (models.Residual, points("stem.1", "conv2"), models.images),
+    "u-net": (models.UNet, points("down2", "middle", "up2", "up1"), models.images),
+    "mixed": (models.Mixed, points("second", "third"), models.pairs),
+    "mixed, elsewhere": (models.Mixed, points("first", "lstm", "kinds"), models.pairs),
+    "one tensor twice": (models.Same, points("whole", "frozen", "plan"), models.rows),
+    "eval mode": (lambda: models.Same(0.5).eval(), points("whole", "frozen"), models.rows),
+    "residual, a number": (models.Residual, 3, models.images),
+    "gpt, a number": (models.Gpt, 3, models.tokens),
+}
+
+
+@pytest.mark.parametrize("case", TRACED)
+def test_traced_models_reach_the_same_bits(case: str) -> None:
+    """Micro-batches, recompute, dropout, statistics, skips, ties: all as trained alone."""
+    build_model, stages, data = TRACED[case]
+    array = ArrayTrainer(build_model, JOBS, stages, models.loss, data)
+    assert array.check_exact(3) == []
+
+
+def chain() -> nn.Sequential:
+    """One weight for five layers."""
+    layers = [nn.Linear(4, 4) for _ in range(5)]
+    for layer in layers:
+        layer.weight = layers[0].weight
+    acts = [nn.Tanh() for _ in layers]
+    return nn.Sequential(*(m for pair in zip(layers, acts, strict=True) for m in pair))
+
+
+@pytest.mark.parametrize("cuts", [[4, 8], [2, 6], [3, 5]])
+def test_weights_used_by_several_layers_of_several_stages(cuts: list[int]) -> None:
+    """Gradients of all uses are summed as alone, whether a stage has one use or two."""
+    array = ArrayTrainer(chain, JOBS, cuts, models.loss, models.rows)
+    assert array.check_exact(3) == []
+
+
+class Web(nn.Module):
+    """Layers that take any earlier values; `steps` has (layer, first value, second value, how)."""
+
+    def __init__(self, steps: Sequence[tuple[int, int, int]]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in steps)
+        self.head = nn.Linear(4, 3)
+        self.steps = list(steps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Every value is kept for later ones."""
+        values = [x]
+        for layer, (a, b, how) in zip(self.layers, self.steps, strict=True):
+            first, second = values[a % len(values)], values[b % len(values)]
+            if how == 0:
+                values.append(layer(first).tanh() + second)
+            elif how == 1:
+                values.append(functional.dropout(layer(first) * second, 0.2, self.training))
+            else:
+                values.append(layer(torch.cat([first[:, :2], second[:, 2:]], 1)).relu_())
+        return self.head(values[-1] + 0.5 * values[len(values) // 2])
+
+
+@st.composite
+def webs(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], list[int]]:
+    """Steps of a web, and where to cut it."""
+    n = draw(st.integers(2, 6))
+    step = st.tuples(st.integers(0, 7), st.integers(0, 7), st.integers(0, 2))
+    steps = draw(st.lists(step, min_size=n, max_size=n))
+    return steps, sorted(draw(st.sets(st.integers(1, n - 1), min_size=1, max_size=3)))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(webs())
+def test_any_skips_are_exact(drawn: tuple[list[tuple[int, int, int]], list[int]]) -> None:
+    """Values used in any later stages, any number of times, ride along with exact gradients."""
+    steps, cuts = drawn
+    where = points(*(f"layers.{cut}" for cut in cuts))
+    array = ArrayTrainer(lambda: Web(steps), JOBS, where, models.loss, models.rows)
+    assert array.check_exact(2) == []
+
+
+def test_skips_ride_through_the_stages_between() -> None:
+    """What crosses a cut is what later stages use, once each; shapes are read again."""
+    stages = traced_stages(models.UNet(), ["down2", "middle", "up2", "up1"], "a")
+    crossing = [stage._plan.programs[(True,)].outputs for stage in stages[:-1]]
+    a, b, image = "relu_", "relu", "x"
+    assert [set(row) & {a, b, image} for row in crossing] == [
+        {a, image},  # the image for its size
+        {a, b, image},
+        {a, image},
+        {a},
+    ]
+    assert [len(row) for row in crossing] == [3, 4, 3, 2]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_an_input_passed_on_has_the_whole_gradient(recompute: bool) -> None:
+    """A leaf that is also an output sums the gradient from later and its own use, in that order."""
+
+    class Through(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+            return self.linear(x[0]).sin() * x[0], x[0], x[1]
+
+    model = nn.Sequential(Through(), nn.Identity())
+    stage = stages_of(model, [1])[0]
+    stage.packed, stage.needs_gradient = True, (True, False)
+    x, kind = torch.randn(3, 4), torch.arange(3)
+    sent = blocks.forward(stage, 0, (x, kind), 7, None, recompute)
+    assert torch.equal(sent[1], x)
+    assert torch.equal(sent[2], kind)
+    if recompute:
+        blocks.recompute(stage, 0)
+    g, later = torch.randn(3, 4), torch.randn(3, 4)
+    (gradient, nothing) = blocks.backward(stage, 0, (g, later, None))
+    leaf = x.clone().requires_grad_()
+    y, same, _ = model[0]((leaf, kind))
+    (expected,) = torch.autograd.grad([y, same * 1], leaf, [g, later])
+    assert gradient is not None
+    assert torch.equal(gradient, expected)
+    assert nothing is None
+
+
+def test_state_dict_of_the_unsplit_model() -> None:
+    """Merged stages have its keys, order and values; shards are a partition; ties are restored."""
+    for build_model, stages, _ in TRACED.values():
+        model, like = build_model(), build_model()
+        model.load_state_dict(like.state_dict())
+        names = stage_names(build_model(), stages, _sample(build_model))
+        parts = split(model, names, JOBS[0], 0, "a")
+        merged = cutting.merge(model, parts)
+        assert list(merged) == list(like.state_dict())
+        assert all(torch.equal(merged[name], value) for name, value in like.state_dict().items())
+        shards = [cutting.shard(model, parts, s) for s in range(len(parts))]
+        assert sorted(name for shard in shards for name in shard) == sorted(merged)
+        cutting.restore_ties(model, parts)
+        assert [n for n, _ in model.named_parameters()] == [n for n, _ in like.named_parameters()]
+        assert [n for n, _ in model.named_modules()] == [n for n, _ in like.named_modules()]
+
+
+def test_checkpoints_of_a_traced_model(tmp_path: Path) -> None:
+    """They load into the unsplit model, ties included, and resuming gives the same bits."""
+    array = ArrayTrainer(models.Gpt, JOBS, points("blocks.1", "head"), models.loss, models.tokens)
+    schedule = random_schedule([2, 1], 3, seed=1)
+    straight = array.run(schedule, 3)
+    array.run(schedule, 2, checkpoint=tmp_path)
+    resumed = array.run(schedule, 3, checkpoint=tmp_path, resume=True)
+    for j, (a, b) in enumerate(zip(straight.trained, resumed.trained, strict=True)):
+        a = dataclasses.replace(a, losses=a.losses[2:])
+        assert differences(b, a) == []
+        saved = torch.load(tmp_path / f"job{j}" / "3" / "model.pt", weights_only=True)
+        model = models.Gpt()
+        assert list(saved) == list(model.state_dict())
+        model.load_state_dict(saved)
+        assert torch.equal(model.head.weight, straight.models[j].embed.weight)
+        assert straight.models[j].head.weight is straight.models[j].embed.weight
+
+
+def _sample(build_model: Any) -> Any:
+    data = next(data for build, _, data in TRACED.values() if build is build_model)
+    return next(data(JOBS[0], 0))[0]
+
+
+def test_owners_train_and_have_unsplit_names_in_order() -> None:
+    """Every parameter belongs to one optimizer, under its unsplit name, in the unsplit order."""
+    model = models.Gpt()
+    order = [name for name, _ in model.named_parameters()]
+    parts = stages_of(model, points("blocks.1", "head"))
+    names = [[name for name, _ in part.parameters] for part in parts]
+    assert sorted(name for row in names for name in row) == sorted(order)
+    assert all(row == [name for name in order if name in row] for row in names)
+    for part in parts:
+        groups = [] if part.optimizer is None else part.optimizer.param_groups
+        trained = [id(p) for group in groups for p in group["params"]]
+        assert trained == [id(p) for _, p in part.parameters]
+    # a name that another one begins with is not confused with it
+    assert "pos" in cutting.shard(model, parts, 0)
+    passing = [cutting.passing_buffers(model, parts, s) for s in range(3)]
+    assert [list(row) for row in passing] == [["mask"], [], []]
+
+
+class Tied(nn.Module):
+    """One weight at four places: twice in the first module, and in two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.middle, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        for module in (self.pair[1], self.middle, self.last):
+            module.weight = self.pair[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All in a row."""
+        x = self.pair[1](self.pair[0](x).relu())
+        return self.last(self.middle(x).relu())
+
+
+def test_tied_weights_are_lent() -> None:
+    """The earliest stage owns; each later one has one copy in all its places; they come back."""
+    model = Tied()
+    parts = stages_of(model, [["pair.0", "pair.1"], ["middle"], ["last"]])
+    assert cutting.ties(parts) == ((0, 1), (1, 2))  # a chain
+    assert [name for name, _ in parts[0].parameters][:1] == ["pair.0.weight"]
+    owner = parts[0].weight("pair.0.weight")
+    for part, module in zip(parts[1:], (model.middle, model.last), strict=True):
+        (lent,) = part.borrowed
+        assert (lent.name, lent.owner) == ("pair.0.weight", 0)
+        assert lent.parameter is module.weight
+        assert lent.parameter is not owner
+        assert torch.equal(lent.parameter, owner)
+        assert all(p is not lent.parameter for _, p in part.parameters)
+    with torch.no_grad():
+        owner.add_(1)
+    merged = cutting.merge(model, parts)
+    assert all(torch.equal(merged[f"{m}.weight"], owner) for m in ("pair.1", "middle", "last"))
+    cutting.restore_ties(model, parts)
+    assert model.pair[1].weight is model.middle.weight is model.last.weight is owner
+
+
+def test_ties_inside_a_stage_are_no_ties() -> None:
+    """One parameter at two places of one stage stays one; frozen ones stay frozen."""
+    model = Tied()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    parts = stages_of(model, [["pair.0"], ["pair.1", "middle", "last"]])
+    assert cutting.ties(parts) == ((0, 1),)
+    (lent,) = parts[1].borrowed
+    assert lent.parameter is model.pair[1].weight is model.middle.weight is model.last.weight
+    assert not lent.parameter.requires_grad
+    assert stages_of(Tied(), [["pair.0", "pair.1", "middle", "last"]])[0].borrowed == ()
+
+
+def test_a_weight_read_by_the_models_own_forward_is_lent() -> None:
+    """The embedding keeps its own weight; the stage of the head reads a copy, and only it."""
+    model = functional_gpt()
+    own = model.embed.weight
+    parts = stages_of(model, points("blocks.1", "norm"))
+    assert cutting.ties(parts) == ((0, 2),)
+    assert model.embed.weight is own
+    names = [name for name, _ in parts[2].modules[0].named_parameters()]
+    assert "embed.weight" in names
+    with torch.no_grad():
+        parts[2].borrowed[0].parameter.zero_()
+    x = torch.randn(1, 3, 8)
+    assert not parts[2].modules[0]((torch.zeros(1, 3, dtype=torch.long), x)).any()
+    assert own.any()
+
+
+def test_recurrent_layers_hear_of_the_copy() -> None:
+    """An LSTM keeps its weights in a list beside; a borrowed one must be in that too."""
+    model = nn.Sequential(nn.LSTM(4, 4), nn.LSTM(4, 4))
+    model[1].weight_hh_l0 = model[0].weight_hh_l0
+    parts = stages_of(model, [1])
+    lent = parts[1].borrowed[0].parameter
+    assert any(p is lent for p in model[1]._flat_weights)
+    cutting.restore_ties(model, parts)
+    assert any(p is model[0].weight_hh_l0 for p in model[1]._flat_weights)
+
+
+def test_replaced_tensors_are_replaced_for_stage_and_model() -> None:
+    """Stage and model share what the model's own forward reads, also if it is exchanged."""
+    model = models.Gpt(head="own")
+    stage = traced_stages(model, ["blocks.1", "head"], "a")[0]
+    stage._parameters["pos"] = nn.Parameter(torch.zeros(16, 8))
+    assert not model.pos.any()
+    model._buffers["mask"] = torch.zeros(16, 16, dtype=torch.bool)
+    assert not dict(stage.named_buffers())["mask"].any()
+    assert set(dict(stage.named_parameters())) < set(dict(model.named_parameters()))
+    stage.to(torch.float64)
+    assert model.pos.dtype == torch.float64
+    assert model.head.weight.dtype == torch.float32  # in another stage
+
+
+def test_train_and_eval_mode_of_traced_stages() -> None:
+    """Either mode is that of the model, at any time; a mixture that was never traced is refused."""
+    model = models.Gpt()
+    stages = traced_stages(model, ["blocks.1", "blocks.2"], "a")
+    tokens = torch.randint(0, 11, (2, 5))
+
+    def run(seed: int) -> Tensor:
+        seed_generator(seed, CPU)
+        x: Any = tokens
+        for stage in stages:
+            x = stage(x)
+        return x
+
+    for mode in (True, False, True):
+        model.train(mode)
+        assert all(stage.training is mode for stage in stages)
+        seed_generator(5, CPU)
+        expected = model(tokens)
+        assert torch.equal(run(5), expected)
+        assert torch.equal(run(6), expected) is not mode
+    stages[0].eval()  # from the side of a stage
+    assert not model.training
+    inner = traced_stages(models.Residual(), ["stem.1"], "a")
+    inner[0]._plan.looked_into[0].training = False
+    with pytest.raises(InputError, match="some of its modules are in train mode"):
+        inner[0](torch.randn(1, 2, 8, 8))
+
+
+def test_what_the_forward_does_not_use_goes_along() -> None:
+    """Unused tensors of a traced model belong to stage 0 and keep their values."""
+
+    class Unused(Web):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.layers[0](x))
+
+    def unused() -> Unused:
+        return Unused([(0, 0, 0)] * 2)
+
+    array = ArrayTrainer(unused, JOBS, points("head"), models.loss, models.rows)
+    assert array.check_exact(2) == []
+    model = unused()
+    parts = stages_of(model, points("head"))
+    assert "layers.1.weight" in dict(parts[0].parameters)
+    assert list(cutting.merge(model, parts)) == list(model.state_dict())
+
+
+@pytest.mark.parametrize("kind", [list, tuple, nn.ModuleList])
+def test_a_list_of_stages(kind: Any) -> None:
+    """A list is an `nn.Sequential` of its modules; as many stages as modules are the modules."""
+
+    def build_model() -> Any:
+        return kind(
+            [
+                nn.Sequential(nn.Linear(4, 8), nn.ReLU()),
+                nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2)),
+                nn.Linear(8, 3),
+            ]
+        )
+
+    array = ArrayTrainer(build_model, JOBS, 3, models.loss, models.rows)
+    assert array.stages == (("0",), ("1",), ("2",))
+    assert array.check_exact(2) == []
+    model = cutting.build(build_model, JOBS[0])
+    assert list(model.state_dict())[:2] == ["0.0.weight", "0.0.bias"]
+    for wrong in (kind([]), [nn.Linear(1, 1), 3]):
+        with pytest.raises(InputError, match="expected a list of"):
+            cutting.build(lambda wrong=wrong: wrong, JOBS[0])
+
+
+def test_balanced_cuts_have_the_least_largest_part() -> None:
+    """The dynamic programme equals trying all cuts, and takes the earliest."""
+    draw = random.Random(0)
+    for _ in range(50):
+        costs = [draw.randrange(1, 20) for _ in range(draw.randrange(1, 8))]
+        parts = draw.randrange(1, len(costs) + 1)
+
+        def largest(cuts: Any, costs: list[int] = costs) -> int:
+            bounds = [0, *cuts, len(costs)]
+            return max(sum(costs[a:b]) for a, b in pairwise(bounds))
+
+        every = [list(cuts) for cuts in combinations(range(1, len(costs)), parts - 1)]
+        cuts = balanced_cuts(costs, parts)
+        assert cuts in every
+        assert largest(cuts) == min(map(largest, every))
+
+
+def test_counted_costs() -> None:
+    """Two operations a multiply-add plus the size of the output, whoever calls the layers."""
+    x = torch.randn(5, 4)
+    act = nn.ReLU()
+    model = nn.Sequential(nn.Linear(4, 8), act, nn.Linear(8, 3), act)
+    linear = [2 * 5 * 4 * 8 + 40, 40, 2 * 5 * 8 * 3 + 15, 15]
+    assert counted_costs(model, list(model), x) == linear
+    own = Web([(0, 0, 0)] * 2)
+    costs = counted_costs(own, [*own.layers, own.head], x)
+    assert costs == [2 * 5 * 4 * 4 + 20] * 2 + [2 * 5 * 4 * 3 + 15]
+    assert stage_names(own, 3, x) == (("",), ("layers.1",), ("head",)) == stage_names(own, 3, x)
+    assert stage_names(own, 1, x) == (("",),)

@@ -1,0 +1,497 @@
+"""Sweeps: exact, pruned, refilled, failed, interrupted, resumed; what the study is told."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+optuna = pytest.importorskip("optuna")
+
+from arraypipe_models import CUTS, build_model, data, loss, sgd  # noqa: E402
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from optuna.trial import TrialState  # noqa: E402
+
+from optsched import InputError, MissingExtra  # noqa: E402
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule  # noqa: E402
+from optsched.arraypipe.sweep import ArraySweep, SweepResult  # noqa: E402
+from optsched.train_alone import differences, train_alone  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = pytest.mark.torch
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+make_trainer = partial(ArrayTrainer, build_model, stages=CUTS, loss=loss, data=data)
+NAMES = ("0", "4", "6")
+STEPS = 6
+
+
+def suggest(trial: Any) -> Job:
+    """A learning rate and a batch size; every trial has its own seed."""
+    lr = trial.suggest_float("lr", 1e-4, 1e-1, log=True)
+    size = trial.suggest_categorical("size", [6, 8])
+    return Job(trial.number, size, lambda named: torch.optim.AdamW(named, lr=lr))
+
+
+class Numbered(optuna.samplers.RandomSampler):
+    """Random search whose state is the number of the trial alone."""
+
+    def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
+        """Seeded anew for every trial."""
+        random = optuna.samplers.RandomSampler(seed=trial.number)
+        return random.sample_independent(study, trial, name, distribution)
+
+
+def study_of(pruner: Any = None, direction: str = "minimize", **given: Any) -> Any:
+    """A study whose trials have random parameters by their numbers, in whatever process."""
+    return optuna.create_study(
+        sampler=Numbered(), pruner=pruner or optuna.pruners.NopPruner(),
+        direction=direction, **{"study_name": "sweep", **given},
+    )  # fmt: skip
+
+
+class Doomed(optuna.pruners.BasePruner):
+    """Prunes trials of these numbers at a rung."""
+
+    def __init__(self, rung: int, numbers: Sequence[int]) -> None:
+        self.rung, self.numbers = rung, numbers
+
+    def prune(self, study: Any, trial: Any) -> bool:
+        """By number alone."""
+        return trial.last_step == self.rung and trial.number in self.numbers
+
+
+def states(study: Any) -> list[str]:
+    """State of every trial."""
+    return [trial.state.name for trial in study.trials]
+
+
+def assert_alone(result: SweepResult, make: Any = suggest) -> None:
+    """Every trial has the bits of training it alone for as many iterations as it has losses."""
+    for row in result.trials:
+        job = make(optuna.trial.FixedTrial(row.trial.params, row.trial.number))
+        alone = train_alone(build_model, job, NAMES, loss, data, len(row.losses))
+        assert row.trained is not None
+        assert differences(row.trained, alone) == []
+        assert row.losses == alone.losses
+
+
+def test_trials_are_exact_pruned_and_refilled() -> None:
+    """Seven trials on three seats, two pruned at their rungs: all have the bits of alone."""
+    study = study_of(Doomed(2, [1, 4]))
+    result = ArraySweep(make_trainer, study, suggest, 3, STEPS, [2, 4]).run(7)
+    assert "".join(state[0] for state in states(study)) == "CPCCPCC"
+    assert [len(row.losses) for row in result.trials] == [6, 2, 6, 6, 2, 6, 6]
+    assert_alone(result)
+    for row in result.trials:
+        reported = {t: math.fsum(row.losses[:t]) / t for t in (2, 4) if t <= len(row.losses)}
+        assert row.trial.intermediate_values == reported
+        wanted = reported[2] if row.trial.state == TrialState.PRUNED else sum(row.losses) / 6
+        assert row.trial.value == pytest.approx(wanted, rel=1e-15)
+    assert result.run is not None and len(result.run.models) == 7
+    assert result.best is not None and result.best.trial.number == study.best_trial.number
+    assert result.best.model is result.run.models[study.best_trial.number]
+    assert [row.job.status for row in result.trials[:2]] == ["done", "stopped"]
+
+
+@settings(deadline=None, max_examples=8)
+@given(
+    width=st.integers(1, 4),
+    n_trials=st.integers(1, 7),
+    rung=st.integers(1, 3),
+    doomed=st.sets(st.integers(0, 6)),
+    order=st.none() | st.integers(0, 99),
+)
+def test_any_sweep_is_exact(
+    width: int, n_trials: int, rung: int, doomed: set[int], order: int | None
+) -> None:
+    """Whatever the width, the order and the prunes: as many trials as asked, each as if alone."""
+    schedule = None if order is None else random_schedule([1] * width, 3, seed=order)
+    study = study_of(Doomed(rung, sorted(doomed)))
+    sweep = ArraySweep(make_trainer, study, suggest, width, 4, [rung], schedule=schedule)
+    result = sweep.run(n_trials)
+    wanted = ["PRUNED" if k in doomed else "COMPLETE" for k in range(n_trials)]
+    assert states(study) == wanted
+    assert [len(r.losses) for r in result.trials] == [4 if w[0] == "C" else rung for w in wanted]
+    assert_alone(result)
+
+
+def test_optuna_is_imported_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the module can be imported, and making a sweep says what to install."""
+    for name in [name for name in sys.modules if name.startswith("optsched.arraypipe.sweep")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    fresh = import_module("optsched.arraypipe.sweep")
+    with pytest.raises(MissingExtra, match=r'pip install "optsched\[sweep\]"'):
+        fresh.ArraySweep(make_trainer, None, suggest, 1, 1)
+
+
+def test_the_storage_is_touched_at_rungs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither read nor written between the beginning of a trial, its rungs, and its end."""
+    calls: list[str] = []
+    for name in dir(optuna.storages.InMemoryStorage):
+        method = getattr(optuna.storages.InMemoryStorage, name)
+        if name.startswith(("get_", "set_", "create_")):
+
+            def counted(*given: Any, name: str = name, method: Any = method, **more: Any) -> Any:
+                calls.append(name)
+                return method(*given, **more)
+
+            monkeypatch.setattr(optuna.storages.InMemoryStorage, name, counted)
+    touched: list[bool] = []
+
+    def hear(job: Job, iteration: int, value: float) -> None:
+        touched.append(bool(calls))
+        calls.clear()
+
+    study = study_of(Doomed(2, [1]))
+    ArraySweep(make_trainer, study, suggest, 1, STEPS, [2, 4]).run(3, on_step=hear)
+    whole = [True, True, False, True, False, False]  # asked, first rung, -, second rung, -, -
+    assert touched == [*whole, *whole[:2], *whole]
+
+
+@pytest.mark.parametrize(
+    "pruner",
+    [
+        optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=2),
+        optuna.pruners.HyperbandPruner(min_resource=1, max_resource=STEPS, reduction_factor=2),
+        optuna.pruners.MedianPruner(n_startup_trials=2),
+    ],
+    ids=["asha", "hyperband", "median"],
+)
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_pruners(pruner: Any, direction: str) -> None:
+    """Optuna's pruners stop some trials at rungs; the best is the study's, the bits are right."""
+    study = study_of(pruner, direction)
+    sweep = ArraySweep(make_trainer, study, suggest, 3, STEPS, [1, 2, 4], value=last)
+    result = sweep.run(8)
+    assert {"COMPLETE", "PRUNED"} == set(states(study))
+    for row in result.trials:
+        pruned = row.trial.state == TrialState.PRUNED
+        assert len(row.losses) in ((1, 2, 4) if pruned else (STEPS,))
+        assert row.trial.value == row.losses[-1]
+    assert result.best is not None and result.best.trial.number == study.best_trial.number
+    assert_alone(result)
+
+
+def last(job: Job, losses: Sequence[float]) -> float:
+    """The newest loss."""
+    return losses[-1]
+
+
+def test_a_failed_trial_is_told_and_the_others_go_on() -> None:
+    """A learning rate that is no number fails its trial; the reason is in the study."""
+
+    def rates(trial: Any) -> Job:
+        lr = trial.suggest_float("lr", 0.01, 0.02)
+        wrong = trial.number in (1, 3)
+
+        def make(named: Any) -> Any:
+            optimizer = torch.optim.SGD(named, lr=lr)
+            optimizer.param_groups[0]["lr"] = math.nan if wrong else lr
+            return optimizer
+
+        return Job(trial.number, 8, make)
+
+    study = study_of()
+    result = ArraySweep(make_trainer, study, rates, 2, 4, [2]).run(5)
+    assert states(study) == ["COMPLETE", "FAIL", "COMPLETE", "FAIL", "COMPLETE"]
+    assert "the loss is nan" in study.trials[1].user_attrs["failure"]
+    assert result.trials[1].job.error is not None and len(result.trials[1].losses) == 1
+    assert_alone(_without(result, (1, 3)), rates)
+
+
+def _without(result: SweepResult, numbers: Sequence[int]) -> SweepResult:
+    kept = tuple(row for row in result.trials if row.trial.number not in numbers)
+    return SweepResult(kept, result.best, result.run)
+
+
+def test_a_job_whose_first_forward_raises_fails() -> None:
+    """It is replaced before anything is trained."""
+
+    def sizes(trial: Any) -> Job:
+        job = suggest(trial)
+        return job if trial.number != 1 else Job(1, 1, job.optimizer)  # batch normalisation of one
+
+    study = study_of()
+    result = ArraySweep(make_trainer, study, sizes, 2, 3).run(3)
+    assert states(study) == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert "Expected more than 1 value" in study.trials[1].user_attrs["failure"]
+    assert result.trials[1].losses == ()
+    assert_alone(_without(result, (1,)), sizes)
+
+
+def test_a_refused_combination_is_pruned_and_counts() -> None:
+    """`suggest` may raise TrialPruned; fewer jobs than seats are no trouble."""
+
+    def picky(trial: Any) -> Job:
+        job = suggest(trial)
+        if trial.number in (0, 2):
+            raise optuna.TrialPruned
+        return job
+
+    study = study_of()
+    result = ArraySweep(make_trainer, study, picky, 3, 2).run(4)
+    assert states(study) == ["PRUNED", "COMPLETE", "PRUNED", "COMPLETE"]
+    assert [row.trial.number for row in result.trials] == [1, 3]
+    assert [row.job.name for row in result.trials] == ["trial1", "trial3"]
+
+
+def test_a_schedule_of_the_caller_loses_the_seats_that_nobody_takes() -> None:
+    """The order of the schedule runs, also with fewer trials than seats."""
+    schedule = random_schedule([1, 1, 1], 3, seed=5)
+    result = ArraySweep(make_trainer, study_of(), suggest, 3, 2, schedule=schedule).run(2)
+    assert result.run is not None and result.run.trace.n_operations == 2 * 2 * 6
+    assert_alone(result)
+
+
+def test_clipping_is_exact_whoever_takes_the_seat() -> None:
+    """One of the first jobs clips: so may any later one, on any seat."""
+
+    def clipping(trial: Any) -> Job:
+        job = suggest(trial)
+        norm = 0.1 if trial.number in (0, 3) else None
+        return Job(job.seed, job.batch_size, job.optimizer, clip_norm=norm)
+
+    assert_alone(ArraySweep(make_trainer, study_of(), clipping, 2, 3).run(4), clipping)
+
+
+def test_on_step_may_stop_a_trial_with_its_value() -> None:
+    """A trial that the caller stops is complete, with the losses that it has."""
+    study = study_of()
+    sweep = ArraySweep(make_trainer, study, suggest, 2, STEPS)
+    result = sweep.run(3, on_step=lambda job, t, x: job.name == "trial1" and t == 2 and job.stop())
+    assert states(study) == ["COMPLETE"] * 3
+    assert [len(row.losses) for row in result.trials] == [6, 3, 6]
+    assert_alone(result)
+
+
+def test_the_first_interrupt_ends_the_iterations_and_tells() -> None:
+    """Ctrl-C: no job begins another iteration, no trial stays unfinished, results are whole."""
+    study = study_of()
+
+    def press(job: Job, iteration: int, value: float) -> None:
+        if (job.name, iteration) == ("trial2", 1):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    result = ArraySweep(make_trainer, study, suggest, 2, 4).run(9, on_step=press)
+    assert 3 <= len(study.trials) < 9
+    assert set(states(study)) == {"COMPLETE", "FAIL"}
+    assert study.trials[2].user_attrs == {"failure": "interrupted"}
+    assert_alone(result)
+
+
+def test_an_exception_leaves_no_trial_unfinished() -> None:
+    """What the caller's function raises comes out; running trials have failed."""
+
+    def broken(job: Job, losses: Sequence[float]) -> float:
+        raise RuntimeError("mine")
+
+    study = study_of()
+    with pytest.raises(RuntimeError, match="mine"):
+        ArraySweep(make_trainer, study, suggest, 2, 4, [2], value=broken).run(3)
+    assert states(study) == ["FAIL", "FAIL"]
+    assert study.trials[0].user_attrs["failure"] == "RuntimeError: mine"
+
+
+def test_a_broken_storage_does_not_hide_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an exception trials are told as far as the storage takes it; the exception counts."""
+    study = study_of()
+    honest, refused = study._storage.set_trial_state_values, []
+
+    def once(number: int, *rest: Any, **more: Any) -> Any:
+        if not refused:
+            refused.append(number)
+            raise OSError("the storage is away")
+        return honest(number, *rest, **more)
+
+    def stumble(job: Job, iteration: int, value: float) -> None:
+        monkeypatch.setattr(study._storage, "set_trial_state_values", once)
+        raise RuntimeError("stumbled")
+
+    with pytest.raises(RuntimeError, match="stumbled"):
+        ArraySweep(make_trainer, study, suggest, 2, STEPS).run(2, on_step=stumble)
+    assert states(study) == ["RUNNING", "FAIL"]
+
+
+def test_a_value_that_is_no_number_fails_the_trial() -> None:
+    """NaN cannot be told; text is an error of the caller."""
+    study = study_of()
+    ArraySweep(make_trainer, study, suggest, 1, 1, value=lambda job, x: math.nan).run(1)
+    assert states(study) == ["FAIL"]
+    with pytest.raises(InputError, match="value: expected a number for trial 1, got 'low'"):
+        ArraySweep(make_trainer, study, suggest, 1, 1, value=lambda job, x: "low").run(1)  # type: ignore[arg-type,return-value]
+
+
+def test_a_timeout_begins_no_more_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials that run when the time is over are trained to their end."""
+    from optsched.arraypipe.sweeping import supply as module
+
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+
+    def later(job: Job, iteration: int, value: float) -> None:
+        now[0] += 10.0 * (job.name == "trial3" and iteration == 0)
+
+    study = study_of()
+    result = ArraySweep(make_trainer, study, suggest, 2, 2).run(timeout=5.0, on_step=later)
+    assert 4 <= len(study.trials) <= 5
+    assert set(states(study)) == {"COMPLETE"}
+    assert all(len(row.losses) == 2 for row in result.trials)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"width": 0}, "width: expected an integer >= 1, got 0"),
+        ({"steps": True}, "steps: expected an integer >= 1, got True"),
+        ({"rungs": [7]}, r"rungs: expected an integer in 1\.\.6, got 7"),
+        ({"rungs": [2, 4, 2]}, "rungs: expected each once, got 2 twice"),
+        ({"suggest": None}, "suggest: expected a function, got None"),
+        (
+            {"trainer": "t.py"},
+            r"trainer: expected an ArrayTrainer, or a function that makes one of jobs, got 't\.py'",
+        ),
+        ({"study": None}, r"study: expected an optuna\.Study, got None"),
+        ({"schedule": "x.json"}, "schedule: expected a Schedule, got 'x.json'"),
+        (
+            {"schedule": random_schedule([1, 1], 3)},
+            "schedule: has 2 jobs, expected as many as the width, 3",
+        ),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_wrong_arguments(changes: dict[str, Any], sentence: str) -> None:
+    """Refused with a sentence, before a trial is asked for."""
+    study = study_of()
+    given = {
+        "trainer": make_trainer, "study": study, "suggest": suggest, "width": 3, "steps": 6,
+        **changes,
+    }  # fmt: skip
+    with pytest.raises(InputError, match=f"^{sentence}$"):
+        ArraySweep(**given)
+    assert study.trials == []
+
+
+@pytest.mark.parametrize("rungs", [[4, 2], {2, 4}, iter([4, 2])], ids=["list", "set", "iterator"])
+def test_rungs_come_in_any_order(rungs: Any) -> None:
+    """They are numbers of iterations, not a course."""
+    study = study_of()
+    ArraySweep(make_trainer, study, suggest, 2, 5, rungs).run(2)
+    assert [sorted(trial.intermediate_values) for trial in study.trials] == [[2, 4]] * 2
+
+
+def test_a_trainer_lends_all_but_its_jobs() -> None:
+    """A sweep with a trainer is that with the function that made it; the trainer keeps its jobs."""
+    example = Job(99, 4, sgd, name="example")
+    trainer = make_trainer([example])
+    first, second = study_of(), study_of()
+    ArraySweep(trainer, first, suggest, 2, 3).run(4)
+    ArraySweep(make_trainer, second, suggest, 2, 3).run(4)
+    assert first.trials_dataframe()["value"].tolist() == second.trials_dataframe()["value"].tolist()
+    assert trainer.jobs == (example,)
+    assert trainer.titles == ["example"]
+    assert example.status == "ready"
+    with pytest.raises(InputError, match="jobs: expected at least one"):
+        trainer.with_jobs([])
+
+
+def test_several_objectives_are_refused() -> None:
+    """A pruner knows one."""
+    study = optuna.create_study(directions=["minimize", "maximize"])
+    with pytest.raises(InputError, match="study: has 2 objectives"):
+        ArraySweep(make_trainer, study, suggest, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "n_trials: expected a number of trials, or a timeout"),
+        ({"n_trials": 0}, "n_trials: expected an integer >= 1, got 0"),
+        ({"timeout": math.nan}, "timeout: expected seconds > 0, got nan"),
+        ({"n_trials": 1, "resume": True}, "checkpoint: expected a folder"),
+        ({"n_trials": 1, "backend": "threads"}, 'backend: expected "inline" or "process"'),
+    ],
+    ids=["no end", "no trials", "no time", "no folder", "backend"],
+)
+def test_wrong_arguments_of_run(options: dict[str, Any], sentence: str) -> None:
+    """Refused with a sentence, before a trial is asked for."""
+    study = study_of()
+    with pytest.raises(InputError, match=sentence):
+        ArraySweep(make_trainer, study, suggest, 2, 2).run(**options)
+    assert study.trials == []
+
+
+def test_jobs_that_do_not_fit_their_seat() -> None:
+    """Other micro-batches, and clipping where nobody clipped before; no trial is left running."""
+    study = study_of()
+
+    def parts(trial: Any) -> Job:
+        return Job(trial.number, 8, torch.optim.SGD, microbatches=1 + trial.number // 2)
+
+    with pytest.raises(InputError, match=r"trial 2 has 2 micro-batches, and the seat .* has 1"):
+        ArraySweep(make_trainer, study, parts, 2, 1).run(3)
+    assert states(study)[2] == "FAIL" and "RUNNING" not in states(study)
+
+    def clips(trial: Any) -> Job:
+        return Job(trial.number, 8, torch.optim.SGD, clip_norm=0.5 if trial.number > 1 else None)
+
+    with pytest.raises(InputError, match=r"clips its gradients .* seat that is free has no update"):
+        ArraySweep(make_trainer, study_of(), clips, 1, 1).run(3)
+    with pytest.raises(InputError, match="suggest: expected a Job for trial 0, got None"):
+        ArraySweep(make_trainer, study_of(), lambda t: None, 1, 1).run(1)  # type: ignore[arg-type,return-value]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_several_ranks(tmp_path: Path, ranks: int) -> None:
+    """The study is told as in one process, and the bits are those of alone."""
+    script = str(Path(__file__).with_name("sweep_rank.py"))
+    group = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), str(ranks), str(tmp_path)],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    words = [process.communicate(timeout=300) for process in group]
+    assert [process.returncode for process in group] == [0] * ranks, words
+    answer = json.loads(words[0][0])
+    assert answer.pop("differences") == []
+    assert answer == {
+        "states": "PFCFPFCCC",
+        "lengths": [2, 0, 6, 1, 2, 0, 6, 6, 6],
+        "interrupted": ["COMPLETE"] * 2 + ["RUNNING"] * 2,
+        "resumed": ["COMPLETE"] * 5,
+        "whole": [40] * 3,
+    }
+
+
+def test_a_job_that_cannot_be_made_fails_and_the_others_go_on() -> None:
+    """A refill with a negative learning rate: its trial is FAIL, the next one takes the seat."""
+
+    def some(trial: Any) -> Job:
+        made = suggest(trial)
+        if trial.number != 3:
+            return made
+        return Job(3, 8, lambda named: torch.optim.Adam(named, lr=-1))
+
+    study = study_of()
+    result = ArraySweep(make_trainer, study, some, 2, STEPS).run(6)
+    assert "".join(state[0] for state in states(study)) == "CCCFCC"
+    assert "learning rate" in study.trials[3].user_attrs["failure"]
+    assert [len(row.losses) for row in result.trials] == [6, 6, 6, 0, 6, 6]

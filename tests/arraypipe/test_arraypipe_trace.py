@@ -1,0 +1,597 @@
+"""Trace, replay and report: the run as it was, and where its time went."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import optsched
+from optsched import JobArray
+from optsched.arraypipe.course import Change, Course, Record
+from optsched.arraypipe.plan import ExecutionPlan, compile
+from optsched.arraypipe.planning.carried import blocks_only
+from optsched.arraypipe.planning.messages import routes
+from optsched.arraypipe.planning.orders import random_rolling, random_schedule
+from optsched.arraypipe.planning.repair import without
+from optsched.arraypipe.planning.segments import Walk
+from optsched.arraypipe.reporting.executed import executed
+from optsched.arraypipe.reporting.report import MessageTimes, compare
+from optsched.arraypipe.reporting.virtual_clock import replayed, virtual_starts
+from optsched.arraypipe.trace import Copied, Moved, measured
+from optsched.formats import perfetto
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+MICRO = 1000  # nanoseconds
+
+
+@dataclass
+class Seated:
+    """What a course has to know of a job."""
+
+    begin: int
+    end: int
+    over: bool = False
+
+    def rest(self) -> None:
+        """It has nothing to let go."""
+
+
+def course_of(plans: Sequence[ExecutionPlan], steps: Sequence[int], draw: random.Random) -> Course:
+    """A course of these plans, one after the other, that swaps equal jobs in between."""
+    runs = [Seated(0, n) for n in steps]
+    course = Course(plans[0], runs, routes)
+    for plan in plans[1:]:
+        for seat, job in enumerate(course.now.seats):
+            begun = draw.randint(0, course.now.count[seat])
+            course.now.count[seat] = begun
+            runs[job].begin += begun
+        alike: dict[int, list[int]] = {}
+        for job, n in enumerate(plan.microbatches):
+            alike.setdefault(n, []).append(job)
+        seats = list(range(len(runs)))
+        for jobs in alike.values():
+            for seat, job in zip(jobs, draw.sample(jobs, len(jobs)), strict=True):
+                seats[seat] = job
+        course.follow(Change(plan, tuple(seats)))
+    return course
+
+
+def simulate(course: Course, time: Callable[[int, int], int]) -> list[Record]:
+    """Run a course on parallel devices; ``time(segment, operation)`` are durations in ns.
+
+    A twin of `virtual_starts` on dictionaries: nothing of it is shared.
+    """
+    ended: dict[tuple[int, int, int], int] = {}
+    updated: dict[tuple[int, int, int], int] = {}
+    free: dict[int, tuple[int, int]] = {}  # end of a device's last block, its setup
+    last_family: dict[int, int] = {}
+    records = []
+    for k, part in enumerate(course.segments):
+        plan, document = part.plan, part.plan.schedule
+        for i, cycle, iteration in Walk(part):
+            block = plan.blocks[i]
+            job = part.seats[block.job]
+            start, before = free.get(block.device, (0, -1))
+            if before >= 0:
+                same = last_family[block.device]
+                family = job if document.family[i] == block.job else int(document.family[i])
+                if same != family:
+                    start += before + int(document.setup_in[i]) * MICRO
+            for tail, _, tokens, lag in plan.waits[i]:
+                if (k, tail, cycle - tokens) in ended:
+                    start = max(start, ended[k, tail, cycle - tokens] + lag * MICRO)
+            if block.kind == "F" and block.microbatch == 0:
+                start = max(start, updated.get((job, block.stage, iteration - 1), 0))
+            end = start + time(k, i)
+            ended[k, i, cycle] = end
+            updated[job, block.stage, iteration] = end
+            free[block.device] = (end, int(document.setup_out[i]) * MICRO)
+            last_family[block.device] = job
+            records.append(Record(k, i, cycle, iteration, start, end))
+    return records
+
+
+def by_device(course: Course, records: Sequence[Record]) -> list[Record]:
+    """The records as the devices hand them in: one list after the other, the last device first."""
+
+    def device(record: Record) -> int:
+        return course.segments[record.segment].plan.blocks[record.operation].device
+
+    return sorted(records, key=device, reverse=True)
+
+
+@st.composite
+def courses(draw: st.DrawFn) -> tuple[Course, random.Random]:
+    """One to three segments of random plans of the same jobs, each run for another time."""
+    seed = draw(st.integers(0, 2**16))
+    microbatches = draw(st.lists(st.integers(1, 2), min_size=1, max_size=4))
+    n_stages = draw(st.integers(1, 3))
+    update = [j for j in range(len(microbatches)) if draw(st.booleans())]
+    recompute = [j for j in range(len(microbatches)) if draw(st.booleans())]
+    rng = random.Random(seed)
+    plans = []
+    for k in range(draw(st.integers(1, 3))):
+        place = [rng.randrange(n_stages) for _ in range(n_stages)]
+        place[0] = n_stages - 1
+        schedule = random_schedule(
+            microbatches, n_stages, place=place, update=update, recompute=recompute, seed=seed + k
+        )
+        plans.append(compile(schedule, barrier=draw(st.booleans())))
+    return course_of(plans, [rng.randint(0, 6) for _ in microbatches], rng), rng
+
+
+@given(courses(), st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_every_run_verifies(given_course: tuple[Course, random.Random], serial: bool) -> None:
+    """Stops, swapped seats and plans, with a barrier or not, serial or parallel: all is obeyed."""
+    course, rng = given_course
+    if serial:
+        records, clock = [], 0
+        for k, part in enumerate(course.segments):
+            for now in Walk(part):
+                start = clock + rng.randint(0, 5)
+                clock = start + rng.randint(0, 9)
+                records.append(Record(k, *now, start, clock))
+    else:
+        records = by_device(course, simulate(course, lambda k, i: rng.randint(1, 9)))
+    trace, replay = measured(course, records, {}), replayed(course, records, {})
+    for document in (trace, replay):
+        assert optsched.verify(document) == []
+        assert document.n_operations == len(records)
+        assert not len(document.arcs.lag) or document.arcs.lag.min() >= 0
+    assert trace.duration.tolist() == [r.end - r.start for r in records]
+    for job, run in enumerate(course.runs):
+        mine = sorted(set(trace.iteration[trace.job == job].tolist()))
+        assert mine == list(range(run.end))
+
+
+@given(courses(), st.integers(0, 30))
+@settings(deadline=None, max_examples=40)
+def test_clocks_that_disagree(given_course: tuple[Course, random.Random], apart: int) -> None:
+    """Devices whose clocks are apart: the trace verifies, and says how much it had to bend."""
+    course, rng = given_course
+    shift = [rng.randint(0, apart) for _ in range(3)]
+    records = []
+    for r in by_device(course, simulate(course, lambda k, i: rng.randint(5, 9))):
+        s = shift[course.segments[r.segment].plan.blocks[r.operation].device]
+        records.append(r._replace(start=r.start + s, end=r.end + s))
+    trace = measured(course, records, {}, uncertainty=apart)
+    assert optsched.verify(trace) == []
+    said = trace.provenance
+    if "clock_uncertainty_ns" in said:
+        assert -apart <= said["most_negative_lag_ns"] <= 0
+        assert (trace.arcs.lag < 0).sum() == said["arcs_of_negative_lag"]
+        if apart < 5:  # a block lasts longer than that
+            assert said["arcs_left_out"] == 0
+
+
+@given(courses())
+@settings(deadline=None, max_examples=40)
+def test_replay_is_a_simulation(given_course: tuple[Course, random.Random]) -> None:
+    """The virtual clock is where devices in parallel would have been, in any order of records."""
+    course, rng = given_course
+    times: dict[tuple[int, int], int] = {}
+    parallel = simulate(course, lambda k, i: times.setdefault((k, i), rng.randint(1, 9)))
+    assert virtual_starts(executed(course, parallel), executed(course, parallel).duration).tolist()\
+        == [r.start for r in parallel]  # fmt: skip
+    apart = by_device(course, parallel)
+    document = replayed(course, apart, {})
+    assert document.start.tolist() == [r.start for r in apart]
+    clock, serial = 0, []
+    for r in parallel:  # the same blocks one after the other
+        serial.append(r._replace(start=clock, end=clock + r.end - r.start))
+        clock = serial[-1].end
+    assert replayed(course, serial, {}).start.tolist() == [r.start for r in parallel]
+
+
+def rolling_array(**options: Any) -> JobArray:
+    """Three jobs of three stages, in microseconds."""
+    forward = [[30, 20, 40], [20, 20, 20], [50, 10, 30]]
+    backward = [[2 * t for t in row] for row in forward]
+    return JobArray(forward, backward, objective="period", **options)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lags_setups_and_offsets_of_the_plan(seed: int) -> None:
+    """Communication and switches are replayed, across two segments of periodic plans."""
+    array = rolling_array(switch=7, lag_forward=5, lag_backward=5)
+    plans = [compile(random_rolling(array, seed=seed + k)) for k in range(2)]
+    course = course_of(plans, [9, 7, 8], random.Random(seed))
+    records = simulate(course, lambda k, i: int(plans[k].schedule.duration[i]) * MICRO)
+    replay = replayed(course, by_device(course, records), {})
+    assert optsched.verify(replay) == []
+    assert replay.start.tolist() == [r.start for r in by_device(course, records)]
+    assert replay.setup_in.any() or replay.setup_out.any()
+    assert int(replay.arcs.lag.max()) == 5 * MICRO
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_period_of_a_prediction_that_comes_true(seed: int) -> None:
+    """Devices that need the predicted times: all three periods are that of the schedule."""
+    schedule = random_rolling(rolling_array(), seed=seed)
+    plan = compile(schedule)
+    course = course_of([plan], [60, 60, 60], random.Random(seed))
+    records = simulate(course, lambda k, i: int(schedule.duration[i]) * MICRO)
+    report = compare(course, by_device(course, records))
+    period = report.period
+    assert period is not None and schedule.period is not None
+    assert period.planned == schedule.period * MICRO
+    assert period.predicted == pytest.approx(period.planned, rel=0.01)
+    assert period.predicted == period.replayed == period.measured
+    assert report.predicted == report.replayed == report.wall
+    assert not report.serial and report.between == 0
+    load = np.zeros(plan.schedule.n_resources)
+    np.add.at(load, plan.schedule.single_resource, plan.schedule.duration)
+    for device, busy in zip(report.devices, load.tolist(), strict=True):
+        idle = 1 - busy / schedule.period
+        assert device.idle_predicted == device.idle_measured == pytest.approx(idle, abs=0.01)
+        assert device.compute == device.compute_predicted
+        assert device.switch == device.host == device.exposed == 0
+    assert all(error.predicted == error.measured for error in report.largest_errors)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_period_of_the_jobs_that_are_left(seed: int) -> None:
+    """A job that ends early: the others have a line of their own, with the plan without it."""
+    schedule = random_rolling(rolling_array(), seed=seed)
+    course = course_of([compile(schedule)], [60, 60, 60], random.Random(seed))
+    course.now.count[1] = 10
+    records = simulate(course, lambda k, i: int(schedule.duration[i]) * MICRO)
+    report = compare(course, by_device(course, records))
+    before, after = report.periods
+    assert before.jobs == (0, 1, 2) and 0 < before.cycles <= 10
+    assert before.planned == (schedule.period or 0) * MICRO
+    assert report.period == after
+    assert after.jobs == (0, 2) and after.cycles + 10 + 2 * int(schedule.offset.max()) >= 60
+    left = without(schedule, [1]).period
+    assert left is not None and after.planned == left * MICRO
+    assert after.predicted == after.replayed == after.measured
+    assert after.predicted == pytest.approx(after.planned, rel=0.02)
+    assert "of segment 0 with 2 jobs)" in str(report)
+
+
+@given(courses(), st.booleans(), st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_times_of_a_device_add_up(
+    given_course: tuple[Course, random.Random], serial: bool, copies: bool
+) -> None:
+    """Compute, switch, copies, waiting and host are the time of the run, on every device."""
+    course, rng = given_course
+    late = rng.randint(0, 5)
+    records, clock = [], 0
+    for r in simulate(course, lambda k, i: rng.randint(1, 9)):
+        if serial:
+            start = clock + late
+            clock = start + r.end - r.start
+            records.append(r._replace(start=start, end=clock))
+        else:
+            records.append(r)
+    exposed = [rng.randint(0, 3) for _ in records] if copies else None
+    report = compare(course, records, exposed=exposed)
+    for d in report.devices:
+        parts = (d.compute, d.switch, d.exposed, d.waiting, d.host)
+        assert min(parts) >= 0 and sum(parts) == report.wall
+        assert 0 <= d.idle_replayed <= 1 and 0 <= d.idle_predicted <= 1
+    assert report.exposed == 0 or copies
+    if serial and not copies and records:
+        assert report.host == report.wall - sum(d.compute for d in report.devices)
+    assert json.loads(json.dumps(report.to_dict()))["wall"] == report.wall
+    assert str(report)
+
+
+def test_what_a_gap_was_for() -> None:
+    """Two devices, one job: waiting ends with the message, then copies, then the host."""
+    plan = compile(random_schedule([1], 2, seed=0))
+    course = course_of([plan], [1], random.Random(0))
+    at = {(b.kind, b.stage): b.operation for b in plan.blocks}
+    times = {("F", 0): (0, 10), ("F", 1): (16, 30), ("B", 1): (33, 50), ("B", 0): (57, 60)}
+    records = [Record(0, at[key], 0, 0, *when) for key, when in times.items()]
+    report = compare(course, records, parallel=True, exposed=[0, 4, 1, 0])
+    first, second = report.devices
+    # the first block of a device has no job before it to switch from
+    assert (second.compute, second.exposed, second.host, second.switch) == (31, 5, 4, 0)
+    assert second.waiting == 60 - 31 - 5 - 4
+    assert (first.compute, first.waiting, first.host) == (13, 40, 7)
+    assert report.between == round(np.median([2, 7]))
+    turns = compare(course, records).devices
+    assert [d.host for d in turns] == [7, 9]
+
+
+def test_largest_errors_name_the_job() -> None:
+    """Of a refilled seat the block is that of the new job; each block is there once."""
+    plan = compile(random_schedule([1, 1], 2, seed=3))
+    runs = [Seated(0, 4), Seated(0, 4), Seated(0, 4)]
+    course = Course(plan, runs, routes)
+    for job in (0, 1):
+        runs[job].begin = 4
+    course.follow(Change(plan, (0, 2)))
+
+    def time(k: int, i: int) -> int:
+        slow = k == 1 and plan.blocks[i].kind == "B" and plan.blocks[i].stage == 1
+        return 90 * MICRO if slow else int(plan.schedule.duration[i]) * MICRO
+
+    report = compare(course, simulate(course, time))
+    worst = report.largest_errors[0]
+    assert worst.block.startswith("B of job 2, stage 1")
+    assert (worst.predicted, worst.measured) == (4 * MICRO, 90 * MICRO)
+    assert [e.measured - e.predicted for e in report.largest_errors[1:]] == [0] * 4
+    names = [e.block for e in report.largest_errors]
+    assert len(set(names)) == len(names)
+    assert "job 2, stage 1" in str(report) and "(22.5x)" in str(report)
+
+
+def test_host_bound() -> None:
+    """A host that needs longer for launching a cycle than the devices is told apart."""
+    plan = compile(random_schedule([1, 1], 2, seed=1))
+    course = course_of([plan], [8, 8], random.Random(0))
+    records = simulate(course, lambda k, i: 10 * MICRO)
+    for cost, bound in ((1 * MICRO, False), (50 * MICRO, True)):
+        report = compare(course, records, launching=[cost] * len(records))
+        assert report.launching == 8 * cost
+        assert report.host_bound is bound
+        assert ('backend="process"' in str(report)) is bound
+    assert compare(course, records).host_bound is False
+
+
+@given(courses())
+@settings(deadline=None, max_examples=40)
+def test_messages_and_copies_are_operations_of_links(
+    given_course: tuple[Course, random.Random],
+) -> None:
+    """One resource a channel, one operation a message, between its sender and its receiver."""
+    course, rng = given_course
+    records = simulate(course, lambda k, i: rng.randint(1, 9))
+    ended = {(r.segment, r.operation, r.iteration): r.end for r in records}
+    messages, names = [], set()
+    for r in records:
+        part = course.segments[r.segment]
+        for m in part.routes.inputs[r.operation]:
+            if part.routes.channel_of[m] < 0:
+                continue
+            channel = part.routes.channels[part.routes.channel_of[m]]
+            sent = ended[r.segment, part.routes.messages[m].producer, r.iteration]
+            posted = sent - rng.randint(0, 4)  # receives are posted before there is anything
+            messages.append(Moved(r.segment, m, r.cycle, posted, rng.randint(sent, r.start)))
+            names.add((channel.source, channel.target, channel.kind))
+    copies = [Copied(0, rng.choice(["in", "out"]), 0, 0, t, t + 5) for t in (0, 3, 9)]
+    trace = measured(course, records, {}, messages=messages, copies=copies)
+    assert optsched.verify(trace) == []
+    assert trace.n_operations == len(records) + len(messages) + len(copies)
+    words = {kind for *_, kind in names} | {f"copy {c.direction}" for c in copies}
+    assert set(trace.kind[len(records) :].tolist()) == words
+    devices = trace.n_resources - len(names) - len({c.direction for c in copies})
+    assert devices == max(len(part.plan.devices) for part in course.segments)
+    carried = trace.single_resource[len(records) :]
+    assert carried.size == 0 or carried.min() >= devices
+    tails = trace.arcs.head >= len(records)
+    assert tails.sum() == len(messages)
+    assert perfetto.trace(trace)["traceEvents"]
+    # without links it is what would have been without messages and copies
+    plain, bare = measured(course, records, {}), blocks_only(trace)
+    assert blocks_only(plain) is plain
+    assert bare.resources == plain.resources and bare.sequences == plain.sequences
+    for key in ("kind", "job", "stage", "microbatch", "iteration", "duration"):
+        assert getattr(bare, key).tolist() == getattr(plain, key).tolist()
+    assert [column.tolist() for column in bare.arcs] == [c.tolist() for c in plain.arcs]
+
+
+def test_copies_before_the_first_block_and_links_named_as_devices() -> None:
+    """They keep their times: the clock starts with them; names of resources stay distinct."""
+    schedule = random_schedule([1], 2, seed=0)
+    named = (schedule.resources[0], schedule.resources[0]._replace(name="device0 from host"))
+    plan = compile(dataclasses.replace(schedule, resources=named))
+    course = course_of([plan], [1], random.Random(0))
+    records = [
+        r._replace(start=r.start + 100, end=r.end + 100)
+        for r in simulate(course, lambda k, i: 5)
+    ]  # fmt: skip
+    copies = [Copied(0, "in", 0, 0, 40, 70, 512), Copied(0, "in", 0, 0, 70, 100, 64)]
+    trace = measured(course, records, {}, copies=copies)
+    assert optsched.verify(trace) == []
+    assert trace.start is not None
+    assert trace.start[-2:].tolist() == [0, 30] and trace.duration[-2:].tolist() == [30, 30]
+    assert int(trace.start[:-2].min()) == 60
+    assert trace.provenance["copied_bytes"] == {"in": 576, "out": 0}
+    assert trace.resources[-1].name == "device0 from host (link)"
+
+
+def test_messages_of_the_report() -> None:
+    """Those that a block stood waiting for are seen as a whole; waits count from the later end."""
+    plan = compile(random_schedule([1], 2, seed=0))
+    course = course_of([plan], [4], random.Random(0))
+    records = simulate(course, lambda k, i: 5)
+    kinds = {m.kind: k for k, m in enumerate(course.now.routes.messages)}
+    messages = [
+        Moved(0, kinds["activation"], 0, 10, 40, asked=5),  # 30 on the way, all of it waited for
+        Moved(0, kinds["activation"], 1, 50, 70, asked=62),  # came between 50 and 70; 8 waited for
+        Moved(0, kinds["activation"], 2, 80, 90, asked=80),
+        Moved(0, kinds["gradient"], 0, 90, 99),  # on GPUs: by events
+    ]
+    report = compare(course, records, parallel=True, messages=messages)
+    assert report.messages == (
+        MessageTimes("activation", 3, 2, 20, 48), MessageTimes("gradient", 1, 1, 9, None)
+    )  # fmt: skip
+    assert "activation       3      67%   20 ns    48 ns" in str(report)
+    assert compare(course, records).messages == ()
+
+
+def test_a_run_of_nothing() -> None:
+    """All jobs had been done before: empty documents, and a report that says so."""
+    plan = compile(random_schedule([1, 2], 2, seed=0))
+    course = course_of([plan], [0, 0], random.Random(0))
+    for document in (measured(course, [], {}), replayed(course, [], {})):
+        assert document.n_operations == 0 and optsched.verify(document) == []
+    report = compare(course, [])
+    assert (report.wall, report.predicted, report.largest_errors) == (0, 0, ())
+    assert "too short" in str(report)
+
+
+@pytest.mark.parametrize("periodic", [False, True])
+def test_a_barrier_is_replayed(periodic: bool) -> None:
+    """All jobs wait for all, also with offsets; for some orders that takes longer than rolling."""
+    longer = checked = 0
+
+    def time(k: int, i: int) -> int:
+        return 60 if plan.blocks[i].kind == "U" else 7  # long updates: they hold up the next cycle
+
+    for seed in range(12):
+        if periodic:
+            array = rolling_array(update=9, update_mode="block")
+            schedule = random_rolling(array, spread=0, seed=seed)
+        else:
+            schedule = random_schedule([1] * 3, 3, update=[0, 1], seed=seed)
+        plain = compile(schedule)
+        try:
+            together = compile(schedule, barrier=True)
+        except optsched.CyclicOrder:  # a job starts in a cycle before others have ended theirs
+            continue
+        ends = []
+        for plan in (plain, together):
+            course = course_of([plan], [6, 4, 6], random.Random(seed))
+            records = by_device(course, simulate(course, time))
+            replay = replayed(course, records, {})
+            assert replay.start.tolist() == [r.start for r in records]
+            assert optsched.verify(replay) == []
+            ends.append(replay.makespan)
+        longer += ends[1] > ends[0]
+        checked += 1
+    assert longer > 0
+    assert checked > 1
+
+
+def test_a_stage_moves_to_another_device() -> None:
+    """In the next segment a job begins where its own last update has ended, wherever that was."""
+    plans = [
+        compile(random_schedule([1], 2, place=place, seed=0)) for place in ([0, 1], [1, 0], [0, 1])
+    ]
+    course = Course(plans[0], [Seated(0, 6)], routes)
+    for k, plan in enumerate(plans[1:], 1):
+        course.now.count[0] = 2
+        course.runs[0].begin = 2 * k
+        course.follow(Change(plan, (0,)))
+    records = simulate(course, lambda k, i: 5 + i)
+    document = replayed(course, by_device(course, records), {})
+    assert document.start.tolist() == [r.start for r in by_device(course, records)]
+    order = np.argsort(document.start)
+    assert document.iteration[order].tolist() == sorted(document.iteration.tolist())
+    assert (document.start[order][1:] >= document.end[order][:-1]).all()  # one job: one chain
+
+
+def test_times_finer_than_the_clock() -> None:
+    """Events of one device that overlap by their resolution do not make it do two things."""
+    plan = compile(random_schedule([1, 1], 2, seed=1))
+    course = course_of([plan], [4, 4], random.Random(0))
+    records = [r._replace(start=max(0, r.start - 2)) for r in simulate(course, lambda k, i: 7)]
+    assert optsched.verify(measured(course, records, {})) == []
+
+
+def test_barrier_arcs_are_few() -> None:
+    """All jobs wait for all, but a document says so by one arc a pair of devices and cycle."""
+    plain, barrier = (
+        compile(random_schedule([1] * 8, 2, update=range(8), seed=2), barrier=b)
+        for b in (False, True)
+    )
+    sizes = []
+    for plan in (plain, barrier):
+        course = course_of([plan], [5] * 8, random.Random(0))
+        sizes.append(len(executed(course, simulate(course, lambda k, i: 3)).waits.tail))
+    own = 8 * 4  # a job's update on the other device, before its own next iteration
+    assert sizes[0] < sizes[1] <= sizes[0] + own + 2 * 2 * 4
+
+
+@pytest.mark.parametrize("case", ["stopped", "failed", "queue", "refill", "barrier"])
+def test_trainer_runs_verify(case: str) -> None:
+    """Real runs that end early, lose a job, or give seats to others: iterations without gaps."""
+    from arraypipe_models import adamw, data, sgd, trainer
+
+    from optsched.arraypipe import Job
+
+    def poisoned(job: Job, start: int) -> Any:
+        for iteration, (x, y) in enumerate(data(job, start), start):
+            bad = case == "failed" and job.name == "j1" and iteration == 3
+            yield (x * float("nan") if bad else x), y
+
+    jobs = [
+        Job(seed=i, batch_size=6, optimizer=sgd if i % 2 else adamw, name=f"j{i}")
+        for i in range(5 if case == "queue" else 3)
+    ]
+    array = trainer(jobs, data=poisoned)
+    schedule = random_schedule([1] * 3, 3, update=[1], seed=5)
+    spare = [Job(seed=9, batch_size=12, optimizer=adamw, name="late")]
+    options: dict[str, Any] = {"queue": case == "queue"}
+    if case in ("stopped", "refill"):
+        options["on_step"] = lambda job, step, loss: job.name == "j1" and step == 2 and job.stop()
+    if case == "refill":
+        options["refill"] = lambda job: spare.pop() if spare else None
+    plan = array.plan(schedule, barrier=True) if case == "barrier" else schedule
+    result = array.run(plan, 5, **options)
+    lengths = [len(trained.losses) for trained in result.trained]
+    assert lengths[1] == {"stopped": 3, "failed": 3, "refill": 3}.get(case, 5)
+    for document in (result.trace, result.replay):
+        assert optsched.verify(document) == []
+        for job, length in enumerate(lengths):
+            for stage in range(3):
+                mine = (document.job == job) & (document.stage == stage) & (document.kind == "B")
+                assert document.iteration[mine].tolist() == list(range(length))
+    assert result.report.serial
+    assert result.report.exposed == 0
+    assert (len(result.report.periods) > 1) == (case in ("stopped", "queue", "refill"))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("at", [0, 4])
+def test_most_of_a_run_comes_after_the_end_of_a_job(at: int, fails: bool) -> None:
+    """A job that stops or fails in the beginning leaves the report of the others whole."""
+    from arraypipe_models import data, sgd, trainer
+
+    from optsched.arraypipe import Job
+
+    def poisoned(job: Job, start: int) -> Any:
+        for iteration, (x, y) in enumerate(data(job, start), start):
+            yield (x * float("nan") if fails and job.seed == 0 and iteration == at else x), y
+
+    array = trainer([Job(i, 6, sgd) for i in range(3)], data=poisoned)
+    report = array.run(
+        random_schedule([1] * 3, 3, seed=1), 20,
+        on_step=lambda job, step, loss: job.seed == 0 and step == at and job.stop(),
+    ).report  # fmt: skip
+    assert report.period is not None
+    assert report.period.jobs == (1, 2) and 20 - at - 2 <= report.period.cycles <= 20 - at
+    assert sum(p.cycles for p in report.periods) >= 19
+    assert "too short" not in str(report)
+
+
+def test_files_are_drawn_and_shown(tmp_path: Path) -> None:
+    """`verify`, `show`, `trace` and `plot` take the files of a trace and of a replay."""
+    from typer.testing import CliRunner
+
+    from optsched.cli.app import app
+
+    plan = compile(random_schedule([1, 2], 2, update=[0], seed=0))
+    course = course_of([plan, plan], [5, 5], random.Random(1))
+    records = simulate(course, lambda k, i: 1234)
+    documents = {"run": measured(course, records, {}), "replay": replayed(course, records, {})}
+    for name, document in documents.items():
+        path = tmp_path / f"{name}.schedule.json"
+        document.write(path)
+        assert optsched.Schedule.read(path) == document
+        for command in (["verify"], ["show"], ["trace"], ["plot", "--html", "x.html"]):
+            out = [str(tmp_path / word) if word == "x.html" else word for word in command[1:]]
+            found = CliRunner().invoke(app, [command[0], str(path), *out])
+            assert found.exit_code == 0, found.output
+        events = json.loads((tmp_path / f"{name}.trace.json").read_text())["traceEvents"]
+        blocks = [e for e in events if e["ph"] == "X"]
+        assert len(blocks) == len(records)
+        assert {e["args"]["iteration"] for e in blocks} == set(range(5))
