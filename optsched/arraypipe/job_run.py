@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from enum import IntFlag
 from typing import TYPE_CHECKING
 
 from optsched.arraypipe.cutting.ties import lent
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.late import Late
+from optsched.arraypipe.ranks.header import FAILED, STOP, TOMBSTONE
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -20,15 +20,6 @@ if TYPE_CHECKING:
 
 class NotFinite(ArithmeticError):
     """A loss is not a number or infinite."""
-
-
-class Flag(IntFlag):
-    """What a message says beside its tensors."""
-
-    NONE = 0
-    STOP = 1  # the iteration of this message is the job's last
-    FAILED = 2  # the job has failed
-    TOMBSTONE = 4  # there is no payload: the block that would have made it was not run
 
 
 @dataclass(eq=False)
@@ -143,22 +134,22 @@ class JobRun:
 
     def hear(self, flags: int, iteration: int) -> None:
         """Note what another device says about the job."""
-        if flags & Flag.FAILED:
+        if flags & FAILED:
             self.job.life.status = "failed"
             self.end = min(self.end, iteration)
-        elif flags & Flag.STOP:
-            self.stop_after(iteration - 1 if flags & Flag.TOMBSTONE else iteration)
+        elif flags & STOP:
+            self.stop_after(iteration - 1 if flags & TOMBSTONE else iteration)
 
     def word(self, iteration: int) -> int:
         """Flags of a message of this iteration that has a payload."""
         if iteration + 1 >= self.end and self.job.life.status == "stopped":
-            return Flag.STOP
-        return Flag.NONE
+            return STOP
+        return 0
 
     def last_word(self) -> int:
         """Flags of a message that has none."""
         failed = self.job.life.status == "failed"
-        return Flag.TOMBSTONE | (Flag.FAILED if failed else Flag.STOP)
+        return TOMBSTONE | (FAILED if failed else STOP)
 
     def rest(self) -> None:
         """It has ended: its batches are let go, and with them the processes that may load them."""

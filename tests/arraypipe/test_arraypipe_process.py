@@ -25,7 +25,13 @@ from optsched.arraypipe.plan import compile  # noqa: E402
 from optsched.arraypipe.ranks.clocks import Reading, on_first_clock  # noqa: E402
 from optsched.arraypipe.ranks.header import SIZE, ProtocolError  # noqa: E402
 from optsched.arraypipe.ranks.timed import Noted, copies, messages  # noqa: E402
-from optsched.arraypipe.ranks.wire import ALIGNMENT, Inbox, Outbox, capacity  # noqa: E402
+from optsched.arraypipe.ranks.wire import (  # noqa: E402
+    ALIGNMENT,
+    Inbox,
+    Outbox,
+    capacity,
+    words,
+)
 from optsched.arraypipe.trace import Copied, Moved  # noqa: E402
 from optsched.cli.app import app  # noqa: E402
 
@@ -361,7 +367,7 @@ def test_tensors_survive_the_wire(tensors: list[Any], more: int) -> None:
         assert size == SIZE + payload <= capacity(tensors)
         buffer = torch.full((size + more * ALIGNMENT,), 77, dtype=torch.uint8)
         buffer[:size] = outbox.buffer
-        found = inbox.unpack(buffer, buffer)
+        found = inbox.unpack(words(buffer), buffer)
         assert len(found) == len(tensors)
         for t, u in zip(tensors, found, strict=True):
             if t is None:
@@ -380,7 +386,7 @@ def test_nothing_is_copied_on_receipt() -> None:
     outbox, inbox = Outbox(), Inbox()
     outbox.pack([torch.randn(3, 5), torch.randn(4, 2).t()])
     buffer = outbox.buffer.clone()
-    for t in inbox.unpack(buffer, buffer):
+    for t in inbox.unpack(words(buffer), buffer):
         assert t.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
 
 
@@ -392,7 +398,7 @@ def test_hostile_tables_are_refused(data: bytes) -> None:
     buffer = torch.zeros(size, dtype=torch.uint8)
     buffer[SIZE : SIZE + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     try:
-        found = Inbox().unpack(buffer, buffer)
+        found = Inbox().unpack(words(buffer), buffer)
     except ProtocolError:
         return
     assert all(t is None or t.numel() <= size for t in found)

@@ -13,7 +13,7 @@ from optsched.arraypipe.ranks import header
 from optsched.arraypipe.ranks.header import LONG, SIZE, TOMBSTONE, Header, Slot, slot_of
 from optsched.arraypipe.ranks.links import LANES
 from optsched.arraypipe.ranks.swap import Swap
-from optsched.arraypipe.ranks.wire import Inbox, Outbox
+from optsched.arraypipe.ranks.wire import Inbox, Outbox, words
 from optsched.arraypipe.worker import Parcel
 
 if TYPE_CHECKING:
@@ -32,10 +32,17 @@ _Key = tuple[str, int, int, int, int]
 """Kind, seat, micro-batch, from which stage, to which: what has an outbox of its own."""
 
 
+class _Line(NamedTuple):
+    """What is the same of a message in every cycle of a segment."""
+
+    peer: int  # the device at the other end
+    lane: int
+    key: _Key
+
+
 class _Letter(NamedTuple):
     """A parcel that waits for its turn; the tensors are in the outbox."""
 
-    key: _Key
     flags: int
     loss: float
     payload: int
@@ -65,6 +72,8 @@ class Post:
         self.device = links.rank
         self.swap = _QUIET
         self.inbox = Inbox()
+        # the lines of the segment that have been used, and what is posted on them
+        self.lines: dict[int, _Line] = {}
         self.coming: dict[tuple[int, int], tuple[Slot, Any, int, int]] = {}
         # by seat, so that jobs that come later take no more
         self.outboxes: dict[_Key, Outbox] = {}
@@ -78,7 +87,7 @@ class Post:
         """Begin a segment."""
         self.segment, self.number, self.swap = segment, number, _QUIET
         self.port = DevicePort(segment, self.device, self.window)
-        self.coming = {}
+        self.lines, self.coming = {}, {}
         self.finished: dict[tuple[int, int], _Letter] = {}
 
     def close(self) -> None:
@@ -87,47 +96,45 @@ class Post:
 
     def post(self, cycle: int) -> None:
         """Be ready for the messages of the blocks to come."""
-        channels = self.segment.routes.channels
-        for channel, transfer in self.port.post(cycle):
+        for _, transfer in self.port.post(cycle):
             slot = slot_of(self.segment, self.number, transfer)
-            source, _, kind, _ = channels[channel]
-            incoming = self.links.post(source, _LANE[kind], self.capacity(slot))
+            peer, lane, _ = self._line(transfer.message)
+            incoming = self.links.post(peer, lane, self.capacity(slot))
             key = transfer.message, transfer.iteration
             self.coming[key] = slot, incoming, transfer.cycle, time.perf_counter_ns()
 
     def receive(self, message: int, iteration: int) -> Parcel:
         """The parcel of a message that was posted; waits for it."""
         slot, incoming, cycle, posted = self.coming.pop((message, iteration))
-        channel = self.segment.routes.channels[self.segment.routes.channel_of[message]]
+        peer, lane, _ = self._line(message)
         self.waiting_for = slot
         asked = time.perf_counter_ns()
-        head, buffer = self.links.receive(incoming, channel.source)
+        head, buffer = self.links.receive(incoming, peer)
         there = time.perf_counter_ns()
-        found = header.unpack(memoryview(head.numpy()))  # type: ignore[arg-type]
-        sender = self.segment.plan.devices[channel.source]
-        header.check(slot, found, buffer.numel(), sender)
+        raw = words(head)
+        found = header.unpack(raw)
+        header.check(slot, found, buffer.numel(), self.segment.plan.devices[peer])
         if found.swap > self.number:
             self.hear(Swap(found.swap, found.first_cycle))
         if found.flags & LONG:
-            lane = _LANE[channel.kind] + LANES
-            incoming = self.links.post(channel.source, lane, SIZE + found.payload)
-            head, buffer = self.links.receive(incoming, channel.source)
+            incoming = self.links.post(peer, lane + LANES, SIZE + found.payload)
+            head, buffer = self.links.receive(incoming, peer)
             there = time.perf_counter_ns()
+            raw = words(head)
         self.waiting_for = None
         self.came.append((self.number, message, cycle, posted, asked, there))
         flags = found.flags & ~LONG
         if flags & TOMBSTONE:
             return Parcel((), flags, found.loss)
-        return Parcel(self.inbox.unpack(head, buffer), flags, found.loss)
+        return Parcel(self.inbox.unpack(raw, buffer), flags, found.loss)
 
     def ended(self, now: Instance, sent: dict[int, Parcel]) -> None:
         """A block is over: send what the receivers' orders let go."""
         for message, parcel in sent.items():
             self.finished[message, now.iteration] = self._packed(message, parcel)
         self.port.ended(now)
-        for channel, transfer in self.port.send():
-            letter = self.finished.pop((transfer.message, transfer.iteration))
-            self._send(self.segment.routes.channels[channel].target, transfer, letter)
+        for _, transfer in self.port.send():
+            self._send(transfer, self.finished.pop((transfer.message, transfer.iteration)))
 
     def forget(self, before: tuple[int, int]) -> None:
         """Forget the times of messages that blocks before (segment, cycle) take."""
@@ -146,12 +153,21 @@ class Post:
         """
         self.coming, self.leaving, self.hear = {}, {}, lambda swap: None
 
+    def _line(self, message: int) -> _Line:
+        found = self.lines.get(message)
+        if found is None:
+            routes, blocks = self.segment.routes, self.segment.plan.blocks
+            source, target, kind, _ = routes.channels[routes.channel_of[message]]
+            taker = blocks[routes.messages[message].consumer]
+            origin = blocks[routes.messages[message].producer].stage
+            key = kind, taker.job, taker.microbatch, origin, taker.stage
+            peer = source if target == self.device else target
+            found = self.lines[message] = _Line(peer, _LANE[kind], key)
+        return found
+
     def _packed(self, message: int, parcel: Parcel) -> _Letter:
         """Copy a parcel into its outbox: nothing else is kept of it until its turn comes."""
-        about, blocks = self.segment.routes.messages[message], self.segment.plan.blocks
-        taker = blocks[about.consumer]
-        origin = blocks[about.producer].stage
-        key = about.kind, taker.job, taker.microbatch, origin, taker.stage
+        key = self._line(message).key
         # what this block sent in its last iteration has been consumed, by the plan: no wait; if
         # that was another job of another segment, this comes after all of it in that order too
         self._retire(key)
@@ -161,29 +177,28 @@ class Post:
             if outbox is None:
                 outbox = self.outboxes[key] = Outbox(self.links.device, self.links.apart)
             payload = outbox.pack(parcel.tensors)
-        return _Letter(key, parcel.flags, parcel.loss, payload)
+        return _Letter(parcel.flags, parcel.loss, payload)
 
-    def _send(self, target: int, transfer: Transfer, letter: _Letter) -> None:
+    def _send(self, transfer: Transfer, letter: _Letter) -> None:
         slot = slot_of(self.segment, self.number, transfer)
-        lane, flags = _LANE[slot.kind], letter.flags
-        head: Tensor | None = None
-        body: Tensor | None = None
+        peer, lane, key = self._line(transfer.message)
+        flags, links = letter.flags, self.links
         row: list[tuple[int, Tensor, Tensor | None]] = []
-        if not flags & TOMBSTONE:
-            outbox = self.outboxes[letter.key]
-            if not self.links.apart and outbox.buffer.numel() > self.capacity(slot):
-                row.append((lane + LANES, outbox.head, outbox.buffer))
-                flags |= LONG
-            else:
-                head, body = outbox.head, outbox.buffer
-        if head is None:  # a header alone
-            head = torch.empty(SIZE, dtype=torch.uint8)
-        word = Header(slot, flags, letter.loss, letter.payload, *self.swap)
-        word.pack_into(memoryview(head.numpy()))  # type: ignore[arg-type]
+        outbox = None if flags & TOMBSTONE else self.outboxes[key]
+        if outbox and not links.apart and outbox.buffer.numel() > self.capacity(slot):
+            row.append((lane + LANES, outbox.head, outbox.buffer))
+            flags |= LONG
+            outbox = None
+        if outbox:
+            head, body, raw = outbox.head, outbox.buffer, outbox.words
+        else:  # a header alone
+            head, body = torch.empty(SIZE, dtype=torch.uint8), None
+            raw = words(head)
+        Header(slot, flags, letter.loss, letter.payload, *self.swap).pack_into(raw)
         row.append((lane, head, body))
         self.sent.append((self.number, transfer.message, transfer.cycle, time.perf_counter_ns()))
-        self.leaving[letter.key] = [
-            (self.links.send(target, way, first, rest), target, first) for way, first, rest in row
+        self.leaving[key] = [
+            (links.send(peer, way, first, rest), peer, first) for way, first, rest in row
         ]
 
     def _retire(self, key: _Key) -> None:

@@ -78,18 +78,21 @@ class Outbox:
 
     def __init__(self, device: torch.device = _CPU, apart: bool = False) -> None:
         self.device, self.apart = device, apart
-        self._signature: tuple[object, ...] | None = None
-        self._views: list[tuple[Tensor, tuple[int, ...]]] = []
+        self._signature: list[object] | None = None
+        self._views: list[tuple[Tensor, tuple[int, ...]] | None] = []
         self.buffer = self.head = torch.empty(0, dtype=torch.uint8)
+        self.words = memoryview(b"")  # the bytes of `head`
 
     def pack(self, tensors: Sequence[Tensor | None]) -> int:
         """Copy the tensors behind the place of the header; bytes of this payload."""
-        signature = tuple(None if t is None else _signature(t) for t in tensors)
+        signature = [None if t is None else _signature(t) for t in tensors]
         if signature != self._signature:
             self._lay_out(tensors)
             self._signature = signature
-        present = (t for t in tensors if t is not None)
-        for (view, expanded), tensor in zip(self._views, present, strict=True):
+        for place, tensor in zip(self._views, tensors, strict=True):
+            if place is None or tensor is None:
+                continue
+            view, expanded = place
             if expanded:
                 _once(view, expanded).copy_(_once(tensor, expanded))
             else:
@@ -107,7 +110,8 @@ class Outbox:
         if self.apart:
             self.head = torch.empty(SIZE + len(start), dtype=torch.uint8)
         self.head[SIZE : SIZE + len(start)] = torch.frombuffer(bytearray(start), dtype=torch.uint8)
-        self._views = [(row.view(self.buffer), row.expanded) for row in rows if row is not None]
+        self.words = words(self.head)
+        self._views = [row and (row.view(self.buffer), row.expanded) for row in rows]
 
 
 class Inbox:
@@ -116,9 +120,11 @@ class Inbox:
     def __init__(self) -> None:
         self._known: dict[bytes, tuple[tuple[Layout | None, ...], int]] = {}
 
-    def unpack(self, head: Tensor, buffer: Tensor) -> tuple[Tensor | None, ...]:
-        """Views of the tensors in a buffer that has arrived; they keep the buffer alive."""
-        raw = memoryview(head.numpy())  # type: ignore[arg-type]
+    def unpack(self, raw: memoryview, buffer: Tensor) -> tuple[Tensor | None, ...]:
+        """Views of the tensors in a buffer that has arrived; they keep the buffer alive.
+
+        `raw` are the bytes of the header and of the table.
+        """
         size, count = _COUNT.unpack_from(raw, SIZE)
         start = SIZE + _COUNT.size
         if size > len(raw) - start:
@@ -132,7 +138,12 @@ class Inbox:
         rows, end = known
         if end > buffer.numel():
             raise ProtocolError(f"a tensor lies beyond the {buffer.numel()} bytes of its message")
-        return tuple(None if row is None else row.restore(buffer) for row in rows)
+        return tuple([None if row is None else row.restore(buffer) for row in rows])
+
+
+def words(head: Tensor) -> memoryview:
+    """The bytes of a tensor of bytes on the CPU."""
+    return memoryview(head.numpy())  # type: ignore[arg-type]
 
 
 def _signature(t: Tensor) -> tuple[object, ...]:
