@@ -5,7 +5,7 @@
 ``switch``: tiny stages in the order of a schedule by the inline backend, and the very same blocks
 called one after the other without any of it; and the backend with blocks that do nothing.
 ``plain``: blocks of at least 5 ms against a training loop of plain PyTorch on the unsplit models.
-``plan``: compiling, routing and repairing 30 jobs x 16 stages. ``trace``: documents of 100,000
+``plan``: compiling, routing, an early stop of 30 jobs x 16 stages. ``trace``: documents of 100,000
 records. One thread, and CPU time of it, so that others on the machine count less; what is compared
 runs by turns. Medians, in brackets the best and the worst.
 """
@@ -27,6 +27,7 @@ from optsched.arraypipe import ArrayTrainer, Job, blocks, compile, random_schedu
 from optsched.arraypipe.course import Course, Record
 from optsched.arraypipe.inline import InlineBackend
 from optsched.arraypipe.planning.messages import routes
+from optsched.arraypipe.planning.repair import without
 from optsched.arraypipe.planning.segments import Segment, Walk
 from optsched.arraypipe.reporting.report import compare
 from optsched.arraypipe.reporting.virtual_clock import replayed
@@ -268,6 +269,8 @@ def plan(repeat: int) -> None:
          timed(lambda: compile(barrier, barrier=True), repeat), 1e6, "ms")  # fmt: skip
     show("routes", timed(lambda: routes(compiled), repeat), 1e6, "ms")
     show("early stop (Walk.shorten)", stops, 1e6, "ms")
+    show("document without a job (without)",
+         timed(lambda: without(schedule, [0]), repeat), 1e6, "ms")  # fmt: skip
     steps = timed(lambda: [next(made) for _ in range(blocks_a_walk)], repeat)
     show("one step of the walk", [t / blocks_a_walk for t in steps], 1e3, "us")
 

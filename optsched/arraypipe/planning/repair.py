@@ -1,4 +1,9 @@
-"""Jobs taken out of a schedule or put into it: what runs on while a solver looks for better."""
+"""Jobs taken out of a schedule or put into it, as a document.
+
+A run that goes on needs none of this when a job ends: its blocks are passed over (`Walk.shorten`).
+The document without it is where a solver begins, what the report predicts by, and what resumes a
+run with fewer jobs.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.arraypipe.plan import ExecutionPlan
-from optsched.arraypipe.planning.checks import KINDS, Block, check_memory, identify
+from optsched.arraypipe.planning.checks import KINDS, check_memory, identify
 from optsched.errors import InputError
 from optsched.problems.jobarray_cycle import answer_rows
-from optsched.schedule import _PER_OPERATION, Arcs, IntArray, Rows, Schedule
+from optsched.schedule import _PER_OPERATION, Arcs, Rows, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -44,42 +48,6 @@ def without(schedule: Schedule, jobs: Collection[int]) -> Schedule:
     _require_orders(schedule)
     kept = _kept(schedule, _stays(schedule, jobs))
     return _retimed(kept, {"order": "jobs deleted", "jobs": sorted(set(jobs))})
-
-
-def deleted(plan: ExecutionPlan, jobs: Collection[int]) -> ExecutionPlan:
-    """The plan without some jobs: what `compile` makes of the document without them, but at once.
-
-    Deleting operations leaves no new cycle, so nothing is checked again, and start times and
-    period stay as they are; `without` has better ones. Jobs are numbered anew as there.
-
-    Raises
-    ------
-    InputError
-        There is no such job, or none would be left.
-    """
-    stays = _stays(plan.schedule, jobs)
-    number = _numbers(stays)
-    operation = number.tolist()
-    left = [j for j in range(plan.n_jobs) if j not in jobs]
-    seat = {job: k for k, job in enumerate(left)}
-    blocks = tuple([
-        Block(operation[i], kind, seat[job], stage, m, copy, device, offset)
-        for i, kind, job, stage, m, copy, device, offset in plan.blocks
-        if job in seat
-    ])  # fmt: skip
-    return ExecutionPlan(
-        schedule=_kept(plan.schedule, stays),
-        blocks=blocks,
-        sequences=tuple(
-            tuple([operation[i] for i in row if operation[i] >= 0]) for row in plan.sequences
-        ),
-        n_stages=plan.n_stages,
-        microbatches=tuple(plan.microbatches[j] for j in left),
-        copies=tuple(plan.copies[j] for j in left),
-        barrier=plan.barrier,
-        together=frozenset(seat[j] for j in plan.together if j in seat),
-        exact=plan.exact,
-    )
 
 
 def with_job(schedule: Schedule, like: int) -> Schedule | None:
@@ -178,16 +146,10 @@ def _require_orders(schedule: Schedule) -> None:
         raise InputError("this graph is not scheduled: it has no sequences")
 
 
-def _numbers(stays: npt.NDArray[np.bool_]) -> IntArray:
-    """New numbers of what stays, -1 for what does not."""
-    number: IntArray = np.where(stays, np.cumsum(stays) - 1, -1)
-    return number
-
-
 def _kept(schedule: Schedule, stays: npt.NDArray[np.bool_]) -> Schedule:
     """The document of some operations only; orders, starts, offsets and period as they are."""
     assert schedule.sequences is not None and schedule.start is not None
-    number = _numbers(stays)
+    number = np.where(stays, np.cumsum(stays) - 1, -1)
     tail, head, lag, distance = schedule.arcs
     inner = stays[tail] & stays[head]
     columns = {
@@ -200,25 +162,18 @@ def _kept(schedule: Schedule, stays: npt.NDArray[np.bool_]) -> Schedule:
     columns["job"] = job
     of = np.repeat(np.arange(len(stays)), np.diff(schedule.op_resources.indptr))
     rows = _rows(schedule.op_resources, stays[of])
-    arcs = [number[tail[inner]], number[head[inner]], lag[inner], distance[inner]]
-    for column in (*columns.values(), *arcs):
-        column.flags.writeable = False
     listed = _rows(schedule.sequences, stays[schedule.sequences.ids])
-    # a part of what has been checked: made without the constructor, which would look at all again
-    part = object.__new__(Schedule)
-    part.__dict__.update(
-        columns,
+    return Schedule(
         name=schedule.name,
         time_unit=schedule.time_unit,
         resources=schedule.resources,
-        period=schedule.period,
         op_resources=Rows(np.append(rows.indptr[:-1][stays], rows.indptr[-1]), rows.ids),
-        arcs=Arcs(*arcs),
+        arcs=Arcs(number[tail[inner]], number[head[inner]], lag[inner], distance[inner]),
+        period=schedule.period,
         sequences=Rows(listed.indptr, number[listed.ids]),
-        objective=None,
         provenance=schedule.provenance,
+        **columns,
     )
-    return part
 
 
 def _rows(rows: Rows, stays: npt.NDArray[np.bool_]) -> Rows:
