@@ -21,6 +21,13 @@ T = TypeVar("T")
 MAX_INTEGER: Final = 2**53
 """Largest integer in a document: every JSON reader represents it exactly."""
 
+_WAYS_OUT: Final = {
+    "optsched.profile": "a profile is measured times, no instance and no schedule: `optsched "
+    "arraypipe problem` writes the instance of its jobs (in Python JobArray.from_profile makes "
+    "it), and `optsched arraypipe run` measures and solves by itself",
+}
+"""What to do with documents that people take for others."""
+
 _PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _HALF_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # or a whole pair
 _HALF_IN_TEXT = re.compile("\\\\u[dD][89a-fA-F]|[\ud800-\udfff]")
@@ -142,7 +149,15 @@ def check_format(tree: Any, expected: str, name: str) -> None:
         raise InputError(
             f'{name}: format: {shown(found)} is unknown, this optsched reads "{expected}"'
         )
+    check_kin(tree, name)
     raise InputError(f'{name}: format: expected "{expected}", got {shown(found)}')
+
+
+def check_kin(tree: dict[str, Any], name: str) -> None:
+    """Refuse a document that is good for something else, saying for what."""
+    family = str(tree.get("format", "")).partition("/")[0]
+    if family in _WAYS_OUT:
+        raise InputError(f"{name}: {_WAYS_OUT[family]}")
 
 
 def shown(value: Any) -> str:

@@ -12,6 +12,8 @@ from program import SHOP, Cli, Ran
 from rolling_arrays import equal_jobs
 
 import optsched
+from optsched.formats.read_problem import read_problem
+from optsched.problems.jobarray import JobArray
 from optsched.schedule import Schedule
 
 # what every command does with bad input
@@ -49,6 +51,24 @@ def test_bad_files(cli: Cli, command: str) -> None:
 def test_graphs_without_schedule(cli: Cli, command: str) -> None:
     """An instance cannot be verified, shown, drawn or traced."""
     assert cli.refused(command, "graph.json").startswith("graph.json: sequences, starts: missing")
+
+
+@pytest.mark.parametrize("command", [*READERS, "convert", "arraypipe plan", "arraypipe problem"])
+def test_profiles_are_no_instances(cli: Cli, command: str) -> None:
+    """The refusal names the commands for it; `arraypipe problem` writes what the others read."""
+    known = Path(__file__).parents[1] / "instances" / "profiles" / "gpt2_xl-4.profile.json"
+    Path("x.profile.json").write_bytes(known.read_bytes())
+    words = [*command.split(), "x.profile.json", *["y.jobarray.json"] * (command == "convert")]
+    if command == "arraypipe problem":
+        ran = cli(*words)
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.out == "wrote x.jobarray.json: 4 jobs, 4 stages on 4 devices\n"
+        assert read_problem("x.jobarray.json") == JobArray.from_profile("x.profile.json")
+        return
+    line = cli.refused(*words)
+    assert line.startswith("x.profile.json: a profile is measured times, no instance")
+    for way in ("`optsched arraypipe problem`", "`optsched arraypipe run`", "from_profile"):
+        assert way in line
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``optsched arraypipe``: profile, advise, plan, run, report, demo."""
+"""``optsched arraypipe``: profile, advise, problem, plan, run, report, demo."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Train sibling jobs by a schedule: profile, advise, plan, run, report.",
+    help="Train sibling jobs by a schedule: profile, advise, problem, plan, run, report.",
 )
 
 Script = Annotated[
@@ -91,9 +91,40 @@ def advise(
     from optsched.cli.arraypipe_links import links
 
     what_if = links(link or [])
-    size = int(memory) if memory is not None and memory.isdecimal() else memory
+    size = _size(memory)
     advice = advice_on(file, devices=devices, memory=size, link=what_if or None, samples=samples)
     print(json.dumps(advice.as_dict()) if as_json else advice)
+
+
+@app.command()
+def problem(
+    file: Annotated[Path, typer.Argument(help="A *.profile.json document.", show_default=False)],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", "--output", help="[default: FILE with .jobarray.json]"),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option(help="period (rolling) or makespan (of one iteration).")
+    ] = "period",
+    memory: Annotated[
+        str | None,
+        typer.Option(help="Of a device, such as 40GB, or device: as profiled [default: no limit]."),
+    ] = None,
+) -> None:
+    """Write the instance of profiled jobs, for `optsched solve`; needs no PyTorch."""
+    from optsched.arraypipe.command.plain_warnings import plain_warnings
+    from optsched.arraypipe.profiling.document import Profile
+    from optsched.files import check_outputs
+
+    name = file.name.removesuffix(".json").removesuffix(".profile")
+    target = output or file.parent / f"{name}.jobarray.json"
+    check_outputs([target], [file])
+    with plain_warnings():
+        array = Profile.read(file).problem(objective=objective, memory=_size(memory))
+    array.write(target)
+    print(
+        f"wrote {target}: {array.n_jobs} jobs, {array.n_stages} stages on {array.n_devices} devices"
+    )
 
 
 @app.command()
@@ -246,6 +277,11 @@ def _ranks_of(order: RunOrder) -> int:
             plan = compile(given, exact=False)
         return len(plan.devices)
     return order.devices or len(load_trainer(order.script).stages)
+
+
+def _size(memory: str | None) -> str | int | None:
+    """Digits alone are bytes."""
+    return int(memory) if memory is not None and memory.isdecimal() else memory
 
 
 def _numbers(option: str, text: str) -> list[int]:

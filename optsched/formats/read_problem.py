@@ -12,7 +12,7 @@ from optsched.formats.jobshop_text import layout, lines_of
 from optsched.problems.jobshop import Format, JobShop
 from optsched.problems.jobshop_checks import told
 from optsched.schedule import Schedule
-from optsched.strict_json import parse, shown, without_collector
+from optsched.strict_json import check_kin, parse, shown, without_collector
 
 if TYPE_CHECKING:
     import os
@@ -102,6 +102,7 @@ def from_tree(tree: Any, name: str) -> Problem:
     foreign = "format" not in tree and tree.keys() & {"duration_matrix", "machines_matrix", "data"}
     if family == "optsched.jobshop" or foreign:
         return jobshop_json.from_tree(tree, name)
+    check_kin(tree, name)
     found = f"format {shown(tree['format'])}" if "format" in tree else "no known keys"
     raise InputError(
         f"{name}: not an instance this optsched reads ({found}): readable are {READABLE}"

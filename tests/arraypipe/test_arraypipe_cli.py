@@ -358,6 +358,30 @@ def test_advise_refuses(shop: Cli) -> None:
     assert "samples: " in shop.refused("arraypipe", "advise", known, "--samples", 0)
 
 
+def test_problem_of_a_profile(shop: Cli) -> None:
+    """Beside the profile, or where one says; solvable; without PyTorch; refusals leave no file."""
+    os.mkdir("in")
+    shutil.copy(ROOT / "instances" / "profiles" / "gpt2_xl-4.profile.json", "in/x.profile.json")
+    problem = ("arraypipe", "problem", "in/x.profile.json")
+    assert without_torch(*problem).stdout.startswith("wrote in/x.jobarray.json: 4 jobs")
+    assert shop("solve", "in/x.jobarray.json", "--solver", "dispatch", "-o", "s.json").code == 0
+    assert Profile.read("in/x.profile.json").made(Schedule.read("s.json"))
+    given = ("--memory", "80GB", "--objective", "makespan", "-o", "y.jobarray.json")
+    assert shop(*problem, *given).code == 0
+    array = optsched.JobArray.read("y.jobarray.json")
+    assert array.objective == "makespan" and 0 < max(array.memory) < 80 * 2**30
+    for words, sentence in (
+        (["--memory", "1GB"], "memory: device 0 has 1073741824 bytes"),
+        (["--memory", "much"], "memory: expected bytes or a size"),
+        (["--objective", "speed"], "objective: expected one of"),
+        (["-o", "no/z.json"], "there is no folder no"),
+        (["-o", "in/x.profile.json"], "is the file that is read"),
+    ):
+        assert sentence in shop.refused(*problem, *words)
+    assert "no such file" in shop.refused("arraypipe", "problem", "nowhere.json")
+    assert "optsched.profile/1" in shop.refused("arraypipe", "problem", "y.jobarray.json")
+
+
 # several processes
 
 

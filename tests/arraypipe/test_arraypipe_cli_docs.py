@@ -26,7 +26,7 @@ def test_commands_on_the_page_run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
     Path("train.py").write_text(code)
     random_schedule([1, 1, 1], 2, seed=0).write("x.schedule.json")
     commands = re.findall(r"^\| `optsched (.*?)` \|", PAGE, re.M)
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands[:-1]:
         done = cli(*shlex.split(command.replace("1000", "3")))
         assert done.code == 0, (command, done.err)
