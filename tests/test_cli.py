@@ -308,6 +308,27 @@ def test_verify(cli: Cli) -> None:
     assert len(lines) == count + 1 and count > 5
 
 
+def test_verify_several(cli: Cli) -> None:
+    """One line each as for one alone; the worst file decides the exit code, none hides another."""
+    tree = json.loads(Path("plan.json").read_text())
+    Path("wrong.json").write_text(json.dumps({**tree, "starts": [0] * 9}))
+    alone = {name: cli("verify", name) for name in ("plan.json", "wrong.json", "nowhere.json")}
+    assert [ran.code for ran in alone.values()] == [0, 1, 2]
+    last = [line for ran in alone.values() for line in ran.out.splitlines()[-1:]]
+    for order, code in (
+        (["plan.json", "plan.json"], 0),
+        (["wrong.json", "plan.json"], 1),
+        (["wrong.json", "nowhere.json", "plan.json"], 2),
+        (["nowhere.json", "graph.json"], 2),
+    ):
+        ran = cli("verify", *order)
+        assert ran.code == code
+        told = [line for name in order for line in last if line.startswith(f"{name}:")]
+        assert ran.out.splitlines() == told
+        assert ran.err.count("\n") == len(order) - len(told)
+        assert all(line.startswith("error: ") for line in ran.err.splitlines())
+
+
 def test_show(cli: Cli) -> None:
     """Objective, devices and critical path."""
     ran = cli("show", "plan.json")

@@ -24,21 +24,21 @@ def _run() -> int:
     except SystemExit as done:  # the usual end
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except (InputError, UnsupportedProblem, MissingExtra) as error:
-        _say(f"error: {error}")
+        say(f"error: {error}")
         return 2
     except OptschedError as error:  # nothing wrong with the input: a failed job, a broken proof
-        _say(f"failed: {error}")
+        say(f"failed: {error}")
         return 1
     except MemoryError:
-        _say("failed: not enough memory")
+        say("failed: not enough memory")
         return 1
     except BrokenPipeError as error:
         return _lost(error, 0)
     except OSError as error:  # files report as an InputError: this is the terminal, or the system
-        _say(f"failed: {error}")
+        say(f"failed: {error}")
         return 1
     except KeyboardInterrupt:
-        _say("interrupted")
+        say("interrupted")
         return 130
     return 0
 
@@ -60,11 +60,11 @@ def _lost(error: OSError, code: int) -> int:
     os.close(nowhere)
     if isinstance(error, BrokenPipeError):
         return code
-    _say(f"error: the output cannot be written ({error.strerror})")
+    say(f"error: the output cannot be written ({error.strerror})")
     return 2
 
 
-def _say(message: str) -> None:
+def say(message: str) -> None:
     """One line on stderr, whatever the message holds."""
     line = " ".join(message.split())
     try:

@@ -110,24 +110,39 @@ def solve(
 
 
 @app.command()
-def verify(file: ScheduleFile) -> None:
-    """Check a schedule independently of every solver and list all violations."""
+def verify(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILES", help="*.schedule.json documents.", show_default=False),
+    ],
+) -> None:
+    """Check schedules independently of every solver; of a single file all violations are listed.
+
+    Exit code 1 if one of them has violations, 2 if one cannot be read; the others are checked all
+    the same.
+    """
     import optsched
+    from optsched.cli import say
+    from optsched.errors import InputError
     from optsched.plots.look import plain
 
-    schedule = _scheduled(file)
-    violations = optsched.verify(schedule)
-    for violation in violations:
-        print(f"{violation.kind}: {plain(violation.message, 1000)}")
-    if violations:
-        print(f"{file}: not verified, {len(violations)} violation{'s' * (len(violations) > 1)}")
-        raise typer.Exit(1)
-    kind = "period" if schedule.period is not None else "makespan"
-    value = schedule.period if schedule.period is not None else schedule.makespan
-    print(
-        f"{file}: verified, {schedule.n_operations} operations on {schedule.n_resources} "
-        f"resources, {kind} {value} {schedule.time_unit}"
-    )
+    codes = {0}
+    for file in files:
+        try:
+            schedule = _scheduled(file)
+        except InputError as error:
+            say(f"error: {error}")
+            codes.add(2)
+            continue
+        violations = optsched.verify(schedule)
+        if violations:
+            codes.add(1)
+        if len(files) == 1:
+            for violation in violations:
+                print(f"{violation.kind}: {plain(violation.message, 1000)}")
+        print(f"{file}: {_verdict(schedule, len(violations))}")
+    if code := max(codes):
+        raise typer.Exit(code)
 
 
 @app.command()
@@ -245,6 +260,18 @@ def _scheduled(file: Path) -> Schedule:
             f"{file}: sequences, starts: missing, this graph is not scheduled: solve it first"
         )
     return schedule
+
+
+def _verdict(schedule: Schedule, violations: int) -> str:
+    """Whether a schedule is verified, and what it is."""
+    if violations:
+        return f"not verified, {violations} violation{'s' * (violations > 1)}"
+    kind = "period" if schedule.period is not None else "makespan"
+    value = schedule.period if schedule.period is not None else schedule.makespan
+    return (
+        f"verified, {schedule.n_operations} operations on {schedule.n_resources} "
+        f"resources, {kind} {value} {schedule.time_unit}"
+    )
 
 
 def _cycles(file: Path, schedule: Schedule, cycles: int | None) -> int:
