@@ -13,12 +13,13 @@ import signal
 import sys
 import time
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from optsched.arraypipe.command.files import RunFiles, RunSummary, made_folder, summary_of
 from optsched.arraypipe.command.plain_warnings import plain_warnings
-from optsched.arraypipe.command.script import load_trainer, script_parts
+from optsched.arraypipe.command.script import load_trainer, measured, script_parts
 from optsched.errors import InputError, MissingExtra
 from optsched.schedule import Schedule
 
@@ -124,7 +125,11 @@ def _carried_out(order: RunOrder, group: RankGroup | None) -> RunSummary:
     if given is None:
         from optsched.arraypipe.scheduling import schedule_for
 
-        given = schedule_for(trainer, order.devices, time_limit=order.time_limit, say=say)
+        measure = partial(
+            schedule_for, trainer, order.devices, time_limit=order.time_limit, say=say
+        )
+        # on ranks another one's end is an error here too, and whose it is the group finds out
+        given = measured(order.script, measure) if group is None else measure()
     plan = trainer.plan(given)
     if group is not None:
         group.check_size(len(plan.devices))

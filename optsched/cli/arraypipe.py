@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -46,7 +47,7 @@ def profile(
     ] = 10,
 ) -> None:
     """Measure the blocks of a script's jobs, and what they keep and send."""
-    from optsched.arraypipe.command.script import load_trainer, script_parts
+    from optsched.arraypipe.command.script import load_trainer, measured, script_parts
     from optsched.files import check_outputs
 
     path, _ = script_parts(script)
@@ -56,11 +57,11 @@ def profile(
     trainer = load_trainer(script)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", UserWarning)
-        measured = trainer.profile(wanted, repeats)
-    measured.write(target)
+        found = measured(script, lambda: trainer.profile(wanted, repeats))
+    found.write(target)
     for warning in warned:
         print(f"warning: {warning.message}", file=sys.stderr)
-    print(measured.table())
+    print(found.table())
     print(f"wrote {target}")
 
 
@@ -281,7 +282,7 @@ def _ranks_of(order: RunOrder) -> int:
 
 def _size(memory: str | None) -> str | int | None:
     """Digits alone are bytes."""
-    return int(memory) if memory is not None and memory.isdecimal() else memory
+    return int(memory) if memory is not None and re.fullmatch("[0-9]{1,20}", memory) else memory
 
 
 def _numbers(option: str, text: str) -> list[int]:

@@ -112,6 +112,15 @@ def refuses() -> ArrayTrainer:
     return ArrayTrainer(build_model, [], [2], nn.functional.cross_entropy, batches)
 
 
+def wrong_loss() -> ArrayTrainer:
+    """Its loss raises as soon as something is measured."""
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        raise ValueError("no such loss")
+
+    return ArrayTrainer(build_model, [Job(0, 8, adamw)], [2], loss, batches)
+
+
 def gives_a_number() -> int:
     """Returns no trainer."""
     return 3

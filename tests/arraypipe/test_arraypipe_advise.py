@@ -226,6 +226,12 @@ def test_huge_numbers_of_micro_batches() -> None:
         assert load <= advice[name].seconds < 1.3 * load
 
 
+def test_times_too_long_to_add() -> None:
+    """Two weeks a block are refused in a sentence."""
+    with pytest.raises(InputError, match=r"add up to [0-9]+, more than 2\^53"):
+        advise(profile(base=2**50))
+
+
 def test_unequal_batches_cannot_be_fused() -> None:
     """Shapes must be equal, whatever was measured."""
     advice = advise(profile(batches=(4, 8)), fused={2: 1e-9})

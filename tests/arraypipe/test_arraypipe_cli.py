@@ -292,6 +292,18 @@ def test_scripts_refused(shop: Cli, script: str, sentence: str) -> None:
 
 
 @pytest.mark.torch
+def test_scripts_that_cannot_be_measured(shop: Cli) -> None:
+    """What the script's functions raise then is a sentence with their line, and no file."""
+    pytest.importorskip("torch")
+    line = 1 + Path("t.py").read_text().split("\n").index(
+        '        raise ValueError("no such loss")'
+    )
+    for words in (["profile"], ["run", "--quiet", "--out", "o"]):
+        told = shop.refused("arraypipe", words[0], "t.py:wrong_loss", *words[1:])
+        assert told == f"t.py:{line}: raises ValueError: no such loss"
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -353,7 +365,8 @@ def test_advise_refuses(shop: Cli) -> None:
     """What-if numbers that cannot be."""
     known = ROOT / "instances" / "profiles" / "gpt2_xl-4.profile.json"
     assert "devices: " in shop.refused("arraypipe", "advise", known, "--devices", 0)
-    assert "memory: " in shop.refused("arraypipe", "advise", known, "--memory", "much")
+    for memory in ("much", "-5", "0", "9" * 5000):
+        assert "memory: " in shop.refused("arraypipe", "advise", known, "--memory", memory)
     assert "link: " in shop.refused("arraypipe", "advise", known, "--link", "host=fast")
     assert "samples: " in shop.refused("arraypipe", "advise", known, "--samples", 0)
 

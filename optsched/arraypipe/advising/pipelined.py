@@ -101,10 +101,12 @@ def best_way(situation: Situation, asked: Asked, kind: Kind, width: int) -> Way:
             tried.append((_formula(kind, costs, width, m, again), len(tried), m, again, costs))
     fitting: list[Way] = []
     least: Way | None = None
+    refusal: InputError | None = None
     for _, _, m, again, costs in sorted(tried):
         try:
             way = _measured(situation, Seat(asked, costs, m, again), kind, width)
-        except InputError:  # interleaved: these micro-batches do not fall into equal groups
+        except InputError as error:  # interleaved: they do not fall into equal groups
+            refusal = error
             continue
         if situation.fits(way.needed) is not False:
             fitting.append(way)
@@ -114,7 +116,9 @@ def best_way(situation: Situation, asked: Asked, kind: Kind, width: int) -> Way:
             break
     if fitting:
         return min(fitting, key=lambda way: (way.time, way.needed))
-    assert least is not None  # M = 1, at least, is legal everywhere
+    if least is None:  # M = 1, at least, is legal everywhere: the times are too long to add
+        assert refusal is not None
+        raise refusal
     return least
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.strict_json import shown
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from optsched.arraypipe.trainer import ArrayTrainer
+
+T = TypeVar("T")
 
 
 def load_trainer(script: str) -> ArrayTrainer:
@@ -51,6 +53,25 @@ def load_trainer(script: str) -> ArrayTrainer:
     if not isinstance(made, ArrayTrainer):
         raise InputError(f"{path}:{name}: expected it to return an ArrayTrainer, got {made!r:.60}")
     return made
+
+
+def measured(script: str, measure: Callable[[], T]) -> T:
+    """What a measurement of a script's jobs gives.
+
+    Raises
+    ------
+    InputError
+        The script's data, model or loss raises; the sentence has its line.
+    OptschedError
+        As it comes.
+    """
+    path, _ = script_parts(script)
+    try:
+        return measure()
+    except OptschedError:
+        raise
+    except Exception as error:
+        raise _blamed(path, error) from error
 
 
 def script_parts(script: str) -> tuple[Path, str]:
@@ -106,9 +127,12 @@ def _guarded(path: Path, call: Callable[[], Any]) -> Any:
         where = f":{error.lineno}" if error.lineno else ""
         raise InputError(f"{path}{where}: is not Python ({error.msg})") from error
     except Exception as error:
-        raise InputError(
-            f"{path}{_line(path, error)}: raises {type(error).__name__}: {error}"
-        ) from error
+        raise _blamed(path, error) from error
+
+
+def _blamed(path: Path, error: Exception) -> InputError:
+    """What the script raised, and where."""
+    return InputError(f"{path}{_line(path, error)}: raises {type(error).__name__}: {error}")
 
 
 def _line(path: Path, error: BaseException) -> str:
