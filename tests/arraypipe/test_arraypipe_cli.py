@@ -343,6 +343,27 @@ def test_refused_run_leaves_no_folder(shop: Cli) -> None:
 
 
 @pytest.mark.torch
+def test_names_in_reports_cannot_talk_to_the_terminal(shop: Cli) -> None:
+    """Nor those of a summary that somebody has changed; kinds without messages have no share."""
+    pytest.importorskip("torch")
+    tree = json.loads(Path("x.schedule.json").read_text())
+    tree["resources"][0]["name"] = "\x1b[2Jgpu"
+    Path("named.schedule.json").write_text(json.dumps(tree))
+    ran = shop("arraypipe", "run", "t.py:make_trainer", "named.schedule.json", "--steps", 2,
+               "--out", "o")  # fmt: skip
+    assert ran.code == 0 and "[2Jgpu" in ran.out and "\x1b" not in ran.out + ran.err
+    place = Path("o/summary.json")
+    tree = json.loads(place.read_text())
+    tree["report"]["largest_errors"][0]["block"] = "\x1b[2Jblock"
+    none = {"kind": "\x1b[2Jkind", "number": 0, "awaited": 0, "median": None, "exposed": None}
+    tree["report"]["messages"] = [none]
+    place.write_text(json.dumps(tree))
+    ran = shop("arraypipe", "report", "o")
+    assert ran.code == 0 and "[2Jblock" in ran.out and "[2Jkind" in ran.out
+    assert "\x1b" not in ran.out
+
+
+@pytest.mark.torch
 def test_documents_refused(shop: Cli) -> None:
     """Schedules of other jobs, cyclic ones, and files that are something else."""
     pytest.importorskip("torch")

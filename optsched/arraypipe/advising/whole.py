@@ -50,9 +50,9 @@ def one_per_device(situation: Situation) -> list[Option]:
     options = [option(NAME, found.makespan, f"{text}; {split}", fits, needed, spread)]
     best = moved(times, situation.devices)
     if found.makespan > 1.01 * best:
-        text = (
-            f"as above, but up to {situation.devices - 1} jobs change devices once, by checkpoint"
-        )
+        most = situation.devices - 1
+        movers = "one job changes" if most == 1 else f"up to {most} jobs change"
+        text = f"as above, but {movers} devices once, by checkpoint"
         options.append(option(f"{NAME}, moved", best, text, fits, needed, spread))
     return options
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from optsched.plots.look import plain
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -30,7 +32,7 @@ def text(report: Report) -> str:
         for error in report.largest_errors:
             change = _change(error.measured, error.predicted)
             times = f"{duration(error.predicted)} -> {duration(error.measured)}"
-            lines.append(f"  {error.block}: {times}{change}")
+            lines.append(f"  {plain(error.block, 200)}: {times}{change}")
     return "\n".join(lines)
 
 
@@ -101,7 +103,7 @@ def _devices(report: Report) -> list[str]:
         idle = [d.idle_predicted, d.idle_replayed, d.idle_measured]
         shares = [f"{share:.1%}" for share in idle[: 2 if report.serial else 3]]
         times = [d.compute, d.switch, d.exposed, d.waiting, d.host]
-        rows.append([d.name, *map(duration, times), *shares, *[""] * (3 - len(shares))])
+        rows.append([plain(d.name), *map(duration, times), *shares, *[""] * (3 - len(shares))])
     if report.serial:
         rows[1][-1] = ""
     return _table(rows, right=range(1, 9))
@@ -111,8 +113,9 @@ def _messages(report: Report) -> list[str]:
     """What went between devices, by kind."""
     rows = [["messages", "number", "awaited", "median", "exposed"]]
     rows += [
-        [m.kind, str(m.number), f"{m.awaited / m.number:.0%}", _known(m.median), _known(m.exposed)]
+        [plain(m.kind), str(m.number), share, _known(m.median), _known(m.exposed)]
         for m in report.messages
+        for share in [f"{m.awaited / m.number:.0%}" if m.number else "-"]
     ]
     return _table(rows, right=range(1, 5))
 
