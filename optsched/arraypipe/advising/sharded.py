@@ -102,7 +102,7 @@ def _sharded(
             continue
         times = [a.iterations * w.time for a, w in zip(situation.jobs, ways, strict=True)]
         makespan = longest_first(times, groups).makespan
-        where = f"{groups} groups of {width} devices" if groups > 1 else f"over {width} devices"
+        where = f"on {groups} groups of {width} devices" if groups > 1 else f"over {width} devices"
         reason = f"jobs in turn {where}, {condition}; {settings(ways)}"
         spread = max(way.spread for way in ways)
         fits = situation.fits(worst.needed)

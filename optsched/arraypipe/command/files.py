@@ -120,6 +120,8 @@ def read_summary(path: str | os.PathLike[str]) -> RunSummary:
     """
     file = RunFiles.within(Path(path)).summary if Path(path).is_dir() else Path(path)
     name = str(file)
+    if file != Path(path) and not file.exists():
+        raise InputError(f"{name}: no such file; `optsched arraypipe run --out` writes it")
     tree = parse(read_text(file), name)
     check_format(tree, FORMAT, name)
     return decode(tree, RunSummary, name)
