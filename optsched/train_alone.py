@@ -39,7 +39,7 @@ class Trained:
 def train_alone(
     build_model: Callable[..., torch.nn.Module],
     job: Job,
-    cuts: Sequence[str],
+    cuts: Sequence[str | int],
     loss: Callable[[Any, Any], torch.Tensor],
     data: Data,
     steps: int,
@@ -54,7 +54,8 @@ def train_alone(
     Parameters
     ----------
     cuts
-        Name of the first module of every stage (`ArrayTrainer.cuts`).
+        Name of the first module of every stage (`ArrayTrainer.cuts`). For an `nn.Sequential` the
+        cut indices that `ArrayTrainer` takes will do, and stage 0 may be left out.
     steps
         Number of iterations, from the initial weights.
     device
@@ -94,7 +95,7 @@ def train_alone(
 
             return hook
 
-        for stage, name in enumerate(cuts):
+        for stage, name in enumerate(_beginnings(model, cuts)):
             model.get_submodule(name).register_forward_pre_hook(reseed(stage))
         losses = []
         batches = iter(data(job, 0))
@@ -130,6 +131,16 @@ def train_alone(
         {name: dict(optimizer.state[p]) if p in optimizer.state else {} for name, p in masters},
         tuple(losses),
     )
+
+
+def _beginnings(model: torch.nn.Module, cuts: Sequence[str | int]) -> list[str]:
+    """Name of the first module of every stage."""
+    if not isinstance(model, torch.nn.Sequential):
+        return [str(cut) for cut in cuts]
+    children = list(model._modules)
+    names = [children[cut] if isinstance(cut, int) else cut for cut in cuts]
+    begins = bool(names) and names[0].partition(".")[0] in ("", children[0])
+    return names if begins else [children[0], *names]
 
 
 def differences(got: Trained, alone: Trained) -> list[str]:

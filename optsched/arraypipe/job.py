@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
@@ -81,7 +82,7 @@ class Job:
     clip_norm: float | None = None
     recompute: bool = False
     model: Mapping[str, Any] = field(default_factory=dict)
-    init: str | None = None
+    init: str | PathLike[str] | None = None
     life: JobLife = field(default_factory=lambda: JobLife(), init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +93,10 @@ class Job:
         ):
             value = getattr(self, key)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise InputError(f"{key}: expected an integer in {least}..{most}, got {value!r}")
+                samples = ", the samples of a batch" if key == "microbatches" else ""
+                raise InputError(
+                    f"{key}: expected an integer in {least}..{most}{samples}, got {value!r}"
+                )
         if not callable(self.optimizer):
             raise InputError(f"optimizer: expected a function, got {self.optimizer!r}")
         if self.scheduler is not None and not callable(self.scheduler):
@@ -106,7 +110,13 @@ class Job:
             isinstance(clip, bool) or not isinstance(clip, (int, float)) or not 0 < clip < math.inf
         ):
             raise InputError(f"clip_norm: expected a number > 0, got {clip!r}")
-        if self.name and not _NAME.fullmatch(self.name):
+        if not isinstance(self.recompute, bool):
+            raise InputError(f"recompute: expected True or False, got {self.recompute!r}")
+        if not isinstance(self.model, Mapping):
+            raise InputError(f"model: expected arguments by name, got {self.model!r}")
+        if self.init is not None and not isinstance(self.init, (str, PathLike)):
+            raise InputError(f"init: expected the path of a state dict, got {self.init!r:.60}")
+        if not isinstance(self.name, str) or (self.name and not _NAME.fullmatch(self.name)):
             raise InputError(
                 f"name: expected letters, digits and . _ = + - for a folder, got {self.name!r}"
             )

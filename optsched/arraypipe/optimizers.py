@@ -41,12 +41,22 @@ class Whole(NamedTuple):
 
 
 def make_optimizer(
-    make: MakeOptimizer, parameters: NamedParameters, job: str
+    make: MakeOptimizer, parameters: NamedParameters, job: str, unsplit: NamedParameters = ()
 ) -> optim.Optimizer | None:
-    """The optimizer of one stage, None for a stage without parameters; refuses foreign tensors."""
+    """The optimizer of one stage, None for a stage without parameters; refuses foreign tensors.
+
+    `unsplit` are the parameters of all stages: of these it is made, and those of other stages taken
+    out again, where it cannot be made of this stage's alone. A group may have none of them
+    (the head's; what is not frozen), and torch makes no optimizer without parameters.
+    """
     if not parameters:
         return None
-    optimizer = make(list(parameters))
+    try:
+        optimizer = make(list(parameters))
+    except Exception:
+        if not unsplit:
+            raise
+        optimizer = _part_of_whole(make, dict(parameters), unsplit)
     own = {id(parameter) for _, parameter in parameters}
     for group in optimizer.param_groups:
         if any(id(parameter) not in own for parameter in group["params"]):
@@ -85,13 +95,15 @@ def check_per_tensor(
     sentence = f"job {job}: optimizer {kind.__name__}"
     if isinstance(sample, optim.LBFGS):
         raise InputError(f"{sentence} looks across tensors, so stages cannot update one by one")
-    if len(parameters) < 2:
+    held = {name for group in whole.groups for name in group.names}
+    trained = [entry for entry in parameters if entry[0] in held]
+    if len(trained) < 2:
         return whole
     # one of the first stage and one of the last: what is tried is what will be apart
-    pair = [parameters[0], parameters[-1]]
+    pair = [trained[0], trained[-1]]
     try:
-        together = _trial(make, [pair], exact)
-        apart = _trial(make, [[entry] for entry in pair], exact)
+        together = _trial(make, [pair], exact, job)
+        apart = _trial(make, [[entry] for entry in pair], exact, job)
     except Exception as error:
         raise InputError(
             f"{sentence} cannot be tried on two tensors, together and apart ({error})"
@@ -271,6 +283,26 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b) or (a != a and b != b)  # not a number is the same setting too
 
 
+def _part_of_whole(
+    make: MakeOptimizer, own: Mapping[str, nn.Parameter], unsplit: NamedParameters
+) -> optim.Optimizer:
+    """An optimizer over stand-ins for all parameters but these, without the stand-ins then."""
+    optimizer = make(
+        [
+            (n, own[n] if n in own else nn.Parameter(torch.empty_like(p), p.requires_grad))
+            for n, p in unsplit
+        ]
+    )
+    here = {id(parameter) for parameter in own.values()}
+    for group in optimizer.param_groups:
+        kept = [k for k, parameter in enumerate(group["params"]) if id(parameter) in here]
+        for key in {"params", "param_names"} & group.keys():
+            group[key] = [group[key][k] for k in kept]
+    for parameter in [p for p in optimizer.state if id(p) not in here]:
+        del optimizer.state[parameter]
+    return optimizer
+
+
 def _copies(parameters: NamedParameters) -> NamedParameters:
     return [
         (name, nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad))
@@ -278,19 +310,23 @@ def _copies(parameters: NamedParameters) -> NamedParameters:
     ]
 
 
-def _trial(make: MakeOptimizer, groups: Sequence[NamedParameters], exact: bool) -> list[Tensor]:
+def _trial(
+    make: MakeOptimizer, groups: Sequence[NamedParameters], exact: bool, job: str
+) -> list[Tensor]:
     """Three steps with one optimizer per group: values of the parameters, or how they changed."""
     draw = torch.Generator().manual_seed(0)
     copies = [[(name, _random(p, draw)) for name, p in group] for group in groups]
     if not exact:
         copies = [[(name, nn.Parameter(p.detach().double())) for name, p in g] for g in copies]
     before = [parameter.detach().clone() for group in copies for _, parameter in group]
-    optimizers = [make(list(group)) for group in copies]
+    pair = [entry for group in copies for entry in group]
+    optimizers = [make_optimizer(make, group, job, pair) for group in copies]
     for _ in range(3):
         for group in copies:
             for _, parameter in group:
                 parameter.grad = _random(parameter, draw).detach()
         for optimizer in optimizers:
+            assert optimizer is not None
             optimizer.step()
     after = [parameter.detach() for group in copies for _, parameter in group]
     return after if exact else [a - b for a, b in zip(after, before, strict=True)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -98,6 +98,8 @@ def stage_names(model: nn.Module, stages: Stages, sample: Any) -> Names:
         raise InputError(
             f"stages: expected a number, cut indices, names or SplitPoints: {stages!r}"
         )
+    if not isinstance(stages, (int, Iterable)):
+        raise InputError(f"stages: expected a number, cut indices or names, got {stages!r}")
     rows: list[Any] = [] if isinstance(stages, int) else list(stages)
     if any(isinstance(row, SplitPoint) for row in rows):
         return _by_points(model, rows, sample)
@@ -142,7 +144,7 @@ def split(
     owned = {name for row in parameters for name, _ in row}
     unsplit = [entry for entry in model.named_parameters() if entry[0] in owned]
     whole = check_per_tensor(job.optimizer, unsplit, title, exact)
-    optimizers = [make_optimizer(job.optimizer, row, title) for row in parameters]
+    optimizers = [make_optimizer(job.optimizer, row, title, unsplit) for row in parameters]
     check_same_settings(whole.makers, optimizers, parameters, title)
     if job.scheduler is not None:
         for optimizer, row in zip(optimizers, parameters, strict=True):
@@ -186,7 +188,8 @@ def _by_names(model: nn.Module, stages: Sequence[Sequence[str]]) -> Names:
     rows: list[tuple[str, ...]] = []
     seen: set[str] = set()
     for s, row in enumerate(stages):
-        if isinstance(row, (str, int)) or not row or not all(isinstance(n, str) for n in row):
+        named = isinstance(row, Iterable) and not isinstance(row, str)
+        if not named or not row or not all(isinstance(n, str) for n in row):
             raise InputError(f"stages[{s}]: expected a list of module names, got {row!r}")
         for name in row:
             _module(model, name, "0")

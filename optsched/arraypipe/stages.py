@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from optsched.arraypipe.job import PRECISIONS, buffer_holders
@@ -16,6 +17,7 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from os import PathLike
 
     from optsched.arraypipe.job import BuildModel, Job, JobStage
     from optsched.arraypipe.split import Names
@@ -56,6 +58,7 @@ def fresh_stages(
         As for `split`.
     """
     stages = split(model, names, job, index, title, exact=exact)
+    owned = {name for stage in stages for name, _ in stage.parameters}
     for stage in stages:
         if devices and away:
             stage.place, stage.away = _numbered(devices[stage.index]), True
@@ -67,7 +70,12 @@ def fresh_stages(
                 for name, p in stage.parameters
             ]
             before = stage.optimizer
-            stage.optimizer = make_optimizer(job.optimizer, stage.masters, title)
+            unsplit = [
+                (name, nn.Parameter(torch.empty_like(p, dtype=torch.float32), p.requires_grad))
+                for name, p in model.named_parameters()
+                if name in owned
+            ]
+            stage.optimizer = make_optimizer(job.optimizer, stage.masters, title, unsplit)
             if job.scheduler is not None and before is not None:
                 align_groups(stage.optimizer, stage.masters, groups_of(before, stage.parameters))
         if job.scheduler is not None and stage.optimizer is not None:
@@ -131,10 +139,11 @@ def waits_for_all(job: Job) -> bool:
         return True
     if job.scheduler is None:
         return False
+    probe = [("probe", nn.Parameter(torch.zeros(1)))]
     try:
-        optimizer = job.optimizer([("probe", nn.Parameter(torch.zeros(1)))])
-    except Exception:  # what cannot be made is refused with its own sentence, see `fresh_stages`
-        return False
+        optimizer = job.optimizer(probe)
+    except Exception:  # one of its groups may be empty then; what a scheduler is needs no other
+        optimizer = SGD(probe, lr=0.1, momentum=0.9)
     named = any("param_names" in group for group in optimizer.param_groups)
     for k in range(_MOST_GROUPS):  # it may have a value for each of several groups
         try:
@@ -164,7 +173,7 @@ def _scheduler(job: Job, stage: JobStage, title: str) -> Any:
     return scheduler
 
 
-def _load(model: nn.Module, path: str) -> None:
+def _load(model: nn.Module, path: str | PathLike[str]) -> None:
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
         model.load_state_dict(state)

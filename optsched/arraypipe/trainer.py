@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from copy import copy
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
+
+from torch import nn
 
 from optsched.arraypipe.array_run import ArrayRun, Settings
 from optsched.arraypipe.checkpoint import CheckpointFolder
@@ -34,7 +37,7 @@ from optsched.schedule import Schedule
 from optsched.train_alone import Trained, differences, train_alone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     import torch
 
@@ -107,6 +110,11 @@ class ArrayTrainer:
         tied: Literal["exact", "sum"] = "exact",
         exact: bool = True,
     ) -> None:
+        for key, value in (("build_model", build_model), ("loss", loss), ("data", data)):
+            if not callable(value):
+                raise InputError(f"{key}: expected a function, got {value!r:.60}")
+        if isinstance(build_model, nn.Module):
+            raise InputError("build_model: expected a function that makes a model, got a model")
         if tied not in ("exact", "sum"):
             raise InputError(f'tied: expected "exact" or "sum", got {tied!r:.60}')
         if not isinstance(exact, bool):
@@ -132,8 +140,8 @@ class ArrayTrainer:
             if jobs[0].precision != "fp32":  # as its inputs are
                 model.to(PRECISIONS[jobs[0].precision])
             feed = Feed(data, jobs[0], self.titles[0], 0)
-            looks = isinstance(stages, int) or not all(isinstance(s, int) for s in stages)
-            sample = feed.peek() if looks else None
+            cuts = isinstance(stages, Sequence) and all(isinstance(s, int) for s in stages)
+            sample = None if cuts else feed.peek()
             self.stages: Names = stage_names(model, stages, sample)
             parts = split(model, self.stages, jobs[0], 0, self.titles[0], exact=exact)
             self.ties = ties(parts)

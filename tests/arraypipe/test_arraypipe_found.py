@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe import ArrayTrainer, Job, JobFailed, random_schedule  # noqa: E402
-from optsched.train_alone import differences  # noqa: E402
+from optsched.train_alone import differences, train_alone  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -231,6 +231,8 @@ def test_memory_may_be_said_in_words() -> None:
         ({"devices": torch.device("cpu")}, "devices: expected a list"),
         ({"devices": []}, "devices: expected at least one"),
         ({"devices": ["cpu", "cuda:0"]}, "devices: expected all on the CPU or all on GPUs"),
+        ({"loss": None}, "loss: expected a function, got None"),
+        ({"data": [1]}, r"data: expected a function, got \[1\]"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
@@ -240,6 +242,29 @@ def test_arguments_of_a_trainer_are_checked(arguments: dict[str, Any], sentence:
     with pytest.raises(InputError, match=sentence):
         trainer([Job(0, 8, sgd)], build_model=lambda: built.append(1), **arguments)
     assert not built
+
+
+def test_a_model_is_no_build_model() -> None:
+    """A common slip: its forward would be called without an input."""
+    with pytest.raises(InputError, match=r"build_model: expected a function .* got a model"):
+        trainer([Job(0, 8, sgd)], build_model=nn.Sequential(nn.Linear(6, 4)))
+
+
+@pytest.mark.parametrize("stages", [None, 2.5, [2.5], [[]], ["4"]])
+def test_stages_of_no_known_form(stages: Any) -> None:
+    """Refused with the field's name."""
+    with pytest.raises(InputError, match="stages"):
+        trainer([Job(0, 8, sgd)], stages=stages)
+
+
+def test_the_reference_takes_the_cuts_of_the_trainer() -> None:
+    """As names of all stages, as those behind the first, and as indices: the same bits."""
+    job = Job(0, 8, sgd)
+    array = trainer([job])
+    alone = array.train_alone(0, 2)
+    for cuts in (array.cuts, array.cuts[1:], [4, 6]):
+        again = train_alone(array.build_model, job, cuts, array.loss, array.data, 2)
+        assert differences(again, alone) == []
 
 
 def test_devices_of_another_host_are_no_fault_of_a_trainer() -> None:

@@ -144,3 +144,71 @@ def test_a_scheduler_that_no_number_of_groups_suits() -> None:
     array = trainer(jobs, build_model=build_model, stages=[1, 3])
     with pytest.raises(InputError, match="the scheduler cannot be made"):
         array.run(random_schedule([1], 3), 1)
+
+
+def head_and_body(named: Any) -> optim.Optimizer:
+    """Two groups by name, as people write them: some stages have nothing of one."""
+    rows = list(named)
+    return optim.AdamW([
+        {"params": [entry for entry in rows if not entry[0].startswith("5")], "lr": 1e-2},
+        {"params": [entry for entry in rows if entry[0].startswith("5")], "lr": 1e-1},
+    ])  # fmt: skip
+
+
+def by_key(named: Any) -> optim.Optimizer:
+    """Takes two parameters by their names; the others keep their values."""
+    rows = dict(named)
+    return optim.Adam([("0.weight", rows["0.weight"]), ("5.weight", rows["5.weight"])], lr=0.01)
+
+
+def unfrozen(named: Any) -> optim.Optimizer:
+    """What is not frozen, which is nothing on some stages."""
+    return optim.Adagrad([p for _, p in named if p.requires_grad], lr=0.1)
+
+
+def frozen_ends() -> nn.Sequential:
+    """Only the middle is trained."""
+    model = build_model()
+    for name, p in model.named_parameters():
+        p.requires_grad_(name[0] in "24")
+    return model
+
+
+@pytest.mark.parametrize("make", [head_and_body, by_key, unfrozen])
+@pytest.mark.parametrize("cuts", [[1, 3], [2, 5]])
+def test_stages_without_any_parameter_of_a_group(make: Any, cuts: list[int]) -> None:
+    """What torch makes of no parameters is the stage's concern, not the user's."""
+    jobs = [
+        Job(0, 8, make, microbatches=2, clip_norm=0.05),
+        Job(1, 8, make, precision="bf16", scheduler=SCHEDULERS["exponential"]),
+        Job(
+            2, 8, make, recompute=True, scheduler=lambda o: optim.lr_scheduler.ReduceLROnPlateau(o)
+        ),
+    ]
+    model = frozen_ends if make is unfrozen else build_model
+    array = trainer(jobs, build_model=model, stages=cuts)
+    schedule = random_schedule([2, 1, 1], 3, update=[0, 1, 2], together=[0, 2], seed=len(cuts))
+    result = array.run(schedule, STEPS, on_error="raise")
+    for j in range(3):
+        assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
+
+
+class Signs(optim.Optimizer):
+    """Of no class that is known: it is tried on two tensors that it trains."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__([p for _, p in parameters if p.requires_grad], {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        """Along the sign of the gradient."""
+        with torch.no_grad():
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p.sub_(group["lr"] * p.grad.sign())
+
+
+def test_an_unknown_class_with_frozen_ends() -> None:
+    """The first and the last parameter are none of its own."""
+    array = trainer([Job(0, 8, Signs)], build_model=frozen_ends, stages=[1, 3])
+    result = array.run(random_schedule([1], 3), STEPS, on_error="raise")
+    assert differences(result.trained[0], array.train_alone(0, STEPS)) == []
