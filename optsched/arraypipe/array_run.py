@@ -24,7 +24,7 @@ from optsched.arraypipe.rehearsal import rehearse
 from optsched.arraypipe.reporting.report import compare
 from optsched.arraypipe.reporting.virtual_clock import replayed
 from optsched.arraypipe.run_result import RunResult, trained
-from optsched.arraypipe.siblings import check_sibling, shapes_of
+from optsched.arraypipe.siblings import check_apart, check_sibling, shapes_of
 from optsched.arraypipe.stages import fresh_model, fresh_stages, take_off
 from optsched.arraypipe.states.admission import Admission
 from optsched.arraypipe.trace import measured
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan import ExecutionPlan
     from optsched.arraypipe.process import ProcessBackend
     from optsched.arraypipe.ranks.ranks import Ranks
-    from optsched.arraypipe.siblings import Shapes
+    from optsched.arraypipe.siblings import Owners, Shapes
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.arraypipe.worker import Memory
     from optsched.problems.jobarray import JobArray
@@ -94,6 +94,7 @@ class ArrayRun:
         self.ranks, self.folder, self.settings = ranks, folder, settings
         self.gpu = devices[0].type == "cuda"
         self.shapes: Shapes = {}  # of the first job
+        self.owners: Owners = {}
         self.trains = False
         try:
             self._begin()
@@ -191,6 +192,9 @@ class ArrayRun:
         shapes = shapes_of(model)
         self.shapes = shapes if index == 0 else self.shapes
         check_sibling(shapes, title, self.shapes, trainer.titles[0])
+        cast = any(other.precision != "fp32" for other in trainer.jobs)
+        moved = cast or trainer.memory is not None
+        check_apart(model, title, self.owners, frozen=moved)
         places = stage_devices(self.plan, seat, self.devices)
         away = away and self.gpu
         stages = fresh_stages(

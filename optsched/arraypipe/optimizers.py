@@ -41,7 +41,10 @@ class Whole(NamedTuple):
 
 
 def make_optimizer(
-    make: MakeOptimizer, parameters: NamedParameters, job: str, unsplit: NamedParameters = ()
+    make: MakeOptimizer,
+    parameters: NamedParameters,
+    job: str,
+    unsplit: NamedParameters | None = None,
 ) -> optim.Optimizer | None:
     """The optimizer of one stage, None for a stage without parameters; refuses foreign tensors.
 

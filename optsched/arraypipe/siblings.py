@@ -1,7 +1,8 @@
-"""Whether jobs are siblings: tensors of equal names and shapes, so that their stages are equal."""
+"""Whether jobs are siblings: tensors of equal names and shapes, and of their own."""
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, TypeAlias
 
 from torch.nn.parameter import is_lazy
@@ -13,6 +14,33 @@ if TYPE_CHECKING:
 
 Shapes: TypeAlias = "dict[str, tuple[str, tuple[int, ...] | None]]"
 """Unsplit name -> ``"parameter"`` or ``"buffer"``, and the shape; None: not known yet."""
+
+Owners: TypeAlias = "dict[int, tuple[weakref.ref[Tensor], str]]"
+"""Identity of a tensor -> the tensor, if it is still there, and the name of its job."""
+
+
+def check_apart(model: nn.Module, title: str, owners: Owners, frozen: bool) -> None:
+    """Refuse a model that has a tensor of another job's, and note whose its tensors are.
+
+    Jobs would train each other's weights, each in its turn. Frozen parameters may be shared, as a
+    backbone that is loaded once, unless `frozen`: where they are moved or cast, they may not.
+
+    Raises
+    ------
+    InputError
+        The sentence names both jobs and the first tensor that they share.
+    """
+    buffers = list(model.named_buffers())
+    own = {id(buffer) for _, buffer in buffers}
+    for name, tensor in [*model.named_parameters(), *buffers]:
+        known = owners.get(id(tensor))
+        changes = frozen or tensor.requires_grad or id(tensor) in own
+        if known is not None and known[0]() is tensor and changes:
+            raise InputError(
+                f"build_model: jobs {known[1]} and {title} have the same {name!r}, and would train "
+                f"it in turn; make new modules on every call"
+            )
+        owners[id(tensor)] = (weakref.ref(tensor), title)
 
 
 def shapes_of(model: nn.Module) -> Shapes:

@@ -153,3 +153,41 @@ def test_equal_only_to_oneself(build: Callable[[], nn.Module]) -> None:
     check_sibling(own, "b", own, "a")
     with pytest.raises(InputError, match=r"job b: 'weight' is a parameter of .*shape"):
         check_sibling(own, "b", other, "a")
+
+
+@pytest.mark.parametrize("shared", [nn.Linear(12, 12), nn.BatchNorm1d(12, affine=False)])
+def test_jobs_do_not_share_what_changes(shared: nn.Module) -> None:
+    """They would train it in turn, which no schedule could make right."""
+    array = trainer(
+        [Job(0, 8, sgd), Job(1, 8, sgd)],
+        build_model=lambda: nn.Sequential(nn.Linear(6, 12), shared, nn.Linear(12, 4)),
+        stages=[1, 2],
+    )
+    with pytest.raises(InputError, match=r"jobs job0 and job1 have the same '1\..*new modules"):
+        array.run(random_schedule([1, 1], 3), 2)
+
+
+def test_frozen_weights_may_be_shared() -> None:
+    """A backbone that is loaded once; not where states are moved about in slots."""
+    backbone = nn.Linear(6, 12).requires_grad_(False)
+    array = trainer(
+        [Job(0, 8, sgd, recompute=True), Job(1, 8, sgd, recompute=True)],
+        build_model=lambda: nn.Sequential(backbone, nn.Tanh(), nn.Linear(12, 4)),
+        stages=[1, 2],
+    )
+    result = array.run(random_schedule([1, 1], 3), 2)
+    for j in range(2):
+        assert differences(result.trained[j], array.train_alone(j, 2)) == []
+    array.memory = 10**9
+    with pytest.raises(InputError, match=r"have the same '0\.weight'"):
+        array.run(random_schedule([1, 1], 3), 2)
+
+
+def test_lazy_modules_are_run_once_first() -> None:
+    """There is nothing to give an optimizer yet."""
+    with pytest.raises(InputError, match=r"'1\.weight' of job job0 has no shape yet"):
+        trainer(
+            [Job(0, 8, sgd)],
+            build_model=lambda: nn.Sequential(nn.Linear(6, 12), nn.LazyLinear(4)),
+            stages=[1],
+        )

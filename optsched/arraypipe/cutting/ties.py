@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from optsched.arraypipe.cutting.traced_stage import Part
 from optsched.arraypipe.job import Borrowed
@@ -213,6 +214,11 @@ def _check_storages(model: nn.Module, stages: dict[int, set[int]], title: str) -
     """Refuse parameters of different stages that are views of the same memory."""
     seen: dict[int, tuple[str, int]] = {}
     for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InputError(
+                f"build_model: {name!r} of job {title} has no shape yet; run the lazy modules once "
+                f"on a batch when the model is built"
+            )
         if parameter.is_meta or not parameter.numel():
             continue
         first, home = seen.setdefault(
