@@ -22,12 +22,13 @@ from optsched.arraypipe.devices import (
 )
 from optsched.arraypipe.feed import Feed
 from optsched.arraypipe.global_state import global_state_kept
-from optsched.arraypipe.job import PRECISIONS
+from optsched.arraypipe.job import PRECISIONS, Job
 from optsched.arraypipe.plan import ExecutionPlan, compile
 from optsched.arraypipe.planning.messages import Routes, routes
 from optsched.arraypipe.planning.orders import random_schedule
 from optsched.arraypipe.planning.rescheduling import check_problem
 from optsched.arraypipe.planning.seating import fits_seat
+from optsched.arraypipe.profiling.document import Profile
 from optsched.arraypipe.split import Names, Stages, build, check_chain, split, stage_names
 from optsched.arraypipe.stages import waits_for_all
 from optsched.arraypipe.states.budget import check_limit
@@ -41,8 +42,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from optsched.arraypipe.job import BuildModel, Data, Job, Loss
-    from optsched.arraypipe.profiling.document import Profile
+    from optsched.arraypipe.job import BuildModel, Data, Loss
     from optsched.arraypipe.ranks.ranks import Ranks
     from optsched.arraypipe.run_result import RunResult
     from optsched.problems.jobarray import JobArray
@@ -130,8 +130,7 @@ class ArrayTrainer:
         self.problem_profile: Profile | None = None  # of the problem made last
         self.jobs = ()
         self.add_to_run: Callable[[Job], None] | None = None
-        if not jobs:
-            raise InputError("jobs: expected at least one")
+        check_jobs(jobs)
         self.titles: list[str] = []
         for job in jobs:
             self.take_in(job)
@@ -154,8 +153,7 @@ class ArrayTrainer:
 
     def with_jobs(self, jobs: Sequence[Job]) -> ArrayTrainer:
         """A trainer of other jobs, with the model, stages, loss, data and devices of this one."""
-        if not jobs:
-            raise InputError("jobs: expected at least one")
+        check_jobs(jobs)
         made = copy(self)
         made.jobs, made.titles, made.add_to_run = (), [], None
         for job in jobs:
@@ -191,6 +189,8 @@ class ArrayTrainer:
         options
             Those of `Profile.problem`: ``objective``, ``memory``, ``place``, ...
         """
+        if profile is not None and not isinstance(profile, Profile):
+            raise InputError(f"profile: expected a Profile, got {profile!r:.60}")
         self.problem_profile = profile or self.profile()
         return self.problem_profile.problem(self.jobs, **options)
 
@@ -392,6 +392,8 @@ class ArrayTrainer:
     def take_in(self, job: Job) -> None:
         """Note one more job, under a title that no other has."""
         place = len(self.jobs)
+        if not isinstance(job, Job):
+            raise InputError(f"jobs[{place}]: expected a Job, got {job!r:.60}")
         title = job.name or f"job{place}"
         if title in self.titles:
             raise InputError(f"jobs[{place}].name: {title!r} is also the name of another job")
@@ -474,3 +476,11 @@ def check_waiting(window: int, timeout: float) -> None:
         raise InputError(f"timeout: expected seconds, got {timeout!r}")
     if not 0 < timeout <= 10**6 or math.isnan(timeout):
         raise InputError(f"timeout: expected seconds in 0..1000000, got {timeout!r}")
+
+
+def check_jobs(jobs: Sequence[Job]) -> None:
+    """Refuse what is no list of jobs, or an empty one."""
+    if not isinstance(jobs, Sequence):
+        raise InputError(f"jobs: expected a list, got {jobs!r:.60}")
+    if not jobs:
+        raise InputError("jobs: expected at least one")

@@ -257,6 +257,27 @@ def test_stages_of_no_known_form(stages: Any) -> None:
         trainer([Job(0, 8, sgd)], stages=stages)
 
 
+@pytest.mark.parametrize("jobs", [7, None, [], [3], {}, Job(0, 8, sgd)])
+def test_jobs_that_are_none(jobs: Any) -> None:
+    """Also those of another trainer's model."""
+    for make in (trainer, trainer([Job(0, 8, sgd)]).with_jobs):
+        with pytest.raises(InputError, match="jobs"):
+            make(jobs)
+
+
+def test_a_problem_of_no_profile() -> None:
+    """A path is read by `Profile.read`."""
+    with pytest.raises(InputError, match=r"profile: expected a Profile, got 'p\.json'"):
+        trainer([Job(0, 8, sgd)]).problem("p.json")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("microbatches", "stages"), [([], 2), ([0], 2), ([1], 0)])
+def test_random_orders_of_nothing(microbatches: list[int], stages: int) -> None:
+    """Named by the argument."""
+    with pytest.raises(InputError, match=r"microbatches|n_stages"):
+        random_schedule(microbatches, stages)
+
+
 def test_the_reference_takes_the_cuts_of_the_trainer() -> None:
     """As names of all stages, as those behind the first, and as indices: the same bits."""
     job = Job(0, 8, sgd)

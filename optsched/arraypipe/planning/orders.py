@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from optsched.errors import InputError
 from optsched.schedule import Arcs, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ def random_schedule(
     Schedule
         Durations are made up (F 2, R 2, B 4, U 1); starts are the earliest for the orders.
     """
+    if len(microbatches) == 0 or min(microbatches) < 1:
+        raise InputError(f"microbatches: expected a number >= 1 for every job, got {microbatches}")
+    if n_stages < 1:
+        raise InputError(f"n_stages: expected a number >= 1, got {n_stages}")
     devices = list(range(n_stages)) if place is None else list(place)
     labels: list[tuple[str, int, int, int]] = []
     for job, n_micro in enumerate(microbatches):
