@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from optsched.errors import InputError, InternalError
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.problems.jobarray import JobArray
     from optsched.schedule import Schedule
+
+_PATIENCE: Final = 1800.0  # seconds that ranks wait for the measurements of the first one
 
 
 def schedule_for(
@@ -49,23 +51,25 @@ def schedule_for(
 
     grouped = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if grouped:
-        from optsched.arraypipe.ranks.ranks import join
+        from optsched.arraypipe.ranks.agreement import join, together
 
         join()
     n_stages = len(trainer.stages)
     count = devices or (dist.get_world_size() if grouped else n_stages)
-    if not 1 <= count <= n_stages:
-        raise InputError(
-            f"devices: the model has {n_stages} stages, which cannot fill {count} devices"
-        )
+    first = not grouped or dist.get_rank() == 0
+
+    def found() -> Schedule | None:
+        if not 1 <= count <= n_stages:
+            raise InputError(
+                f"devices: the model has {n_stages} stages, which cannot fill {count} devices"
+            )
+        return _solved(trainer, count, time_limit, say) if first else None
+
     if not grouped:
-        return _solved(trainer, count, time_limit, say)
-    answer: list[Any] = [None]
-    if dist.get_rank() == 0:
-        answer[0] = _solved(trainer, count, time_limit, say)
+        return cast("Schedule", found())
+    answer: list[Any] = [together(found, _PATIENCE + time_limit)]
     dist.broadcast_object_list(answer, 0)
-    found: Schedule = answer[0]
-    return found
+    return cast("Schedule", answer[0])
 
 
 def placed_problem(trainer: ArrayTrainer, devices: int) -> JobArray:

@@ -6,7 +6,8 @@ import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.sweeping.seats import Seats, check_schedule, plan_of
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
     from torch import nn
 
+    from optsched.arraypipe.plan import ExecutionPlan
     from optsched.arraypipe.run_result import RunResult
     from optsched.arraypipe.sweeping.supply import Supply
     from optsched.arraypipe.sweeping.trials import Entry, Suggest, Trials, Value
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.schedule import Schedule
     from optsched.train_alone import Trained
+
+Made = TypeVar("Made")
 
 
 class TrialResult(NamedTuple):
@@ -202,10 +206,12 @@ class ArraySweep:
 
             letters = sweep_ranks.Letters()
             if _is_follower():
+                _on_all_ranks(lambda: None)  # the first one has its trials
                 supply: Supply = sweep_ranks.Following(self.suggest, letters)
                 _, run = self._train(supply, None, on_step, options)
                 return SweepResult((), None, run)
-        trials = self._trials(checkpoint, checkpoint_every, resume)
+        begin = partial(self._trials, checkpoint, checkpoint_every, resume)
+        trials = begin() if backend == "inline" else _on_all_ranks(begin)
         supply = Asked(trials, n_trials, timeout, resume)
         if backend == "process":
             supply = sweep_ranks.Leading(supply, letters)
@@ -257,13 +263,8 @@ class ArraySweep:
 
         jobs = [offer.job for offer in supply.first(self.width)]
         while jobs:
-            trainer = self.make_trainer(jobs)
-            _check_trainer(trainer)
-            plan = plan_of(trainer, self.schedule, self.width)
-            if options["backend"] == "process":
-                from optsched.arraypipe.sweeping.ranks import check_hears
-
-                check_hears(plan)
+            make = partial(self._made, jobs, options["backend"])
+            trainer, plan = make() if options["backend"] == "inline" else _on_all_ranks(make)
             seats = Seats(plan, jobs)
 
             given: list[Job] = []
@@ -289,6 +290,17 @@ class ArraySweep:
             else:
                 return trainer.jobs, run
         return (), None
+
+    def _made(self, jobs: Sequence[Job], backend: str) -> tuple[ArrayTrainer, ExecutionPlan]:
+        """A trainer of these jobs, and the plan for it."""
+        trainer = self.make_trainer(jobs)
+        _check_trainer(trainer)
+        plan = plan_of(trainer, self.schedule, self.width)
+        if backend == "process":
+            from optsched.arraypipe.sweeping.ranks import check_hears
+
+            check_hears(plan)
+        return trainer, plan
 
     def _result(
         self, entries: Sequence[Entry], jobs: Sequence[Job], run: RunResult | None
@@ -326,6 +338,12 @@ def _require_optuna() -> None:
         if error.name != "optuna":
             raise
         raise MissingExtra("ArraySweep", "sweep") from None
+
+
+def _on_all_ranks(make: Callable[[], Made]) -> Made:
+    from optsched.arraypipe.ranks.agreement import together
+
+    return together(make)
 
 
 def _is_follower() -> bool:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from copy import copy
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
 
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from optsched.arraypipe.ranks.ranks import Ranks
     from optsched.arraypipe.run_result import RunResult
     from optsched.problems.jobarray import JobArray
+
+Checked: TypeAlias = "tuple[ExecutionPlan, CheckpointFolder | None, Settings]"
+"""What a run is given, when it has been looked at."""
 
 
 class ArrayTrainer:
@@ -271,24 +274,32 @@ class ArrayTrainer:
         JobFailed
             The first forward of all jobs raised; with ``on_error="raise"`` any block.
         """
-        for key, given in (("on_step", on_step), ("refill", refill)):
-            if given is not None and not callable(given):
-                raise InputError(f"{key}: expected a function, got {given!r}")
-        for key, flag in (("resume", resume), ("queue", queue)):
-            if not isinstance(flag, bool):
-                raise InputError(f"{key}: expected True or False, got {flag!r}")
-        check_waiting(window, timeout)
-        if on_error not in ("continue", "raise"):
-            raise InputError(f'on_error: expected "continue" or "raise", got {on_error!r}')
         if backend not in ("inline", "process"):
             raise InputError(f'backend: expected "inline" or "process", got {backend!r}')
-        plan = schedule if isinstance(schedule, ExecutionPlan) else self._compile(schedule)
-        self._check(plan, queue)
+
+        def checked() -> Checked:
+            for key, given in (("on_step", on_step), ("refill", refill)):
+                if given is not None and not callable(given):
+                    raise InputError(f"{key}: expected a function, got {given!r}")
+            for key, flag in (("resume", resume), ("queue", queue)):
+                if not isinstance(flag, bool):
+                    raise InputError(f"{key}: expected True or False, got {flag!r}")
+            check_waiting(window, timeout)
+            if on_error not in ("continue", "raise"):
+                raise InputError(f'on_error: expected "continue" or "raise", got {on_error!r}')
+            plan = schedule if isinstance(schedule, ExecutionPlan) else self._compile(schedule)
+            self._check(plan, queue)
+            if replan is not None:
+                check_problem(replan, plan)
+            folder = self._folder(steps, checkpoint, checkpoint_every, resume)
+            settings = Settings(steps, resume, on_error == "raise", on_step, refill, replan)
+            return plan, folder, settings
+
+        if backend == "inline":
+            plan, folder, settings = checked()
+        else:
+            plan, folder, settings = _checked_on_ranks(checked, self.devices, timeout)
         self._warn_of_other_times(plan.schedule)
-        if replan is not None:
-            check_problem(replan, plan)
-        folder = self._folder(steps, checkpoint, checkpoint_every, resume)
-        settings = Settings(steps, resume, on_error == "raise", on_step, refill, replan)
         with global_state_kept():  # the links of a rank choose its GPU
             ranks = self._ranks(plan, window, timeout) if backend == "process" else None
             try:
@@ -466,6 +477,26 @@ class ArrayTrainer:
         profile = self.last_profile or self.problem_profile
         if profile is not None and (gap := profile.gap(schedule)):
             warnings.warn(gap, stacklevel=3)
+
+
+def _checked_on_ranks(
+    checked: Callable[[], Checked], devices: Sequence[str | torch.device] | None, timeout: float
+) -> Checked:
+    """On all ranks or on none: the others would wait for one that has been refused."""
+    from optsched.arraypipe.ranks.agreement import together
+    from optsched.arraypipe.ranks.ranks import check_gpus, check_size
+
+    def checked_here() -> Checked:
+        found = checked()
+        check_size(len(found[0].devices))
+        check_gpus(devices)
+        return found
+
+    try:
+        check_waiting(1, timeout)
+    except InputError:  # which `checked` says
+        return together(checked_here)
+    return together(checked_here, timeout)
 
 
 def check_waiting(window: int, timeout: float) -> None:

@@ -337,7 +337,7 @@ def unbound(error: BaseException) -> BaseException:
     return error
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """Why a block failed, in words."""
     if isinstance(error, (OptschedError, NotFinite)):
         return str(error)

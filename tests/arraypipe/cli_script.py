@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from optsched.arraypipe import ArrayTrainer, Job
@@ -100,6 +104,59 @@ def only_on_rank_1() -> ArrayTrainer:
     if os.environ.get("RANK") == "1":
         raise ValueError("not here")
     return trainer()
+
+
+def late_on_rank_1() -> ArrayTrainer:
+    """Raises on one rank when the other waits for it in a new group."""
+    return _late("1")
+
+
+def late_on_rank_0() -> ArrayTrainer:
+    """The same, on the rank that has the store."""
+    return _late("0")
+
+
+def _late(rank: str) -> ArrayTrainer:
+    waits, honest = Path("waits"), dist.new_group
+
+    def new_group(*arguments: Any, **options: Any) -> Any:
+        waits.touch()
+        return honest(*arguments, **options)
+
+    dist.new_group = new_group
+    if os.environ.get("RANK") == rank:
+        while not waits.exists():
+            time.sleep(0.05)
+        time.sleep(1)  # it may not wait in the store yet, and then this shows nothing
+        raise ValueError("not here, late")
+    return trainer()
+
+
+def exits_on_rank_1() -> ArrayTrainer:
+    """Ends the program on one rank when its jobs are made."""
+    built = []
+
+    def build() -> nn.Sequential:
+        built.append(0)
+        if os.environ.get("RANK") == "1" and len(built) > 1:  # the trainer makes the first
+            raise SystemExit(5)
+        return build_model()
+
+    job = Job(seed=0, batch_size=8, optimizer=adamw)
+    siblings = [job, replace(job, seed=1), replace(job, seed=2)]
+    return ArrayTrainer(build, siblings, [2], nn.functional.cross_entropy, batches)
+
+
+def first_batch_on_rank_1() -> ArrayTrainer:
+    """No batch can be read on one rank."""
+
+    def data(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for pair in batches(job, start):
+            if os.environ.get("RANK") == "1":
+                raise OSError("unreadable")
+            yield pair
+
+    return trainer(data)
 
 
 def raises() -> ArrayTrainer:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch._dynamo  # the first optimizer would load it, in every rank
@@ -21,6 +24,11 @@ from torch import nn
 
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe.ranks.links import Stalled
+from optsched.arraypipe.scheduling import schedule_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # what tests ask for; every rank runs it, the answer of rank 0 counts
 
@@ -40,6 +48,12 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
             raise OSError("no such file here")
         return data(job, start)
 
+    def unreadable(job: Job, start: int) -> Any:
+        for pair in data(job, start):
+            if rank:
+                raise OSError("no such batch here")
+            yield pair
+
     class Model(nn.Sequential):
         built = 0
 
@@ -54,16 +68,48 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
         "build_model": build_model, "jobs": [row.job for row in rows], "stages": CUTS,
         "loss": loss, "data": data,
     }  # fmt: skip
-    bad = {
-        "optimizer": {"jobs": [Job(0, 8, sgd), Job(1, 8, optimizer)]},
-        "build_model": {"build_model": Model},
-        "data": {"data": batches},
+
+    class Leaves(Model):
+        def __init__(self) -> None:
+            try:
+                super().__init__()
+            except RuntimeError as error:
+                raise SystemExit("no such luck") from error
+
+    def measured() -> None:
+        array = ArrayTrainer(**good)
+        if not rank:
+            array.profile = missing  # type: ignore[method-assign]
+        with torchrun(rank, ranks):
+            schedule_for(array)
+
+    def missing() -> Any:
+        raise OSError("no such clock here")
+
+    runs: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "optimizer": ({"jobs": [Job(0, 8, sgd), Job(1, 8, optimizer)]}, {}),
+        "build_model": ({"build_model": Model}, {}),
+        "exit": ({"build_model": Leaves}, {}),
+        "data": ({"data": batches}, {}),
+        "batch": ({"data": unreadable}, {}),
+        "jobs": ({"jobs": [row.job for row in rows][rank:]}, {}),
+        "window": ({}, {"window": 2 - 2 * rank}),
+        "timeout": ({}, {"timeout": 60.0 - 60.0 * rank}),
+        "schedule": ({}, {"schedule": random_schedule([1, 1], 4) if rank else schedule}),
     }
-    for name, changed in bad.items():
+
+    def trained(changed: dict[str, Any], options: dict[str, Any]) -> None:
+        Model.built = 0
+        ArrayTrainer(**good | changed).run(
+            **{"schedule": schedule, "steps": 3} | PROCESSES | options
+        )
+
+    bad = {name: partial(trained, *row) for name, row in runs.items()} | {"measured": measured}
+    for name, begin in bad.items():
         said, began = "nothing", time.monotonic()
         try:
-            ArrayTrainer(**good | changed).run(schedule, 3, **PROCESSES)
-        except Exception as error:
+            begin()
+        except (Exception, SystemExit) as error:
             said = f"{type(error).__name__}: {error}"
         everybody: list[Any] = [None] * ranks
         dist.all_gather_object(everybody, (said, time.monotonic() - began < 30))
@@ -71,6 +117,30 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
     result = ArrayTrainer(**good).run(schedule, STEPS, **PROCESSES)
     found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
     return found
+
+
+def absent(ranks: int) -> str:
+    """Rank 1 has raised before it came to us: the others do not wait for ever, and say so."""
+    said = "nothing"
+    if not dist.get_rank():
+        try:
+            trainer([Row(0)]).run(
+                random_schedule([1], 4, place=[0, 1, 0, 1]), 1, backend="process", timeout=0.5
+            )
+        except Stalled as error:
+            said = str(error)
+    dist.barrier()
+    return said
+
+
+@contextmanager
+def torchrun(rank: int, ranks: int) -> Iterator[None]:
+    """The environment that torchrun makes."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks)}
+    try:
+        yield
+    finally:
+        del os.environ["RANK"], os.environ["WORLD_SIZE"]
 
 
 def uneven(ranks: int) -> list[str]:

@@ -73,6 +73,27 @@ def main() -> None:
         answer["lengths"] = [len(row.losses) for result in results for row in result.trials]
         answer["differences"] = [d for result in results for d in differing(result, fails)]
 
+    def broken_trainer(jobs: Any) -> ArrayTrainer:
+        if rank == ranks - 1:
+            raise OSError("no such data here")
+        return make_trainer(jobs)
+
+    def broken_jobs(trial: Any) -> Job:
+        if not rank:
+            raise OSError("no such range here")
+        return suggest(trial)
+
+    answer["refused"] = []
+    for makers in ((broken_trainer, suggest), (make_trainer, broken_jobs)):
+        said = "nothing"
+        try:
+            ArraySweep(makers[0], study_of(), makers[1], 2, 2).run(2, backend="process")
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+        everybody = [said] * ranks
+        dist.all_gather_object(everybody, said)
+        answer["refused"].append(everybody)
+
     def press(job: Job, iteration: int, value: float) -> None:
         if (job.name, iteration) == ("trial2", 9):
             os.kill(os.getpid(), signal.SIGINT)

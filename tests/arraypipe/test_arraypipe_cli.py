@@ -453,11 +453,15 @@ def test_processes_agree_with_inline(shop: Cli) -> None:
     ("function", "code", "sentence"),
     [
         ("only_on_rank_1", 2, "raises ValueError: not here (rank 1)"),
+        ("late_on_rank_1", 2, "raises ValueError: not here, late (rank 1)"),
+        ("late_on_rank_0", 2, "raises ValueError: not here, late"),
+        ("exits_on_rank_1", 1, "failed: rank 1: SystemExit: 5"),
+        ("first_batch_on_rank_1", 1, "stage 0, iteration 0: OSError: unreadable (rank 1)"),
         ("raises", 2, "raises KeyError: 'learning rate'"),
         ("two_jobs", 2, "error: the schedule has 3 jobs, the trainer 2"),
         ("not_finite", 1, "failed: job job1, stage 1, iteration 3: the loss is nan"),
     ],
-    ids=["one", "all", "misfit", "job"],
+    ids=["one", "late", "first", "exits", "batch", "all", "misfit", "job"],
 )
 def test_errors_of_ranks(shop: Cli, function: str, code: int, sentence: str) -> None:
     """One rank's error ends all, with one sentence and its exit code."""
@@ -466,9 +470,11 @@ def test_errors_of_ranks(shop: Cli, function: str, code: int, sentence: str) -> 
                  "--backend", "process", "--quiet")  # fmt: skip
     assert done.returncode == code, done.stderr
     said = done.stderr.removesuffix("\n")
-    if function != "only_on_rank_1":  # what is wrong everywhere the slower rank 0 may hear of first
+    if not function.endswith(
+        "on_rank_1"
+    ):  # what is wrong everywhere the slower rank 0 may hear of first
         said = said.removesuffix(" (rank 1)")
-    assert said.endswith(sentence) and done.stderr.count("\n") == 1
+    assert said.endswith(sentence) and done.stderr.count("\n") == 1, done.stderr
 
 
 @pytest.mark.torch

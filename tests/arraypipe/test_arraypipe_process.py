@@ -59,6 +59,7 @@ SOME: tuple[Any, ...] = (
     (4, "several", {"exact": [100, 103], "replanned": [100, 102], "stopped": [],
                     "credited": [120, 122], "loose": [100, 104]}),
     *((2, "ends_badly", how) for how in TROUBLES),
+    (2, "absent"),
     (2, "killed"),
     (4, "resumed"),
 )  # fmt: skip
@@ -130,16 +131,42 @@ def test_states_of_ended_jobs_leave_a_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     assert off == ["0b"]
 
 
-@pytest.mark.parametrize("what", ["optimizer", "build_model", "data"])
+CANNOT = {
+    "optimizer": "InputError: rank 1: job job1: the optimizer cannot be made",
+    "build_model": "PeerLost: rank 1: RuntimeError: no such weights here",
+    "exit": "PeerLost: rank 1: SystemExit: no such luck",
+    "data": "PeerLost: rank 1: OSError: no such file here",
+    "batch": "JobFailed: job job0, stage 0, iteration 0: OSError: no such batch here (rank 1)",
+    "jobs": "InputError: rank 1: the schedule has 2 jobs, the trainer 1",
+    "window": "InputError: rank 1: window: ",
+    "timeout": "InputError: rank 1: timeout: ",
+    "schedule": "InputError: rank 1: backend: the schedule has 4 devices, there are 2 processes",
+}
+
+
+@pytest.mark.parametrize("what", list(CANNOT))
 def test_one_rank_that_cannot_begin_is_named(answers: dict[Any, Any], what: str) -> None:
     """All ranks end soon, with a sentence of the rank and its error, and can run again."""
     found = answers[2, "one_rank_cannot"]
     (first, soon), (second, _) = found[what]
     assert soon
-    assert first.startswith(("InputError: rank 1: ", "PeerLost: rank 1: ", "JobFailed: ")), first
-    for said in (first, second):
-        assert "no such" in said, said
+    assert first.startswith(CANNOT[what]), first
+    assert CANNOT[what].rpartition("rank 1: ")[2] in second, second
     assert found["differences"] == []
+
+
+def test_the_first_rank_cannot_measure(answers: dict[Any, Any]) -> None:
+    """The others do not wait for its schedule."""
+    (first, _), (second, soon) = answers[2, "one_rank_cannot"]["measured"]
+    assert soon
+    assert first == "OSError: no such clock here"
+    assert second == "PeerLost: rank 0: OSError: no such clock here"
+
+
+def test_a_rank_that_never_comes(answers: dict[Any, Any]) -> None:
+    """What a script raises before it calls us cannot be told: the timeout is said in a sentence."""
+    said = answers["absent"]
+    assert "not all of the 2 ranks have come to this run within 0.5 s" in said
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -472,6 +472,11 @@ def test_several_ranks(tmp_path: Path, ranks: int) -> None:
     assert [process.returncode for process in group] == [0] * ranks, words
     answer = json.loads(words[0][0])
     assert answer.pop("differences") == []
+    trainer, jobs = ("OSError: no such data here", "OSError: no such range here")
+    assert answer.pop("refused") == [
+        [f"PeerLost: rank {ranks - 1}: {trainer}"] * (ranks - 1) + [trainer],
+        [jobs] + [f"PeerLost: rank 0: {jobs}"] * (ranks - 1),
+    ]
     assert answer == {
         "states": "PFCFPFCCC",
         "lengths": [2, 0, 6, 1, 2, 0, 6, 6, 6],

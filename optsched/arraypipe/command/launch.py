@@ -56,13 +56,16 @@ def launch(ranks: int, words: Sequence[str]) -> int:
 
 def _attend(processes: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait for all; when one has failed the others get a while to end by themselves."""
-    interrupted, failed, until = False, 0, float("inf")
+    interrupted, failed, until, first = False, 0, float("inf"), 0
     while True:
         try:
             codes = [process.poll() for process in processes]
             if not failed and any(codes):
-                failed = next(code for code in codes if code)
+                first, failed = next((rank, code) for rank, code in enumerate(codes) if code)
                 until = time.monotonic() + _PATIENCE
+            if None in codes and time.monotonic() > until:
+                how = f"signal {-failed}" if failed < 0 else f"exit code {failed}"
+                print(f"failed: rank {first} has ended with {how}", file=sys.stderr, flush=True)
             if None not in codes or time.monotonic() > until:
                 return 128 - failed if failed < 0 else failed
             time.sleep(_LOOK_EVERY)

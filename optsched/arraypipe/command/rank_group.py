@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY: Final = 0.2  # seconds
 _PATIENCE: Final = 10.0  # seconds for the first rank to say why all end
-_WORD, _TOLD = "failed", "told"
+_FAREWELL: Final = 3.0  # seconds for which the first rank keeps the store for the others
+_WORD, _TOLD, _GONE = "failed", "told", "gone"
 
 
 class RankGroup:
@@ -49,7 +50,8 @@ class RankGroup:
         self.rank: int
         self.size: int
         store, self.rank, self.size = next(rendezvous("env://"))
-        self.store: Any = PrefixStore("optsched.run", store)
+        # a client of its own: one that waits for a key, as in a new group, answers nobody else
+        self.store: Any = PrefixStore("optsched.run", next(rendezvous("env://"))[0])
         self._ending = threading.Lock()
         self._over = threading.Event()
         dist.init_process_group(
@@ -100,6 +102,8 @@ class RankGroup:
                 self._end(1, f"failed: {error}")
             except KeyboardInterrupt:
                 self._end(130, "interrupted")
+            except SystemExit as error:  # of the script: the others would not hear of it
+                self._end(1, f"failed: the script ends the program ({error.code})")
             except Exception as error:
                 self._end(1, f"failed: {type(error).__name__}: {error}")
 
@@ -134,6 +138,7 @@ class RankGroup:
         if self.is_first:
             _say(line if rank == "0" else f"{line} (rank {rank})")
             self.store.set(_TOLD, "1")
+            self._attend()
         else:
             until = time.monotonic() + _PATIENCE
             while not self.store.check([_TOLD]):
@@ -141,9 +146,14 @@ class RankGroup:
                     _say(line)  # rank 0 cannot
                     break
                 time.sleep(_LOOK_EVERY / 4)
-        if self.is_first:  # it may keep the store that the others still look at
-            time.sleep(2 * _LOOK_EVERY)
+            self.store.add(_GONE, 1)
         _leave(int(code))
+
+    def _attend(self) -> None:
+        """The first rank may keep the store: it stays while the others look why all end."""
+        until = time.monotonic() + _FAREWELL
+        while time.monotonic() < until and self.store.add(_GONE, 0) < self.size - 1:
+            time.sleep(_LOOK_EVERY / 4)
 
 
 @contextmanager

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +13,7 @@ from optsched.arraypipe.memory import Share
 from optsched.arraypipe.past import since
 from optsched.arraypipe.planning.messages import KINDS
 from optsched.arraypipe.process import ProcessBackend
+from optsched.arraypipe.ranks.agreement import everybody, join, same
 from optsched.arraypipe.ranks.capacity import Capacity
 from optsched.arraypipe.ranks.clocks import on_first_clock, read_clocks, to_first
 from optsched.arraypipe.ranks.credits import CreditedLinks
@@ -24,9 +24,8 @@ from optsched.arraypipe.ranks.gather import (
     gather_past,
     in_topological_order,
 )
-from optsched.arraypipe.ranks.links import GlooLinks, PeerLost, hearing
+from optsched.arraypipe.ranks.links import GlooLinks
 from optsched.arraypipe.ranks.timed import Noted, copies, messages
-from optsched.arraypipe.worker import reason
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,12 +73,7 @@ class Ranks:
         devices: Sequence[str | torch.device] | None = None,
     ) -> None:
         join()
-        if dist.get_world_size() != len(plan.devices):
-            raise InputError(
-                f"backend: the schedule has {len(plan.devices)} devices, there are "
-                f"{dist.get_world_size()} processes; start one per device "
-                f"(torchrun --nproc-per-node {len(plan.devices)} ...)"
-            )
+        check_size(len(plan.devices))
         self.window, self.capacity = window, Capacity()
         self.links = links(routes, timeout, devices)
         self.devices = (self.links.device,) * len(plan.devices)
@@ -100,17 +94,8 @@ class Ranks:
                     )
 
     def all(self, own: Made) -> list[Made]:
-        """What every rank has (collective).
-
-        Raises
-        ------
-        PeerLost
-            A rank has ended.
-        """
-        rows = [own] * self.links.size
-        with hearing():
-            dist.all_gather_object(rows, own, self.links.group)
-        return rows
+        """What every rank has (`everybody`)."""
+        return everybody(own, self.links.group)
 
     def share(self, segment: Segment) -> Share:
         """What the memory of this rank is for."""
@@ -125,32 +110,8 @@ class Ranks:
         limits.rooms = self.all(limits.rooms[self.links.rank])
 
     def same(self, make: Callable[[], Made]) -> Made:
-        """What it makes; if it raises on some rank, all ranks end with that (collective).
-
-        Raises
-        ------
-        InputError
-            It was refused on some rank; the same sentence everywhere.
-        PeerLost
-            It has raised something else, but not here.
-        """
-        made: Made | None = None
-        failure: Exception | None = None
-        try:
-            made = make()
-        except Exception as error:
-            failure = error
-        refused = isinstance(failure, InputError)
-        rows = self.all(None if failure is None else (refused, reason(failure)))
-        said = [(rank, *row) for rank, row in enumerate(rows) if row is not None]
-        if not said:
-            return cast("Made", made)
-        rank, refused, sentence = said[0]
-        if failure is not None and not isinstance(failure, InputError):
-            raise failure
-        if len(said) < len(rows) or len({row[2] for row in said}) > 1:
-            sentence = f"rank {rank}: {sentence}"
-        raise (InputError if refused else PeerLost)(sentence) from failure
+        """What it makes, on all ranks or on none (`agreement.same`)."""
+        return same(make, self.links.group)
 
     def connect(
         self,
@@ -174,12 +135,19 @@ class Ranks:
         self.capacity.measure(run, worker)
 
     def share_failures(self, runs: Sequence[JobRun]) -> None:
-        """A job whose first forward has failed on one rank has failed on all (collective)."""
-        errors = [(run.index, error.stage, str(error)) for run in runs if (error := run.job.error)]
-        for index, stage, sentence in [entry for row in self.all(errors) for entry in row]:
-            run = runs[index]
-            if run.job.error is None:
-                run.fail(stage, run.start, "").args = (sentence,)
+        """A job whose first forward has failed on one rank has failed on all (collective).
+
+        All have the sentence of the first of these ranks, which is named if others had no error.
+        """
+        errors = {run.index: (error.stage, str(error)) for run in runs if (error := run.job.error)}
+        rows = self.all(errors)
+        for run in runs:
+            failed = [(rank, *row[run.index]) for rank, row in enumerate(rows) if run.index in row]
+            if not failed:
+                continue
+            rank, stage, sentence = failed[0]
+            error = run.job.error or run.fail(stage, run.start, "")
+            error.args = (f"{sentence} (rank {rank})" if len(failed) < len(rows) else sentence,)
 
     def stages_of(self, run: JobRun) -> list[int]:
         """Stages of a job that are trained on this rank."""
@@ -235,7 +203,26 @@ def links(
     routes: Routes, timeout: float, devices: Sequence[str | torch.device] | None
 ) -> GlooLinks:
     """Links between CPUs; or between GPUs if every process has one for itself (collective)."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    if not check_gpus(devices):
+        return GlooLinks(timeout)
+    local = _processes_here()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", dist.get_rank() % local)))
+    torch.cuda.set_device(device)
+    return CreditedLinks(timeout, lanes(routes), device)
+
+
+def check_size(n_devices: int) -> None:
+    """Refuse a schedule that has not one device for every process."""
+    if dist.get_world_size() != n_devices:
+        raise InputError(
+            f"backend: the schedule has {n_devices} devices, there are {dist.get_world_size()} "
+            f"processes; start one per device (torchrun --nproc-per-node {n_devices} ...)"
+        )
+
+
+def check_gpus(devices: Sequence[str | torch.device] | None) -> bool:
+    """Whether every process of this host has a GPU for itself; `InputError` if they must have."""
+    local = _processes_here()
     named = devices is not None and any(torch.device(d).type == "cuda" for d in devices)
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if named and there < local:
@@ -243,39 +230,13 @@ def links(
             f"devices: every process needs a GPU of its own; this host has {there} GPUs and "
             f"{local} processes (devices=None uses the CPU then)"
         )
-    if there < local or (devices is not None and not named):
-        return GlooLinks(timeout)
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", dist.get_rank() % local)))
-    torch.cuda.set_device(device)
-    return CreditedLinks(timeout, lanes(routes), device)
+    return there >= local and (devices is None or named)
+
+
+def _processes_here() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
 
 
 def lanes(routes: Routes) -> list[Lane]:
     """The channels of a plan as the links number them."""
     return [(c.source, c.target, KINDS.index(c.kind)) for c in routes.channels]
-
-
-def join() -> None:
-    """Make the process group of `torchrun`, if nobody has made one.
-
-    Raises
-    ------
-    InputError
-        There is no `torchrun`.
-    """
-    if not dist.is_available():
-        raise InputError("backend: this torch has no torch.distributed; use the inline backend")
-    if dist.is_initialized():
-        return
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        raise InputError(
-            "backend: the process backend needs one process per device; start the script with "
-            "torchrun, or call torch.distributed.init_process_group first"
-        )
-    dist.init_process_group("gloo")
-    atexit.register(_leave)  # its threads do not survive the interpreter's end
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

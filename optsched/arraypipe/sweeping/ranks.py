@@ -9,7 +9,7 @@ from optuna.trial import FixedTrial
 from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
 from optsched.arraypipe.planning.segments import places
-from optsched.arraypipe.ranks.ranks import join
+from optsched.arraypipe.ranks.agreement import join, together
 from optsched.arraypipe.sweeping.supply import Offer
 from optsched.arraypipe.sweeping.trials import made
 from optsched.errors import InputError
@@ -58,14 +58,16 @@ class Leading:
 
     def first(self, width: int) -> list[Offer]:
         """See `Supply`."""
-        offers = self.source.first(width)
+        offers = together(lambda: self.source.first(width))
         self.letters.write([_row(offer) for offer in offers])
+        together(_nothing)  # the others have made them
         return offers
 
     def instead(self) -> Offer | None:
         """See `Supply`; all ranks have seen that a job cannot run."""
-        offer = self.source.instead()
+        offer = together(self.source.instead)
         self.letters.write(offer and _row(offer))
+        together(_nothing)
         return offer
 
     def next(self) -> Offer | None:
@@ -84,12 +86,14 @@ class Following:
 
     def first(self, width: int) -> list[Offer]:
         """See `Supply`."""
-        return [self._offer(*row) for row in self.letters.read()]
+        together(_nothing)  # the first rank has them
+        return together(lambda: [self._offer(*row) for row in self.letters.read()])
 
     def instead(self) -> Offer | None:
         """See `Supply`."""
+        together(_nothing)
         row = self.letters.read()
-        return row and self._offer(*row)
+        return together(lambda: row and self._offer(*row))
 
     def next(self) -> Offer | None:
         """See `Supply`."""
@@ -107,6 +111,10 @@ def check_hears(plan: ExecutionPlan) -> None:
             f"schedule: the first device has no stage of job {deaf[0]}; the first rank reports the "
             f"losses of all trials, so it needs a stage of each"
         )
+
+
+def _nothing() -> None:
+    """What a rank makes while another makes something."""
 
 
 def _row(offer: Offer) -> Sequence[Any]:
