@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -137,14 +138,14 @@ class ArrayRun:
         try:
             with on_first_interrupt(self.engine.interrupt):
                 records = self.engine.run()
-                if self.folder is not None:
-                    for run in self.runs:
-                        self.folder.finish(run)
+                with nullcontext() if self.ranks is None else self.ranks.concluding():
+                    self._finish_folder()
         finally:
             self.trainer.add_to_run = None
             self.planner.close()
         if self.ranks is not None:
-            records = self.ranks.collect(records)
+            with self.ranks.concluding():
+                records = self.ranks.collect(records)
             for run in self.runs:  # no message has told a last loss that was read late
                 self.worker.report_loss(run)
         for run in self.runs:
@@ -307,6 +308,11 @@ class ArrayRun:
         titles, resume = self.trainer.titles, self.settings.resume
         # nobody writes before the first has tidied up
         self._same(partial(self.folder.prepare, titles, resume))
+
+    def _finish_folder(self) -> None:
+        if self.folder is not None:
+            for run in self.runs:
+                self.folder.finish(run)
 
     def _on_update(self, run: JobRun, stage: int, iteration: int) -> None:
         if self.folder is not None:

@@ -15,6 +15,7 @@ from optsched.arraypipe.ranks.links import PeerLost, Stalled
 from optsched.arraypipe.ranks.mail import Post
 from optsched.arraypipe.ranks.swap import Swap, first_cycle, is_heard, shorten
 from optsched.arraypipe.stages import take_off
+from optsched.arraypipe.worker import reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,8 +101,15 @@ class ProcessBackend:
             raise
         finally:
             self.post.abandon()
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
             self.worker.finish()
-            self.copies = self.worker.memory.copies
+        except Exception as error:
+            self.notices.tell(reason(error))
+            raise
+        self.copies = self.worker.memory.copies
 
     def _run_segment(self, segment: Segment, number: int) -> None:
         worker, post, clock = self.worker, self.post, time.perf_counter_ns

@@ -20,12 +20,17 @@ sys.path.insert(0, str(Path(__file__).parent))
 from arraypipe_models import data, loss, sgd
 from channel_model import Shape, random_rolling
 from process_rows import CUTS, PROCESSES, STEPS, Row, build_model, compared, trainer
+from pytest import MonkeyPatch
 from torch import nn
 
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe.checkpoint import CheckpointFolder
+from optsched.arraypipe.ranks import gather
+from optsched.arraypipe.ranks import ranks as process_run
 from optsched.arraypipe.ranks.links import Stalled
 from optsched.arraypipe.scheduling import schedule_for
+from optsched.arraypipe.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,6 +120,51 @@ def one_rank_cannot(ranks: int) -> dict[str, Any]:
         dist.all_gather_object(everybody, (said, time.monotonic() - began < 30))
         found[name] = everybody
     result = ArrayTrainer(**good).run(schedule, STEPS, **PROCESSES)
+    found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
+    return found
+
+
+def concluded(ranks: int) -> dict[str, Any]:
+    """One rank alone fails after the last block, in several ways; then all train together."""
+    rank, found = dist.get_rank(), {}
+    schedule = random_schedule(
+        [1, 1], 4, place=[0, 1, 0, 1] if ranks == 2 else [2, 1, 0, 3], seed=8
+    )
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OSError("no space left")
+
+    def odd(named: Any) -> Any:
+        optimizer = sgd(named)
+        if rank == 1:
+            optimizer.state[optimizer.param_groups[0]["params"][0]]["odd"] = lambda: None
+        return optimizer
+
+    ways: dict[str, tuple[int, Any, str]] = {  # the rank that fails, and where
+        "checkpoint": (1, CheckpointFolder, "finish"),
+        "worker": (1, Worker, "finish"),
+        "state": (1, gather, "_state"),
+        "taking": (0, gather, "_install"),
+        "records": (1, process_run, "gather_past"),
+        "pickle": (ranks, gather, "_state"),  # on rank 1, which cannot send a state
+    }
+    for name, (failing, owner, attribute) in ways.items():
+        said = "nothing"
+        with MonkeyPatch.context() as patch:
+            if rank == failing:
+                patch.setattr(owner, attribute, full)
+            folder = {"checkpoint": f"{sys.argv[1]}/{name}"} if name == "checkpoint" else {}
+            jobs = [Job(j, 8, odd if name == "pickle" and j else sgd) for j in range(2)]
+            array = ArrayTrainer(build_model, jobs, CUTS, loss, data)
+            try:
+                array.run(schedule, 2, **PROCESSES, **folder)
+            except Exception as error:
+                said = f"{type(error).__name__}: {error}"
+        everybody: list[Any] = [None] * ranks
+        dist.all_gather_object(everybody, said)
+        found[name] = everybody
+    rows = [Row(0), Row(1)]
+    result = trainer(rows).run(schedule, STEPS, **PROCESSES)
     found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
     return found
 

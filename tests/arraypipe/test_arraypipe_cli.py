@@ -495,6 +495,18 @@ def test_warnings_are_one_line_each(shop: Cli) -> None:
 
 @pytest.mark.slow
 @pytest.mark.torch
+def test_results_that_the_first_rank_cannot_write(shop: Cli) -> None:
+    """The others, which wait for its exit code, end with it and say nothing."""
+    pytest.importorskip("torch")
+    os.makedirs("o/trace.schedule.json")
+    done = ranks("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", "--steps", 2,
+                 "--out", "o", "--backend", "process", "--quiet")  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "error: o/trace.schedule.json: is a directory, expected a file name\n"
+
+
+@pytest.mark.slow
+@pytest.mark.torch
 def test_killed_rank(shop: Cli) -> None:
     """The others end too and say which connection was lost; nothing is written."""
     pytest.importorskip("torch")

@@ -53,7 +53,7 @@ SOME: tuple[Any, ...] = (
     (2, "several", {"exact": [0, 7], "replanned": [0, 3], "stopped": [], "failed": [],
                     "queued": [], "interrupted": [], "longer": [], "refused": [], "uneven": [],
                     "first_forwards": [], "unlike": [], "nothing_left": [], "caught": [],
-                    "one_rank_cannot": [],
+                    "one_rank_cannot": [], "concluded": [],
                     "late": [], "devices": [], "carried": [],
                     "credited": [20, 22], "loose": [0, 6]}),
     (4, "several", {"exact": [100, 103], "replanned": [100, 102], "stopped": [],
@@ -161,6 +161,19 @@ def test_the_first_rank_cannot_measure(answers: dict[Any, Any]) -> None:
     assert soon
     assert first == "OSError: no such clock here"
     assert second == "PeerLost: rank 0: OSError: no such clock here"
+
+
+@pytest.mark.parametrize("what", ["checkpoint", "worker", "state", "taking", "records", "pickle"])
+def test_an_error_after_the_last_block_is_said_on_all_ranks(
+    answers: dict[Any, Any], what: str
+) -> None:
+    """With the rank and its sentence, not with what gloo says of a lost connection."""
+    found = answers[2, "concluded"]
+    failing = what != "taking"
+    own, other = found[what][failing], found[what][not failing]
+    assert own.endswith("Error: no space left") or "AttributeError: Can't pickle" in own
+    assert other == f"PeerLost: rank {int(failing)}: {own}"
+    assert found["differences"] == []
 
 
 def test_a_rank_that_never_comes(answers: dict[Any, Any]) -> None:

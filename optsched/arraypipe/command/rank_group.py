@@ -78,8 +78,11 @@ class RankGroup:
         """The exit code of rank 0, on all ranks."""
         import torch.distributed as dist
 
+        from optsched.arraypipe.ranks.links import hearing
+
         codes = [code]
-        dist.broadcast_object_list(codes, 0)
+        with hearing():
+            dist.broadcast_object_list(codes, 0)
         dist.destroy_process_group()
         return codes[0]
 

@@ -123,6 +123,19 @@ class Notices:
             lines.append(f"device {rank}: {word}")
         return "\n".join(lines)
 
+    def why(self, sentence: str) -> str:
+        """Why another rank has ended, if it says so soon; else the sentence."""
+        others = [rank for rank in range(self._ranks) if rank != self._rank]
+        until = time.monotonic() + _PATIENCE
+        with suppress(RuntimeError):
+            while time.monotonic() < until:
+                for rank in others:
+                    if self._store.check([f"word/{rank}"]):
+                        word = bytes(self._store.get(f"word/{rank}")).decode()
+                        return f"rank {rank}: {word}"
+                time.sleep(_LONGEST)
+        return sentence
+
     def _await(self, key: str) -> str:
         """Wait for a word for as long as any rank gets on: who waits here has nothing else to do.
 

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.past import Past
 from optsched.arraypipe.planning.segments import Walk
+from optsched.arraypipe.ranks.links import hearing
 from optsched.arraypipe.ranks.timed import Noted
 
 if TYPE_CHECKING:
@@ -185,10 +186,12 @@ def _hear_of(runs: Sequence[JobRun], rows: list[Any]) -> None:
 
 
 def _give(objects: list[Any], links: GlooLinks) -> None:
-    dist.send_object_list(objects, dst=0, group=links.group)
+    with hearing():
+        dist.send_object_list(objects, dst=0, group=links.group)
 
 
 def _take(rank: int, links: GlooLinks) -> Any:
     row: list[Any] = [None]
-    dist.recv_object_list(row, src=rank, group=links.group)
+    with hearing():
+        dist.recv_object_list(row, src=rank, group=links.group)
     return row[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,12 +25,13 @@ from optsched.arraypipe.ranks.gather import (
     gather_past,
     in_topological_order,
 )
-from optsched.arraypipe.ranks.links import GlooLinks
+from optsched.arraypipe.ranks.links import GlooLinks, PeerLost
 from optsched.arraypipe.ranks.timed import Noted, copies, messages
+from optsched.arraypipe.worker import reason
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from optsched.arraypipe.course import Course, Planner, Record
     from optsched.arraypipe.job_run import JobRun
@@ -161,6 +163,18 @@ class Ranks:
         """
         home = self.backend.homes[run.index]
         return self.links.rank == (0 if 0 in home else home[-1])
+
+    @contextmanager
+    def concluding(self) -> Iterator[None]:
+        """After the last block: what is raised on one rank the others hear, and end with it."""
+        notices = self.backend.notices
+        try:
+            yield
+        except PeerLost as error:
+            raise PeerLost(notices.why(str(error))) from error
+        except Exception as error:
+            notices.tell(reason(error))
+            raise
 
     def collect(self, records: list[Record]) -> list[Record]:
         """Everything that was trained, and all records in a topological order, on rank 0.
