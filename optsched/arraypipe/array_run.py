@@ -228,7 +228,10 @@ class ArrayRun:
         except Exception:
             trainer.jobs, trainer.titles[index:] = trainer.jobs[:-1], []
             raise
-        self._first_forward(run)
+        try:
+            self._first_forward(run)
+        except InputError as error:  # the others are in the midst of it
+            run.fail(0, run.start, reason(error)).__cause__ = unbound(error)
         if self.settings.strict and run.job.error is not None:
             raise run.job.error
         self.runs.append(run)
@@ -250,9 +253,9 @@ class ArrayRun:
         self._same(self._first_forwards)
         if self.ranks is not None:
             self.ranks.share_failures(self.runs)
-        errors = [run.job.error for run in self.runs if run.feed is not None]
+        errors = [run.job.error for run in self.runs]
         found = [error for error in errors if error is not None]
-        if found and (self.settings.strict or None not in errors):  # or there is nothing to train
+        if found and (self.settings.strict or None not in errors):  # or no job has anything to give
             raise found[0]
 
     def _first_forwards(self) -> None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from optsched.arraypipe.job import Data, Job, Tensors
 
 
+class DataEnded(InputError):
+    """The iterator of a job has no batch for an iteration."""
+
+
 class Feed:
     """Draws the batches of a job from its own iterator and cuts them into micro-batches."""
 
@@ -41,7 +45,7 @@ class Feed:
         try:
             pair = next(self.batches)
         except StopIteration:
-            raise InputError(
+            raise DataEnded(
                 f"data: job {self.title} has no batch for iteration {iteration}"
             ) from None
         self._cut(pair, iteration)

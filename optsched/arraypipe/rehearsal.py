@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optsched.arraypipe import blocks
-from optsched.arraypipe.feed import brought
+from optsched.arraypipe.feed import DataEnded, brought
 from optsched.arraypipe.stages import in_place
 from optsched.arraypipe.worker import reason
 from optsched.errors import InputError
@@ -23,9 +23,10 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
     Raises
     ------
     InputError
-        A boundary is not a tensor or a tuple of tensors.
+        A boundary is not a tensor or a tuple of tensors, or there is not even a first batch.
     JobFailed
-        The iterator of the data or the forward raised.
+        The iterator of the data or the forward raised, or the data end where a checkpoint was
+        written: alone the job would have failed there.
     """
     if run.feed is None:
         return []
@@ -42,6 +43,10 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
                 x = blocks.rehearse(stage, x, needs, worker.criterion(run, stage, 0))
             outputs.append(x if isinstance(x, tuple) else (x,))
             needs = tuple(t.requires_grad for t in outputs[-1])
+    except DataEnded as error:
+        if not run.start:
+            raise
+        raise run.fail(here, run.start, reason(error)) from error
     except InputError:
         raise
     except Exception as error:

@@ -29,7 +29,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 
 from arraypipe_models import data, loss, sgd
-from process_refusals import absent, concluded, one_rank_cannot, refused, uneven  # noqa: F401
+from process_refusals import absent, concluded, one_rank_cannot, refused, uneven, used_up  # noqa: F401
 from process_rows import (
     CHECKPOINTED,
     CUTS,

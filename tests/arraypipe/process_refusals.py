@@ -7,7 +7,9 @@ import random
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from arraypipe_models import data, loss, sgd
 from channel_model import Shape, random_rolling
-from process_rows import CUTS, PROCESSES, STEPS, Row, build_model, compared, trainer
+from process_rows import CUTS, PROCESSES, STEPS, Row, alone, build_model, compared, trainer
 from pytest import MonkeyPatch
 from torch import nn
 
@@ -31,6 +33,7 @@ from optsched.arraypipe.ranks import ranks as process_run
 from optsched.arraypipe.ranks.links import Stalled
 from optsched.arraypipe.scheduling import schedule_for
 from optsched.arraypipe.worker import Worker
+from optsched.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -167,6 +170,29 @@ def concluded(ranks: int) -> dict[str, Any]:
     result = trainer(rows).run(schedule, STEPS, **PROCESSES)
     found["differences"] = compared(result, rows, [STEPS] * 2) if rank == 0 else []
     return found
+
+
+def used_up(ranks: int) -> dict[str, Any]:
+    """Job 1 goes on from a checkpoint where its data end."""
+    rows = [Row(0), Row(1)]
+    schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=8)
+    folder: dict[str, Any] = {"checkpoint": f"{sys.argv[1]}/used_up"}
+    trainer(rows).run(schedule, 2, **PROCESSES, **folder)
+
+    def ending(job: Job, start: int) -> Any:
+        return islice(data(job, start), max(0, (2 if job.seed else 4) - start))
+
+    array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, ending)
+    result = array.run(schedule, STEPS, resume=True, **PROCESSES, **folder)
+    found = []
+    if dist.get_rank() == 0:
+        whole = alone(rows[0], STEPS)
+        found = differences(result.trained[0], replace(whole, losses=whole.losses[2:]))
+    return {
+        "differences": found,
+        "status": [job.status for job in array.jobs],
+        "error": str(array.jobs[1].error),
+    }
 
 
 def absent(ranks: int) -> str:

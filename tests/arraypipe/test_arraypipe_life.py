@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -286,6 +287,72 @@ def test_data_that_fail_at_once_stay_with_their_job(tmp_path: Path, backend: str
         assert "job job1, stage 0, iteration 2: RuntimeError: trapped" in str(jobs[1].error)
     for j in (0, 2):
         assert same(result.trained[j], j, STEPS, STEPS - 1)
+
+
+def ending(ends: dict[int, int]) -> Callable[[Job, int], Iterator[Any]]:
+    """Data of which some jobs, by their seed, have so many batches and no more."""
+
+    def batches(job: Job, start: int) -> Iterator[Any]:
+        yield from islice(data(job, start), max(0, ends.get(job.seed, STEPS) - start))
+
+    return batches
+
+
+@pytest.mark.parametrize("memory", [None, 10**6], ids=["inline", "slots"])
+def test_a_job_whose_data_end_at_its_checkpoint_fails_alone(
+    tmp_path: Path, memory: int | None
+) -> None:
+    """As it would have without a break: named with its iteration; the others have their bits."""
+    schedule, short = random_schedule(PARTS, 3, seed=1), STEPS - 1
+    jobs = jobs_of()
+    trainer(jobs, data=ending({1: short})).run(schedule, short, checkpoint=tmp_path)
+    assert [job.status for job in jobs] == ["done"] * 3
+    sentence = f"iteration {short}: data: job job1 has no batch for iteration {short}"
+    given: dict[str, Any] = {"checkpoint": tmp_path, "resume": True}
+    with pytest.raises(JobFailed, match=sentence):
+        trainer(jobs_of(), data=ending({1: short}), memory=memory).run(
+            schedule, STEPS, on_error="raise", **given
+        )
+    jobs = jobs_of()
+    result = trainer(jobs, data=ending({1: short}), memory=memory).run(schedule, STEPS, **given)
+    assert [job.status for job in jobs] == ["done", "failed", "done"]
+    assert sentence in str(jobs[1].error)
+    assert [len(row) for row in result.losses] == [1, 0, 1]
+    for j in (0, 2):
+        assert same(result.trained[j], j, STEPS, short)
+
+
+def test_a_complete_job_needs_no_data(tmp_path: Path) -> None:
+    """Nor does one whose steps are done keep the others, whose data have ended, from failing."""
+    schedule = random_schedule(PARTS, 3, seed=1)
+    for ends, resume in (({0: 2}, False), ({0: 2, 1: 0, 2: 0}, True)):
+        jobs = jobs_of()
+        status = ["done"] * 3
+        if resume:  # job 1 has an iteration to go, and no batch for it
+            (tmp_path / "job1" / "latest").write_text("1\n")
+            status[1] = "failed"
+        result = trainer(jobs, data=ending(ends)).run(
+            schedule, 2, checkpoint=tmp_path, checkpoint_every=1, resume=resume
+        )
+        assert [job.status for job in jobs] == status
+        for j in (0, 2):
+            assert same(result.trained[j], j, 2, 2 * resume)
+
+
+def test_a_job_without_a_first_batch_is_refused_before_the_run_and_fails_alone_in_it() -> None:
+    """Its first iteration is named; who joins does not end the others."""
+    jobs = jobs_of()
+    with pytest.raises(InputError, match="data: job job1 has no batch for iteration 0"):
+        trainer(jobs, data=ending({1: 0})).run(random_schedule(PARTS, 3, seed=1), 2)
+    late = jobs_of(4)[3]
+    result = trainer(jobs, data=ending({3: 0})).run(
+        random_schedule(PARTS, 3, seed=1), 2,
+        refill=lambda job: late if late.status == "ready" and job is jobs[0] else None,
+    )  # fmt: skip
+    assert [job.status for job in (*jobs, late)] == ["done"] * 3 + ["failed"]
+    assert "iteration 0: data: job job3 has no batch for iteration 0" in str(late.error)
+    for j in range(3):
+        assert same(result.trained[j], j, 2)
 
 
 @pytest.mark.parametrize("where", WHERE)

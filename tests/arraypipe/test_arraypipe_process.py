@@ -53,7 +53,7 @@ SOME: tuple[Any, ...] = (
     (2, "several", {"exact": [0, 7], "replanned": [0, 3], "stopped": [], "failed": [],
                     "queued": [], "interrupted": [], "longer": [], "refused": [], "uneven": [],
                     "first_forwards": [], "unlike": [], "nothing_left": [], "caught": [],
-                    "one_rank_cannot": [], "concluded": [],
+                    "one_rank_cannot": [], "concluded": [], "used_up": [],
                     "late": [], "devices": [], "carried": [],
                     "credited": [20, 22], "loose": [0, 6]}),
     (4, "several", {"exact": [100, 103], "replanned": [100, 102], "stopped": [],
@@ -275,6 +275,13 @@ def test_a_first_forward_that_fails_on_one_rank_ends_its_job_alone(answers: dict
     said = answers[2, "first_forwards"]
     status = ["done", "failed", "failed", "failed", "done"]
     assert said == {"differences": [], "status": status}
+
+
+def test_a_job_whose_data_end_at_its_checkpoint_fails_alone(answers: dict[Any, Any]) -> None:
+    """The error has its iteration, the other job goes on from its own checkpoint."""
+    sentence = "job job1, stage 0, iteration 2: data: job job1 has no batch for iteration 2"
+    said = {"differences": [], "status": ["done", "failed"], "error": sentence}
+    assert answers[2, "used_up"] == said
 
 
 def test_jobs_of_other_shapes_are_refused_alike(answers: dict[Any, Any]) -> None:
