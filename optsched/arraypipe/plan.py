@@ -16,12 +16,12 @@ from optsched.arraypipe.planning.checks import (
     check_orders,
     check_together,
     held_bytes,
-    identify,
 )
 from optsched.arraypipe.planning.liveness import token_free_cycle
 from optsched.arraypipe.planning.messages import routes
 from optsched.arraypipe.planning.micro_order import MicroOrder, micro_order
 from optsched.arraypipe.planning.segments import Segment, Walk
+from optsched.arraypipe.planning.traces import counted_from_zero, identify_all
 from optsched.errors import CyclicOrder, InputError
 from optsched.schedule import Schedule
 
@@ -171,7 +171,8 @@ def compile(
     ----------
     schedule
         A scheduled document with operations of the kinds F, B, R, U (and end marks). Messages and
-        copies of states, which a trace has, are left out together with their links.
+        copies of states, which a trace has, are left out together with their links, and its
+        iterations are counted from the first one of each job.
     barrier
         Let no job start its next iteration before all jobs have finished theirs.
     together
@@ -198,8 +199,8 @@ def compile(
         raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
     if schedule.sequences is None:
         raise InputError("this graph is not scheduled: it has no sequences")
-    schedule = blocks_only(schedule)
-    labels = identify(schedule)
+    schedule = counted_from_zero(blocks_only(schedule))
+    labels = identify_all(schedule)
     check_together(together, labels)
     sequences = check_orders(schedule, labels.blocks, exact)
     plan = ExecutionPlan(

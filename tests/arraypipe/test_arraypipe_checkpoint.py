@@ -119,6 +119,31 @@ def test_jobs_resume_from_different_iterations(tmp_path: Path) -> None:
         assert same_state(result.trained[j], array.train_alone(j, 4)) == []
 
 
+def test_the_trace_of_a_resumed_run_is_a_plan(tmp_path: Path) -> None:
+    """Also where jobs have begun at different iterations; it trains other jobs exactly."""
+    trainer(JOBS).run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1)
+    (tmp_path / "first" / "latest").write_text("1\n")
+    run = trainer(JOBS).run(random_schedule(**ORDER), 5, checkpoint=tmp_path, resume=True)
+    array = trainer(JOBS)
+    for document in (run.trace, run.replay):
+        assert document.iteration.min() == 1 and document.iteration.max() == 4
+        plan = array.plan(document)
+        assert plan.copies == (4, 2, 2)
+        result = array.run(plan, 6)
+        for j in range(3):
+            assert differences(result.trained[j], array.train_alone(j, 6)) == []
+
+
+def test_a_trace_without_a_complete_job_is_no_plan(tmp_path: Path) -> None:
+    """The sentence says which job, and why a trace may have no block of it."""
+    trainer(JOBS).run(random_schedule(**ORDER), 2, checkpoint=tmp_path)
+    for title in ("first", "job2"):
+        (tmp_path / title / "latest").unlink()
+    run = trainer(JOBS).run(random_schedule(**ORDER), 2, checkpoint=tmp_path, resume=True)
+    with pytest.raises(InputError, match=r"no block of job 1, but one of 2; a trace .* complete"):
+        trainer(JOBS).plan(run.trace)
+
+
 class Ticking(nn.Module):
     """A counter that is not part of the state dict, and scales the output."""
 
