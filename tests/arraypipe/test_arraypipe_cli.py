@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ from program import PATIENCE, PROGRAM, Cli, start
 
 import optsched
 from optsched.arraypipe import random_schedule
+from optsched.arraypipe.command import launch
 from optsched.arraypipe.profiling.document import Profile
 from optsched.cli.arraypipe_links import links
 from optsched.schedule import Schedule
@@ -491,6 +493,18 @@ def test_warnings_are_one_line_each(shop: Cli) -> None:
     assert done.err.count("\n") == 3 and "was written with 77 threads" in done.err
     both = ranks(*run[:-1], "b", "--steps", 1, "--backend", "process")
     assert (both.returncode, both.stderr) == (0, "warning: odd\nwarning: even so\n")
+
+
+@pytest.mark.parametrize(("code", "said", "left"), [(7, "exit code 7", 7), (-9, "signal 9", 137)])
+def test_a_rank_that_ends_without_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], code: int, said: str,
+    left: int,
+) -> None:  # fmt: skip
+    """The others, which wait for it, are ended; one sentence says which it was."""
+    monkeypatch.setattr(launch, "_PATIENCE", 0.0)
+    group: Any = [SimpleNamespace(poll=lambda: None), SimpleNamespace(poll=lambda: code)]
+    assert launch._attend(group) == left
+    assert capsys.readouterr().err == f"failed: rank 1 has ended with {said}\n"
 
 
 @pytest.mark.slow
