@@ -27,6 +27,7 @@ from optsched.arraypipe.stages import fresh_model, fresh_stages, waits_for_all  
 from optsched.arraypipe.states.beside import beside_states  # noqa: E402
 from optsched.arraypipe.states.budget import Budget, budget  # noqa: E402
 from optsched.arraypipe.states.engines import HostEngine  # noqa: E402
+from optsched.arraypipe.states.replacement import Replacement  # noqa: E402
 from optsched.arraypipe.states.slots import layout_of  # noqa: E402
 from optsched.arraypipe.states.state_store import Tenant  # noqa: E402
 from optsched.arraypipe.states.transfers import Transfers  # noqa: E402
@@ -428,7 +429,8 @@ class Watched:
         self.came: list[Visit] = []
         self.announced: list[list[Visit]] = []
         self.swaps: list[int] = [0]
-        honest, begin = Transfers.meet, Ahead.begin
+        self.surprises: list[int] = []
+        honest, begin, surprise = Transfers.meet, Ahead.begin, Replacement.surprise
 
         def meet(transfers: Transfers, visit: Visit) -> None:
             honest(transfers, visit)
@@ -443,13 +445,19 @@ class Watched:
             self.swaps.append(len(self.came))
             begin(ahead, now)
 
+        def surprised(replacement: Replacement, visit: Visit) -> None:
+            self.surprises.append(len(self.came))
+            surprise(replacement, visit)
+
+        patch.setattr(Replacement, "surprise", surprised)
         patch.setattr(Transfers, "meet", meet)
         patch.setattr(Ahead, "begin", begun)
 
     def untold(self) -> list[str]:
         """Where, since the last order began, other visits came than those that were announced."""
-        found = []
-        for k in range(self.swaps[-1], len(self.came)):
+        last = self.swaps[-1]
+        found = [f"visit {k} came unannounced" for k in self.surprises if k >= last]
+        for k in range(last, len(self.came)):
             told = [visit.key for visit in self.announced[k]]
             came = [visit.key for visit in self.came[k : k + len(told)]]
             if told != came:
