@@ -85,7 +85,7 @@ class Outbox:
 
     def pack(self, tensors: Sequence[Tensor | None]) -> int:
         """Copy the tensors behind the place of the header; bytes of this payload."""
-        signature = [None if t is None else _signature(t) for t in tensors]
+        signature: list[object] = [None if t is None else _signature(t) for t in tensors]
         if signature != self._signature:
             self._lay_out(tensors)
             self._signature = signature
