@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from optsched.arraypipe.states.engines import Link, SimulatedEngine
 from optsched.arraypipe.states.replacement import Replacement, Rule
 from optsched.arraypipe.states.transfers import Bytes, Transfers
-from optsched.arraypipe.states.visits import CHANGES, NEEDS, POOLS
+from optsched.arraypipe.states.visits import CHANGES, NEEDS, POOLS, most_pinned, next_uses
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Sequence
+    from collections.abc import Hashable, Sequence
 
     from optsched.arraypipe.states.visits import State, Visit
 
 _CHUNKS, _LATENCIES = 16, 32  # of the largest piece, for the fill; a chunk takes so many latencies
-_TRIAL_CYCLES, _TRIAL_CHUNKS, _DIVISIONS = 6, 4, 3
+_CLOSE = 1.002  # to what no rules go below
+_DIVISIONS, _MARKED = 3, 2  # how many ways to divide the room are tried, and with marks
 _MOST_CYCLES = 64  # until the slots repeat; all cases met so far need fewer than ten
 
 
@@ -134,8 +135,8 @@ class ResidencyPlan:
         """Decide between residence and slots, how many of which, and how they are replaced.
 
         The most promising ways to divide the room between weights and moments are tried with a few
-        rules each on the simulated engine; the fastest is taken, of equal ones that which copies
-        least.
+        rules each on the simulated engine, and the best of them with marks (`Rule.leaving`); the
+        fastest is taken, of equal ones that which copies least.
 
         Parameters
         ----------
@@ -168,15 +169,11 @@ class ResidencyPlan:
         if chunk is None:
             least = math.ceil(_LATENCIES * link.latency * max(link.inward, link.outward))
             chunk = max(least, -(-largest // _CHUNKS))
-        trial = max(chunk, -(-largest // _TRIAL_CHUNKS)) if chunk else 0
         divisions = [slots] if slots else divide(states, visits, room or 0, device)
-        ranked = sorted(divisions, key=lambda d: (copy_bound(states, visits, d, link), d[0]))
-        rules = min(
-            (_search(states, visits, d, trial, link) for d in ranked[:_DIVISIONS]),
-            key=lambda rules: _tried(states, visits, rules, trial, link),
-        )
-        steady = _steady(states, visits, rules, chunk, link)
-        bound = copy_bound(states, visits, tuple(rule.slots for rule in rules), link)
+        bounds = {d: copy_bound(states, visits, d, link) for d in divisions}
+        ranked = sorted(divisions, key=lambda d: (bounds[d], d[0]))[:_DIVISIONS]
+        rules, steady = _fastest(states, visits, ranked, chunk, link)
+        bound = bounds[rules[0].slots, rules[1].slots]
         return cls(
             *row, rules, chunk, steady.copies, steady.inward, steady.outward, compute,
             steady.period, bound,
@@ -261,21 +258,6 @@ def _too_small(states: Sequence[State], visits: Sequence[Visit], room: int, devi
     )
 
 
-def most_pinned(visits: Sequence[Visit], fixed: Collection[int] = ()) -> tuple[int, int]:
-    """Most states, fixed ones apart, that cannot leave their slots at one time; at which visit."""
-    open_graphs: dict[int, int] = {}
-    most, at = 0, 0
-    for lap in range(2):
-        for i, visit in enumerate(visits):
-            pinned = {s for s, count in open_graphs.items() if count > 0} | {visit.state}
-            pinned.difference_update(fixed)
-            if lap and len(pinned) > most:
-                most, at = len(pinned), i
-            before = 0 if visit.first else open_graphs.get(visit.state, 0)
-            open_graphs[visit.state] = max(0, before + visit.graph)
-    return most, at
-
-
 def fewest_copies(states: Sequence[int], slots: int) -> Fraction:
     """Copies per cycle that no order of replacement goes below, for states of equal size.
 
@@ -285,7 +267,7 @@ def fewest_copies(states: Sequence[int], slots: int) -> Fraction:
     if len(where) <= slots:
         return Fraction(0)
     n = len(states)
-    following = _next_uses(states)
+    following = next_uses(states)
     held: dict[int, int] = {}  # state -> its next use
     seen: dict[Hashable, tuple[int, int]] = {}
     count = 0
@@ -360,61 +342,35 @@ class _Steady(NamedTuple):
     outward: Fraction
     period: float
 
+    @property
+    def copied(self) -> Fraction:
+        """Bytes per cycle in both directions."""
+        return self.inward + self.outward
 
-def _search(
+
+def _fastest(
     states: Sequence[State],
     visits: Sequence[Visit],
-    slots: tuple[int, int],
+    divisions: Sequence[tuple[int, int]],
     chunk: int,
     link: HostLink,
-) -> tuple[Rule, ...]:
-    """Good rules for pools of these sizes: one pool after the other, the other as it is."""
-    choices = [_rules(states, visits, pool, count) for pool, count in enumerate(slots)]
-    best = tuple(rows[0] for rows in choices)
-    for pool in (1, 0):
-        tries = [(*best[:pool], rule, *best[pool + 1 :]) for rule in choices[pool]]
-        best = min(tries, key=lambda rules: _tried(states, visits, rules, chunk, link))
-    return best
+) -> tuple[tuple[Rule, ...], _Steady]:
+    """The best rules that are found, and how they do."""
+    from optsched.arraypipe.states.rule_search import RuleSearch  # kernels, for slots only
 
-
-def _rules(states: Sequence[State], visits: Sequence[Visit], pool: int, slots: int) -> list[Rule]:
-    """What is worth a try: a lead of one first, fixed states that leave one to three slots."""
-    found = []
-    for lead, left in ((1, slots), (0, slots), (2, slots), (1, 2), (2, 3), (0, 1)):
-        if not lead < left <= slots:
-            continue
-        fixed = _spread(states, visits, pool, slots - left)
-        if pool or most_pinned(visits, fixed)[0] <= left:
-            found.append(Rule(slots, lead, fixed))
-    return found or [Rule(slots)]
-
-
-def _spread(
-    states: Sequence[State], visits: Sequence[Visit], pool: int, count: int
-) -> tuple[int, ...]:
-    """So many states, evenly spread over the cycle, the largest first where they differ."""
-    if not count:
-        return ()
-    order = list(dict.fromkeys(v.state for v in visits))
-    size = {s: sum(states[s].bytes[piece] for piece in POOLS[pool]) for s in order}
-    least = sorted(size.values())[-count]
-    sure = [s for s in order if size[s] > least]
-    rest = [s for s in order if size[s] == least]
-    left = count - len(sure)
-    return tuple(sorted(sure + [rest[k * len(rest) // left] for k in range(left)]))
-
-
-def _tried(
-    states: Sequence[State],
-    visits: Sequence[Visit],
-    rules: Sequence[Rule],
-    chunk: int,
-    link: HostLink,
-) -> tuple[float, int]:
-    """About the time of a cycle, rounded so that equal rules are equal, and bytes copied."""
-    ends, engine = simulate(states, visits, rules, chunk, link, _TRIAL_CYCLES)
-    half = _TRIAL_CYCLES // 2
-    return float(f"{(ends[-1] - ends[half - 1]) / half:.6g}"), sum(engine.copied.values())
+    compute = sum(v.duration + v.gap for v in visits)
+    largest = max(max(s.bytes) for s in states)
+    trial = max(chunk, -(-largest // _CHUNKS)) if chunk else 0
+    search = RuleSearch(states, visits, link.engine())
+    found = sorted((search.plain(d, trial) for d in divisions), key=lambda row: row[0])
+    tries = [found[0][1]]
+    for tried, rules in found[:_MARKED]:
+        slots = tuple(rule.slots for rule in rules)
+        floor = max(compute, copy_bound(states, visits, slots, link))
+        if tried.time > floor * _CLOSE:
+            tries.append(search.marked(rules, trial, floor * _CLOSE))
+    done = [(rules, _steady(states, visits, rules, chunk, link)) for rules in tries]
+    return min(done, key=lambda row: (float(f"{row[1].period:.6g}"), row[1].copied))
 
 
 def _steady(
@@ -467,21 +423,10 @@ def _held(decisions: Replacement) -> Hashable:
                 frozenset(slot.present),
                 frozenset(slot.changed),
                 min(pool.turn - slot.turn, len(pool.slots)),
+                slot.leaves and decisions.position - slot.last,
             )
             for slot in pool.slots
             if slot.state >= 0
         )
         for pool in decisions.pools
     )
-
-
-def _next_uses(states: Sequence[int]) -> list[int]:
-    """How many steps later the state of a step comes again, round and round."""
-    n = len(states)
-    found, last = [0] * n, dict[int, int]()
-    for i in range(2 * n - 1, -1, -1):
-        state = states[i % n]
-        if i < n:
-            found[i] = last[state] - i
-        last[state] = i
-    return found

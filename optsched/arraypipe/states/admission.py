@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.arraypipe.planning.segments import places
-from optsched.arraypipe.residency import most_pinned
 from optsched.arraypipe.states.budget import StageBytes, budget
 from optsched.arraypipe.states.slots import layout_of
-from optsched.arraypipe.states.visits import cycle_of
+from optsched.arraypipe.states.visits import cycle_of, most_pinned
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

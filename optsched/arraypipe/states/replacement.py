@@ -32,11 +32,20 @@ class Rule(NamedTuple):
     fixed
         States that stay, once loaded, for as long as they are needed at all. The others share the
         slots that are left, and their copies overlap with blocks of the fixed ones.
+    leaving
+        Visits (`mark`) after which a state is the first to leave, and of several the one that was
+        used longest ago.
     """
 
     slots: int
     lead: int = 0
     fixed: tuple[int, ...] = ()
+    leaving: frozenset[tuple[int, str, int]] = frozenset()
+
+
+def mark(visit: Visit) -> tuple[int, str, int]:
+    """What a visit has in common with that of the next cycle."""
+    return visit.state, visit.kind, visit.operation
 
 
 class Move(NamedTuple):
@@ -67,13 +76,14 @@ class _Slot:
         self.changed: dict[int, int] = {}  # piece -> visit that changed it last
         self.last = -1  # visit that used it last
         self.turn = -1  # number of the turn that used it last
+        self.leaves = False  # whether that visit is marked
 
 
 class Pool:
     """Slots for the same pieces."""
 
     def __init__(self, index: int, rule: Rule) -> None:
-        self.index, self.rule = index, rule
+        self.index, self.rule, self.leaving = index, rule, rule.leaving
         self.needs, self.changes = (
             {k: tuple(piece for piece in row if piece in POOLS[index]) for k, row in table.items()}
             for table in (NEEDS, CHANGES)
@@ -92,7 +102,7 @@ class Replacement:
     """Decides visit by visit; knows as much of the future as it has been told.
 
     The victim is the state whose next use is farthest away, a clean one among equals (Belady, IBM
-    Systems Journal 5, 1966), apart from what the rule of the pool spares.
+    Systems Journal 5, 1966), apart from what the rule of the pool spares and what it has marked.
 
     Parameters
     ----------
@@ -142,6 +152,13 @@ class Replacement:
     def skipped(self, visit: Visit) -> None:
         """A visit is not run: iterations end whole or with their job, so no graph is left."""
         self.graphs[visit.state] = 0
+
+    def unmark(self) -> None:
+        """The marks of the rules were for another order."""
+        for pool in self.pools:
+            pool.leaving = frozenset()
+            for slot in pool.slots:
+                slot.leaves = False
 
     def forget(self) -> None:
         """What was announced and not decided on does not hold any more; no graph is left."""
@@ -204,6 +221,7 @@ class Replacement:
         for piece in pool.changes[visit.kind]:
             slot.changed[piece] = self.position
         slot.last, slot.turn = self.position, pool.turn
+        slot.leaves = mark(visit) in pool.leaving
         return Move(pool.index, k, fetch, victim, writes, after)
 
     def _next_use(self, pool: Pool, state: int) -> float:
@@ -215,7 +233,7 @@ class Replacement:
 
     def _choose(self, pool: Pool) -> int:
         """A free slot, or that of the victim."""
-        choices = []
+        choices: list[tuple[tuple[int, float, bool], int]] = []
         for k, slot in enumerate(pool.slots):
             if slot.state < 0:
                 return k
@@ -225,8 +243,12 @@ class Replacement:
             if (pinned or slot.state in pool.rule.fixed) and not (use == math.inf and self.known):
                 continue
             spared = pool.turn - slot.turn <= pool.rule.lead
-            # where all are spared, the one that was left longest ago
-            rank = (not spared, -slot.turn if spared else use, not slot.changed)
+            if slot.leaves:
+                rank = (2, -slot.last, True)
+            elif spared:  # where all are, the one that was left longest ago
+                rank = (0, -slot.turn, not slot.changed)
+            else:
+                rank = (1, use, not slot.changed)
             choices.append((rank, -k))
         if not choices:
             raise OutOfSlots(

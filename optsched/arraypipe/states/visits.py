@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from optsched.arraypipe.plan import ExecutionPlan
     from optsched.arraypipe.planning.checks import Block
@@ -151,3 +151,30 @@ def cycle_of(
         visits += reader.visits(block, -1, duration[i], max(0, start[i] - end))
         end = start[i] + duration[i]
     return pairs, visits
+
+
+def most_pinned(visits: Sequence[Visit], fixed: Collection[int] = ()) -> tuple[int, int]:
+    """Most states, fixed ones apart, that cannot leave their slots at one time; at which visit."""
+    open_graphs: dict[int, int] = {}
+    most, at = 0, 0
+    for lap in range(2):
+        for i, visit in enumerate(visits):
+            pinned = {s for s, count in open_graphs.items() if count > 0} | {visit.state}
+            pinned.difference_update(fixed)
+            if lap and len(pinned) > most:
+                most, at = len(pinned), i
+            before = 0 if visit.first else open_graphs.get(visit.state, 0)
+            open_graphs[visit.state] = max(0, before + visit.graph)
+    return most, at
+
+
+def next_uses(states: Sequence[int]) -> list[int]:
+    """How many steps later the state of a step comes again, round and round."""
+    n = len(states)
+    found, last = [0] * n, dict[int, int]()
+    for i in range(2 * n - 1, -1, -1):
+        state = states[i % n]
+        if i < n:
+            found[i] = last[state] - i
+        last[state] = i
+    return found
