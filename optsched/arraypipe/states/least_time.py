@@ -168,7 +168,9 @@ class _Program:
         """Every change is written unless the state is kept until the next one."""
         for piece in pool:
             changes = [
-                k for k, (gap, _) in enumerate(row) if piece in CHANGES[self.visits[gap.before].kind]
+                k
+                for k, (gap, _) in enumerate(row)
+                if piece in CHANGES[self.visits[gap.before].kind]
             ]
             for k, later in zip(changes, [*changes[1:], *changes[:1]], strict=True):
                 written = self.solver.NumVar(0, 1, "")
