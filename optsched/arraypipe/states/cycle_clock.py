@@ -13,9 +13,12 @@ from numba import types
 from optsched.compiled import INT, INTS, kernel
 
 REAL = types.float64
+REALS = types.Array(types.float64, 1, "C")
 READ_REALS = types.Array(types.float64, 1, "C", readonly=True)
 TABLE = types.Array(types.int64, 2, "C")
 READ_TABLE = types.Array(types.int64, 2, "C", readonly=True)
+REAL_TABLE = types.Array(types.float64, 2, "C")
+REAL_CUBE = types.Array(types.float64, 3, "C")
 READ_REAL_TABLE = types.Array(types.float64, 2, "C", readonly=True)
 
 # columns of the visits; pieces are bits, NAME is the first visit with the same mark
@@ -137,6 +140,111 @@ def queue(
 
 
 @kernel(
+    INT, INT, INT, INT, READ_TABLE, INT, READ_REALS, REALS, REAL_TABLE, REAL_TABLE, REAL_CUBE,
+    TABLE, TABLE,
+)  # fmt: skip
+def write(
+    k: int,
+    s: int,
+    piece: int,
+    sizes: np.ndarray,
+    chunk: int,
+    link: np.ndarray,
+    free: np.ndarray,
+    changed: np.ndarray,
+    written: np.ndarray,
+    vacated: np.ndarray,
+    counts: np.ndarray,
+    steps: np.ndarray,
+) -> int:
+    """Copy a piece of state s out of slot k, chunk by chunk; its bytes."""
+    size = sizes[s, piece]
+    steps[k, piece] = size if chunk == 0 else chunk
+    start = count = 0
+    if link[SHARED]:
+        free[1] = max(free[0], free[1])
+    while start < size:
+        stop = min(start + steps[k, piece], size)
+        copying = link[LATENCY] + (stop - start) / link[OUTWARD]
+        free[1] = max(free[1], changed[k, piece]) + copying
+        vacated[k, piece, count] = written[s, piece] = free[1]
+        start = stop
+        count += 1
+    counts[k, piece] = count
+    if link[SHARED]:
+        free[0] = free[1]
+    return int(size)
+
+
+@kernel(
+    INT, INT, INT, INT, READ_TABLE, INT, READ_REALS, REALS, REAL, REAL_TABLE, REAL_TABLE, REAL_CUBE,
+    TABLE, TABLE,
+)  # fmt: skip
+def read(
+    k: int,
+    s: int,
+    piece: int,
+    sizes: np.ndarray,
+    chunk: int,
+    link: np.ndarray,
+    free: np.ndarray,
+    used: float,
+    arrived: np.ndarray,
+    written: np.ndarray,
+    vacated: np.ndarray,
+    counts: np.ndarray,
+    steps: np.ndarray,
+) -> int:
+    """Copy a piece of state s into slot k, each chunk once its bytes there have left; its bytes."""
+    size, count = sizes[s, piece], counts[k, piece]
+    step = size if chunk == 0 else chunk
+    arrival = vacated[k, piece, count - 1] if count else 0.0
+    start = part = 0
+    while start < size:
+        stop = min(start + step, size)
+        while part < count - 1 and (part + 1) * steps[k, piece] < stop:
+            part += 1
+        ready = max(free[0], used, written[s, piece])
+        if count:
+            ready = max(ready, vacated[k, piece, part])
+        arrival = free[0] = ready + (link[LATENCY] + (stop - start) / link[INWARD])
+        start = stop
+    arrived[k, piece] = arrival
+    if link[SHARED]:
+        free[1] = free[0]
+    return int(size)
+
+
+@kernel(REAL, INT, READ_TABLE, READ_REAL_TABLE, TABLE, REAL, REAL_TABLE, REAL_TABLE, REAL_TABLE)
+def run(
+    t: int,
+    visits: np.ndarray,
+    times: np.ndarray,
+    moves: np.ndarray,
+    now: float,
+    used: np.ndarray,
+    changed: np.ndarray,
+    arrived: np.ndarray,
+) -> float:
+    """Wait for the pieces of visit t and run its block; when that ends."""
+    i = t % len(visits)
+    for pool in range(2):
+        k = moves[2 * t + pool, SLOT]
+        for piece in range(3, 4) if pool else range(3):
+            if k >= 0 and visits[i, NEEDS] & (1 << piece):
+                now = max(now, arrived[k, piece])
+    now += times[i, DURATION]
+    for pool in range(2):
+        k = moves[2 * t + pool, SLOT]
+        if k >= 0:
+            used[pool, k] = now
+        for piece in range(3, 4) if pool else range(3):
+            if k >= 0 and visits[i, CHANGES] & (1 << piece):
+                changed[k, piece] = now
+    return now
+
+
+@kernel(
     REAL, READ_TABLE, READ_REAL_TABLE, READ_TABLE, READ_TABLE, READ_TABLE, READ_TABLE, READ_TABLE,
     INT, READ_REALS, INT, INT, INTS,
 )  # fmt: skip
@@ -166,10 +274,11 @@ def cycle_time(
     waiting, reads = np.empty((4 * total, 4), np.int64), np.empty((2 * total, 2), np.int64)
     used, changed, arrived = np.zeros((2, most)), np.zeros((most, 4)), np.zeros((most, 4))
     written = np.zeros((len(sizes), 4))
-    parts = 1 if chunk == 0 else -(-sizes.max() // chunk)
-    vacated, counts = np.zeros((most, 4, max(1, parts))), np.zeros((most, 4), np.int64)
-    steps = np.zeros((most, 4), np.int64)  # what lies in a slot: size of its last write
-    now = free_in = free_out = begun = 0.0
+    # of the last write out of a slot: when its chunks have left, how many there are, and their size
+    vacated = np.zeros((most, 4, 1 if chunk == 0 else max(1, -(-sizes.max() // chunk))))
+    counts, steps = np.zeros((most, 4), np.int64), np.zeros((most, 4), np.int64)
+    free = np.zeros(2)  # when the last copy in, and out, ends
+    now = begun = 0.0
     many = head = tail = decided = 0
     room = rules[:, SLOTS].sum()
     copied[0] = 0
@@ -178,27 +287,11 @@ def cycle_time(
         if t == settled * n:
             begun = now
         now += times[i, GAP]
-        for phase in range(2):
-            if phase == 1:  # the block
-                for pool in range(2):
-                    k = moves[2 * t + pool, SLOT]
-                    if k < 0:
-                        continue
-                    for piece in range(3, 4) if pool else range(3):
-                        if visits[i, NEEDS] & (1 << piece):
-                            now = max(now, arrived[k, piece])
-                now += times[i, DURATION]
-                for pool in range(2):
-                    k = moves[2 * t + pool, SLOT]
-                    if k < 0:
-                        continue
-                    used[pool, k] = now
-                    for piece in range(3, 4) if pool else range(3):
-                        if visits[i, CHANGES] & (1 << piece):
-                            changed[k, piece] = now
-            over = t + phase
-            while (phase == 0 and decided <= t) or (
-                phase == 1 and tail - head <= room and decided <= t + 2 * n + 1 and decided < total
+        for over in (t, t + 1):
+            if over > t:  # the block has run
+                now = run(t, visits, times, moves, now, used, changed, arrived)
+            while decided <= t or (
+                over > t and tail - head <= room and decided <= t + 2 * n + 1 and decided < total
             ):
                 both = queue(decided, moves, writes, waiting, many, reads, tail)
                 many, tail = both >> 32, both & 0xFFFFFFFF
@@ -209,52 +302,21 @@ def cycle_time(
                     waiting[left] = waiting[w]
                     left += 1
                     continue
-                k, s, piece = waiting[w, FROM], waiting[w, WHOSE], waiting[w, PIECE]
-                size = sizes[s, piece]
-                step = size if chunk == 0 else chunk
-                counts[k, piece], steps[k, piece] = 0, size
-                copied[0] += size
-                start = 0
-                if link[SHARED]:
-                    free_out = free_in = max(free_in, free_out)
-                while start < size:
-                    stop = min(start + step, size)
-                    free_out = max(free_out, changed[k, piece]) + (
-                        link[LATENCY] + (stop - start) / link[OUTWARD]
-                    )
-                    vacated[k, piece, counts[k, piece]] = free_out
-                    counts[k, piece] += 1
-                    written[s, piece] = free_out
-                    start = stop
-                if link[SHARED]:
-                    free_in = free_out
+                copied[0] += write(
+                    waiting[w, FROM], waiting[w, WHOSE], waiting[w, PIECE], sizes, chunk, link,
+                    free, changed, written, vacated, counts, steps,
+                )  # fmt: skip
             many = left
             while head < tail and moves[2 * reads[head, 0] + reads[head, 1], AFTER] < over:
-                m = 2 * reads[head, 0] + reads[head, 1]
-                s, pool, k = visits[reads[head, 0] % n, STATE], reads[head, 1], moves[m, SLOT]
+                s, pool = visits[reads[head, 0] % n, STATE], reads[head, 1]
+                m = 2 * reads[head, 0] + pool
                 head += 1
-                for piece in range(3, 4) if pool else range(3):
-                    if not moves[m, FETCH] & (1 << piece):
-                        continue
-                    size, count = sizes[s, piece], counts[k, piece]
-                    copied[0] += size
-                    step = size if chunk == 0 else chunk
-                    old = steps[k, piece] if chunk == 0 else chunk
-                    arrival = vacated[k, piece, count - 1] if count else 0.0
-                    start = part = 0
-                    while start < size:
-                        stop = min(start + step, size)
-                        while part < count - 1 and min((part + 1) * old, steps[k, piece]) < stop:
-                            part += 1
-                        ready = max(free_in, used[pool, k], written[s, piece])
-                        if count:
-                            ready = max(ready, vacated[k, piece, part])
-                        free_in = ready + (link[LATENCY] + (stop - start) / link[INWARD])
-                        arrival = free_in
-                        start = stop
-                    if link[SHARED]:
-                        free_out = free_in
-                    arrived[k, piece] = arrival
+                for piece in range(4):
+                    if moves[m, FETCH] & (1 << piece):
+                        copied[0] += read(
+                            moves[m, SLOT], s, piece, sizes, chunk, link, free,
+                            used[pool, moves[m, SLOT]], arrived, written, vacated, counts, steps,
+                        )  # fmt: skip
     return (now - begun) / (cycles - settled)
 
 

@@ -243,6 +243,7 @@ class Replacement:
             if (pinned or slot.state in pool.rule.fixed) and not (use == math.inf and self.known):
                 continue
             spared = pool.turn - slot.turn <= pool.rule.lead
+            rank: tuple[int, float, bool]
             if slot.leaves:
                 rank = (2, -slot.last, True)
             elif spared:  # where all are, the one that was left longest ago

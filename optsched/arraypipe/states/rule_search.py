@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,9 @@ _TRIAL_CYCLES, _TRIAL_SETTLED, _CYCLES, _SETTLED = 6, 3, 9, 3
 _FLIPS, _AT_ONCE = 400, (1, 1, 2, 2, 3)
 
 Rules = tuple[Rule, ...]
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Reals = np.ndarray[Any, np.dtype[np.float64]]
+Arguments = tuple[Ints, Reals, Ints, Ints, Ints, Ints, Ints, int, Reals]
 
 
 class Tried(NamedTuple):
@@ -112,7 +115,7 @@ class RuleSearch:
         )
         return Tried(float(f"{time:.6g}") if time >= 0 else float("inf"), int(copied[0]))
 
-    def _arguments(self, rules: Rules, leaving: np.ndarray, chunk: int) -> tuple[object, ...]:
+    def _arguments(self, rules: Rules, leaving: np.ndarray, chunk: int) -> Arguments:
         numbers = np.array([(rule.slots, rule.lead) for rule in rules], np.int64)
         fixed = np.zeros((len(rules), len(self.states)), np.int64)
         for row, rule in zip(fixed, rules, strict=True):
