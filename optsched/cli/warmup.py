@@ -10,6 +10,7 @@ from time import perf_counter
 KERNELS = "optsched.compiled"
 PACKAGES = (
     "optsched",
+    "optsched.arraypipe.states",
     "optsched.bandwidth",
     "optsched.cluster",
     "optsched_solvers",
