@@ -184,7 +184,7 @@ class ResidencyPlan:
             return f"{len(self.states)} states, all resident: nothing is copied"
         pools = ", ".join(
             f"{rule.slots} slots of {size} bytes for {name} (lead {rule.lead}, "
-            f"{len(rule.fixed)} fixed)"
+            f"{len(rule.fixed)} fixed, {len(rule.leaving)} marked)"
             for rule, size, name in zip(
                 self.rules, self.slot_bytes, ("weights", "moments"), strict=True
             )

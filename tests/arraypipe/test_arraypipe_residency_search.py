@@ -94,6 +94,17 @@ def test_marked_states_leave_first() -> None:
         assert sum(victim >= 0 for victim in last) == 4  # one of three visits, the fewest
 
 
+def test_a_job_that_has_ended_does_not_keep_its_slot() -> None:
+    """Its state leaves before marked ones that were used after it."""
+    row = [Visit(s, "R", operation=i) for i, s in enumerate([3, 0, 1, 2])]
+    leaving = frozenset(mark(visit) for visit in row[1:])
+    future = [row[0], *row[1:] * 4]
+    decisions = Replacement(iter(future), [Rule(3, 0, (), leaving), Rule(1)], 9)
+    assert [d.moves[0].victim for d in islice(iter(decisions.decide, None), 8)] == [
+        -1, -1, -1, 3, -1, -1, -1, -1,
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("jobs", "size", "slots"), [(16, 64, 6), (12, 40, 4), (12, 64, 5)])
 def test_marks_pay_where_the_link_is_busy(jobs: int, size: int, slots: int) -> None:
     """All F, then all B: no lead without marks is as fast, and the choice is always the same."""

@@ -244,7 +244,7 @@ class Replacement:
                 continue
             spared = pool.turn - slot.turn <= pool.rule.lead
             rank: tuple[int, float, bool]
-            if slot.leaves:
+            if slot.leaves or (pool.leaving and use == math.inf):
                 rank = (2, -slot.last, True)
             elif spared:  # where all are, the one that was left longest ago
                 rank = (0, -slot.turn, not slot.changed)
