@@ -58,7 +58,9 @@ class Receiver:
     ----------
     window
         Number of blocks whose messages may be posted and not yet consumed. What one block takes
-        from one channel counts once: it needs all of it before it can free anything.
+        from one channel counts once: it needs all of it before it can free anything. A wide window
+        is filled up when half of it has been consumed: what is posted together wakes the sender
+        once.
     """
 
     def __init__(self, segment: Segment, channel: int, window: int = 2) -> None:
@@ -73,6 +75,8 @@ class Receiver:
     def to_post(self, cycle: int) -> list[Transfer]:
         """The messages to post now that the device is in this cycle."""
         chosen: list[Transfer] = []
+        if self._blocks > self._window // 2:
+            return chosen
         while (transfer := self._messages.peek()) is not None:
             opens = not self.posted or not self._same_block(self.posted[-1], transfer)
             if transfer.cycle > cycle + AHEAD or (opens and self._blocks == self._window):
@@ -103,16 +107,22 @@ class DevicePort:
     A driver calls, for every instance of the device's stream: `post` and starts those receives;
     waits until everything in `needs` has arrived; runs the block; `ended`; `send` and starts those
     sends without waiting for them.
+
+    Parameters
+    ----------
+    window
+        As for `Receiver`: of all channels, or of each.
     """
 
-    def __init__(self, segment: Segment, device: int, window: int = 2) -> None:
+    def __init__(self, segment: Segment, device: int, window: int | Sequence[int] = 2) -> None:
         self.segment = segment
         channels = segment.routes.channels
+        windows = [window] * len(channels) if isinstance(window, int) else window
         self.senders = {
             k: Sender(segment, k) for k, channel in enumerate(channels) if channel.source == device
         }
         self.receivers = {
-            k: Receiver(segment, k, window)
+            k: Receiver(segment, k, windows[k])
             for k, channel in enumerate(channels)
             if channel.target == device
         }

@@ -42,7 +42,7 @@ class ProcessBackend:
     capacity
         How long messages are expected to be.
     window
-        Blocks whose messages are posted ahead, per channel.
+        Blocks whose messages are posted ahead, per channel; more of small messages.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ProcessBackend:
         self.capacity = capacity
         self.notices = Notices(links)
         self.homes: dict[int, tuple[int, ...]] = {}  # device of every stage, by job
-        self.post = Post(links, window, capacity.of, self._hear)
+        self.window, self.post = window, Post(links, capacity.of, self._hear)
         self.past = Past()
         self.messages: Sequence[Moved] = ()  # of all ranks, on the first when they have been told
         self.copies: Sequence[Copied] = ()  # of this rank when it is over; then as `messages`
@@ -119,7 +119,7 @@ class ProcessBackend:
         note, note_exposed = self.past.rows.append, self.past.exposed.append
         memory, timed = worker.memory, worker.memory.moves and self.links.device.type == "cpu"
         exposed = memory.exposed
-        post.open(segment, number)
+        post.open(segment, number, self._windows(segment))
         self._seat(segment)
         cycle = -1
         for now in device_stream(segment, self.device):
@@ -151,6 +151,12 @@ class ProcessBackend:
             self._check(segment, now)
         self.now = None
         post.close()
+
+    def _windows(self, segment: Segment) -> int | Sequence[int]:
+        """Blocks whose messages are posted ahead; with a limit of memory no more than promised."""
+        if self.links.apart or self.worker.memory.limits is not None:
+            return self.window
+        return self.capacity.windows(segment, self.device, self.window)
 
     def _forget(self, kept: Sequence[int] | None) -> None:
         """If blocks are no longer remembered: what else there is of their time goes too."""

@@ -22,6 +22,9 @@ from hypothesis import strategies as st  # noqa: E402
 from optsched import InputError, OptschedError, Schedule, verify  # noqa: E402
 from optsched.arraypipe import process, random_schedule  # noqa: E402
 from optsched.arraypipe.plan import compile  # noqa: E402
+from optsched.arraypipe.planning.messages import routes  # noqa: E402
+from optsched.arraypipe.planning.segments import Segment  # noqa: E402
+from optsched.arraypipe.ranks.capacity import Capacity  # noqa: E402
 from optsched.arraypipe.ranks.clocks import Reading, on_first_clock  # noqa: E402
 from optsched.arraypipe.ranks.header import SIZE, ProtocolError  # noqa: E402
 from optsched.arraypipe.ranks.timed import Noted, copies, messages  # noqa: E402
@@ -489,3 +492,22 @@ def test_both_ends_of_a_message_on_one_clock() -> None:
         Moved(0, 5, 0, 1030, 1030, 1020),
     ]
     assert copies(rows) == [Copied(0, "in", 1, 2, 5, 9, 64), Copied(1, "out", 0, 0, 100, 200, 8)]
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "expected"),
+    [(1000, 2, 16), (1000, 20, 20), (1 << 16, 2, 4), (1 << 17, 2, 2), (1 << 20, 3, 3)],
+)
+def test_more_small_messages_are_posted_at_once(size: int, window: int, expected: int) -> None:
+    """Together up to 256 KiB and 16 blocks, never fewer than the window; of own channels only."""
+    plan = compile(random_schedule([1, 1], 2))
+    segment = Segment(plan, routes(plan), (0, 1), [0, 0], [3, 3])
+    found = Capacity()
+    found.take([[[job, stage, size] for job in range(2) for stage in range(2)], []])
+    found._known = {0, 1}  # as after a first forward
+    for device in range(2):
+        own = [channel.target == device for channel in segment.routes.channels]
+        assert any(own)
+        windows = found.windows(segment, device, window)
+        assert windows == [expected if mine else window for mine in own]
+    assert found.held(segment, 0, window, range(2)) == (window * size, 2 * size)

@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from optsched.arraypipe.job_run import JobRun
+    from optsched.arraypipe.planning.messages import Channel
     from optsched.arraypipe.planning.segments import Segment
     from optsched.arraypipe.ranks.header import Slot
     from optsched.arraypipe.worker import Worker
 
 _NORM: Final = torch.float64
+_MANY, _LITTLE = 16, 1 << 18  # blocks, and bytes of their messages, that are posted together
 _FACTOR: Final = capacity([torch.empty((), dtype=_NORM)])
 
 
@@ -56,21 +58,39 @@ class Capacity:
         A window has the messages of so many blocks, however large they are; an outbox has one
         message of every block that sends any.
         """
-        routes, windows, outboxes = segment.routes, 0, 0
-        for channel in routes.channels:
+        windows, outboxes = 0, 0
+        for channel in segment.routes.channels:
             if device not in (channel.source, channel.target):
                 continue
-            blocks: dict[int, int] = defaultdict(int)  # bytes by consumer
-            for k in channel.messages:
-                consumer = routes.messages[k].consumer
-                seat = segment.plan.blocks[consumer].job
-                if seat in seats and self._is_known(segment.seats[seat]):
-                    blocks[consumer] += self.of(slot_of(segment, 0, Transfer(k, 0, 0)))
+            blocks = self._blocks(segment, channel, seats)
             if channel.source == device:
-                outboxes += sum(blocks.values())
+                outboxes += sum(blocks)
             else:
-                windows += window * max(blocks.values(), default=0)
+                windows += window * max(blocks, default=0)
         return windows, outboxes
+
+    def windows(self, segment: Segment, device: int, window: int) -> list[int]:
+        """Blocks whose messages to post at a time, by channel: `window`, more of small messages.
+
+        For devices with room to spare: every receive that is posted wakes the process that sends,
+        which costs about as much as a small message.
+        """
+        seats, found = range(len(segment.seats)), []
+        for channel in segment.routes.channels:
+            mine = channel.target == device
+            most = max(self._blocks(segment, channel, seats), default=0) if mine else 0
+            found.append(max(window, min(_MANY, _LITTLE // most)) if most else window)
+        return found
+
+    def _blocks(self, segment: Segment, channel: Channel, seats: Collection[int]) -> list[int]:
+        """Bytes that every block takes from a channel, for some seats."""
+        blocks: dict[int, int] = defaultdict(int)
+        for k in channel.messages:
+            consumer = segment.routes.messages[k].consumer
+            seat = segment.plan.blocks[consumer].job
+            if seat in seats and self._is_known(segment.seats[seat]):
+                blocks[consumer] += self.of(slot_of(segment, 0, Transfer(k, 0, 0)))
+        return [*blocks.values()]
 
     def _is_known(self, job: int) -> bool:
         """False for a job that sends nothing: it is complete, or its first forward has failed."""

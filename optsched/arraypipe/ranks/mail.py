@@ -17,7 +17,7 @@ from optsched.arraypipe.ranks.wire import Inbox, Outbox, words
 from optsched.arraypipe.worker import Parcel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -38,6 +38,16 @@ class _Line(NamedTuple):
     peer: int  # the device at the other end
     lane: int
     key: _Key
+
+
+class _Expected(NamedTuple):
+    """A message that is to be posted."""
+
+    transfer: Transfer
+    slot: Slot
+    peer: int
+    lane: int
+    size: int
 
 
 class _Letter(NamedTuple):
@@ -64,11 +74,10 @@ class Post:
     def __init__(
         self,
         links: GlooLinks,
-        window: int,
         capacity: Callable[[Slot], int],
         hear: Callable[[Swap], None],
     ) -> None:
-        self.links, self.window, self.capacity, self.hear = links, window, capacity, hear
+        self.links, self.capacity, self.hear = links, capacity, hear
         self.device = links.rank
         self.swap = _QUIET
         self.inbox = Inbox()
@@ -83,10 +92,10 @@ class Post:
         self.sent: list[SentRow] = []
         self.came: list[CameRow] = []
 
-    def open(self, segment: Segment, number: int) -> None:
-        """Begin a segment."""
+    def open(self, segment: Segment, number: int, window: int | Sequence[int]) -> None:
+        """Begin a segment; `window` as for `DevicePort`."""
         self.segment, self.number, self.swap = segment, number, _QUIET
-        self.port = DevicePort(segment, self.device, self.window)
+        self.port = DevicePort(segment, self.device, window)
         self.lines, self.coming = {}, {}
         self.finished: dict[tuple[int, int], _Letter] = {}
 
@@ -96,12 +105,8 @@ class Post:
 
     def post(self, cycle: int) -> None:
         """Be ready for the messages of the blocks to come."""
-        for _, transfer in self.port.post(cycle):
-            slot = slot_of(self.segment, self.number, transfer)
-            peer, lane, _ = self._line(transfer.message)
-            incoming = self.links.post(peer, lane, self.capacity(slot))
-            key = transfer.message, transfer.iteration
-            self.coming[key] = slot, incoming, transfer.cycle, time.perf_counter_ns()
+        if expected := self.port.post(cycle):
+            self._post(self._expected(expected))
 
     def receive(self, message: int, iteration: int) -> Parcel:
         """The parcel of a message that was posted; waits for it."""
@@ -133,8 +138,10 @@ class Post:
         for message, parcel in sent.items():
             self.finished[message, now.iteration] = self._packed(message, parcel)
         self.port.ended(now)
+        expected = self._expected(self.port.post(now.cycle))
         for _, transfer in self.port.send():
             self._send(transfer, self.finished.pop((transfer.message, transfer.iteration)))
+        self._post(expected)  # close behind: the same process need not be woken twice
 
     def forget(self, before: tuple[int, int]) -> None:
         """Forget the times of messages that blocks before (segment, cycle) take."""
@@ -152,6 +159,23 @@ class Post:
         Receives that are still posted would hold the connections open, so that peers would wait.
         """
         self.coming, self.leaving, self.hear = {}, {}, lambda swap: None
+
+    def _expected(self, row: Sequence[tuple[int, Transfer]]) -> list[_Expected]:
+        """What there is to know of messages before they are posted."""
+        found = []
+        for _, transfer in row:
+            slot = slot_of(self.segment, self.number, transfer)
+            peer, lane, _ = self._line(transfer.message)
+            found.append(_Expected(transfer, slot, peer, lane, self.capacity(slot)))
+        return found
+
+    def _post(self, row: Sequence[_Expected]) -> None:
+        for transfer, slot, peer, lane, size in row:
+            incoming, key = (
+                self.links.post(peer, lane, size),
+                (transfer.message, transfer.iteration),
+            )
+            self.coming[key] = slot, incoming, transfer.cycle, time.perf_counter_ns()
 
     def _line(self, message: int) -> _Line:
         found = self.lines.get(message)
