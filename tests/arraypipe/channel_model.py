@@ -10,6 +10,7 @@ import copy
 import heapq
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +24,7 @@ from optsched.schedule import Resource, Rows, Schedule
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 PERIOD = 10**6
 SLOWNESS = (1.0, 1.0, 1.0, 10.0, 1000.0)
@@ -163,7 +164,7 @@ class Device:
 
     index: int
     segments: list[Segment]
-    window: int
+    windows: Callable[[], int]
     number: int = 0
     swap: Swap | None = None
     instance: Instance | None = None
@@ -183,7 +184,9 @@ class Device:
 
     def open(self) -> None:
         """Begin the segment `number`."""
-        self.port = DevicePort(self.segment, self.index, self.window)
+        drawn = [self.windows() for _ in self.segment.routes.channels]
+        self.widest = max(drawn, default=0)
+        self.port = DevicePort(self.segment, self.index, drawn)
         self.stream = device_stream(self.segment, self.index)
 
     def hear(self, swap: Swap) -> None:
@@ -207,12 +210,18 @@ class Model:
     """Devices and channels; `run` lets happen what may happen, in random order, to the end."""
 
     def __init__(
-        self, segments: Sequence[Segment], window: int, draw: random.Random, announce: float = 0.0
+        self,
+        segments: Sequence[Segment],
+        window: int | Sequence[int],
+        draw: random.Random,
+        announce: float = 0.0,
     ) -> None:
         n = len(segments[0].plan.devices)
         # counts are private to a device: it hears of a swap at a time of its own
-        self.devices = [Device(d, [_own(s) for s in segments], window) for d in range(n)]
-        self.window, self.draw, self.announce = window, draw, announce
+        choices = [window] if isinstance(window, int) else window
+        windows = partial(draw.choice, choices)  # of every channel, as those of small messages
+        self.devices = [Device(d, [_own(s) for s in segments], windows) for d in range(n)]
+        self.draw, self.announce = draw, announce
         self.sent: dict[Key, deque[tuple[Slot, bytes]]] = defaultdict(deque)
         self.posted: dict[Key, deque[Slot]] = defaultdict(deque)
         self.order: dict[Key, list[Slot]] = defaultdict(list)  # as consumed
@@ -255,6 +264,7 @@ class Model:
             if device.missing:
                 return []  # comes back when the last of them arrives
             self._execute(device, device.instance)
+            woken += self._post(device)  # as `Post.ended`
             woken += self._issue(device)
         woken += self._next(device)
         if device.instance is not None and not device.missing:
@@ -272,21 +282,28 @@ class Model:
             device.open()
         device.instance, device.cycle = instance, instance.cycle
         self._maybe_announce(device)
-        woken: list[Actor] = []
-        for channel, transfer in device.port.post(instance.cycle):
-            key = device.segment.routes.channels[channel][:3]
-            slot = slot_of(device.segment, device.number, transfer)
-            consumer = device.segment.routes.messages[transfer.message].consumer
-            self.posted[key].append(slot)
-            self.held[key][slot] = consumer * 10**6 + transfer.cycle
-            assert len(set(self.held[key].values())) <= self.window, "more buffers than the window"
-            woken.append(key)
+        woken = self._post(device)
         channels = device.segment.routes.channels
         device.needs = [
             (channels[channel][:3], slot_of(device.segment, device.number, transfer))
             for channel, transfer in device.port.needs(instance)
         ]
         device.missing = {slot for _, slot in device.needs if slot not in device.arrived}
+        return woken
+
+    def _post(self, device: Device) -> list[Actor]:
+        """Begin the receives that the port wants."""
+        woken: list[Actor] = []
+        for channel, transfer in device.port.post(device.cycle):
+            key = device.segment.routes.channels[channel][:3]
+            slot = slot_of(device.segment, device.number, transfer)
+            consumer = device.segment.routes.messages[transfer.message].consumer
+            self.posted[key].append(slot)
+            self.held[key][slot] = consumer * 10**6 + transfer.cycle
+            assert len(set(self.held[key].values())) <= device.widest, (
+                "more buffers than the window"
+            )
+            woken.append(key)
         return woken
 
     def _maybe_announce(self, device: Device) -> None:

@@ -49,11 +49,11 @@ TIED = Shape(
 
 
 def run_plan(seed: int) -> int:
-    """One random plan with narrow and wide windows; blocks that were run."""
+    """One random plan with narrow, wide and mixed windows; blocks that were run."""
     draw = random.Random(seed)
     shape = random_shape(draw)
     segment = segment_of(shape, draw, [draw.randrange(3) for _ in shape.microbatches], 2)
-    for window in (1, 2, draw.randint(3, 16)):
+    for window in (1, 2, draw.randint(3, 16), (1, 2, 5, 16)):
         model = Model([segment], window, draw)
         model.run()
         for device in model.devices:
@@ -67,7 +67,7 @@ def run_swap(seed: int) -> bool:
     shape = random_shape(draw, everywhere=True)
     first = segment_of(shape, draw, [0] * len(shape.microbatches), 8)
     second = segment_of(shape, draw, first.count, 2)
-    model = Model([first, second], draw.choice([1, 2, 6]), draw, announce=0.3)
+    model = Model([first, second], draw.choice([1, 2, 6, (1, 2, 5, 16)]), draw, announce=0.3)
     model.run()
     ran = Counter(
         (n, s.plan.blocks[i.operation][1:5], i.iteration)
