@@ -14,6 +14,21 @@ from optsched.cli import main
 if TYPE_CHECKING:
     from pathlib import Path
 
+BAD = {
+    "missing": None,
+    "empty": b"",
+    "binary": bytes(range(256)),
+    "truncated": b'{"format": "optsched.schedule/1", "resources": [',
+    "newer": b'{"format": "optsched.schedule/2"}',
+    "nan": b'{"format": "optsched.schedule/1", "resources": NaN}',
+    "cycle": b'{"format": "optsched.schedule/1", "resources": [], "operations":'
+    b'[{"duration": 1}, {"duration": 1}], "arcs": [[0, 1], [1, 0]]}',
+    "surrogate": b'{"format": "optsched.schedule/1", "name": "\\ud800"}',
+    "escape codes": b'{"format": "\\u001b[2J\\n\\u202e"}',
+    "garbage": b"\x7f" * 10_000_000,
+}
+"""What no command can read, by its name; None: there is no such file."""
+
 SHOP = "3 3\n0 3 1 2 2 2\n0 2 2 1 1 4\n1 4 2 3 0 1\n"
 PATIENCE = 300
 """Seconds for a process that is told to end: many times more than it needs."""

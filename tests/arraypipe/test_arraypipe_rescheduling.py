@@ -250,11 +250,8 @@ def better(problem: JobArray, start: Any) -> Any:
     return min(rows, key=lambda schedule: schedule.period or 0)
 
 
-def replanned(
-    monkeypatch: pytest.MonkeyPatch, answers: Any, steps: int = 30, **given: Any
-) -> tuple[Any, Any, list[Change], Any]:
-    """A run in which the first job stops early; what the solver said, and the changes made."""
-    solver = type("Asked", (Solver,), {"asked": [], "answers": staticmethod(answers)})
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
+    """The changes that runs make from now on."""
     changes: list[Change] = []
 
     class Watched(Rescheduling):
@@ -263,8 +260,17 @@ def replanned(
             changes.extend([] if change is None else [change])
             return change
 
-    monkeypatch.setattr(rescheduling, "Replanner", solver)
     monkeypatch.setattr(array_run, "Rescheduling", Watched)
+    return changes
+
+
+def replanned(
+    monkeypatch: pytest.MonkeyPatch, answers: Any, steps: int = 30, **given: Any
+) -> tuple[Any, Any, list[Change], Any]:
+    """A run in which the first job stops early; what the solver said, and the changes made."""
+    solver = type("Asked", (Solver,), {"asked": [], "answers": staticmethod(answers)})
+    changes = watched(monkeypatch)
+    monkeypatch.setattr(rescheduling, "Replanner", solver)
     array = trainer([Job(j, 8, (adamw, sgd)[j % 2]) for j in range(4)])
     result = array.run(
         slow_start(PROBLEM), steps, replan=PROBLEM,
@@ -348,17 +354,9 @@ def test_jobs_that_join_get_seats(monkeypatch: pytest.MonkeyPatch, n: int) -> No
     def answers(problem: Any, start: Any) -> Any:
         return None
 
-    changes: list[Change] = []
-
-    class Watched(Rescheduling):
-        def poll(self, segment: Segment) -> Change | None:
-            change = super().poll(segment)
-            changes.extend([] if change is None else [change])
-            return change
-
+    changes = watched(monkeypatch)
     solver = type("Asked", (Solver,), {"asked": [], "answers": staticmethod(answers)})
     monkeypatch.setattr(rescheduling, "Replanner", solver)
-    monkeypatch.setattr(array_run, "Rescheduling", Watched)
     array = trainer([Job(j, 8, adamw) for j in range(4)])
 
     def on_step(job: Job, t: int, value: float) -> None:
@@ -449,15 +447,7 @@ def test_another_problem_is_refused(case: str) -> None:
 @pytest.mark.slow
 def test_the_real_solver_is_asked_and_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """In its own process, while training goes on; the run changes over when it has answered."""
-    changes: list[Change] = []
-
-    class Watched(Rescheduling):
-        def poll(self, segment: Segment) -> Change | None:
-            change = super().poll(segment)
-            changes.extend([] if change is None else [change])
-            return change
-
-    monkeypatch.setattr(array_run, "Rescheduling", Watched)
+    changes = watched(monkeypatch)
     array = trainer([Job(j, 8, adamw) for j in range(4)])
     until = time.monotonic() + 300
 
