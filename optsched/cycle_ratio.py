@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import CyclicOrder, InputError
 from optsched.graph import check_permutations, describe, shortest_cycle
 from optsched.schedule import Rows, _frozen
@@ -95,7 +95,7 @@ def cycle_time(
     arcs = arcs.shifted(late)
     if int(arcs.weight.sum()) * (1 + int(arcs.tokens.max(initial=0))) > _SAFE:
         raise InputError("offsets: too far apart for such long times")
-    period, start, waiting, cycle = least_period(*arcs.by_tail(n), 1)
+    period, start, waiting, cycle = least_period.now(*arcs.by_tail(n), 1)
     if not period:
         stuck = np.flatnonzero(waiting > 0).tolist()
         cycle = shortest_cycle(stuck, _waits(n, arcs))
@@ -144,7 +144,7 @@ def cycle_arcs(graph: Schedule, sequences: Rows | None, offset: IntArray) -> Cyc
 
 def lower_starts(arcs: CycleArcs, period: int, order: IntArray, start: IntArray) -> None:
     """Lower the starts of the operations in `order`, latest first, until their arcs hold."""
-    _latest_starts(*arcs.by_tail(len(start)), period, order, start)
+    _latest_starts.now(*arcs.by_tail(len(start)), period, order, start)
 
 
 def _without_debts(graph: Schedule, arcs: CycleArcs) -> IntArray:
@@ -212,7 +212,7 @@ def _deadlock(graph: Schedule, arcs: CycleArcs, cycle: list[int]) -> CyclicOrder
     return CyclicOrder("the orders contradict each other: " + "; ".join(steps), cycle)
 
 
-@kernel(types.Tuple((INT, INTS, INTS, INTS)), READ, READ, READ, READ, INT)
+@entry(types.Tuple((INT, INTS, INTS, INTS)), READ, READ, READ, READ, INT)
 def least_period(indptr, head, weight, tokens, guess):  # type: ignore[no-untyped-def]
     """Least T >= guess for which no cycle weighs more than T times its tokens.
 
@@ -296,7 +296,7 @@ def least_period(indptr, head, weight, tokens, guess):  # type: ignore[no-untype
             return period, start, waiting, cycle[:length][::-1].copy()
 
 
-@kernel(types.void, READ, READ, READ, READ, INT, READ, INTS)
+@entry(types.void, READ, READ, READ, READ, INT, READ, INTS)
 def _latest_starts(indptr, head, weight, tokens, period, order, start):  # type: ignore[no-untyped-def]
     """Lower the starts of the operations in `order` until all arcs from them hold at this period.
 

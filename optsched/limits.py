@@ -74,6 +74,8 @@ class Limits:
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     stop: Criterion | None = None
+    by_default: bool = field(default=False, init=False, compare=False)
+    """Whether the user gave no limit: then the compiler's time does not count."""
 
     def __post_init__(self) -> None:
         if self.time_limit is not None:
@@ -88,6 +90,7 @@ class Limits:
             self._adopt_numbers(self.stop)
         elif self.time_limit is None and self.iterations is None and self.target is None:
             object.__setattr__(self, "time_limit", DEFAULT_TIME_LIMIT)
+            object.__setattr__(self, "by_default", True)
 
     def _adopt_numbers(self, stop: Criterion) -> None:
         """Let solvers see as limits what the criterion says in numbers: they plan by them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.errors import InternalError
@@ -11,7 +12,7 @@ from optsched.progress_log import ProgressLog
 from optsched.result import relative_gap
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from optsched.limits import Limits
     from optsched.problem import Problem
@@ -105,6 +106,8 @@ class Monitor:
         self.interrupted = False
         self.callback_failed = False
         self.contradiction: InternalError | None = None
+        self.missing: set[str] = set()
+        self._waiting, self._waited = 0, 0.0
         self._started = time.perf_counter() if started is None else started
         self._home = threading.get_ident()
         self._lock = threading.RLock()
@@ -187,7 +190,11 @@ class Monitor:
         limit = self.limits.time_limit
         if limit is None:
             return float("inf")
-        return max(0.0, limit - min(self._reserve, limit / 2) - self.elapsed)
+        with self._lock:
+            now = self.elapsed
+            waited = self._waited + (now if self._waiting else 0.0)
+        spent = now - (waited if self.limits.by_default else 0.0)
+        return max(0.0, limit - min(self._reserve, limit / 2) - spent)
 
     @property
     def proved(self) -> bool:
@@ -199,6 +206,21 @@ class Monitor:
         """Objective and sequences of the incumbent, which belong together."""
         with self._lock:
             return self.objective, self.sequences
+
+    @contextmanager
+    def waiting_for_kernels(self) -> Iterator[None]:
+        """While an engine waits here, the clock stands still if the user gave no limit."""
+        with self._lock:
+            if not self._waiting:
+                self._waited -= self.elapsed
+            self._waiting += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._waiting -= 1
+                if not self._waiting:
+                    self._waited += self.elapsed
 
     def should_stop(self) -> bool:
         """Whether a limit, a criterion, a proof or a user asks the engine to stop."""

@@ -35,6 +35,8 @@ class Result:
         Who solved it; why there is no schedule.
     interrupted
         Whether Ctrl-C (or a callback) ended the search.
+    missing
+        Kernels that were not compiled when the time was over: engines that never joined.
     """
 
     status: str
@@ -46,6 +48,7 @@ class Result:
     solver: str = ""
     reason: str = ""
     interrupted: bool = False
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

@@ -203,6 +203,7 @@ def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -
         "history": tuple(monitor.history),
         "solver": engine.name,
         "interrupted": monitor.interrupted,
+        "missing": tuple(sorted(monitor.missing)),
     }
     if monitor.sequences is None:
         status = "infeasible" if found.status == "infeasible" else "unknown"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +26,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
 settings.register_profile("optsched", deadline=None)
 settings.load_profile("optsched")
 
-COMPILE = """
-import contextlib, importlib, sys
-from optsched.cli.warmup import kernel_modules
-for name in kernel_modules()[::int(sys.argv[1])]:
-    with contextlib.suppress(ImportError):  # an optional dependency
-        importlib.import_module(name)
-"""
-
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the kernels once, before several processes do so within the limits of their tests.
-
-    Two processes begin at the two ends of the list; what one has compiled the other loads.
-    """
+    """Compile the kernels once, before several processes do so within the limits of their tests."""
     if getattr(session.config.option, "numprocesses", None):
-        ends = [subprocess.Popen([sys.executable, "-c", COMPILE, step]) for step in ("1", "-1")]
-        assert [end.wait() for end in ends] == [0, 0]
+        from optsched.cli.warmup import all_entries
+        from optsched.compiling import compile_all
+
+        compile_all(all_entries()[0], 2)
 
 
 @pytest.fixture

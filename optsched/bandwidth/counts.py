@@ -29,7 +29,7 @@ from optsched.bandwidth.tables import (
     WHOLE,
     WIDTH,
 )
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 # what is asked: one array, then host numbers, must-use flags, slices and domains by used host
 K: Final = 0
@@ -107,7 +107,7 @@ _DEMAND: Final = 3
 _NETWORK: Final = 4
 
 
-@kernel(INT, INT, counted=False)
+@helper(INT, INT, counted=False)
 def popcount(mask):  # type: ignore[no-untyped-def]
     """Number of bits of a mask below 2^32."""
     mask = mask - (mask >> 1 & 0x55555555)
@@ -115,7 +115,7 @@ def popcount(mask):  # type: ignore[no-untyped-def]
     return ((mask + (mask >> 4) & 0x0F0F0F0F) * 0x01010101 & 0xFFFFFFFF) >> 24
 
 
-@kernel(INT, INT, INT, INT, INT, counted=False)
+@helper(INT, INT, INT, INT, INT, counted=False)
 def shared(d, any_job, capacity, total):  # type: ignore[no-untyped-def]
     """What is left of a standalone bandwidth d beside demands `total` - d in a joint capacity."""
     if any_job == 0 or total <= capacity:
@@ -123,7 +123,7 @@ def shared(d, any_job, capacity, total):  # type: ignore[no-untyped-def]
     return d * capacity // total
 
 
-@kernel(INT, READ, INT, INT, INT, counted=False)
+@helper(INT, READ, INT, INT, INT, counted=False)
 def joint_within(words, record, count, best):  # type: ignore[no-untyped-def]
     """Bandwidth within a host of the GPUs that a joint allocation is taken to have there."""
     if words[record + BY_MASK] == 1:
@@ -135,7 +135,7 @@ def joint_within(words, record, count, best):  # type: ignore[no-untyped-def]
     return words[words[record + INTRA] + count]
 
 
-@kernel(INT, READ, INT, INT, INT, INT, INTS, counted=False)
+@helper(INT, READ, INT, INT, INT, INT, INTS, counted=False)
 def _pick(words, record, free, count, least, pick):  # type: ignore[no-untyped-def]
     """Among `count` of the free GPUs with intra bandwidth >= least: what leaves the best rest.
 
@@ -175,7 +175,7 @@ def _pick(words, record, free, count, least, pick):  # type: ignore[no-untyped-d
     return found
 
 
-@kernel(INT, READ, READ, READ, INTS, INT, INTS, counted=False)
+@helper(INT, READ, READ, READ, INTS, INT, INTS, counted=False)
 def _worth(words, request, jobs, work, at, leaf):  # type: ignore[no-untyped-def]
     """Value of the count vector whose last level is at `at`; -1 if a pattern is not measured."""
     network, n_jobs, unit = words[NETWORK], request[N_JOBS], request[UNIT]
@@ -205,7 +205,7 @@ def _worth(words, request, jobs, work, at, leaf):  # type: ignore[no-untyped-def
     return shared(d, leaf[_ANY], leaf[_C], d + leaf[_DEMAND])
 
 
-@kernel(INT, INTS, INT, INT, counted=False)
+@helper(INT, INTS, INT, INT, counted=False)
 def _needed(leaf, aim, unit):  # type: ignore[no-untyped-def]
     """Least standalone bandwidth whose share is `aim`, which the leaf's own reaches."""
     low, high = aim, leaf[_D]
@@ -219,7 +219,7 @@ def _needed(leaf, aim, unit):  # type: ignore[no-untyped-def]
     return low
 
 
-@kernel(INT, READ, READ, READ, INTS, INTS, INT, INTS, INTS, INT, counted=False)
+@helper(INT, READ, READ, READ, INTS, INTS, INT, INTS, INTS, INT, counted=False)
 def _pick_all(words, request, masks, work, leaf, least, pick, picked, size):  # type: ignore[no-untyped-def]
     """Pick on every used host, each for itself; the standalone bandwidth of the choice.
 
@@ -239,7 +239,7 @@ def _pick_all(words, request, masks, work, leaf, least, pick, picked, size):  # 
     return lowest - lowest % unit
 
 
-@kernel(INT, READ, READ, INTS, INTS, counted=False)
+@helper(INT, READ, READ, INTS, INTS, counted=False)
 def _lower_ids(words, request, picked, best):  # type: ignore[no-untyped-def]
     """Whether `picked` has the lowest GPU in which the two differ."""
     for u in range(request[N_USED]):
@@ -252,7 +252,7 @@ def _lower_ids(words, request, picked, best):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, READ, INTS, INT, INT, counted=False)
+@helper(INT, READ, INTS, INT, INT, counted=False)
 def _in_slices(request, work, at, size):  # type: ignore[no-untyped-def]
     """Whether the counts of every slice domain are whole slices."""
     used = request[N_USED]
@@ -266,7 +266,7 @@ def _in_slices(request, work, at, size):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, READ, READ, READ, INTS, counted=False)
+@helper(INT, READ, READ, READ, INTS, counted=False)
 def _begin(words, request, jobs, work):  # type: ignore[no-untyped-def]
     """Level 0: nothing is chosen; jobs stand on the hosts that cannot be used."""
     n_hosts, used = words[HOSTS], request[N_USED]
@@ -295,7 +295,7 @@ def _begin(words, request, jobs, work):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, READ, READ, READ, READ, INTS, INT, INT, INT, counted=False)
+@helper(INT, READ, READ, READ, READ, INTS, INT, INT, INT, counted=False)
 def _descend(words, request, masks, jobs, work, at, level, count):  # type: ignore[no-untyped-def]
     """Fill the next level with `count` GPUs on the host of this one; 0 if a rule forbids it."""
     used, n_jobs = request[N_USED], request[N_JOBS]
@@ -348,14 +348,14 @@ def _descend(words, request, masks, jobs, work, at, level, count):  # type: igno
     return 1
 
 
-@kernel(INT, READ, INT, INT, counted=False)
+@helper(INT, READ, INT, INT, counted=False)
 def _most(words, state, left):  # type: ignore[no-untyped-def]
     """The most that the network allows any completion of a state by `left` GPUs."""
     columns = words[COLUMNS]
     return words[words[BOUND] + state * columns + (left if columns > 1 else 0)]
 
 
-@kernel(INT, READ, READ, READ, INTS, INT, counted=False)
+@helper(INT, READ, READ, READ, INTS, INT, counted=False)
 def _hope(words, request, jobs, work, at):  # type: ignore[no-untyped-def]
     """Upper bound of the value of every count vector below the level at `at`."""
     left = work[at + _LEFT]
@@ -379,7 +379,7 @@ def _hope(words, request, jobs, work, at):  # type: ignore[no-untyped-def]
     return shared(d, any_job, capacity, d + demand)
 
 
-@kernel(INT, READ, READ, READ, READ, INTS)
+@entry(INT, READ, READ, READ, READ, INTS)
 def choose(words, request, masks, jobs, out):  # type: ignore[no-untyped-def]
     """Best S of k free GPUs by value under contention, then by what it leaves; 0 if there is none.
 

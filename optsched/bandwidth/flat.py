@@ -19,7 +19,7 @@ from optsched.bandwidth.counts import popcount
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.pod_search import PodChoice, gpus_of
 from optsched.bandwidth.rates import MOST, NO_LIMIT, UNMEASURED, integral
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def accepts(rows: IntArray, value: int) -> IntArray:
     return np.asarray((rows[:, 1:] >= value) @ bits, np.int64)
 
 
-@kernel(INT, READ, INT, INT, READ, INT, INTS)
+@entry(INT, READ, INT, INT, READ, INT, INTS)
 def best_of_masks(table, n, by_mask, masks, most, rows):  # type: ignore[no-untyped-def]
     """Fill rows of most + 1 numbers: best bandwidth of every number of each mask's GPUs."""
     width = most + 1
@@ -279,7 +279,7 @@ def best_of_masks(table, n, by_mask, masks, most, rows):  # type: ignore[no-unty
     return n
 
 
-@kernel(INT, READ, READ, READ)
+@entry(INT, READ, READ, READ)
 def keeps(parts, accepted, number):  # type: ignore[no-untyped-def]
     """Hall's condition: 1 if hosts can take all parts, each host at most one that it accepts.
 
@@ -312,7 +312,7 @@ def keeps(parts, accepted, number):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, READ, INT, INT, INTS)
+@helper(INT, READ, INT, INT, INTS)
 def _accept(classes, width, value, accepted):  # type: ignore[no-untyped-def]
     """Fill in the sets of parts that classes of hosts accept with a threshold."""
     for i in range(len(accepted)):
@@ -323,7 +323,7 @@ def _accept(classes, width, value, accepted):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, INTS, READ, INTS, INTS)
+@helper(INT, INTS, READ, INTS, INTS)
 def _grouped(accepted, sizes, sets, number):  # type: ignore[no-untyped-def]
     """Distinct sets and how many hosts have each; their number."""
     order = np.argsort(accepted)
@@ -336,7 +336,7 @@ def _grouped(accepted, sizes, sets, number):  # type: ignore[no-untyped-def]
     return n
 
 
-@kernel(INT, READ, READ, INT, READ, READ, INTS)
+@entry(INT, READ, READ, INT, READ, READ, INTS)
 def search_partitions(parts, limits, most, classes, sizes, found):  # type: ignore[no-untyped-def]
     """Best value of partitions in order of falling limits, -1 if there is none; found[0]: which.
 

@@ -24,7 +24,7 @@ from optsched.bandwidth.tables import (
     STEP,
     WIDTH,
 )
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 # an entry: these, then the joint value with every job of the pod
 COUNT: Final = 0
@@ -47,7 +47,7 @@ _SHARES: Final = 4
 _LEVEL: Final = 5
 
 
-@kernel(INT, READ, INT, INT)
+@helper(INT, READ, INT, INT)
 def _first_ids(words, record, count):  # type: ignore[no-untyped-def]
     """Bandwidth within a host of its first `count` GPUs."""
     if words[record + BY_MASK] == 1:
@@ -55,7 +55,7 @@ def _first_ids(words, record, count):  # type: ignore[no-untyped-def]
     return words[words[record + INTRA] + count]
 
 
-@kernel(INT, READ, INT, INT, INT, INT)
+@helper(INT, READ, INT, INT, INT, INT)
 def _value(words, state, intra, total, single):  # type: ignore[no-untyped-def]
     """Value of a part of an allocation that has GPUs in other pods too; -1: not measured."""
     if total == 1:
@@ -63,7 +63,7 @@ def _value(words, state, intra, total, single):  # type: ignore[no-untyped-def]
     return min(words[words[NETWORK] + state], intra, MOST - 1)
 
 
-@kernel(INT, READ, READ, INT, INT, INT)
+@entry(INT, READ, READ, INT, INT, INT)
 def held_value(words, held, at, n_hosts, single):  # type: ignore[no-untyped-def]
     """Value of a job's first local ids in one pod, ``held[at + host]`` of them."""
     state, intra, total = 0, NO_LIMIT, 0
@@ -76,7 +76,7 @@ def held_value(words, held, at, n_hosts, single):  # type: ignore[no-untyped-def
     return _value(words, state, intra, total, single)
 
 
-@kernel(INT, INTS, INT, INT)
+@helper(INT, INTS, INT, INT)
 def _dominates(entries, a, b):  # type: ignore[no-untyped-def]
     """Whether entry a is as good as entry b in all; both as places, `entries[0]` is their size."""
     if (entries[a + TOUCHED] & ~entries[b + TOUCHED]) != 0:
@@ -87,7 +87,7 @@ def _dominates(entries, a, b):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, INTS, INT, READ, READ, INT)
+@helper(INT, INTS, INT, READ, READ, INT)
 def _alone(entries, e, jobs, rest, n_hosts):  # type: ignore[no-untyped-def]
     """Value of an entry that is the whole choice; -1: a joint allocation is not measured."""
     d, demand, capacity = entries[e + OWN], 0, NO_LIMIT
@@ -103,7 +103,7 @@ def _alone(entries, e, jobs, rest, n_hosts):  # type: ignore[no-untyped-def]
     return shared(d, 1, capacity, d + demand)
 
 
-@kernel(INT, READ, READ, READ, INT, INT, INT, READ, READ, INTS, INT, INTS, INTS)
+@entry(INT, READ, READ, READ, INT, INT, INT, READ, READ, INTS, INT, INTS, INTS)
 def pod_entries(words, free, held, n_hosts, k, single, jobs, rest, entries, end, after, head):  # type: ignore[no-untyped-def]
     """Add the entries of one pod behind `end`; the new end.
 
@@ -204,7 +204,7 @@ def pod_entries(words, free, held, n_hosts, k, single, jobs, rest, entries, end,
     return end
 
 
-@kernel(INT, READ, READ, READ, INT, INT, READ, INTS)
+@entry(INT, READ, READ, READ, INT, INT, READ, INTS)
 def decode(words, pods, hosts, p, code, masks, chosen):  # type: ignore[no-untyped-def]
     """Fill in the best subsets of a pod's entry by host of the cluster, of equals lowest ids."""
     table = words[pods[p * POD] : pods[p * POD + 1]]

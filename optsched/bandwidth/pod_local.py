@@ -26,19 +26,19 @@ from optsched.bandwidth.tables import (
     STEP,
     WIDTH,
 )
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, helper
 
 POD: Final = 4
 """Numbers a pod in `PodTables.pods`."""
 
 
-@kernel(INT, READ, INT, INT)
+@helper(INT, READ, INT, INT)
 def room_of(words, record, free):  # type: ignore[no-untyped-def]
     """Number of free GPUs of a host, given as a mask or as their number."""
     return popcount(free) if words[record + BY_MASK] == 1 else free
 
 
-@kernel(INT, READ, READ, INT, INT, INT, INTS, INTS, INTS, INTS)
+@helper(INT, READ, READ, INT, INT, INT, INTS, INTS, INTS, INTS)
 def fill_local(words, masks, n_hosts, k, at, local, best, active, held):  # type: ignore[no-untyped-def]
     """Best value of 2..k GPUs of one pod into ``local[at + count]``, where it is higher.
 
@@ -77,7 +77,7 @@ def fill_local(words, masks, n_hosts, k, at, local, best, active, held):  # type
     return n_active
 
 
-@kernel(INT, READ, INT, INT, INT, INT, INTS, INT)
+@helper(INT, READ, INT, INT, INT, INT, INTS, INT)
 def masks_by_count(words, record, free, most, least, masks, at):  # type: ignore[no-untyped-def]
     """Fill ``masks[at + count]``: lowest ids with a bandwidth >= least, or -1 if there are none."""
     for count in range(most + 1):
@@ -100,7 +100,7 @@ def masks_by_count(words, record, free, most, least, masks, at):  # type: ignore
     return 0
 
 
-@kernel(INT, READ, READ, INT, INT, INT, INTS)
+@helper(INT, READ, READ, INT, INT, INT, INTS)
 def assign_local(words, masks, n_hosts, count, least, chosen):  # type: ignore[no-untyped-def]
     """Lowest ids of one pod: `count` GPUs with value >= least; 0 if there are none.
 
@@ -161,7 +161,7 @@ def assign_local(words, masks, n_hosts, count, least, chosen):  # type: ignore[n
     return 0
 
 
-@kernel(INT, READ, READ, READ, READ, READ, INT, INT, INTS)
+@helper(INT, READ, READ, READ, READ, READ, INT, INT, INTS)
 def local_values(words, pods, hosts, single, masks, k, width, local):  # type: ignore[no-untyped-def]
     """Fill L_p(c) for every pod and count up to k, in rows of `width` numbers."""
     n_pods = len(pods) // POD
@@ -199,7 +199,7 @@ def local_values(words, pods, hosts, single, masks, k, width, local):  # type: i
     return 0
 
 
-@kernel(INT, READ, READ, READ, READ, INT, INT, INT, INTS)
+@helper(INT, READ, READ, READ, READ, INT, INT, INT, INTS)
 def assign_pod(words, pods, hosts, masks, p, count, least, chosen):  # type: ignore[no-untyped-def]
     """Fill in the GPUs of one pod by host of the cluster; 0 if there are none of that value."""
     table = words[pods[p * POD] : pods[p * POD + 1]]

@@ -18,7 +18,7 @@ from optsched.bandwidth.pod_local import POD, assign_pod, local_values
 from optsched.bandwidth.pods import UNIT_BITS, PodBandwidth
 from optsched.bandwidth.rates import NO_LIMIT, integral
 from optsched.bandwidth.tables import WIDTH
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _demands(model: PodBandwidth, state: ClusterState, given: Sequence[int] | No
     return asked
 
 
-@kernel(INT, INT, INT)
+@helper(INT, INT, INT)
 def needed(value, power):  # type: ignore[no-untyped-def]
     """Least threshold whose product with a power of the factor is `value` or more."""
     if value <= 0:
@@ -144,7 +144,7 @@ def needed(value, power):  # type: ignore[no-untyped-def]
     return ((value << UNIT_BITS) + power - 1) // power
 
 
-@kernel(INT, READ, INT, INT, INT, INT, INT, INT, INTS)
+@helper(INT, READ, INT, INT, INT, INT, INT, INT, INTS)
 def _enough(local, width, a, b, m, k, least, top):  # type: ignore[no-untyped-def]
     """Whether the m largest counts with values >= least of pods a..b reach k, both ends in use."""
     for c in range(width):
@@ -166,7 +166,7 @@ def _enough(local, width, a, b, m, k, least, top):  # type: ignore[no-untyped-de
     return 0
 
 
-@kernel(INT, READ, INT, INT, INT, INT, INT, INTS)
+@helper(INT, READ, INT, INT, INT, INT, INT, INTS)
 def fewest_pods(local, width, a, b, k, least, layers):  # type: ignore[no-untyped-def]
     """Fewest of the pods a..b with values >= least and exactly k GPUs in all; `ABOVE` if none.
 
@@ -192,7 +192,7 @@ def fewest_pods(local, width, a, b, k, least, layers):  # type: ignore[no-untype
     return min(layers[at + k], ABOVE)
 
 
-@kernel(INT, READ, INT, INT, INT, INT, INT, INTS, INTS)
+@helper(INT, READ, INT, INT, INT, INT, INT, INTS, INTS)
 def spread_counts(local, width, a, b, k, least, layers, counts):  # type: ignore[no-untyped-def]
     """Counts of fewest pods of a..b with values >= least: as many as can be in the first pods."""
     fewest_pods(local, width, a, b, k, least, layers)
@@ -208,7 +208,7 @@ def spread_counts(local, width, a, b, k, least, layers, counts):  # type: ignore
     return left
 
 
-@kernel(INT, READ, INT, READ, INT, INTS)
+@helper(INT, READ, INT, READ, INT, INTS)
 def search_windows(local, width, powers, k, counts):  # type: ignore[no-untyped-def]
     """Best value over all sets of pods, -1 if none is measured; fills in counts by pod.
 
@@ -267,7 +267,7 @@ def search_windows(local, width, powers, k, counts):  # type: ignore[no-untyped-
     return best
 
 
-@kernel(INT, READ, READ, READ, READ, READ, READ, INT, INTS)
+@entry(INT, READ, READ, READ, READ, READ, READ, INT, INTS)
 def search_idle(words, pods, hosts, single, powers, masks, k, chosen):  # type: ignore[no-untyped-def]
     """Best value of k >= 2 free GPUs, -1 if none is measured; fills masks (or counts) by host.
 

@@ -34,7 +34,7 @@ from optsched.bandwidth.pod_windows import (
 )
 from optsched.bandwidth.pods import UNIT_BITS
 from optsched.bandwidth.rates import NO_LIMIT
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 MOST_JOBS: Final = 62
 MOST_SETS: Final = 1 << 17
@@ -42,7 +42,7 @@ MOST_UNDECIDED: Final = 10
 """Pods of jobs over several pods whose use is enumerated."""
 
 
-@kernel(INT, READ, INT, INT, INTS)
+@helper(INT, READ, INT, INT, INTS)
 def _least_steps(rooms, banned, k, by_pod):  # type: ignore[no-untyped-def]
     """Fill in span and number of pods that k GPUs need at least; 0 if there are fewer.
 
@@ -74,7 +74,7 @@ def _least_steps(rooms, banned, k, by_pod):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, READ, INT, INT, READ, READ, INT, READ, INT, INT, INTS)
+@helper(INT, READ, INT, INT, READ, READ, INT, READ, INT, INT, INTS)
 def _bound(rooms, banned, k, jobs, team, n_team, powers, most, idle, by_pod):  # type: ignore[no-untyped-def]
     """Upper bound of choices over several pods that touch the team and no banned job.
 
@@ -99,7 +99,7 @@ def _bound(rooms, banned, k, jobs, team, n_team, powers, most, idle, by_pod):  #
     return -1 if cap < 0 else shared(d, 1, cap * power >> UNIT_BITS, d + demand)
 
 
-@kernel(INT, READ, READ, READ, INT, READ, READ, READ, READ, INT, INT, INT, INT, INT, INTS)
+@entry(INT, READ, READ, READ, INT, READ, READ, READ, READ, INT, INT, INT, INT, INT, INTS)
 def search_sets(  # type: ignore[no-untyped-def]
     entries, begin, slots, n_jobs, jobs, static, powers, rooms, width, fewest, k, idle, work, out
 ):

@@ -20,7 +20,7 @@ from optsched.bandwidth.pod_entries import COUNT, FIRST, JOINT, OWN, TOUCHED
 from optsched.bandwidth.pod_search import ABOVE, needed
 from optsched.bandwidth.pods import UNIT_BITS
 from optsched.bandwidth.rates import MOST, NO_LIMIT
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, helper
 
 # of a job: demand, first and last pod, upper bound of its joint capacity
 DEMAND: Final = 0
@@ -37,7 +37,7 @@ SPENT: Final = 3
 ENTRIES: Final = 4
 
 
-@kernel(INT, INT, INT, INT)
+@helper(INT, INT, INT, INT)
 def capacity_needed(value, d, demand):  # type: ignore[no-untyped-def]
     """Least C with which d >= value beside `demand` gives `value` or more; `MOST`: none does."""
     if value <= 0:
@@ -48,7 +48,7 @@ def capacity_needed(value, d, demand):  # type: ignore[no-untyped-def]
     return min(MOST, value + value * whole + (value * rest + d - 1) // d)
 
 
-@kernel(INT, READ, INT, READ, INT, READ, INT, READ, READ, INT)
+@helper(INT, READ, INT, READ, INT, READ, INT, READ, READ, INT)
 def fits_entry(entries, e, slots, at, team, n_team, need, limits, base):  # type: ignore[no-untyped-def]
     """Whether an entry of the pod with `slots[at + job]` reaches the thresholds."""
     if entries[e + OWN] < limits[0] or entries[e + FIRST] < base:
@@ -60,7 +60,7 @@ def fits_entry(entries, e, slots, at, team, n_team, need, limits, base):  # type
     return 1
 
 
-@kernel(INT, READ, INT, READ, INT, READ)
+@helper(INT, READ, INT, READ, INT, READ)
 def base_need(slots, at, team, n_team, need):  # type: ignore[no-untyped-def]
     """What a pod's joint allocation with jobs that are not in it must reach; -1: nothing."""
     base = -1
@@ -70,7 +70,7 @@ def base_need(slots, at, team, n_team, need):  # type: ignore[no-untyped-def]
     return base
 
 
-@kernel(
+@helper(
     INT, READ, READ, READ, READ, INT, READ, INT, INT, INT, INT, READ, READ, INT, INTS, INTS, INTS
 )
 def _reach(  # type: ignore[no-untyped-def]
@@ -151,7 +151,7 @@ def _reach(  # type: ignore[no-untyped-def]
     return min(layers[at + k], ABOVE)
 
 
-@kernel(INT, READ, READ, READ, READ, INT, READ, INT, INT, INT, READ, INT, READ, READ, READ, INTS)
+@helper(INT, READ, READ, READ, READ, INT, READ, INT, INT, INT, READ, INT, READ, READ, READ, INTS)
 def _spread(  # type: ignore[no-untyped-def]
     entries, sel, begin, slots, n_jobs, team, n_team, a, b, need, k, allowed, layers, limits, picked
 ):
@@ -181,7 +181,7 @@ def _spread(  # type: ignore[no-untyped-def]
     return left
 
 
-@kernel(INT, READ, READ, READ, INT, READ, READ, READ)
+@helper(INT, READ, READ, READ, INT, READ, READ, READ)
 def contended_value(entries, picked, slots, n_jobs, jobs, static, powers):  # type: ignore[no-untyped-def]
     """Value of a choice over several pods, by their entries; -1: something is not measured.
 
@@ -214,7 +214,7 @@ def contended_value(entries, picked, slots, n_jobs, jobs, static, powers):  # ty
     return shared(d, 1 if touched != 0 else 0, capacity, d + demand)
 
 
-@kernel(INT, READ, INT, INT, INT, INT, READ, INT, READ, READ, READ, INTS)
+@helper(INT, READ, INT, INT, INT, INT, READ, INT, READ, READ, READ, INTS)
 def _thresholds(powers, a, b, m, capacity, team, n_team, jobs, static, must, need):  # type: ignore[no-untyped-def]
     """Joint values that pods must reach for a capacity, by job; 0 if held GPUs prevent it."""
     n_pods = len(must)
@@ -234,7 +234,7 @@ def _thresholds(powers, a, b, m, capacity, team, n_team, jobs, static, must, nee
     return 1
 
 
-@kernel(
+@helper(
     INT,
     READ,
     READ,

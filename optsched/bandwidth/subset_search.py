@@ -10,7 +10,7 @@ import numpy as np
 from optsched.bandwidth.counts import shared
 from optsched.bandwidth.rates import NO_LIMIT
 from optsched.bandwidth.tables import BOUND, COLUMNS, NETWORK, STEP, WIDTH
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray
@@ -98,7 +98,7 @@ def submasks(mask: int) -> IntArray:
     return found
 
 
-@kernel(INTS, READ, INT)
+@entry(INTS, READ, INT)
 def pareto(table, width):  # type: ignore[no-untyped-def]
     """Flags of the rows that no other row of the same first number beats or equals in all others.
 
@@ -125,7 +125,7 @@ def pareto(table, width):  # type: ignore[no-untyped-def]
     return kept
 
 
-@kernel(INT, READ, READ, READ, READ, READ, INTS, INT, INT)
+@helper(INT, READ, READ, READ, READ, READ, INTS, INT, INT)
 def _descend(words, rule, hosts, candidates, jobs, work, level, c):  # type: ignore[no-untyped-def]
     """Fill the next level with candidate c of the host of this one; 0 if a rule forbids it."""
     n_jobs, used = rule[JOBS], rule[USED]
@@ -180,14 +180,14 @@ def _descend(words, rule, hosts, candidates, jobs, work, level, c):  # type: ign
     return 1
 
 
-@kernel(INT, READ, INT, INT)
+@helper(INT, READ, INT, INT)
 def _most(words, state, left):  # type: ignore[no-untyped-def]
     """Largest limit of all patterns that contain the state's and have so many GPUs more."""
     columns = words[COLUMNS]
     return words[words[BOUND] + state * columns + (left if columns > 1 else 0)]
 
 
-@kernel(INT, READ, READ, READ, INTS, INT)
+@helper(INT, READ, READ, READ, INTS, INT)
 def _hope(words, rule, jobs, work, at):  # type: ignore[no-untyped-def]
     """Upper bound of the value of every choice below the level at `at`; negative: there is none."""
     left = work[at + _LEFT]
@@ -210,7 +210,7 @@ def _hope(words, rule, jobs, work, at):  # type: ignore[no-untyped-def]
     return shared(d, any_job, capacity, d + demand)
 
 
-@kernel(INT, READ, READ, READ, INTS, INT, INTS)
+@helper(INT, READ, READ, READ, INTS, INT, INTS)
 def _worth(words, rule, jobs, work, at, leaf):  # type: ignore[no-untyped-def]
     """Value of the choice that ends at `at`, -1 if a pattern is not measured; fills `leaf`."""
     limit, unit = words[words[NETWORK] + work[at + _STATE]], rule[UNIT]
@@ -239,7 +239,7 @@ def _worth(words, rule, jobs, work, at, leaf):  # type: ignore[no-untyped-def]
     return shared(d, leaf[1], leaf[2], d + leaf[3])
 
 
-@kernel(INT, READ, READ, READ, INTS, INT)
+@helper(INT, READ, READ, READ, INTS, INT)
 def _in_slices(rule, hosts, candidates, work, size):  # type: ignore[no-untyped-def]
     """Whether the counts of every slice domain are whole slices."""
     used = rule[USED]
@@ -254,7 +254,7 @@ def _in_slices(rule, hosts, candidates, work, size):  # type: ignore[no-untyped-
     return 1
 
 
-@kernel(INT, READ, READ, READ, READ, READ, INTS, INTS, INT, INT)
+@helper(INT, READ, READ, READ, READ, READ, INTS, INTS, INT, INT)
 def _open(words, rule, hosts, candidates, jobs, work, order, level, best):  # type: ignore[no-untyped-def]
     """List the candidates of a level whose bound is above `best`, by falling bound."""
     size = _LEVEL + _JOB * rule[JOBS]
@@ -279,7 +279,7 @@ def _open(words, rule, hosts, candidates, jobs, work, order, level, best):  # ty
     return found
 
 
-@kernel(INT, READ, READ, READ, READ, READ, INTS, INTS, INTS, INT)
+@entry(INT, READ, READ, READ, READ, READ, INTS, INTS, INTS, INT)
 def search(words, rule, hosts, candidates, jobs, work, order, out, nodes):  # type: ignore[no-untyped-def]
     """Go on with the search for so many nodes; 1 if it is finished.
 

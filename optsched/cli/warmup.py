@@ -1,11 +1,18 @@
-"""``optsched warmup``: compile every kernel, so that the first solve need not."""
+"""``optsched warmup``: compile every kernel, so that no solve need."""
 
 from __future__ import annotations
 
-from importlib import import_module
+import os
 from importlib.util import find_spec
+from pathlib import Path  # noqa: TC003  (typer looks at it)
 from pkgutil import iter_modules
 from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from optsched.compiled import Entry
 
 KERNELS = "optsched.compiled"
 PACKAGES = (
@@ -18,24 +25,54 @@ PACKAGES = (
 )
 
 
-def warmup() -> None:
-    """Compile the kernels, so that the first solve need not; prints seconds per module."""
-    total, failed = perf_counter(), 0
-    for name in ("numba", *kernel_modules()):
-        begin = perf_counter()
+def warmup(
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(help="Put them here, for machines where NUMBA_CACHE_DIR names this folder."),
+    ] = None,
+) -> None:
+    """Compile all kernels on all cores, so that no solve need; what is compiled stays on disk."""
+    if cache_dir is not None:
+        from optsched.errors import InputError
+
         try:
-            import_module(name)
-            note = ""
+            cache_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cache_dir: {error}") from None
+        if not os.access(cache_dir, os.W_OK):
+            raise InputError(f"cache_dir: {cache_dir} cannot be written")
+        os.environ["NUMBA_CACHE_DIR"] = str(cache_dir.resolve())
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from optsched.compiled import folder
+    from optsched.compiling import compile_all
+    from optsched.limits import available_cores
+
+    begin, (wanted, failed) = perf_counter(), all_entries()
+    columns = TextColumn("compiling kernels"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, transient=True) as line:
+        task = line.add_task("", total=len(wanted))
+        compile_all(wanted, available_cores(), lambda there: line.update(task, completed=there))
+    for reason in failed:
+        print(f"not loaded: {reason}")
+    print(f"{len(wanted)} kernels in {folder()}: {perf_counter() - begin:.1f} s")
+
+
+def all_entries() -> tuple[list[Entry], list[str]]:
+    """All kernels that Python calls, and why modules that have some could not be imported."""
+    from optsched.compiled import entries
+
+    found, failed = {}, []
+    for module in kernel_modules():
+        try:
+            found |= dict.fromkeys(entries(module))
         except ImportError as error:  # an optional dependency: its solver says so when asked
-            failed += 1
-            note = f" (not loaded: {' '.join(str(error).split())})"
-        took = perf_counter() - begin
-        print(f"{name.removeprefix('optsched_solvers.')}: {took:.2f} s{note}", flush=True)
-    print(f"all: {perf_counter() - total:.2f} s" + f", {failed} not loaded" * bool(failed))
+            failed.append(f"{module}: {' '.join(str(error).split())}")
+    return list(found), failed
 
 
 def kernel_modules() -> list[str]:
-    """Modules that compile when imported: those that use `optsched.compiled`."""
+    """Modules that have kernels: those that use `optsched.compiled`."""
     found = []
     for package in PACKAGES:
         spec = find_spec(package)

@@ -29,7 +29,7 @@ from optsched.cluster.world_layout import (
     TOO_LATE,
     WORLD,
 )
-from optsched.compiled import INT, kernel
+from optsched.compiled import INT, entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,7 @@ def run(
     return log_of(w)
 
 
-@kernel(INT, WORLD, COLUMNS, counted=False)
+@entry(INT, WORLD, COLUMNS, counted=False)
 def _by_key(w, c):  # type: ignore[no-untyped-def]
     """By a key that never changes, without preemption."""
     while True:
@@ -103,7 +103,7 @@ def _by_key(w, c):  # type: ignore[no-untyped-def]
             hold(w, c)
 
 
-@kernel(INT, WORLD, COLUMNS, INT, counted=False)
+@entry(INT, WORLD, COLUMNS, INT, counted=False)
 def _by_remaining(w, c, clairvoyant):  # type: ignore[no-untyped-def]
     """By remaining work, with preemption at every event."""
     while True:

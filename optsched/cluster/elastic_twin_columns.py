@@ -22,7 +22,7 @@ from optsched.cluster.world_layout import (
     PHASE,
     WORLD,
 )
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, helper
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -117,7 +117,7 @@ def _frozen(values: Any, kind: Any) -> Any:
     return array
 
 
-@kernel(INT, COLUMNS, INT, INT, counted=False)
+@helper(INT, COLUMNS, INT, INT, counted=False)
 def before(c, a, b):  # type: ignore[no-untyped-def]
     """1 if job a comes before job b."""
     if c.key[a] != c.key[b]:
@@ -127,7 +127,7 @@ def before(c, a, b):  # type: ignore[no-untyped-def]
     return 1 if a < b else 0
 
 
-@kernel(INT, COLUMNS, counted=False)
+@helper(INT, COLUMNS, counted=False)
 def sort(c):  # type: ignore[no-untyped-def]
     """Restore the order after changes of few keys, or of many (then by Shell's method)."""
     n = c.count[0]
@@ -151,7 +151,7 @@ def sort(c):  # type: ignore[no-untyped-def]
     return falls
 
 
-@kernel(INT, WORLD, COLUMNS, counted=False)
+@helper(INT, WORLD, COLUMNS, counted=False)
 def some_ended(w, c):  # type: ignore[no-untyped-def]
     """1 if jobs of the order have ended; called before this instant's arrivals join it."""
     s = w.state
@@ -165,7 +165,7 @@ def some_ended(w, c):  # type: ignore[no-untyped-def]
     return 1 if c.count[0] + come != s[ACTIVE] else 0
 
 
-@kernel(INT, WORLD, COLUMNS, counted=False)
+@helper(INT, WORLD, COLUMNS, counted=False)
 def notice(w, c):  # type: ignore[no-untyped-def]
     """Take over this instant's events; 1 if a decision could change something.
 
@@ -195,7 +195,7 @@ def notice(w, c):  # type: ignore[no-untyped-def]
     return worth | (1 - (s[PASS_ONLY] | s[LOSES_PASS]))
 
 
-@kernel(INT, COLUMNS, INT, counted=False)
+@helper(INT, COLUMNS, INT, counted=False)
 def settled(c, preempt):  # type: ignore[no-untyped-def]
     """1 if the sorted jobs stay as they are, given that no GPU is free and nobody may shrink."""
     if preempt == NEVER:
@@ -221,14 +221,14 @@ def settled(c, preempt):  # type: ignore[no-untyped-def]
     return 1 - pays(c.size_ptr, c.rate, c.remaining, c.weight, c.cost, job, victim)
 
 
-@kernel(INT, WORLD, COLUMNS, INT, counted=False)
+@helper(INT, WORLD, COLUMNS, INT, counted=False)
 def _hold(w, c, job):  # type: ignore[no-untyped-def]
     """A running job keeps its size until its pass ends, or until it ends."""
     c.fixed[job] = LAST if w.job[job, PASSES] >= c.final[job] else HOLDS
     return 0
 
 
-@kernel(INT, WORLD, COLUMNS, INT, INT, counted=False)
+@helper(INT, WORLD, COLUMNS, INT, INT, counted=False)
 def act(w, c, preempt, surplus):  # type: ignore[no-untyped-def]
     """Decide for the sorted jobs and change the world."""
     n = c.count[0]
@@ -251,7 +251,7 @@ def act(w, c, preempt, surplus):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WORLD, COLUMNS, counted=False)
+@helper(INT, WORLD, COLUMNS, counted=False)
 def hold(w, c):  # type: ignore[no-untyped-def]
     """Nothing changes at this instant: whose pass has ended goes on at its size."""
     for i in range(w.state[EVENTS]):

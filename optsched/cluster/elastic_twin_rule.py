@@ -12,7 +12,7 @@ from typing import Final
 
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 FLOATS = types.Array(types.float64, 1, "C", readonly=True)
 
@@ -49,7 +49,7 @@ _VIEW = (READ, READ, READ, READ, READ, READ, READ, FLOATS, FLOATS, READ)
 """held, fixed, preemptible, size_ptr, size, rate, order; remaining, weight; restart cost."""
 
 
-@kernel(INT, READ, READ, READ, INTS, INT, counted=False)
+@helper(INT, READ, READ, READ, INTS, INT, counted=False)
 def _may_go(held, fixed, preemptible, taken, job):  # type: ignore[no-untyped-def]
     """1 if a job runs, has not been displaced yet, and may be."""
     if held[job] > 0 and taken[job] == 1 and preemptible[job] == 1 and fixed[job] != PINNED:
@@ -57,7 +57,7 @@ def _may_go(held, fixed, preemptible, taken, job):  # type: ignore[no-untyped-de
     return 0
 
 
-@kernel(INT, READ, READ, READ, READ, INT, counted=False)
+@helper(INT, READ, READ, READ, READ, INT, counted=False)
 def _least(held, fixed, size_ptr, size, job):  # type: ignore[no-untyped-def]
     """GPUs that a job needs until it ends: its smallest size, or what it cannot give back."""
     if held[job] > 0 and fixed[job] == LAST:
@@ -65,7 +65,7 @@ def _least(held, fixed, size_ptr, size, job):  # type: ignore[no-untyped-def]
     return size[size_ptr[job]]
 
 
-@kernel(INT, READ, READ, FLOATS, FLOATS, READ, INT, INT, counted=False)
+@helper(INT, READ, READ, FLOATS, FLOATS, READ, INT, INT, counted=False)
 def pays(size_ptr, rate, remaining, weight, cost, job, victim):  # type: ignore[no-untyped-def]
     """1 if a job gains more than both restart costs by going before a running one."""
     own = weight[victim] * (remaining[job] / rate[size_ptr[job]])
@@ -74,7 +74,7 @@ def pays(size_ptr, rate, remaining, weight, cost, job, victim):  # type: ignore[
     return 1 if its - own - both > _NOISE * its else 0
 
 
-@kernel(INT, *_VIEW, INT, INT, INT, INTS, counted=False)
+@helper(INT, *_VIEW, INT, INT, INT, INTS, counted=False)
 def _admit(held, fixed, preemptible, size_ptr, size, rate, order, remaining, weight, cost,  # type: ignore[no-untyped-def]
            n, budget, preempt, taken):  # fmt: skip
     """Mark (taken = 1) the jobs that shall run; their least GPUs fit the budget together."""
@@ -130,7 +130,7 @@ def _admit(held, fixed, preemptible, size_ptr, size, rate, order, remaining, wei
     return left
 
 
-@kernel(INT, READ, INT, READ, READ, READ, INT, INTS, INTS, counted=False)
+@helper(INT, READ, INT, READ, READ, READ, INT, INTS, INTS, counted=False)
 def _go_round(order, n, fixed, size_ptr, size, spare, step, quota):  # type: ignore[no-untyped-def]
     """One step up for each in order, again and again."""
     moved = True
@@ -150,7 +150,7 @@ def _go_round(order, n, fixed, size_ptr, size, spare, step, quota):  # type: ign
     return spare
 
 
-@kernel(INT, READ, FLOATS, INTS, INT, INT, counted=False)
+@helper(INT, READ, FLOATS, INTS, INT, INT, counted=False)
 def _beats(rate, remaining, step, job, other):  # type: ignore[no-untyped-def]
     """1 if the next step rather goes to `job` than to `other`, which stands before it.
 
@@ -164,7 +164,7 @@ def _beats(rate, remaining, step, job, other):  # type: ignore[no-untyped-def]
     return 1 if (own_next - own) / own_next > (its_next - its) / its else 0
 
 
-@kernel(INT, READ, INT, READ, READ, READ, READ, FLOATS, FLOATS, INT, INT, INTS, INTS, counted=False)
+@helper(INT, READ, INT, READ, READ, READ, READ, FLOATS, FLOATS, INT, INT, INTS, INTS, counted=False)
 def _by_gain(order, n, fixed, size_ptr, size, rate, remaining, weight, rule, spare, step, quota):  # type: ignore[no-untyped-def]
     """Each step to the largest gain; ties to the first in order."""
     while spare > 0:
@@ -202,7 +202,7 @@ def _by_gain(order, n, fixed, size_ptr, size, rate, remaining, weight, rule, spa
     return spare
 
 
-@kernel(INT, *_VIEW, INT, INT, INT, INT, INTS, INTS, INTS, counted=False)
+@entry(INT, *_VIEW, INT, INT, INT, INT, INTS, INTS, INTS, counted=False)
 def share(held, fixed, preemptible, size_ptr, size, rate, order, remaining, weight, cost,  # type: ignore[no-untyped-def]
           n, budget, preempt, surplus, taken, step, quota):  # fmt: skip
     """Quotas of the jobs ``order[:n]``; returns the GPUs left over.

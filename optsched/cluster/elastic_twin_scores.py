@@ -32,7 +32,7 @@ from optsched.cluster.world_layout import (
     RUNNING_NOW,
     WORLD,
 )
-from optsched.compiled import INT, READ, kernel
+from optsched.compiled import INT, READ, entry, helper
 
 if TYPE_CHECKING:
     from optsched.cluster.log import Log
@@ -58,7 +58,7 @@ def by_score(
     )  # fmt: skip
 
 
-@kernel(INT, WORLD, COLUMNS, INT, READ, GIVEN, types.float64, types.float64, INT, counted=False)
+@helper(INT, WORLD, COLUMNS, INT, READ, GIVEN, types.float64, types.float64, INT, counted=False)
 def _score(w, c, job, ptr, seen, lam, initial, resolved):  # type: ignore[no-untyped-def]
     """Score and key of a job now."""
     last = min(ptr[job] + w.job[job, PASSES], ptr[job + 1]) - 1
@@ -72,7 +72,7 @@ def _score(w, c, job, ptr, seen, lam, initial, resolved):  # type: ignore[no-unt
     return 0
 
 
-@kernel(INT, WORLD, COLUMNS, READ, GIVEN, types.float64, types.float64, INT, INT, counted=False)
+@entry(INT, WORLD, COLUMNS, READ, GIVEN, types.float64, types.float64, INT, INT, counted=False)
 def _loop(w, c, ptr, seen, lam, initial, resolved, preempt):  # type: ignore[no-untyped-def]
     """By falling score, GPUs that are left apportioned to the scores."""
     while True:

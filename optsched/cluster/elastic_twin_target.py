@@ -49,7 +49,7 @@ from optsched.cluster.world_layout import (
     STARTS,
     WORLD,
 )
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -166,7 +166,7 @@ def _frozen(values: npt.NDArray[Any]) -> Any:
     return array
 
 
-@kernel(INT, WORLD, COLUMNS, BELIEFS, INT, counted=False)
+@helper(INT, WORLD, COLUMNS, BELIEFS, INT, counted=False)
 def _value(w, c, b, job):  # type: ignore[no-untyped-def]
     """Remaining work and key of a job, from what is believed."""
     left = work_left(b.pooled[job], b.aims[job], w.given[job, PASS_WORK], b.passes[job],
@@ -176,7 +176,7 @@ def _value(w, c, b, job):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, BELIEFS, INT, counted=False)
+@helper(INT, BELIEFS, INT, counted=False)
 def _join(b, job):  # type: ignore[no-untyped-def]
     """A job has become visible for the first time: a member of its pool."""
     k = b.kind[job]
@@ -191,7 +191,7 @@ def _join(b, job):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WORLD, BELIEFS, INT, types.float64, counted=False)
+@helper(INT, WORLD, BELIEFS, INT, types.float64, counted=False)
 def _learn(w, b, job, sigma):  # type: ignore[no-untyped-def]
     """A job has ended a pass, or all of them."""
     if b.kind[job] >= 0:
@@ -219,7 +219,7 @@ def _learn(w, b, job, sigma):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WORLD, COLUMNS, BELIEFS, types.float64, INT, INT, counted=False)
+@entry(INT, WORLD, COLUMNS, BELIEFS, types.float64, INT, INT, counted=False)
 def _loop(w, c, b, sigma, single, surplus):  # type: ignore[no-untyped-def]
     """By believed remaining work, displacing where the gain exceeds both restart costs."""
     s = w.state

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.cluster.log import HALF_B, WHOLE
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
 from optsched.schedule import Arcs, Objective, Resource, Rows, Schedule
 
@@ -120,7 +120,7 @@ def _partner_entries(log: Log, row: IntArray) -> IntArray:
     return partner
 
 
-@kernel(INT, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS)
+@entry(INT, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS)
 def _colour(
     order: Any,
     node: Any,

@@ -54,7 +54,7 @@ from optsched.cluster.srtf_twin_walk import (
     wait_in_line,
     walk,
 )
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,13 +116,13 @@ def las_twin(
     return log_of(w)
 
 
-@kernel(INT, INT, INT, counted=False)
+@helper(INT, INT, INT, counted=False)
 def _round_from(time, every):  # type: ignore[no-untyped-def]
     """The first round at or after a time."""
     return -(-time // every) * every
 
 
-@kernel(INT, WALK, QUEUE_TYPE, INT, INT, counted=False)
+@helper(INT, WALK, QUEUE_TYPE, INT, INT, counted=False)
 def _expect_crossing(w, q, job, queue):  # type: ignore[no-untyped-def]
     """Note the round at which a running job of a queue will be in the next one."""
     line, threshold = job * JOB_WIDTH, q.thresholds[queue]
@@ -138,7 +138,7 @@ def _expect_crossing(w, q, job, queue):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, WALK, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, counted=False)
 def _key(w, job, queue):  # type: ignore[no-untyped-def]
     """Order of a job: its queue, then arrival (Lucid: its second; else its number)."""
     if w.state[LATE] == 1:
@@ -146,7 +146,7 @@ def _key(w, job, queue):  # type: ignore[no-untyped-def]
     return queue * _QUEUE + job
 
 
-@kernel(INT, WALK, QUEUE_TYPE, INT, INT, counted=False)
+@helper(INT, WALK, QUEUE_TYPE, INT, INT, counted=False)
 def _cross(w, q, job, time):  # type: ignore[no-untyped-def]
     """Put a running job into the queue of its GPU-time."""
     line = job * JOB_WIDTH
@@ -161,7 +161,7 @@ def _cross(w, q, job, time):  # type: ignore[no-untyped-def]
     return _expect_crossing(w, q, job, queue)
 
 
-@kernel(INT, WALK, QUEUE_TYPE, INT, counted=False)
+@helper(INT, WALK, QUEUE_TYPE, INT, counted=False)
 def _select(w, q, time):  # type: ignore[no-untyped-def]
     """Walk all jobs, preempt and start."""
     # running jobs go first among those of one second
@@ -182,7 +182,7 @@ def _select(w, q, time):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WALK, QUEUE_TYPE, counted=False)
+@entry(INT, WALK, QUEUE_TYPE, counted=False)
 def _advance(w, q):  # type: ignore[no-untyped-def]
     """Simulate to the end (1), or until an instant's starts may lack room (0)."""
     n, total, every = w.state[JOBS], w.state[TOTAL], q.every[0]

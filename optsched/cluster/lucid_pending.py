@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, helper
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray
@@ -22,7 +22,7 @@ def no_hosts(room: int) -> IntArray:
     return hosts
 
 
-@kernel(INT, INTS, INT, INT, counted=False)
+@helper(INT, INTS, INT, INT, counted=False)
 def sorted_in(hosts, gang, value):  # type: ignore[no-untyped-def]
     """Add a number to the ascending row of a gang."""
     base, at = hosts[0] * gang, hosts[gang]
@@ -34,7 +34,7 @@ def sorted_in(hosts, gang, value):  # type: ignore[no-untyped-def]
     return at
 
 
-@kernel(INT, INTS, INT, INT, counted=False)
+@helper(INT, INTS, INT, INT, counted=False)
 def sorted_out(hosts, gang, value):  # type: ignore[no-untyped-def]
     """Take a number out of the row of a gang."""
     base, n = hosts[0] * gang, hosts[gang]
@@ -53,7 +53,7 @@ def sorted_out(hosts, gang, value):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, INTS, INT, INT, INTS, INT, INT, INT, counted=False)
+@helper(INT, INTS, INT, INT, INTS, INT, INT, INT, counted=False)
 def insert_pending(pending, n, job, table, width, cost_at, class_at):  # type: ignore[no-untyped-def]
     """Insert a job behind all of no greater cost, and its class beside it; returns its place."""
     cost, half = table[job * width + cost_at], len(pending) >> 1

@@ -29,7 +29,7 @@ from optsched.cluster.queue_twin_log import (
     record,
 )
 from optsched.cluster.queue_twin_nodes import CONSOLIDATED, board, place, release
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
     from optsched.cluster.contention import PackingTable
@@ -169,7 +169,7 @@ def pair_speeds(
     return np.array([known[name] for name in names]), speeds.reshape(-1)
 
 
-@kernel(INT, PACKING, INT, counted=False)
+@helper(INT, PACKING, INT, counted=False)
 def _foresee(p, line):  # type: ignore[no-untyped-def]
     """Note when the end of a running job will be seen: a tick after its work is done."""
     left, rate = max(p.job[line + _REMAINING], 0), p.job[line + _RATE]
@@ -179,7 +179,7 @@ def _foresee(p, line):  # type: ignore[no-untyped-def]
     return over
 
 
-@kernel(INT, PACKING, INT, INT, INT, counted=False)
+@helper(INT, PACKING, INT, INT, INT, counted=False)
 def _set_rate(p, line, tick, rate):  # type: ignore[no-untyped-def]
     """Another speed after a tick."""
     p.job[line + _REMAINING] -= p.job[line + _RATE] * (tick - p.job[line + _SINCE])
@@ -187,7 +187,7 @@ def _set_rate(p, line, tick, rate):  # type: ignore[no-untyped-def]
     return _foresee(p, line)
 
 
-@kernel(INT, PACKING, INT, counted=False)
+@helper(INT, PACKING, INT, counted=False)
 def _be_host(p, line):  # type: ignore[no-untyped-def]
     """A running job is alone on its GPUs."""
     gang = p.job[line + _GANG]
@@ -197,7 +197,7 @@ def _be_host(p, line):  # type: ignore[no-untyped-def]
     return sorted_in(p.hosts, gang, p.job[line + _ROW])
 
 
-@kernel(INT, PACKING, INT, INT, counted=False)
+@helper(INT, PACKING, INT, INT, counted=False)
 def _end(p, row, time):  # type: ignore[no-untyped-def]
     """End the job of a stay, and let its partner have the GPUs."""
     at = row * WIDTH
@@ -225,7 +225,7 @@ def _end(p, row, time):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, PACKING, INT, INT, INT, counted=False)
+@helper(INT, PACKING, INT, INT, INT, counted=False)
 def _open(p, job, time, end):  # type: ignore[no-untyped-def]
     """Open the stay of a job whose parts end at `end`."""
     line, row = job * _JOB, p.state[_STAYS]
@@ -238,7 +238,7 @@ def _open(p, job, time, end):  # type: ignore[no-untyped-def]
     return row
 
 
-@kernel(INT, PACKING, INT, counted=False)
+@helper(INT, PACKING, INT, counted=False)
 def _find_host(p, line):  # type: ignore[no-untyped-def]
     """Row of the first job that a pending one may join; -1 if there is none."""
     gang, kinds = p.job[line + _GANG], p.state[_KINDS]
@@ -253,7 +253,7 @@ def _find_host(p, line):  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel(INT, PACKING, INT, INT, counted=False)
+@helper(INT, PACKING, INT, INT, counted=False)
 def _try_start(p, job, time):  # type: ignore[no-untyped-def]
     """Start a job beside another (2) or on GPUs of its own (1), if it can."""
     line = job * _JOB
@@ -285,7 +285,7 @@ def _try_start(p, job, time):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, PACKING, INT, counted=False)
+@helper(INT, PACKING, INT, counted=False)
 def _decide(p, time):  # type: ignore[no-untyped-def]
     """Try all pending jobs in order, those without a new chance excepted."""
     n, half = p.state[_PENDING], len(p.pending) >> 1
@@ -309,7 +309,7 @@ def _decide(p, time):  # type: ignore[no-untyped-def]
     return kept
 
 
-@kernel(INT, PACKING, counted=False)
+@entry(INT, PACKING, counted=False)
 def _advance(p):  # type: ignore[no-untyped-def]
     """Simulate to the end."""
     n = len(p.half)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, READ, kernel
+from optsched.compiled import INT, READ, entry, helper
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -66,7 +66,7 @@ def logarithms(jobs: Workload) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     return np.log(jobs.believed / units), np.log(np.where(target, jobs.passes, jobs.pass_work))
 
 
-@kernel(VOID, TABLE, INT, FLOAT, FLOAT, FLOAT, counted=False)
+@entry(VOID, TABLE, INT, FLOAT, FLOAT, FLOAT, counted=False)
 def start(state, row, centre, sigma, gap):  # type: ignore[no-untyped-def]
     """An empty curve around log T = centre; gap: U_0 - U*, NaN if unknown."""
     for i in range(POINTS):
@@ -85,7 +85,7 @@ def start(state, row, centre, sigma, gap):  # type: ignore[no-untyped-def]
     state[row, _SEEN] = 1.0 if gap == gap else 0.0
 
 
-@kernel(VOID, TABLE, INT, FLOAT, counted=False)
+@helper(VOID, TABLE, INT, FLOAT, counted=False)
 def observe(state, row, gap):  # type: ignore[no-untyped-def]
     """One pass more; gap: U - U* after it."""
     for i in range(POINTS):
@@ -100,7 +100,7 @@ def observe(state, row, gap):  # type: ignore[no-untyped-def]
     state[row, _SEEN] += 1.0
 
 
-@kernel(FLOAT, TABLE, INT, INT, counted=False)
+@helper(FLOAT, TABLE, INT, INT, counted=False)
 def _misfit(state, row, cell):  # type: ignore[no-untyped-def]
     """Sum of squared residuals at the best amplitude >= 0, and what is believed of the noise."""
     left = state[row, _YY]
@@ -110,7 +110,7 @@ def _misfit(state, row, cell):  # type: ignore[no-untyped-def]
     return max(left, 0.0) + NOISE_WEIGHT * NOISE * NOISE
 
 
-@kernel(FLOAT, FLOAT, INT, counted=False)
+@helper(FLOAT, FLOAT, INT, counted=False)
 def _root_power(base, halves):  # type: ignore[no-untyped-def]
     """Half-integer power, base ** (halves / 2): a third of the time of logarithms."""
     square = math.sqrt(base)
@@ -123,7 +123,7 @@ def _root_power(base, halves):  # type: ignore[no-untyped-def]
     return found
 
 
-@kernel(VOID, TABLE, INT, FLOAT, FLOAT, FLOAT, FLOATS, FLOATS, INT, counted=False)
+@entry(VOID, TABLE, INT, FLOAT, FLOAT, FLOAT, FLOATS, FLOATS, INT, counted=False)
 def moments(state, row, centre, sigma, done, mean, variance, to):  # type: ignore[no-untyped-def]
     """Mean and variance of log T given prior, curve and T > done, written at `to`."""
     halves = int(state[row, _SEEN] + NOISE_WEIGHT - 1.0)
@@ -159,7 +159,7 @@ def moments(state, row, centre, sigma, done, mean, variance, to):  # type: ignor
         variance[to] = sigma * sigma
 
 
-@kernel(VOID, READ, INT, INT, READ, GIVEN, GIVEN, FLOATS, counted=False)
+@entry(VOID, READ, INT, INT, READ, GIVEN, GIVEN, FLOATS, counted=False)
 def pool(members, first, end, known, mean, variance, pooled):  # type: ignore[no-untyped-def]
     """Pooled log T of the jobs ``members[first:end]`` of one template, written at their places.
 
@@ -206,7 +206,7 @@ def pool(members, first, end, known, mean, variance, pooled):  # type: ignore[no
             pooled[job] = (mean[job] + trust * theirs) / (1.0 + trust * others)
 
 
-@kernel(FLOAT, FLOAT, INT, INT, INT, INT, INT, counted=False)
+@entry(FLOAT, FLOAT, INT, INT, INT, INT, INT, counted=False)
 def work_left(pooled, target, per_pass, passes, completed, done):  # type: ignore[no-untyped-def]
     """R = pass work * max(1/2, T - passes completed).
 
@@ -220,7 +220,7 @@ def work_left(pooled, target, per_pass, passes, completed, done):  # type: ignor
     return value * max(0.5, float(passes - completed))
 
 
-@kernel(VOID, TABLE, INT, GIVEN, INT, INT, FLOAT, counted=False)
+@entry(VOID, TABLE, INT, GIVEN, INT, INT, FLOAT, counted=False)
 def replay(state, row, observed, first, end, target):  # type: ignore[no-untyped-def]
     """All passes ``observed[first:end]`` (uncertainty after each)."""
     for at in range(first, end):

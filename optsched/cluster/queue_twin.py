@@ -27,7 +27,7 @@ from optsched.cluster.queue_twin_log import (
     record,
 )
 from optsched.cluster.queue_twin_nodes import ANYWHERE, CONSOLIDATED, board, place, release
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def queue_twin(
     return log(kept, n, int(state[_USED]), finished, np.zeros(n, np.int64))
 
 
-@kernel(INT, INT, INT, INT, READ, READ, READ, READ, READ, INTS, INTS, INTS, INTS, INTS, INTS, INTS,
+@entry(INT, INT, INT, INT, READ, READ, READ, READ, READ, INTS, INTS, INTS, INTS, INTS, INTS, INTS,
         INTS, INTS, INTS, counted=False)  # fmt: skip
 def _advance(  # type: ignore[no-untyped-def]
     shortest, rule, total, submit, gang, duration, estimate, work, state, board, keys, values,

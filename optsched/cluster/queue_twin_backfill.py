@@ -26,7 +26,7 @@ from optsched.cluster.queue_twin_log import (
     record,
 )
 from optsched.cluster.queue_twin_nodes import ANYWHERE, FREE_TOTAL, board, place, release
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
     from optsched.cluster.log import Log
@@ -124,7 +124,7 @@ def _doubled(old: IntArray) -> IntArray:
     return np.concatenate((old, np.empty(len(old), np.int64)))
 
 
-@kernel(INT, BACKFILLING, INT, INT, INT, counted=False)
+@helper(INT, BACKFILLING, INT, INT, INT, counted=False)
 def _set(b, place, gang, estimate):  # type: ignore[no-untyped-def]
     """Write the leaf of a place in the order, and what is above it."""
     node = b.state[_LEAVES] + place
@@ -142,7 +142,7 @@ def _set(b, place, gang, estimate):  # type: ignore[no-untyped-def]
     return node
 
 
-@kernel(INT, BACKFILLING, INT, INT, INT, INT, counted=False)
+@helper(INT, BACKFILLING, INT, INT, INT, INT, counted=False)
 def _next(b, place, free, time, extra):  # type: ignore[no-untyped-def]
     """First place from this on whose job fits `free` and is done in `time` or fits `extra`; -1."""
     leaves = b.state[_LEAVES]
@@ -163,7 +163,7 @@ def _next(b, place, free, time, extra):  # type: ignore[no-untyped-def]
         node += 1
 
 
-@kernel(INT, BACKFILLING, INT, INT, counted=False)
+@helper(INT, BACKFILLING, INT, INT, counted=False)
 def _try_start(b, place_in_order, time):  # type: ignore[no-untyped-def]
     """Start the job at a place of the order if it fits."""
     used, stays = b.state[_USED], b.state[_STAYS]
@@ -188,7 +188,7 @@ def _try_start(b, place_in_order, time):  # type: ignore[no-untyped-def]
     return _set(b, place_in_order, NEVER, NEVER) + 1
 
 
-@kernel(INT, BACKFILLING, INT, counted=False)
+@helper(INT, BACKFILLING, INT, counted=False)
 def _forget(b, row):  # type: ignore[no-untyped-def]
     """Take a job that ended out of the believed ends."""
     line, half = b.rows[row * WIDTH + JOB] * _JOB, len(b.believed) >> 1
@@ -207,7 +207,7 @@ def _forget(b, row):  # type: ignore[no-untyped-def]
     return low
 
 
-@kernel(INT, BACKFILLING, INT, INT, counted=False)
+@helper(INT, BACKFILLING, INT, INT, counted=False)
 def _backfill(b, first, time):  # type: ignore[no-untyped-def]
     """Start jobs behind the first that does not fit."""
     shadow, extra = NEVER, NEVER
@@ -236,7 +236,7 @@ def _backfill(b, first, time):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, BACKFILLING, counted=False)
+@entry(INT, BACKFILLING, counted=False)
 def _advance(b):  # type: ignore[no-untyped-def]
     """Simulate to the end (1), or until an instant's starts may lack room (0)."""
     n, total = len(b.at), b.state[_TOTAL]

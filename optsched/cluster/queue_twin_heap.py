@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, helper
 
 
-@kernel(INT, INTS, INTS, INT, INT, INT, counted=False)
+@helper(INT, INTS, INTS, INT, INT, INT, counted=False)
 def push(keys, values, size, key, value):  # type: ignore[no-untyped-def]
     """Add a pair to a heap of `size`; returns the new size."""
     at = size
@@ -19,7 +19,7 @@ def push(keys, values, size, key, value):  # type: ignore[no-untyped-def]
     return size + 1
 
 
-@kernel(INT, INTS, INTS, INT, counted=False)
+@helper(INT, INTS, INTS, INT, counted=False)
 def pop(keys, values, size):  # type: ignore[no-untyped-def]
     """Remove the first pair; returns the new size."""
     size -= 1

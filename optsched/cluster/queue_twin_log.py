@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.cluster.log import Log
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, entry
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray
@@ -41,7 +41,7 @@ def grown(old: Record) -> Record:
     return Record(*(np.concatenate((a, np.empty(len(a), np.int64))) for a in old))
 
 
-@kernel(INT, INTS, INTS, INTS, INT, INT, INTS, INTS, INTS, INTS, INTS)
+@entry(INT, INTS, INTS, INTS, INT, INT, INTS, INTS, INTS, INTS, INTS)
 def _ordered(rows, nodes, counts, n, parts, order, out, ptr, node, count):  # type: ignore[no-untyped-def]
     """Columns with stays of one instant by job, and their parts; ``out`` is (columns, n) flat."""
     for i in range(n):

@@ -14,7 +14,7 @@ from numba import types
 from numba.core.cgutils import true_bit
 from numba.extending import intrinsic
 
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ lowest_bit: Final[Any] = intrinsic(_lowest_bit)
 _leading_zeros: Final[Any] = intrinsic(_zeros_above)
 
 
-@kernel(INT, INTS, INT, INT, **INNER)
+@helper(INT, INTS, INT, INT, **INNER)
 def _enter(board, node, level):  # type: ignore[no-untyped-def]
     """Put a node into a bucket."""
     word = node >> 6
@@ -74,7 +74,7 @@ def _enter(board, node, level):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, INTS, INTS)
+@entry(INT, INTS, INTS)
 def _fill(board, gpus):  # type: ignore[no-untyped-def]
     """Put every node into its bucket."""
     for node in range(len(gpus)):
@@ -105,7 +105,7 @@ def board(gpus: Sequence[int]) -> IntArray:
     return made
 
 
-@kernel(INT, INTS, INT, INT, **INNER)
+@helper(INT, INTS, INT, INT, **INNER)
 def shift(board, node, change):  # type: ignore[no-untyped-def]
     """Add (or with a negative change take) free GPUs of a node."""
     level, word = board[FREE + node], node >> 6
@@ -121,7 +121,7 @@ def shift(board, node, change):  # type: ignore[no-untyped-def]
     return _enter(board, node, level + change)
 
 
-@kernel(INT, INTS, INT, **INNER)
+@helper(INT, INTS, INT, **INNER)
 def _first(board, level):  # type: ignore[no-untyped-def]
     """Lowest node of a bucket that is not empty."""
     at = board[_TOP] + level * board[_TOPS]
@@ -132,7 +132,7 @@ def _first(board, level):  # type: ignore[no-untyped-def]
     return (word << 6) + lowest_bit(board[board[_BIT] + level * board[_WORDS] + word])
 
 
-@kernel(INT, INTS, INT, **INNER)
+@helper(INT, INTS, INT, **INNER)
 def fullest(board, gpus):  # type: ignore[no-untyped-def]
     """Among nodes with so many free GPUs the one with the fewest (lowest number); -1 if none."""
     word = gpus >> 6
@@ -147,7 +147,7 @@ def fullest(board, gpus):  # type: ignore[no-untyped-def]
     return _first(board, (word << 6) + lowest_bit(levels))
 
 
-@kernel(INT, INTS, **INNER)
+@helper(INT, INTS, **INNER)
 def emptiest(board):  # type: ignore[no-untyped-def]
     """Node with the most free GPUs (lowest number)."""
     word = board[_LEVEL_WORDS] - 1
@@ -156,7 +156,7 @@ def emptiest(board):  # type: ignore[no-untyped-def]
     return _first(board, (word << 6) + 63 - _leading_zeros(board[board[_LEVEL] + word]))
 
 
-@kernel(INT, INTS, INTS, INTS, INT, INT, INT, **INNER)
+@helper(INT, INTS, INTS, INTS, INT, INT, INT, **INNER)
 def _take(board, nodes, counts, begin, at, node):  # type: ignore[no-untyped-def]
     """Write one part, ``counts[at]`` GPUs of a node; parts from `begin` on stay in node order."""
     gpus = counts[at]
@@ -167,7 +167,7 @@ def _take(board, nodes, counts, begin, at, node):  # type: ignore[no-untyped-def
     return shift(board, node, -gpus)
 
 
-@kernel(INT, INTS, INT, INT, INTS, INTS, INT, **INNER)
+@helper(INT, INTS, INT, INT, INTS, INTS, INT, **INNER)
 def place(board, gpus, rule, nodes, counts, begin):  # type: ignore[no-untyped-def]
     """Take GPUs by a rule; the parts go to ``nodes, counts[begin:end]``.
 
@@ -209,7 +209,7 @@ def place(board, gpus, rule, nodes, counts, begin):  # type: ignore[no-untyped-d
     return at + 1
 
 
-@kernel(INT, INTS, INTS, INTS, INT, INT, **INNER)
+@helper(INT, INTS, INTS, INTS, INT, INT, **INNER)
 def release(board, nodes, counts, begin, end):  # type: ignore[no-untyped-def]
     """Give the GPUs of these parts back."""
     for at in range(begin, end):

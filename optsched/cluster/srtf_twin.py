@@ -53,7 +53,7 @@ from optsched.cluster.srtf_twin_walk import (
     walk,
     walk_from,
 )
-from optsched.compiled import INT, kernel
+from optsched.compiled import INT, entry, helper
 
 if TYPE_CHECKING:
     from optsched.cluster.log import Log
@@ -75,7 +75,7 @@ def srtf_twin(
     return log_of(w)
 
 
-@kernel(INT, WALK, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, counted=False)
 def _try_start(w, job, time):  # type: ignore[no-untyped-def]
     """Start a selected job if it can be placed."""
     if open_stay(w, job, time) == 0:
@@ -84,7 +84,7 @@ def _try_start(w, job, time):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, WALK, INT, counted=False)
+@helper(INT, WALK, INT, counted=False)
 def _carry_out(w, time):  # type: ignore[no-untyped-def]
     """Preempt and start what a walk has found."""
     preempt(w, time)
@@ -97,7 +97,7 @@ def _carry_out(w, time):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WALK, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, counted=False)
 def _arrive_alone(w, job, time):  # type: ignore[no-untyped-def]
     """Settle an arrival, all others being settled; 0 if all have to be walked."""
     line = job * JOB_WIDTH
@@ -130,7 +130,7 @@ def _arrive_alone(w, job, time):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, WALK, counted=False)
+@entry(INT, WALK, counted=False)
 def _advance(w):  # type: ignore[no-untyped-def]
     """Simulate to the end (1), or until an instant's starts may lack room (0)."""
     n, late, total, room = w.state[JOBS], w.state[LATE], w.state[TOTAL], w.state[ROOM]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, helper
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray
@@ -60,14 +60,14 @@ def _kinds(gang: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     return size, number[gang], times[size]
 
 
-@kernel(INT, INTS, INT, INT, INT, INT, counted=False)
+@helper(INT, INTS, INT, INT, INT, INT, counted=False)
 def _set(line, at, key, sequence, job):  # type: ignore[no-untyped-def]
     """Write an entry of a heap."""
     line[at + _KEY], line[at + _SEQUENCE], line[at + _JOB] = key, sequence, job
     return at
 
 
-@kernel(INT, INTS, INT, INT, INT, INT, counted=False)
+@helper(INT, INTS, INT, INT, INT, INT, counted=False)
 def insert(line, record, job, key, sequence):  # type: ignore[no-untyped-def]
     """Add a job to the heap of its size."""
     heap, at = line[record + _HEAP], line[record + _LENGTH]
@@ -86,7 +86,7 @@ def insert(line, record, job, key, sequence):  # type: ignore[no-untyped-def]
     return at
 
 
-@kernel(INT, INTS, INT, counted=False)
+@helper(INT, INTS, INT, counted=False)
 def take_first(line, record):  # type: ignore[no-untyped-def]
     """Take the first job of a size out."""
     heap, n = line[record + _HEAP], line[record + _LENGTH] - 1
@@ -117,7 +117,7 @@ def take_first(line, record):  # type: ignore[no-untyped-def]
     return first
 
 
-@kernel(INT, INTS, INT, counted=False)
+@helper(INT, INTS, INT, counted=False)
 def first_fitting(line, gpus):  # type: ignore[no-untyped-def]
     """Record whose first job is the first of all that need at most so many GPUs; 0 if none."""
     best, key, sequence = 0, _EMPTY, _EMPTY

@@ -13,10 +13,10 @@ from optsched.cluster.srtf_twin_state import (
     SEQUENCE_NOW,
     WALK,
 )
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, helper
 
 
-@kernel(INT, INTS, INT, INT, INT, counted=False)
+@helper(INT, INTS, INT, INT, INT, counted=False)
 def _move(array, begin, end, by):  # type: ignore[no-untyped-def]
     """Shift ``array[begin:end]`` by one place, up or down."""
     if by > 0:
@@ -28,7 +28,7 @@ def _move(array, begin, end, by):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WALK, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, counted=False)
 def _place_in_run(w, key, sequence):  # type: ignore[no-untyped-def]
     """Where (key, sequence) is, or is to be put, in the running arrays."""
     low = w.state[LOW]
@@ -49,7 +49,7 @@ def _place_in_run(w, key, sequence):  # type: ignore[no-untyped-def]
     return low
 
 
-@kernel(INT, WALK, counted=False)
+@helper(INT, WALK, counted=False)
 def _centre(w):  # type: ignore[no-untyped-def]
     """Put the running arrays into the middle of their room."""
     low, n, room = w.state[LOW], w.state[RUNNING], w.state[ROOM]
@@ -65,7 +65,7 @@ def _centre(w):  # type: ignore[no-untyped-def]
     return to
 
 
-@kernel(INT, WALK, INT, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, INT, counted=False)
 def enter_run(w, job, key, sequence):  # type: ignore[no-untyped-def]
     """Put a job into the running arrays."""
     n, room = w.state[RUNNING], w.state[ROOM]
@@ -87,7 +87,7 @@ def enter_run(w, job, key, sequence):  # type: ignore[no-untyped-def]
     return at
 
 
-@kernel(INT, WALK, INT, counted=False)
+@helper(INT, WALK, INT, counted=False)
 def leave_place(w, at):  # type: ignore[no-untyped-def]
     """Take what stands at a place out of the running arrays."""
     low, n, room = w.state[LOW], w.state[RUNNING], w.state[ROOM]
@@ -102,7 +102,7 @@ def leave_place(w, at):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WALK, INT, counted=False)
+@helper(INT, WALK, INT, counted=False)
 def leave_run(w, job):  # type: ignore[no-untyped-def]
     """Take a job out of the running arrays."""
     line = job * JOB_WIDTH

@@ -72,7 +72,7 @@ from optsched.cluster.srtf_twin_state import (
     USED,
     WALK,
 )
-from optsched.compiled import INT, kernel
+from optsched.compiled import INT, helper
 
 _SIZE_MASK: Final = (1 << BITS) - 1
 
@@ -80,7 +80,7 @@ _SIZE_MASK: Final = (1 << BITS) - 1
 # pending jobs
 
 
-@kernel(INT, WALK, INT, counted=False)
+@helper(INT, WALK, INT, counted=False)
 def next_number(w, job):  # type: ignore[no-untyped-def]
     """Order among equals: that of entering the list (Lucid), else the job's own number."""
     if w.state[LATE] == 0:
@@ -89,7 +89,7 @@ def next_number(w, job):  # type: ignore[no-untyped-def]
     return w.state[SEQUENCE]
 
 
-@kernel(INT, WALK, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, counted=False)
 def wait_in_line(w, job, key):  # type: ignore[no-untyped-def]
     """Make a job pending."""
     at, sequence = job * JOB_WIDTH, next_number(w, job)
@@ -98,7 +98,7 @@ def wait_in_line(w, job, key):  # type: ignore[no-untyped-def]
     return insert(w.line, w.job[at + KIND], job, key, sequence)
 
 
-@kernel(INT, WALK, INT, counted=False)
+@helper(INT, WALK, INT, counted=False)
 def get_stuck(w, job):  # type: ignore[no-untyped-def]
     """A selected job cannot be placed: it stays pending, and keeps its part of the counter."""
     base, at = w.state[STUCK_AT], w.state[STUCK]
@@ -112,14 +112,14 @@ def get_stuck(w, job):  # type: ignore[no-untyped-def]
     return at
 
 
-@kernel(INT, WALK, INT, counted=False)
+@helper(INT, WALK, INT, counted=False)
 def _back_in_line(w, job):  # type: ignore[no-untyped-def]
     """A job that was stuck is selected no more."""
     at = job * JOB_WIDTH
     return insert(w.line, w.job[at + KIND], job, w.job[at + KEY_NOW], w.job[at + SEQUENCE_NOW])
 
 
-@kernel(INT, WALK, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, counted=False)
 def _stuck_first(w, own, record):  # type: ignore[no-untyped-def]
     """1 if a job that is stuck is ahead of the first of a size."""
     key, theirs = w.job[own + KEY_NOW], w.line[record + HEAD_KEY]
@@ -131,7 +131,7 @@ def _stuck_first(w, own, record):  # type: ignore[no-untyped-def]
 # stays
 
 
-@kernel(INT, WALK, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, counted=False)
 def open_stay(w, job, time):  # type: ignore[no-untyped-def]
     """Place a job and open its stay; 0 if it cannot be placed."""
     used, line = w.state[USED], job * JOB_WIDTH
@@ -147,7 +147,7 @@ def open_stay(w, job, time):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, WALK, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, counted=False)
 def _close_stay(w, job, time):  # type: ignore[no-untyped-def]
     """Close a job's stay and give its GPUs back; what it has not done yet is booked."""
     line = job * JOB_WIDTH
@@ -169,7 +169,7 @@ def _close_stay(w, job, time):  # type: ignore[no-untyped-def]
     return release(w.board, w.nodes, w.counts, w.rows[at + PARTS], end)
 
 
-@kernel(INT, WALK, INT, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, INT, counted=False)
 def finish(w, job, time, first):  # type: ignore[no-untyped-def]
     """End a running job; `first` = 1: it is known to be the first in order."""
     if first == 1:
@@ -186,7 +186,7 @@ def finish(w, job, time, first):  # type: ignore[no-untyped-def]
 # the walk
 
 
-@kernel(INT, WALK, INT, INT, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, INT, INT, counted=False)
 def _walk_on(w, shift, tie, counter, at):  # type: ignore[no-untyped-def]
     """Select the running jobs at `at` and behind, and pending ones, that fit the counter."""
     low, sizes = w.state[LOW], w.state[ROOM]
@@ -238,7 +238,7 @@ def _walk_on(w, shift, tie, counter, at):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WALK, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, counted=False)
 def walk(w, shift, tie):  # type: ignore[no-untyped-def]
     """Select jobs: fills the lists of `CHOSEN` and `OUT`.
 
@@ -249,7 +249,7 @@ def walk(w, shift, tie):  # type: ignore[no-untyped-def]
     return _walk_on(w, shift, tie, w.state[TOTAL], last)
 
 
-@kernel(INT, WALK, INT, INT, INT, counted=False)
+@helper(INT, WALK, INT, INT, INT, counted=False)
 def walk_from(w, shift, counter, at):  # type: ignore[no-untyped-def]
     """Select jobs behind one that has been chosen; nobody is stuck.
 
@@ -283,7 +283,7 @@ def walk_from(w, shift, counter, at):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WALK, INT, counted=False)
+@helper(INT, WALK, INT, counted=False)
 def preempt(w, time):  # type: ignore[no-untyped-def]
     """Take the jobs to be preempted off their GPUs and make them pending again."""
     out, moved = w.state[OUT_AT], 0

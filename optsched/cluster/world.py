@@ -84,7 +84,7 @@ from optsched.cluster.world_stay import (
     sync,
     vacate,
 )
-from optsched.compiled import INT, kernel
+from optsched.compiled import INT, entry, helper
 
 __all__ = [
     "MOST_IDLE", "NEVER", "advance", "apply", "at_pass_end", "attained_now", "done_now", "is_size",
@@ -95,7 +95,7 @@ MOST_IDLE: Final = 10_000
 """So often in a row a policy may wake up for nothing while no job runs and no event is left."""
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def _event(w, kind, j):  # type: ignore[no-untyped-def]
     """Note what happened."""
     i = w.state[EVENTS]
@@ -104,7 +104,7 @@ def _event(w, kind, j):  # type: ignore[no-untyped-def]
     return i
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def _hide(w, j):  # type: ignore[no-untyped-def]
     """Take job j out of the active ones."""
     low, high = 0, w.state[ACTIVE] - 1
@@ -121,7 +121,7 @@ def _hide(w, j):  # type: ignore[no-untyped-def]
     return low
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def _show(w, j):  # type: ignore[no-untyped-def]
     """Put job j among the active ones: pending."""
     i = w.state[ACTIVE]
@@ -136,7 +136,7 @@ def _show(w, j):  # type: ignore[no-untyped-def]
     return _event(w, ARRIVED, j)
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def _arrive(w, j):  # type: ignore[no-untyped-def]
     """Job j arrives: visible, or behind the hidden ones of its group."""
     group = w.given[j, GROUP]
@@ -151,7 +151,7 @@ def _arrive(w, j):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def _reached(w, j):  # type: ignore[no-untyped-def]
     """Job j has reached the end of a pass, or of its work."""
     if sync(w, j) < w.given[j, WORK_TOTAL]:
@@ -177,7 +177,7 @@ def _reached(w, j):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def _change(w, node, kind):  # type: ignore[no-untyped-def]
     """A node is added, drained, or removed with the open passes of its jobs."""
     takes = 1 if kind == ADD else 0
@@ -202,7 +202,7 @@ def _change(w, node, kind):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WORLD, counted=False)
+@entry(INT, WORLD, counted=False)
 def advance(w):  # type: ignore[no-untyped-def]
     """Go to the next instant at which jobs are active, and apply its events.
 

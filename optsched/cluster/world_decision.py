@@ -43,7 +43,7 @@ from optsched.cluster.world_layout import (
     WORLD,
 )
 from optsched.cluster.world_stay import is_size, release, start, start_beside, start_on
-from optsched.compiled import INT, kernel
+from optsched.compiled import INT, entry, helper
 
 _STAYS: Final = 0
 _GOES: Final = 1
@@ -52,7 +52,7 @@ _COMES: Final = 2
 """Bit of `LEAVES`: is to be placed."""
 
 
-@kernel(INT, WORLD, INT, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, INT, counted=False)
 def _is_there(w, j, first, end):  # type: ignore[no-untyped-def]
     """1 if job j runs on exactly the nodes of rows ``first:end`` of `World.named`, ascending."""
     row = w.job[j, HELD]
@@ -63,7 +63,7 @@ def _is_there(w, j, first, end):  # type: ignore[no-untyped-def]
     return 1 if row < 0 else 0
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def _mark(w, i):  # type: ignore[no-untyped-def]
     """Check what is decided about position i for itself; note whether it leaves and is placed."""
     s = w.state
@@ -108,7 +108,7 @@ def _mark(w, i):  # type: ignore[no-untyped-def]
     return LEGAL
 
 
-@kernel(INT, WORLD, counted=False)
+@helper(INT, WORLD, counted=False)
 def _lacks(w):  # type: ignore[no-untyped-def]
     """1 if GPUs or zero-slot units are too few for all; notes the first position without."""
     s = w.state
@@ -142,7 +142,7 @@ def _lacks(w):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def _put(w, i):  # type: ignore[no-untyped-def]
     """Place position i if that is still to be done."""
     s = w.state
@@ -172,7 +172,7 @@ def _put(w, i):  # type: ignore[no-untyped-def]
     return LEGAL
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def _forget(w, rule):  # type: ignore[no-untyped-def]
     """Take back all marks of a decision that is refused."""
     for i in range(w.state[ACTIVE]):
@@ -180,7 +180,7 @@ def _forget(w, rule):  # type: ignore[no-untyped-def]
     return rule
 
 
-@kernel(INT, WORLD, counted=False)
+@entry(INT, WORLD, counted=False)
 def apply(w):  # type: ignore[no-untyped-def]
     """Do what `World.quota` and its companions say, for all active jobs by position.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from optsched.cluster.world_layout import NEXT, RUNNING_NOW, SLOT, WORLD
-from optsched.compiled import INT, kernel
+from optsched.compiled import INT, helper
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def rise(w, i):  # type: ignore[no-untyped-def]
     """Move row i towards the top while it is earlier (ties: lower job) than the row above."""
     time, job = w.heap[i, 0], w.heap[i, 1]
@@ -23,7 +23,7 @@ def rise(w, i):  # type: ignore[no-untyped-def]
     return i
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def sink(w, i):  # type: ignore[no-untyped-def]
     """Move row i away from the top while a row below is earlier."""
     n = w.state[RUNNING_NOW]
@@ -47,7 +47,7 @@ def sink(w, i):  # type: ignore[no-untyped-def]
     return i
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def enter(w, j):  # type: ignore[no-untyped-def]
     """Put running job j in, by its `NEXT`."""
     i = w.state[RUNNING_NOW]
@@ -56,7 +56,7 @@ def enter(w, j):  # type: ignore[no-untyped-def]
     return rise(w, i)
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def move(w, j):  # type: ignore[no-untyped-def]
     """Put job j where its changed `NEXT` belongs."""
     i = w.job[j, SLOT]
@@ -64,7 +64,7 @@ def move(w, j):  # type: ignore[no-untyped-def]
     return sink(w, rise(w, i))
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def withdraw(w, j):  # type: ignore[no-untyped-def]
     """Take job j out."""
     i = w.job[j, SLOT]

@@ -62,7 +62,7 @@ from optsched.cluster.world_layout import (
     WORK_TOTAL,
     WORLD,
 )
-from optsched.compiled import INT, kernel
+from optsched.compiled import INT, entry, helper
 
 NEVER: Final = 2**62
 """Later than any horizon."""
@@ -71,7 +71,7 @@ NEVER: Final = 2**62
 # what a job has got until now
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@entry(INT, WORLD, INT, counted=False)
 def done_now(w, j):  # type: ignore[no-untyped-def]
     """Work done, at most all."""
     done = w.job[j, DONE]
@@ -80,7 +80,7 @@ def done_now(w, j):  # type: ignore[no-untyped-def]
     return min(done, w.given[j, WORK_TOTAL])
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def remaining_now(w, j, clairvoyant):  # type: ignore[no-untyped-def]
     """Work left, the true one (clairvoyant = 1) or that by the estimate, at least 1."""
     if clairvoyant == 1:
@@ -88,7 +88,7 @@ def remaining_now(w, j, clairvoyant):  # type: ignore[no-untyped-def]
     return max(1, w.given[j, BELIEVED] - done_now(w, j))
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def attained_now(w, j):  # type: ignore[no-untyped-def]
     """GPU-time received, restarts included."""
     if w.job[j, SLOT] < 0:
@@ -96,13 +96,13 @@ def attained_now(w, j):  # type: ignore[no-untyped-def]
     return w.job[j, ATTAINED] + w.job[j, GPUS] * (w.state[TIME] - w.job[j, STAY])
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def at_pass_end(w, j):  # type: ignore[no-untyped-def]
     """1 if job j is pending or ended a pass at this instant."""
     return 1 if w.job[j, SLOT] < 0 or w.job[j, PASS_END] == w.state[TIME] else 0
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def is_size(w, j, gpus):  # type: ignore[no-untyped-def]
     """1 if the job may run on so many GPUs (-1: it is a zero-slot task)."""
     wanted = 0 if gpus == -1 else gpus
@@ -114,7 +114,7 @@ def is_size(w, j, gpus):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def rate_of(w, j, gpus):  # type: ignore[no-untyped-def]
     """Work per unit of time at an allowed size, without contention; 0 if it is not allowed."""
     wanted = 0 if gpus == -1 else gpus
@@ -127,7 +127,7 @@ def rate_of(w, j, gpus):  # type: ignore[no-untyped-def]
 # its progress
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def sync(w, j):  # type: ignore[no-untyped-def]
     """Book the progress of running job j until now."""
     now = w.state[TIME]
@@ -137,7 +137,7 @@ def sync(w, j):  # type: ignore[no-untyped-def]
     return w.job[j, DONE]
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def foresee(w, j):  # type: ignore[no-untyped-def]
     """Set `NEXT` of a synchronised job: the first time at which a pass or all work is done."""
     goal = min((w.job[j, PASSES] + 1) * w.given[j, PASS_WORK], w.given[j, WORK_TOTAL])
@@ -147,7 +147,7 @@ def foresee(w, j):  # type: ignore[no-untyped-def]
     return w.job[j, NEXT]
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def set_rate(w, j, rate):  # type: ignore[no-untyped-def]
     """Another speed from now on, for neighbours came or went; 1 if it changed."""
     if rate == w.job[j, RATE]:
@@ -162,7 +162,7 @@ def set_rate(w, j, rate):  # type: ignore[no-untyped-def]
 # its GPUs
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def _note(w, node, count):  # type: ignore[no-untyped-def]
     """Write a row of the stay that is being opened: nodes ascending."""
     i = w.state[LOG_NODES]
@@ -175,7 +175,7 @@ def _note(w, node, count):  # type: ignore[no-untyped-def]
     return i
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def _take(w, node, count):  # type: ignore[no-untyped-def]
     """Take GPUs of a node that has them."""
     w.node[node, FREE] -= count
@@ -183,7 +183,7 @@ def _take(w, node, count):  # type: ignore[no-untyped-def]
     return _note(w, node, count)
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def _best_fit(w, gpus):  # type: ignore[no-untyped-def]
     """Take GPUs best-fit: the fullest node that fits; else the emptiest ones wholly, and so on."""
     need = gpus
@@ -207,7 +207,7 @@ def _best_fit(w, gpus):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def _take_unit(w, node, hold):  # type: ignore[no-untyped-def]
     """Take a zero-slot unit of this node (-1: of the first that has one)."""
     if node < 0:
@@ -223,7 +223,7 @@ def _take_unit(w, node, hold):  # type: ignore[no-untyped-def]
     return node
 
 
-@kernel(INT, WORLD, INT, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, INT, counted=False)
 def _open(w, j, gpus, half):  # type: ignore[no-untyped-def]
     """Let job j run on what was noted for it, after its restart cost."""
     now, row = w.state[TIME], w.state[LOG_ROWS]
@@ -256,7 +256,7 @@ def _open(w, j, gpus, half):  # type: ignore[no-untyped-def]
     return enter(w, j)
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def start(w, j, gpus):  # type: ignore[no-untyped-def]
     """Run pending job j best-fit on so many GPUs (-1: a zero-slot task); 0 if it does not fit.
 
@@ -276,7 +276,7 @@ def start(w, j, gpus):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, WORLD, INT, INT, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, INT, INT, counted=False)
 def start_on(w, j, gpus, first, end):  # type: ignore[no-untyped-def]
     """The same on the nodes of rows ``first:end`` of `World.named`; 0 if one has too few."""
     for i in range(first, end):
@@ -295,7 +295,7 @@ def start_on(w, j, gpus, first, end):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def start_beside(w, j, partner):  # type: ignore[no-untyped-def]
     """Run pending job j on the GPUs of a running job that shares them with nobody; else 0."""
     if partner == j or w.job[partner, PHASE] != RUNS or w.job[partner, PARTNER] >= 0:
@@ -317,7 +317,7 @@ def start_beside(w, j, partner):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, WORLD, INT, counted=False)
+@helper(INT, WORLD, INT, counted=False)
 def vacate(w, j):  # type: ignore[no-untyped-def]
     """Close the stay of synchronised running job j and give back what it holds alone."""
     now, row, partner = w.state[TIME], w.job[j, ROW], w.job[j, PARTNER]
@@ -347,7 +347,7 @@ def vacate(w, j):  # type: ignore[no-untyped-def]
     return withdraw(w, j)
 
 
-@kernel(INT, WORLD, INT, INT, counted=False)
+@helper(INT, WORLD, INT, INT, counted=False)
 def release(w, j, keeps):  # type: ignore[no-untyped-def]
     """Take running job j off its GPUs: for a resize (keeps = 1: `start` follows) or preempted."""
     sync(w, j)

@@ -21,7 +21,7 @@ from optsched.cluster.world_layout import (
     WORLD,
 )
 from optsched.cluster.world_stay import at_pass_end, attained_now, done_now, remaining_now, set_rate
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 
 PRESENT: Final = ("job", "gpus", "done", "remaining", "running", "at_pass_end")
 """Rows of the table that `present` fills."""
@@ -30,7 +30,7 @@ PAST: Final = ("passes", "starts", "first_start", "entered", "attained")
 """Rows of the table that `past` fills."""
 
 
-@kernel(INT, WORLD, INT, INTS2, counted=False)
+@entry(INT, WORLD, INT, INTS2, counted=False)
 def present(w, clairvoyant, out):  # type: ignore[no-untyped-def]
     """Fill the rows `PRESENT` of ``out``, shape (6, active)."""
     for i in range(w.state[ACTIVE]):
@@ -41,7 +41,7 @@ def present(w, clairvoyant, out):  # type: ignore[no-untyped-def]
     return w.state[ACTIVE]
 
 
-@kernel(INT, WORLD, INTS2, counted=False)
+@entry(INT, WORLD, INTS2, counted=False)
 def past(w, out):  # type: ignore[no-untyped-def]
     """Fill the rows `PAST` of ``out``, shape (5, active)."""
     for i in range(w.state[ACTIVE]):
@@ -52,7 +52,7 @@ def past(w, out):  # type: ignore[no-untyped-def]
     return w.state[ACTIVE]
 
 
-@kernel(INT, WORLD, INTS, counted=False)
+@entry(INT, WORLD, INTS, counted=False)
 def held_rows(w, ptr):  # type: ignore[no-untyped-def]
     """Where the rows of every active job begin in `held`; their number."""
     total = 0
@@ -66,7 +66,7 @@ def held_rows(w, ptr):  # type: ignore[no-untyped-def]
     return total
 
 
-@kernel(INT, WORLD, INTS, INTS, counted=False)
+@entry(INT, WORLD, INTS, INTS, counted=False)
 def held(w, node, count):  # type: ignore[no-untyped-def]
     """Nodes and GPUs of all active jobs, one after the other."""
     k = 0
@@ -79,7 +79,7 @@ def held(w, node, count):  # type: ignore[no-untyped-def]
     return k
 
 
-@kernel(INT, WORLD, READ, READ, counted=False)
+@entry(INT, WORLD, READ, READ, counted=False)
 def set_rates(w, jobs, rates):  # type: ignore[no-untyped-def]
     """Speeds of running jobs from now on."""
     changed = 0

@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 
 from optsched import bounds as core
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray, Schedule
@@ -145,7 +145,7 @@ def carlier(
 # kernels
 
 
-@kernel(types.void, INTS, INT, READ, INT)
+@helper(types.void, INTS, INT, READ, INT)
 def _sift_down(heap, size, key, at):  # type: ignore[no-untyped-def]
     """Restore a binary min-heap of ids, compared by key[id], below position `at`."""
     item = heap[at]
@@ -162,7 +162,7 @@ def _sift_down(heap, size, key, at):  # type: ignore[no-untyped-def]
     heap[at] = item
 
 
-@kernel(types.void, INTS, INT, READ, INT)
+@helper(types.void, INTS, INT, READ, INT)
 def _push(heap, size, key, item):  # type: ignore[no-untyped-def]
     """Add an id to a heap of `size` ids."""
     at = size
@@ -172,7 +172,7 @@ def _push(heap, size, key, item):  # type: ignore[no-untyped-def]
     heap[at] = item
 
 
-@kernel(INT, READ, INT, READ, READ, READ, INTS)
+@helper(INT, READ, INT, READ, READ, READ, INTS)
 def jackson_on(on, m, head, duration, urgency, space):  # type: ignore[no-untyped-def]
     """Jackson's preemptive value of jobs ``on[:m]``; at least 0.
 
@@ -213,7 +213,7 @@ def jackson_on(on, m, head, duration, urgency, space):  # type: ignore[no-untype
     return best
 
 
-@kernel(INT, READ, READ, READ)
+@entry(INT, READ, READ, READ)
 def jackson_preemptive(head, duration, tail):  # type: ignore[no-untyped-def]
     """Makespan of Jackson's preemptive schedule in O(n log n): a bound of 1 | r_j, q_j | Cmax.
 
@@ -228,7 +228,7 @@ def jackson_preemptive(head, duration, tail):  # type: ignore[no-untyped-def]
     return jackson_on(everybody, n, head, duration, urgency, space)
 
 
-@kernel(INT, READ, INT, READ, READ, READ, INTS, INTS)
+@entry(INT, READ, INT, READ, READ, READ, INTS, INTS)
 def schrage_on(on, m, head, duration, urgency, space, order):  # type: ignore[no-untyped-def]
     """Value of Schrage's schedule of jobs ``on[:m]``, at least 0; fills ``order[:m]``.
 
@@ -263,7 +263,7 @@ def schrage_on(on, m, head, duration, urgency, space, order):  # type: ignore[no
     return value
 
 
-@kernel(types.Tuple((INT, INT)), READ, READ, READ, READ)
+@helper(types.Tuple((INT, INT)), READ, READ, READ, READ)
 def _interference(order, head, duration, urgency):  # type: ignore[no-untyped-def]
     """Places (c, p) of the interference job and the critical job in Schrage's order; c = -1: none.
 
@@ -288,7 +288,7 @@ def _interference(order, head, duration, urgency):  # type: ignore[no-untyped-de
     return -1, critical
 
 
-@kernel(types.Tuple((INT, INT, INTS, INT)), READ, READ, READ, INT, INT)
+@entry(types.Tuple((INT, INT, INTS, INT)), READ, READ, READ, INT, INT)
 def carlier_search(head, duration, tail, node_limit, target):  # type: ignore[no-untyped-def]
     """Returns (value, lower bound, order, nodes); see `carlier`.
 

@@ -25,6 +25,9 @@ MODES: Final = (FAILURE_DIRECTED, GIFFLER_THOMPSON)
 SEARCHES: Final = ("depth", "best")
 MOST_WIDTH: Final = 10**6
 
+PROOF = ("longest_path", "failure_directed", "tree_search:run")
+"""What failure-directed search loads."""
+
 
 class BranchAndBound:
     """Exact search over the orders on the machines; one iteration is one node of the tree.
@@ -74,7 +77,7 @@ class BranchAndBound:
         chosen = _checked(limits.options)
         graph = problem.graph()
         if chosen.mode == FAILURE_DIRECTED:
-            if not load(monitor, "failure_directed"):
+            if not load(monitor, *PROOF):
                 if monitor.sequences is None and supported_graph(graph):
                     try_rules(graph, limits, monitor)  # a first answer needs no kernels
                 return Result("unknown")
@@ -84,7 +87,7 @@ class BranchAndBound:
         support = supported_graph(graph)
         if not support:
             raise InputError(f"options.mode: giffler-thompson takes no gangs: {support.reason}")
-        if not load(monitor, "longest_path", "giffler_thompson"):
+        if not load(monitor, "longest_path", "giffler_thompson_tree", "giffler_thompson"):
             return Result("unknown")
         from optsched_solvers import giffler_thompson
 

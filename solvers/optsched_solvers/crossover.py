@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched_solvers.operation_based import guided
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def invert(chromosome: IntArray, seed: int) -> None:
     _mutate(chromosome, seed, 2)
 
 
-@kernel(types.uint64, types.uint64)
+@helper(types.uint64, types.uint64)
 def _mixed(x):  # type: ignore[no-untyped-def]
     """The output function of splitmix64 (Steele, Lea, Flood 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -93,14 +93,14 @@ def _mixed(x):  # type: ignore[no-untyped-def]
     return x ^ (x >> np.uint64(31))
 
 
-@kernel(INT, INT, INT, INT)
+@helper(INT, INT, INT, INT)
 def _draw(seed, k, n):  # type: ignore[no-untyped-def]
     """The k-th random number below n of a seed."""
     x = _mixed(np.uint64(seed) + np.uint64(k + 1) * np.uint64(0x9E3779B97F4A7C15))
     return np.int64(x % np.uint64(n))
 
 
-@kernel(types.void, READ, READ, INT, INTS, INTS)
+@entry(types.void, READ, READ, INT, INTS, INTS)
 def _pox(first, second, seed, one, other):  # type: ignore[no-untyped-def]
     n = len(first)
     n_genes = 0
@@ -128,7 +128,7 @@ def _pox(first, second, seed, one, other):  # type: ignore[no-untyped-def]
             b += 1
 
 
-@kernel(types.void, INTS, INT, INT)
+@entry(types.void, INTS, INT, INT)
 def _mutate(chromosome, seed, kind):  # type: ignore[no-untyped-def]
     n = len(chromosome)
     if n < 2:
@@ -164,7 +164,7 @@ def _mutate(chromosome, seed, kind):  # type: ignore[no-untyped-def]
             b -= 1
 
 
-@kernel(types.void, READ, READ, INT, INTS, INTS, READ, READ)
+@entry(types.void, READ, READ, INT, INTS, INTS, READ, READ)
 def _crossed_ranks(first, second, seed, one, other, indptr, resource):  # type: ignore[no-untyped-def]
     """Ranks on every resource by place in the chains, for both children of `jox`."""
     n = len(first)

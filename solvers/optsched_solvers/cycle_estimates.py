@@ -6,7 +6,7 @@ from typing import Final
 
 from numba import types
 
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, helper
 from optsched_solvers.cycle_state import (
     AFTER,
     BEFORE,
@@ -24,7 +24,6 @@ from optsched_solvers.cycle_state import (
     TOKENS,
     machine_weight,
 )
-from optsched_solvers.search_state import inlined
 
 HEADS, TAILS, NEW_HEAD, RANK, UNTIL, BEST_AFTER, BEST_TOKENS = range(7)
 SCRATCH: Final = types.UniTuple(INTS, 7)
@@ -35,7 +34,7 @@ which move the one may not come before the other again. BEST_AFTER, BEST_TOKENS:
 NO_PATH: Final = -(1 << 60)
 
 
-@kernel(types.void, GRAPH, STATE, INT, INT, INTS)
+@helper(types.void, GRAPH, STATE, INT, INT, INTS)
 def heads_from(graph, state, period, r, head):  # type: ignore[no-untyped-def]
     """Longest paths from r at the period."""
     before, tokens, order = state[BEFORE], state[TOKENS], state[ORDER]
@@ -68,7 +67,7 @@ def heads_from(graph, state, period, r, head):  # type: ignore[no-untyped-def]
             break
 
 
-@kernel(types.void, GRAPH, STATE, INT, INT, INTS)
+@helper(types.void, GRAPH, STATE, INT, INT, INTS)
 def tails_to(graph, state, period, r, tails):  # type: ignore[no-untyped-def]
     """Longest paths to r at the period."""
     after, tokens, order = state[AFTER], state[TOKENS], state[ORDER]
@@ -101,7 +100,7 @@ def tails_to(graph, state, period, r, tails):  # type: ignore[no-untyped-def]
             break
 
 
-@inlined
+@helper(counted=False, inline=True)
 def head_of(graph, scratch, period, j, reached):  # type: ignore[no-untyped-def]
     """Longest path to j, given the one along its device."""
     head = scratch[HEADS]
@@ -113,7 +112,7 @@ def head_of(graph, scratch, period, j, reached):  # type: ignore[no-untyped-def]
     return latest
 
 
-@inlined
+@helper(counted=False, inline=True)
 def tail_of(graph, scratch, period, i, reached):  # type: ignore[no-untyped-def]
     """Longest path from i, given the one along its device."""
     tails = scratch[TAILS]
@@ -125,7 +124,7 @@ def tail_of(graph, scratch, period, i, reached):  # type: ignore[no-untyped-def]
     return longest
 
 
-@inlined
+@helper(counted=False, inline=True)
 def estimate(graph, state, scratch, period, r, u, v, step):  # type: ignore[no-untyped-def]
     """Longest closed walk through r and what moves, at the period (Balas & Vazacopoulos 1998)."""
     before, after, tokens = state[BEFORE], state[AFTER], state[TOKENS]

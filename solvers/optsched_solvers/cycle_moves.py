@@ -11,7 +11,7 @@ from typing import Final
 
 from numba import types
 
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, copy, entry, helper
 from optsched_solvers.cycle_estimates import (
     BEST_AFTER,
     BEST_TOKENS,
@@ -56,7 +56,7 @@ TRIES: Final = 50
 """Places to look at for a random move."""
 
 
-@kernel(types.void, STATE, INT)
+@helper(types.void, STATE, INT)
 def sort_by_time(state, period):  # type: ignore[no-untyped-def]
     """Bring ORDER up to date: it only decides how soon the longest paths are found."""
     start, order, key = state[START], state[ORDER], state[SEEN]
@@ -73,7 +73,7 @@ def sort_by_time(state, period):  # type: ignore[no-untyped-def]
         order[m] = i
 
 
-@kernel(types.void, GRAPH, STATE, SCRATCH, INTS, INT, INT, INT, INT)
+@helper(types.void, GRAPH, STATE, SCRATCH, INTS, INT, INT, INT, INT)
 def consider(graph, state, scratch, control, r, u, v, step):  # type: ignore[no-untyped-def]
     """Keep a move if it is the best so far."""
     period = control[VALUE]
@@ -121,7 +121,7 @@ def consider(graph, state, scratch, control, r, u, v, step):  # type: ignore[no-
     control[U], control[V], control[STEP] = u, v, step
 
 
-@kernel(types.void, GRAPH, STATE, SCRATCH, INTS)
+@helper(types.void, GRAPH, STATE, SCRATCH, INTS)
 def choose(graph, state, scratch, control):  # type: ignore[no-untyped-def]
     """The best move on the critical cycle: U, V, STEP of control; STEP 0 if there is none."""
     after, through, cycle = state[AFTER], state[THROUGH], state[CYCLE]
@@ -175,7 +175,7 @@ def choose(graph, state, scratch, control):  # type: ignore[no-untyped-def]
         k = m + 1
 
 
-@kernel(types.void, STATE, SCRATCH, INTS)
+@helper(types.void, STATE, SCRATCH, INTS)
 def forbid(state, scratch, control):  # type: ignore[no-untyped-def]
     """Before a move: the orders that it gives up are tabu for a while."""
     u, v, step = control[U], control[V], control[STEP]
@@ -193,7 +193,7 @@ def forbid(state, scratch, control):  # type: ignore[no-untyped-def]
         x = after[x]
 
 
-@kernel(types.void, GRAPH, STATE, SCRATCH, INTS)
+@helper(types.void, GRAPH, STATE, SCRATCH, INTS)
 def choose_any(graph, state, scratch, control):  # type: ignore[no-untyped-def]
     """Any two neighbours on a device that may change places, critical or not."""
     after = state[AFTER]
@@ -206,7 +206,7 @@ def choose_any(graph, state, scratch, control):  # type: ignore[no-untyped-def]
             return
 
 
-@kernel(types.void, GRAPH, STATE, INTS)
+@helper(types.void, GRAPH, STATE, INTS)
 def move(graph, state, control):  # type: ignore[no-untyped-def]
     """Make the chosen move; take it back if operations then wait for each other for ever."""
     u, v = control[U], control[V]
@@ -225,7 +225,7 @@ def move(graph, state, control):  # type: ignore[no-untyped-def]
         control[VALUE] = least_period(graph, state, control[FLOOR])
 
 
-@kernel(INT, GRAPH, STATE, SCRATCH, INTS, INT)
+@entry(INT, GRAPH, STATE, SCRATCH, INTS, INT)
 def walk(graph, state, scratch, control, moves):  # type: ignore[no-untyped-def]
     """Up to so many moves; RUNNING, STUCK or DONE (see `neighbourhoods`)."""
     for _ in range(moves):
@@ -248,6 +248,6 @@ def walk(graph, state, scratch, control, moves):  # type: ignore[no-untyped-def]
         if control[VALUE] < control[BEST]:
             control[BEST] = control[VALUE]
             control[STALE] = 0
-            scratch[BEST_AFTER][:] = state[AFTER]
-            scratch[BEST_TOKENS][:] = state[TOKENS]
+            copy(scratch[BEST_AFTER], state[AFTER])
+            copy(scratch[BEST_TOKENS], state[TOKENS])
     return RUNNING

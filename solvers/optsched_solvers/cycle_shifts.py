@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import types
 
-from optsched.compiled import INT, kernel
+from optsched.compiled import INT, helper
 from optsched_solvers.cycle_state import (
     ACQUIRE,
     AFTER,
@@ -26,10 +26,9 @@ from optsched_solvers.cycle_state import (
     TOKENS,
     WORKSPACE,
 )
-from optsched_solvers.search_state import inlined
 
 
-@kernel(types.void, GRAPH, STATE, INT, INT)
+@helper(types.void, GRAPH, STATE, INT, INT)
 def shift_right(graph, state, u, v):  # type: ignore[no-untyped-def]
     """Put u right behind v, which follows it on the device."""
     before, after, tokens, level = state[BEFORE], state[AFTER], state[TOKENS], state[LEVEL]
@@ -60,7 +59,7 @@ def shift_right(graph, state, u, v):  # type: ignore[no-untyped-def]
     after[u], before[s] = s, u
 
 
-@kernel(types.void, GRAPH, STATE, INT, INT)
+@helper(types.void, GRAPH, STATE, INT, INT)
 def shift_left(graph, state, u, v):  # type: ignore[no-untyped-def]
     """Put v right before u, which it follows on the device."""
     before, after, tokens, level = state[BEFORE], state[AFTER], state[TOKENS], state[LEVEL]
@@ -90,7 +89,7 @@ def shift_left(graph, state, u, v):  # type: ignore[no-untyped-def]
     after[last], before[s] = s, last
 
 
-@inlined
+@helper(counted=False, inline=True)
 def fits(graph, state, u, v, step):  # type: ignore[no-untyped-def]
     """Whether the memory suffices after `shift_right` (step 1) or `shift_left` (-1)."""
     capacity = graph[CAPACITY][u]
@@ -118,7 +117,7 @@ def fits(graph, state, u, v, step):  # type: ignore[no-untyped-def]
     return True
 
 
-@inlined
+@helper(counted=False, inline=True)
 def is_safe(graph, state, u, v, step, period):  # type: ignore[no-untyped-def]
     """Sufficient for a move not to make operations wait for each other for ever."""
     after, tokens, start, least = state[AFTER], state[TOKENS], state[START], graph[LEAST]

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, kernel
-from optsched_solvers.search_state import inlined
+from optsched.compiled import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray, Rows, Schedule
@@ -127,7 +126,7 @@ class CycleOrder:
         return Rows.of(rows), offset
 
 
-@inlined
+@helper(counted=False, inline=True)
 def machine_weight(graph, i, j):  # type: ignore[no-untyped-def]
     """Least time from the start of i to the start of j right behind it on the device."""
     if graph[FAMILY][i] == graph[FAMILY][j]:
@@ -135,7 +134,7 @@ def machine_weight(graph, i, j):  # type: ignore[no-untyped-def]
     return graph[DURATION][i] + graph[SETUP_OUT][i] + graph[SETUP_IN][j]
 
 
-@kernel(INT, GRAPH, STATE, INT)
+@helper(INT, GRAPH, STATE, INT)
 def longer_cycle(graph, state, period):  # type: ignore[no-untyped-def]
     """The longest period that a cycle of PARENT asks for, if above `period`; else `period`.
 
@@ -183,7 +182,7 @@ def longer_cycle(graph, state, period):  # type: ignore[no-untyped-def]
     return longest
 
 
-@kernel(INT, GRAPH, STATE, INT)
+@entry(INT, GRAPH, STATE, INT)
 def least_period(graph, state, floor):  # type: ignore[no-untyped-def]
     """Least T >= floor without a cycle of weight above T times its tokens; 0: there is none.
 

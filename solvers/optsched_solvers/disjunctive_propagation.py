@@ -7,6 +7,7 @@ is refuted; then `forget` drops what was still to be looked at.
 
 from __future__ import annotations
 
+from optsched.compiled import helper
 from optsched_solvers.disjunctive_state import (
     AFTER, AFTER_OP, AFTER_PTR, AFTER_WEIGHT, BEFORE, BEFORE_OP, BEFORE_PTR, BEFORE_WEIGHT, BYTES,
     BY_DEADLINE, BY_HEAD, EST, EST_LEVEL, FALSE, FIRST, FREER, FRESH, FRESH_HEAD, FRESH_SIZE, GAP,
@@ -16,7 +17,7 @@ from optsched_solvers.disjunctive_state import (
     SLOT_OF, SLOT_OPEN, SLOT_PTR, TRAIL, TRUE, WATCHED, WORKSPACE,
 )  # fmt: skip
 from optsched_solvers.edge_finding import (
-    DEADLINE, FAR, HEAD, LATE_FIRST, NEW, PROCESS, head_rules, inner,
+    DEADLINE, FAR, HEAD, LATE_FIRST, NEW, PROCESS, head_rules,
 )  # fmt: skip
 
 # what has changed: earliest starts, latest starts of operations, orders on a machine
@@ -25,7 +26,7 @@ _WINDOWS = 3
 EVERYTHING = 7
 
 
-@inner
+@helper(counted=False)
 def raise_start(s, i, value):  # type: ignore[no-untyped-def]
     """Operation i starts no sooner than value."""
     op, number = s.op, s.number
@@ -47,7 +48,7 @@ def raise_start(s, i, value):  # type: ignore[no-untyped-def]
     return True
 
 
-@inner
+@helper(counted=False)
 def lower_start(s, i, value):  # type: ignore[no-untyped-def]
     """Operation i starts no later than value."""
     op = s.op
@@ -69,7 +70,7 @@ def lower_start(s, i, value):  # type: ignore[no-untyped-def]
     return True
 
 
-@inner
+@helper(counted=False)
 def decide(s, m):  # type: ignore[no-untyped-def]
     """Literal m is true; its consequences follow in `fixpoint`."""
     if s.value[m]:
@@ -95,7 +96,7 @@ def decide(s, m):  # type: ignore[no-untyped-def]
     return True
 
 
-@inner
+@helper(counted=False)
 def undo(s, mark):  # type: ignore[no-untyped-def]
     """Take back everything on the trail from mark on."""
     n = s.op.shape[1]
@@ -115,7 +116,7 @@ def undo(s, mark):  # type: ignore[no-untyped-def]
     s.number[TRAIL] = mark
 
 
-@inner
+@helper(counted=False)
 def forget(s):  # type: ignore[no-untyped-def]
     """Empty all queues after a refutation."""
     number = s.number
@@ -128,7 +129,7 @@ def forget(s):  # type: ignore[no-untyped-def]
         s.machine[IN_HEAVY, _pop(s.machine, HEAVY, number, HEAVY_HEAD, HEAVY_SIZE)] = 0
 
 
-@inner
+@helper(counted=False)
 def fixpoint(s):  # type: ignore[no-untyped-def]
     """Propagate until nothing changes: orders, arcs, cheap machine rules, at last costly ones."""
     number = s.number
@@ -160,7 +161,7 @@ def fixpoint(s):  # type: ignore[no-untyped-def]
             return True
 
 
-@inner
+@helper(counted=False)
 def _push(ring, row, number, head, size, value):  # type: ignore[no-untyped-def]
     at = number[head] + number[size]
     if at >= ring.shape[1]:
@@ -169,7 +170,7 @@ def _push(ring, row, number, head, size, value):  # type: ignore[no-untyped-def]
     number[size] += 1
 
 
-@inner
+@helper(counted=False)
 def _pop(ring, row, number, head, size):  # type: ignore[no-untyped-def]
     value = ring[row, number[head]]
     number[head] += 1
@@ -179,7 +180,7 @@ def _pop(ring, row, number, head, size):  # type: ignore[no-untyped-def]
     return value
 
 
-@inner
+@helper(counted=False)
 def touch(s, r, what):  # type: ignore[no-untyped-def]
     """Machine r is to be looked at again: what changed of it, as a sum of the bits above."""
     if s.machine[IN_LIGHT, r] == 0:
@@ -190,7 +191,7 @@ def touch(s, r, what):  # type: ignore[no-untyped-def]
         _push(s.machine, HEAVY, s.number, HEAVY_HEAD, HEAVY_SIZE, r)
 
 
-@inner
+@helper(counted=False)
 def _follow_order(s, m):  # type: ignore[no-untyped-def]
     """What a literal implies: two windows, transitive orders on its machine, nogoods."""
     first, second = s.literal[BEFORE, m], s.literal[AFTER, m]
@@ -214,7 +215,7 @@ def _follow_order(s, m):  # type: ignore[no-untyped-def]
     return _watch(s, m)
 
 
-@inner
+@helper(counted=False)
 def _watch(s, m):  # type: ignore[no-untyped-def]
     """Literal m is true: nogoods that watch it watch another, or make their last one false."""
     previous = -1
@@ -246,7 +247,7 @@ def _watch(s, m):  # type: ignore[no-untyped-def]
     return True
 
 
-@inner
+@helper(counted=False)
 def _follow_arcs(s, i):  # type: ignore[no-untyped-def]
     """The window of i changed: its neighbours by arcs, and its machines."""
     changed = s.op[QUEUED, i]
@@ -266,7 +267,7 @@ def _follow_arcs(s, i):  # type: ignore[no-untyped-def]
     return True
 
 
-@inner
+@helper(counted=False)
 def _pairs(s, r):  # type: ignore[no-untyped-def]
     """Immediate selection: an order that no longer fits into both windows is excluded."""
     n, at, first = s.machine[SIZE, r], s.machine[MATRIX, r], s.machine[FIRST, r]
@@ -298,7 +299,7 @@ def _pairs(s, r):  # type: ignore[no-untyped-def]
     return True
 
 
-@inner
+@helper(counted=False)
 def _sums_before(s, r):  # type: ignore[no-untyped-def]
     """Operations wait for all who precede them, one after the other (Jackson's sum)."""
     n, at, first = s.machine[SIZE, r], s.machine[MATRIX, r], s.machine[FIRST, r]
@@ -323,7 +324,7 @@ def _sums_before(s, r):  # type: ignore[no-untyped-def]
     return True
 
 
-@inner
+@helper(counted=False)
 def _sums_behind(s, r):  # type: ignore[no-untyped-def]
     """Operations leave time for all who follow them; `_sums_before` mirrored."""
     n, at, first = s.machine[SIZE, r], s.machine[MATRIX, r], s.machine[FIRST, r]
@@ -349,7 +350,7 @@ def _sums_behind(s, r):  # type: ignore[no-untyped-def]
     return True
 
 
-@inner
+@helper(counted=False)
 def _memory(s, r):  # type: ignore[no-untyped-def]
     """Bytes that are certainly held while an operation runs; orders that would overflow it."""
     if s.machine[PART, r] == s.machine[PART_END, r] and s.machine[MEMORY, r] >= FAR:
@@ -389,7 +390,7 @@ def _memory(s, r):  # type: ignore[no-untyped-def]
     return True
 
 
-@inner
+@helper(counted=False)
 def _windows(s, r):  # type: ignore[no-untyped-def]
     """Edge finding and not-first, not-last on machine r, forwards and backwards.
 
@@ -436,7 +437,7 @@ def _windows(s, r):  # type: ignore[no-untyped-def]
     return True
 
 
-@inner
+@helper(counted=False)
 def _sort(t, row, order, by, first, n):  # type: ignore[no-untyped-def]
     """Sort order[by, first : first + n] by a row of t; it is nearly sorted from the last time."""
     for x in range(first + 1, first + n):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numba
 import numpy as np
 from numba import types
 
-from optsched.compiled import BOOL, INT, kernel
+from optsched.compiled import BOOL, INT, entry, helper
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray
@@ -21,12 +20,6 @@ FAR = 2**62
 """Beyond every time; sums of all durations stay below 2^53."""
 
 TABLE: Any = types.Array(types.int64, 2, "C")
-
-_INLINED: dict[str, Any] = {
-    "nogil": True, "_nrt": False, "no_cpython_wrapper": True, "no_cfunc_wrapper": True,
-}  # fmt: skip
-inner: Any = numba.njit(**_INLINED)
-"""For functions that only kernels call: compiled with them, without counting references."""
 
 # rows of the table that `head_rules` works on
 HEAD, PROCESS, DEADLINE, LATE_FIRST, NEW, ECT = range(6)
@@ -82,7 +75,7 @@ def tighten(
         early, late = raised, -mirrored
 
 
-@inner
+@helper(counted=False)
 def head_rules(n, t):  # type: ignore[no-untyped-def]
     """Raise NEW (given as a copy of HEAD); False if some set of operations cannot fit.
 
@@ -131,7 +124,7 @@ def head_rules(n, t):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel(BOOL, INT, TABLE, counted=False)
+@entry(BOOL, INT, TABLE, counted=False)
 def _head_rules(n, t):  # type: ignore[no-untyped-def]
     """`head_rules` as a kernel of its own; further, no operation may end after its deadline."""
     if not head_rules(n, t):

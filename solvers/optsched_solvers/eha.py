@@ -66,7 +66,7 @@ class Eha:
         """Compare all candidates."""
         assert isinstance(problem, SubsetChoice)
         most = checked_candidates(limits)
-        if not load(monitor, "host_sets", "subset_search"):
+        if not load(monitor, "host_sets", "subset_search:first_best", "subset_value:best_mask"):
             return Result("unknown")
         tables = kernel_tables(problem)
         judge, reason = Judge(problem) if tables is None else None, UNKNOWN

@@ -23,7 +23,7 @@ from optsched_solvers.job_order_search import improve
 from optsched_solvers.loading import load
 from optsched_solvers.race import Aside
 from optsched_solvers.rules import is_pipeline, supported_graph, try_rules
-from optsched_solvers.tabu import Tabu
+from optsched_solvers.tabu import Tabu, kernels
 
 if TYPE_CHECKING:
     from optsched.monitor import Monitor
@@ -224,7 +224,7 @@ class _Search:
             return
         if self.moves > FIRST_POLISH + POLISH_MOVES * self._nodes():
             return
-        if not load(self.monitor, "tabu_walk", "path_relinking"):
+        if not load(self.monitor, *kernels(self.graph)):
             return
         moves = max(FIRST_POLISH, self.moves)
         self.moves += moves

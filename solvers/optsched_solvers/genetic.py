@@ -17,6 +17,7 @@ from optsched.result import Result
 from optsched.schedule import NO_DEADLINE, Rows
 from optsched_solvers.loading import load
 from optsched_solvers.rules import supported_graph, supported_objective, try_insertion, try_rules
+from optsched_solvers.tabu import kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -128,7 +129,7 @@ class Genetic:
         if tried != limits.iterations and not monitor.should_stop():
             tried += try_insertion(graph, monitor, starts.append)
         left = 2**62 if limits.iterations is None else limits.iterations - tried
-        modules = (*MODULES, "tabu_walk") if settings.local_search else MODULES
+        modules = (*MODULES, *kernels(graph)) if settings.local_search else MODULES
         if left and not monitor.should_stop() and load(monitor, *modules):
             _Run(graph, settings, limits, monitor, left).run(starts)
         return Result("unknown")

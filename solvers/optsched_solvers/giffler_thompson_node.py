@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from optsched.compiled import BOOL, INT, INTS, kernel
+from optsched.compiled import BOOL, INT, INTS, helper
 from optsched_solvers.bounds import carlier_search, jackson_on, schrage_on
 
 NO_LIMIT = int(np.iinfo(np.int64).max)
@@ -48,13 +48,13 @@ STATE = types.Tuple((TABLE, TABLE, TABLE, TABLE, INTS, INTS))
 """(operations, slots, resources, trail, work space, counters)"""
 
 
-@kernel(INT, GIVEN, INT, INT)
+@helper(INT, GIVEN, INT, INT)
 def _gap(op, i, j):  # type: ignore[no-untyped-def]
     """Setup time between neighbours i, j."""
     return 0 if op[FAMILY, i] == op[FAMILY, j] else op[SETUP_OUT, i] + op[SETUP_IN, j]
 
 
-@kernel(BOOL, GIVEN, GIVEN, TABLE, INT)
+@helper(BOOL, GIVEN, GIVEN, TABLE, INT)
 def _fits(op, res, use, i):  # type: ignore[no-untyped-def]
     """Whether i may come next on its machine as far as bytes go."""
     r = op[RESOURCE, i]
@@ -62,7 +62,7 @@ def _fits(op, res, use, i):  # type: ignore[no-untyped-def]
     return level <= res[MEMORY, r] - op[WORKSPACE, i] and level >= op[FREE, i]
 
 
-@kernel(INT, GIVEN, TABLE, INT, INT)
+@helper(INT, GIVEN, TABLE, INT, INT)
 def _start(op, var, last, i):  # type: ignore[no-untyped-def]
     """Earliest start of i right behind `last` (-1: first of its machine)."""
     start = var[HEAD, i]
@@ -76,7 +76,7 @@ def _start(op, var, last, i):  # type: ignore[no-untyped-def]
 # one node: decide and take back
 
 
-@kernel(BOOL, GRAPH, STATE, INT, INT)
+@helper(BOOL, GRAPH, STATE, INT, INT)
 def append(graph, state, y, limit):  # type: ignore[no-untyped-def]
     """Put y next on its machine and raise the heads behind it.
 
@@ -195,7 +195,7 @@ def append(graph, state, y, limit):  # type: ignore[no-untyped-def]
     return fine
 
 
-@kernel(types.void, GRAPH, STATE)
+@helper(types.void, GRAPH, STATE)
 def take_back(graph, state):  # type: ignore[no-untyped-def]
     """Undo the last decision."""
     op, arc, res, _ = graph
@@ -228,7 +228,7 @@ def take_back(graph, state):  # type: ignore[no-untyped-def]
 # one node: bound and children
 
 
-@kernel(INT, GRAPH, STATE, INT)
+@helper(INT, GRAPH, STATE, INT)
 def energy_at(graph, state, r):  # type: ignore[no-untyped-def]
     """Memory x time still to be spent on r, between its least head and its least tail."""
     op, _, res, held = graph
@@ -260,7 +260,7 @@ def energy_at(graph, state, r):  # type: ignore[no-untyped-def]
     return begin + int(np.ceil(work * (1.0 - 1e-9) - 1e-9)) + behind
 
 
-@kernel(INT, GRAPH, STATE, INT, INT, INT)
+@helper(INT, GRAPH, STATE, INT, INT, INT)
 def bound_node(graph, state, bound, upper, carlier_nodes):  # type: ignore[no-untyped-def]
     """Lower bound of a node right after `append`; below `upper` no machine is left out.
 
@@ -294,7 +294,7 @@ def bound_node(graph, state, bound, upper, carlier_nodes):  # type: ignore[no-un
     return bound
 
 
-@kernel(BOOL, GRAPH, STATE, INT)
+@helper(BOOL, GRAPH, STATE, INT)
 def _behind_another(graph, state, y):  # type: ignore[no-untyped-def]
     """Whether an operation that is not sequenced, on y's own machine, is an ancestor of y."""
     op, arc, res, _ = graph
@@ -328,7 +328,7 @@ def _behind_another(graph, state, y):  # type: ignore[no-untyped-def]
     return False
 
 
-@kernel(INT, GRAPH, STATE, INT)
+@helper(INT, GRAPH, STATE, INT)
 def _first_to_end(graph, state, machine):  # type: ignore[no-untyped-def]
     """The ready operation of least end whose bytes fit; -1 without one.
 
@@ -361,7 +361,7 @@ def _first_to_end(graph, state, machine):  # type: ignore[no-untyped-def]
     return star
 
 
-@kernel(INT, GRAPH, STATE, TABLE)
+@helper(INT, GRAPH, STATE, TABLE)
 def candidates(graph, state, found):  # type: ignore[no-untyped-def]
     """Operations that may come next on one machine, with their earliest starts; 0: dead end.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numba import types
 
-from optsched.compiled import BOOL, INT, INTS, kernel
+from optsched.compiled import BOOL, INT, INTS, entry, helper
 from optsched_solvers.giffler_thompson_node import (
     CANDIDATE,
     CANDIDATE_BOUND,
@@ -43,7 +43,7 @@ SEARCH = types.Tuple((TABLE, TABLE, INTS, INTS))
 """(nodes, candidates, orders of the best leaf, scalars)"""
 
 
-@kernel(BOOL, TABLE, INT, INT)
+@helper(BOOL, TABLE, INT, INT)
 def _better(node, a, b):  # type: ignore[no-untyped-def]
     """Whether node a is to be explored before node b."""
     for key in (BOUND, FIRST_TIE, SECOND_TIE):
@@ -52,7 +52,7 @@ def _better(node, a, b):  # type: ignore[no-untyped-def]
     return node[SERIAL, a] < node[SERIAL, b]
 
 
-@kernel(types.void, TABLE, INTS, INT)
+@helper(types.void, TABLE, INTS, INT)
 def _open(node, scalars, new):  # type: ignore[no-untyped-def]
     """Add a node to the open ones: a stack (depth first) or a heap."""
     nodes = node[OPEN]
@@ -65,7 +65,7 @@ def _open(node, scalars, new):  # type: ignore[no-untyped-def]
     nodes[at] = new
 
 
-@kernel(INT, TABLE, INTS)
+@helper(INT, TABLE, INTS)
 def _next(node, scalars):  # type: ignore[no-untyped-def]
     """Take the next of the open nodes."""
     nodes = node[OPEN]
@@ -90,7 +90,7 @@ def _next(node, scalars):  # type: ignore[no-untyped-def]
     return top
 
 
-@kernel(types.void, TABLE, INTS, INT)
+@helper(types.void, TABLE, INTS, INT)
 def _release(node, scalars, gone):  # type: ignore[no-untyped-def]
     """Forget a node without children, and its ancestors that have no other."""
     while gone > 0 and node[CHILDREN, gone] == 0:
@@ -100,7 +100,7 @@ def _release(node, scalars, gone):  # type: ignore[no-untyped-def]
         node[CHILDREN, gone] -= 1
 
 
-@kernel(BOOL, GRAPH, STATE, TABLE, INT)
+@helper(BOOL, GRAPH, STATE, TABLE, INT)
 def _switch(graph, state, node, target):  # type: ignore[no-untyped-def]
     """Make the state that of a node; False if the trail is too short, to be called again then."""
     var, _, _, trail, _, counters = state
@@ -124,7 +124,7 @@ def _switch(graph, state, node, target):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel(types.void, TABLE, TABLE, INTS)
+@helper(types.void, TABLE, TABLE, INTS)
 def _adopt(node, found, scalars):  # type: ignore[no-untyped-def]
     """Open the children that survived: the best on top of the stack, or in the heap."""
     parent, count = scalars[NODE], 0
@@ -168,7 +168,7 @@ def _adopt(node, found, scalars):  # type: ignore[no-untyped-def]
     _release(node, scalars, parent)
 
 
-@kernel(INT, TABLE, INTS)
+@helper(INT, TABLE, INTS)
 def _pick(node, scalars):  # type: ignore[no-untyped-def]
     """The node to be expanded next, -1 if there is none; a beam keeps `WIDTH` nodes per level."""
     if scalars[DISCIPLINE] <= BEST_FIRST:
@@ -188,7 +188,7 @@ def _pick(node, scalars):  # type: ignore[no-untyped-def]
     return node[IN_LEVEL, scalars[LEVEL_AT] - 1]
 
 
-@kernel(INT, GRAPH, STATE, SEARCH, INT, INT)
+@entry(INT, GRAPH, STATE, SEARCH, INT, INT)
 def explore(graph, state, search, steps, goal):  # type: ignore[no-untyped-def]
     """Bound at most `steps` further nodes; returns why it stopped. Resumes where it stopped.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -70,7 +70,7 @@ def candidates(
     return hosts[: n * m].reshape(n, m), counts[: n * m].reshape(n, m)
 
 
-@kernel(INT, READ, READ, INTS, INT, INT, INTS)
+@helper(INT, READ, READ, INTS, INT, INT, INTS)
 def _reach(room, before, chosen, begin, need, tally):  # type: ignore[no-untyped-def]
     """Most GPUs on `need` more hosts from position `begin` on; -1 if there are too few."""
     if need == 0:
@@ -99,7 +99,7 @@ def _reach(room, before, chosen, begin, need, tally):  # type: ignore[no-untyped
     return total
 
 
-@kernel(INT, READ, READ, INTS, INT, INTS, INT, INT, INT, INTS, INTS, INTS)
+@helper(INT, READ, READ, INTS, INT, INTS, INT, INT, INT, INTS, INTS, INTS)
 def _even(room, before, at, m, flag, k, found, most, hosts, counts, eligible):  # type: ignore[no-untyped-def]
     """Append every even spread over the set `at`; the new number of candidates.
 
@@ -157,7 +157,7 @@ def _even(room, before, at, m, flag, k, found, most, hosts, counts, eligible):  
     return found
 
 
-@kernel(INT, READ, READ, INT, INT, INT, INTS, INTS)
+@entry(INT, READ, READ, INT, INT, INT, INTS, INTS)
 def spread(room, before, k, m, most, hosts, counts):  # type: ignore[no-untyped-def]
     """Fill `hosts` and `counts` (length most * m, row by row) with `candidates`; their number."""
     n = len(room)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
 from optsched.graph import cyclic_order
 from optsched.schedule import NO_DEADLINE, Objective, Rows
@@ -162,7 +162,7 @@ def _check(graph: Schedule, partial: Rows) -> None:
             seen.add(i)
 
 
-@kernel(types.Tuple((INTS, INTS, INT)), READ, INTS, INTS, INTS, *[READ] * 13)
+@entry(types.Tuple((INTS, INTS, INT)), READ, INTS, INTS, INTS, *[READ] * 13)
 def _insert(  # type: ignore[no-untyped-def]
     order, first, after, before, resource, duration, release, family, setup_in, setup_out,
     succ_ptr, successor, succ_weight, pred_ptr, predecessor, pred_weight, n_before,

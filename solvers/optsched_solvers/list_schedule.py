@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.compiled import BOOL, INT, INTS, READ, kernel
+from optsched.compiled import BOOL, INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
     from optsched.schedule import IntArray, Schedule
@@ -150,7 +150,7 @@ def _chains(graph: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     return chain, indptr, touching[order], before
 
 
-@kernel(BOOL, INT, READ, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS, INTS, INTS)
+@helper(BOOL, INT, READ, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS, INTS, INTS)
 def _safe(  # type: ignore[no-untyped-def]
     i, resource, acquire, free, workspace, memory, chain, chain_indptr, chain_operations,
     chain_before, level, held, scheduled, in_flight,
@@ -212,7 +212,7 @@ def _safe(  # type: ignore[no-untyped-def]
     return n_pending == 0
 
 
-@kernel(types.Tuple((INTS, INTS, INT)), *[READ] * 24, BOOL, BOOL)
+@entry(types.Tuple((INTS, INTS, INT)), *[READ] * 24, BOOL, BOOL)
 def _dispatch(  # type: ignore[no-untyped-def]
     duration, resource, release, indptr, successor, weight, n_before, family, setup_in, setup_out,
     acquire, free, workspace, memory, held_before, chain, chain_indptr, chain_operations,

@@ -1,75 +1,98 @@
-"""Import modules that may have to compile first, without missing a limit for it."""
+"""Import modules and have their kernels compiled, without missing a limit for it."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 import threading
-import time
+from importlib import import_module
 from typing import TYPE_CHECKING
+
+from optsched.limits import available_cores
 
 if TYPE_CHECKING:
     from optsched.monitor import Monitor
 
 _WATCH = 0.01  # seconds between two looks at the limits
-_SLOW = 1.0  # seconds; loading what is compiled takes less
 
-_loaders: dict[str, _Loader] = {}
+_loaders: dict[tuple[str, ...], _Loader] = {}
 _lock = threading.Lock()
 
 
 class _Loader:
-    """One import under way, in a thread that nobody must wait for."""
+    """Modules on their way, in a thread that nobody must wait for."""
 
-    def __init__(self, module: str) -> None:
-        self.module = module
-        self.begun = time.perf_counter()
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self.modules = modules
         self.done = threading.Event()
         self.failure: BaseException | None = None
-        threading.Thread(target=self._load, name=f"loading {module}", daemon=True).start()
+        threading.Thread(target=self._load, name=f"loading {modules[0]}", daemon=True).start()
 
     def _load(self) -> None:
         try:
-            importlib.import_module(self.module)
+            for module in self.modules:
+                import_module(module.partition(":")[0])
+            if "optsched.compiled" in sys.modules:  # else nothing of it is compiled
+                self._compile()
         except BaseException as error:
             self.failure = error
         finally:
             self.done.set()
 
+    def _compile(self) -> None:
+        from optsched.compiled import entries
+        from optsched.compiling import compile_all
+
+        wanted = [one for module in self.modules for one in entries(module)]
+        missing = sum(not one.load() for one in wanted)
+        if missing:
+            logging.getLogger("optsched").warning(
+                "compiling %d kernels for %s, once on this machine (see `optsched warmup`)",
+                missing, ", ".join(name.rpartition(".")[2] for name in self.modules),
+            )  # fmt: skip
+            compile_all(wanted, available_cores())
+
 
 def loaded(*modules: str) -> bool:
     """Whether these modules of `optsched_solvers` (or others, by full name) can be used at once."""
-    found = [
-        sys.modules.get(name if "." in name else f"optsched_solvers.{name}") for name in modules
-    ]
-    return all(
-        module is not None and not getattr(module.__spec__, "_initializing", False)
-        for module in found
-    )
+    return all(map(_is_loaded, map(_full_name, modules)))
+
+
+def _is_loaded(name: str) -> bool:
+    module = sys.modules.get(name.partition(":")[0])
+    if module is None or getattr(module.__spec__, "_initializing", False):
+        return False
+    if "optsched.compiled" not in sys.modules:
+        return True
+    from optsched.compiled import entries
+
+    return all(one.load() for one in entries(name))
 
 
 def load(monitor: Monitor, *modules: str) -> bool:
     """Import modules of `optsched_solvers` (or others, by full name); False if told to stop first.
 
-    The first import on a machine compiles kernels for seconds. It goes on in the background, so
-    that a later call finds more of it done; ``optsched warmup`` does it beforehand.
+    Their kernels, or of ``module:a,b`` those named, are taken from disk; on a new machine they are
+    compiled first, for seconds, by processes that finish even if this one does not wait for them.
+    Where the user gave no limit the clock stands still meanwhile.
     """
-    for name in modules:
-        module = name if "." in name else f"optsched_solvers.{name}"
-        with _lock:
-            loader = _loaders.get(module)
-            if loader is None or (loader.failure is not None and loader.done.is_set()):
-                loader = _loaders[module] = _Loader(module)
+    names = tuple(map(_full_name, modules))
+    if loaded(*names):
+        return True
+    with _lock:
+        loader = _loaders.get(names)
+        if loader is None or loader.done.is_set():
+            loader = _loaders[names] = _Loader(names)
+    with monitor.waiting_for_kernels():
         while not loader.done.wait(_WATCH):
-            if not monitor.should_stop():
-                continue
-            if monitor.remaining <= 0 and time.perf_counter() - loader.begun > _SLOW:
-                logging.getLogger("optsched").warning(
-                    "the time was over before %s was loaded (a moment in each process) or compiled "
-                    "(once on a machine, see `optsched warmup`)", name,
-                )  # fmt: skip
-            return False
-        if loader.failure is not None:
-            raise loader.failure
+            if monitor.should_stop():
+                if not monitor.proved and not monitor.interrupted:
+                    monitor.missing.update(name.rpartition(".")[2] for name in modules)
+                return False
+    if loader.failure is not None:
+        raise loader.failure
     return True
+
+
+def _full_name(module: str) -> str:
+    return module if "." in module else f"optsched_solvers.{module}"

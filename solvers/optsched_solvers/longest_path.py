@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
 from optsched.graph import check_permutations, cyclic_order
 
@@ -53,7 +53,7 @@ def evaluate(graph: Schedule, sequences: Rows) -> LongestPath:
     return LongestPath(heads, tails, int((heads + graph.duration).max(initial=0)))
 
 
-@kernel(
+@entry(
     types.Tuple((INTS, INTS, INTS, INT)),
     READ, READ, READ, READ, READ, READ, READ, READ, READ, READ,
 )  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, entry, helper
 from optsched_solvers.search_arrays import (
     ACQUIRE,
     AFTER,
@@ -42,7 +42,6 @@ from optsched_solvers.search_state import (
     Q,
     arc_head,
     arc_tail,
-    inlined,
     machine_head,
     makespan_of,
     reschedule,
@@ -76,7 +75,7 @@ INTERIOR: Final = 6
 """The kind of moves that is tried last; see `places_of`."""
 
 
-@inlined
+@helper(counted=False, inline=True)
 def random_below(control, n):  # type: ignore[no-untyped-def]
     """A number in 0..n-1 (xorshift64*, Vigna 2016); the state is `control[RANDOM]`."""
     x = control[RANDOM]
@@ -87,7 +86,7 @@ def random_below(control, n):  # type: ignore[no-untyped-def]
     return ((((x * 0x2545F4914F6CDD1D) >> 33) & 0x7FFFFFFF) * n) >> 31
 
 
-@inlined
+@helper(counted=False, inline=True)
 def right_is_safe(u, v, general, graph, links, times):  # type: ignore[no-untyped-def]
     """Sufficient: no arc successor y of u reaches v, else q[y] >= least[y] + q[v]."""
     q = times[v * TIME + Q]
@@ -102,7 +101,7 @@ def right_is_safe(u, v, general, graph, links, times):  # type: ignore[no-untype
     return True
 
 
-@inlined
+@helper(counted=False, inline=True)
 def left_is_safe(u, v, general, graph, links, times):  # type: ignore[no-untyped-def]
     """Sufficient: u reaches no arc predecessor y of v, else r[y] >= r[u] + least[u]."""
     end = times[u * TIME + END]
@@ -118,7 +117,7 @@ def left_is_safe(u, v, general, graph, links, times):  # type: ignore[no-untyped
     return True
 
 
-@inlined
+@helper(counted=False, inline=True)
 def critical_path(n, general, graph, state, control, path):  # type: ignore[no-untyped-def]
     """One random critical path into `path`; returns its length."""
     links, times, _order = state
@@ -161,7 +160,7 @@ def critical_path(n, general, graph, state, control, path):  # type: ignore[no-u
     return length
 
 
-@inlined
+@helper(counted=False, inline=True)
 def is_tabu(i, j, step, now, columns, op, links, until):  # type: ignore[no-untyped-def]
     """Whether a move of block places i..j restores a machine arc that was reversed lately.
 
@@ -181,7 +180,7 @@ def is_tabu(i, j, step, now, columns, op, links, until):  # type: ignore[no-unty
     return False
 
 
-@inlined
+@helper(counted=False, inline=True)
 def forbid(u, v, step, date, columns, links, until):  # type: ignore[no-untyped-def]
     """Forbid the machine arcs that moving u behind v (or v before u) reverses, until `date`."""
     i, mask = u, len(until) - 1
@@ -197,7 +196,7 @@ def forbid(u, v, step, date, columns, links, until):  # type: ignore[no-untyped-
             i = np.int64(links[i * LINK + MS])
 
 
-@inlined
+@helper(counted=False, inline=True)
 def estimate(i, j, step, cutoff, n, general, graph, op, head, tail, p, q_old, end_old, r_new):  # type: ignore[no-untyped-def]
     """Longest path through block places i..j after a move (Balas & Vazacopoulos 1998, generalised).
 
@@ -237,7 +236,7 @@ def estimate(i, j, step, cutoff, n, general, graph, op, head, tail, p, q_old, en
     return value
 
 
-@inlined
+@helper(counted=False, inline=True)
 def memory_fits(i, j, step, graph, times, op):  # type: ignore[no-untyped-def]
     """Whether block places i..j keep the bytes within the limit after a move."""
     facts = graph[0]
@@ -257,7 +256,7 @@ def memory_fits(i, j, step, graph, times, op):  # type: ignore[no-untyped-def]
     return True
 
 
-@inlined
+@helper(counted=False, inline=True)
 def load_block(path, s, e, n, general, graph, state, op, head, tail, p, q_old, end_old):  # type: ignore[no-untyped-def]
     """Copy what estimates need of the block path[s..e] to places 1..K; its neighbours to 0, K+1."""
     links, times, _order = state
@@ -276,7 +275,7 @@ def load_block(path, s, e, n, general, graph, state, op, head, tail, p, q_old, e
         end_old[x] = times[i * TIME + END]
 
 
-@inlined
+@helper(counted=False, inline=True)
 def places_of(kind, x, size, op, graph):  # type: ignore[no-untyped-def]
     """Block places i..j and step (see `estimate`) of a move; step 0 if there is none.
 
@@ -304,7 +303,7 @@ def places_of(kind, x, size, op, graph):  # type: ignore[no-untyped-def]
     return x, x, 0
 
 
-@inlined
+@helper(counted=False, inline=True)
 def choose_in_block(  # type: ignore[no-untyped-def]
     size, to_front, to_back, inner, n, general, graph, state, control, scratch, until
 ):
@@ -370,7 +369,7 @@ def choose_in_block(  # type: ignore[no-untyped-def]
             choice[U], choice[V], choice[STEP] = op[i], op[j], step
 
 
-@inlined
+@helper(counted=False, inline=True)
 def choose(length, inner, n, general, graph, state, control, scratch, until):  # type: ignore[no-untyped-def]
     """Best move inside the blocks of the critical path, into `choice`."""
     links, times, _order = state
@@ -402,7 +401,7 @@ def choose(length, inner, n, general, graph, state, control, scratch, until):  #
         s = e + 1
 
 
-@inlined
+@helper(counted=False, inline=True)
 def make_move(u, v, step, n, general, graph, state, window):  # type: ignore[no-untyped-def]
     """Put u right behind v (step 1), or v right before u (-1); heads, tails and levels follow."""
     links, times, _order = state
@@ -421,41 +420,48 @@ def make_move(u, v, step, n, general, graph, state, window):  # type: ignore[no-
     reschedule(first, last, n, general, graph, state)
 
 
-def _walk(general):  # type: ignore[no-untyped-def]
-    @kernel(INT, GRAPH, STATE, INTS, SCRATCH, INTS, INTS, INT, counted=False)
-    def walk(  # type: ignore[no-untyped-def]
-        graph, state, control, scratch, best_order, until, moves
-    ):
-        """Up to `moves` tabu moves; returns RUNNING, STUCK or DONE."""
-        links, times, order = state
-        n = len(order)
-        indices, _, choice = scratch
-        path, window = indices[1], indices[2]
-        for _ in range(moves):
-            if control[STALE] >= control[PATIENCE] or control[BEST] <= control[TARGET]:
-                return DONE
-            length = critical_path(n, general, graph, state, control, path)
-            for inner in range(2):
-                choose(length, inner, n, general, graph, state, control, scratch, until)
-                if choice[STEP] != 0:
-                    break
-            u, v, step = choice[U], choice[V], choice[STEP]
-            if step == 0:
-                return STUCK
-            date = control[MOVES] + control[TENURE] + random_below(control, control[SPREAD] + 1)
-            forbid(u, v, step, date, control[COLUMNS], links, until)
-            make_move(u, v, step, n, general, graph, state, window)
-            control[VALUE] = makespan_of(graph, times)
-            control[MOVES] += 1
-            control[STALE] += 1
-            if control[VALUE] < control[BEST]:
-                control[BEST] = control[VALUE]
-                control[STALE] = 0
-                for k in range(n):
-                    best_order[k] = order[k]
-        return RUNNING
-
-    return walk
+@helper(counted=False, inline=True)
+def _walk(general, graph, state, control, scratch, best_order, until, moves):  # type: ignore[no-untyped-def]
+    """Up to `moves` tabu moves; returns RUNNING, STUCK or DONE."""
+    links, times, order = state
+    n = len(order)
+    indices, _, choice = scratch
+    path, window = indices[1], indices[2]
+    for _ in range(moves):
+        if control[STALE] >= control[PATIENCE] or control[BEST] <= control[TARGET]:
+            return DONE
+        length = critical_path(n, general, graph, state, control, path)
+        for inner in range(2):
+            choose(length, inner, n, general, graph, state, control, scratch, until)
+            if choice[STEP] != 0:
+                break
+        u, v, step = choice[U], choice[V], choice[STEP]
+        if step == 0:
+            return STUCK
+        date = control[MOVES] + control[TENURE] + random_below(control, control[SPREAD] + 1)
+        forbid(u, v, step, date, control[COLUMNS], links, until)
+        make_move(u, v, step, n, general, graph, state, window)
+        control[VALUE] = makespan_of(graph, times)
+        control[MOVES] += 1
+        control[STALE] += 1
+        if control[VALUE] < control[BEST]:
+            control[BEST] = control[VALUE]
+            control[STALE] = 0
+            for k in range(n):
+                best_order[k] = order[k]
+    return RUNNING
 
 
-walk_chains, walk_general = _walk(False), _walk(True)
+WALK = (INT, GRAPH, STATE, INTS, SCRATCH, INTS, INTS, INT)
+
+
+@entry(*WALK, counted=False)
+def walk_chains(graph, state, control, scratch, best_order, until, moves):  # type: ignore[no-untyped-def]
+    """`_walk` on classic chains."""
+    return _walk(False, graph, state, control, scratch, best_order, until, moves)
+
+
+@entry(*WALK, counted=False)
+def walk_general(graph, state, control, scratch, best_order, until, moves):  # type: ignore[no-untyped-def]
+    """`_walk` on any graph."""
+    return _walk(True, graph, state, control, scratch, best_order, until, moves)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 from optsched.graph import evaluate
 from optsched.schedule import Rows
 from optsched_solvers import longest_path
@@ -238,7 +238,7 @@ def _bytes_matter(graph: Schedule, operation: IntArray, gene: IntArray) -> bool:
 _MATRIX = types.Array(types.int64, 2, "C")
 
 
-@kernel(types.void, _MATRIX, INTS, *[READ] * 22)
+@entry(types.void, _MATRIX, INTS, *[READ] * 22)
 def _decode(  # type: ignore[no-untyped-def]
     population, values, chain_ptr, operation, gene, duration, resource, release, indptr, successor,
     weight, n_before, family, setup_in, setup_out, acquire, free, workspace, memory, held_before,
@@ -357,7 +357,7 @@ def _decode(  # type: ignore[no-untyped-def]
         row += 1
 
 
-@kernel(types.void, _MATRIX, INTS, INT, *[READ] * 5)
+@entry(types.void, _MATRIX, INTS, INT, *[READ] * 5)
 def _decode_plain(  # type: ignore[no-untyped-def]
     population, values, n_lanes, chain_ptr, duration, resource, weight, release
 ):
@@ -387,7 +387,7 @@ def _decode_plain(  # type: ignore[no-untyped-def]
         values[row] = makespan
 
 
-@kernel(INT, READ, INTS, INT, INT, *[READ] * 5)
+@entry(INT, READ, INTS, INT, INT, *[READ] * 5)
 def _guided(  # type: ignore[no-untyped-def]
     rank, genes, n_resources, n_lanes, chain_ptr, duration, resource, weight, release
 ):
@@ -447,7 +447,7 @@ def _guided(  # type: ignore[no-untyped-def]
     return makespan
 
 
-@kernel(types.void, _MATRIX, INTS, INT, INT, *[READ] * 5)
+@entry(types.void, _MATRIX, INTS, INT, INT, *[READ] * 5)
 def _decode_guided(  # type: ignore[no-untyped-def]
     population, values, n_resources, n_lanes, chain_ptr, duration, resource, weight, release
 ):

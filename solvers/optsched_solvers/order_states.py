@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 KINDS, PAIRS, DEADLINE, AT, STATES, CAPACITY, LEVEL = range(7)
 GROUPS: Final = 7
@@ -21,7 +21,7 @@ another (may be negative), setup behind it, bytes held between them."""
 NEVER: Final = 2**62
 
 
-@kernel(INT, INTS, READ, READ, INTS, INTS, INT, INT, INT)
+@helper(INT, INTS, READ, READ, INTS, INTS, INT, INT, INT)
 def _shift(general, table, weight, sums, digits, k, first, last):  # type: ignore[no-untyped-def]
     """Change the two counts of kind k, and every sum that depends on them."""
     n = general[KINDS]
@@ -41,7 +41,7 @@ def _shift(general, table, weight, sums, digits, k, first, last):  # type: ignor
     return 0
 
 
-@kernel(INT, INTS, READ, READ, READ, READ, READ, INTS, INTS, INTS, INT)
+@entry(INT, INTS, READ, READ, READ, READ, READ, INTS, INTS, INTS, INT)
 def explore(general, count, stride, table, base, weight, sums, digits, finish, steps):  # type: ignore[no-untyped-def]
     """Expand the next `steps` states; returns the end of the last state once it is reached.
 

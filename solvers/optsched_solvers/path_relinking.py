@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched_solvers.identical_jobs import identical_jobs
 from optsched_solvers.neighbourhoods import random_below
 from optsched_solvers.search_arrays import (
@@ -33,7 +33,6 @@ from optsched_solvers.search_state import (
     MS,
     STATE,
     TIME,
-    inlined,
     shift_right,
 )
 
@@ -187,7 +186,7 @@ def relink(walk: Walk, start: IntArray, guide: IntArray, swaps: int) -> tuple[In
     return walk.order, int(made)
 
 
-@kernel(INT, INTS, INTS, READ, READ)
+@entry(INT, INTS, INTS, READ, READ)
 def count_inversions(first, second, machine, indptr):  # type: ignore[no-untyped-def]
     """Pairs on one machine in different order; binary indexed trees over the places in `first`."""
     n, n_machines = len(first), len(indptr) - 1
@@ -219,7 +218,7 @@ def count_inversions(first, second, machine, indptr):  # type: ignore[no-untyped
     return inversions
 
 
-@inlined
+@helper(counted=False, inline=True)
 def may_swap(u, v, graph, links, times, order):  # type: ignore[no-untyped-def]
     """Whether neighbours u, v of a machine can change places: no other path joins them, bytes fit.
 
@@ -250,7 +249,7 @@ def may_swap(u, v, graph, links, times, order):  # type: ignore[no-untyped-def]
     return not joined
 
 
-@kernel(INT, GRAPH, STATE, INTS, INTS, INTS, INTS, INDICES, INT, counted=False)
+@entry(INT, GRAPH, STATE, INTS, INTS, INTS, INTS, INDICES, INT, counted=False)
 def _relink(  # type: ignore[no-untyped-def]
     graph, state, control, position, wrong, slot, window, swaps
 ):

@@ -12,7 +12,7 @@ from optsched.errors import InputError
 from optsched.limits import available_cores
 from optsched.result import Result
 from optsched_solvers import hand_made, subset_auto, tabu
-from optsched_solvers.branch_and_bound import BranchAndBound
+from optsched_solvers.branch_and_bound import PROOF, BranchAndBound
 from optsched_solvers.cores import chosen_cores
 from optsched_solvers.cpsat import CpSat
 from optsched_solvers.loading import load
@@ -156,8 +156,7 @@ class Auto:
         race.enter(searcher(alone), core(0))
         joined = not prove or problem.graph().n_operations > MODELLED_UP_TO
         if prove:
-            first = tabu.MODULES if search is self.search else ()
-            race.enter(_prover(problem.graph(), alone, first), core(1))
+            race.enter(_prover(problem.graph(), alone), core(1))
             if limits.workers >= 3 and not joined:
                 race.enter(from_below, core(2))
                 joined = True
@@ -175,21 +174,15 @@ class Auto:
         return race.finish()
 
 
-def _prover(graph: Schedule, limits: Limits, first: tuple[str, ...]) -> Callable[[Monitor], Result]:
-    """What raises the bound: overtaking in pipelines first, then failure-directed search.
-
-    Modules named `first` are loaded before its own: another engine waits for them, and only one
-    thread at a time can load.
-    """
+def _prover(graph: Schedule, limits: Limits) -> Callable[[Monitor], Result]:
+    """What raises the bound: overtaking in pipelines first, then failure-directed search."""
 
     def prove(lap: Monitor) -> Result:
-        if not load(lap, *first):
-            return Result("unknown")
         if load(lap, "pipeline_bounds"):
             from optsched_solvers import pipeline_bounds
 
             pipeline_bounds.improve(graph, lap)
-        if not load(lap, "failure_directed"):
+        if not load(lap, *PROOF):
             return Result("unknown")
         from optsched_solvers import failure_directed
 

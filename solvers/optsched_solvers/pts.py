@@ -70,7 +70,7 @@ class Pts:
         """Prune once in every domain that the policy allows."""
         assert isinstance(problem, SubsetChoice)
         start = checked_start(limits)
-        if not load(monitor, "subset_search"):
+        if not load(monitor, "subset_search:prune", "subset_value:value_of"):
             return Result("unknown")
         judge, tables = Judge(problem), kernel_tables(problem)
         for hosts in grounds(problem):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 
 # `state`
 DEPTH: Final = 0
@@ -23,7 +23,7 @@ EXACT: Final = 3
 RULE: Final = 4
 
 
-@kernel(
+@entry(
     INT, INT, READ, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS, INTS, INTS,
     counted=False,
 )  # fmt: skip

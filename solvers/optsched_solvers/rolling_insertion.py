@@ -13,7 +13,7 @@ import numpy as np
 from numba import types
 
 from optsched.bounds import holdings
-from optsched.compiled import BOOL, INT, INTS, READ, kernel
+from optsched.compiled import BOOL, INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -190,7 +190,7 @@ CIRCLE = types.NamedUniTuple(READ, len(Circle._fields), Circle)
 PLACES = types.NamedUniTuple(INTS, len(Places._fields), Places)
 
 
-@kernel(types.UniTuple(INT, 2), CIRCLE, PLACES, INT, INT, INT, INT)
+@entry(types.UniTuple(INT, 2), CIRCLE, PLACES, INT, INT, INT, INT)
 def gap(circle, places, i, lo, hi, period):  # type: ignore[no-untyped-def]
     """Earliest start of i in [lo, hi] that its resource has room for, and the place in its row.
 
@@ -243,7 +243,7 @@ def gap(circle, places, i, lo, hi, period):  # type: ignore[no-untyped-def]
     return -1, 0
 
 
-@kernel(BOOL, CIRCLE, PLACES, INT, INT, INT)
+@helper(BOOL, CIRCLE, PLACES, INT, INT, INT)
 def _hold(circle, places, k, sign, period):  # type: ignore[no-untyped-def]
     """Count (sign 1) or forget (-1) the bytes that k frees; False if somebody lacks room."""
     fits = True
@@ -264,7 +264,7 @@ def _hold(circle, places, k, sign, period):  # type: ignore[no-untyped-def]
     return fits
 
 
-@kernel(types.void, CIRCLE, PLACES, INT, INT)
+@helper(types.void, CIRCLE, PLACES, INT, INT)
 def remove(circle, places, i, period):  # type: ignore[no-untyped-def]
     """Take an operation out again; those that waited for it keep their starts."""
     places.placed[i] = 0
@@ -288,7 +288,7 @@ def remove(circle, places, i, period):  # type: ignore[no-untyped-def]
         places.row[k] = places.row[k + 1]
 
 
-@kernel(INT, CIRCLE, PLACES, INT, INT, INT)
+@helper(INT, CIRCLE, PLACES, INT, INT, INT)
 def pass_through(circle, places, unit, begin, period):  # type: ignore[no-untyped-def]
     """Insert a unit that starts at `begin` or later, each operation at its earliest.
 
@@ -350,14 +350,14 @@ def pass_through(circle, places, unit, begin, period):  # type: ignore[no-untype
     return end
 
 
-@kernel(types.void, CIRCLE, PLACES, INT, INT)
+@helper(types.void, CIRCLE, PLACES, INT, INT)
 def take_out(circle, places, unit, period):  # type: ignore[no-untyped-def]
     """Remove a unit, those that free bytes before those that took them."""
     for u in range(circle.unit_indptr[unit + 1] - 1, circle.unit_indptr[unit] - 1, -1):
         remove(circle, places, circle.unit_operations[u], period)
 
 
-@kernel(BOOL, CIRCLE, PLACES, INT, INT, INT, BOOL, INT)
+@helper(BOOL, CIRCLE, PLACES, INT, INT, INT, BOOL, INT)
 def insert(circle, places, unit, since, period, sooner, tries):  # type: ignore[no-untyped-def]
     """Insert a unit within a period from `since` on, where it waits least, or ends soonest.
 
@@ -390,7 +390,7 @@ def insert(circle, places, unit, since, period, sooner, tries):  # type: ignore[
     return pass_through(circle, places, unit, best, period) >= 0
 
 
-@kernel(INT, CIRCLE, PLACES, READ, INT, INT, INT, INT)
+@entry(INT, CIRCLE, PLACES, READ, INT, INT, INT, INT)
 def insert_some(  # type: ignore[no-untyped-def]
     circle, places, order, begin, end, period, tries,
 ):  # fmt: skip

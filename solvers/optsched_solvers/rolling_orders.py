@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.compiled import BOOL, INT, INTS, kernel
+from optsched.compiled import BOOL, INT, INTS, entry, helper
 from optsched.cycle_ratio import least_period
 from optsched.problems.jobarray_cycle import answer_rows
 from optsched.schedule import Rows
@@ -56,7 +56,7 @@ def evaluated(circle: Circle, sequences: Rows, offsets: IntArray, least: int = 1
     return int(least_of(circle, np.array(sequences.ids), np.array(offsets, np.int64), least))
 
 
-@kernel(types.Tuple((INTS, INTS)), CIRCLE, INTS, INT)
+@entry(types.Tuple((INTS, INTS)), CIRCLE, INTS, INT)
 def fold(circle, start, period):  # type: ignore[no-untyped-def]
     """Rows of operations by start modulo the period (short ones first), and offsets >= 0."""
     n = len(start)
@@ -90,7 +90,7 @@ def fold(circle, start, period):  # type: ignore[no-untyped-def]
     return row, offset
 
 
-@kernel(BOOL, CIRCLE, INTS, INTS)
+@helper(BOOL, CIRCLE, INTS, INTS)
 def fits(circle, row, offset):  # type: ignore[no-untyped-def]
     """Whether the bytes held along every row, for ever, stay within memory and never below 0."""
     for r in range(len(circle.memory)):
@@ -108,7 +108,7 @@ def fits(circle, row, offset):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel(INT, CIRCLE, INTS, INTS, INT)
+@entry(INT, CIRCLE, INTS, INTS, INT)
 def least_of(circle, row, offset, guess):  # type: ignore[no-untyped-def]
     """Least period >= guess of rows and offsets; 0 if they contradict an arc or lack memory."""
     if not fits(circle, row, offset):

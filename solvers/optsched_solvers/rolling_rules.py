@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from optsched_solvers.rolling_insertion import Circle
     from optsched_solvers.rolling_orders import CyclicOrders
 
-MODULES = ("rolling_insertion", "rolling_orders", "list_schedule", "longest_path")
+MODULES = (
+    "rolling_insertion", "rolling_orders", "optsched.cycle_ratio", "list_schedule", "longest_path",
+)  # fmt: skip
 """Modules that compile; insertion needs the first two."""
 
 CYCLES = 6

@@ -214,7 +214,7 @@ def try_insertion(
     graph: Schedule, monitor: Monitor, keep: Callable[[Rows], object] | None = None
 ) -> int:
     """Offer the schedule of `INSERTION`; returns 1, or 0 if a limit came first."""
-    if not load(monitor, INSERTION):
+    if not load(monitor, INSERTION, "operation_based:_decode_plain,_decode"):
         return 0
     from optsched_solvers.insertion import insertion
 

@@ -8,13 +8,12 @@ memory vanish at compile time, True for any graph.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import numba
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched_solvers.search_arrays import (
     ACQUIRE,
     AFTER,
@@ -47,14 +46,8 @@ INDICES = types.Array(types.uint32, 1, "C")
 STATE = types.Tuple((INDICES, INTS, INDICES))
 """Links, times, and the topological order."""
 
-_njit: Any = numba.njit  # its stub does not know all options
-inlined = _njit(
-    forceinline=True, nogil=True, _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
-"""Helpers of kernels: one copy inside each, none to call from Python."""
 
-
-@inlined
+@helper(counted=False, inline=True)
 def setup_of(i, j, n, graph):  # type: ignore[no-untyped-def]
     """Setup between neighbours i, j; 0 next to the dummy n."""
     facts = graph[0]
@@ -63,7 +56,7 @@ def setup_of(i, j, n, graph):  # type: ignore[no-untyped-def]
     return facts[i * FACTS + SETUP_OUT] + facts[j * FACTS + SETUP_IN]
 
 
-@inlined
+@helper(counted=False, inline=True)
 def arc_head(i, general, graph, links, times):  # type: ignore[no-untyped-def]
     """Head of i from its release and conjunctive arcs alone."""
     if not general:
@@ -76,7 +69,7 @@ def arc_head(i, general, graph, links, times):  # type: ignore[no-untyped-def]
     return h
 
 
-@inlined
+@helper(counted=False, inline=True)
 def arc_tail(i, general, graph, links, times):  # type: ignore[no-untyped-def]
     """Tail of i from its duration and conjunctive arcs alone."""
     p = times[i * TIME + P]
@@ -89,7 +82,7 @@ def arc_tail(i, general, graph, links, times):  # type: ignore[no-untyped-def]
     return q
 
 
-@inlined
+@helper(counted=False, inline=True)
 def machine_head(i, n, general, graph, links, times):  # type: ignore[no-untyped-def]
     """Head of i from its machine predecessor alone."""
     mp = links[i * LINK + MP]
@@ -99,7 +92,7 @@ def machine_head(i, n, general, graph, links, times):  # type: ignore[no-untyped
     return h
 
 
-@inlined
+@helper(counted=False, inline=True)
 def machine_tail(i, n, general, graph, links, times):  # type: ignore[no-untyped-def]
     """Tail of i from its machine successor alone."""
     ms = links[i * LINK + MS]
@@ -109,7 +102,7 @@ def machine_tail(i, n, general, graph, links, times):  # type: ignore[no-untyped
     return q
 
 
-@inlined
+@helper(counted=False, inline=True)
 def reschedule(first, last, n, general, graph, state):  # type: ignore[no-untyped-def]
     """Exact heads and tails after the machine segment first..last has been reordered.
 
@@ -131,7 +124,7 @@ def reschedule(first, last, n, general, graph, state):  # type: ignore[no-untype
         )
 
 
-@inlined
+@helper(counted=False, inline=True)
 def shift_right(u, v, general, graph, state, later):  # type: ignore[no-untyped-def]
     """Put u right behind v on its machine; no path may lead from an arc successor of u to v.
 
@@ -170,7 +163,7 @@ def shift_right(u, v, general, graph, state, later):  # type: ignore[no-untyped-
         links[i * LINK + MARK] = 0
 
 
-@inlined
+@helper(counted=False, inline=True)
 def shift_left(u, v, general, graph, state, earlier):  # type: ignore[no-untyped-def]
     """Put v right before u on its machine; the mirror image of `shift_right`."""
     links, _times, order = state
@@ -206,7 +199,7 @@ def shift_left(u, v, general, graph, state, earlier):  # type: ignore[no-untyped
         links[i * LINK + MARK] = 0
 
 
-@inlined
+@helper(counted=False, inline=True)
 def update_levels(first, last, graph, links, times, level):  # type: ignore[no-untyped-def]
     """Bytes held before each operation of the machine segment first..last."""
     facts = graph[0]
@@ -219,7 +212,7 @@ def update_levels(first, last, graph, links, times, level):  # type: ignore[no-u
         i = links[i * LINK + MS]
 
 
-@inlined
+@helper(counted=False, inline=True)
 def makespan_of(graph, times):  # type: ignore[no-untyped-def]
     """Latest end."""
     ends = graph[2]
@@ -230,7 +223,7 @@ def makespan_of(graph, times):  # type: ignore[no-untyped-def]
     return value
 
 
-@kernel(INT, GRAPH, STATE, INTS, counted=False)
+@entry(INT, GRAPH, STATE, INTS, counted=False)
 def load(graph, state, machine_last):  # type: ignore[no-untyped-def]
     """Links, heads, tails and levels of `state.order`; returns the makespan.
 

@@ -9,7 +9,7 @@ import numpy as np
 from optsched.bandwidth.counts import shared
 from optsched.bandwidth.rates import NO_LIMIT
 from optsched.bandwidth.tables import NETWORK, STEP, WIDTH
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 MOST_STATES: Final = 20_000
 """Combinations of bandwidths that one matrix of counts may give rise to."""
@@ -71,7 +71,7 @@ _NEXT: Final = 0
 _HEAD: Final = 1
 
 
-@kernel(INT, READ, READ, INT, INT)
+@helper(INT, READ, READ, INT, INT)
 def judged(rule, requests, r, value):  # type: ignore[no-untyped-def]
     """What a bandwidth of a request counts for the objective."""
     if rule[MAX_MIN] == 0:
@@ -80,13 +80,13 @@ def judged(rule, requests, r, value):  # type: ignore[no-untyped-def]
     return value * RATIO // best if best > 0 else RATIO
 
 
-@kernel(INT, READ, INT, INT)
+@helper(INT, READ, INT, INT)
 def joined(rule, a, b):  # type: ignore[no-untyped-def]
     """Two parts of the objective together."""
     return min(a, b) if rule[MAX_MIN] == 1 else a + b
 
 
-@kernel(INT, READ, READ, INT, INT)
+@helper(INT, READ, READ, INT, INT)
 def _meet(rule, vectors, a, b):  # type: ignore[no-untyped-def]
     """Whether two vectors have a host in common."""
     n = rule[HOSTS]
@@ -96,7 +96,7 @@ def _meet(rule, vectors, a, b):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, READ, READ, READ, READ, INT, INT)
+@helper(INT, READ, READ, READ, READ, INT, INT)
 def _joint(words, rule, vectors, inside, a, b):  # type: ignore[no-untyped-def]
     """Bandwidth of the joint allocations of two vectors; -1 if a pattern is not measured."""
     n, wide = rule[HOSTS], rule[WIDE]
@@ -119,7 +119,7 @@ def _joint(words, rule, vectors, inside, a, b):  # type: ignore[no-untyped-def]
     return limit - limit % rule[UNIT] if limit >= 0 else -1
 
 
-@kernel(INT, READ, READ, INT, INT, INT)
+@helper(INT, READ, READ, INT, INT, INT)
 def _tenant(rule, info, mine, theirs, demand):  # type: ignore[no-untyped-def]
     """Whether one vector, with this demand, is a tenant to another that it meets."""
     if info[theirs * INFO + ACROSS] < 2 or (demand == 0 and rule[SKIP_IDLE] == 1):
@@ -127,7 +127,7 @@ def _tenant(rule, info, mine, theirs, demand):  # type: ignore[no-untyped-def]
     return 1 if info[mine * INFO + ACROSS] >= 2 or rule[CROSS_ONLY] == 0 else 0
 
 
-@kernel(INT, READ, READ, READ, READ, READ, READ, READ, INTS, INT, INT)
+@helper(INT, READ, READ, READ, READ, READ, READ, READ, INTS, INT, INT)
 def _place(words, rule, requests, vectors, info, hosts, inside, work, level, v):  # type: ignore[no-untyped-def]
     """Give request `level` the vector v; the bound of what is placed, -1 if it cannot be."""
     n, many = rule[HOSTS], rule[REQUESTS]
@@ -179,7 +179,7 @@ def _place(words, rule, requests, vectors, info, hosts, inside, work, level, v):
     return bound
 
 
-@kernel(INT, READ, READ, READ, READ, READ, INTS, INTS, INT)
+@helper(INT, READ, READ, READ, READ, READ, INTS, INTS, INT)
 def _exactly(rule, requests, info, chosen, pairs, d, lowest, final):  # type: ignore[no-untyped-def]
     """Objective of vectors with standalone bandwidths d; with `final` 0 a bound for d' <= d.
 
@@ -207,7 +207,7 @@ def _exactly(rule, requests, info, chosen, pairs, d, lowest, final):  # type: ig
     return total
 
 
-@kernel(
+@helper(
     INT, READ, READ, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS, INTS, INT, INTS
 )
 def _subsets(  # type: ignore[no-untyped-def]
@@ -333,7 +333,7 @@ def _subsets(  # type: ignore[no-untyped-def]
     return effort
 
 
-@kernel(INT, READ, READ, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS, INTS, INT)
+@entry(INT, READ, READ, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS, INTS, INT)
 def search(  # type: ignore[no-untyped-def]
     words, rule, requests, vectors, info, hosts, inside, own, starts, rows, states, work, out, nodes
 ):
@@ -413,7 +413,7 @@ def search(  # type: ignore[no-untyped-def]
     return 1 if level < 0 else 0
 
 
-@kernel(INT, READ, READ, INT, INT, INT, INTS, INTS)
+@entry(INT, READ, READ, INT, INT, INT, INTS, INTS)
 def assignments(places, intra, many, wide, full, codes, values):  # type: ignore[no-untyped-def]
     """All ways to give a host's free GPUs to requests or nobody: counts as a code, bandwidths.
 

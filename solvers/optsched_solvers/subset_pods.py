@@ -56,7 +56,8 @@ class Pods:
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search; the bound is proved in any case."""
         assert isinstance(problem, SubsetChoice) and isinstance(problem.model, PodBandwidth)
-        if not load(monitor, "optsched.bandwidth.pod_search", "optsched.bandwidth.pod_tenants"):
+        beside = ("pod_entries", "pod_sets", "pod_tenants") if any(problem.demands) else ()
+        if not load(monitor, *(f"optsched.bandwidth.{name}" for name in ("pod_search", *beside))):
             return Result("unknown")
         from optsched.bandwidth.pod_search import choose_pods
 

@@ -19,7 +19,7 @@ from optsched.bandwidth.tables import (
     STEP,
     WIDTH,
 )
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched_solvers.subset_value import (
     CROSS_ONLY,
     FILL_BEST,
@@ -32,7 +32,7 @@ from optsched_solvers.subset_value import (
 )
 
 
-@kernel(types.UniTuple(INT, 2), READ, READ, READ, READ, READ, INT, INT, INTS, counted=False)
+@helper(types.UniTuple(INT, 2), READ, READ, READ, READ, READ, INT, INT, INTS, counted=False)
 def _prepare(words, rule, jobs, masks, hosts, at, m, plan):  # type: ignore[no-untyped-def]
     """What all spreads over one set of hosts share; number of jobs on the set, and their demand.
 
@@ -80,7 +80,7 @@ def _prepare(words, rule, jobs, masks, hosts, at, m, plan):  # type: ignore[no-u
     return found, demand
 
 
-@kernel(INT, READ, READ, READ, READ, READ, READ, INT, INTS)
+@entry(INT, READ, READ, READ, READ, READ, READ, INT, INTS)
 def first_best(words, rule, jobs, masks, hosts, counts, m, out):  # type: ignore[no-untyped-def]
     """The first best row of counts, on every host the fastest free GPUs; -1 if none is measured.
 
@@ -139,7 +139,7 @@ def first_best(words, rule, jobs, masks, hosts, counts, m, out):  # type: ignore
     return chosen
 
 
-@kernel(INT, READ, READ, READ, READ, READ, INTS, INTS, INT, INTS)
+@entry(INT, READ, READ, READ, READ, READ, INTS, INTS, INT, INTS)
 def prune(words, rule, jobs, host, bit, left, now, target, out):  # type: ignore[no-untyped-def]
     """Remove GPU by GPU the one without which most bandwidth is left, down to `target` of them.
 

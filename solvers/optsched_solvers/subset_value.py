@@ -18,7 +18,7 @@ from optsched.bandwidth.tables import (
     STEP,
     WIDTH,
 )
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
     from optsched.bandwidth.contention import Contention
@@ -55,7 +55,7 @@ def rule_of(contention: Contention, n_jobs: int) -> IntArray:
     )  # fmt: skip
 
 
-@kernel(INT, READ, READ, READ, READ, INTS, counted=False)
+@helper(INT, READ, READ, READ, READ, INTS, counted=False)
 def judge(words, rule, jobs, counts, out):  # type: ignore[no-untyped-def]
     """What the counts of a choice decide: limit of the network, and what others leave; 1, or 0.
 
@@ -111,7 +111,7 @@ def judge(words, rule, jobs, counts, out):  # type: ignore[no-untyped-def]
     return 1
 
 
-@kernel(INT, READ, READ, INT, counted=False)
+@helper(INT, READ, READ, INT, counted=False)
 def divide(rule, judged, limit):  # type: ignore[no-untyped-def]
     """Value of a choice with this bandwidth within its hosts, from what `judge` said."""
     d = min(limit, judged[LIMIT])
@@ -120,7 +120,7 @@ def divide(rule, judged, limit):  # type: ignore[no-untyped-def]
     return shared(d, judged[ANY], judged[CAPACITY], d + judged[DEMAND])
 
 
-@kernel(INT, READ, READ, READ, READ)
+@entry(INT, READ, READ, READ, READ)
 def value_of(words, rule, jobs, chosen):  # type: ignore[no-untyped-def]
     """B(S) beside the jobs of a choice, masks (or numbers) by host; -1 if it is not known."""
     n_hosts = words[HOSTS]
@@ -136,7 +136,7 @@ def value_of(words, rule, jobs, chosen):  # type: ignore[no-untyped-def]
     return divide(rule, out, limit)
 
 
-@kernel(INT, READ, INT, INT, INT, counted=False)
+@entry(INT, READ, INT, INT, INT, counted=False)
 def best_mask(words, host, free, count):  # type: ignore[no-untyped-def]
     """The fastest `count` of a host's free GPUs, of equals the lowest ids; or just the number."""
     record = words[RECORDS] + host * RECORD

@@ -65,7 +65,13 @@ MOST_SWAPS = 20_000
 LARGE = 20_000
 """Operations from which the pool holds two elites only, as distances take their time."""
 
-MODULES = (*KERNELS, "tabu_walk", "path_relinking")
+
+def kernels(graph: Schedule) -> tuple[str, ...]:
+    """What a search on this graph loads."""
+    from optsched_solvers.search_arrays import is_classic
+
+    walk = "walk_chains" if is_classic(graph) else "walk_general"
+    return (*KERNELS, "tabu_walk", f"neighbourhoods:{walk}", "search_state", "path_relinking")
 
 
 class Tabu:
@@ -112,7 +118,7 @@ class Tabu:
             return Result("unknown")
         if monitor.sequences is None:
             try_rules(graph, limits, monitor)
-        if not monitor.should_stop() and load(monitor, *MODULES):
+        if not monitor.should_stop() and load(monitor, *kernels(graph)):
             search = _Search(graph, limits, monitor, elites, patience)
             if is_pipeline(graph):
                 search.search_job_orders()

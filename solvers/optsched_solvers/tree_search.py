@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from optsched.compiled import INT, kernel
+from optsched.compiled import INT, entry, helper
 from optsched_solvers.disjunctive_propagation import (
     EVERYTHING, decide, fixpoint, forget, lower_start, raise_start, touch, undo,
 )  # fmt: skip
@@ -20,7 +20,6 @@ from optsched_solvers.disjunctive_state import (
     LEVEL, LEVELS, LEVEL_OF, LST, MARK, NEGATION, NODES, NOGOODS, NOGOOD_LITERALS, N_OPEN, OPEN,
     PAIRS, PROBE, RESTART_AT, ROOT_TARGET, STEP, TARGET, TARGET_OF, TRAIL, TRUE, WATCHED,
 )  # fmt: skip
-from optsched_solvers.edge_finding import inner
 
 # tasks of `run`
 DECIDE: Final = 0
@@ -43,7 +42,7 @@ SMOOTHING: Final = 0.95
 _NOTHING, _PAIR, _WINDOW, _CUT_PAIR, _CUT_WINDOW = range(5)
 
 
-@inner
+@helper(counted=False)
 def _retarget(s):  # type: ignore[no-untyped-def]
     """Nothing ends after the present target."""
     good = True
@@ -52,7 +51,7 @@ def _retarget(s):  # type: ignore[no-untyped-def]
     return good
 
 
-@inner
+@helper(counted=False)
 def _decision_above(s, at):  # type: ignore[no-untyped-def]
     """The nearest entry before `at` that is a decision, not a refuted one; -1 at the root."""
     at -= 1
@@ -61,7 +60,7 @@ def _decision_above(s, at):  # type: ignore[no-untyped-def]
     return at
 
 
-@inner
+@helper(counted=False)
 def _up_to_date(s):  # type: ignore[no-untyped-def]
     """Apply a target lowered meanwhile to the present level; False if that refutes it."""
     number = s.number
@@ -76,7 +75,7 @@ def _up_to_date(s):  # type: ignore[no-untyped-def]
     return _retarget(s)
 
 
-@inner
+@helper(counted=False)
 def _enter(s, m):  # type: ignore[no-untyped-def]
     """A new level, with m as its decision."""
     number = s.number
@@ -90,7 +89,7 @@ def _enter(s, m):  # type: ignore[no-untyped-def]
     number[LEVEL] = number[LEVELS]
 
 
-@inner
+@helper(counted=False)
 def _leave(s, at):  # type: ignore[no-untyped-def]
     """Undo the level of entry `at` and everything below it."""
     undo(s, s.entry[MARK, at])
@@ -99,7 +98,7 @@ def _leave(s, at):  # type: ignore[no-untyped-def]
     s.number[ENTRIES] = at
 
 
-@inner
+@helper(counted=False)
 def _volume(s):  # type: ignore[no-untyped-def]
     """Sum of the logarithms of all windows: the size of the search space."""
     total = 1e-9
@@ -108,13 +107,13 @@ def _volume(s):  # type: ignore[no-untyped-def]
     return total
 
 
-@inner
+@helper(counted=False)
 def _local(s, good, volume):  # type: ignore[no-untyped-def]
     """How far the branch is from a failure: 0 for a failure, up to 2 if nothing followed."""
     return 1.0 + 2.0 ** (0.5 * (_volume(s) - volume)) if good else 0.0
 
 
-@inner
+@helper(counted=False)
 def _rate(s, m, local):  # type: ignore[no-untyped-def]
     """Vilim, Laborie & Shaw (2015), section 3.2: smoothed, relative to others at this depth."""
     depth = min(s.number[ENTRIES], s.average.shape[1] - 1)
@@ -125,7 +124,7 @@ def _rate(s, m, local):  # type: ignore[no-untyped-def]
     s.rating[m] = SMOOTHING * s.rating[m] + (1.0 - SMOOTHING) * share
 
 
-@inner
+@helper(counted=False)
 def _choose(s):  # type: ignore[no-untyped-def]
     """The better side of the open pair of least rating; -1 if everything is decided."""
     best = -1
@@ -143,7 +142,7 @@ def _choose(s):  # type: ignore[no-untyped-def]
     return best
 
 
-@inner
+@helper(counted=False)
 def _turn_back(s):  # type: ignore[no-untyped-def]
     """Undo the last decision and enter its opposite; -1 if there is none left.
 
@@ -162,7 +161,7 @@ def _turn_back(s):  # type: ignore[no-untyped-def]
     return opposite
 
 
-@inner
+@helper(counted=False)
 def _shave_on(s, until, volume):  # type: ignore[no-untyped-def]
     """The next probe, of earliest and latest starts first, then of literals; see `run`.
 
@@ -217,7 +216,7 @@ def _shave_on(s, until, volume):  # type: ignore[no-untyped-def]
     return _next_probe(s, until)
 
 
-@inner
+@helper(counted=False)
 def _next_probe(s, until):  # type: ignore[no-untyped-def]
     number = s.number
     windows = 2 * (s.op.shape[1] - 1)
@@ -257,7 +256,7 @@ def _next_probe(s, until):  # type: ignore[no-untyped-def]
     return DONE
 
 
-@inner
+@helper(counted=False)
 def _to_root(s):  # type: ignore[no-untyped-def]
     """Back to the root; every refuted decision becomes a nogood with the decisions above it.
 
@@ -277,7 +276,7 @@ def _to_root(s):  # type: ignore[no-untyped-def]
     return good
 
 
-@inner
+@helper(counted=False)
 def _learn(s, x):  # type: ignore[no-untyped-def]
     """Entry x was refuted under the decisions before it: keep that, without what the root knows."""
     number = s.number
@@ -311,7 +310,7 @@ def _learn(s, x):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel(INT, ARRAYS, INT, INT, counted=False)
+@entry(INT, ARRAYS, INT, INT, counted=False)
 def run(s, task, until):  # type: ignore[no-untyped-def]
     """Work on a task until `number[NODES]` reaches `until`, or something has to be told.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, copy, entry, helper
 
 REAL = types.float64
 REALS = types.Array(types.float64, 1, "C")
@@ -35,7 +35,7 @@ BEFORE, FROM, WHOSE, PIECE = range(4)
 INWARD, OUTWARD, LATENCY, SHARED = range(4)
 
 
-@kernel(INT, READ_TABLE, READ_TABLE, READ_TABLE, READ_TABLE, READ_TABLE, TABLE, TABLE)
+@helper(INT, READ_TABLE, READ_TABLE, READ_TABLE, READ_TABLE, READ_TABLE, TABLE, TABLE)
 def decide(
     visits: np.ndarray,
     following: np.ndarray,
@@ -113,7 +113,7 @@ def decide(
     return 1
 
 
-@kernel(INT, INT, TABLE, TABLE, TABLE, INT, TABLE, INT)
+@helper(INT, INT, TABLE, TABLE, TABLE, INT, TABLE, INT)
 def queue(
     t: int,
     moves: np.ndarray,
@@ -139,7 +139,7 @@ def queue(
     return many << 32 | tail
 
 
-@kernel(
+@helper(
     INT, INT, INT, INT, READ_TABLE, INT, READ_REALS, REALS, REAL_TABLE, REAL_TABLE, REAL_CUBE,
     TABLE, TABLE,
 )  # fmt: skip
@@ -176,7 +176,7 @@ def write(
     return int(size)
 
 
-@kernel(
+@helper(
     INT, INT, INT, INT, READ_TABLE, INT, READ_REALS, REALS, REAL, REAL_TABLE, REAL_TABLE, REAL_CUBE,
     TABLE, TABLE,
 )  # fmt: skip
@@ -215,7 +215,7 @@ def read(
     return int(size)
 
 
-@kernel(REAL, INT, READ_TABLE, READ_REAL_TABLE, TABLE, REAL, REAL_TABLE, REAL_TABLE, REAL_TABLE)
+@helper(REAL, INT, READ_TABLE, READ_REAL_TABLE, TABLE, REAL, REAL_TABLE, REAL_TABLE, REAL_TABLE)
 def run(
     t: int,
     visits: np.ndarray,
@@ -244,7 +244,7 @@ def run(
     return now
 
 
-@kernel(
+@entry(
     REAL, READ_TABLE, READ_REAL_TABLE, READ_TABLE, READ_TABLE, READ_TABLE, READ_TABLE, READ_TABLE,
     INT, READ_REALS, INT, INT, INTS,
 )  # fmt: skip
@@ -299,7 +299,7 @@ def cycle_time(
             left = 0
             for w in range(many):
                 if waiting[w, BEFORE] >= over:
-                    waiting[left] = waiting[w]
+                    copy(waiting[left], waiting[w])
                     left += 1
                     continue
                 copied[0] += write(
@@ -320,7 +320,7 @@ def cycle_time(
     return (now - begun) / (cycles - settled)
 
 
-@kernel(
+@entry(
     REAL, READ_TABLE, READ_REAL_TABLE, READ_TABLE, READ_TABLE, READ_TABLE, READ_TABLE, TABLE,
     INT, READ_REALS, INT, INT, INTS, READ_TABLE, REAL,
 )  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
 from optsched_solvers.quota.inputs import gpus, integers
 
@@ -52,7 +52,7 @@ def admit(order: Any, minimum: Any, budget: int) -> npt.NDArray[np.bool_]:
     return admitted.astype(bool)
 
 
-@kernel(INT, READ, READ, INT, INTS)
+@entry(INT, READ, READ, INT, INTS)
 def _first_fit(order, minimum, budget, admitted):  # type: ignore[no-untyped-def]
     """Mark the admitted with 1; the first wrong place of the order, or -1."""
     n = len(minimum)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, copy, entry, helper
 
 EXACT, REST, LEVEL = range(3)
 """Places in `facts`: 1 if nothing was ambiguous, GPUs left at the first doubt, bottleneck level."""
 
 
-@kernel(INT, READ, READ, INTS, counted=False)
+@entry(INT, READ, READ, INTS, counted=False)
 def falls(ptr, value, facts):  # type: ignore[no-untyped-def]
     """First job whose levels fall, or -1; facts: largest, smallest, 1 if all strictly rise."""
     top = bottom = value[0] if len(value) else 0
@@ -34,7 +34,7 @@ def falls(ptr, value, facts):  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel(INT, READ, INT, INT, INT, INT, counted=False)
+@helper(INT, READ, INT, INT, INT, INT, counted=False)
 def _reach(value, p, low, high, level):  # type: ignore[no-untyped-def]
     """First entry of the row at p with at least a level; known to be in low..high."""
     while low < high:
@@ -46,7 +46,7 @@ def _reach(value, p, low, high, level):  # type: ignore[no-untyped-def]
     return low
 
 
-@kernel(INT, READ, READ, READ, INTS, INTS, INTS, INT)
+@helper(INT, READ, READ, READ, INTS, INTS, INTS, INT)
 def _search(ptr, value, active, taken, above, top, spare):  # type: ignore[no-untyped-def]
     """Lift all active jobs to the highest common level within `spare`; that level.
 
@@ -86,7 +86,7 @@ def _search(ptr, value, active, taken, above, top, spare):  # type: ignore[no-un
     return low
 
 
-@kernel(INT, READ, READ, INT, INTS, INTS, INTS, INTS)
+@entry(INT, READ, READ, INT, INTS, INTS, INTS, INTS)
 def climb(ptr, value, spare, taken, active, base, facts):  # type: ignore[no-untyped-def]
     """Raise all rows lexicographically by `spare` entries; taken: (n,), zeros.
 
@@ -106,7 +106,7 @@ def climb(ptr, value, spare, taken, active, base, facts):  # type: ignore[no-unt
         open_jobs += now[j]
     before = np.empty(n, np.int64)
     while open_jobs > 0 and spare > 0:
-        before[:] = taken
+        copy(before, taken)
         level = _search(ptr, value, now, taken, above, top, spare)
         on = 0
         who = np.empty(n, np.int64)
@@ -128,8 +128,8 @@ def climb(ptr, value, spare, taken, active, base, facts):  # type: ignore[no-unt
         doubt = facts[EXACT] == 1 and 0 < lifted < on and left > 0
         if doubt and cost[order[lifted]] - cost[order[lifted - 1]] <= left:
             facts[EXACT], facts[REST] = 0, spare
-            base[:] = taken
-            active[:] = now
+            copy(base, taken)
+            copy(active, now)
         for i in range(on):
             j = who[order[i]]
             if i < lifted:
@@ -147,7 +147,7 @@ def climb(ptr, value, spare, taken, active, base, facts):  # type: ignore[no-unt
     return 0
 
 
-@kernel(INT, READ, READ, INT, READ, INT)
+@entry(INT, READ, READ, INT, READ, INT)
 def unbeaten(ptr, value, spare, taken, strict):  # type: ignore[no-untyped-def]
     """Whether no answer has a higher lowest level, or fewer jobs on it.
 

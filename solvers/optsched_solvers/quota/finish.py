@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 
-from optsched.compiled import INT, READ, kernel
+from optsched.compiled import INT, READ, entry
 from optsched.errors import InputError
 from optsched_solvers.quota.certificate import Certificate
 from optsched_solvers.quota.climbing import falls
@@ -87,7 +87,7 @@ def makespan(
     return lo + taken, Certificate("makespan", longest, longest, None, holds, "fewest GPUs")
 
 
-@kernel(INT, READ, READ, INT, READ, INT)
+@entry(INT, READ, READ, INT, READ, INT)
 def _shortest(ptr, time, spare, taken, longest):  # type: ignore[no-untyped-def]
     """Whether all jobs end by `longest` within `spare` GPUs, and do not within less time."""
     need = spent = np.int64(0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched.errors import InputError
 from optsched_solvers.quota.placement_input import counts
 
@@ -99,7 +99,7 @@ def class_table(given: Any) -> Ints:
     return kinds
 
 
-@kernel(INT, READ, INT, INT, READ, READ, counted=False)
+@helper(INT, READ, INT, INT, READ, READ, counted=False)
 def fragment(share, at, gpus, demand, popularity):  # type: ignore[no-untyped-def]
     """F of the node whose shares begin at `at`: by the definition, class by class."""
     total = most = idle = 0
@@ -123,7 +123,7 @@ def fragment(share, at, gpus, demand, popularity):  # type: ignore[no-untyped-de
     return result
 
 
-@kernel(INT, READ, INT, READ, READ, INTS)
+@entry(INT, READ, INT, READ, READ, INTS)
 def _all_nodes(share, gpus, demand, popularity, result):  # type: ignore[no-untyped-def]
     """F of every node."""
     for n in range(len(result)):
@@ -131,7 +131,7 @@ def _all_nodes(share, gpus, demand, popularity, result):  # type: ignore[no-unty
     return 0
 
 
-@kernel(INT, INTS, INT, INT, INT, READ, READ, INT, INTS, counted=False)
+@helper(INT, INTS, INT, INT, INT, READ, READ, INT, INTS, counted=False)
 def gradient(share, at, gpus, task, demand, popularity, now, out):  # type: ignore[no-untyped-def]
     """Least increase of F if a task comes to the node, and the GPUs for it; 0 if it does not fit.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
 from optsched.limits import whole_number
 
@@ -136,7 +136,7 @@ def _vector(name: str, array: Any, size: int | None) -> Any:
     return array
 
 
-@kernel(INT, READ, READ, INT, INTS, INTS, INTS)
+@entry(INT, READ, READ, INT, INTS, INTS, INTS)
 def _bounds(lo, hi, budget, low, high, sums):  # type: ignore[no-untyped-def]
     """Fill low and high (cut just above and at the budget) and their sums; how many are wrong."""
     wrong = least = most = 0

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from optsched.compiled import BOOL, INT, INTS, READ, kernel
+from optsched.compiled import BOOL, INT, INTS, READ, copy, entry, helper
 
 _SAMPLE = 512
 _FEW = 2048
 
 
-@kernel(INT, READ, READ, INTS, counted=False)
+@entry(INT, READ, READ, INTS, counted=False)
 def survey(ptr, value, facts):  # type: ignore[no-untyped-def]
     """Facts: triples of a row in which the increment grows, largest and smallest value."""
     n = len(value)
@@ -29,13 +29,13 @@ def survey(ptr, value, facts):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(BOOL, READ, READ, INT, INT, counted=False)
+@helper(BOOL, READ, READ, INT, INT, counted=False)
 def _first(gain, owner, a, b):  # type: ignore[no-untyped-def]
     """Whether heap place a goes before b: larger gain, then lower id."""
     return gain[a] > gain[b] or (gain[a] == gain[b] and owner[a] < owner[b])
 
 
-@kernel(INT, INTS, INTS, INT, INT, counted=False)
+@helper(INT, INTS, INTS, INT, INT, counted=False)
 def _sift(gain, owner, at, size):  # type: ignore[no-untyped-def]
     """Let the entry at a place sink."""
     while True:
@@ -51,7 +51,7 @@ def _sift(gain, owner, at, size):  # type: ignore[no-untyped-def]
         at = child
 
 
-@kernel(INT, READ, READ, INT, INTS)
+@entry(INT, READ, READ, INT, INTS)
 def by_heap(ptr, value, spare, taken):  # type: ignore[no-untyped-def]
     """Give `spare` GPUs one by one to the largest positive increment; taken: (n,), zeros."""
     n = len(taken)
@@ -79,7 +79,7 @@ def by_heap(ptr, value, spare, taken):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, READ, INT, INT, INT, INT, counted=False)
+@helper(INT, READ, INT, INT, INT, INT, counted=False)
 def _above(value, p, low, high, price):  # type: ignore[no-untyped-def]
     """Number of increments above a price, known to be in low..high, of the row at p."""
     while low < high:
@@ -91,7 +91,7 @@ def _above(value, p, low, high, price):  # type: ignore[no-untyped-def]
     return low
 
 
-@kernel(INT, READ, READ, READ, READ, INT, INTS)
+@helper(INT, READ, READ, READ, READ, INT, INTS)
 def _sample(ptr, value, low, high, stride, sample):  # type: ignore[no-untyped-def]
     """Every stride-th undecided increment, in descending order; how many."""
     at, m = stride // 2, 0
@@ -109,7 +109,7 @@ def _sample(ptr, value, low, high, stride, sample):  # type: ignore[no-untyped-d
     return m
 
 
-@kernel(INT, READ, READ, READ, READ, INT, INTS)
+@helper(INT, READ, READ, READ, READ, INT, INTS)
 def _finish(ptr, value, low, high, spare, taken):  # type: ignore[no-untyped-def]
     """Take the `spare` largest of the few undecided increments, ties by id."""
     m = 0
@@ -128,7 +128,7 @@ def _finish(ptr, value, low, high, spare, taken):  # type: ignore[no-untyped-def
     return 0
 
 
-@kernel(INT, READ, READ, INT, INTS)
+@entry(INT, READ, READ, INT, INTS)
 def by_price(ptr, value, spare, taken):  # type: ignore[no-untyped-def]
     """Take the `spare` largest positive increments: narrow their number in every row by prices.
 
@@ -144,7 +144,7 @@ def by_price(ptr, value, spare, taken):  # type: ignore[no-untyped-def]
         high[j] = _above(value, ptr[j], 0, ptr[j + 1] - ptr[j] - 1, 0)
         hope += high[j]
     if hope <= spare:
-        taken[:] = high
+        copy(taken, high)
         return 0
     while hope - sure > _FEW:
         open_now = hope - sure
@@ -179,13 +179,13 @@ def by_price(ptr, value, spare, taken):  # type: ignore[no-untyped-def]
         if hope == spare or sure == spare:
             break
     if hope == spare:
-        taken[:] = high
+        copy(taken, high)
     else:
         _finish(ptr, value, low, high, spare - sure, taken)
     return 0
 
 
-@kernel(INT, READ, READ, INT, READ, INTS, counted=False)
+@entry(INT, READ, READ, INT, READ, INTS, counted=False)
 def dual_bound(ptr, value, spare, taken, proof):  # type: ignore[no-untyped-def]
     """Whether the sum equals its Lagrangian bound at the largest increment left (or 0).
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 from optsched_solvers.quota.multiple_choice_hull import GAIN, PRICE, PROMISE, SCALE, SLACK
 
 NONE: Final = 1 << 60
@@ -29,7 +29,7 @@ ALLOWED: Final = 2
 STATES: Final = 3
 
 
-@kernel(INT, READ, READ, READ, READ, READ, READ, INT, INT, INT, INTS)
+@entry(INT, READ, READ, READ, READ, READ, READ, INT, INT, INT, INTS)
 def fill(ptr, size, value, hull_ptr, hull, centre, scale, price, slack, chosen):  # type: ignore[no-untyped-def]
     """Spend the centre's slack, rows of the steepest next edge first; what it gains.
 
@@ -61,7 +61,7 @@ def fill(ptr, size, value, hull_ptr, hull, centre, scale, price, slack, chosen):
     return gain
 
 
-@kernel(INT, READ, READ, READ, READ, READ, READ, INT, INT, INT, INT, INTS, INTS, INTS)
+@entry(INT, READ, READ, READ, READ, READ, READ, INT, INT, INT, INT, INTS, INTS, INTS)
 def core(ptr, size, value, hull, base, centre, spare, scale, price, allowed, row, core_ptr, option):  # type: ignore[no-untyped-def]
     """Rows that have options with a loss of at most `allowed` besides the centre; their number.
 
@@ -119,7 +119,7 @@ def core(ptr, size, value, hull, base, centre, spare, scale, price, allowed, row
     return count
 
 
-@kernel(
+@entry(
     INT, READ, READ, READ, READ, READ, READ, READ, READ, INT, READ, INT, INT, INTS, INTS
 )  # fmt: skip
 def expand(  # type: ignore[no-untyped-def]

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 HEADROOM: Final = 1 << 59
 """Scaled values of all rows together stay below this; products with prices below four times."""
@@ -32,7 +32,7 @@ BOUND: Final = 5
 NUMBERS: Final = 6
 
 
-@kernel(INT, INT, INT, INT, INT, counted=False)
+@helper(INT, INT, INT, INT, INT, counted=False)
 def steeper(rise, run, other_rise, other_run):  # type: ignore[no-untyped-def]
     """1 if rise / run > other_rise / other_run, exactly; rises >= 0 below 2^62, runs below 2^31."""
     if rise < 1 << 31 and other_rise < 1 << 31:
@@ -43,7 +43,7 @@ def steeper(rise, run, other_rise, other_run):  # type: ignore[no-untyped-def]
     return 1 if (rise - whole * run) * other_run > (other_rise - other * other_run) * run else 0
 
 
-@kernel(INT, READ, READ, READ, INT, INTS, INTS, counted=False)
+@helper(INT, READ, READ, READ, INT, INTS, INTS, counted=False)
 def hulls(ptr, size, value, spare, hull_ptr, hull):  # type: ignore[no-untyped-def]
     """Options on the upper hull of every row as positions; the sum of the rows' gains.
 
@@ -83,7 +83,7 @@ def hulls(ptr, size, value, spare, hull_ptr, hull):  # type: ignore[no-untyped-d
     return total
 
 
-@kernel(INT, INTS, INTS, INT, INT, counted=False)
+@helper(INT, INTS, INTS, INT, INT, counted=False)
 def critical(key, weight, count, room):  # type: ignore[no-untyped-def]
     """Largest key such that items with at least that key weigh more than `room` in sum; or -1.
 
@@ -121,7 +121,7 @@ def critical(key, weight, count, room):  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel(INT, READ, READ, READ, INT, INTS, INTS, INTS, INTS, INTS)
+@entry(INT, READ, READ, READ, INT, INTS, INTS, INTS, INTS, INTS)
 def relax(ptr, size, value, spare, hull_ptr, hull, base, centre, out):  # type: ignore[no-untyped-def]
     """The linear relaxation: hulls, price, base solution, centre and bound.
 

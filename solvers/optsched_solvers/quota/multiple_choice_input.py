@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
 from optsched_solvers.quota.multiple_choice_hull import HEADROOM
 from optsched_solvers.quota.placement_input import vector
@@ -117,7 +117,7 @@ def _infeasible(ptr: Ints, size: Ints, least: int, budget: int) -> str:
     )
 
 
-@kernel(INT, READ, READ, READ, INTS)
+@entry(INT, READ, READ, READ, INTS)
 def _check(ptr, size, value, out):  # type: ignore[no-untyped-def]
     """out: what is wrong, row, position; sums of smallest, largest sizes, first values; step."""
     least = most = first = spread = reach = step = 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -62,7 +62,7 @@ def table(ptr: Ints, size: Ints, value: Ints, room: int, memory: int = MEMORY) -
     return chosen
 
 
-@kernel(INT, READ, READ, READ, INT, INT, BYTES, INTS)
+@entry(INT, READ, READ, READ, INT, INT, BYTES, INTS)
 def _fill(ptr, size, value, room, wide, back, out):  # type: ignore[no-untyped-def]
     """Best value of every budget, row by row.
 

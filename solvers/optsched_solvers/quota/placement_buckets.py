@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 COUNTS: Final = 0
 """Largest count."""
@@ -23,7 +23,7 @@ START: Final = 3
 ALL: Final = 0xFFFFFFFF
 
 
-@kernel(INT, INT, counted=False)
+@helper(INT, INT, counted=False)
 def lowest(word):  # type: ignore[no-untyped-def]
     """Position of the lowest bit of a word that is not zero."""
     at = 0
@@ -42,7 +42,7 @@ def lowest(word):  # type: ignore[no-untyped-def]
     return at + 1 - (word & 1)
 
 
-@kernel(INT, INT, counted=False)
+@helper(INT, INT, counted=False)
 def highest(word):  # type: ignore[no-untyped-def]
     """Position of the highest bit of a word that is not zero."""
     at = 0
@@ -53,7 +53,7 @@ def highest(word):  # type: ignore[no-untyped-def]
     return at
 
 
-@kernel(INTS, INT, INT)
+@helper(INTS, INT, INT)
 def make(nodes, counts):  # type: ignore[no-untyped-def]
     """Buckets for node ids below `nodes` and counts up to `counts`, all empty."""
     low = (nodes + 31) // 32
@@ -63,7 +63,7 @@ def make(nodes, counts):  # type: ignore[no-untyped-def]
     return words
 
 
-@kernel(INT, INTS, INT, INT, counted=False)
+@helper(INT, INTS, INT, INT, counted=False)
 def insert(words, count, node):  # type: ignore[no-untyped-def]
     """Put a node into the bucket of a count."""
     at = START + words[COUNTS] // 32 + 1 + count * (words[LOW] + words[HIGH])
@@ -73,7 +73,7 @@ def insert(words, count, node):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, INTS, INT, INT, counted=False)
+@helper(INT, INTS, INT, INT, counted=False)
 def remove(words, count, node):  # type: ignore[no-untyped-def]
     """Take a node out of the bucket of a count."""
     at = START + words[COUNTS] // 32 + 1 + count * (words[LOW] + words[HIGH])
@@ -88,7 +88,7 @@ def remove(words, count, node):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, INTS, INT, counted=False)
+@helper(INT, INTS, INT, counted=False)
 def first(words, count):  # type: ignore[no-untyped-def]
     """Lowest node of a bucket that is not empty."""
     at = START + words[COUNTS] // 32 + 1 + count * (words[LOW] + words[HIGH])
@@ -99,7 +99,7 @@ def first(words, count):  # type: ignore[no-untyped-def]
     return (low << 5) + lowest(words[at + low])
 
 
-@kernel(INT, INTS, INT, counted=False)
+@helper(INT, INTS, INT, counted=False)
 def least(words, count):  # type: ignore[no-untyped-def]
     """Smallest count of at least `count` that has nodes, or -1."""
     if count > words[COUNTS]:
@@ -114,7 +114,7 @@ def least(words, count):  # type: ignore[no-untyped-def]
     return (at << 5) + lowest(word)
 
 
-@kernel(INT, INTS, INT, counted=False)
+@helper(INT, INTS, INT, counted=False)
 def greatest(words, count):  # type: ignore[no-untyped-def]
     """Largest count of at most `count` that has nodes, or -1."""
     count = min(count, words[COUNTS])
@@ -130,7 +130,7 @@ def greatest(words, count):  # type: ignore[no-untyped-def]
     return (at << 5) + highest(word)
 
 
-@kernel(INT, READ, READ, READ, INT, INTS)
+@entry(INT, READ, READ, READ, INT, INTS)
 def single(free, gpus, events, worst, node):  # type: ignore[no-untyped-def]
     """Place every task on one node by best (0) or worst (1) fit; -1 where it does not fit.
 
@@ -161,7 +161,7 @@ def single(free, gpus, events, worst, node):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, READ, READ, READ, READ, READ, INTS, INTS, INTS)
+@entry(INT, READ, READ, READ, READ, READ, INTS, INTS, INTS)
 def whole(free, capacity, gpus, events, start, node, count, span):  # type: ignore[no-untyped-def]
     """Place tasks on one node by best fit, else on whole idle nodes and one remainder.
 

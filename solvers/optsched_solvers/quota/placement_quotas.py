@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched.errors import InputError
 from optsched_solvers.quota.placement_input import counts, row_pointers
 
@@ -149,7 +149,7 @@ def _try(
     return (ptr, node[:total].copy(), count[:total].copy(), int(result[4])), key
 
 
-@kernel(INT, READ, READ, READ, INT, INT, counted=False)
+@helper(INT, READ, READ, READ, INT, INT, counted=False)
 def _roomiest(left, room, mine, most, idle):  # type: ignore[no-untyped-def]
     """Node with the most GPUs left, at most `most`; then most of them held; -1 if there is none.
 
@@ -164,7 +164,7 @@ def _roomiest(left, room, mine, most, idle):  # type: ignore[no-untyped-def]
     return best
 
 
-@kernel(INT, READ, READ, INT, counted=False)
+@helper(INT, READ, READ, INT, counted=False)
 def _tightest(left, mine, gpus):  # type: ignore[no-untyped-def]
     """Node that fits: most GPUs held already, then fewest left, then the lowest id; or -1."""
     best, kept = -1, -1
@@ -177,7 +177,7 @@ def _tightest(left, mine, gpus):  # type: ignore[no-untyped-def]
     return best
 
 
-@kernel(INTS, READ, READ, READ, READ, READ, READ)
+@entry(INTS, READ, READ, READ, READ, READ, READ)
 def _stays(quota, free, held_ptr, held_node, held_count, locality):  # type: ignore[no-untyped-def]
     """1 for jobs whose present GPUs are as many as their quota, and placed as well as can be."""
     largest = 0
@@ -206,7 +206,7 @@ def _stays(quota, free, held_ptr, held_node, held_count, locality):  # type: ign
     return result
 
 
-@kernel(
+@entry(
     INT, READ, READ, READ, READ, READ, READ, READ, READ, INTS, INTS, INTS, INTS
 )  # fmt: skip
 def _place(  # type: ignore[no-untyped-def]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched.errors import InputError
 from optsched_solvers.quota.fragmentation import (
     GPU,
@@ -106,7 +106,7 @@ def place_stream(
     return Placed(node, mask, shares)
 
 
-@kernel(INT, READ, INT, INT, INTS, INTS, INTS, counted=False)
+@helper(INT, READ, INT, INT, INTS, INTS, INTS, counted=False)
 def _sums(share, n, gpus, total, most, idle):  # type: ignore[no-untyped-def]
     """What a node has free: in sum, on its freest GPU, and idle GPUs."""
     total[n] = most[n] = idle[n] = 0
@@ -118,7 +118,7 @@ def _sums(share, n, gpus, total, most, idle):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, INTS, INT, INT, INT, INT, INT, counted=False)
+@helper(INT, INTS, INT, INT, INT, INT, INT, counted=False)
 def _pick(share, at, gpus, task, rule, random):  # type: ignore[no-untyped-def]
     """Mask of GPUs for a task on a node where it fits."""
     if task >= GPU:
@@ -150,7 +150,7 @@ def _pick(share, at, gpus, task, rule, random):  # type: ignore[no-untyped-def]
     return 1 << best
 
 
-@kernel(
+@entry(
     INT, INTS, INT, READ, READ, READ, READ, INT, READ, READ, INT, INTS, INTS
 )  # fmt: skip
 def _stream(  # type: ignore[no-untyped-def]

@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, kernel
+from optsched.compiled import INT, INTS, READ, entry, helper
 
 _FLOATS = types.Array(types.float64, 1, "C")
 _FREE, _LOW, _HIGH = 0, 1, 2
 
 
-@kernel(INT, INTS, INTS, INTS, INT, INTS, counted=False)
+@entry(INT, INTS, INTS, INTS, INT, INTS, counted=False)
 def scored(s, lo, hi, total, sums):  # type: ignore[no-untyped-def]
     """Apply the rule of zero scores in place; sums get those of lo and of the reachable hi.
 
@@ -41,7 +41,7 @@ def scored(s, lo, hi, total, sums):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, READ, READ, READ, INT, INTS, counted=False)
+@helper(INT, READ, READ, READ, INT, INTS, counted=False)
 def _warm(s, lo, hi, total, share):  # type: ignore[no-untyped-def]
     """Search mu in floating point (Newton, guarded); share gets (R, P) of its free jobs."""
     n = len(s)
@@ -75,7 +75,7 @@ def _warm(s, lo, hi, total, share):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, READ, READ, READ, INT, INT, INT, INTS, counted=False)
+@helper(INT, READ, READ, READ, INT, INT, INT, INTS, counted=False)
 def _quotas(s, lo, hi, total, left, weight, g):  # type: ignore[no-untyped-def]
     """Round the shares for (R, P) = (left, weight) down; how many GPUs remain, -1 if P is wrong.
 
@@ -106,7 +106,7 @@ def _quotas(s, lo, hi, total, left, weight, g):  # type: ignore[no-untyped-def]
     return total - spent
 
 
-@kernel(INT, READ, READ, READ, INT, INTS)
+@helper(INT, READ, READ, READ, INT, INTS)
 def _clip(s, lo, hi, total, share):  # type: ignore[no-untyped-def]
     """Exact clip-and-recompute: fix whichever side is larger, repeat; share gets (R, P)."""
     n = len(s)
@@ -156,7 +156,7 @@ def _clip(s, lo, hi, total, share):  # type: ignore[no-untyped-def]
                     side[j] = _LOW
 
 
-@kernel(INT, READ, READ, READ, INT, INT, INT, INTS)
+@helper(INT, READ, READ, READ, INT, INT, INT, INTS)
 def _give(s, lo, hi, left, weight, rest, g):  # type: ignore[no-untyped-def]
     """Add one to the `rest` largest remainders of unbounded jobs, ties by id."""
     n = len(s)
@@ -211,7 +211,7 @@ def _give(s, lo, hi, left, weight, rest, g):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, READ, READ, READ, INT, INTS, INTS)
+@entry(INT, READ, READ, READ, INT, INTS, INTS)
 def round_shares(s, lo, hi, total, share, g):  # type: ignore[no-untyped-def]
     """Write the quotas of the largest-remainder rule; share gets (R, P), or (0, 0).
 
@@ -238,7 +238,7 @@ def round_shares(s, lo, hi, total, share, g):  # type: ignore[no-untyped-def]
     return 0
 
 
-@kernel(INT, READ, READ, READ, READ, INT, INT, INT, _FLOATS, counted=False)
+@entry(INT, READ, READ, READ, READ, INT, INT, INT, _FLOATS, counted=False)
 def nearest(s, lo, hi, g, total, left, weight, distance):  # type: ignore[no-untyped-def]
     """Whether g minimises sum |g - q| for q = clip(left * s / weight, lo, hi), which adds up.
 

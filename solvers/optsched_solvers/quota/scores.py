@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, kernel
+from optsched.compiled import INT, INTS, entry
 from optsched.errors import InputError
 from optsched_solvers.quota.inputs import reals
 
@@ -71,7 +71,7 @@ def natural(value: float, shift: int) -> float:
         return math.inf
 
 
-@kernel(FLOAT, REALS, INT)
+@entry(FLOAT, REALS, INT)
 def _largest(scores, positive):  # type: ignore[no-untyped-def]
     """The largest score; -1 if one is no finite number of the right sign."""
     bits = scores.view(np.int64)  # non-negative floats are ordered like their bits
@@ -90,7 +90,7 @@ def _largest(scores, positive):  # type: ignore[no-untyped-def]
     return largest
 
 
-@kernel(INT, REALS, FLOAT, FLOAT, INT, INTS)
+@entry(INT, REALS, FLOAT, FLOAT, INT, INTS)
 def _scale(scores, first, second, least, out):  # type: ignore[no-untyped-def]
     """Write the rounded products, at least `least`."""
     for j in range(len(scores)):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from optsched.compiled import BOOL, INT, INTS, READ, kernel
+from optsched.compiled import BOOL, INT, INTS, READ, entry, helper
 from optsched_solvers.quota.scores import FLOAT
 
 _FLOATS = types.Array(types.float64, 1, "C")
@@ -19,7 +19,7 @@ _MARGIN = 2.0**-50
 """Relative; eight times the rounding errors of a level times a weight."""
 
 
-@kernel(INT, READ, READ, READ, FLOAT, FLOAT, INTS, counted=False)
+@helper(INT, READ, READ, READ, FLOAT, FLOAT, INTS, counted=False)
 def _below(w, lo, hi, level, shift, out):  # type: ignore[no-untyped-def]
     """GPUs with a key below a level; out[0] gets the weights of the jobs between their bounds."""
     total = slope = np.int64(0)
@@ -34,7 +34,7 @@ def _below(w, lo, hi, level, shift, out):  # type: ignore[no-untyped-def]
     return total
 
 
-@kernel(BOOL, INT, INT, INT, INT, INT, INT, INT, INT, INT, counted=False)
+@helper(BOOL, INT, INT, INT, INT, INT, INT, INT, INT, INT, counted=False)
 def _before(v, m, i, w, n, j, step, offset, by_weight):  # type: ignore[no-untyped-def]
     """Whether unit m of job i, of weight v, comes before unit n of job j, of weight w.
 
@@ -49,7 +49,7 @@ def _before(v, m, i, w, n, j, step, offset, by_weight):  # type: ignore[no-untyp
     return i < j
 
 
-@kernel(FLOAT, _FLOATS, INT)
+@helper(FLOAT, _FLOATS, INT)
 def _smallest(values, rank):  # type: ignore[no-untyped-def]
     """The rank-th smallest value, rank >= 1 (Hoare's selection); reorders the values."""
     left, right = 0, len(values) - 1
@@ -74,7 +74,7 @@ def _smallest(values, rank):  # type: ignore[no-untyped-def]
     return values[rank - 1]
 
 
-@kernel(INT, READ, READ, READ, INTS, INT, INT, INT)
+@helper(INT, READ, READ, READ, INTS, INT, INT, INT)
 def _sort(w, owner, number, tied, step, offset, by_weight):  # type: ignore[no-untyped-def]
     """Insertion sort by exact keys: floats are equal for unequal fractions only by rare chance."""
     for t in range(1, len(tied)):
@@ -91,7 +91,7 @@ def _sort(w, owner, number, tied, step, offset, by_weight):  # type: ignore[no-u
     return 0
 
 
-@kernel(INT, READ, INT)
+@helper(INT, READ, INT)
 def _lightest(heavy, rank):  # type: ignore[no-untyped-def]
     """The rank-th smallest weight; fast if there are few different ones."""
     limit, found = np.int64(0), 0
@@ -108,7 +108,7 @@ def _lightest(heavy, rank):  # type: ignore[no-untyped-def]
     return np.int64(_smallest(heavy.astype(np.float64), rank))
 
 
-@kernel(INT, READ, READ, READ, INTS, INT, INT, INT, INT, INTS)
+@helper(INT, READ, READ, READ, INTS, INT, INT, INT, INT, INTS)
 def _take_tied(w, owner, number, tied, need, step, offset, by_weight, g):  # type: ignore[no-untyped-def]
     """Add the `need` first of units with one floating-point key, listed by job, to g."""
     ties = len(tied)
@@ -138,7 +138,7 @@ def _take_tied(w, owner, number, tied, need, step, offset, by_weight, g):  # typ
     return 0
 
 
-@kernel(INT, READ, READ, READ, INT, INT, FLOAT, INT, INT, INT, INTS)
+@helper(INT, READ, READ, READ, INT, INT, FLOAT, INT, INT, INT, INTS)
 def _take(w, lo, hi, need, room, high, step, offset, by_weight, g):  # type: ignore[no-untyped-def]
     """Add the `need` first of the `room` units between g and a level to g."""
     shift = offset / step
@@ -181,7 +181,7 @@ def _take(w, lo, hi, need, room, high, step, offset, by_weight, g):  # type: ign
     return 0
 
 
-@kernel(INT, READ, READ, READ, READ, INT, INT, INT, INT, INTS)
+@entry(INT, READ, READ, READ, READ, INT, INT, INT, INT, INTS)
 def fill(w, lo, hi, total_lo_hi, total, step, offset, by_weight, g):  # type: ignore[no-untyped-def]
     """Write the quotas: sum(lo) <= total <= sum(hi), jobs of weight 0 have lo == hi or stay at lo.
 
@@ -253,7 +253,7 @@ def fill(w, lo, hi, total_lo_hi, total, step, offset, by_weight, g):  # type: ig
     return 0
 
 
-@kernel(INT, READ, READ, READ, READ, FLOAT, INT, INT, INT, counted=False)
+@helper(INT, READ, READ, READ, READ, FLOAT, INT, INT, INT, counted=False)
 def _exactly(w, lo, hi, g, first, step, offset, by_weight):  # type: ignore[no-untyped-def]
     """Whether the last taken unit comes before the first untaken one, of equal floats `first`."""
     n, ref = len(w), 0
@@ -302,7 +302,7 @@ def _exactly(w, lo, hi, g, first, step, offset, by_weight):  # type: ignore[no-u
     return 1 if _before(w[a], g[a] - 1, a, w[b], g[b], b, step, offset, by_weight) else 0
 
 
-@kernel(INT, READ, READ, READ, READ, INT, INT, INT, INT, _FLOATS)
+@entry(INT, READ, READ, READ, READ, INT, INT, INT, INT, _FLOATS)
 def smallest_taken(w, lo, hi, g, total, step, offset, by_weight, price):  # type: ignore[no-untyped-def]
     """Whether bounds and total hold, and no taken unit comes after an untaken one.
 

@@ -1,0 +1,95 @@
+"""Compile entries in processes of their own, which finish even if the one that asked is gone.
+
+All processes of a machine share the work: they lock a module of kernels each, and write one log.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from optsched.compiled import Entry, entries, folder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+LOCKS, LOG = "optsched-compiling.lock", "optsched-compiling.log"
+_WATCH = 0.02  # seconds between two looks
+
+
+def compile_all(
+    wanted: Sequence[Entry], processes: int, watch: Callable[[int], object] = lambda there: None
+) -> None:
+    """Have entries in this process, loaded or compiled; returns when all are there.
+
+    Parameters
+    ----------
+    wanted
+        In the order in which they are needed.
+    processes
+        How many work side by side on what is not on disk.
+    watch
+        Called again and again with the number of entries that are there.
+    """
+    missing = [one for one in wanted if not one.load()]
+    workers = [_worker(missing) for _ in range(min(processes, len(missing))) if folder()]
+    while missing and any(worker.poll() is None for worker in workers):
+        watch(len(wanted) - len(missing))
+        time.sleep(_WATCH)
+        missing = [one for one in missing if not one.load()]
+    for one in missing:  # there is no folder, or a worker was killed
+        one.prepare()
+    watch(len(wanted))
+
+
+def _worker(wanted: Sequence[Entry]) -> subprocess.Popen[bytes]:
+    """A process that compiles; a signal to this one does not reach it."""
+    with open(folder() / LOG, "ab") as log:  # type: ignore[operator]
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, *(one.label for one in wanted)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )  # fmt: skip
+
+
+def main(labels: Sequence[str]) -> None:
+    """Compile what nobody else compiles; then wait for what others do."""
+    gc.disable()  # the compiler makes much that lives as long as this process
+    with suppress(AttributeError, OSError):  # whoever started it may be confined to one core
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    for wait in (False, True):
+        for label in labels:
+            with _alone(label.partition(":")[0], wait) as mine:
+                one = entries(label)[0]
+                if mine and not one.stored:
+                    begun = time.perf_counter()
+                    one.prepare()
+                    took = time.perf_counter() - begun
+                    print(f"{time.strftime('%F %T')} {label}: {took:.1f} s", flush=True)
+
+
+@contextmanager
+def _alone(module: str, wait: bool) -> Iterator[bool]:
+    """Be the only process that compiles this module; yields whether that is so."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: what two compile at once is stored twice
+        yield True
+        return
+    with open(folder() / LOCKS, "ab") as file:  # type: ignore[operator]
+        place: Any = (1, sum(module.encode()) * len(module))  # one byte a module
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), *place)
+        except OSError:
+            yield False
+            return
+        yield True  # closing gives it back
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
