@@ -1,8 +1,21 @@
-"""`counts` passes the conformance suite."""
+"""`counts` passes the conformance suite, and answers while its kernel is not there."""
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
+import pytest
+from random_subsets import Tables
+from uncompiled import uncompile
+
+import optsched
+from optsched.bandwidth import ClusterState, counts
+from optsched.formats.read_problem import read_problem
 from optsched.testing import SolverTests
+from optsched_solvers import subset_counts
+
+CASES = sorted((Path(__file__).parents[2] / "instances" / "subset").glob("*-4x8-*.json"))
 
 
 class TestConformance(SolverTests):
@@ -10,3 +23,35 @@ class TestConformance(SolverTests):
 
     solver = "counts"
     exact = True
+
+
+def never(*_: object) -> bool:
+    """Says of every kernel that it is not there, and does not come in time."""
+    return False
+
+
+@pytest.mark.parametrize("name", ["counts", "auto"])
+def test_exact_without_its_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same GPUs, bandwidth and proof on 4 hosts of 8, as soon as the process is there."""
+    problems = [read_problem(file) for file in CASES]
+    expected = [optsched.solve(problem, name) for problem in problems]
+    uncompile(monkeypatch, counts, entries="choose")
+    monkeypatch.setattr(subset_counts, "loaded", never)
+    monkeypatch.setattr(subset_counts, "load", never)
+    for problem, warm in zip(problems, expected, strict=True):
+        cold = optsched.solve(problem, name)
+        assert warm.status == cold.status == "optimal"
+        assert cold.schedule == warm.schedule
+
+
+def test_an_answer_where_there_is_no_time_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many hosts get the nearest GPUs, or the best of some vectors; neither claims a proof."""
+    uncompile(monkeypatch, counts, entries="choose")
+    monkeypatch.setattr(subset_counts, "loaded", never)
+    monkeypatch.setattr(subset_counts, "load", never)
+    for sizes, source in (([3] * 12, "proximity"), ([8] * 6, "counts")):
+        model = Tables(random.Random(1), sizes)
+        problem = optsched.SubsetChoice(ClusterState.idle(model.cluster), model, 20)
+        found = optsched.solve(problem, "counts", time_limit=1)
+        assert [step.source for step in found.history if step.event == "incumbent"] == [source]
+        assert (found.status == "optimal") == (found.objective == problem.lower_bound())

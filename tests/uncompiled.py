@@ -1,0 +1,33 @@
+"""Kernels as they are before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    import pytest
+
+
+class Uncompiled:
+    """A kernel that can only run as Python; an entry refuses to be called."""
+
+    ready = False
+
+    def __init__(self, kernel: Any, entries: tuple[str, ...]) -> None:
+        self.py_func = kernel.py_func
+        self.is_entry = kernel.py_func.__name__ in entries
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run as Python, as other kernels ask it to."""
+        assert not self.is_entry, f"{self.py_func.__name__} would be compiled"
+        return self.py_func(*arguments)
+
+
+def uncompile(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType, entries: str) -> None:
+    """Let these modules be as if nothing were compiled; `entries`: kernels that Python calls."""
+    for module in modules:
+        for name, value in vars(module).copy().items():
+            if hasattr(value, "py_func"):
+                monkeypatch.setattr(module, name, Uncompiled(value, tuple(entries.split())))
