@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+from optsched_solvers import loading
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -31,3 +34,16 @@ def uncompile(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType, entries: st
         for name, value in vars(module).copy().items():
             if hasattr(value, "py_func"):
                 monkeypatch.setattr(module, name, Uncompiled(value, tuple(entries.split())))
+
+
+def never_load(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let every solver hear that no kernel is there, nor comes in time; or only one of the two."""
+    for name in names or ("loaded", "load"):
+        known = getattr(loading, name)
+        for module in list(sys.modules.values()):
+            if module.__name__.startswith("optsched_solvers") and vars(module).get(name) is known:
+                monkeypatch.setattr(module, name, _never)
+
+
+def _never(*_: object) -> bool:
+    return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.policy import ANY, Policy
 from optsched.bandwidth.tables import BY_MASK, RECORD, RECORDS
+from optsched.plain_python import is_ready, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -131,22 +132,20 @@ def choose(
     """`counts.choose`; while that is not compiled its source as plain Python, if that is quick."""
     from optsched.bandwidth import counts as kernel
 
-    entry: Any = kernel.choose
-    if getattr(entry, "ready", True):
-        return int(entry(words, request, masks, jobs, out))
-    used = request[kernel.LISTS : kernel.LISTS + request[kernel.N_USED]].tolist()
-    by_mask = words[words[RECORDS] + np.array(used) * RECORD + BY_MASK].tolist()
+    if is_ready(kernel.choose):
+        return int(kernel.choose(words, request, masks, jobs, out))
+    used = request[kernel.LISTS : kernel.LISTS + request[kernel.N_USED]]
+    by_mask = words[words[RECORDS] + used * RECORD + BY_MASK].tolist()
     free = zip(masks[used].tolist(), by_mask, strict=True)
     room = [part.bit_count() if is_mask else part for part, is_mask in free]
-    few = leaves_in_python(room, int(request[kernel.K]))
-    if few:
-        lists = [array.tolist() for array in (words, request, masks, jobs, out)]
-        lists[1][kernel.LEAVES] = min(few, lists[1][kernel.LEAVES])
-        found = entry.py_func(*lists)
-        if lists[4][kernel.COMPLETE] or lists[1][kernel.LEAVES] == request[kernel.LEAVES]:
-            out[:] = lists[4]
+    leaves = min(leaves_in_python(room, int(request[kernel.K])), int(request[kernel.LEAVES]))
+    if leaves:
+        shorter = request.copy()
+        shorter[kernel.LEAVES] = leaves
+        found = run(kernel.choose, words, shorter, masks, jobs, out)
+        if out[kernel.COMPLETE] or leaves == request[kernel.LEAVES]:
             return int(found)
-    return int(entry(words, request, masks, jobs, out))
+    return int(kernel.choose(words, request, masks, jobs, out))
 
 
 def leaves_in_python(room: Iterable[int], k: int) -> int:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from random_subsets import Tables
-from uncompiled import uncompile
+from uncompiled import never_load, uncompile
 
 import optsched
 from optsched.bandwidth import ClusterState, counts
 from optsched.formats.read_problem import read_problem
 from optsched.testing import SolverTests
-from optsched_solvers import subset_counts
 
 CASES = sorted((Path(__file__).parents[2] / "instances" / "subset").glob("*-4x8-*.json"))
 
@@ -25,19 +24,13 @@ class TestConformance(SolverTests):
     exact = True
 
 
-def never(*_: object) -> bool:
-    """Says of every kernel that it is not there, and does not come in time."""
-    return False
-
-
 @pytest.mark.parametrize("name", ["counts", "auto"])
 def test_exact_without_its_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same GPUs, bandwidth and proof on 4 hosts of 8, as soon as the process is there."""
     problems = [read_problem(file) for file in CASES]
     expected = [optsched.solve(problem, name) for problem in problems]
     uncompile(monkeypatch, counts, entries="choose")
-    monkeypatch.setattr(subset_counts, "loaded", never)
-    monkeypatch.setattr(subset_counts, "load", never)
+    never_load(monkeypatch)
     for problem, warm in zip(problems, expected, strict=True):
         cold = optsched.solve(problem, name)
         assert warm.status == cold.status == "optimal"
@@ -47,8 +40,7 @@ def test_exact_without_its_kernel(name: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_an_answer_where_there_is_no_time_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many hosts get the nearest GPUs, or the best of some vectors; neither claims a proof."""
     uncompile(monkeypatch, counts, entries="choose")
-    monkeypatch.setattr(subset_counts, "loaded", never)
-    monkeypatch.setattr(subset_counts, "load", never)
+    never_load(monkeypatch)
     for sizes, source in (([3] * 12, "proximity"), ([8] * 6, "counts")):
         model = Tables(random.Random(1), sizes)
         problem = optsched.SubsetChoice(ClusterState.idle(model.cluster), model, 20)
