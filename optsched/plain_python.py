@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_thread = threading.local()
+
+
+@contextmanager
+def in_python(is_small: bool = True) -> Iterator[None]:
+    """Compiled functions that this thread calls run as Python in the block, unless they are ready.
+
+    Parameters
+    ----------
+    is_small
+        Whether there is little enough to do for Python; else they are compiled first.
+    """
+    before = is_in_python()
+    _thread.is_in_python = is_small
+    try:
+        yield
+    finally:
+        _thread.is_in_python = before
+
+
+def is_in_python() -> bool:
+    """Whether this thread is in a block of `in_python`."""
+    return getattr(_thread, "is_in_python", False)
 
 
 def is_ready(entry: Any) -> bool:
@@ -30,7 +59,8 @@ def run(entry: Any, *arguments: Any, is_small: bool = True) -> Any:
     if is_ready(entry) or not is_small:
         return entry(*arguments)
     given = [value.tolist() if isinstance(value, np.ndarray) else value for value in arguments]
-    found = entry.py_func(*given)
+    with in_python():
+        found = entry.py_func(*given)
     for array, values in zip(arguments, given, strict=True):
         if isinstance(array, np.ndarray) and array.flags.writeable:
             array[:] = values

@@ -145,7 +145,7 @@ def test_python_answers_as_the_kernel(monkeypatch):  # type: ignore[no-untyped-d
         given = model.tables(), state.masks, state.held, wanted, k, policy, rule
         rest = {"ties": seed % 3 > 0, "tolerance": tolerance / 1e6, "leaves": (10**6, 5)[seed % 2]}
         asked.append((given, rest, ask(*given, **rest)))
-    uncompile(monkeypatch, counts, entries="choose")
+    uncompile(monkeypatch, counts)
     for seed, (given, rest, expected) in enumerate(asked):
         assert ask(*given, **rest) == expected, seed
 
@@ -161,7 +161,7 @@ def test_python_leaves_large_questions_to_the_kernel(monkeypatch):  # type: igno
     exact = ask(model.tables(), state.masks, state.held, (), k, ties=True)
     cut = ask(model.tables(), state.masks, state.held, (), k, ties=True, leaves=few)
     assert exact.exact and not cut.exact
-    uncompile(monkeypatch, counts, entries="choose")
+    uncompile(monkeypatch, counts)
     assert ask(model.tables(), state.masks, state.held, (), k, ties=True, leaves=few) == cut
     with pytest.raises(AssertionError, match="choose would be compiled"):
         ask(model.tables(), state.masks, state.held, (), k, ties=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from optsched.plain_python import is_in_python
 from optsched_solvers import loading
 
 if TYPE_CHECKING:
@@ -14,26 +15,25 @@ if TYPE_CHECKING:
 
 
 class Uncompiled:
-    """A kernel that can only run as Python; an entry refuses to be called."""
+    """A kernel that can only run as Python, and only for those who want that."""
 
     ready = False
 
-    def __init__(self, kernel: Any, entries: tuple[str, ...]) -> None:
+    def __init__(self, kernel: Any) -> None:
         self.py_func = kernel.py_func
-        self.is_entry = kernel.py_func.__name__ in entries
 
     def __call__(self, *arguments: Any) -> Any:
-        """Run as Python, as other kernels ask it to."""
-        assert not self.is_entry, f"{self.py_func.__name__} would be compiled"
+        """Run as Python."""
+        assert is_in_python(), f"{self.py_func.__name__} would be compiled"
         return self.py_func(*arguments)
 
 
-def uncompile(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType, entries: str) -> None:
-    """Let these modules be as if nothing were compiled; `entries`: kernels that Python calls."""
+def uncompile(monkeypatch: pytest.MonkeyPatch, *modules: ModuleType) -> None:
+    """Let the kernels in these modules be as if nothing were compiled."""
     for module in modules:
         for name, value in vars(module).copy().items():
             if hasattr(value, "py_func"):
-                monkeypatch.setattr(module, name, Uncompiled(value, tuple(entries.split())))
+                monkeypatch.setattr(module, name, Uncompiled(value))
 
 
 def never_load(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:

@@ -65,7 +65,7 @@ def test_first_answers_need_no_kernel(objective: str, monkeypatch: pytest.Monkey
         for kind, array in given.items()
         if objective == "makespan" and not array.chooses
     }
-    uncompile(monkeypatch, list_schedule, cycle_ratio, entries="_dispatch least_period")
+    uncompile(monkeypatch, list_schedule, cycle_ratio)
     never_load(monkeypatch)
     for kind, array in given.items():
         found = optsched.solve(array, time_limit=0.3)
@@ -77,7 +77,7 @@ def test_a_large_array_gets_the_order_made_by_hand(monkeypatch: pytest.MonkeyPat
     """More than rules can do in Python, as memory is limited."""
     array = job_array("gpt2_xl", 8, 80, memory="80GB", recompute=True)
     least = by_hand(array)
-    uncompile(monkeypatch, list_schedule, entries="_dispatch")
+    uncompile(monkeypatch, list_schedule)
     never_load(monkeypatch)
     found = optsched.solve(array, time_limit=0.5)
     assert found.objective == least

@@ -29,7 +29,7 @@ def test_exact_without_its_kernel(name: str, monkeypatch: pytest.MonkeyPatch) ->
     """The same GPUs, bandwidth and proof on 4 hosts of 8, as soon as the process is there."""
     problems = [read_problem(file) for file in CASES]
     expected = [optsched.solve(problem, name) for problem in problems]
-    uncompile(monkeypatch, counts, entries="choose")
+    uncompile(monkeypatch, counts)
     never_load(monkeypatch)
     for problem, warm in zip(problems, expected, strict=True):
         cold = optsched.solve(problem, name)
@@ -39,7 +39,7 @@ def test_exact_without_its_kernel(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_answer_where_there_is_no_time_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many hosts get the nearest GPUs, or the best of some vectors; neither claims a proof."""
-    uncompile(monkeypatch, counts, entries="choose")
+    uncompile(monkeypatch, counts)
     never_load(monkeypatch)
     for sizes, source in (([3] * 12, "proximity"), ([8] * 6, "counts")):
         model = Tables(random.Random(1), sizes)
