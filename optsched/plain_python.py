@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,10 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+WORTH_COMPILING = 3.0
+"""Seconds that a function has run as Python before somebody who calls it often is better off."""
+
+_spent: dict[int, float] = {}
 _thread = threading.local()
 
 
@@ -56,12 +61,15 @@ def run(entry: Any, *arguments: Any, is_small: bool = True) -> Any:
     is_small
         Whether there is little enough to do for Python; else the function is compiled first.
     """
-    if is_ready(entry) or not is_small:
+    spent = _spent.get(id(entry), 0.0)
+    if is_ready(entry) or not is_small or spent > WORTH_COMPILING:
         return entry(*arguments)
+    begin = time.perf_counter()
     given = [value.tolist() if isinstance(value, np.ndarray) else value for value in arguments]
     with in_python():
         found = entry.py_func(*given)
     for array, values in zip(arguments, given, strict=True):
         if isinstance(array, np.ndarray) and array.flags.writeable:
             array[:] = values
+    _spent[id(entry)] = spent + time.perf_counter() - begin
     return found

@@ -24,6 +24,7 @@ from optsched_solvers.quota_ground import (
     ready,
     supported,
 )
+from optsched_solvers.race import Lap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,14 +74,16 @@ class QuotaExact:
         """Decide once; iterations are not counted."""
         assert isinstance(problem, QuotaPlan)
         monitor.advance(1)
-        loads = is_few(problem) or load(monitor, _module(algorithm(problem)))
-        if not loads or not ready(problem, monitor):
+        few, kernels = is_few(problem), _module(algorithm(problem))
+        if not (few or load(monitor, kernels)) or not ready(problem, monitor):
             first_answer(problem, monitor)
             return Result("unknown", reason=NOT_LOADED)
         sizes, bound = allocate(problem)
         monitor.bound(bound, self.name)
         if not offer(problem, monitor, sizes, None, self.name):
             return Result("unknown", reason="no placement was found that keeps the localities")
+        if few:
+            load(Lap(monitor, lambda: True), kernels)  # goes on behind, for the next question
         return Result("unknown")
 
 
