@@ -27,6 +27,8 @@ from numba import types
 from numba.core import caching, codegen, compiler, registry, serialize, sigutils
 from numba.core.compiler_lock import global_compiler_lock
 
+from optsched.plain_python import is_in_python
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -124,27 +126,20 @@ class Entry(Kernel):
 
     @property
     def ready(self) -> bool:
-        """Whether it can be called at once."""
+        """Whether a call need not compile: it is compiled, or is taken from disk now."""
+        if self._can_compile and self.stored:
+            self.prepare()
         return not self._can_compile
-
-    @property
-    def now(self) -> Callable[..., Any]:
-        """What answers small questions at once: compiled if that is on disk, else its source."""
-        return self if self.load() else self.py_func
 
     @property
     def stored(self) -> bool:
         """Whether its machine code is on disk."""
         return self._cache.find() is not None
 
-    def load(self) -> bool:
-        """Take it from disk, without compiling; whether it can be called at once."""
-        if not self.ready and self.stored:
-            self.prepare()
-        return self.ready
-
     def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
         """What numba calls when no machine code is there."""
+        if is_in_python() and not self.ready:
+            return self.py_func
         self.prepare()
         return self  # numba calls it again, and checks the types of the arguments now
 

@@ -36,12 +36,12 @@ def compile_all(
     watch
         Called again and again with the number of entries that are there.
     """
-    missing = [one for one in wanted if not one.load()]
+    missing = [one for one in wanted if not one.ready]
     workers = [_worker(missing) for _ in range(min(processes, len(missing))) if folder()]
     while missing and any(worker.poll() is None for worker in workers):
         watch(len(wanted) - len(missing))
         time.sleep(_WATCH)
-        missing = [one for one in missing if not one.load()]
+        missing = [one for one in missing if not one.ready]
     for one in missing:  # there is no folder, or a worker was killed
         one.prepare()
     watch(len(wanted))

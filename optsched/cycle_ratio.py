@@ -17,6 +17,7 @@ from numba import types
 from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import CyclicOrder, InputError
 from optsched.graph import check_permutations, describe, shortest_cycle
+from optsched.plain_python import run
 from optsched.schedule import Rows, _frozen
 from optsched.strict_json import MAX_INTEGER
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from optsched.schedule import IntArray, Schedule
 
 _SAFE = 1 << 61
+
+_SMALL = 5000
+"""Operations up to which Python takes less time than compiling does."""
 
 
 class CycleTime(NamedTuple):
@@ -95,7 +99,7 @@ def cycle_time(
     arcs = arcs.shifted(late)
     if int(arcs.weight.sum()) * (1 + int(arcs.tokens.max(initial=0))) > _SAFE:
         raise InputError("offsets: too far apart for such long times")
-    period, start, waiting, cycle = least_period.now(*arcs.by_tail(n), 1)
+    period, start, waiting, cycle = run(least_period, *arcs.by_tail(n), 1, is_small=n <= _SMALL)
     if not period:
         stuck = np.flatnonzero(waiting > 0).tolist()
         cycle = shortest_cycle(stuck, _waits(n, arcs))
@@ -144,7 +148,8 @@ def cycle_arcs(graph: Schedule, sequences: Rows | None, offset: IntArray) -> Cyc
 
 def lower_starts(arcs: CycleArcs, period: int, order: IntArray, start: IntArray) -> None:
     """Lower the starts of the operations in `order`, latest first, until their arcs hold."""
-    _latest_starts.now(*arcs.by_tail(len(start)), period, order, start)
+    given = (*arcs.by_tail(len(start)), period, order, start)
+    run(_latest_starts, *given, is_small=len(start) <= _SMALL)
 
 
 def _without_debts(graph: Schedule, arcs: CycleArcs) -> IntArray:

@@ -17,6 +17,7 @@ import pytest
 from optsched import compiled
 from optsched.compiled import INT, INTS, copy, entry, helper
 from optsched.compiling import LOG, compile_all
+from optsched.plain_python import in_python, run
 
 SMALL = "optsched_solvers.edge_finding:_head_rules"
 
@@ -56,7 +57,7 @@ def test_an_entry_is_compiled_at_its_first_call(here: Path) -> None:
     assert kernel.ready
     assert kernel.stored
     again = made(3)
-    assert again.load()
+    assert again.ready
     assert again(np.array([1, 2])) == 9
 
 
@@ -115,12 +116,14 @@ def test_a_helper_that_python_calls_runs_its_source() -> None:
 
 
 def test_small_questions_need_no_compiler(here: Path) -> None:
-    """`now` is the source until machine code is on disk."""
+    """Source and machine code give the same."""
     kernel = made(7)
-    assert kernel.now(np.array([1])) == 7
+    assert run(kernel, np.array([1])) == 7
+    with in_python():
+        assert kernel(np.array([1])) == 7
     assert not kernel.ready
-    kernel.prepare()
-    assert kernel.now is kernel
+    assert kernel(np.array([1])) == 7
+    assert kernel.ready
 
 
 def script(tmp_path: Path, *lines: str) -> subprocess.Popen[bytes]:

@@ -14,8 +14,10 @@ from random_subsets import (
     state_of,
     subsets_of,
 )
+from uncompiled import uncompile
 
-from optsched.bandwidth.ask import ask, gpus_of
+from optsched.bandwidth import ClusterState, counts
+from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
 from optsched.bandwidth.contention import demands, share
 from optsched.bandwidth.model import UnmeasuredPattern
 from optsched.testing.best_subset import all_subsets, best_subset
@@ -133,3 +135,33 @@ def test_demands():  # type: ignore[no-untyped-def]
         given = demands(model, state)
         for value, job, most in zip(given, state.jobs, alone, strict=True):
             assert value == (most if job.demand is None else job.demand)
+
+
+def test_python_answers_as_the_kernel(monkeypatch):  # type: ignore[no-untyped-def]
+    """The same choice, ties, proof and vectors looked at while the kernel is not compiled."""
+    asked = []
+    for seed in range(150):
+        model, state, wanted, k, rule, policy, tolerance = case(seed)
+        given = model.tables(), state.masks, state.held, wanted, k, policy, rule
+        rest = {"ties": seed % 3 > 0, "tolerance": tolerance / 1e6, "leaves": (10**6, 5)[seed % 2]}
+        asked.append((given, rest, ask(*given, **rest)))
+    uncompile(monkeypatch, counts)
+    for seed, (given, rest, expected) in enumerate(asked):
+        assert ask(*given, **rest) == expected, seed
+
+
+def test_python_leaves_large_questions_to_the_kernel(monkeypatch):  # type: ignore[no-untyped-def]
+    """Nine hosts, one of nine GPUs, or many vectors of equal worth: Python would take too long."""
+    for sizes, k in (([4] * 9, 18), ([9] * 2, 9), ([8] * 6, 20)):
+        model = Tables(random.Random(1), sizes)
+        few = leaves_in_python(model.cluster.sizes, k)
+        assert few < MOST_LEAVES and (few > 0) == (sizes == [8] * 6)
+    assert leaves_in_python([8] * 4, 16) == MOST_LEAVES
+    state = ClusterState.idle(model.cluster)
+    exact = ask(model.tables(), state.masks, state.held, (), k, ties=True)
+    cut = ask(model.tables(), state.masks, state.held, (), k, ties=True, leaves=few)
+    assert exact.exact and not cut.exact
+    uncompile(monkeypatch, counts)
+    assert ask(model.tables(), state.masks, state.held, (), k, ties=True, leaves=few) == cut
+    with pytest.raises(AssertionError, match="choose would be compiled"):
+        ask(model.tables(), state.masks, state.held, (), k, ties=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -9,6 +10,8 @@ import numpy as np
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.policy import ANY, Policy
+from optsched.bandwidth.tables import BY_MASK, RECORD, RECORDS
+from optsched.plain_python import is_ready, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,6 +23,16 @@ if TYPE_CHECKING:
 
 MOST_LEAVES: Final = 2_000_000
 """Count vectors that a search evaluates; above, the answer is not said to be exact."""
+
+FEW_LEAVES: Final = 400
+"""The same in plain Python, in half a second, where there may be more to look at."""
+
+_FEW_VECTORS: Final = 10_000
+"""Count vectors of a question that plain Python searches to its end: 4 hosts of 8 GPUs have 6561,
+of which it evaluates 200 at most."""
+
+_FEW: Final = 8
+"""Hosts, and free GPUs of one, of a question for plain Python."""
 
 MILLION: Final = 1_000_000
 
@@ -102,7 +115,7 @@ def asked(tables: CountTables, request: IntArray, masks: IntArray, jobs: IntArra
     used = int(request[kernel.N_USED])
     request[kernel.N_JOBS] = len(jobs) // (tables.cluster.n_hosts + 1)
     out = np.zeros(kernel.CHOSEN + used, np.int64)
-    if not kernel.choose(tables.words, request, masks, jobs, out):
+    if not choose(tables.words, request, masks, jobs, out):
         return None
     hosts = request[kernel.LISTS : kernel.LISTS + used].tolist()
     optimum, value, d, capacity, demand, whole, left, visited, complete, _, *chosen = out.tolist()
@@ -111,6 +124,46 @@ def asked(tables: CountTables, request: IntArray, masks: IntArray, jobs: IntArra
         optimum, value, d, None if capacity < 0 else capacity, demand, parts, whole, left, visited,
         bool(complete),
     )  # fmt: skip
+
+
+def choose(
+    words: IntArray, request: IntArray, masks: IntArray, jobs: IntArray, out: IntArray
+) -> int:
+    """`counts.choose`; while that is not compiled its source as plain Python, if that is quick."""
+    from optsched.bandwidth import counts as kernel
+
+    if is_ready(kernel.choose):
+        return int(kernel.choose(words, request, masks, jobs, out))
+    used = request[kernel.LISTS : kernel.LISTS + request[kernel.N_USED]]
+    by_mask = words[words[RECORDS] + used * RECORD + BY_MASK].tolist()
+    free = zip(masks[used].tolist(), by_mask, strict=True)
+    room = [part.bit_count() if is_mask else part for part, is_mask in free]
+    leaves = min(leaves_in_python(room, int(request[kernel.K])), int(request[kernel.LEAVES]))
+    if leaves:
+        shorter = request.copy()
+        shorter[kernel.LEAVES] = leaves
+        found = run(kernel.choose, words, shorter, masks, jobs, out)
+        if out[kernel.COMPLETE] or leaves == request[kernel.LEAVES]:
+            return int(found)
+    return int(kernel.choose(words, request, masks, jobs, out))
+
+
+def leaves_in_python(room: Iterable[int], k: int) -> int:
+    """Count vectors that plain Python may evaluate in half a second; 0: leave it to the kernel.
+
+    Parameters
+    ----------
+    room
+        Free GPUs of the hosts that may be used.
+    k
+        How many are wanted.
+    """
+    some = [int(n) for n in room if n]
+    if max(some, default=0) > _FEW:
+        return 0
+    if prod(min(n, k) + 1 for n in some) <= _FEW_VECTORS:
+        return MOST_LEAVES
+    return FEW_LEAVES if len(some) <= _FEW else 0
 
 
 def gpus_of(state: ClusterState, parts: Iterable[tuple[int, int]]) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.bandwidth.ask import gpus_of, jobs_of, request_of
+from optsched.bandwidth.ask import choose, gpus_of, jobs_of, request_of
 from optsched.bandwidth.cluster import Cluster
 from optsched.bandwidth.contention import Contention, check_traffic, demand_of, needs_bandwidth
 from optsched.bandwidth.feasibility import impossible
@@ -137,7 +137,7 @@ class Dispatcher:
         request[kernel.K] = k
         request[kernel.N_JOBS] = len(jobs) // (n_hosts + 1)
         out = np.empty(kernel.CHOSEN + n_hosts, np.int64)
-        if not kernel.choose(self._words, request, state.masks, jobs, out):
+        if not choose(self._words, request, state.masks, jobs, out):
             raise self._infeasible(state, k)
         answer = out.tolist()
         gpus: tuple[int, ...] = ()

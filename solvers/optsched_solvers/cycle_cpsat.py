@@ -57,7 +57,7 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
     if limits.options.get("mode", "solve") != "solve":
         raise InputError('options.mode: "bound" belongs to one iteration, not to periods')
     graph = problem.graph()
-    first_orders(graph, limits, monitor)
+    first_orders(problem, limits, monitor)
     modules = ("ortools.sat.python.cp_model", "cycle_cpsat_model", "rolling_orders")
     if monitor.should_stop() or not load(monitor, *modules):
         return Result("unknown")

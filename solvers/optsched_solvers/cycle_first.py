@@ -8,21 +8,23 @@ import numpy as np
 
 from optsched.cycle_ratio import cycle_time
 from optsched.problems.jobarray_cycle import answer_rows
+from optsched_solvers import cold_start
 from optsched_solvers.rolling_rules import first_answers
 
 if TYPE_CHECKING:
     from optsched.limits import Limits
     from optsched.monitor import Monitor
-    from optsched.schedule import Schedule
+    from optsched.problem import Problem
 
 
-def first_orders(graph: Schedule, limits: Limits, monitor: Monitor) -> int:
+def first_orders(problem: Problem, limits: Limits, monitor: Monitor) -> int:
     """Offer constructed orders if there are none; at least one job after the other, always fit.
 
     Returns the number of constructions, each of which is an iteration.
     """
-    made = 0
+    graph, made = problem.graph(), 0
     if monitor.objective is None and limits.iterations != 0:
+        cold_start.offer_first(problem, limits, monitor)
         made = first_answers(graph, monitor, most=limits.iterations)
     if monitor.objective is None:  # operation ids are job-major and topological
         answer = answer_rows(graph.users, np.zeros(graph.n_operations, np.int64))

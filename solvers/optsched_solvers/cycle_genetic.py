@@ -38,7 +38,7 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
     """
     size = population_size(limits.options, "periodic orders")
     graph = problem.graph()
-    used = first_orders(graph, limits, monitor)
+    used = first_orders(problem, limits, monitor)
     if monitor.should_stop() or not load(monitor, "deap.tools", "rolling_orders"):
         return Result("unknown")
     left = 2**62 if limits.iterations is None else limits.iterations - used

@@ -61,7 +61,7 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor, patience: int = PA
 def begin(problem: Problem, limits: Limits, monitor: Monitor) -> None:
     """Constructed and hand-made orders; at least one job after the other, which always fits."""
     wanted = monitor.sequences is None and limits.iterations != 0
-    first_orders(problem.graph(), limits, monitor)
+    first_orders(problem, limits, monitor)
     if wanted:
         hand_made.offer(problem, monitor)
 

@@ -24,8 +24,8 @@ NAMES: Final = ("one_f_one_b", "zb_h1", "interleaved", "hanayo", "zb_h2", "gpipe
 """Those of any job; Chimera's needs two directions, BPipe's operations that copy."""
 
 
-def offer(problem: Problem, monitor: Monitor) -> None:
-    """Offer every hand-made schedule of one job that keeps to the memory, until a proof.
+def offer(problem: Problem, monitor: Monitor, *, of_many: bool = False) -> None:
+    """Offer every hand-made schedule that keeps to the memory, until a proof.
 
     Parameters
     ----------
@@ -34,8 +34,10 @@ def offer(problem: Problem, monitor: Monitor) -> None:
         like Chimera's; nothing is done for any other.
     monitor
         Takes the schedules.
+    of_many
+        Arrays of several jobs too, one job after the other: rules soon find better ones.
     """
-    for name, schedule in _schedules(problem):
+    for name, schedule in _pipelines(problem) if of_many else _schedules(problem):
         if monitor.objective is not None and monitor.should_stop():
             return
         try:
@@ -55,20 +57,18 @@ def _schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
 
 
 def _of_one_iteration(problem: Problem) -> Iterator[tuple[str, Schedule]]:
-    from optsched.problems.jobarray import JobArray
-
     graph = problem.graph()
-    if isinstance(problem, JobArray):
-        yield from _pipelines(problem)
+    yield from _pipelines(problem)
     if _runs_both_ways(graph):
         with suppress(CyclicOrder):
             yield "chimera", scheduled(graph, by_slots(graph))
 
 
-def _pipelines(job: JobArray) -> Iterator[tuple[str, Schedule]]:
+def _pipelines(job: Problem) -> Iterator[tuple[str, Schedule]]:
     from optsched import pipelines
+    from optsched.problems.jobarray import JobArray
 
-    for name in NAMES:
+    for name in NAMES if isinstance(job, JobArray) else ():
         try:
             yield name, getattr(pipelines, name)(job)
         except InputError:  # another place, no weight blocks, ...

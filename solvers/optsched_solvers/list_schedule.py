@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import types
 
+from optsched import plain_python
 from optsched.compiled import BOOL, INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
@@ -125,7 +126,9 @@ def run(
         got stuck (memory, or a limit that this graph cannot keep).
     """
     limit = np.zeros(0, np.int64) if slot_limit is None else slot_limit
-    operations, start, count = _dispatch(*graph, priority, limit, active, first_come)
+    operations, start, count = plain_python.run(
+        _dispatch, *graph, priority, limit, active, first_come
+    )
     return (operations, start) if count == len(graph.duration) else None
 
 

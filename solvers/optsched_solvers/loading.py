@@ -44,7 +44,7 @@ class _Loader:
         from optsched.compiling import compile_all
 
         wanted = [one for module in self.modules for one in entries(module)]
-        missing = sum(not one.load() for one in wanted)
+        missing = sum(not one.ready for one in wanted)
         if missing:
             logging.getLogger("optsched").warning(
                 "compiling %d kernels for %s, once on this machine (see `optsched warmup`)",
@@ -66,7 +66,7 @@ def _is_loaded(name: str) -> bool:
         return True
     from optsched.compiled import entries
 
-    return all(one.load() for one in entries(name))
+    return all(one.ready for one in entries(name))
 
 
 def load(monitor: Monitor, *modules: str) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.limits import available_cores
 from optsched.result import Result
-from optsched_solvers import hand_made, subset_auto, tabu
+from optsched_solvers import cold_start, hand_made, subset_auto, tabu
 from optsched_solvers.branch_and_bound import PROOF, BranchAndBound
 from optsched_solvers.cores import chosen_cores
 from optsched_solvers.cpsat import CpSat
@@ -109,6 +109,7 @@ class Auto:
         graph = problem.graph()
         prove = _wants_proof(graph, limits)
         if supported_graph(graph):
+            cold_start.offer_first(problem, limits, monitor)
             try_rules(graph, limits, monitor)
             hand_made.offer(problem, monitor)
         if monitor.should_stop() and (monitor.objective is not None or monitor.remaining <= 0):

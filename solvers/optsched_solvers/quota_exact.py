@@ -8,13 +8,23 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.plain_python import in_python
 from optsched.problems.quota import QuotaPlan
 from optsched.problems.quota_bounds import level, sizes_within
 from optsched.registry import Support
 from optsched.result import Result
 from optsched_solvers.loading import load, loaded
 from optsched_solvers.quota_first import first_answer
-from optsched_solvers.quota_ground import NOT_LOADED, PLACEMENT, fill, offer, ready, supported
+from optsched_solvers.quota_ground import (
+    NOT_LOADED,
+    PLACEMENT,
+    fill,
+    is_few,
+    offer,
+    ready,
+    supported,
+)
+from optsched_solvers.race import Lap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -43,13 +53,13 @@ class QuotaExact:
     options: Mapping[str, str] = MappingProxyType({})
 
     def instant(self, problem: Problem) -> bool:
-        """Small plans, once the kernels are loaded."""
+        """Small plans: the smallest in plain Python, the others once the kernels are loaded."""
         if not isinstance(problem, QuotaPlan) or len(problem.kinds) != 1:
             return False
         some = 0 if problem.is_plain else problem.n_options
         small = max(some, problem.n_gpus) <= INSTANT
         needed = [_module(algorithm(problem)), *([PLACEMENT] if problem.nodes else [])]
-        return small and loaded(*needed)
+        return small and (is_few(problem) or loaded(*needed))
 
     def supports(self, problem: Problem) -> Support:
         """Plans with one type of GPU."""
@@ -64,13 +74,16 @@ class QuotaExact:
         """Decide once; iterations are not counted."""
         assert isinstance(problem, QuotaPlan)
         monitor.advance(1)
-        if not load(monitor, _module(algorithm(problem))) or not ready(problem, monitor):
+        few, kernels = is_few(problem), _module(algorithm(problem))
+        if not (few or load(monitor, kernels)) or not ready(problem, monitor):
             first_answer(problem, monitor)
             return Result("unknown", reason=NOT_LOADED)
         sizes, bound = allocate(problem)
         monitor.bound(bound, self.name)
         if not offer(problem, monitor, sizes, None, self.name):
             return Result("unknown", reason="no placement was found that keeps the localities")
+        if few:
+            load(Lap(monitor, lambda: True), kernels)  # goes on behind, for the next question
         return Result("unknown")
 
 
@@ -116,6 +129,11 @@ def allocate(plan: QuotaPlan) -> tuple[IntArray, int]:
     """Optimal quotas of a feasible plan with one type, and what no answer can beat."""
     if not plan.jobs:
         return np.zeros(0, np.int64), 0
+    with in_python(is_few(plan)):
+        return _allocated(plan)
+
+
+def _allocated(plan: QuotaPlan) -> tuple[IntArray, int]:
     chosen = algorithm(plan)
     if chosen == "bisect":
         return _smallest(plan), level(plan)
@@ -156,7 +174,8 @@ def certificate(plan: QuotaPlan) -> Certificate | None:
     if chosen == "bisect" or not plan.jobs:
         return None
     kernel, arguments = _kernel(plan, chosen)
-    proof: Certificate = kernel(*arguments, certificate=True)[1]
+    with in_python(is_few(plan)):
+        proof: Certificate = kernel(*arguments, certificate=True)[1]
     return proof
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from optsched.plain_python import in_python
 from optsched.problems.quota import QuotaPlan
 from optsched.registry import Support
 from optsched_solvers.loading import load
@@ -25,6 +26,11 @@ NOT_LOADED: Final = "the limit came before compiled code was loaded (see `optsch
 MOST_OPTIONS: Final = 200_000
 """Of a plan that is searched option by option."""
 
+FEW_JOBS: Final = 50
+FEW_NODES: Final = 64
+FEW_OPTIONS: Final = 2000
+"""Jobs, nodes and allowed sizes (or GPUs) up to which plain Python takes a tenth of a second."""
+
 
 def supported(problem: Problem, most: int | None = MOST_OPTIONS) -> Support:
     """Whether it is a quota plan with at most so many options."""
@@ -37,13 +43,25 @@ def supported(problem: Problem, most: int | None = MOST_OPTIONS) -> Support:
     return Support(True)
 
 
+def is_few(plan: QuotaPlan) -> bool:
+    """Whether plain Python can do what is not compiled yet."""
+    some = 0 if plan.is_plain else plan.n_options
+    small = len(plan.jobs) <= FEW_JOBS and len(plan.nodes or ()) <= FEW_NODES
+    return small and max(some, plan.n_gpus) <= FEW_OPTIONS
+
+
 def ready(plan: QuotaPlan, monitor: Monitor) -> bool:
     """Load what placing needs; False if told to stop first."""
-    return not plan.nodes or load(monitor, PLACEMENT)
+    return not plan.nodes or is_few(plan) or load(monitor, PLACEMENT)
 
 
 def place(plan: QuotaPlan, sizes: IntArray, kinds: IntArray) -> tuple[Rows, int]:
     """GPUs for quotas that fit the budgets, and the first job that found no place, or -1."""
+    with in_python(is_few(plan)):
+        return _placed(plan, sizes, kinds)
+
+
+def _placed(plan: QuotaPlan, sizes: IntArray, kinds: IntArray) -> tuple[Rows, int]:
     if not plan.nodes:
         ptr = np.zeros(len(sizes) + 1, np.int64)
         np.cumsum(sizes > 0, out=ptr[1:])
@@ -176,6 +194,6 @@ def fill(plan: QuotaPlan, sizes: IntArray, kinds: IntArray) -> tuple[IntArray, I
 
 
 __all__ = [
-    "LOCALITY", "MOST_OPTIONS", "NOT_LOADED", "PLACEMENT", "fill", "offer", "place", "ready",
-    "supported",
+    "LOCALITY", "MOST_OPTIONS", "NOT_LOADED", "PLACEMENT", "fill", "is_few", "offer", "place",
+    "ready", "supported",
 ]  # fmt: skip

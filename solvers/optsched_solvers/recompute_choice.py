@@ -18,6 +18,7 @@ from optsched.problems.jobarray import JobArray
 from optsched.problems.jobarray_choice import choosing, settled, with_choice
 from optsched.problems.jobarray_tradeoff import tradeoff
 from optsched.result import Result
+from optsched_solvers import cold_start
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -111,6 +112,12 @@ class _Search:
 
     def run(self) -> None:
         """Quick answers, then searches; again with what is left if these end before their time."""
+        for choice in self.extremes:
+            array = choosing(self.array, choice)
+            if not array.infeasibility():
+                lap = _Chosen(self.monitor, choice, self.limits)
+                cold_start.offer_first(array, self.limits, lap)
+                lap.tell()
         self._compare(first_candidates(self.tradeoff, self.extremes))
         if not self.tried:
             self._search_any()

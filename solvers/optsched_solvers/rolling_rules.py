@@ -14,7 +14,7 @@ import numpy as np
 from optsched.schedule import Arcs, Rows, Schedule
 from optsched_solvers.late_acceptance import NOTHING
 from optsched_solvers.loading import load, loaded
-from optsched_solvers.rules import INSERTION, RULES, Dispatcher, Variant, variants
+from optsched_solvers.rules import INSERTION, RULES, Dispatcher, Variant, quick_schedule, variants
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +82,7 @@ def first_answers(
     if most == 0:
         return 0
     if not loaded(*MODULES) and monitor.objective is None and most is None:
-        _offer_quick(graph, monitor)
+        offer_quick(graph, monitor)
     if not load(monitor, *(MODULES if INSERTION not in rules else MODULES[:2])):
         return 0
     made, best = 0, NOTHING
@@ -102,7 +102,7 @@ def _is_over(monitor: Monitor) -> bool:
     return monitor.remaining <= 0 or (monitor.objective is not None and monitor.should_stop())
 
 
-def _offer_quick(graph: Schedule, monitor: Monitor) -> None:
+def offer_quick(graph: Schedule, monitor: Monitor) -> None:
     """One job after the other, and the first rule's order of one iteration, repeated.
 
     Made in plain Python, while the kernels are compiled.
@@ -110,16 +110,16 @@ def _offer_quick(graph: Schedule, monitor: Monitor) -> None:
     from optsched.problems.jobarray_cycle import answer_of
     from optsched.rolling import rolling
     from optsched.verify import verify
-    from optsched_solvers.quick_list import non_delay, one_job_at_a_time
+    from optsched_solvers.quick_list import one_job_at_a_time
 
     once = Dispatcher(unrolled(graph, 1), 0)
-    offers = [("one job at a time", one_job_at_a_time(once.graph))]
-    if not (graph.duration == 0).any():  # blocks of no time may be listed against the arcs
-        rule = next(variants(once.graph, RULES))
-        listed = np.array(non_delay(once.graph, once.priority(rule))[0])
-        offers.append((f"dispatch {rule}, one iteration", listed))
-    for source, operations in offers:
-        schedule = rolling(graph, once.split(operations))
+    offers = [("one job at a time", once.split(one_job_at_a_time(once.graph)))]
+    rule = next(variants(once.graph, RULES))
+    listed = quick_schedule(once, rule)
+    if listed is not None:
+        offers.append((f"dispatch {rule}, one iteration", listed[0]))
+    for source, sequences in offers:
+        schedule = rolling(graph, sequences)
         if schedule.period is not None and not verify(schedule):
             monitor.incumbent(answer_of(schedule), schedule.period, source)
 

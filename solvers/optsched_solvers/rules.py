@@ -35,6 +35,9 @@ RULES = (*PIPELINE_RULES, *SHOP_RULES)
 INSERTION = "insertion"
 """Nowicki and Smutnicki's INSA, which is no list schedule: `optsched_solvers.insertion`."""
 
+PLAIN_UP_TO = 1000
+"""Operations of a list schedule that plain Python makes in half a second, with memory caps too."""
+
 KERNELS = ("longest_path", "list_schedule")
 """Modules that compile."""
 
@@ -146,8 +149,8 @@ def try_rules(
     """
     dispatcher = Dispatcher(graph, limits.seed)
     most = len(RULES) * 8 if limits.iterations is None else limits.iterations
-    if most and rules is RULES and not loaded(*KERNELS):
-        _offer_quick(dispatcher, monitor)
+    if most and rules is RULES and monitor.objective is None and not loaded(*KERNELS):
+        offer_quick(graph, limits, monitor)
         if monitor.objective is not None and monitor.should_stop():
             return 1
     if not load(monitor, *KERNELS):
@@ -168,30 +171,48 @@ def try_rules(
     return tried
 
 
-def _offer_quick(dispatcher: Dispatcher, monitor: Monitor) -> None:
-    """Offer a schedule made in plain Python: of the first rule, or one job after the other.
+def offer_quick(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
+    """Offer a schedule made in plain Python: the first rule's, just as the kernel makes it.
 
-    The first rule's is the very schedule that the kernel would make.
+    Where that takes too long, or the rule gets stuck, one job after the other.
     """
     from optsched_solvers import quick_list
 
-    graph = dispatcher.graph
-    if monitor.objective is not None or not graph.n_operations:
-        return
-    instant = bool((graph.duration == 0).any() or (graph.successors.weight == 0).any())
-    if instant or graph.has_setups or graph.memory.any() or dispatcher.has_deadlines:
-        if monitor.limits.iterations is None:  # with a limit of steps, answers never depend on time
-            whole = quick_list.one_job_at_a_time(graph)
-            _offer_checked(dispatcher, whole, monitor, "one job at a time")
+    dispatcher = Dispatcher(graph, limits.seed)
+    if not graph.n_operations:
         return
     variant = next(variants(graph, RULES))
+    found = quick_schedule(dispatcher, variant)
+    if found is not None:
+        value = int((found[1] + graph.duration).max())
+        monitor.incumbent(found[0], value, f"dispatch {variant}")
+    elif limits.iterations is None:  # with a limit of steps, answers never depend on time
+        whole = quick_list.one_job_at_a_time(graph)
+        _offer_checked(dispatcher, whole, monitor, "one job at a time")
+
+
+def quick_schedule(dispatcher: Dispatcher, variant: Variant) -> tuple[Rows, IntArray] | None:
+    """A non-delay schedule in plain Python, the kernel's own; None if stuck, or too much to do."""
+    found = None if dispatcher.has_deadlines else _heaped(dispatcher, variant)
+    if found is None and dispatcher.graph.n_operations <= PLAIN_UP_TO:
+        found = dispatcher.sequences(variant)
+    return found
+
+
+def _heaped(dispatcher: Dispatcher, variant: Variant) -> tuple[Rows, IntArray] | None:
+    """The non-delay schedule by heaps, for graphs of any size without caps and setups."""
+    from optsched_solvers import quick_list
+
+    graph = dispatcher.graph
+    instant = bool((graph.duration == 0).any() or (graph.successors.weight == 0).any())
+    if instant or graph.has_setups or graph.memory.any():
+        return None
     operations, start = quick_list.non_delay(graph, dispatcher.priority(variant))
-    value = max(s + p for s, p in zip(start, graph.duration.tolist(), strict=True))
     sequences = dispatcher.split(np.array(operations))
     change = (graph.acquire - graph.free)[sequences.ids]
     total = np.concatenate([[0], np.cumsum(change)])
-    if (total[1:] >= np.repeat(total[sequences.indptr[:-1]], np.diff(sequences.indptr))).all():
-        monitor.incumbent(sequences, value, f"dispatch {variant}")  # nobody frees what is not held
+    held = total[1:] - np.repeat(total[sequences.indptr[:-1]], np.diff(sequences.indptr))
+    return (sequences, np.array(start)) if (held >= 0).all() else None  # none frees what is not
 
 
 def _offer_checked(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of
+from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.model import CountModel
 from optsched.bandwidth.patterns import written_pattern
@@ -22,17 +22,21 @@ from optsched.registry import Support
 from optsched.result import Result
 from optsched.schedule import Rows
 from optsched_solvers.loading import load, loaded
+from optsched_solvers.race import Lap
 from optsched_solvers.subset_vectors import claim
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from optsched.bandwidth.ask import Choice
     from optsched.bandwidth.flat import FlatSearch
     from optsched.bandwidth.tables import CountTables
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
     from optsched.schedule import IntArray
+
+KERNEL = "optsched.bandwidth.counts"
 
 INSTANT = 100_000
 """Count vectors that take milliseconds at worst."""
@@ -70,19 +74,22 @@ class Counts:
         if by_patterns(problem) and (problem.tables is None or vectors(problem) > MOST_LEAVES):
             return self._by_patterns(problem, monitor)
         assert problem.tables is not None
-        if not loaded("optsched.bandwidth.counts"):
-            offer_nearest(problem, monitor)
-        if not load(monitor, "optsched.bandwidth.counts"):
-            return Result("unknown")
         leaves = MOST_LEAVES if limits.iterations is None else limits.iterations
-        found = ask(
-            problem.tables, state.masks, state.held, problem.demands, problem.k, problem.policy,
-            problem.contention, ties=True, tolerance=problem.tolerance, leaves=leaves,
-        )  # fmt: skip
+        ready = loaded(KERNEL)
+        few = leaves if ready else min(leaves, leaves_in_python(state.room, problem.k))
+        found = _asked(problem, few) if few else None
+        if few < leaves and (found is None or not found.exact):
+            if load(monitor, KERNEL):
+                found = _asked(problem, leaves)
+            elif found is None:
+                offer_nearest(problem, monitor)
+                return Result("unknown")
         if found is None:
             if vectors(problem) > leaves:
                 return Result("unknown")
             return nothing_found(problem)
+        if not ready:
+            load(Lap(monitor, lambda: True), KERNEL)  # goes on behind, for the next question
         monitor.advance(found.visited)
         monitor.incumbent(Rows.of([gpus_of(state, found.parts)]), -found.value, self.name)
         if found.exact:
@@ -90,9 +97,8 @@ class Counts:
         return Result("unknown")
 
     def _by_patterns(self, problem: SubsetChoice, monitor: Monitor) -> Result:
-        if not loaded("optsched.bandwidth.flat"):
-            offer_nearest(problem, monitor)
         if not load(monitor, "optsched.bandwidth.flat"):
+            offer_nearest(problem, monitor)
             return Result("unknown")
         assert isinstance(problem.model, CountModel)
         try:
@@ -103,6 +109,15 @@ class Counts:
         if found.exact:
             claim(problem, monitor, found.value, self.name)
         return Result("unknown")
+
+
+def _asked(problem: SubsetChoice, leaves: int) -> Choice | None:
+    assert problem.tables is not None
+    state = problem.state
+    return ask(
+        problem.tables, state.masks, state.held, problem.demands, problem.k, problem.policy,
+        problem.contention, ties=True, tolerance=problem.tolerance, leaves=leaves,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=4)
@@ -161,7 +176,7 @@ def bound_by_patterns(problem: SubsetChoice, monitor: Monitor) -> None:
 
 
 def offer_nearest(problem: SubsetChoice, monitor: Monitor) -> None:
-    """An answer at once, without kernels: whole hosts and NUMA groups first."""
+    """An answer when there is no time for kernels: whole hosts and NUMA groups first."""
     from optsched.bandwidth.model import UnmeasuredPattern
     from optsched.bandwidth.proximity import proximity
 

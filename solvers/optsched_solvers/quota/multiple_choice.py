@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, overload
 import numpy as np
 
 from optsched.errors import OptschedError
+from optsched.plain_python import in_python, is_in_python
 from optsched_solvers.quota.certificate import Certificate
 from optsched_solvers.quota.multiple_choice_core import ALLOWED, BEST, PROVED, core, expand, fill
 from optsched_solvers.quota.multiple_choice_hull import (
@@ -32,9 +33,13 @@ if TYPE_CHECKING:
 
     Ints = npt.NDArray[np.int64]
 
+PLAIN_STATES: Final = 1 << 15
+"""Partial solutions in plain Python, before kernels are compiled for them."""
 FEW_STATES: Final = 1 << 21
 """Partial solutions before the table of budgets is tried, and after it is found too large."""
 MANY_STATES: Final = 1 << 25
+PLAIN_CELLS: Final = 200_000
+"""Steps that the table of budgets may take in plain Python."""
 CELLS: Final = 4 * 10**9
 """Steps that the table of budgets may take: some seconds."""
 RECHECK: Final = 3 * 10**8
@@ -190,18 +195,25 @@ def _solve(given: Options) -> _Solved:
     rows = len(given.ptr) - 1
     row, core_ptr = np.empty(rows, np.int64), np.empty(rows + 1, np.int64)
     option, out = np.empty(len(given.size), np.int64), np.empty(4, np.int64)
-    for limit in (FEW_STATES, MANY_STATES):
-        count = core(
-            given.ptr, given.size, given.value, relaxed.hull, relaxed.base, relaxed.centre,
-            given.spare, scale, price, allowed, row, core_ptr, option,
-        )  # fmt: skip
-        expand(
-            given.size, given.value, relaxed.hull, relaxed.base, relaxed.centre, row, core_ptr,
-            option, count, numbers, best, limit, position, out,
-        )  # fmt: skip
+    first = position, best, allowed
+    for limit in (PLAIN_STATES,) * is_in_python() + (FEW_STATES, MANY_STATES):
+        is_plain = limit == PLAIN_STATES
+        with in_python(is_plain):
+            count = core(
+                given.ptr, given.size, given.value, relaxed.hull, relaxed.base, relaxed.centre,
+                given.spare, scale, price, allowed, row, core_ptr, option,
+            )  # fmt: skip
+            position = position.copy()
+            expand(
+                given.size, given.value, relaxed.hull, relaxed.base, relaxed.centre, row, core_ptr,
+                option, count, numbers, best, limit, position, out,
+            )  # fmt: skip
         best, allowed = int(out[BEST]), int(out[ALLOWED])
         if out[PROVED] or best >= numbers[BOUND]:
             return _Solved(position, price, scale)
+        if is_plain:  # the compiled ones begin anew: of several optima they always give the same
+            position, best, allowed = first
+            continue
         done, better = _by_table(given, price, scale, allowed, CELLS)
         if done:
             if better is not None and given.value[better].sum() > given.value[position].sum():
@@ -244,9 +256,11 @@ def _by_table(
         step = int(np.gcd.reduce(extra))
         extra, room = extra // step, room // step
         room = min(room, int(extra[starts[1:] - 1].sum()))
-        if cells(starts, room) > most:
+        steps = cells(starts, room)
+        if steps > most:
             return False, None
-        found[free] = where[table(starts, extra, gain, room)]
+        with in_python(is_in_python() and steps <= PLAIN_CELLS):
+            found[free] = where[table(starts, extra, gain, room)]
     return True, found
 
 
