@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 Kind: TypeAlias = Literal[
     "sequence", "order", "overlap", "setup", "precedence", "release", "deadline",
-    "memory", "free", "balance", "liveness", "objective",
+    "memory", "free", "balance", "liveness", "objective", "instance",
 ]  # fmt: skip
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -29,12 +29,12 @@ class Violation:
         Which rule, one of `KINDS`.
     operations
         The operations involved, the one that should come first in front; for ``"liveness"`` the
-        operations on the cycle, for ``"objective"`` none.
+        operations on the cycle, for ``"objective"`` and ``"instance"`` none.
     resource
         Where, or None for what happens on no single resource.
     amount
         What is missing: time units; bytes for ``"memory"``, ``"free"`` and ``"balance"``; entries
-        too few or too many for ``"sequence"``; 0 for ``"liveness"``.
+        too few or too many for ``"sequence"``; 0 for ``"liveness"`` and ``"instance"``.
     message
         One sentence with the operations, the amount and the unit.
     """

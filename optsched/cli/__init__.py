@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Entry point; exit codes: 0 done, 1 infeasible or not verified, 2 bad input or usage."""
+    """Entry point; exit codes: 0 done, 1 infeasible or a wrong schedule, 2 bad input or usage."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # names may hold what the terminal's encoding has not
             stream.reconfigure(errors="backslashreplace")
