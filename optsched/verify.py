@@ -9,6 +9,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.problem import Problem
 from optsched.schedule import NO_DEADLINE, IntArray, Objective, Schedule
+from optsched.strict_json import shortened
 from optsched.verify_liveness import disjoint_cycles
 from optsched.verify_periodic import balance
 from optsched.verify_resources import (
@@ -20,7 +21,7 @@ from optsched.verify_resources import (
     neighbour_gaps,
     neighbours,
 )
-from optsched.violation import KINDS, Kind, Violation, Words, count, shortened
+from optsched.violation import KINDS, Kind, Violation, Words, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from optsched.schedule import Schedule
 
 Kind: TypeAlias = Literal[
@@ -82,13 +80,6 @@ class Words:
 def count(number: int, noun: str) -> str:
     """``1 byte``, ``2 bytes``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def shortened(parts: Sequence[str], limit: int = 4) -> str:
-    """A list in words that stays readable however long it is."""
-    if len(parts) <= limit:
-        return ", ".join(parts)
-    return ", ".join(parts[:limit]) + f" and {len(parts) - limit} more"
 
 
 def _printable(text: str) -> str:
