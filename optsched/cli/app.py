@@ -232,7 +232,7 @@ def solvers(
 def train_demo(
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for measured.schedule.json and replay.schedule.json."),
+        typer.Option(help="Folder for demo., measured. and replay.schedule.json."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps per job.", min=1)] = 20,
     schedule: Annotated[
