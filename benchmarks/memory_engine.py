@@ -7,10 +7,9 @@
 
 `table`: one stage of eight of GPT-2 XL in bf16 with AdamW in fp32, 16 jobs on one device, PCIe 5;
 efficiency = compute / total. `family`: random devices and links; time over max(compute, lower bound
-of the copies), and over the larger of that and of `least_time`, which knows that copies take up
-slots. `exact`: tiny random devices, where the best of all plans is found by search. All three are
-arithmetic on a virtual clock. `switch`: microseconds per block of bringing a state into a slot and
-out again on the CPU.
+of the copies). `exact`: tiny random devices, where the best of all plans is found by search. All
+three are arithmetic on a virtual clock. `switch`: microseconds per block of bringing a state into a
+slot and out again on the CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from optsched.arraypipe.residency import (
     divide,
     slot_bytes,
 )
-from optsched.arraypipe.states.least_time import Rates, least_time
 from optsched.arraypipe.states.visits import State, Visit
 
 if TYPE_CHECKING:
@@ -120,7 +118,7 @@ RANGES = ((0, 0.5), (0.5, 0.8), (0.8, 1.0), (1.0, 1.25), (1.25, 2), (2, 99))
 
 
 def family(cases: int) -> None:
-    """Time over two bounds, by compute over the bound of the copies."""
+    """Time over the bound, by compute over the bound of the copies."""
     rows = []
     for seed in range(cases):
         states, visits, room, ratio = case(seed)
@@ -133,36 +131,25 @@ def family(cases: int) -> None:
         plan = ResidencyPlan.compile(states, visits, room, HostLink(speed, speed))
         spent = time.process_time() - began
         floor = max(plan.compute, plan.bound)
-        sharper = floor
-        if plan.period > 1.001 * floor:
-            slots = [rule.slots for rule in plan.rules]
-            sharper = max(floor, least_time(states, visits, slots, Rates(1 / speed, 1 / speed)))
         hidden = 1 - plan.exposed / plan.bound
         ratio = plan.compute / plan.bound
-        rows.append((ratio, plan.period / floor, sharper / floor, hidden, spent))
+        rows.append((ratio, plan.period / floor, hidden, spent))
     print(
-        "| compute / copies | cases | within 1.1 | median | worst | cannot be within 1.1 "
-        "| over least_time: within 1.1 | median | worst | copies hidden, median | least |"
+        "| compute / copies | cases | within 1.1 | median | worst | copies hidden, median | least |"
     )
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     for low, high in RANGES:
         some = [row for row in rows if low <= row[0] < high]
         if some:
-            over, raised, hidden = ([row[k] for row in some] for k in (1, 2, 3))
-            above = [x / y for x, y in zip(over, raised, strict=True)]
+            over, hidden = ([row[k] for row in some] for k in (1, 2))
             print(
                 f"| {low}-{high} | {len(some)} | {sum(x <= 1.1 for x in over) / len(some):.0%} "
                 f"| {statistics.median(over):.3f} | {max(over):.3f} "
-                f"| {sum(x > 1.1 for x in raised) / len(some):.0%} "
-                f"| {sum(x <= 1.1 for x in above) / len(some):.0%} "
-                f"| {statistics.median(above):.3f} | {max(above):.3f} "
                 f"| {statistics.median(hidden):.0%} | {min(hidden):.0%} |"
             )
-    seconds = [row[4] for row in rows]
-    missed = [row for row in rows if row[1] > 1.1]
+    seconds = [row[3] for row in rows]
     print(
-        f"\n{len(missed)} of {len(rows)} not within 1.1, {sum(r[2] > 1.1 for r in missed)} of them "
-        f"for no plan with these slots; CPU seconds a plan: "
+        f"\n{sum(row[1] > 1.1 for row in rows)} of {len(rows)} not within 1.1; CPU seconds a plan: "
         f"median {statistics.median(seconds):.2f}, most {max(seconds):.2f}"
     )
 
@@ -182,32 +169,28 @@ def exact(cases: int) -> None:
             continue
         plan = ResidencyPlan.compile(states, visits, None, unit, slots=slots, chunk=1)
         floor = max(plan.compute, plan.bound)
-        sharper = max(floor, least_time(states, visits, slots, Rates(1.0, 1.0)))
-        rows.append((plan.compute / plan.bound, plan.period, best, floor, sharper))
+        rows.append((plan.compute / plan.bound, plan.period, best, floor))
     print(
         "| compute / copies | cases | plan within 1.1 | best of all within 1.1 "
-        "| plan / best: the same | within 1.1 | worst | best / least_time: median | worst |"
+        "| plan / best: the same | within 1.1 | worst |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     for low, high in RANGES:
         some = [row for row in rows if low <= row[0] < high]
         if some:
-            above = [period / best for _, period, best, _, _ in some]
-            loose = [best / sharper for _, _, best, _, sharper in some]
+            above = [period / best for _, period, best, _ in some]
             print(
                 f"| {low}-{high} | {len(some)} "
-                f"| {sum(p <= 1.1 * f for _, p, _, f, _ in some) / len(some):.0%} "
-                f"| {sum(b <= 1.1 * f for _, _, b, f, _ in some) / len(some):.0%} "
+                f"| {sum(p <= 1.1 * f for _, p, _, f in some) / len(some):.0%} "
+                f"| {sum(b <= 1.1 * f for _, _, b, f in some) / len(some):.0%} "
                 f"| {sum(x <= 1.0001 for x in above) / len(some):.0%} "
-                f"| {sum(x <= 1.1 for x in above) / len(some):.0%} | {max(above):.3f} "
-                f"| {statistics.median(loose):.3f} | {max(loose):.3f} |"
+                f"| {sum(x <= 1.1 for x in above) / len(some):.0%} | {max(above):.3f} |"
             )
     missed = [row for row in rows if row[1] > 1.1 * row[3]]
     print(
         f"\n{len(missed)} of {len(rows)} plans not within 1.1, in "
-        f"{sum(r[2] > 1.1 * r[3] for r in missed)} of them no plan is, in "
-        f"{sum(r[4] > 1.1 * r[3] for r in missed)} none with chunks of any size; {left_out} left "
-        f"out, too large to search"
+        f"{sum(r[2] > 1.1 * r[3] for r in missed)} of them no plan is; {left_out} left out, too "
+        f"large to search"
     )
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
 
-# these two share their names with their modules: bound here, before anyone imports the modules
-from optsched.solve import solve
-from optsched.verify import Violation, verify
 from optsched.version import __version__
 
+TYPE_CHECKING = False  # without `typing`: until `optsched.cli.main` runs, Ctrl-C is a traceback
 if TYPE_CHECKING:
+    from typing import Any
+
     from optsched import bandwidth, cluster, elastic, formats, pipelines, plots, stop, testing
     from optsched.errors import (
         CyclicOrder,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from optsched.registry import solvers
     from optsched.result import Result
     from optsched.schedule import Arcs, Objective, Resource, Rows, Schedule
+    from optsched.solve import solve
+    from optsched.verify import Violation, verify
     from optsched.watcher import Watcher
 
 _HOME = {
@@ -38,8 +41,8 @@ _HOME = {
     "OptschedError": "errors", "Progress": "monitor", "QuotaJob": "problems.quota",
     "QuotaPlan": "problems.quota", "Resource": "schedule",
     "Result": "result", "Rows": "schedule", "Schedule": "schedule",
-    "SubsetChoice": "problems.subset", "UnsupportedProblem": "errors", "Watcher": "watcher",
-    "solvers": "registry",
+    "SubsetChoice": "problems.subset", "UnsupportedProblem": "errors", "Violation": "verify",
+    "Watcher": "watcher", "solve": "solve", "solvers": "registry", "verify": "verify",
 }  # fmt: skip
 _MODULES = ("bandwidth", "cluster", "elastic", "formats", "pipelines", "plots", "stop", "testing")
 
@@ -66,3 +69,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """Two functions share their names with their modules; an import must not bind the modules."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in ("solve", "verify") and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -135,7 +135,9 @@ def cyclic_order(graph: Schedule, sequences: Rows | None, among: list[int]) -> C
         _step(graph, sequences, i, j, (i, j) in conjunctive)
         for i, j in zip(best, best[1:] + best[:1], strict=True)
     ]
-    return CyclicOrder("the orders contradict each other: " + "; ".join(steps), best)
+    told = "; ".join(steps[:_SHOWN_STEPS])
+    more = f"; and {len(steps) - _SHOWN_STEPS} more" if len(steps) > _SHOWN_STEPS else ""
+    return CyclicOrder(f"the orders contradict each other: {told}{more}", best)
 
 
 def shortest_cycle(among: list[int], after: list[list[int]]) -> list[int]:
@@ -222,6 +224,7 @@ def to_networkx(schedule: Schedule) -> networkx.DiGraph[int]:
     return graph
 
 
+_SHOWN_STEPS = 12  # of a cycle in words; the error has all its operations
 _CYCLE_SOURCES = 500  # enough to find a shortest cycle in practice; keeps hopeless orders quick
 
 

@@ -85,7 +85,7 @@ class Limits:
             if value is not None or name in ("seed", "workers"):
                 object.__setattr__(self, name, whole_number(name, value, least, most))
         if not isinstance(self.options, Mapping):
-            raise InputError(f"options: expected a mapping, got {self.options!r}")
+            raise InputError(f"options: expected a mapping, got {self.options!r:.60}")
         if self.stop is not None:
             self._adopt_numbers(self.stop)
         elif self.time_limit is None and self.iterations is None and self.target is None:

@@ -90,15 +90,32 @@ class Problem(ABC):
             raise InputError(violations[0].message)
         return schedule.sequences
 
+    def check(self, schedule: Schedule) -> list[str]:
+        """What is wrong with a schedule that only the problem knows, a sentence each.
+
+        Raises
+        ------
+        InputError
+            The schedule is not of this problem.
+        """
+        self.check_own(schedule)
+        return []
+
     def check_own(self, schedule: Schedule) -> None:
         """Refuse a schedule of another instance with an `InputError`."""
         if not self.graph().same_graph(schedule):
             raise self.foreign(schedule)
 
-    def foreign(self, schedule: Schedule) -> InputError:
-        """What is said of a schedule of another instance."""
-        theirs = str(schedule.provenance.get("instance_sha256", schedule.graph().sha256))
-        return InputError(f"belongs to another instance ({theirs[:12]}, not {self.sha256[:12]})")
+    def foreign(self, schedule: Schedule, graph: Schedule | None = None) -> InputError:
+        """What is said of a schedule of another instance, whose graph differs from this one's."""
+        from optsched.graph_difference import difference
+
+        theirs = str(schedule.provenance.get("instance_sha256", schedule.graph().sha256))[:12]
+        found = difference(schedule, self.graph() if graph is None else graph)
+        what = f": {found}" if found else ""
+        if theirs == self.sha256[:12]:
+            return InputError(f"names this instance ({theirs}), but its graph is another{what}")
+        return InputError(f"belongs to another instance ({theirs}, not {self.sha256[:12]}){what}")
 
     def infeasibility(self) -> str:
         """Why no schedule can exist, in one sentence, if that is easy to see; else ``""``."""

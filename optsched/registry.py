@@ -99,6 +99,6 @@ def solver(name: str) -> Solver:
         close = difflib.get_close_matches(name, points, 1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         known = ", ".join(sorted(points)) or "none: is the package installed?"
-        raise InputError(f"solver: there is no {name!r}{hint}; installed: {known}")
+        raise InputError(f"solver: there is no {name!r:.60}{hint}; installed: {known}")
     found: Solver = points[name].load()()  # type: ignore[attr-defined]
     return found

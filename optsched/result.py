@@ -52,7 +52,9 @@ class Result:
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
-            raise InputError(f"status: expected one of {', '.join(STATUSES)}, got {self.status!r}")
+            raise InputError(
+                f"status: expected one of {', '.join(STATUSES)}, got {self.status!r:.60}"
+            )
 
     @property
     def gap(self) -> float | None:
@@ -112,9 +114,9 @@ def primal_integral(found: list[tuple[float, int]], best_known: int, horizon: fl
     """Mean primal gap of incumbents ``(seconds, value)`` in order; see `Result`."""
     whole = isinstance(best_known, int) and not isinstance(best_known, bool)
     if not whole or (best_known < 0 and all(value >= 0 for _, value in found)):
-        raise InputError(f"best_known: expected an integer >= 0, got {best_known!r}")
+        raise InputError(f"best_known: expected an integer >= 0, got {best_known!r:.60}")
     if not 0 < horizon < math.inf:
-        raise InputError(f"horizon: expected seconds > 0, got {horizon!r}")
+        raise InputError(f"horizon: expected seconds > 0, got {horizon!r:.60}")
     area, since, gap = 0.0, 0.0, 1.0
     for at, value in found:
         if at >= horizon:

@@ -448,7 +448,7 @@ class Schedule(Problem):
 
 def _plain_int(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InputError(f"expected an integer, got {value!r}")
+        raise InputError(f"expected an integer, got {value!r:.60}")
     return int(value)
 
 

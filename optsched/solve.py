@@ -263,12 +263,12 @@ def _provenance(problem: Problem, engine: Solver, monitor: Monitor) -> dict[str,
 
 def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(options, Mapping):
-        raise InputError(f"options: expected a mapping, got {options!r}")
+        raise InputError(f"options: expected a mapping, got {options!r:.60}")
     known = getattr(engine, "options", {})
     for key in options:
         if key not in known:
             names = ", ".join(sorted(known)) or "none"
-            raise InputError(f"options: {engine.name} has no option {key!r}; it has: {names}")
+            raise InputError(f"options: {engine.name} has no option {key!r:.60}; it has: {names}")
     return options
 
 

@@ -176,6 +176,13 @@ def shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
+def shortened(parts: Sequence[str], limit: int = 4) -> str:
+    """A list in words that stays readable however long it is."""
+    if len(parts) <= limit:
+        return ", ".join(parts)
+    return ", ".join(parts[:limit]) + f" and {len(parts) - limit} more"
+
+
 def _is_half(node: Any) -> bool:
     return isinstance(node, str) and not node.isascii() and bool(_HALF_PAIR.search(node))
 

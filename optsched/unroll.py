@@ -50,7 +50,7 @@ def unroll(schedule: Schedule, cycles: int) -> Schedule:
         lack = "period" if s.period is None else "sequences and starts"
         raise InputError(f"unroll: the schedule has no {lack}")
     if isinstance(cycles, bool) or not isinstance(cycles, (int, np.integer)) or cycles < 1:
-        raise InputError(f"unroll: cycles: expected an integer >= 1, got {cycles!r}")
+        raise InputError(f"unroll: cycles: expected an integer >= 1, got {cycles!r:.60}")
     if cycles * max(s.n_operations, 1) > _MAX_OPERATIONS:
         raise InputError(
             f"unroll: cycles: {cycles} times {s.n_operations} operations are more than "

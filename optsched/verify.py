@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.schedule import NO_DEADLINE, IntArray, Schedule
+from optsched.problem import Problem
+from optsched.schedule import NO_DEADLINE, IntArray, Objective, Schedule
+from optsched.strict_json import shortened
 from optsched.verify_liveness import disjoint_cycles
 from optsched.verify_periodic import balance
 from optsched.verify_resources import (
@@ -19,7 +21,7 @@ from optsched.verify_resources import (
     neighbour_gaps,
     neighbours,
 )
-from optsched.violation import KINDS, Kind, Violation, Words, count, shortened
+from optsched.violation import KINDS, Kind, Violation, Words, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,22 +31,26 @@ __all__ = ["KINDS", "Kind", "Violation", "verify"]
 _HUGE = 1 << 61  # far above every sum of times in a schedule, far below the end of int64
 
 
-def verify(schedule: Schedule) -> list[Violation]:
+def verify(schedule: Schedule, problem: Problem | None = None) -> list[Violation]:
     """Every rule that a schedule breaks; an empty list for a correct one.
 
     Shares no code with the evaluator or any solver: it only compares starts, durations, arcs,
-    sequences, setups, windows, memory and claims as they stand in the document.
+    sequences, setups, windows, memory and claims as they stand in the document. So an empty list
+    says that the document agrees with itself; give the problem to learn whether it solves that.
 
     Parameters
     ----------
     schedule
         One-shot or periodic. Times in its `time_unit`, memory in bytes, compared exactly.
+    problem
+        The instance that it should solve: a `JobShop`, a `JobArray`, a bare graph, ...
 
     Returns
     -------
     list of Violation
-        Sequences first, then what happens on the resources, arcs, windows, memory, deadlocks and
-        claims. ``docs/verify.md`` lists the kinds and says what "every" means for overlaps.
+        Sequences first, then what happens on the resources, arcs, windows, memory, deadlocks,
+        claims, and what makes it no answer to `problem`. ``docs/verify.md`` lists the kinds and
+        says what "every" means for overlaps.
 
     Raises
     ------
@@ -53,6 +59,8 @@ def verify(schedule: Schedule) -> list[Violation]:
     """
     if not isinstance(schedule, Schedule):
         raise InputError(f"expected a Schedule, got {schedule!r:.60}")
+    if problem is not None and not isinstance(problem, Problem):
+        raise InputError(f"problem: expected a JobShop, a JobArray or a graph, got {problem!r:.60}")
     start, sequences = schedule.start, schedule.sequences
     if start is None or sequences is None:
         raise InputError("nothing to verify: the graph is not scheduled (no sequences, no starts)")
@@ -70,6 +78,8 @@ def verify(schedule: Schedule) -> list[Violation]:
         found += balance(schedule, words)
     found += _deadlocks(plan, pairs)
     found += _claims(plan, feasible=not found)
+    if problem is not None:
+        found += _of_instance(schedule, problem)
     return found
 
 
@@ -156,3 +166,43 @@ def _claims(plan: Plan, *, feasible: bool) -> Iterator[Violation]:
     if feasible and bound is not None and bound > actual:
         message = f"the claimed lower bound {tell.time(bound)} is above the {name} {actual}"
         yield Violation("objective", (), None, bound - actual, message)
+
+
+def _of_instance(schedule: Schedule, problem: Problem) -> Iterator[Violation]:
+    """What makes a schedule no answer to a problem, or its claims no claims about that."""
+    try:
+        faults = problem.check(schedule)
+        value = None if faults else problem.evaluate(schedule)
+    except InputError as error:
+        text = str(error)
+        faults = [text if text.startswith("the schedule ") else f"the schedule {text}"]
+    for fault in faults:
+        yield Violation("instance", (), None, 0, fault)
+    claim = schedule.objective
+    if faults or claim is None or value is None:
+        return
+    for amount, message in _wrong_claims(problem, claim, value):
+        yield Violation("objective", (), None, amount, message)
+    theirs = str(schedule.provenance.get("instance_sha256", problem.sha256))
+    # one graph has one optimum; of what the graph does not hold, bounds are proved for a document
+    by_graph = problem.answers in ("orders", "periodic orders")
+    if claim.lower_bound is not None and not by_graph and theirs != problem.sha256:
+        message = (
+            f"the claimed lower bound {claim.lower_bound} was proved for another instance "
+            f"({theirs[:12]}, not {problem.sha256[:12]})"
+        )
+        yield Violation("objective", (), None, 0, message)
+
+
+def _wrong_claims(problem: Problem, claim: Objective, value: int) -> Iterator[tuple[int, str]]:
+    """Amounts and messages; what every schedule shows of itself, `_claims` has said."""
+    name = problem.objective_name
+    if claim.name != name and claim.name not in ("makespan", "period"):
+        yield 0, f"the objective is called {claim.name}, but the problem's is the {name}"
+    if claim.name != name or name in ("makespan", "period"):
+        return
+    if claim.value is not None and claim.value != value:
+        yield abs(claim.value - value), f"the claimed {name} is {claim.value}, but it is {value}"
+    if claim.lower_bound is not None and claim.lower_bound > value:
+        message = f"the claimed lower bound {claim.lower_bound} is above the {name} {value}"
+        yield claim.lower_bound - value, message

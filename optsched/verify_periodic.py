@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from optsched.violation import Violation, count, shortened
+from optsched.strict_json import shortened
+from optsched.violation import Violation, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

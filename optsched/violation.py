@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from optsched.schedule import Schedule
 
 Kind: TypeAlias = Literal[
     "sequence", "order", "overlap", "setup", "precedence", "release", "deadline",
-    "memory", "free", "balance", "liveness", "objective",
+    "memory", "free", "balance", "liveness", "objective", "instance",
 ]  # fmt: skip
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -29,12 +27,12 @@ class Violation:
         Which rule, one of `KINDS`.
     operations
         The operations involved, the one that should come first in front; for ``"liveness"`` the
-        operations on the cycle, for ``"objective"`` none.
+        operations on the cycle, for ``"objective"`` and ``"instance"`` none.
     resource
         Where, or None for what happens on no single resource.
     amount
         What is missing: time units; bytes for ``"memory"``, ``"free"`` and ``"balance"``; entries
-        too few or too many for ``"sequence"``; 0 for ``"liveness"``.
+        too few or too many for ``"sequence"``; 0 for ``"liveness"`` and ``"instance"``.
     message
         One sentence with the operations, the amount and the unit.
     """
@@ -82,13 +80,6 @@ class Words:
 def count(number: int, noun: str) -> str:
     """``1 byte``, ``2 bytes``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def shortened(parts: Sequence[str], limit: int = 4) -> str:
-    """A list in words that stays readable however long it is."""
-    if len(parts) <= limit:
-        return ", ".join(parts)
-    return ", ".join(parts[:limit]) + f" and {len(parts) - limit} more"
 
 
 def _printable(text: str) -> str:

@@ -228,3 +228,20 @@ def test_bandwidth_commands(site: Cli) -> None:
         "bandwidth", "import", "m.csv", "--payload", "2X", "-o", "z.csv"
     )
     assert "no such file" in site.refused("bandwidth", "import", "no.log", "-o", "z.csv")
+
+
+def test_no_output_replaces_what_is_read(site: Cli) -> None:
+    """The state, the cluster, the model and measurements are as they were."""
+    kept = {path.name: path.read_bytes() for path in Path().iterdir()}
+    once = ("dispatch", "--state", "s.json", "--cluster", "c.json", "--model", "b.json")
+    fit = ("bandwidth", "fit", "--cluster", "c.json", "--measurements", "m.csv")
+    for words, name in (
+        *(((*once, "--gpus", 4), name) for name in ("s.json", "c.json", "b.json")),
+        (fit, "c.json"),
+        (fit, "m.csv"),
+        (("bandwidth", "import", "m.csv"), "m.csv"),
+        (("bandwidth", "plan", "--model", "b.json"), "b.json"),
+    ):
+        line = site.refused(*words, "-o", name)
+        assert line == f"{name}: is the file that is read; choose another name"
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == kept

@@ -34,6 +34,48 @@ def test_interrupt_writes_the_best_so_far(cli: Cli) -> None:
     assert schedule.provenance["interrupted"] is True
 
 
+def test_nothing_but_a_guard_is_loaded_before_the_guard() -> None:
+    """What `from optsched.cli import main` loads, no Ctrl-C can interrupt for long."""
+    code = "import sys; old = set(sys.modules); from optsched.cli import main\n"
+    code += "print(*sorted(set(sys.modules) - old))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    few = {"__future__", "importlib", "types", "warnings"}
+    own = {name for name in ran.stdout.split() if name.partition(".")[0] not in few}
+    assert own == {"optsched", "optsched.cli", "optsched.version"}
+
+
+@pytest.mark.parametrize(
+    "module", ["optsched.errors", "typer", "optsched.cli.app", "numpy", "optsched.document"]
+)
+def test_interrupt_while_loading(cli: Cli, module: str) -> None:
+    """Ctrl-C in the middle of any import: one word, exit code 130, and no traceback."""
+    program = f"""
+import signal, sys
+class Press:
+    def find_spec(self, name, path, target=None):
+        if name == {module!r}:
+            signal.raise_signal(signal.SIGINT)
+sys.meta_path.insert(0, Press())
+from optsched.cli import main
+sys.argv = ["optsched", "verify", "plan.json"]
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (130, "")
+    assert "Traceback" not in ran.stderr
+
+
+def test_functions_that_are_called_like_their_modules() -> None:
+    """However the modules are imported, the names stand for the functions."""
+    program = """
+import optsched.verify, optsched.solve
+from optsched.verify import verify
+import optsched
+assert optsched.verify is verify and optsched.solve.__module__ == "optsched.solve"
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_interrupt_leaves_no_thread(cli: Cli) -> None:
     """Within a program, an interrupted search returns and its threads have ended."""
     shop = optsched.formats.taillard.instance("ta21")

@@ -17,13 +17,13 @@ UNIT = st.floats(0.0, 1.0, allow_subnormal=False)
 ENTROPIES = st.lists(UNIT, min_size=1, max_size=8)
 
 
-def printed(H: list[float], beta: float = 0.5) -> np.ndarray:
+def printed(H: list[float], beta: float = eq.BETA) -> np.ndarray:
     """Weights after one pass from equal ones, as printed (18)-(22)."""
     relative = eq.relative_uncertainty(H, as_printed=True)
     return eq.smoothed_weights(np.full(len(H), 1 / len(H)), relative, beta, as_printed=True)
 
 
-def resolved(H: list[float], beta: float = 0.5) -> np.ndarray:
+def resolved(H: list[float], beta: float = eq.BETA) -> np.ndarray:
     """Weights after one pass from equal ones, as we resolve (18)-(22)."""
     relative = eq.relative_uncertainty(H)
     return eq.smoothed_weights(np.full(len(H), 1 / len(H)), relative, beta)
@@ -255,6 +255,23 @@ def test_controller_over_several_passes() -> None:
     after = micro.step([0.2, 0.1])
     assert after.improvement == 0
     assert after.uncertainty == pytest.approx(0.15)
+
+
+def test_printed_controller_follows_algorithm_1() -> None:
+    """Lines 11 and 12: weights first, then U with the new ones; beta is that of Table 3."""
+    assert eq.BETA == 0.3 and elastic.MicroController(as_printed=True).beta == 0.3
+    micro = elastic.MicroController(budget=256, as_printed=True)
+    weights = np.full(4, 0.25)
+    for H in ([0.9, 0.3, 0.2, 0.2], [0.4, 0.5, 0.2, 0.1]):
+        u = eq.relative_uncertainty(H, as_printed=True)
+        weights = eq.smoothed_weights(weights, u, 0.3, as_printed=True)
+        step = micro.step(H)
+        assert step.weights == pytest.approx(weights)
+        assert step.uncertainty == pytest.approx(float(weights @ u))
+    # who leaves after the pass has taken part in it
+    H = [0.7, 0.1, 0.1, 0.1]
+    weights = eq.smoothed_weights(weights, H, 0.3, as_printed=True)
+    assert micro.step(H, workers=2).uncertainty == pytest.approx(float(weights @ H))
 
 
 def test_equal_step_counts() -> None:

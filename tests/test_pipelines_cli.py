@@ -37,6 +37,26 @@ def test_all_side_by_side(cli: Cli) -> None:
     assert "too small" in done.out
 
 
+@pytest.mark.parametrize(
+    ("given", "times"),
+    [
+        ({}, [12, 12, 12]),
+        ({"forward": 2, "backward": 4}, [2, 4, 4]),
+        ({"forward": 2}, [2, 2, 2]),
+        ({"backward": 4}, [12, 4, 4]),
+        ({"weight": 4}, [12, 12, 4]),
+    ],
+    ids=str,
+)
+def test_times_that_are_left_out(cli: Cli, given: dict[str, int], times: list[int]) -> None:
+    """As the one before: nobody gets blocks of another scale than the own numbers."""
+    words = [word for key, time in given.items() for word in (f"--{key}", time)]
+    assert cli("pipeline", "zb_h1", *SMALL, *words, "-o", "x.schedule.json").code == 0
+    schedule = Schedule.read(cli.folder / "x.schedule.json")
+    for kind, time in zip("FIW", times, strict=True):
+        assert set(schedule.duration[schedule.kind == kind].tolist()) == {time}
+
+
 def test_drawn_and_exported(cli: Cli) -> None:
     """A page and torch's CSV."""
     done = cli("pipeline", "gpipe", *SMALL, "--plot", "x.html", "--csv", "x.csv")

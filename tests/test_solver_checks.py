@@ -7,15 +7,15 @@ import random
 import sys
 import time
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
 
-from optsched import InputError, Result, verify
+from optsched import InputError, JobShop, Result, verify
 from optsched.graph import scheduled
-from optsched.testing import check_common, check_runs, check_solver, check_watching
-from optsched.testing.check_runs import ITERATIONS
+from optsched.registry import Support
+from optsched.testing import SolverTests, check_common, check_runs, check_solver, check_watching
 from optsched.testing.solver_checks import (
     check_exact,
     check_feasible_and_bounded,
@@ -194,7 +194,7 @@ class DependsOnHashes(InOrder):
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
         """Of the two processes of the check exactly one has the seed 0."""
         found = super().solve(problem, limits, monitor)
-        if os.environ.get("PYTHONHASHSEED") == "0" and limits.iterations == ITERATIONS:
+        if os.environ.get("PYTHONHASHSEED") == "0" and limits.iterations:
             monitor.bound((monitor.lower_bound or 0) + 1)
         return found
 
@@ -279,7 +279,7 @@ BAD = [
 @pytest.fixture
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the fresh process, which takes longer than all other checks together."""
-    monkeypatch.setattr(check_runs, "_in_fresh_process", lambda engine: None)
+    monkeypatch.setattr(check_runs, "_in_fresh_process", lambda engine, steps: None)
 
 
 @pytest.fixture
@@ -329,13 +329,104 @@ def test_one_check_is_enough(
         check(bad(), (), 1.0)
 
 
+class ShopsOnly(InOrder):
+    """Honest about what it does not take."""
+
+    def supports(self, problem: Any) -> Support:
+        """Plain job shops."""
+        if not isinstance(problem, JobShop):
+            return Support(False, "only shops")
+        return Support(not problem.has_windows, "no deadlines")
+
+
+class Nothing(InOrder):
+    """Refuses all."""
+
+    def supports(self, problem: Any) -> Support:
+        """Never."""
+        return Support(False, "on strike")
+
+
+class Slow(ShopsOnly):
+    """An interpreted solver: every iteration takes a while."""
+
+    asked: ClassVar[list[int]] = []
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        """Count the iterations of all runs."""
+        self.asked.append(limits.iterations or 0)
+        for _ in range(limits.iterations or 0):
+            time.sleep(0.005)
+        return super().solve(problem, limits, monitor)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_checks_of_problems_that_are_refused_are_skipped() -> None:
+    """With the solver's own reasons, and without blame; the others are run."""
+    skipped = check_solver(ShopsOnly(), time_limit=TIME_LIMIT)
+    assert set(skipped) == {"check_infeasible", "check_equal_jobs", "check_random"}
+    assert "no deadlines" in skipped["check_infeasible"]
+    assert "only shops" in skipped["check_random"]
+
+
+def test_a_solver_of_which_nothing_is_checked_fails() -> None:
+    """Whether it refuses all, finds what nobody asks, or is asked only what it refuses."""
+    with pytest.raises(AssertionError, match=r"nothing of in order was checked:\n.*on strike"):
+        check_solver(Nothing(), time_limit=TIME_LIMIT)
+
+    class Poet(InOrder):
+        answers = ("verses",)
+
+    with pytest.raises(AssertionError, match=r"no check is for what it finds: .*verses"):
+        check_solver(Poet(), time_limit=TIME_LIMIT)
+    with pytest.raises(AssertionError, match="no deadlines"):
+        check_solver(ShopsOnly(), time_limit=TIME_LIMIT, only=["check_infeasible"])
+
+
+def test_checks_are_chosen_by_name() -> None:
+    """Only some, or all but some; a name that is none is refused with those that are."""
+    bad = PrintsErrors()
+    check_solver(bad, time_limit=TIME_LIMIT, only=["check_interface", "check_degenerate"])
+    with pytest.raises(AssertionError, match=r"fails 1 checks:\n  check_silent"):
+        check_solver(bad, time_limit=TIME_LIMIT, only={"check_interface", "check_silent"})
+    check_solver(
+        bad, time_limit=TIME_LIMIT, only=["check_degenerate", "check_silent"],
+        exclude=["check_silent"],
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"only: there is no check 'silent'; .*check_silent"):
+        check_solver(bad, only=["silent"])
+    with pytest.raises(InputError, match="exclude: expected a list of names"):
+        check_solver(bad, exclude="check_silent")
+
+
+@pytest.mark.usefixtures("one_process")
+def test_slow_solvers_repeat_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as take a moment, the same in every run; at the full number it would take minutes."""
+    monkeypatch.setattr(check_runs, "REPEATED", 0.04)
+    Slow.asked.clear()
+    check_runs.check_reproducible(Slow(), (), TIME_LIMIT)
+    repeated = Slow.asked[-4:]
+    assert 1 <= repeated[0] <= 16 and len(set(repeated)) == 1
+    assert sum(Slow.asked) <= 100
+
+
+def test_the_pytest_class_skips_too() -> None:
+    """A check without a problem is no success."""
+
+    class Tests(SolverTests):
+        solver = ShopsOnly()
+
+    with pytest.raises(pytest.skip.Exception, match="no deadlines"):
+        Tests().test_infeasible()
+
+
 def test_a_solver_that_cannot_be_sent_is_not_blamed() -> None:
     """A class made on the fly is checked in this process only."""
 
     class Local(InOrder):
         pass
 
-    assert check_runs._in_fresh_process(Local()) is None
+    assert check_runs._in_fresh_process(Local(), [1]) is None
     check_runs.check_reproducible(Local(), (), TIME_LIMIT)
 
 

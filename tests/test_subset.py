@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pickle
 import random
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from random_subsets import Tables, contention_of, policy_of, sizes_of, state_of
@@ -538,3 +540,43 @@ def test_mixed_measurements_are_told():
     model = BottleneckBandwidth(cluster).fit(table)
     choice = optsched.SubsetChoice(ClusterState.idle(cluster), model, 3).choice()
     assert "mixes measurements" in choice.explain()
+
+
+def test_messages_stay_short_however_large_the_document() -> None:
+    """A wrong text anywhere, and lists of what would be right: cut, never repeated in full."""
+    from optsched.formats import subset_json
+
+    cluster = synthetic.cluster("pcie", 6)
+    state = synthetic.tenants(cluster, seed=1)
+    asked = optsched.SubsetChoice(state, BottleneckBandwidth(cluster), 2)
+    tree = msgspec.json.decode(subset_json.to_json(asked))
+    kinds = tree["model"]["cluster"]["types"]
+    kinds += [{"name": f"type number {i}", "gpus": 1} for i in range(300)]
+    policy = {"required": "host", "include": ["n001"], "slice_size": 1, "slice_level": "host"}
+    tree["policy"] = policy
+    wrong = ["n001:0-7 " * 700, ["y" * 3000] * 5, {"k" * 4000: 1}]
+    refused = 0
+    for path in _paths(tree):
+        for value in wrong:
+            old, node = value, tree
+            for key in path[:-1]:
+                node = node[key]
+            old, node[path[-1]] = node[path[-1]], value
+            try:
+                subset_json.from_tree(tree, "f")
+            except InputError as error:
+                refused += 1
+                assert len(str(error)) < 400, path
+            node[path[-1]] = old
+    assert refused > 100
+
+
+def _paths(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place of a document, of long lists and mappings only the first and the last."""
+    if not isinstance(node, (dict, list)):
+        return [path]
+    keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+    ends = keys if len(keys) < 8 else [keys[0], keys[-1]]
+    return [path] * bool(path) + [
+        found for key in ends for found in _paths(node[key], (*path, key))
+    ]

@@ -196,9 +196,9 @@ def run_demo(
     Parameters
     ----------
     out
-        Folder for ``plan.schedule.json``; ``measured.schedule.json``, the serial run as a schedule
-        document; ``replay.schedule.json``, the same blocks as parallel devices would have run
-        them, also as a page ``replay.html`` and for Perfetto as ``replay.trace.json``; and
+        Folder for ``demo.schedule.json``, the plan; ``measured.schedule.json``, the serial run as a
+        schedule document; ``replay.schedule.json``, the same blocks as parallel devices would have
+        run them, also as a page ``replay.html`` and for Perfetto as ``replay.trace.json``; and
         ``demo.profile.json``.
     steps
         Iterations of every job.
@@ -261,7 +261,7 @@ def _write(demo: DemoResult, out: Path) -> None:
     from optsched.formats import perfetto
     from optsched.plots.html import write as write_page
 
-    demo.schedule.write(out / "plan.schedule.json")
+    demo.schedule.write(out / "demo.schedule.json")
     demo.result.trace.write(out / "measured.schedule.json")
     demo.result.replay.write(out / "replay.schedule.json")
     write_page(demo.result.replay, out / "replay.html")

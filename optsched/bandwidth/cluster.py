@@ -17,6 +17,7 @@ from optsched.bandwidth.rates import integral, kilobytes
 from optsched.document_values import label
 from optsched.errors import InputError
 from optsched.schedule import Resource
+from optsched.strict_json import shortened
 
 if TYPE_CHECKING:
     import os
@@ -159,7 +160,7 @@ class Cluster:
         if self.pod is not None and self.pod not in self.levels:
             raise InputError(
                 f"pod: expected one of the levels {', '.join(self.levels) or '(none)'}, "
-                f"got {self.pod!r}"
+                f"got {self.pod!r:.60}"
             )
         above: dict[tuple[int, str], tuple[str, ...]] = {}
         for i, host in enumerate(self.hosts):
@@ -174,8 +175,8 @@ class Cluster:
             self._by_name[host.name] = i
             if host.type not in names:
                 raise InputError(
-                    f"hosts[{i}].type: there is no type {host.type!r}; "
-                    f"known: {', '.join(names) or 'none'}"
+                    f"hosts[{i}].type: there is no type {host.type!r:.60}; "
+                    f"known: {shortened(names) or 'none'}"
                 )
             if len(host.domains) != len(self.levels):
                 raise InputError(
@@ -186,8 +187,8 @@ class Cluster:
                 way = above.setdefault((level, domain), host.domains[:level])
                 if way != host.domains[:level]:
                     raise InputError(
-                        f"hosts[{i}].domains: {self.levels[level]} {domain!r} lies in "
-                        f"{'/'.join(way)!r} and in {'/'.join(host.domains[:level])!r}"
+                        f"hosts[{i}].domains: {self.levels[level]} {domain!r:.60} lies in "
+                        f"{'/'.join(way)!r:.60} and in {'/'.join(host.domains[:level])!r:.60}"
                     )
 
     # sizes and views

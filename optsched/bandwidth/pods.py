@@ -13,6 +13,7 @@ from optsched.bandwidth.cluster import Cluster, Host
 from optsched.bandwidth.model import BandwidthModel, CountModel, Selection, UnmeasuredPattern, Which
 from optsched.bandwidth.rates import MOST, UNMEASURED
 from optsched.errors import InputError
+from optsched.strict_json import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -259,7 +260,7 @@ def _matched(
             models.append(model)
         if kind not in kinds:
             parts = sorted(f"{count} x {t.name}" for t, count in kind)
-            raise InputError(f"local: there is no model for pod {name!r:.60} ({', '.join(parts)})")
+            raise InputError(f"local: there is no model for pod {name!r:.60} ({shortened(parts)})")
         of.append(kinds[kind])
         waiting: dict[HostType, list[int]] = {}
         for h in reversed(hosts):

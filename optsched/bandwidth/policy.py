@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from optsched.bandwidth.rates import integral
 from optsched.errors import InputError
 from optsched.limits import number
+from optsched.strict_json import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,7 +128,7 @@ class Policy:
         if self.required is not None:
             names = {_domain(cluster, self.required, h) for h in counts}
             if len(names) > 1:
-                return f"required: {self.required}s {', '.join(sorted(names))} are used, not one"
+                return f"required: {self.required}s {shortened(sorted(names))} are used, not one"
         if used and max(used) - min(used) > self.most_difference:
             return f"balance: counts from {min(used)} to {max(used)} are not {self.balance}"
         if not self.min_hosts <= len(used) <= (self.max_hosts or ANY):

@@ -11,6 +11,7 @@ from optsched.bandwidth.intra import IntraTable
 from optsched.bandwidth.measured import check_patterns
 from optsched.bandwidth.stand_in import intra_estimate
 from optsched.errors import InputError
+from optsched.strict_json import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -208,7 +209,7 @@ def intra_tables(
     names = [kind.name for kind in cluster.types]
     for name in given or {}:
         if name not in names:
-            raise InputError(f"intra: there is no type {name!r:.60}; known: {', '.join(names)}")
+            raise InputError(f"intra: there is no type {name!r:.60}; known: {shortened(names)}")
     tables = []
     for t, kind in enumerate(cluster.types):
         table = (given or {}).get(kind.name, kind.intra)

@@ -7,18 +7,23 @@ import sys
 
 
 def main() -> None:
-    """Entry point; exit codes: 0 done, 1 infeasible or not verified, 2 bad input or usage."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # names may hold what the terminal's encoding has not
-            stream.reconfigure(errors="backslashreplace")
-    sys.exit(_flushed(_run()))
+    """Entry point; exit codes: 0 done, 1 infeasible or a wrong schedule, 2 bad input or usage."""
+    try:
+        for stream in (sys.stdout, sys.stderr):
+            if hasattr(stream, "reconfigure"):  # names may hold what the encoding has not
+                stream.reconfigure(errors="backslashreplace")
+        code = _flushed(_run())
+    except KeyboardInterrupt:  # at any moment, loading included
+        say("interrupted")
+        code = 130
+    sys.exit(code)
 
 
 def _run() -> int:
     from optsched.errors import InputError, MissingExtra, OptschedError, UnsupportedProblem
 
     try:
-        from optsched.cli.app import app  # here, so that Ctrl-C while loading is quiet too
+        from optsched.cli.app import app
 
         app()
     except SystemExit as done:  # the usual end
@@ -37,9 +42,6 @@ def _run() -> int:
     except OSError as error:  # files report as an InputError: this is the terminal, or the system
         say(f"failed: {error}")
         return 1
-    except KeyboardInterrupt:
-        say("interrupted")
-        return 130
     return 0
 
 

@@ -115,17 +115,28 @@ def verify(
         list[Path],
         typer.Argument(metavar="FILES", help="*.schedule.json documents.", show_default=False),
     ],
+    instance: Annotated[
+        Path | None, typer.Option("--problem", help="The instance that all of them should solve.")
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(help="Of a job array: makespan or period [default: as the file says]."),
+    ] = None,
 ) -> None:
     """Check schedules independently of every solver; of a single file all violations are listed.
 
-    Exit code 1 if one of them has violations, 2 if one cannot be read; the others are checked all
-    the same.
+    Without --problem only whether each agrees with itself. Exit code 1 if one of them has
+    violations, 2 if one cannot be read; the others are checked all the same.
     """
     import optsched
     from optsched.cli import say
     from optsched.errors import InputError
+    from optsched.formats.read_problem import read_problem
     from optsched.plots.look import plain
 
+    if instance is None and objective is not None:
+        raise InputError("objective: it is that of the problem, give --problem FILE too")
+    problem = None if instance is None else with_objective(read_problem(instance), objective)
     codes = {0}
     for file in files:
         try:
@@ -134,13 +145,13 @@ def verify(
             say(f"error: {error}")
             codes.add(2)
             continue
-        violations = optsched.verify(schedule)
+        violations = optsched.verify(schedule, problem)
         if violations:
             codes.add(1)
         if len(files) == 1:
             for violation in violations:
                 print(f"{violation.kind}: {plain(violation.message, 1000)}")
-        print(f"{file}: {_verdict(schedule, len(violations))}")
+        print(f"{file}: {_verdict(schedule, len(violations), instance)}")
     if code := max(codes):
         raise typer.Exit(code)
 
@@ -221,7 +232,7 @@ def solvers(
 def train_demo(
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for measured.schedule.json and replay.schedule.json."),
+        typer.Option(help="Folder for demo., measured. and replay.schedule.json."),
     ] = None,
     steps: Annotated[int, typer.Option(help="Training steps per job.", min=1)] = 20,
     schedule: Annotated[
@@ -262,15 +273,18 @@ def _scheduled(file: Path) -> Schedule:
     return schedule
 
 
-def _verdict(schedule: Schedule, violations: int) -> str:
-    """Whether a schedule is verified, and what it is."""
+def _verdict(schedule: Schedule, violations: int, instance: Path | None) -> str:
+    """Whether a schedule is right, of which instance, and what it is."""
     if violations:
-        return f"not verified, {violations} violation{'s' * (violations > 1)}"
+        wrong = "not consistent" if instance is None else f"does not solve {instance}"
+        return f"{wrong}, {violations} violation{'s' * (violations > 1)}"
     kind = "period" if schedule.period is not None else "makespan"
     value = schedule.period if schedule.period is not None else schedule.makespan
+    right = "consistent" if instance is None else f"solves {instance}"
+    unknown = " (instance not given: --problem FILE)" if instance is None else ""
     return (
-        f"verified, {schedule.n_operations} operations on {schedule.n_resources} "
-        f"resources, {kind} {value} {schedule.time_unit}"
+        f"{right}, {schedule.n_operations} operations on {schedule.n_resources} "
+        f"resources, {kind} {value} {schedule.time_unit}{unknown}"
     )
 
 

@@ -44,9 +44,9 @@ def import_(
 ) -> None:
     """Read logs of nccl-tests and write a CSV of measurements."""
     from optsched.bandwidth import MeasurementTable
-    from optsched.files import check_writable
+    from optsched.files import check_outputs
 
-    check_writable(output)
+    check_outputs([output], logs)
     table = MeasurementTable.from_nccl_logs(logs, op, _bytes(payload))
     table.write(output)
     print(f"wrote {output}: {len(table)} measurements of {table.op}, {table.payload} bytes")
@@ -63,9 +63,9 @@ def fit(
 ) -> None:
     """Learn a model; without measurements it knows links and network cards only."""
     from optsched.bandwidth import BottleneckBandwidth, Cluster
-    from optsched.files import check_writable
+    from optsched.files import check_outputs
 
-    check_writable(output)
+    check_outputs([output], [cluster, *(measurements or ())])
     model = BottleneckBandwidth(Cluster.read(cluster))
     if measurements:
         table = _joined(measurements, mixed)
@@ -91,12 +91,11 @@ def plan(
 ) -> None:
     """Write a shell script of the nccl-tests runs that are worth most."""
     from optsched.bandwidth import BottleneckBandwidth, Cluster, plan_measurements
-    from optsched.files import check_writable, write_atomic
+    from optsched.files import check_outputs, write_atomic
 
     if (cluster is None) == (model is None):
         raise InputError("cluster, model: expected one of them")
-    if output is not None:
-        check_writable(output)
+    check_outputs([output], [cluster, model])
     known = (
         BottleneckBandwidth(Cluster.read(cluster))
         if cluster is not None

@@ -60,8 +60,10 @@ def dispatch(
     """
     from optsched.bandwidth import Policy
     from optsched.errors import InputError
+    from optsched.files import check_outputs
     from optsched.formats import state_json
 
+    check_outputs([output], [state, cluster, model])
     found = _model(cluster, model)
     running = state_json.read(state, found.cluster)
     policy = Policy(
@@ -100,11 +102,8 @@ def _once(
     output: Path | None,
 ) -> None:
     import optsched
-    from optsched.files import check_writable
     from optsched.formats.dispatch_json import answer_of, to_json
 
-    if output is not None:
-        check_writable(output)
     problem = optsched.SubsetChoice(
         state, model, gpus, policy=policy, tolerance=tolerance, traffic=traffic
     )

@@ -67,7 +67,7 @@ def jobarray(
     if recompute and choose_recompute:
         raise InputError("recompute: give it or --choose-recompute, not both")
     if in_flight not in (None, "1f1b"):
-        raise InputError(f"in-flight: expected 1f1b, got {in_flight!r}")
+        raise InputError(f"in-flight: expected 1f1b, got {in_flight!r:.60}")
     array = job_array(
         model, stages, jobs, seed=seed, partition=partition, link=link, memory=memory,
         recompute="choose" if choose_recompute else recompute, switch=switch,

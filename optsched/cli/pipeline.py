@@ -59,13 +59,13 @@ def pipeline(
     ] = None,
     backward: Annotated[
         int | None,
-        typer.Option(help=f"Input gradient [default: {TIME}].", show_default=False),
+        typer.Option(help="Input gradient [default: as --forward].", show_default=False),
     ] = None,
     weight: Annotated[
         int | None,
         typer.Option(
             help="Weight gradient, a block of its own in zb_h1 and zb_h2, else part of the "
-            f"backward pass [default: {TIME}].",
+            "backward pass [default: as --backward].",
             show_default=False,
         ),
     ] = None,

@@ -32,7 +32,10 @@ class EqualStages:
     """Equal stages without communication."""
 
     def __init__(self, times: dict[str, int | None], sizes: dict[str, int | None]) -> None:
-        self.arguments = {key: TIME if t is None else t for key, t in times.items()}
+        self.arguments, last = {}, TIME
+        for key in ("forward", "backward", "weight"):  # what is not said is as the one before
+            given = times[key]
+            last = self.arguments[key] = last if given is None else given
         self.arguments |= _filled(sizes)
 
     def job(self, name: str) -> tuple[JobArray, int]:

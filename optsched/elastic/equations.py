@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 WEIGHTS: Final = (0.5, 1.5)
 """Default bounds of a worker's weight, as a multiple of the mean."""
+BETA: Final = 0.3
+"""Default part of the last weights in the new ones (21): that of the paper's Table 3."""
 RATES: Final = (1e-5, 1e-2)
 """Default bounds of the learning rate."""
 
@@ -97,7 +99,7 @@ def combined(relative_h: Any, relative_q: Any, alpha: float = 1.0) -> FloatArray
 
 
 def smoothed_weights(
-    previous: Any, u: Any, beta: float = 0.5, bounds: tuple[float, float] = WEIGHTS, *,
+    previous: Any, u: Any, beta: float = BETA, bounds: tuple[float, float] = WEIGHTS, *,
     as_printed: bool = False,
 ) -> FloatArray:  # fmt: skip
     """Weights of the workers after one pass, which add up to 1 (20)-(22).

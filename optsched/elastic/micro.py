@@ -69,14 +69,15 @@ class MicroController:
     Notes
     -----
     Samples and batches are in proportion to the same weights, so all workers need the same number
-    of steps, up to rounding and as long as no batch is at a bound. `alpha`, `beta` and `gamma` are
-    our defaults: the paper gives none for `alpha` and `gamma`.
+    of steps, up to rounding and as long as no batch is at a bound. `beta` is that of the paper's
+    Table 3; `alpha` and `gamma` are our defaults, the paper gives none. U (26) is taken with the
+    weights by which the pass was shared; printed, Algorithm 1 renews them first (lines 11 and 12).
     """
 
     def __init__(
         self, budget: int = 64, batch_bounds: tuple[int, int] = (8, 64), *,
         samples: int | None = None, weight_bounds: tuple[float, float] = eq.WEIGHTS,
-        alpha: float = 1.0, beta: float = 0.5, gamma: float = 0.5, rate: float = 1e-3,
+        alpha: float = 1.0, beta: float = eq.BETA, gamma: float = 0.5, rate: float = 1e-3,
         rate_bounds: tuple[float, float] = eq.RATES, as_printed: bool = False,
     ) -> None:  # fmt: skip
         self.budget = whole_number("budget", budget, 1, 2**30)
@@ -123,20 +124,18 @@ class MicroController:
         size = len(h) if workers is None else whole_number("workers", workers, 1, 2**20)
         known = self._weights is not None and len(self._weights) == len(h)
         used = self._weights if known and self._weights is not None else _equal(len(h))
-        uncertainty = eq.uncertainty(used, h, self.as_printed)
+        u = eq.combined(
+            eq.relative_uncertainty(h, as_printed=self.as_printed),
+            eq.relative_uncertainty(q, as_printed=self.as_printed),
+            self.alpha,
+        )
+        renewed = eq.smoothed_weights(
+            used, u, self.beta, self.weight_bounds, as_printed=self.as_printed
+        )
+        uncertainty = eq.uncertainty(renewed if self.as_printed else used, h, self.as_printed)
         improvement = eq.improvement(self._last if known else None, uncertainty)
         first = uncertainty if self._first is None else self._first
-        if size == len(h):
-            u = eq.combined(
-                eq.relative_uncertainty(h, as_printed=self.as_printed),
-                eq.relative_uncertainty(q, as_printed=self.as_printed),
-                self.alpha,
-            )
-            weights = eq.smoothed_weights(
-                used, u, self.beta, self.weight_bounds, as_printed=self.as_printed
-            )
-        else:
-            weights = _equal(size)
+        weights = renewed if size == len(h) else _equal(size)
         batches = eq.batch_sizes(
             weights, self.budget, self.batch_bounds, as_printed=self.as_printed
         )

@@ -9,6 +9,7 @@ from optsched.bandwidth.cluster import MOST_HOSTS, Cluster, Host
 from optsched.bandwidth.host_lists import expand
 from optsched.errors import InputError
 from optsched.formats import domain_labels, nvidia_topo, slurm_topology
+from optsched.strict_json import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +37,7 @@ def cluster_from_files(
     for listed, kind in hosts.items():
         place = f"hosts[{listed!r:.60}]"
         if kind not in topo:
-            known = ", ".join(topo) or "none"
+            known = shortened(list(topo)) or "none"
             raise InputError(f"{place}: there is no type {kind!r:.60}; known: {known}")
         for host in expand(listed, place):
             if host in kind_of:

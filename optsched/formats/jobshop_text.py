@@ -12,7 +12,7 @@ from optsched.strict_json import MAX_INTEGER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PLAIN_ROW = re.compile(r"[0-9]{1,15}(?:[ \t]+[0-9]{1,15})*")
+_PLAIN_ROW = re.compile(r"-?[0-9]{1,15}(?:[ \t]+-?[0-9]{1,15})*")
 _INTEGER = re.compile(r"-?[0-9]+")  # int() alone would also take 1_000, +5 and Arabic digits
 
 
@@ -23,13 +23,25 @@ class Line(NamedTuple):
     text: str
 
 
-def lines_of(text: str, name: str) -> list[Line]:
-    """Lines that are neither blank nor comments (first non-blank character ``#``)."""
-    lines = []
-    for number, raw in enumerate(text.split("\n"), start=1):
+def lines_of(text: str, name: str, most: int | None = None) -> list[Line]:
+    """Lines that are neither blank nor comments (first non-blank character ``#``).
+
+    Parameters
+    ----------
+    text
+        The text.
+    name
+        File name for messages.
+    most
+        How many are wanted; all by default.
+    """
+    lines: list[Line] = []
+    for number, raw in enumerate(text.split("\n") if text.strip() else (), start=1):
         line = raw.removesuffix("\r").strip(" \t")
         if line and not line.startswith("#"):
             lines.append(Line(number, line))
+            if len(lines) == most:
+                break
     if not lines:
         what = "only comments" if text.strip() else "the file is empty"
         raise InputError(f"{name}:1: expected a job shop, got nothing ({what})")
@@ -46,8 +58,9 @@ def layout(lines: Sequence[Line], name: str) -> Literal["standard", "taillard"]:
     _, m = sizes(lines[0], name)
     if len(lines) == 1:
         fail(name, lines[0], "expected rows after the line with the sizes, got none")
-    width = len(numbers(lines[1], name))
+    width = len(lines[1].text.split())
     if width not in (m, 2 * m):
+        _first_numbers(lines[1], name)
         fail(
             name,
             lines[1],
@@ -59,9 +72,10 @@ def layout(lines: Sequence[Line], name: str) -> Literal["standard", "taillard"]:
 
 def sizes(line: Line, name: str) -> tuple[int, int]:
     """The line ``n m``: number of jobs and of machines."""
-    values = numbers(line, name)
+    values = _first_numbers(line, name)
     if len(values) != 2:
-        fail(name, line, f"expected 2 numbers (jobs machines), got {len(values)}")
+        count = len(line.text.split())
+        fail(name, line, f"expected 2 numbers (jobs machines), got {count}")
     for what, value in zip(("job", "machine"), values, strict=True):
         if value < 1:
             fail(name, line, f"expected at least 1 {what}, got {value}")
@@ -73,6 +87,13 @@ def numbers(line: Line, name: str) -> list[int]:
     if _PLAIN_ROW.fullmatch(line.text):
         return list(map(int, line.text.split()))
     return [_number(token, line, name) for token in re.split(r"[ \t]+", line.text)]
+
+
+def _first_numbers(line: Line, name: str) -> list[int]:
+    """The first hundred numbers of a line that is refused anyway if it has more."""
+    return numbers(
+        Line(line.number, " ".join(re.split(r"[ \t]+", line.text, maxsplit=100)[:100])), name
+    )
 
 
 def check_durations(values: Sequence[int], line: Line, name: str) -> None:
@@ -95,7 +116,8 @@ def check_machines(
     once
         Whether a machine may come only once.
     """
-    for value in values:
+    odd = values and not base <= min(values) <= max(values) < base + m
+    for value in values if odd else ():
         if not base <= value < base + m:
             hint = f" (machines are {base}-based here)" if value in (0, m) else ""
             fail(name, line, f"expected a machine in {base}..{base + m - 1}, got {value}{hint}")

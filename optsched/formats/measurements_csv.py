@@ -147,7 +147,7 @@ def _columns(cells: list[str], place: str) -> list[str]:
         if cell not in COLUMNS and cell not in _OPTIONAL:
             raise InputError(f"{place}: unknown column {cell!r:.60}; known: {','.join(COLUMNS)}")
         if cells.count(cell) > 1:
-            raise InputError(f"{place}: column {cell!r} is there twice")
+            raise InputError(f"{place}: column {cell!r:.60} is there twice")
     missing = [c for c in COLUMNS if c not in cells and c not in _OPTIONAL]
     if missing:
         raise InputError(f"{place}: the column {missing[0]!r} is missing")

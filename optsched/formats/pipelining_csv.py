@@ -84,7 +84,7 @@ def _orders(schedule: Schedule) -> list[list[Block]]:
         if block.kind not in KINDS and block.kind not in IMPLICIT:
             raise InputError(
                 f"operations[{i}].kind: a pipelining CSV holds F, B, I and W (and leaves out "
-                f"{', '.join(IMPLICIT)}), got {block.kind!r}"
+                f"{', '.join(IMPLICIT)}), got {block.kind!r:.60}"
             )
         if block.kind in KINDS and resource[i] < 0:
             raise InputError(f"operations[{i}].resources: block {block} runs on no rank")

@@ -54,11 +54,11 @@ def read_problem(
     """
     name, text = str(path), read_text(path)
     chosen = _format_of(text, name, format, reentrant)
-    if chosen == "standard":
-        return standard.from_text(text, name, reentrant)
-    if chosen == "taillard":
-        return taillard.from_text(text, name)
     with without_collector():
+        if chosen == "standard":
+            return standard.from_text(text, name, reentrant)
+        if chosen == "taillard":
+            return taillard.from_text(text, name)
         return from_tree(parse(text, name), name)
 
 
@@ -120,4 +120,4 @@ def _format_of(text: str, name: str, format: str, reentrant: bool) -> str:
         return format
     if text.lstrip()[:1] in ("{", "["):
         return "json"
-    return "standard" if reentrant else layout(lines_of(text, name), name)
+    return "standard" if reentrant else layout(lines_of(text, name, 2), name)

@@ -180,7 +180,7 @@ def _way(key: str, switches: dict[str, _Switch], name: str) -> tuple[str, ...]:
     way = [key]
     while (parent := switches[way[-1]].parent) is not None:
         if parent in way:
-            loop = " below ".join([*way[way.index(parent) :], parent])
+            loop = " below ".join([*way[way.index(parent) :][:4], parent])
             raise InputError(f"{name}:{switches[key].line}: a loop of switches: {loop}")
         way.append(parent)
     return tuple(reversed(way))

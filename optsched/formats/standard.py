@@ -46,14 +46,15 @@ def from_text(text: str, name: str, reentrant: bool = False) -> JobShop:
     InputError
         With ``file:line`` and the expected and found count, value or range.
     """
-    lines = lines_of(text, name)
-    n, m = sizes(lines[0], name)
+    n, m = sizes(lines_of(text, name, 1)[0], name)
+    lines = lines_of(text, name, n + 2)
     if reentrant and m > MAX_MACHINES:
         fail(name, lines[0], f"expected 1..{MAX_MACHINES} machines, got {m}")
     rows = lines[1:]
     if len(rows) != n:
         at = rows[n] if len(rows) > n else lines[-1]
-        fail(name, at, f"expected {n} rows, one a job, got {len(rows)}")
+        got = "more" if len(rows) > n else len(rows)
+        fail(name, at, f"expected {n} rows, one a job, got {got}")
     jobs = [_row(line, name, m, reentrant) for line in rows]
     return shop_of(jobs, m, name, instance_name(name))
 

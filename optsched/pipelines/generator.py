@@ -72,7 +72,7 @@ def job_array(
         Naming the argument, the value and the legal range.
     """
     if model not in BATCH_SIZES:
-        raise InputError(f"model: expected one of {', '.join(BATCH_SIZES)}, got {model!r}")
+        raise InputError(f"model: expected one of {', '.join(BATCH_SIZES)}, got {model!r:.60}")
     if not 1 <= jobs <= 100_000:
         raise InputError(f"jobs: expected 1..100000, got {jobs}")
     blocks = max(jobs, 1) * max(stages, 1) * max(micro_batches, 1)

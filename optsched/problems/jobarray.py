@@ -532,12 +532,16 @@ class JobArray(Problem):
 
     def check_own(self, schedule: Schedule) -> None:
         """Refuse a schedule of another array, or one that does not repeat this one's cycle."""
-        if self.objective == "makespan":
-            super().check_own(schedule)
-        elif schedule.period is None:
+        from optsched.problems import jobarray_choice
+
+        rolls = self.objective == "period"
+        if rolls and schedule.period is None:
             raise InputError("has no period: it is no schedule of a rolling array")
-        elif not self.graph().same_cycle(schedule):
-            raise self.foreign(schedule)
+        if not rolls and schedule.period is not None:
+            raise InputError('has a period: it is a schedule of the array with objective="period"')
+        graph = self.graph(jobarray_choice.choice_of(self, schedule) if self.chooses else None)
+        if not (graph.same_cycle(schedule) if rolls else graph.same_graph(schedule)):
+            raise self.foreign(schedule, graph)
 
     def bounds(self) -> dict[str, int]:
         """All lower bounds of the objective, by name.

@@ -178,7 +178,7 @@ def row_of(where: str, row: Sequence[Any], n_stages: int) -> tuple[int, ...]:
         raise InputError(f"{where}: expected one device per stage ({n_stages}), got {len(row)}")
     for v, device in enumerate(row):
         if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or device < 0:
-            raise InputError(f"{where}[{v}]: expected a device number >= 0, got {device!r}")
+            raise InputError(f"{where}[{v}]: expected a device number >= 0, got {device!r:.60}")
         if device > 1_000_000:
             raise InputError(f"{where}[{v}]: device {device} does not exist")
     return tuple(int(device) for device in row)
@@ -214,7 +214,7 @@ def jobs_of(jobs: Sequence[int], n_jobs: int) -> list[int]:
     rows = list(jobs)
     for j in rows:
         if isinstance(j, bool) or not isinstance(j, (int, np.integer)):
-            raise InputError(f"jobs: expected job numbers, got {j!r}")
+            raise InputError(f"jobs: expected job numbers, got {j!r:.60}")
         if not 0 <= j < n_jobs:
             raise InputError(f"jobs: expected numbers in 0..{n_jobs - 1}, got {j}")
     if not rows:
@@ -234,7 +234,7 @@ def option_of(key: str, given: Any, legal: Sequence[str] | Sequence[bool]) -> An
     """One of the legal values."""
     if type(legal[0]) is bool:
         if not isinstance(given, bool):
-            raise InputError(f"{key}: expected true or false, got {given!r}")
+            raise InputError(f"{key}: expected true or false, got {given!r:.60}")
     elif given not in legal:
         told = shown(given) if isinstance(given, str) else f"{given!r:.60}"
         raise InputError(f"{key}: expected one of {', '.join(map(str, legal))}, got {told}")

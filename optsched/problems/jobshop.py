@@ -333,5 +333,5 @@ class JobShop(Problem):
             "taillard": taillard.to_text,
         }
         if format not in writers:
-            raise InputError(f"format: expected one of {', '.join(writers)}, got {format!r}")
+            raise InputError(f"format: expected one of {', '.join(writers)}, got {format!r:.60}")
         write_atomic(path, writers[format](self))

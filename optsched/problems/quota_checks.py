@@ -10,7 +10,7 @@ from optsched.errors import InputError
 from optsched.problems.quota_job import QuotaJob, of_kind
 from optsched.problems.quota_schedule import counts
 from optsched.schedule import Rows
-from optsched.strict_json import shown
+from optsched.strict_json import shortened, shown
 
 if TYPE_CHECKING:
     from optsched.problems.quota import QuotaPlan
@@ -48,7 +48,7 @@ def check_jobs(plan: QuotaPlan) -> None:
             )
         for kind in job.kinds or ():
             if kind not in kinds:
-                known = ", ".join(repr(k) for k in plan.kinds)
+                known = shortened([repr(k) for k in plan.kinds])
                 raise InputError(
                     f"job {job.name!r}: names the type {shown(kind)}, the plan has {known}"
                 )
@@ -127,7 +127,8 @@ def _too_small(plan: QuotaPlan, job: QuotaJob) -> str:
         allowed = job.allowed(kind)
         if allowed is not None:
             parts.append(f"at least {allowed[0]} of {gpus} GPUs" + (f" {kind}" if kind else ""))
-    return f"job {job.name!r} must run and needs {' or '.join(parts) or 'a type that is not there'}"
+    needs = shortened(parts).replace(", ", " or ") or "a type that is not there"
+    return f"job {job.name!r} must run and needs {needs}"
 
 
 def faults(plan: QuotaPlan, answer: Rows) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 from optsched.document_values import label
 from optsched.errors import InputError
 from optsched.limits import whole_number
+from optsched.strict_json import shortened
 
 LOCALITIES: Final = ("any", "single", "whole")
 
@@ -172,9 +173,10 @@ class QuotaJob:
         first = next(iter(given.items()))
         for key, kinds in given.items():
             if kinds != first[1]:
+                ours, theirs = shortened(list(kinds)), shortened(list(first[1]))
                 raise InputError(
-                    f"job {self.name!r}.{key}: names the types {', '.join(kinds)}, but {first[0]} "
-                    f"names {', '.join(first[1])}"
+                    f"job {self.name!r}.{key}: names the types {ours}, but {first[0]} names "
+                    f"{theirs}"
                 )
         return first[1]
 

@@ -53,7 +53,9 @@ def synthetic(
     whole_number("gpus", gpus, 1, 10**4)
     whole_number("types", types, 1, min(nodes, 26))
     if objective not in OBJECTIVES:
-        raise InputError(f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r}")
+        raise InputError(
+            f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r:.60}"
+        )
     if objective != "sum" and jobs > nodes * gpus:
         raise InputError(f"jobs: {jobs} cannot all run on {nodes * gpus} GPUs")
     rng = random.Random(repr((jobs, nodes, seed, gpus, types, objective, gaps, locality)))

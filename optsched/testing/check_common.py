@@ -15,7 +15,7 @@ from optsched.testing.brute_force import best_makespan
 from optsched.testing.problems import small_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from optsched.registry import Solver
     from optsched.result import Result
@@ -31,15 +31,24 @@ _optima: dict[str, int | None] = {}
 _warm: set[int] = set()
 
 
+class Skipped(Exception):
+    """A check has nothing to check: the solver takes none of its problems, and says why."""
+
+
 def warm_up(engine: Solver) -> None:
-    """Solve something of each kind once: compiling at the first call must not count below."""
+    """Solve something of each kind: compiling at the first call must not count below.
+
+    One iteration may take long, a hundred only where they are quick: interpreted solvers have
+    nothing to compile.
+    """
     if id(engine) in _warm:
         return
     _warm.add(id(engine))
     for problem in small_problems():
         with contextlib.suppress(Exception):  # what is wrong here, the checks find and name
             if support(engine, problem):
-                optsched.solve(problem, engine, time_limit=60, iterations=100)
+                for iterations, seconds in ((1, 60), (100, 1)):
+                    optsched.solve(problem, engine, time_limit=seconds, iterations=iterations)
 
 
 def living_threads() -> int:
@@ -61,10 +70,13 @@ def optimum(problem: Any) -> int | None:
     return _optima[key]
 
 
-def supported(engine: Solver, problems: Sequence[Any]) -> list[Any]:
-    """Those that the engine takes; a check on none of its problems would be void."""
-    taken = [problem for problem in problems if support(engine, problem)]
-    assert taken, "takes none of the problems of this check"
+def supported(engine: Solver, problems: Iterable[Any]) -> list[Any]:
+    """Those that the engine takes; `Skipped` with its reasons if there are none."""
+    said = [(problem, support(engine, problem)) for problem in problems]
+    taken = [problem for problem, one in said if one]
+    if not taken:
+        reasons = sorted({one.reason or "refused without a reason" for _, one in said})
+        raise Skipped(f"takes none of the problems of this check: {'; '.join(reasons[:4])}")
     return taken
 
 

@@ -17,6 +17,7 @@ from optsched.testing.check_answers import (
     check_support,
     judge,
 )
+from optsched.testing.check_common import supported as taken_by
 from optsched.testing.quota_problems import optimum, quota_problems
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def warm_up(engine: Solver) -> None:
 
 def supported(engine: Solver, cases: int = CASES) -> list[QuotaPlan]:
     """Those of the suite's plans that the engine takes."""
-    return [problem for problem in quota_problems(cases) if engine.supports(problem)]
+    return taken_by(engine, quota_problems(cases))
 
 
 def judged(problem: QuotaPlan, result: Result) -> None:

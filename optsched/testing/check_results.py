@@ -67,16 +67,14 @@ def check_feasible_and_bounded(engine: Solver, problems: Sequence[Any], time_lim
 
 def check_degenerate(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """One job, one machine, nothing but zeros, numbers near 2^53, no operation at all."""
-    for problem in [p for p in degenerate_problems() if support(engine, p)]:
+    for problem in supported(engine, degenerate_problems()):
         result = optsched.solve(problem, engine, time_limit=min(time_limit, SHORT))
         against_optimum(problem, result)
 
 
 def check_random(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """Random graphs with every feature mixed, against brute force."""
-    for problem in [
-        p for p in [*random_problems(RANDOM), *random_rolling(RANDOM)] if support(engine, p)
-    ]:
+    for problem in supported(engine, [*random_problems(RANDOM), *random_rolling(RANDOM)]):
         result = optsched.solve(problem, engine, time_limit=min(time_limit, SHORT))
         against_optimum(problem, result)
 
@@ -85,21 +83,22 @@ def check_metamorphic(engine: Solver, problems: Sequence[Any], time_limit: float
     """Renaming, stretching, mirroring, splitting: what must not, or may only so, change a value."""
     limit = min(time_limit, SHORT)
     named = {problem.name: problem for problem in [*tiny_problems(), *small_problems()]}
+    large = "8x6"  # no oracle: the results must fit each other
     bases = ["3x3", "a machine met again and again", "array with lags", "may idle", "room for one"]
-    for problem in [named[name] for name in bases if engine.supports(named[name])]:
+    taken = supported(engine, [named[name] for name in (*bases, large)])
+    for problem in [problem for problem in taken if problem.name != large]:
         best = optimum(problem)
         assert best is not None
         for what, variant, least, most in variants(problem):
-            if not engine.supports(variant):
+            if not support(engine, variant):
                 continue
             result = optsched.solve(variant, engine, time_limit=limit)
             consistent(variant, result)
             _within(f"{problem.name}, {what}", result, least, most, best, best)
-    problem = named["8x6"]
-    if engine.supports(problem):  # no oracle: the results must fit each other
+    for problem in [problem for problem in taken if problem.name == large]:
         first = optsched.solve(problem, engine, time_limit=2 * limit)
         for what, variant, least, most in variants(problem):
-            if engine.supports(variant):
+            if support(engine, variant):
                 result = optsched.solve(variant, engine, time_limit=2 * limit)
                 consistent(variant, result)
                 bounds = first.lower_bound, first.objective
@@ -151,7 +150,8 @@ def check_status(engine: Solver, problems: Sequence[Any], time_limit: float) -> 
     short = min(time_limit, SHORT)
     cases = [(problem, short) for problem in tiny_problems()]
     cases += [(problem, limit) for problem in small_problems() for limit in (0, short)]
-    for problem, limit in [case for case in cases if support(engine, case[0])]:
+    taken = supported(engine, [problem for problem, _ in cases])
+    for problem, limit in [case for case in cases if case[0] in taken]:
         limits = Limits(time_limit=limit)
         monitor = Monitor(limits)
         monitor.bound(problem.lower_bound(), "bounds")
@@ -186,10 +186,9 @@ def check_infeasible(engine: Solver, problems: Sequence[Any], time_limit: float)
 
 def check_equal_jobs(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """Equal jobs repeat every ``max(K, S) (f + b)`` at best: no value below it, no bound above."""
-    for jobs, stages in ((2, 4), (3, 3), (6, 2)):
-        problem, best = equal_jobs(jobs, stages)
-        if not support(engine, problem):
-            continue
+    known = [equal_jobs(jobs, stages) for jobs, stages in ((2, 4), (3, 3), (6, 2))]
+    taken = supported(engine, [problem for problem, _ in known])
+    for problem, best in [case for case in known if case[0] in taken]:
         result = optsched.solve(problem, engine, time_limit=min(time_limit, 2 * SHORT))
         consistent(problem, result)
         assert result.objective is None or result.objective >= best, f"{problem.name}: below {best}"

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import optsched
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from optsched.schedule import Schedule
 
 ITERATIONS = 2000
-"""Limit of the reproducibility check; solvers define what an iteration is."""
+"""Most iterations of the reproducibility check; solvers define what an iteration is."""
+
+REPEATED = 0.3
+"""Seconds of a run after which the reproducibility check asks for no more iterations."""
 
 OVERRUN = 0.5
 """Seconds by which a warm solver may exceed its time limit, in the better of two tries."""
@@ -35,11 +39,14 @@ NOT_SENT = 77
 def check_reproducible(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """Twice in a row, twice at once beside a busy thread, and in another process: the same bits."""
     first: list[list[Any]] = []
+    steps: list[int] = []
     for problem in supported(engine, small_problems()):
         results: list[Result] = []
 
+        steps.append(_steps(engine, problem))
+
         def run(problem: Any = problem, results: list[Result] = results) -> None:
-            results.append(optsched.solve(problem, engine, iterations=ITERATIONS, seed=7))
+            results.append(optsched.solve(problem, engine, iterations=steps[-1], seed=7))
 
         run()
         run()
@@ -56,7 +63,7 @@ def check_reproducible(engine: Solver, problems: Sequence[Any], time_limit: floa
         for other in results[1:]:
             _same(problem.name, fingerprint(results[0]), fingerprint(other), "with one seed")
         first.append(fingerprint(results[0]))
-    there = _in_fresh_process(engine)
+    there = _in_fresh_process(engine, steps)
     if there is not None:
         names = [problem.name for problem in supported(engine, small_problems())]
         for name, here, elsewhere in zip(names, first, there, strict=True):
@@ -80,13 +87,28 @@ def _same(name: str, first: list[Any], other: list[Any], when: str) -> None:
     assert other == first, f"{name}: schedules differ {when}"
 
 
+def _steps(engine: Solver, problem: Any) -> int:
+    """How many iterations are worth repeating: `ITERATIONS`, or as many as take a moment."""
+    steps = 1
+    while steps < ITERATIONS:
+        begin = time.perf_counter()
+        optsched.solve(problem, engine, iterations=steps, seed=7)
+        if time.perf_counter() - begin > REPEATED:
+            break
+        steps = min(2 * steps, ITERATIONS)
+    return steps
+
+
 def _spin(idle: threading.Event) -> None:
     while not idle.is_set():
         sum(range(1000))
 
 
-def _in_fresh_process(engine: Solver) -> list[list[Any]] | None:
-    """Fingerprints of a process with other hashes; None if the solver cannot be sent there."""
+def _in_fresh_process(engine: Solver, steps: Sequence[int]) -> list[list[Any]] | None:
+    """Fingerprints of a process with other hashes; None if the solver cannot be sent there.
+
+    Every small problem that the solver takes gets its number of iterations.
+    """
     try:
         content = pickle.dumps(engine)
     except Exception:  # objects that hold threads, or classes made on the fly
@@ -97,7 +119,7 @@ def _in_fresh_process(engine: Solver) -> list[list[Any]] | None:
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }
     ran = subprocess.run(
-        [sys.executable, "-m", "optsched.testing.fresh_process"],
+        [sys.executable, "-m", "optsched.testing.fresh_process", *map(str, steps)],
         input=content, capture_output=True, env=environment, check=False,
     )  # fmt: skip
     if ran.returncode == NOT_SENT:

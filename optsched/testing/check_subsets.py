@@ -13,6 +13,7 @@ from optsched.testing.check_answers import (
     check_support,
     judge,
 )
+from optsched.testing.check_common import supported as taken_by
 from optsched.testing.subset_problems import optimum, subset_problems
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def chooses_gpus(engine: Solver) -> bool:
 
 def supported(engine: Solver) -> list[SubsetChoice]:
     """Those of the suite's problems that the engine takes."""
-    return [problem for problem in subset_problems(CASES) if engine.supports(problem)]
+    return taken_by(engine, subset_problems(CASES))
 
 
 def judged(problem: SubsetChoice, result: Result) -> None:

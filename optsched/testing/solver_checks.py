@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optsched.registry import Solver
+from optsched.errors import InputError
+from optsched.registry import Solver, answers
 from optsched.registry import solver as find_solver
-from optsched.testing.check_common import schedules, warm_up
+from optsched.testing.check_common import Skipped, schedules, warm_up
 from optsched.testing.check_quotas import (
     QUOTA_CHECKS,
     check_quota_exact,
@@ -55,7 +56,7 @@ from optsched.testing.check_watching import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from optsched.testing.check_common import Check
 
@@ -65,6 +66,13 @@ CHECKS: tuple[Check, ...] = (
     check_limits, check_hostile_limits, check_warm_start, check_monitor, check_progress,
     check_stopping, check_interrupt, check_leaves_no_trace, check_silent,
 )  # fmt: skip
+ALL_CHECKS: tuple[Check, ...] = (
+    *CHECKS, check_exact, *SUBSET_CHECKS, check_subset_exact, *QUOTA_CHECKS, check_quota_exact,
+)  # fmt: skip
+
+
+REFUSALS: tuple[Check, ...] = (check_interface, check_subset_choices, check_quota_plans)
+"""Checks that a solver passes which takes nothing at all."""
 
 
 def check_solver(
@@ -72,8 +80,12 @@ def check_solver(
     problems: Sequence[Any] | None = None,
     time_limit: float = 1.0,
     exact: bool = False,
-) -> None:
-    """Run every check; one error that lists all failures. Half a minute, if nothing hangs.
+    only: Collection[str] | None = None,
+    exclude: Collection[str] = (),
+) -> dict[str, str]:
+    """Run every check; one error that lists all failures. Below two minutes, if nothing hangs.
+
+    A check with problems that the solver takes none of is skipped.
 
     Parameters
     ----------
@@ -85,24 +97,59 @@ def check_solver(
         Seconds for each solve; tiny problems get a fraction.
     exact
         Whether the solver must close every tiny problem within the limit.
+    only, exclude
+        Names of checks, such as ``"check_reproducible"``: run these alone, or all but these.
+
+    Returns
+    -------
+    dict
+        Why each skipped check was skipped, in the words of the solver's own `supports`.
 
     Raises
     ------
     AssertionError
-        With one line per failure: check, problem, what went wrong.
+        With one line per failure: check, problem, what went wrong; or every check was skipped.
+    InputError
+        There is no check of a name.
     """
     engine = find_solver(solver) if isinstance(solver, str) else solver
     failures: list[str] = []
-    for check in checks_for(engine, exact):
+    skipped: dict[str, str] = {}
+    checks = _chosen(checks_for(engine, exact), only, exclude)
+    for check in checks:
         try:
             check(engine, problems or (), time_limit)
+        except Skipped as reason:
+            skipped[check.__name__] = str(reason)
         except AssertionError as error:
             failures.append(f"{check.__name__}: {error}")
         except Exception as error:
             failures.append(f"{check.__name__}: raised {type(error).__name__}: {error}")
+    name = getattr(engine, "name", engine)
     if failures:
-        name = getattr(engine, "name", engine)
         raise AssertionError(f"{name} fails {len(failures)} checks:\n  " + "\n  ".join(failures))
+    void = all(check in REFUSALS or check.__name__ in skipped for check in checks)
+    if void and (skipped or not checks):
+        told = [f"{check}: {reason}" for check, reason in skipped.items()]
+        told = told or [f"no check is for what it finds: answers = {answers(engine)}"]
+        raise AssertionError(f"nothing of {name} was checked:\n  " + "\n  ".join(told))
+    return skipped
+
+
+def _chosen(
+    checks: list[Check], only: Collection[str] | None, exclude: Collection[str]
+) -> list[Check]:
+    """The checks of these names, or without those; unknown names are refused."""
+    known = {check.__name__ for check in ALL_CHECKS}
+    for field, names in (("only", only or ()), ("exclude", exclude)):
+        if isinstance(names, str):
+            raise InputError(f"{field}: expected a list of names, got {names!r:.60}")
+        for name in names:
+            if name not in known:
+                there = ", ".join(sorted(known))
+                raise InputError(f"{field}: there is no check {name!r:.60}; there are {there}")
+    chosen = [check for check in checks if only is None or check.__name__ in only]
+    return [check for check in chosen if check.__name__ not in exclude]
 
 
 def checks_for(engine: Solver, exact: bool = False) -> list[Check]:
@@ -133,7 +180,12 @@ class SolverTests:
             import pytest
 
             pytest.skip(f"{engine.name} takes other problems")
-        check(engine, self.problems, self.time_limit)
+        try:
+            check(engine, self.problems, self.time_limit)
+        except Skipped as reason:
+            import pytest
+
+            pytest.skip(f"{engine.name} {reason}")
 
     def test_interface(self) -> None:
         """Name, options, pure `supports`, reasons for refusals."""

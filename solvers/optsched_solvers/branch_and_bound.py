@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from optsched.errors import InputError
+from optsched.errors import InputError, UnsupportedProblem
 from optsched.result import Result
 from optsched_solvers.loading import load
 from optsched_solvers.rules import supported_graph, supported_objective, try_rules
@@ -86,7 +86,10 @@ class BranchAndBound:
             return failure_directed.search(graph, limits, monitor, polish=chosen.polish)
         support = supported_graph(graph)
         if not support:
-            raise InputError(f"options.mode: giffler-thompson takes no gangs: {support.reason}")
+            raise UnsupportedProblem(
+                f"{self.name} in mode {GIFFLER_THOMPSON} does not solve this problem: "
+                f'{support.reason}; mode "{FAILURE_DIRECTED}" does'
+            )
         if not load(monitor, "longest_path", "giffler_thompson_tree", "giffler_thompson"):
             return Result("unknown")
         from optsched_solvers import giffler_thompson

@@ -232,7 +232,9 @@ class _Run:
             try:
                 setattr(given, key, value)
             except (AttributeError, TypeError, ValueError):
-                raise InputError(f"options.parameters: CP-SAT has no {key} = {value!r}") from None
+                raise InputError(
+                    f"options.parameters: CP-SAT has no {key} = {value!r:.60}"
+                ) from None
         return solver
 
 
@@ -287,14 +289,14 @@ def _checked_symmetry(limits: Limits) -> bool:
     """The option `symmetry`; wrong values of all options are refused, whether needed or not."""
     mode = limits.options.get("mode", "solve")
     if mode not in ("solve", "bound"):
-        raise InputError(f"options.mode: expected 'solve' or 'bound', got {mode!r}")
+        raise InputError(f"options.mode: expected 'solve' or 'bound', got {mode!r:.60}")
     threads = limits.options.get("threads", 1)
     if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads <= 256:
-        raise InputError(f"options.threads: expected an integer in 1..256, got {threads!r}")
+        raise InputError(f"options.threads: expected an integer in 1..256, got {threads!r:.60}")
     parameters = limits.options.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise InputError(f"options.parameters: expected a mapping, got {parameters!r}")
+        raise InputError(f"options.parameters: expected a mapping, got {parameters!r:.60}")
     symmetry = limits.options.get("symmetry", True)
     if not isinstance(symmetry, bool):
-        raise InputError(f"options.symmetry: expected true or false, got {symmetry!r}")
+        raise InputError(f"options.symmetry: expected true or false, got {symmetry!r:.60}")
     return symmetry

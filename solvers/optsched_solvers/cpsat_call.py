@@ -54,7 +54,9 @@ class Call:
             try:
                 setattr(given, key, value)
             except (AttributeError, TypeError, ValueError):
-                raise InputError(f"options.parameters: CP-SAT has no {key} = {value!r}") from None
+                raise InputError(
+                    f"options.parameters: CP-SAT has no {key} = {value!r:.60}"
+                ) from None
         return solver
 
     def run(self) -> None:

@@ -64,10 +64,12 @@ class Dispatch:
         known = (*RULES, INSERTION)
         rules = limits.options.get("rules", known)
         if isinstance(rules, str) or any(rule not in known for rule in rules):
-            raise InputError(f"options.rules: expected a list of {', '.join(known)}, got {rules!r}")
+            raise InputError(
+                f"options.rules: expected a list of {', '.join(known)}, got {rules!r:.60}"
+            )
         search = limits.options.get("search", False)
         if not isinstance(search, bool):
-            raise InputError(f"options.search: expected true or false, got {search!r}")
+            raise InputError(f"options.search: expected true or false, got {search!r:.60}")
         graph = problem.graph()
         if problem.answers == "periodic orders":
             _roll(graph, limits, monitor, tuple(rules), search)

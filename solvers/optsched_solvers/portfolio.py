@@ -197,5 +197,5 @@ def _wants_proof(graph: Schedule, limits: Limits) -> bool:
     if most is None:
         return True
     if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-        raise InputError(f"options.exact_up_to: expected a number of jobs >= 0, got {most!r}")
+        raise InputError(f"options.exact_up_to: expected a number of jobs >= 0, got {most!r:.60}")
     return len(np.unique(graph.job)) <= most

@@ -96,7 +96,7 @@ def run(
     """
     if rule not in (*RULES, INSERTION):
         known = ", ".join((*RULES, INSERTION))
-        raise InputError(f"rule: there is no {rule!r}; there are {known}")
+        raise InputError(f"rule: there is no {rule!r:.60}; there are {known}")
     support = supported_graph(graph)
     if not support:
         raise InputError(f"dispatch: {support.reason}")

@@ -158,7 +158,7 @@ def polish(graph: Schedule, sequences: Rows, moves: int, seed: int = 0) -> tuple
 
 def _whole(name: str, value: object, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**9:
-        raise InputError(f"options.{name}: expected an integer in {least}..10^9, got {value!r}")
+        raise InputError(f"options.{name}: expected an integer in {least}..10^9, got {value!r:.60}")
     return value
 
 

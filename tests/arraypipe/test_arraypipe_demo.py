@@ -34,10 +34,11 @@ def test_demo_solves_trains_and_compares(tmp_path: Path, monkeypatch: pytest.Mon
     assert replay.makespan == result.result.report.replayed < trace.makespan
     assert str(result).count("bit-identical") == 4
     assert {"measuring", "solving", "period", "training"} <= {line.split()[0] for line in lines}
-    for name in ("plan.schedule.json", "replay.html", "replay.trace.json", "demo.profile.json"):
+    for name in ("demo.schedule.json", "replay.html", "replay.trace.json", "demo.profile.json"):
         assert (tmp_path / "out" / name).stat().st_size > 1000
     for part in ("cpu3 |", "with measured durations", "one job per GPU", "bit-identical"):
         assert part in result.story
+    assert not list((tmp_path / "out").glob("plan.*"))  # those of `examples/main_job.py`
     assert torch.get_num_threads() == threads
 
 

@@ -21,7 +21,6 @@ from optsched.arraypipe.residency import (
     copy_bound,
     simulate,
 )
-from optsched.arraypipe.states.least_time import Rates, least_time
 from optsched.arraypipe.states.replacement import (
     OutOfSlots,
     Replacement,
@@ -133,40 +132,19 @@ def test_plans_of_tiny_devices_are_close_to_the_best(part: int) -> None:
         seen += 1
         compute = sum(v.duration for v in visits)
         plan = ResidencyPlan.compile(states, visits, None, ONE, slots=slots, chunk=1)
-        sharper = least_time(states, visits, slots, Rates(1.0, 1.0))
-        assert max(compute, plan.bound, sharper) <= best + 1e-6
+        assert max(compute, plan.bound) <= best + 1e-6
         assert best - 1e-9 <= plan.period <= 1.1 * best
     assert seen >= 3
 
 
-@given(cycles(), st.booleans(), st.integers(0, 2))
-@settings(deadline=None, max_examples=60)
-def test_no_plan_beats_the_least_time(
-    drawn: tuple[list[State], list[Visit], tuple[int, int]], shared: bool, latency: int
-) -> None:
-    """Pieces and states of any sizes, both directions apart or not."""
-    states, visits, slots = drawn
-    link = HostLink(2.0, 1.0, latency, shared)
-    try:
-        plan = ResidencyPlan.compile(states, visits, None, link, slots=slots)
-    except OutOfSlots:
-        return
-    rates = Rates(0.5, 0.5 if shared else 1.0, shared)
-    assert least_time(states, visits, slots, rates) <= plan.period * (1 + 1e-6) + 1e-6
-
-
-def test_least_time_in_closed_form() -> None:
-    """One slot: copies and blocks add up; two: one is on its way; all resident: the blocks."""
+def test_the_bound_of_the_copies_in_closed_form() -> None:
+    """One slot: all are copied; four: none; between, as many as cannot be kept."""
     states, visits = (
         [State(j, 0, (5, 0, 0, 0)) for j in range(4)],
         [Visit(j, "R", duration=3) for j in range(4)],
     )
-    rates = Rates(1.0, 1.0)
-    assert least_time(states, visits, (1, 1), rates) == pytest.approx(4 * 8)
-    # while a copy is under way nothing but the state of the block is kept: all four are copied
-    assert least_time(states, visits, (2, 1), rates) == pytest.approx(4 * 5)
-    assert copy_bound(states, visits, (2, 1), ONE) == pytest.approx(5 * 8 / 3)
-    assert least_time(states, visits, (4, 1), rates) == pytest.approx(4 * 3)
+    bounds = [copy_bound(states, visits, (slots, 1), ONE) for slots in (1, 2, 4)]
+    assert bounds == pytest.approx([5 * 4, 5 * 8 / 3, 0])
 
 
 def test_the_search_of_all_plans_in_closed_form() -> None:

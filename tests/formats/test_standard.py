@@ -106,11 +106,11 @@ HOSTILE: list[tuple[str, str]] = [
     (" \n\t\r\n", r"^f.txt:1: .*the file is empty"),
     ("# nothing\n", r"^f.txt:1: .*only comments"),
     ("3 2\n0 3 1 2\n1 4 0 1\n", r"^f.txt:3: expected 3 rows, one a job, got 2"),
-    ("1 2\n0 3 1 2\n1 4 0 1\n", r"^f.txt:3: expected 1 rows, one a job, got 2"),
+    ("1 2\n0 3 1 2\n1 4 0 1\n", r"^f.txt:3: expected 1 rows, one a job, got more"),
     ("2 3\n0 3 1 2\n1 4 0 1\n", r"^f.txt:2: expected 3 pairs \(machine duration\), got 2$"),
     ("2 1\n0 3 1 2\n1 4 0 1\n", r"^f.txt:2: expected 1 pairs \(machine duration\), got 2$"),
-    (f"{SMALL}the end\n", r"^f.txt:4: expected 2 rows, one a job, got 3"),
-    (SMALL + SMALL, r"^f.txt:4: expected 2 rows, one a job, got 5"),
+    (f"{SMALL}the end\n", r"^f.txt:4: expected 2 rows, one a job, got more"),
+    (SMALL + SMALL, r"^f.txt:4: expected 2 rows, one a job, got more"),
     ("2 2\n0 3 1 2\n1 4 0\n", r"^f.txt:3: expected 2 pairs .*got 1 and a single number"),
     ("2\n0 3\n", r"^f.txt:1: expected 2 numbers \(jobs machines\), got 1"),
     ("2 2 2\n0 3\n", r"^f.txt:1: expected 2 numbers \(jobs machines\), got 3"),
@@ -283,3 +283,32 @@ def test_truncated_files_are_noticed() -> None:
             assert shop is None, end
         else:
             assert shop is not None and shop.duration.tolist()[:-1] == whole.duration.tolist()[:-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 1\n" * 100_000, ":3: expected 1 rows"),
+        ("3 2\n" + "0 1 1 2\n" * 100_000, ":5: expected 3 rows"),
+        ("1 " * 200_000, ":1: expected 2 numbers \\(jobs machines\\), got 200000"),
+        ("2 2\n" + "-1 " * 200_000, ":2: expected 4 numbers .* got 200000"),
+    ],
+    ids=["sizes", "rows", "one line", "one row"],
+)
+def test_what_is_far_too_long_is_refused_at_once(
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one line is looked at behind the fault, and no long row is turned into numbers."""
+    from optsched.formats import jobshop_text
+
+    seen = []
+    number = jobshop_text.numbers
+    monkeypatch.setattr(
+        jobshop_text, "numbers", lambda *a: seen.append(len(a[0].text)) or number(*a)
+    )
+    line = jobshop_text.Line
+    monkeypatch.setattr(jobshop_text, "Line", lambda *a: seen.append(0) or line(*a))
+    (tmp_path / "f.txt").write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_problem(tmp_path / "f.txt")
+    assert len(seen) <= 20 and max(seen) <= 1000

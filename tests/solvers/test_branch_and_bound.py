@@ -202,7 +202,7 @@ def test_what_is_refused() -> None:
         if len((graph := random_graph(Random(seed))).op_resources.ids) > graph.n_operations
         and not bounds.infeasibility(graph)
     )
-    with pytest.raises(InputError, match="giffler-thompson takes no gangs"):
+    with pytest.raises(UnsupportedProblem, match='resources at once; mode "failure-directed" does'):
         solve(gang)
 
 

@@ -51,7 +51,7 @@ def options(ptr: Any, size: Any, value: Any, budget: Any) -> Options:
         What is wrong, where, and how to mend it.
     """
     if isinstance(budget, (bool, np.bool_)) or not isinstance(budget, (int, np.integer)):
-        raise InputError(f"budget: expected an integer, got {budget!r}")
+        raise InputError(f"budget: expected an integer, got {budget!r:.60}")
     if budget < 0:
         raise InputError(f"budget: must not be negative, got {budget}")
     starts, sizes = _integers("ptr", ptr), _integers("size", size)

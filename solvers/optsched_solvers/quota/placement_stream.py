@@ -89,9 +89,9 @@ def place_stream(
         An unknown rule, wrong shapes or numbers, a task that ends before it comes.
     """
     if rule not in RULES:
-        raise InputError(f"rule: {rule!r} is none of {', '.join(RULES)}")
+        raise InputError(f"rule: {rule!r:.60} is none of {', '.join(RULES)}")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
-        raise InputError(f"seed: expected an integer from 0 to 2^31 - 1, got {seed!r}")
+        raise InputError(f"seed: expected an integer from 0 to 2^31 - 1, got {seed!r:.60}")
     shares, wanted = share_table(free_shares).copy(), demands("demand", demand)
     kinds = task_classes(wanted) if classes is None else class_table(classes)
     order = arrivals(events, len(wanted))
