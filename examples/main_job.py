@@ -1,6 +1,6 @@
 """Solve a real job array, compare it with what people run today, and draw it.
 
-python examples/main_job.py [--out out] [--time-limit 20]
+python examples/main_job.py [--out out] [--time-limit SECONDS]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
     """Solve, compare, draw."""
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--out", type=Path, default=Path("out"))
-    options.add_argument("--time-limit", type=float, default=20.0)
+    options.add_argument("--time-limit", type=float, help="default: 10 s, and what compiling takes")
     given = options.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
 

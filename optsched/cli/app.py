@@ -327,6 +327,7 @@ def _summary(problem: Problem, file: Path, result: Result) -> dict[str, Any]:
             for step in result.history
         ],
         **({"reason": result.reason} if result.reason else {}),
+        **({"missing": result.missing} if result.missing else {}),
     }
 
 
@@ -345,6 +346,9 @@ def _print_result(problem: Problem, file: Path, result: Result, output: Path | N
     rows.append(("status", result.status + stopped))
     if result.reason:
         rows.append(("reason", result.reason))
+    if result.missing:
+        left = "" if result.gap is None else f", up to {result.gap:.2%} may be left"
+        rows.append(("missing", f"{', '.join(result.missing)}: not compiled in time{left}; solve again"))
     rows.append(("time", f"{result.seconds:.2f} s"))
     if output is not None and result.schedule is not None:
         rows.append(("written", str(output)))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from optsched.limits import available_cores
 
 if TYPE_CHECKING:
+    from optsched.compiled import Entry
     from optsched.monitor import Monitor
 
 _WATCH = 0.01  # seconds between two looks at the limits
 
-_loaders: dict[tuple[str, ...], _Loader] = {}
+_loaders: list[_Loader] = []
 _lock = threading.Lock()
 
 
@@ -24,6 +25,8 @@ class _Loader:
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self.modules = modules
+        self.compiles: list[Entry] = []
+        self._is_told = False
         self.done = threading.Event()
         self.failure: BaseException | None = None
         threading.Thread(target=self._load, name=f"loading {modules[0]}", daemon=True).start()
@@ -44,18 +47,63 @@ class _Loader:
         from optsched.compiling import compile_all
 
         wanted = [one for module in self.modules for one in entries(module)]
-        missing = sum(not one.ready for one in wanted)
-        if missing:
+        self.compiles = [one for one in wanted if not one.ready]
+        compile_all(self.compiles, available_cores())
+
+    def tell(self) -> None:
+        """Say once what somebody waits for."""
+        if self.compiles and not self._is_told:
+            self._is_told = True
+            modules = dict.fromkeys(one.__module__.rpartition(".")[2] for one in self.compiles)
             logging.getLogger("optsched").warning(
-                "compiling %d kernels for %s, once on this machine (see `optsched warmup`)",
-                missing, ", ".join(name.rpartition(".")[2] for name in self.modules),
+                "compiling %d kernels (%s), some seconds once on this machine; `optsched warmup` "
+                "does it for all", len(self.compiles), ", ".join(modules),
             )  # fmt: skip
-            compile_all(wanted, available_cores())
 
 
 def loaded(*modules: str) -> bool:
     """Whether these modules of `optsched_solvers` (or others, by full name) can be used at once."""
     return all(map(_is_loaded, map(_full_name, modules)))
+
+
+def load(monitor: Monitor, *modules: str) -> bool:
+    """Import modules of `optsched_solvers` (or others, by full name); False if told to stop first.
+
+    Their kernels, or of ``module:a,b`` those named, are taken from disk; on a new machine they are
+    compiled first, for seconds, by processes that finish even if this one does not wait for them.
+    Where the user gave no limit the clock stands still meanwhile.
+    """
+    if loaded(*modules):
+        return True
+    loader = _loader(modules)
+    with monitor.waiting_for_kernels():
+        while not loader.done.wait(_WATCH) and not loaded(*modules):
+            loader.tell()
+            if monitor.should_stop():
+                if loader.compiles and not monitor.proved and not monitor.interrupted:
+                    monitor.missing.update(name.rpartition(".")[2] for name in modules)
+                return False
+    if loader.failure is not None:
+        raise loader.failure
+    return True
+
+
+def load_behind(*modules: str) -> None:
+    """Begin to load what will be needed, in this order, and wait for nothing."""
+    if not loaded(*modules):
+        _loader(modules)
+
+
+def _loader(modules: tuple[str, ...]) -> _Loader:
+    """Who loads these, among others: one that is at work, or a new one."""
+    names = tuple(map(_full_name, modules))
+    with _lock:
+        _loaders[:] = [one for one in _loaders if not one.done.is_set()]
+        for one in _loaders:
+            if set(names) <= set(one.modules):
+                return one
+        _loaders.append(_Loader(names))
+        return _loaders[-1]
 
 
 def _is_loaded(name: str) -> bool:
@@ -67,31 +115,6 @@ def _is_loaded(name: str) -> bool:
     from optsched.compiled import entries
 
     return all(one.ready for one in entries(name))
-
-
-def load(monitor: Monitor, *modules: str) -> bool:
-    """Import modules of `optsched_solvers` (or others, by full name); False if told to stop first.
-
-    Their kernels, or of ``module:a,b`` those named, are taken from disk; on a new machine they are
-    compiled first, for seconds, by processes that finish even if this one does not wait for them.
-    Where the user gave no limit the clock stands still meanwhile.
-    """
-    names = tuple(map(_full_name, modules))
-    if loaded(*names):
-        return True
-    with _lock:
-        loader = _loaders.get(names)
-        if loader is None or loader.done.is_set():
-            loader = _loaders[names] = _Loader(names)
-    with monitor.waiting_for_kernels():
-        while not loader.done.wait(_WATCH):
-            if monitor.should_stop():
-                if not monitor.proved and not monitor.interrupted:
-                    monitor.missing.update(name.rpartition(".")[2] for name in modules)
-                return False
-    if loader.failure is not None:
-        raise loader.failure
-    return True
 
 
 def _full_name(module: str) -> str:

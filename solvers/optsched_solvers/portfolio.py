@@ -15,7 +15,7 @@ from optsched_solvers import cold_start, hand_made, subset_auto, tabu
 from optsched_solvers.branch_and_bound import PROOF, BranchAndBound
 from optsched_solvers.cores import chosen_cores
 from optsched_solvers.cpsat import CpSat
-from optsched_solvers.loading import load
+from optsched_solvers.loading import load, load_behind
 from optsched_solvers.race import Lap, Race
 from optsched_solvers.rules import supported_graph, try_rules
 
@@ -110,6 +110,8 @@ class Auto:
         prove = _wants_proof(graph, limits)
         if supported_graph(graph):
             cold_start.offer_first(problem, limits, monitor)
+            if not monitor.should_stop():
+                load_behind(*tabu.kernels(graph), *(("pipeline_bounds", *PROOF) if prove else ()))
             try_rules(graph, limits, monitor)
             hand_made.offer(problem, monitor)
         if monitor.should_stop() and (monitor.objective is not None or monitor.remaining <= 0):

@@ -13,7 +13,7 @@ from optsched.problems.quota import QuotaPlan
 from optsched.problems.quota_bounds import level, sizes_within
 from optsched.registry import Support
 from optsched.result import Result
-from optsched_solvers.loading import load, loaded
+from optsched_solvers.loading import load, load_behind, loaded
 from optsched_solvers.quota_first import first_answer
 from optsched_solvers.quota_ground import (
     NOT_LOADED,
@@ -24,7 +24,6 @@ from optsched_solvers.quota_ground import (
     ready,
     supported,
 )
-from optsched_solvers.race import Lap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,7 +57,7 @@ class QuotaExact:
             return False
         some = 0 if problem.is_plain else problem.n_options
         small = max(some, problem.n_gpus) <= INSTANT
-        needed = [_module(algorithm(problem)), *([PLACEMENT] if problem.nodes else [])]
+        needed = [*_modules(algorithm(problem)), *([PLACEMENT] if problem.nodes else [])]
         return small and (is_few(problem) or loaded(*needed))
 
     def supports(self, problem: Problem) -> Support:
@@ -74,8 +73,8 @@ class QuotaExact:
         """Decide once; iterations are not counted."""
         assert isinstance(problem, QuotaPlan)
         monitor.advance(1)
-        few, kernels = is_few(problem), _module(algorithm(problem))
-        if not (few or load(monitor, kernels)) or not ready(problem, monitor):
+        few, kernels = is_few(problem), _modules(algorithm(problem))
+        if not (few or load(monitor, *kernels)) or not ready(problem, monitor):
             first_answer(problem, monitor)
             return Result("unknown", reason=NOT_LOADED)
         sizes, bound = allocate(problem)
@@ -83,7 +82,7 @@ class QuotaExact:
         if not offer(problem, monitor, sizes, None, self.name):
             return Result("unknown", reason="no placement was found that keeps the localities")
         if few:
-            load(Lap(monitor, lambda: True), kernels)  # goes on behind, for the next question
+            load_behind(*kernels)  # for the next question
         return Result("unknown")
 
 
@@ -200,12 +199,13 @@ def _smallest(plan: QuotaPlan) -> IntArray:
     return fill(plan, smallest, np.zeros(len(smallest), np.int64))[0]
 
 
-def _module(algorithm: str) -> str:
-    """Where the kernel is, to load it without missing a limit."""
+def _modules(algorithm: str) -> tuple[str, ...]:
+    """Where the kernels are, to load them without missing a limit."""
     from optsched_solvers import quota
 
     home = quota._HOME.get(algorithm)
-    return "optsched_solvers.quota" + (f".{home}" if home else "")
+    others = ("inputs", "scores", "multiple_choice_input", "climbing:climb")
+    return tuple(f"optsched_solvers.quota.{name}" for name in (home, *others) if name)
 
 
 __all__ = ["QuotaExact", "algorithm", "allocate", "certificate", "is_concave"]

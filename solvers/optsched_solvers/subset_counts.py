@@ -21,8 +21,7 @@ from optsched.problems.subset import SubsetChoice
 from optsched.registry import Support
 from optsched.result import Result
 from optsched.schedule import Rows
-from optsched_solvers.loading import load, loaded
-from optsched_solvers.race import Lap
+from optsched_solvers.loading import load, load_behind, loaded
 from optsched_solvers.subset_vectors import claim
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class Counts:
                 return Result("unknown")
             return nothing_found(problem)
         if not ready:
-            load(Lap(monitor, lambda: True), KERNEL)  # goes on behind, for the next question
+            load_behind(KERNEL)  # for the next question
         monitor.advance(found.visited)
         monitor.incumbent(Rows.of([gpus_of(state, found.parts)]), -found.value, self.name)
         if found.exact:
