@@ -17,7 +17,6 @@ import argparse
 import json
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,7 +28,8 @@ from study_cases import MODELS, Case, sweeps
 from study_plots import draw
 from study_tables import Study, tables, written_into
 
-from optsched.cli.warmup import kernel_modules
+from optsched.cli.warmup import all_entries
+from optsched.compiling import compile_all
 from optsched.files import write_atomic
 
 if TYPE_CHECKING:
@@ -107,9 +107,7 @@ def run(given: argparse.Namespace) -> None:
 
 def load_kernels() -> None:
     """Load everything compiled in a new process, so that no solve pays for it."""
-    for name in kernel_modules():
-        if name.startswith("optsched_solvers."):
-            import_module(name)
+    compile_all(all_entries()[0], 1)
 
 
 def tasks(quick: bool) -> Iterator[tuple[Case, tuple[str, ...]]]:

@@ -32,7 +32,7 @@ from optsched.cluster.world_layout import (
     FREE_GPUS,
     WORLD,
 )
-from optsched.compiled import INT, kernel
+from optsched.compiled import INT, entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ACTIVE, RUNNING, JOBS = 2_000, 512, 80_000
 
 
-@kernel(INT, WORLD, counted=False)
+@entry(INT, WORLD, counted=False)
 def first_come(w):  # type: ignore[no-untyped-def]
     """Start jobs in order of arrival while the next one fits; the instants."""
     waiting = following = asked = 0
