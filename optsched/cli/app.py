@@ -348,7 +348,8 @@ def _print_result(problem: Problem, file: Path, result: Result, output: Path | N
         rows.append(("reason", result.reason))
     if result.missing:
         left = "" if result.gap is None else f", up to {result.gap:.2%} may be left"
-        rows.append(("missing", f"{', '.join(result.missing)}: not compiled in time{left}; solve again"))
+        names = ", ".join(result.missing)
+        rows.append(("missing", f"{names}: not compiled in time{left}; solve again"))
     rows.append(("time", f"{result.seconds:.2f} s"))
     if output is not None and result.schedule is not None:
         rows.append(("written", str(output)))
