@@ -157,8 +157,8 @@ class _Run(Call):
 
         assert self.built is not None
         starts = self.built.starts(value)
-        orders = folded(self.circle, starts, self.built.period, self.monitor.lower_bound or 1)
-        # ties of zero durations may have no order: then the period stays open
+        cycle = self.built.grain * self.built.period
+        orders = folded(self.circle, starts, cycle, self.monitor.lower_bound or 1)
         if orders is not None and orders.period <= self.built.period:
             self.found = True
             self.monitor.incumbent(orders.answer, orders.period, "cpsat")
