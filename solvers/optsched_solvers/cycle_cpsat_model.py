@@ -59,9 +59,7 @@ class CycleModel:
     ) -> None:
         self.graph, self.period = graph, period
         instant = (graph.duration == 0) & (graph.single_resource >= 0)
-        self.apart: frozenset[int] = frozenset()
-        if not instant.any():
-            self.apart = far_apart(graph) if apart is None else apart
+        self.apart = far_apart(graph) if apart is None else apart
         self.model = cp_model.CpModel()
         self.groups = identical_jobs(graph) if symmetry else []
         self.anchors = _first_operations(graph)
@@ -178,18 +176,20 @@ class CycleModel:
             return self.model.add(self.seen[k] + over >= self.seen[i] + gap)
         return self.model.add(self.place[k] + self.grain * over > self.place[i])
 
-    def _end(self, i: int, start: Any, place: Any) -> Any:
-        """The place behind an operation that starts there."""
-        return self.grain * (start + self.duration[i]) if self.duration[i] else place + 1
-
     def _interval(self, i: int, before: int = 0, after: int = 0) -> Any:
-        """When i is on its resource, and so long before and after."""
-        place, rank, name = self.place[i], self.rank[i], f"I{i}"
-        size = self.grain * self.duration[i] - rank if self.duration[i] else 1
+        """When i is on its resource; so long before and after it may follow others at once."""
+        grain, seen, rank, name = self.grain, self.seen[i], self.rank[i], f"I{i}"
+        spent = self.duration[i] + after
+        start, first = self.place[i], rank
+        if before:
+            start, first = grain * (seen - before) + grain - 1, grain - 1 - grain * before
+        if not spent and not before:
+            return self.model.new_fixed_size_interval_var(start, 1, name)
+        size = (grain * spent if spent else rank + 1) - first
         if isinstance(size, int):
-            size += before + after
-            return self.model.new_fixed_size_interval_var(place - before, size, name)
-        return self.model.new_interval_var(place, size, self._end(i, self.seen[i], place), name)
+            return self.model.new_fixed_size_interval_var(start, size, name)
+        end = grain * (seen + spent) if spent else self.place[i] + 1
+        return self.model.new_interval_var(start, size, end, name)
 
     def _busy(self, i: int) -> Any:
         """When i keeps its resource busy; with its setups, if no neighbour can do without."""
@@ -222,8 +222,9 @@ class CycleModel:
                 continue
             i, k = held.first, held.last
             length = model.new_int_var(0, cycle, f"H{i},{k}")
-            freed = self._end(k, self.start[k], grain * self.start[k] + self.rank[k])
-            model.add(length == freed - grain * self.start[i] - self.rank[i])
+            behind = grain * self.duration[k] or self.rank[k] + 1
+            held_for = grain * (self.start[k] - self.start[i]) + behind - self.rank[i]
+            model.add(length == held_for)
             least, most = int(self.least.min()), int(self.most.max()) + 1
             end = model.new_int_var(grain * least, grain * most + 2 * cycle, f"E{i},{k}")
             for lap in (0, cycle):
