@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rolling_problems import awkward_array
 
 import optsched
 from optsched import JobArray
@@ -47,6 +50,70 @@ def test_optimum_equals_brute_force(array: JobArray) -> None:
     result = optsched.solve(array, "cpsat", iterations=EFFORT)
     assert result.status == "optimal"
     assert result.objective == best_period(array.graph())
+
+
+def test_blocks_of_no_time_and_awkward_lags() -> None:
+    """Every bound, proof and schedule agrees with brute force, caps and all options included."""
+    for seed in range(80):
+        array = awkward_array(Random(seed))
+        best = best_period(array.graph())
+        result = optsched.solve(array, "cpsat", iterations=EFFORT)
+        said = f"seed {seed}: {result.status} {result.objective}, best {best}"
+        assert result.status == ("infeasible" if best is None else "optimal"), said
+        assert result.objective == best, said
+        if best is not None:
+            assert max(array.bounds().values()) <= best, said
+            assert result.schedule is not None and optsched.verify(result.schedule) == [], said
+
+
+GLOBAL = {"objective": "period", "update_mode": "global"}
+"""Updates of no time that wait for the gradients of all stages."""
+
+
+@pytest.mark.parametrize(
+    "array,best",
+    [
+        (JobArray([[1] * 2] * 2, [[1] * 2] * 2, lag_backward=[[1], [0]], **GLOBAL), 5),
+        (
+            JobArray([[1] * 3] * 3, [[1] * 3] * 3, lag_backward=[[1, 1], [0, 1], [0, 1]], **GLOBAL),
+            8,
+        ),
+    ],
+)
+def test_a_block_of_no_time_may_end_a_window(array: JobArray, best: int) -> None:
+    """As seen from the first block of a device it belongs to the end, not to the beginning."""
+    result = optsched.solve(array, "cpsat", iterations=EFFORT)
+    assert (result.status, result.objective) == ("optimal", best)
+
+
+def test_orders_that_wait_for_themselves_are_none() -> None:
+    """Two jobs whose blocks could all start at once, each only behind the other's."""
+    array = JobArray(
+        [[3, 0], [0, 0]], [[0, 0], [0, 3]], lag_forward=[[-3], [0]], lag_backward=[[0], [-3]],
+        objective="period",
+    )  # fmt: skip
+    graph = array.graph()
+    result = optsched.solve(array, "cpsat", iterations=EFFORT)
+    assert (result.status, result.objective) == ("optimal", best_period(graph))
+
+
+def test_iterations_bound_the_models_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where CP-SAT ends at once and counts nothing, and no period is ever settled."""
+    from optsched_solvers import cycle_cpsat, cycle_cpsat_model, rolling_orders
+
+    array = JobArray([[2, 1, 3]] * 3, [[4, 6, 9]] * 3, switch=3, objective="period")
+    made = []
+
+    class Counted(cycle_cpsat_model.CycleModel):
+        def starts(self, value: object) -> np.ndarray:
+            made.append(self.period)
+            return super().starts(value)  # type: ignore[arg-type]
+
+    start = optsched.solve(array, "dispatch", iterations=1).schedule
+    monkeypatch.setattr(cycle_cpsat_model, "CycleModel", Counted)
+    monkeypatch.setattr(rolling_orders, "folded", lambda *_: None)
+    optsched.solve(array, "cpsat", iterations=100_000, warm_start=start)
+    assert 0 < len(made) <= 1 + 0.1 / cycle_cpsat.start_seconds(array.graph())
 
 
 @settings(max_examples=15)
