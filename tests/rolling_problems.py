@@ -27,7 +27,7 @@ def random_rolling(rng: Random, jobs: int = 2, stages: int = 2) -> JobArray:
     return array.replace(release=0, objective="period", multiplicity=copies)
 
 
-def awkward_array(rng: Random, most: int = 13) -> JobArray:
+def awkward_array(rng: Random, most: int = 40) -> JobArray:
     """A periodic array with blocks of no time, gradients that leave early and every other option.
 
     At most so many pairs of blocks share a device. A lag may be as low as minus the time of its
@@ -35,7 +35,9 @@ def awkward_array(rng: Random, most: int = 13) -> JobArray:
     """
     while True:
         with suppress(InputError):
-            array = _awkward(rng, *rng.choice([(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]))
+            array = _awkward(
+                rng, *rng.choice([(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1), (2, 3), (3, 2)])
+            )
             users = np.diff(array.graph().users.indptr)
             if (users * (users - 1)).sum() <= 2 * most:
                 return array
