@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from optsched.schedule import Schedule
 
 _FAR = -(10**15)  # no path
+_CYCLE = 10**6  # more than a path has arcs
 
 
 def best_period(graph: Schedule) -> int | None:
@@ -21,7 +22,8 @@ def best_period(graph: Schedule) -> int | None:
     For operations i, k of one resource some integer K has ``start_k + K T >= end_i + setup`` and
     ``start_i + (1 - K) T >= end_k + setup`` (Hanen 1994): iteration K of k comes next after
     iteration 0 of i. All values of all K are tried, with longest paths between all pairs of
-    operations at a fixed T; T by bisection, since orders that allow T allow all larger ones.
+    operations at a fixed T; T by bisection, since orders that allow T allow all larger ones. Orders
+    that wait for themselves for ever do not count, even if their operations take no time.
 
     Parameters
     ----------
@@ -48,10 +50,10 @@ def _possible(graph: Schedule, period: int) -> bool:
     """Whether some order and offsets repeat with this period."""
     if (graph.duration[np.diff(graph.op_resources.indptr) > 0] > period).any():
         return False
-    far = np.full((graph.n_operations,) * 2, _FAR)
-    np.fill_diagonal(far, 0)
+    far = np.full((2, graph.n_operations, graph.n_operations), _FAR)
+    far[:, range(graph.n_operations), range(graph.n_operations)] = 0
     for i, k, lag, distance in zip(*(column.tolist() for column in graph.arcs), strict=True):
-        reached = _with_arc(far, i, k, int(graph.duration[i]) + lag - distance * period)
+        reached = _with_arc(far, i, k, _weight(int(graph.duration[i]) + lag, distance, period))
         if reached is None:
             return False
         far = reached
@@ -59,7 +61,7 @@ def _possible(graph: Schedule, period: int) -> bool:
     first = np.unique(graph.job, return_index=True)[1].tolist()
     for i in first[1:]:
         for tail, head, least in ((first[0], i, 0), (i, first[0], 1 - period)):
-            reached = _with_arc(far, tail, head, least)
+            reached = _with_arc(far, tail, head, np.array([least, _FAR]))
             if reached is None:
                 return False
             far = reached
@@ -85,9 +87,9 @@ def _all_orders(
     (i, k), (ahead, behind) = pairs[at], gaps[at]
     rest = pairs[:at] + pairs[at + 1 :]
     for number in ranges[at]:
-        reached = _with_arc(far, i, k, ahead - number * period)
+        reached = _with_arc(far, i, k, _weight(ahead, number, period))
         if reached is not None:
-            reached = _with_arc(reached, k, i, behind - (1 - number) * period)
+            reached = _with_arc(reached, k, i, _weight(behind, 1 - number, period))
         if reached is not None:
             yield from _all_orders(graph, period, reached, rest, {**turn, (i, k): number})
 
@@ -103,17 +105,26 @@ def _gap(graph: Schedule, i: int, k: int) -> tuple[int, int]:
 def _turns(far: Any, period: int, pair: tuple[int, int], gap: tuple[int, int]) -> range:
     """Values of K that the distances between two operations leave."""
     i, k = pair
-    least, most = int(far[i, k]), -int(far[k, i])
+    least, most = int(far[0, i, k]), -int(far[0, k, i])
     return range(-((most - gap[0]) // period), 1 - -(-(least + gap[1]) // period) + 1)
 
 
-def _with_arc(far: Any, tail: int, head: int, weight: int) -> Any:
-    """All longest paths with one more arc; None if it closes a cycle of positive weight."""
-    if far[tail, head] >= weight:
+def _weight(gap: int, spanned: int, period: int) -> Any:
+    """Of an arc between starts: its time, and a step in the order, both less the cycles spanned."""
+    return np.array([gap - spanned * period, 1 - spanned * _CYCLE])
+
+
+def _with_arc(far: Any, tail: int, head: int, weight: Any) -> Any:
+    """All longest paths, in time and in steps, with one more arc.
+
+    None if it closes a cycle of positive weight: in time that is too long for the period, in steps
+    it spans no cycle of the schedule, so that its operations wait for each other.
+    """
+    if (far[:, tail, head] >= weight).all():
         return far
-    if weight + far[head, tail] > 0:
+    if (weight + far[:, head, tail] > 0).any():
         return None
-    through = far[:, tail, None] + weight + far[None, head, :]
+    through = far[:, :, tail, None] + weight[:, None, None] + far[:, None, head, :]
     return np.maximum(far, np.maximum(through, _FAR))
 
 

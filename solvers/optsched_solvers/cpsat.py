@@ -43,8 +43,8 @@ _POLL = 0.02  # seconds between two looks at limits and Ctrl-C
 class CpSat:
     """CP-SAT on the disjunctive graph: exact for every feature of the format.
 
-    One iteration is 10^-6 of CP-SAT's deterministic seconds; iteration-limited runs use
-    one thread and repeat exactly.
+    One iteration is 10^-6 of CP-SAT's deterministic seconds (every period that is tried also counts
+    as the making of its model takes); iteration-limited runs use one thread and repeat exactly.
     """
 
     name = "cpsat"

@@ -81,6 +81,7 @@ class _Run(Call):
         from optsched_solvers.rolling_insertion import Circle
 
         self.graph, self.symmetry = graph, symmetry
+        self.start = start_seconds(graph)
         self.circle = Circle.of(graph)
         self.apart = far_apart(graph)
         self.effort = FIRST_EFFORT
@@ -128,13 +129,15 @@ class _Run(Call):
 
         built = CycleModel(self.graph, period, self.symmetry, self.apart)
         if built.refuted:
+            self.spent += self.start
             self.monitor.bound(period + 1, "cpsat")
             return "refuted"
         self._hint(built)
         self.built, self.model, self.found = built, built.model, False
         self.solver = self._solver()
         self._solved()
-        self.spent += self.solver.response_proto.deterministic_time
+        # CP-SAT counts next to nothing, often 0, for making and simplifying a model
+        self.spent += self.solver.response_proto.deterministic_time + self.start
         if self.infeasible:
             self.infeasible = False
             self.monitor.bound(period + 1, "cpsat")
@@ -157,8 +160,8 @@ class _Run(Call):
 
         assert self.built is not None
         starts = self.built.starts(value)
-        orders = folded(self.circle, starts, self.built.period, self.monitor.lower_bound or 1)
-        # ties of zero durations may have no order: then the period stays open
+        cycle = self.built.grain * self.built.period
+        orders = folded(self.circle, starts, cycle, self.monitor.lower_bound or 1)
         if orders is not None and orders.period <= self.built.period:
             self.found = True
             self.monitor.incumbent(orders.answer, orders.period, "cpsat")

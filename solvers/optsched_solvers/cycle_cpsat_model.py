@@ -34,6 +34,10 @@ class CycleModel:
     in that window (`seen`: the start moved by whole cycles) operations must not overlap, and the
     window's end does not cut any: one interval per operation suffices.
 
+    Blocks of no time share moments, so there every moment has `grain` places, and every operation
+    a `rank` among them: what follows at the same moment has a higher one. So orders that wait for
+    each other for ever are none, and no two operations of a resource are in the same place.
+
     Parameters
     ----------
     graph
@@ -54,6 +58,7 @@ class CycleModel:
         apart: frozenset[int] | None = None,
     ) -> None:
         self.graph, self.period = graph, period
+        instant = (graph.duration == 0) & (graph.single_resource >= 0)
         self.apart = far_apart(graph) if apart is None else apart
         self.model = cp_model.CpModel()
         self.groups = identical_jobs(graph) if symmetry else []
@@ -61,6 +66,10 @@ class CycleModel:
         self.leader = self._leader()
         self.start: list[Any] = []
         self.seen: dict[int, Any] = {}
+        self.place: dict[int, Any] = {}
+        self.followed = _followed_at_once(graph) if instant.any() else frozenset()
+        self.grain = len(self.followed) + 1
+        self.rank: list[Any] = []
         self.duration = graph.duration.tolist()
         window = windows(graph, period, list(self.anchors.values()), self.anchors[self.leader, 0])
         self.refuted = window is None
@@ -72,8 +81,9 @@ class CycleModel:
             self._resource(r, graph.users[r].tolist())
 
     def starts(self, value: Callable[[Any], int]) -> IntArray:
-        """Absolute starts of a solution."""
-        return np.array([value(start) for start in self.start], np.int64)
+        """Absolute starts of a solution, in places: `grain` to a unit of time."""
+        start = np.array([value(start) for start in self.start], np.int64)
+        return self.grain * start + np.array([value(rank) for rank in self.rank], np.int64)
 
     def hint(self, start: IntArray, period: int) -> None:
         """Begin the search near the starts of another schedule, whose period may be longer."""
@@ -107,9 +117,17 @@ class CycleModel:
                 zip(self.least.tolist(), self.most.tolist(), strict=True)
             )
         ]
+        last = self.grain - 1
+        self.rank = [
+            model.new_int_var(0, last - 1, f"R{i}") if i in self.followed else last
+            for i in range(graph.n_operations)
+        ]
         for i, k, lag, distance in zip(*(c.tolist() for c in graph.arcs), strict=True):
-            gap = self.duration[i] + lag - distance * period
-            model.add(self.start[k] >= self.start[i] + gap)
+            gap, over = self.duration[i] + lag, distance * period
+            model.add(self.start[k] + over >= self.start[i] + gap)
+            if not gap and self.grain > 1:
+                ahead = self.start[k] + over - self.start[i]
+                model.add(self.grain * ahead + self.rank[k] > self.rank[i])
         for group in self.groups:
             for earlier, later in pairwise(group):
                 model.add(self.start[earlier[0]] <= self.start[later[0]])
@@ -122,9 +140,9 @@ class CycleModel:
         if self.duration[cut] > self.period:
             self.refuted = True
             return
-        for i in on:
+        for i in sorted(on, key=cut.__ne__):  # the first one first
             self._see(i, cut)
-        model.add_no_overlap([self._interval(i) for i in on])
+        model.add_no_overlap([self._busy(i) for i in on])
         if graph.has_setups:
             self._setups(on, cut)
         if graph.memory[r]:
@@ -135,35 +153,60 @@ class CycleModel:
         model, period, begin = self.model, self.period, self.start[cut]
         if i == cut:
             self.seen[i] = begin
-            return
-        low = (int(self.least[i]) - int(self.most[cut])) // period
-        high = (int(self.most[i]) - int(self.least[cut])) // period
-        laps = model.new_int_var(low, high, f"K{i}")
-        seen = model.new_int_var(int(self.least[cut]), int(self.most[cut]) + period, f"T{i}")
-        model.add(seen == self.start[i] - period * laps)
-        graph = self.graph
-        model.add(seen >= begin + self.duration[cut] + graph.setup(cut, i))
-        model.add(seen + self.duration[i] + graph.setup(i, cut) <= begin + period)
-        self.seen[i] = seen
+        else:  # a block of no time may be seen at the very end of the window
+            low = -((int(self.most[cut]) - int(self.least[i])) // period) - 1
+            high = (int(self.most[i]) - int(self.least[cut])) // period
+            laps = model.new_int_var(low, high, f"K{i}")
+            most = int(self.most[cut]) + period
+            self.seen[i] = model.new_int_var(int(self.least[cut]), most, f"T{i}")
+            model.add(self.seen[i] == self.start[i] - period * laps)
+        self.place[i] = self.grain * self.seen[i] + self.rank[i]
+        if i in self.followed:  # intervals know one variable only
+            low, high = int(self.least[cut]), int(self.most[cut]) + period
+            place = model.new_int_var(self.grain * low, self.grain * (high + 1), f"S{i}")
+            model.add(place == self.place[i])
+            self.place[i] = place
+        if i != cut:
+            self._follow(cut, i, self.duration[cut] + self.graph.setup(cut, i))
+            self._follow(i, cut, self.duration[i] + self.graph.setup(i, cut), period)
 
-    def _interval(self, i: int) -> Any:
+    def _follow(self, i: int, k: int, gap: int, over: int = 0) -> Any:
+        """Operation k, so much later, starts a gap behind i; for none, at least behind it."""
+        if gap or self.grain == 1:
+            return self.model.add(self.seen[k] + over >= self.seen[i] + gap)
+        return self.model.add(self.place[k] + self.grain * over > self.place[i])
+
+    def _interval(self, i: int, before: int = 0, after: int = 0) -> Any:
+        """When i is on its resource; so long before and after it may follow others at once."""
+        grain, seen, rank, name = self.grain, self.seen[i], self.rank[i], f"I{i}"
+        spent = self.duration[i] + after
+        start, first = self.place[i], rank
+        if before:
+            start, first = grain * (seen - before) + grain - 1, grain - 1 - grain * before
+        if not spent and not before:
+            return self.model.new_fixed_size_interval_var(start, 1, name)
+        size = (grain * spent if spent else rank + 1) - first
+        if isinstance(size, int):
+            return self.model.new_fixed_size_interval_var(start, size, name)
+        end = grain * (seen + spent) if spent else self.place[i] + 1
+        return self.model.new_interval_var(start, size, end, name)
+
+    def _busy(self, i: int) -> Any:
         """When i keeps its resource busy; with its setups, if no neighbour can do without."""
-        before = int(self.graph.setup_in[i]) if i in self.apart else 0
-        after = int(self.graph.setup_out[i]) if i in self.apart else 0
-        return self.model.new_fixed_size_interval_var(
-            self.seen[i] - before, before + self.duration[i] + after, f"I{i}"
-        )
+        if i not in self.apart:
+            return self._interval(i)
+        return self._interval(i, int(self.graph.setup_in[i]), int(self.graph.setup_out[i]))
 
     def _setups(self, on: list[int], cut: int) -> None:
         """One literal per pair of families apart; valid because setups are triangular."""
-        graph, model, seen = self.graph, self.model, self.seen
+        graph, model = self.graph, self.model
         for i, k in combinations([i for i in on if i != cut], 2):
             to, back = graph.setup(i, k), graph.setup(k, i)
             if (not to and not back) or (i in self.apart and k in self.apart):
                 continue
             forth = model.new_bool_var(f"P{i},{k}")
-            model.add(seen[k] >= seen[i] + self.duration[i] + to).only_enforce_if(forth)
-            model.add(seen[i] >= seen[k] + self.duration[k] + back).only_enforce_if(~forth)
+            self._follow(i, k, self.duration[i] + to).only_enforce_if(forth)
+            self._follow(k, i, self.duration[k] + back).only_enforce_if(~forth)
 
     def _memory(self, r: int, on: list[int]) -> None:
         """Held bytes, from the start of the holder to the end of who frees them.
@@ -171,30 +214,43 @@ class CycleModel:
         Nothing is held for longer than a period: the next iteration takes the same bytes only
         after that. So in a window of length T there are at most two instances of each holding.
         """
-        graph, model, period = self.graph, self.model, self.period
+        graph, model, grain = self.graph, self.model, self.grain
+        cycle = grain * self.period
         intervals, sizes = [], []
         for held in holdings(graph):
             if held.resource != r or held.last < 0:
                 continue
             i, k = held.first, held.last
-            length = model.new_int_var(0, period, f"H{i},{k}")
-            model.add(length == self.start[k] + self.duration[k] - self.start[i])
-            end = model.new_int_var(-period, 3 * int(self.most.max()) + period, f"E{i},{k}")
-            for lap in (0, period):
+            length = model.new_int_var(0, cycle, f"H{i},{k}")
+            behind = grain * self.duration[k] or self.rank[k] + 1
+            held_for = grain * (self.start[k] - self.start[i]) + behind - self.rank[i]
+            model.add(length == held_for)
+            least, most = int(self.least.min()), int(self.most.max()) + 1
+            end = model.new_int_var(grain * least, grain * most + 2 * cycle, f"E{i},{k}")
+            for lap in (0, cycle):
                 intervals.append(
-                    model.new_interval_var(self.seen[i] - lap, length, end - lap, f"M{i},{k},{lap}")
+                    model.new_interval_var(
+                        self.place[i] - lap, length, end - lap, f"M{i},{k},{lap}"
+                    )
                 )
                 sizes.append(held.size)
         for i in on:
             if graph.workspace[i]:
-                size = self.duration[i]
-                intervals.append(model.new_fixed_size_interval_var(self.seen[i], size, f"W{i}"))
+                intervals.append(self._interval(i))
                 sizes.append(int(graph.workspace[i]))
         if intervals:
             unit = gcd(*sizes)  # smaller numbers, same model
             model.add_cumulative(
                 intervals, [size // unit for size in sizes], int(graph.memory[r]) // unit
             )
+
+
+def _followed_at_once(graph: Schedule) -> frozenset[int]:
+    """Operations that another one may follow at the moment of their start."""
+    instant = (graph.duration == 0) & (graph.single_resource >= 0)
+    tail, _, lag, _ = graph.arcs
+    at_once = tail[graph.duration[tail] + lag == 0]
+    return frozenset([*np.flatnonzero(instant).tolist(), *at_once.tolist()])
 
 
 def far_apart(graph: Schedule) -> frozenset[int]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rolling_problems import awkward_array
 
 import optsched
 from optsched import JobArray
@@ -47,6 +50,98 @@ def test_optimum_equals_brute_force(array: JobArray) -> None:
     result = optsched.solve(array, "cpsat", iterations=EFFORT)
     assert result.status == "optimal"
     assert result.objective == best_period(array.graph())
+
+
+def test_blocks_of_no_time_and_awkward_lags() -> None:
+    """The model refutes exactly the periods below the optimum; caps and all options included."""
+    from ortools.sat.python import cp_model
+
+    from optsched_solvers.cycle_cpsat_model import CycleModel
+    from optsched_solvers.rolling_insertion import Circle
+    from optsched_solvers.rolling_orders import folded
+
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    for seed in range(60):
+        array = awkward_array(Random(seed))
+        graph = array.graph()
+        best = best_period(graph)
+        assert (best is None) == bool(array.infeasibility()), f"seed {seed}"
+        if best is None:
+            continue
+        assert max(array.bounds().values()) <= best, f"seed {seed}: {array.bounds()}, best {best}"
+        for period in range(max(1, best - 1), best + 2):
+            built = CycleModel(graph, period)
+            found = not built.refuted and solver.solve(built.model) == cp_model.OPTIMAL
+            assert found == (period >= best), f"seed {seed}: period {period}, best {best}"
+            if found:
+                orders = folded(Circle.of(graph), built.starts(solver.value), built.grain * period)
+                assert orders is not None, f"seed {seed}: period {period} has no orders"
+                assert orders.period <= period, f"seed {seed}: {orders.period} for {period}"
+
+
+def test_proofs_of_blocks_of_no_time() -> None:
+    """What the solver says agrees with brute force, and its schedules are right."""
+    for seed in range(100, 125):
+        array = awkward_array(Random(seed))
+        best = best_period(array.graph())
+        result = optsched.solve(array, "cpsat", iterations=EFFORT)
+        said = f"seed {seed}: {result.status} {result.objective}, best {best}"
+        assert result.status == ("infeasible" if best is None else "optimal"), said
+        assert result.objective == best, said
+        assert result.schedule is None or optsched.verify(result.schedule) == [], said
+
+
+GLOBAL = {"objective": "period", "update_mode": "global"}
+"""Updates of no time that wait for the gradients of all stages."""
+
+
+@pytest.mark.parametrize(
+    "array,best",
+    [
+        (JobArray([[1] * 2] * 2, [[1] * 2] * 2, lag_backward=[[1], [0]], **GLOBAL), 5),
+        (
+            JobArray([[1] * 3] * 3, [[1] * 3] * 3, lag_backward=[[1, 1], [0, 1], [0, 1]], **GLOBAL),
+            8,
+        ),
+    ],
+)
+def test_a_block_of_no_time_may_end_a_window(array: JobArray, best: int) -> None:
+    """As seen from the first block of a device it belongs to the end, not to the beginning."""
+    result = optsched.solve(array, "cpsat", iterations=EFFORT)
+    assert (result.status, result.objective) == ("optimal", best)
+
+
+def test_orders_that_wait_for_themselves_are_none() -> None:
+    """A last block of no time may start with the one that it waits for, but not before it.
+
+    Else the period would be 7, what the first device has to do.
+    """
+    array = JobArray(
+        [[0, 1, 4]], [[0, 0, 3]], lag_backward=[[0, -3]], place=[0, 1, 0], objective="period"
+    )
+    result = optsched.solve(array, "cpsat", iterations=EFFORT)
+    assert (result.status, result.objective) == ("optimal", 8)
+    assert best_period(array.graph()) == 8
+
+
+def test_iterations_bound_the_models_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where CP-SAT ends at once and counts nothing, and no period is ever settled."""
+    from optsched_solvers import cycle_cpsat, cycle_cpsat_model, rolling_orders
+
+    array = JobArray([[2, 1, 3]] * 3, [[4, 6, 9]] * 3, switch=3, objective="period")
+    made = []
+
+    class Counted(cycle_cpsat_model.CycleModel):
+        def starts(self, value: object) -> np.ndarray:
+            made.append(self.period)
+            return super().starts(value)  # type: ignore[arg-type]
+
+    start = optsched.solve(array, "dispatch", iterations=1).schedule
+    monkeypatch.setattr(cycle_cpsat_model, "CycleModel", Counted)
+    monkeypatch.setattr(rolling_orders, "folded", lambda *_: None)
+    optsched.solve(array, "cpsat", iterations=100_000, warm_start=start)
+    assert 0 < len(made) <= 1 + 0.1 / cycle_cpsat.start_seconds(array.graph())
 
 
 @settings(max_examples=15)
