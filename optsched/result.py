@@ -35,6 +35,9 @@ class Result:
         Who solved it; why there is no schedule.
     interrupted
         Whether Ctrl-C (or a callback) ended the search.
+    contradiction
+        A claim of an engine that the schedule refutes, in a sentence: a bug of that engine. The
+        schedule is verified all the same, and nothing that engines proved is left in this result.
     """
 
     status: str
@@ -46,6 +49,7 @@ class Result:
     solver: str = ""
     reason: str = ""
     interrupted: bool = False
+    contradiction: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

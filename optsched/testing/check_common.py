@@ -71,6 +71,7 @@ def supported(engine: Solver, problems: Sequence[Any]) -> list[Any]:
 def consistent(problem: Any, result: Result) -> None:
     """Verified, no worse than its orders, worth what it says, honest about what is proved."""
     name = problem.name
+    assert not result.contradiction, f"{name}: {result.contradiction}"
     if result.schedule is None:
         assert result.objective is None, f"{name}: an objective without a schedule"
         assert result.status in ("infeasible", "unknown"), f"{name}: {result.status}, no schedule"
