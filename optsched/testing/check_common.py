@@ -93,8 +93,12 @@ def consistent(problem: Any, result: Result) -> None:
 
 def against_optimum(problem: Any, result: Result) -> None:
     """Bound <= optimum <= objective; nothing for what nobody can solve."""
+    against(problem, result, optimum(problem))
+
+
+def against(problem: Any, result: Result, best: int | None) -> None:
+    """The same, if the optimum is known; None: there is no schedule."""
     consistent(problem, result)
-    best = optimum(problem)
     if best is None:
         assert result.schedule is None, f"{problem.name}: solved the unsolvable"
         return
