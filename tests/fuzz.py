@@ -249,7 +249,8 @@ def main() -> int:
         try:
             for line in failures(kind, seed, seconds):
                 found += 1
-                print(f"{line}\n  python tests/fuzz.py --kind {kind} --seed {seed} --count 1")
+                again = f"python tests/fuzz.py --kind {kind} --seed {seed} --count 1"
+                print(f"{line}\n  {again}", flush=True)
             judged += 1
         except TooLarge:
             continue
