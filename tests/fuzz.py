@@ -179,10 +179,10 @@ KINDS = {
 }
 
 
-ROUND = ("graph", "array", "period", "shop", "quota", "gpus") * 6 + ("recompute",)
+ROUND = ("graph", "array", "period", "shop", "quota", "gpus") * 30 + ("recompute",)
 """Kinds in turn; a choice of recomputation takes twenty times as long as the others."""
 
-AT_ONCE = 4
+AT_ONCE = 3
 """Solvers that an instance is given to."""
 
 

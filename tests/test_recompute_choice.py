@@ -237,3 +237,19 @@ def test_extremes_are_searched() -> None:
             known = any(p.sha256 == alone.sha256 for p in searched if isinstance(p, JobArray))
             bound = tradeoff(array, must, never).bound(way)
             assert known or max(bound, alone.lower_bound()) >= monitor.objective, (seed, way)
+
+
+def test_a_refuted_bound_of_one_choice_costs_no_schedule() -> None:
+    """What the engine finds for a choice comes through, and that it contradicted itself."""
+
+    class Liar(Dispatch):
+        def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+            super().solve(problem, limits, monitor)
+            if monitor.objective is not None:
+                monitor.bound(monitor.objective + 1, "liar")
+            return optsched.Result("unknown")
+
+    array, limits = random_choice(Random(1), jobs=6, micro_batches=2), Limits(iterations=20)
+    monitor = Monitor(limits)
+    recompute_choice.solve(Liar(), Dispatch(), array, limits, monitor)
+    assert monitor.objective is not None and "liar proved the bound" in monitor.contradiction
