@@ -25,7 +25,7 @@ from optsched import JobArray
 from optsched.problems.jobarray_choice import choice_of, choosing
 from optsched.registry import solver as find_solver
 from optsched.registry import support
-from optsched.testing.best_period import best_period
+from optsched.testing.best_period import TooLarge, best_period
 from optsched.testing.best_quota import best_quota
 from optsched.testing.brute_force import best_makespan, machine_orders
 from optsched.testing.check_answers import judge
@@ -42,8 +42,11 @@ if TYPE_CHECKING:
 ORDERS = 3000
 """Combinations of machine orders that brute force may try."""
 
-PAIRS = 20
+PAIRS = 30
 """Pairs of operations that share a resource, of a cycle that brute force may try."""
+
+PARTIAL_ORDERS = 1000
+"""The same: orders of some of these pairs."""
 
 
 class Run(NamedTuple):
@@ -104,10 +107,6 @@ class Kind(NamedTuple):
     runs: tuple[Run, ...]
 
 
-class TooLarge(Exception):
-    """Brute force would take too long."""
-
-
 def best_order(problem: Problem) -> int | None:
     """The least makespan."""
     graph = problem.graph()
@@ -123,7 +122,7 @@ def best_cycle(problem: Problem) -> int | None:
     graph = problem.graph()
     if _pairs(graph) > PAIRS:
         raise TooLarge
-    return best_period(graph)
+    return best_period(graph, PARTIAL_ORDERS)
 
 
 def best_recomputation(array: JobArray) -> int | None:
