@@ -1,10 +1,11 @@
 # make demo   create .venv, install, solve and train the main job
 # make test   create .venv, install, run all tests
+# make fuzz   judge random tiny instances by brute force: make fuzz COUNT=100000 SEED=0
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint smoke clean
+.PHONY: demo test fuzz lint smoke clean
 
 demo: $(READY)
 	@mkdir -p out
@@ -13,6 +14,11 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2
+
+COUNT ?= 1000
+SEED ?= 0
+fuzz: $(READY)
+	$(BIN)/python tests/fuzz.py --count $(COUNT) --seed $(SEED)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 
 class OptschedError(Exception):
@@ -46,9 +45,4 @@ class MissingExtra(OptschedError, ImportError):
 
 
 class InternalError(OptschedError):
-    """Two proofs contradict each other: a bug in a solver, never the caller's fault.
-
-    If a bound and a schedule do, ``witnesses`` holds both; see `optsched.Monitor.bound`.
-    """
-
-    witnesses: Mapping[str, object] = MappingProxyType({})
+    """What a solver returned is wrong: a bug, never the caller's fault."""

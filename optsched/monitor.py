@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 BOUND_INTERVAL = 0.05
 """Least seconds between two calls of a watcher that bring no new incumbent."""
 
+OWN = "bounds"
+"""Who proves the problem's own bound, before any engine."""
+
 TICK = 0.5
 """Seconds without news after which a watcher hears that the search is alive."""
 
@@ -105,7 +108,7 @@ class Monitor:
         self.history: list[Progress] = []
         self.interrupted = False
         self.callback_failed = False
-        self.contradiction: InternalError | None = None
+        self.contradiction = ""
         self.missing: set[str] = set()
         self._waiting, self._waited = 0, 0.0
         self._started = time.perf_counter() if started is None else started
@@ -114,6 +117,7 @@ class Monitor:
         self._stop = False
         self._best_at = (0.0, 0)
         self._proved_by = ""
+        self._own_bound: int | None = None
         self._on_progress, self._watcher = on_progress, watcher
         self._log = ProgressLog.if_wanted()
         self._told, self._told_at = 0, 0.0
@@ -131,17 +135,14 @@ class Monitor:
     def incumbent(self, sequences: Rows, objective: int, source: str = "") -> bool:
         """Offer a schedule; False if it is not better than the best known one.
 
-        Raises
-        ------
-        InternalError
-            It is better than the proved bound; see `bound`.
+        If it is better than the proved bound, that is dropped; see `contradicted`.
         """
         with self._lock:
             if self.objective is not None and objective >= self.objective:
                 return False
-            if self.lower_bound is not None and objective < self.lower_bound:
-                raise self._contradicts(objective, self.lower_bound, sequences, source, "")
             self.objective, self.sequences = int(objective), sequences
+            if self.lower_bound is not None and objective < self.lower_bound:
+                self._refuted(self.lower_bound, self._proved_by)
             self._best_at = self.elapsed, self.iteration
             self.history.append(self.progress("incumbent", source))
         self.poll()
@@ -153,15 +154,19 @@ class Monitor:
         Raises
         ------
         InternalError
-            A better schedule exists. ``.witnesses`` holds it (``sequences``, ``objective``), the
-            ``lower_bound``, and who claims what (``found_by``, ``proved_by``).
+            A better schedule exists, or some claim was refuted before (see `contradicted`): the
+            engine ends, the run goes on without it.
         """
         with self._lock:
             if self.lower_bound is not None and value <= self.lower_bound:
                 return False
             if self.objective is not None and value > self.objective:
-                raise self._contradicts(self.objective, value, self.sequences, "", source)
+                raise InternalError(self._refuted(int(value), source))
+            if self.contradiction:  # this one may have been derived from the false one
+                raise InternalError(self.contradiction)
             self.lower_bound, self._proved_by = int(value), source
+            if source == OWN:
+                self._own_bound = self.lower_bound
             self.history.append(self.progress("bound", source))
         self.poll()
         return True
@@ -170,6 +175,21 @@ class Monitor:
         """Report steps (moves, nodes, ...: the solver's iterations) done since the last report."""
         with self._lock:
             self.iteration += int(steps)
+
+    def contradicted(self, what: str) -> None:
+        """Report that a claim of an engine was refuted, in a sentence for whoever mends it.
+
+        Of the bounds only the problem's own is left, if no schedule refutes that too, and no
+        further one is taken: whatever engines prove may rest on the false claim.
+        """
+        with self._lock:
+            self.contradiction = self.contradiction or what
+            self.lower_bound = self._own_bound
+            best = self.objective
+            if best is not None and self.lower_bound is not None and best < self.lower_bound:
+                self.lower_bound = None
+            if self.limits.time_limit is None and self.limits.iterations is None:
+                self._stop = True  # perhaps only a proof would have ended the run
 
     def restart(self, source: str = "") -> None:
         """Report that an engine starts afresh."""
@@ -323,21 +343,14 @@ class Monitor:
             self.callback_failed = True
             raise
 
-    def _contradicts(
-        self, objective: int, bound: int, sequences: Rows | None, found_by: str, proved_by: str
-    ) -> InternalError:
-        """Keep both witnesses, and stop everybody, even if the engine that raises is not heard."""
-        found = next((e.source for e in reversed(self.history) if e.event == "incumbent"), "")
-        self.contradiction = InternalError(
-            f"{proved_by or self._proved_by or 'a solver'} proved the bound {bound}, but a "
-            f"schedule of {objective} exists: please report this instance"
+    def _refuted(self, bound: int, proved_by: str) -> str:
+        """Drop what the best schedule refutes, and say so."""
+        what = (
+            f"{proved_by or 'a solver'} proved the bound {bound}, but a schedule of "
+            f"{self.objective} exists"
         )
-        self.contradiction.witnesses = {
-            "sequences": sequences,
-            "objective": int(objective),
-            "found_by": found_by or found,
-            "lower_bound": int(bound),
-            "proved_by": proved_by or self._proved_by,
-        }
-        self._stop = True
-        return self.contradiction
+        fell = self.lower_bound
+        self.contradicted(what)
+        if self.lower_bound != fell:
+            self.history.append(self.progress("bound", proved_by))
+        return what

@@ -37,6 +37,9 @@ class Result:
         Whether Ctrl-C (or a callback) ended the search.
     missing
         Kernels that were not compiled when the time was over: engines that never joined.
+    contradiction
+        A claim of an engine that the schedule refutes, in a sentence: a bug of that engine. The
+        schedule is verified all the same, and nothing that engines proved is left in this result.
     """
 
     status: str
@@ -49,6 +52,7 @@ class Result:
     reason: str = ""
     interrupted: bool = False
     missing: tuple[str, ...] = ()
+    contradiction: str = ""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

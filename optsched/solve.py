@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError, InternalError, UnsupportedProblem
 from optsched.limits import Limits, default_workers
-from optsched.monitor import Monitor
+from optsched.monitor import OWN, Monitor
 from optsched.registry import Solver, instant, solvers, support
 from optsched.registry import solver as find_solver
 from optsched.result import Result
@@ -72,7 +73,8 @@ def solve(
     Returns
     -------
     Result
-        With a schedule that the independent verifier accepts, if one was found.
+        With a schedule that the independent verifier accepts, if one was found. If it refutes what
+        an engine proved, its ``contradiction`` says so, and a warning is logged.
 
     Raises
     ------
@@ -81,7 +83,7 @@ def solve(
     UnsupportedProblem
         The solver does not take this problem; the message names those that do.
     InternalError
-        A solver has a bug: two of its claims contradict each other, or the verifier objects.
+        A solver has a bug: the verifier objects to its schedule.
     """
     started = time.perf_counter()
     engine = find_solver(solver) if isinstance(solver, str) else solver
@@ -111,7 +113,8 @@ def solve(
     except Exception as error:
         if monitor.callback_failed:  # the caller's own error: the search is not lost with it
             error.result = _finish(problem, engine, monitor, found)  # type: ignore[attr-defined]
-        raise
+        if monitor.callback_failed or not monitor.contradiction:
+            raise
     try:
         result = _finish(problem, engine, monitor, found)
     except KeyboardInterrupt:  # a moment late: what was found is not lost for that
@@ -125,12 +128,12 @@ def _run(
     engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, start: Rows | None
 ) -> Result:
     """Look for reasons why nothing is feasible, take the warm start, then search."""
-    reason = problem.infeasibility()
-    if reason:
-        return Result("infeasible", reason=reason)
     if start is not None:
         monitor.incumbent(start, problem.evaluate(problem.scheduled(start)), "warm start")
-    monitor.bound(problem.lower_bound(), "bounds")
+    reason = problem.infeasibility()
+    if reason:
+        return Result("infeasible", reason=reason, solver=OWN)
+    monitor.bound(problem.lower_bound(), OWN)
     found = Result("unknown")
     if not monitor.should_stop() or monitor.objective is None:
         found = _search(engine, problem, limits, monitor)
@@ -196,14 +199,18 @@ def _take(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> 
 
 def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> Result:
     """Turn what the monitor holds into a verified schedule and an honest status."""
-    if monitor.contradiction is not None:  # also one that an engine kept to itself
-        raise monitor.contradiction
+    if found.status == "infeasible" and monitor.sequences is not None:
+        monitor.contradicted(
+            f"{found.solver or engine.name} proved that there is no schedule ({found.reason}), but "
+            f"one of {monitor.objective} exists"
+        )
     shared = {
         "lower_bound": monitor.lower_bound,
         "history": tuple(monitor.history),
         "solver": engine.name,
         "interrupted": monitor.interrupted,
         "missing": tuple(sorted(monitor.missing)),
+        "contradiction": monitor.contradiction,
     }
     if monitor.sequences is None:
         status = "infeasible" if found.status == "infeasible" else "unknown"
@@ -212,11 +219,6 @@ def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -
         return Result(status, reason=found.reason, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
     from optsched.verify import verify
 
-    if found.status == "infeasible":
-        raise InternalError(
-            f"{engine.name} proved the problem infeasible, but a schedule of {monitor.objective} "
-            "exists: please report this instance"
-        )
     schedule = _scheduled(problem, engine, monitor.sequences)
     status = "optimal" if monitor.proved else "feasible"
     value = problem.evaluate(schedule)
@@ -232,6 +234,11 @@ def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -
         raise InternalError(
             f"{engine.name} returned a wrong schedule of objective {monitor.objective}: {what}"
         )
+    if monitor.contradiction:
+        logging.getLogger("optsched").warning(
+            "%s: the schedule is right, what engines proved is left out; please report this "
+            "instance (sha-256 %s)", monitor.contradiction, problem.sha256,
+        )  # fmt: skip
     return Result(status, schedule, value, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
 
 

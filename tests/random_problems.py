@@ -160,6 +160,21 @@ def _capped(rng: Random, fields: dict[str, Any], k: int, v: int, table: Any, spl
     fields["memory"] = [rng.choice([0, 4, 5, 6, most]) for _ in range(devices)]
 
 
+def random_choice(rng: Random, jobs: int = 2, micro_batches: int = 1) -> JobArray:
+    """Jobs on two devices with room for little; some fit only one way."""
+
+    def table(low: int, high: int) -> list[list[int]]:
+        return [[rng.randint(low, high) for _ in range(2)] for _ in range(jobs)]
+
+    kept = table(2, 6)
+    return JobArray(
+        table(1, 9), table(1, 9), recompute=table(1, 5), activation=kept, checkpoint=table(1, 3),
+        recompute_workspace=rng.choice([0, 0, 3]), micro_batches=micro_batches,
+        memory=[rng.randint(5, 9)] * 2, recompute_as_block=rng.random() < 0.3,
+        update=rng.choice([0, 2]), recompute_mode="choose",
+    )  # fmt: skip
+
+
 def random_shop(rng: Random, jobs: int = 4, machines: int = 3) -> JobShop:
     """A job shop, classic or re-entrant, with zero durations, releases and deadlines at times."""
     n, m = rng.randint(1, jobs), rng.randint(1, machines)

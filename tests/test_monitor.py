@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import random
 import threading
@@ -88,41 +87,32 @@ def test_steps_and_the_last_improvement() -> None:
 
 
 @pytest.mark.parametrize("bound_first", [True, False])
-def test_a_contradiction_keeps_both_witnesses(bound_first: bool) -> None:
-    """Objective with orders, bound, and who says so; the state before it stays."""
+def test_a_contradiction_costs_the_bounds(bound_first: bool) -> None:
+    """The schedule stays, with the problem's own bound; no engine's claim is taken any more."""
     monitor = Monitor(Limits(60))
-    with pytest.raises(InternalError, match=r"prover proved the bound 11, but .* of 10") as caught:
-        if bound_first:
+    monitor.bound(3, "bounds")
+    monitor.bound(5, "other prover")
+    if bound_first:
+        monitor.bound(11, "prover")
+        assert monitor.incumbent(ORDERS, 10, "finder")
+    else:
+        monitor.incumbent(ORDERS, 10, "finder")
+        with pytest.raises(InternalError, match="prover proved the bound 11"):
             monitor.bound(11, "prover")
-            monitor.incumbent(ORDERS, 10, "finder")
-        else:
-            monitor.incumbent(ORDERS, 10, "finder")
-            monitor.bound(11, "prover")
-    assert caught.value.witnesses == {
-        "sequences": ORDERS, "objective": 10, "found_by": "finder",
-        "lower_bound": 11, "proved_by": "prover",
-    }  # fmt: skip
-    assert (monitor.objective is None) == bound_first and len(monitor.history) == 1
-    assert monitor.should_stop() and monitor.contradiction is caught.value
+    assert monitor.contradiction == "prover proved the bound 11, but a schedule of 10 exists"
+    assert monitor.best == (10, ORDERS) and monitor.lower_bound == 3
+    assert monitor.history[-1].objective == 10 and monitor.history[-1].lower_bound == 3
+    with pytest.raises(InternalError):
+        monitor.bound(4, "third prover")
+    assert monitor.incumbent(ORDERS, 9) and not monitor.should_stop()
 
 
-def test_a_contradiction_is_not_lost_with_its_engine() -> None:
-    """An engine that swallows the error in a thread of its own cannot hide it."""
-
-    class Swallows:
-        name = "swallows"
-        options: dict[str, str] = {}  # noqa: RUF012
-
-        def supports(self, problem: Any) -> bool:
-            return True
-
-        def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Any:
-            monitor.incumbent(ORDERS, 7, self.name)
-            with contextlib.suppress(InternalError):
-                monitor.bound(8, self.name)
-
-    with pytest.raises(InternalError, match="swallows proved the bound 8, but a schedule of 7"):
-        optsched.solve(TOY, Swallows(), time_limit=60)
+def test_not_even_the_own_bound_is_kept_against_a_schedule() -> None:
+    """Then there is none; and a run that only a proof would end, ends."""
+    monitor = Monitor(Limits(target=0))
+    monitor.bound(11, "bounds")
+    monitor.incumbent(ORDERS, 10)
+    assert monitor.lower_bound is None and monitor.should_stop()
 
 
 def test_many_threads_at_once() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from random_problems import random_choice
 
 import optsched
 from optsched import JobArray, Rows, UnsupportedProblem, verify
@@ -24,21 +25,6 @@ from optsched_solvers.dispatch import Dispatch
 if TYPE_CHECKING:
     from optsched.problem import Problem
     from optsched.result import Result
-
-
-def random_choice(rng: Random, jobs: int = 2, micro_batches: int = 1) -> JobArray:
-    """Jobs on two devices with room for little; some fit only one way."""
-
-    def table(low: int, high: int) -> list[list[int]]:
-        return [[rng.randint(low, high) for _ in range(2)] for _ in range(jobs)]
-
-    kept = table(2, 6)
-    return JobArray(
-        table(1, 9), table(1, 9), recompute=table(1, 5), activation=kept, checkpoint=table(1, 3),
-        recompute_workspace=rng.choice([0, 0, 3]), micro_batches=micro_batches,
-        memory=[rng.randint(5, 9)] * 2, recompute_as_block=rng.random() < 0.3,
-        update=rng.choice([0, 2]), recompute_mode="choose",
-    )  # fmt: skip
 
 
 def optimum_of_choices(array: JobArray) -> int | None:
@@ -251,3 +237,19 @@ def test_extremes_are_searched() -> None:
             known = any(p.sha256 == alone.sha256 for p in searched if isinstance(p, JobArray))
             bound = tradeoff(array, must, never).bound(way)
             assert known or max(bound, alone.lower_bound()) >= monitor.objective, (seed, way)
+
+
+def test_a_refuted_bound_of_one_choice_costs_no_schedule() -> None:
+    """What the engine finds for a choice comes through, and that it contradicted itself."""
+
+    class Liar(Dispatch):
+        def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+            super().solve(problem, limits, monitor)
+            if monitor.objective is not None:
+                monitor.bound(monitor.objective + 1, "liar")
+            return optsched.Result("unknown")
+
+    array, limits = random_choice(Random(1), jobs=6, micro_batches=2), Limits(iterations=20)
+    monitor = Monitor(limits)
+    recompute_choice.solve(Liar(), Dispatch(), array, limits, monitor)
+    assert monitor.objective is not None and "liar proved the bound" in monitor.contradiction

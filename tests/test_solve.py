@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from random_problems import random_graph
 
 import optsched
 from optsched import JobArray, JobShop, Limits, Monitor, Progress, Result, Rows, Schedule
@@ -17,6 +18,7 @@ from optsched.graph import scheduled
 from optsched.registry import Support, support
 from optsched.registry import solver as find_solver
 from optsched.testing import best_makespan
+from optsched.testing.check_common import against_optimum
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,6 +109,20 @@ def test_the_largest_limits_can_be_written_down(tmp_path: Path) -> None:
     assert Schedule.read(tmp_path / "plan.json").provenance["iterations"] == 2**53
     with pytest.raises(InputError, match="iterations: expected an integer in"):
         optsched.solve(shop, "dispatch", iterations=2**53 + 1)
+
+
+def test_a_limit_of_one_iteration_leaves_nothing_small_unanswered() -> None:
+    """Gangs, bytes that nobody frees, deadlines: what no rule and no walk can begin with."""
+    unlike = 0
+    for seed in range(120):
+        graph = random_graph(Random(seed), 5)
+        if find_solver("tabu").supports(graph):
+            continue
+        unlike += 1
+        result = optsched.solve(graph, "auto", iterations=1, workers=1)
+        possible = best_makespan(graph) is not None
+        assert (result.schedule is not None) == possible, (seed, result.status)
+    assert unlike > 20
 
 
 def test_limits_by_numpy() -> None:
@@ -331,9 +347,9 @@ def lie(kind: str) -> Any:
             monitor.incumbent(sequences, value + 1)
         elif kind == "bound":
             monitor.incumbent(sequences, value)
-            monitor.bound(value + 1)
+            monitor.bound(value + 1, "theirs")
         elif kind == "bound first":
-            monitor.bound(value + 1)
+            monitor.bound(value + 1, "theirs")
             monitor.incumbent(sequences, value)
         elif kind == "cycle":
             monitor.incumbent(Rows.of([[3, 0], [1, 2]]), value)
@@ -351,14 +367,44 @@ def lie(kind: str) -> Any:
     return Engine(work)
 
 
-@pytest.mark.parametrize(
-    "kind",
-    ["too good", "too bad", "bound", "bound first", "cycle", "foreign", "incomplete", "infeasible"],
-)
-def test_a_liar_is_caught(kind: str) -> None:
-    """Wrong values, false bounds, impossible orders, refuted proofs: `InternalError`, by name."""
-    with pytest.raises(InternalError):
+@pytest.mark.parametrize("kind", ["too good", "too bad", "cycle", "foreign", "incomplete"])
+def test_wrong_schedules_are_refused(kind: str) -> None:
+    """Wrong values and impossible orders: `InternalError`, by name."""
+    with pytest.raises(InternalError, match="theirs returned"):
         optsched.solve(TOY, lie(kind), time_limit=1)
+
+
+@pytest.mark.parametrize("kind", ["bound", "bound first", "infeasible"])
+def test_a_refuted_claim_does_not_cost_the_schedule(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It comes back verified and without proof; what contradicts it is said."""
+    result = optsched.solve(TOY, lie(kind), time_limit=1)
+    assert result.status == "feasible" and result.objective == in_order(TOY)[1]
+    assert result.schedule is not None and not optsched.verify(result.schedule)
+    assert result.lower_bound == TOY.lower_bound() < result.objective
+    said = {
+        "bound": f"theirs proved the bound {result.objective + 1}, but",
+        "infeasible": "theirs proved that there is no schedule (so I say), but",
+    }[kind.split()[0]]
+    assert said in result.contradiction and f" {result.objective} exists" in result.contradiction
+    assert [result.contradiction in line for line in caplog.messages] == [True]
+    assert "please report" in caplog.text and TOY.sha256 in caplog.text
+    with pytest.raises(AssertionError, match="theirs proved"):
+        against_optimum(TOY, result)
+
+
+def test_a_warm_start_refutes_what_is_said_of_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the problem's own bound, and its own proof that nothing is feasible."""
+    start = optsched.solve(TOY, "dispatch").schedule
+    monkeypatch.setattr(JobShop, "lower_bound", lambda self: 10**6)
+    for solver in ("auto", "cpsat"):
+        result = optsched.solve(TOY, solver, warm_start=start, time_limit=0.2)
+        assert result.status == "feasible" and result.lower_bound is None
+        assert "bounds proved the bound 1000000" in result.contradiction
+    monkeypatch.setattr(JobShop, "infeasibility", lambda self: "too long")
+    result = optsched.solve(TOY, "dispatch", warm_start=start)
+    assert result.status == "feasible" and "no schedule (too long)" in result.contradiction
 
 
 def test_a_status_is_not_believed() -> None:

@@ -38,6 +38,8 @@ def _solve(task: dict[str, Any]) -> dict[str, Any]:
         problem, task["solver"], time_limit=task["time_limit"], workers=task["workers"],
         iterations=task["iterations"], seed=task["seed"], options=task["options"],
     )  # fmt: skip
+    if result.contradiction:
+        raise optsched.InternalError(result.contradiction)
     found = result.schedule
     if found is None or found.sequences is None or found.start is None:
         orders, starts = None, None

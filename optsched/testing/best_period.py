@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,11 @@ _FAR = -(10**15)  # no path
 _CYCLE = 10**6  # more than a path has arcs
 
 
-def best_period(graph: Schedule) -> int | None:
+class TooLarge(Exception):
+    """Brute force would take longer than it may."""
+
+
+def best_period(graph: Schedule, effort: float = math.inf) -> int | None:
     """The least period of a cycle over all orders and offsets, or None if none is feasible.
 
     For operations i, k of one resource some integer K has ``start_k + K T >= end_i + setup`` and
@@ -31,22 +36,29 @@ def best_period(graph: Schedule) -> int | None:
         Periodic, without orders, such as `JobArray.graph` of a rolling array. Its own period, and
         its offsets, do not count. Setups must be triangular and depend on families alone; jobs
         must not wait for each other.
+    effort
+        Partial orders that may be looked at for one period.
+
+    Raises
+    ------
+    TooLarge
+        They are not enough.
     """
     most = int(graph.duration.sum() + graph.setup_in.sum() + graph.setup_out.sum())
     most = max(1, most + int(graph.arcs.lag.clip(0).sum()))
-    if not _possible(graph, most):
+    if not _possible(graph, most, effort):
         return None
     low, high = 1, most
     while low < high:
         middle = (low + high) // 2
-        if _possible(graph, middle):
+        if _possible(graph, middle, effort):
             high = middle
         else:
             low = middle + 1
     return low
 
 
-def _possible(graph: Schedule, period: int) -> bool:
+def _possible(graph: Schedule, period: int, effort: float) -> bool:
     """Whether some order and offsets repeat with this period."""
     if (graph.duration[np.diff(graph.op_resources.indptr) > 0] > period).any():
         return False
@@ -70,13 +82,19 @@ def _possible(graph: Schedule, period: int) -> bool:
         for r in range(graph.n_resources)
         for i, k in combinations(graph.users[r].tolist(), 2)
     ]
-    return next(_all_orders(graph, period, far, pairs, {}), False)
+    for number, fits in enumerate(_all_orders(graph, period, far, pairs, {})):
+        if fits:
+            return True
+        if number >= effort:
+            raise TooLarge
+    return False
 
 
 def _all_orders(
     graph: Schedule, period: int, far: Any, pairs: list[tuple[int, int]], turn: dict[Any, int]
 ) -> Iterator[bool]:
-    """True for every way to order the pairs that fits the memory."""
+    """True for every way to order the pairs that fits the memory, False for every part of one."""
+    yield False
     if not pairs:
         if _memory_fits(graph, turn):
             yield True
@@ -147,4 +165,4 @@ def _memory_fits(graph: Schedule, turn: dict[Any, int]) -> bool:
     return True
 
 
-__all__ = ["best_period"]
+__all__ = ["TooLarge", "best_period"]

@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, permutations, product
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from optsched.schedule import NO_DEADLINE, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TOGETHER = 4096  # combinations of orders that are timed at once
 
 
 def best_makespan(graph: Schedule) -> int | None:
     """Optimal makespan over all machine orders, or None if no order is feasible."""
-    n = graph.n_operations
-    duration, release = graph.duration.tolist(), graph.release.tolist()
-    deadline = graph.deadline.tolist()
-    arcs = [
-        (int(i), int(j), duration[i] + int(lag)) for i, j, lag, _ in zip(*graph.arcs, strict=True)
-    ]
-    users = graph.users.to_lists()
+    choices = machine_orders(graph)
+    every = product(*(range(len(rows)) for rows in choices))
     best: int | None = None
-    choices = [
-        [row for row in permutations(on) if _memory_fits(graph, r, row)]
-        for r, on in enumerate(users)
-    ]
-    for rows in product(*choices):
-        edges = list(arcs)
-        for row in rows:
-            for i, j in pairwise(row):
-                same = graph.family[i] == graph.family[j]
-                setup = 0 if same else int(graph.setup_out[i] + graph.setup_in[j])
-                edges.append((i, j, duration[i] + setup))
-        start = _longest(n, release, edges)
-        if start is None:
-            continue
-        ends = [s + p for s, p in zip(start, duration, strict=True)]
-        if any(d != NO_DEADLINE and e > d for e, d in zip(ends, deadline, strict=True)):
-            continue
-        value = max(ends, default=0)
-        best = value if best is None else min(best, value)
+    while picked := [pick for _, pick in zip(range(_TOGETHER), every, strict=False)]:
+        at = np.array(picked, np.int64).reshape(len(picked), len(choices))
+        rows = [np.array(on, np.int64)[at[:, r]] for r, on in enumerate(choices)]
+        value = _best_of(graph, rows, len(picked))
+        if value is not None:
+            best = value if best is None else min(best, value)
     return best
+
+
+def machine_orders(graph: Schedule) -> list[list[tuple[int, ...]]]:
+    """Of every resource the orders of its operations that fit its memory and the arcs."""
+    n = graph.n_operations
+    before = np.eye(n, dtype=bool)
+    before[graph.arcs.tail, graph.arcs.head] = True
+    for i in range(n):
+        before |= before[:, i, None] & before[None, i, :]
+    return [
+        [row for row in _orders(on, before) if _memory_fits(graph, r, row)]
+        for r, on in enumerate(graph.users.to_lists())
+    ]
+
+
+def _orders(left: list[int], before: Any) -> Iterator[tuple[int, ...]]:
+    if not left:
+        yield ()
+    for i in left:
+        if not any(before[k, i] for k in left if k != i):
+            for rest in _orders([k for k in left if k != i], before):
+                yield (i, *rest)
 
 
 def _memory_fits(graph: Schedule, r: int, row: tuple[int, ...]) -> bool:
@@ -50,19 +62,37 @@ def _memory_fits(graph: Schedule, r: int, row: tuple[int, ...]) -> bool:
     return True
 
 
-def _longest(n: int, release: list[int], edges: list[tuple[int, int, int]]) -> list[int] | None:
-    """Earliest starts by repeated relaxation; None if the orders form a cycle."""
-    waiting = [0] * n
-    for _, j, _ in edges:
-        waiting[j] += 1
-    start, ready, done = list(release), [i for i in range(n) if not waiting[i]], 0
-    while ready:
-        i = ready.pop()
-        done += 1
-        for a, j, weight in edges:
-            if a == i:
-                start[j] = max(start[j], start[i] + weight)
-                waiting[j] -= 1
-                if not waiting[j]:
-                    ready.append(j)
-    return start if done == n else None
+def _best_of(graph: Schedule, rows: list[Any], many: int) -> int | None:
+    """The least makespan of many combinations of orders, by repeated relaxation of all at once.
+
+    Every edge counts 1 besides its time, so that orders in a circle rise for ever.
+    """
+    n, every = graph.n_operations, np.arange(many)
+    unit = n + 1
+    start = np.tile(graph.release * unit, (many, 1))
+    arcs = [
+        (int(i), int(j), int(graph.duration[i] + lag) * unit + 1)
+        for i, j, lag, _ in zip(*graph.arcs, strict=True)
+    ]
+    setup = graph.setup_out[:, None] + graph.setup_in[None, :]
+    setup = np.where(graph.family[:, None] == graph.family[None, :], 0, setup)
+    weight = (graph.duration[:, None] + setup) * unit + 1
+    rising = np.zeros(many, bool)
+    for _ in range(n + 1):
+        last = start.copy()
+        for i, j, least in arcs:
+            np.maximum(start[:, j], start[:, i] + least, out=start[:, j])
+        for row in rows:
+            for p in range(row.shape[1] - 1):
+                i, j = row[:, p], row[:, p + 1]
+                start[every, j] = np.maximum(start[every, j], start[every, i] + weight[i, j])
+        rising = (start != last).any(axis=1)
+        if not rising.any():
+            break
+    end = start // unit + graph.duration
+    late = end > np.where(graph.deadline == NO_DEADLINE, np.iinfo(np.int64).max, graph.deadline)
+    feasible = ~rising & ~late.any(axis=1)
+    return int(end[feasible].max(axis=1, initial=0).min()) if feasible.any() else None
+
+
+__all__ = ["best_makespan", "machine_orders"]

@@ -25,6 +25,7 @@ STEPS = 500
 def judge(problem: Any, result: Result, best: int | None) -> None:
     """Allowed, verified, worth what it says, bounded from below by no more than the optimum."""
     name = problem.name
+    assert not result.contradiction, f"{name}: {result.contradiction}"
     if result.schedule is None:
         assert result.objective is None, f"{name}: an objective without a schedule"
         assert result.status in ("infeasible", "unknown"), f"{name}: {result.status}, no schedule"
@@ -96,6 +97,7 @@ def check_status(
         limits = Limits(time_limit=min(time_limit, SHORT))
         monitor = Monitor(limits)
         returned = engine.solve(problem, limits, monitor)
+        assert not monitor.contradiction, f"{problem.name}: {monitor.contradiction}"
         best = optimum(problem)
         if returned is not None and returned.status == "infeasible":
             assert best is None, f"{problem.name}: called infeasible, it is not"

@@ -83,6 +83,7 @@ def supported(engine: Solver, problems: Iterable[Any]) -> list[Any]:
 def consistent(problem: Any, result: Result) -> None:
     """Verified, no worse than its orders, worth what it says, honest about what is proved."""
     name = problem.name
+    assert not result.contradiction, f"{name}: {result.contradiction}"
     if result.schedule is None:
         assert result.objective is None, f"{name}: an objective without a schedule"
         assert result.status in ("infeasible", "unknown"), f"{name}: {result.status}, no schedule"
@@ -104,8 +105,12 @@ def consistent(problem: Any, result: Result) -> None:
 
 def against_optimum(problem: Any, result: Result) -> None:
     """Bound <= optimum <= objective; nothing for what nobody can solve."""
+    against(problem, result, optimum(problem))
+
+
+def against(problem: Any, result: Result, best: int | None) -> None:
+    """The same, if the optimum is known; None: there is no schedule."""
     consistent(problem, result)
-    best = optimum(problem)
     if best is None:
         assert result.schedule is None, f"{problem.name}: solved the unsolvable"
         return

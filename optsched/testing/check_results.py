@@ -163,6 +163,7 @@ def check_status(engine: Solver, problems: Sequence[Any], time_limit: float) -> 
             monitor.incumbent(orders, problem.evaluate(returned.schedule))
         if returned.lower_bound is not None:
             monitor.bound(returned.lower_bound)
+        assert not monitor.contradiction, f"{problem.name}: {monitor.contradiction}"
         known = f"objective {monitor.objective}, lower bound {monitor.lower_bound}"
         lies = {
             "optimal": not monitor.proved,

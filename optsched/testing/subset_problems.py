@@ -148,21 +148,20 @@ def subsets_of(gpus: tuple[int, ...]) -> list[tuple[int, ...]]:
 @cache
 def subset_problems(n: int, seed: int = 0, most: int = 9) -> tuple[SubsetChoice, ...]:
     """Random choices from clusters of at most so many GPUs, each with its oracle in the model."""
-    found = []
-    for number in range(seed, seed + n):
-        rng = random.Random(number)
-        model = Tables(rng, sizes_of(rng, rng.randint(2, most)))
-        state = state_of(rng, model.cluster)
-        k = rng.randint(1, len(state.free))
-        rule, policy = contention_of(rng), policy_of(rng, model.cluster)
-        if rng.random() < 0.5:
-            rule, policy = Contention(), Policy()
-        found.append(
-            SubsetChoice(
-                state, model, k, policy=policy, contention=rule, name=f"subset choice {number}"
-            )
-        )
-    return tuple(found)
+    return tuple(
+        random_subset(random.Random(k), most, f"subset choice {k}") for k in range(seed, seed + n)
+    )
+
+
+def random_subset(rng: random.Random, most: int = 9, name: str = "") -> SubsetChoice:
+    """A choice from a cluster of at most so many GPUs."""
+    model = Tables(rng, sizes_of(rng, rng.randint(2, most)))
+    state = state_of(rng, model.cluster)
+    k = rng.randint(1, len(state.free))
+    rule, policy = contention_of(rng), policy_of(rng, model.cluster)
+    if rng.random() < 0.5:
+        rule, policy = Contention(), Policy()
+    return SubsetChoice(state, model, k, policy=policy, contention=rule, name=name)
 
 
 def allowed(problem: SubsetChoice) -> bool:

@@ -35,6 +35,9 @@ STALLED_SECONDS = (1.0, 3.0)
 """The least and the most that CP-SAT waits (loading it takes half a second); the most is what it
 waits where there is no time limit."""
 
+FIRST_EFFORT = 20_000
+"""Iterations x operations that proof search has at least where nobody else finds a schedule."""
+
 MODELLED_UP_TO = 1500
 """Operations; above, a CP-SAT model for bounds takes long to make and moves nothing."""
 
@@ -127,15 +130,20 @@ class Auto:
     ) -> Result:
         """One engine after the other: the same schedule whatever the clock does.
 
-        With a time limit besides the first gets half of the time.
+        With a time limit besides the first gets half of the time. While there is no schedule the
+        second has enough iterations to find one in what is small: others may not know how.
         """
         given = replace(limits, options={})
         half = monitor.remaining / 2
         first = Lap(monitor, lambda: monitor.remaining < half) if prove else monitor
         result = search.solve(problem, given, first)
-        if prove and not monitor.should_stop():
-            result = self.proof.solve(problem, given, monitor)
-        return result
+        empty = monitor.objective is None
+        if result.status == "infeasible" or monitor.should_stop() or not (prove or empty):
+            return result
+        if empty:
+            least = FIRST_EFFORT // problem.graph().n_operations
+            given = replace(given, iterations=max(least, limits.iterations or 0))
+        return self.proof.solve(problem, given, monitor)
 
     def _race(
         self, search: Solver, problem: Problem, limits: Limits, monitor: Monitor, prove: bool

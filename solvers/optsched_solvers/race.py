@@ -75,7 +75,10 @@ class Race:
         return self.running
 
     def finish(self) -> Result:
-        """Stop all engines and wait for them; raises what one of them raised."""
+        """Stop all engines and wait for them; raises what one of them raised.
+
+        An engine whose claims were refuted only drops out: the others go on.
+        """
         self._over.set()
         for thread in self._threads:
             thread.join()
@@ -89,7 +92,9 @@ class Race:
                 found = engine(Lap(self.monitor, self._over.is_set))
             if found is not None and found.status == "infeasible":
                 self.infeasible = found
-                self._over.set()
+                if self.monitor.objective is None:
+                    self._over.set()
         except BaseException as error:
-            self._failure = self._failure or error
-            self._over.set()
+            if not self.monitor.contradiction:
+                self._failure = self._failure or error
+                self._over.set()

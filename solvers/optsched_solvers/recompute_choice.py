@@ -7,13 +7,15 @@ of packing. Neighbours of the best candidate follow. All get a quick answer, the
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.monitor import Monitor
+from optsched.errors import InternalError
+from optsched.monitor import OWN, Monitor
 from optsched.problems.jobarray import JobArray
 from optsched.problems.jobarray_choice import choosing, settled, with_choice
 from optsched.problems.jobarray_tradeoff import tradeoff
@@ -232,13 +234,16 @@ class _Search:
             self.limits, iterations=iterations, options={}, stop=None, time_limit=seconds
         )
         lap = _Chosen(self.monitor, choice, given)
-        lap.bound(array.lower_bound(), "bounds")
+        lap.bound(array.lower_bound(), OWN)
         if engine is self.engine and choice in self.answers:
             value, answer = self.answers[choice]
             lap.incumbent(answer, value, "recompute_choice")
         if not lap.should_stop() or lap.objective is None:
-            engine.solve(array, given, lap)
+            with suppress(InternalError):  # of a refuted bound: the answer is none the worse
+                engine.solve(array, given, lap)
         lap.tell()
+        if lap.contradiction:
+            self.monitor.contradicted(lap.contradiction)
         self.monitor.advance(lap.iteration)
         if lap.lower_bound is not None:
             self.bounds[choice] = max(lap.lower_bound, self.bounds[choice])

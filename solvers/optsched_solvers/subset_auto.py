@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from optsched.problems.subset import SubsetChoice
 from optsched.registry import Support
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 ENGINES: tuple[Solver, ...] = (Counts(), Pods(), BranchAndBound(), Hybrid())
 """In the order in which they are preferred: exact ones first."""
+
+FIRST: Final = 1000
+"""Iterations that an engine has at least where there is no choice yet: milliseconds."""
 
 
 def supports(problem: Problem) -> Support:
@@ -48,7 +52,10 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
             continue
         if isinstance(engine, Hybrid):
             bound_by_patterns(problem, monitor)
-        found = engine.solve(problem, limits, monitor)
+        given = limits
+        if limits.iterations is not None and monitor.objective is None:
+            given = replace(limits, iterations=max(limits.iterations, FIRST))
+        found = engine.solve(problem, given, monitor)
         if found.status == "infeasible" or found.reason or monitor.should_stop():
             return found
         if problem.tolerance and isinstance(engine, Counts) and monitor.objective is not None:

@@ -133,3 +133,33 @@ def test_auto_without_proofs_beyond_a_number_of_jobs() -> None:
     assert result.lower_bound == shop.lower_bound()
     with pytest.raises(optsched.InputError, match=r"options\.exact_up_to: expected"):
         optsched.solve(shop, time_limit=1, options={"exact_up_to": -1})
+
+
+@pytest.mark.parametrize("claim", ["bound", "infeasible"])
+def test_who_is_refuted_drops_out(claim: str) -> None:
+    """The others go on, and what they find is not lost."""
+    monitor = _monitor()
+    monitor.incumbent(ROWS, 7, "search")
+    race = Race(monitor)
+    refuted = threading.Event()
+
+    def liar(lap: Monitor) -> Result:
+        try:
+            if claim == "bound":
+                lap.bound(8, "liar")
+            return Result("infeasible", reason="so it says")
+        finally:
+            refuted.set()
+
+    def search(lap: Monitor) -> None:
+        refuted.wait()
+        time.sleep(0.05)
+        assert not lap.should_stop()
+        lap.incumbent(ROWS, 6, "search")
+
+    race.enter(liar)
+    race.enter(search)
+    while race.wait(0.01):
+        pass
+    assert race.finish().status == ("unknown" if claim == "bound" else "infeasible")
+    assert monitor.objective == 6 and bool(monitor.contradiction) == (claim == "bound")

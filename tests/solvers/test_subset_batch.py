@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from random_subsets import Tables, contention_of, policy_of, sizes_of, state_of
+from random_subsets import Tables, best_batch, random_batch
 
 import optsched
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.problems.subset import RATIO, Request, SubsetChoice
-from optsched.testing.best_subset import all_subsets, share
+from optsched.problems.subset import Request, SubsetChoice
+from optsched.testing.best_subset import all_subsets
 from optsched_solvers import subset_batch, subset_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 class Batch:
@@ -39,98 +34,6 @@ def compiled():  # type: ignore[no-untyped-def]
     import optsched_solvers.subset_batch_search  # noqa: F401
 
 
-def problem_of(seed: int, most: int = 9) -> SubsetChoice | None:
-    """Two or three requests of at most eight free GPUs, tenants, rules; None if too few."""
-    rng = random.Random(seed)
-    gaps = rng.choice([0, 0, 0.15])
-    model = Tables(rng, sizes_of(rng, rng.randint(4, most)), gaps=gaps)
-    state = state_of(rng, model.cluster)
-    jobs = tuple(Job(job.name, job.gpus, rng.randint(0, 200) * 1_000_000) for job in state.jobs)
-    state = ClusterState(state.cluster, state.free, jobs, state.down)
-    free, many = len(state.free), rng.choice([2, 2, 3])
-    if not many <= free <= 8:
-        return None
-    sizes = [1] * many
-    for _ in range(rng.randint(0, free - many)):
-        sizes[rng.randrange(many)] += 1
-    rules = [policy_of(rng, model.cluster) if rng.random() < 0.4 else Policy() for _ in sizes]
-    requests = [
-        Request(f"r{i}", k, policy) for i, (k, policy) in enumerate(zip(sizes, rules, strict=True))
-    ]
-    return SubsetChoice(
-        state, model, requests=requests, contention=contention_of(rng),
-        objective=rng.choice(["sum", "max_min"]),
-    )  # fmt: skip
-
-
-def tuples(free: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All disjoint subsets of these sizes."""
-    if not sizes:
-        yield ()
-        return
-    for chosen in combinations(free, sizes[0]):
-        rest = [gpu for gpu in free if gpu not in chosen]
-        for more in tuples(rest, sizes[1:]):
-            yield (chosen, *more)
-
-
-def brute_force(problem: SubsetChoice) -> int | None:
-    """The best objective of all disjoint tuples, by the oracle's own evaluation."""
-    known: dict[tuple[int, ...], int | None] = {}
-    state, model = problem.state, problem.model
-
-    def bandwidth(gpus: tuple[int, ...]) -> int | None:
-        if gpus not in known:
-            known[gpus] = model.known(gpus)  # type: ignore[attr-defined]
-        return known[gpus]
-
-    alone = [
-        max(
-            (
-                value
-                for value, _ in all_subsets(
-                    state, bandwidth, problem.demands, request.gpus, problem.contention,
-                    request.policy,
-                )
-            ),
-            default=0,
-        )
-        for request in problem.requests
-    ]  # fmt: skip
-    host_of = problem.cluster.host_of.tolist()
-    best = None
-    for chosen in tuples(state.free, [request.gpus for request in problem.requests]):
-        counts = [
-            {host_of[g]: [host_of[x] for x in s].count(host_of[g]) for g in s} for s in chosen
-        ]
-        if any(
-            request.policy.broken_by(problem.cluster, count)
-            for request, count in zip(problem.requests, counts, strict=True)
-        ):
-            continue
-        wanted = [bandwidth(gpus) for gpus in chosen]
-        if None in wanted:
-            continue
-        values = []
-        for r, gpus in enumerate(chosen):
-            others = [o for o in range(len(chosen)) if o != r]
-            jobs = (*state.jobs, *(Job(f"other {o}", chosen[o]) for o in others))
-            around = state._changed(state.free, jobs)
-            demands = (*problem.demands, *(wanted[o] for o in others))
-            values.append(share(around, bandwidth, demands, gpus, problem.contention))  # type: ignore[arg-type]
-        if None in values:
-            continue
-        if problem.objective == "sum":
-            worth = sum(values)  # type: ignore[arg-type]
-        else:
-            worth = min(
-                value * RATIO // most if most else RATIO  # type: ignore[operator]
-                for value, most in zip(values, alone, strict=True)
-            )
-        best = worth if best is None else max(best, worth)
-    return best
-
-
 @pytest.mark.parametrize("step", [3, 20_000])
 def test_optimum_and_status(step, monkeypatch):  # type: ignore[no-untyped-def]
     """Optimal with the best value of all disjoint tuples, or infeasible; true bounds on the way."""
@@ -138,10 +41,10 @@ def test_optimum_and_status(step, monkeypatch):  # type: ignore[no-untyped-def]
     monkeypatch.setattr(subset_batch, "NODES", step)
     seen = improved = 0
     for seed in range(130):
-        problem = problem_of(seed if step == 3 else 500 + seed)
+        problem = random_batch(random.Random(seed if step == 3 else 500 + seed))
         if problem is None:
             continue
-        result, best = optsched.solve(problem, Batch()), brute_force(problem)
+        result, best = optsched.solve(problem, Batch()), best_batch(problem)
         if best is None:
             assert (result.status, result.objective) == ("infeasible", None) and result.reason, seed
             continue
@@ -190,7 +93,7 @@ def test_three_requests_on_four_by_eight():  # type: ignore[no-untyped-def]
 def test_one_after_the_other_is_what_it_says():  # type: ignore[no-untyped-def]
     """Each is the best for itself beside the earlier ones as tenants, on what they left."""
     for seed in range(30):
-        problem = problem_of(seed)
+        problem = random_batch(random.Random(seed))
         found = None if problem is None else subset_batch.one_after_the_other(problem)
         if problem is None or found is None:
             continue
@@ -225,13 +128,13 @@ def test_lost_combinations_leave_a_true_bound(states, effort):  # type: ignore[n
     """Where the kernel gives up on a matrix, its bound stays: nothing false is claimed."""
     lost = 0
     for seed in range(60):
-        problem = problem_of(seed)
+        problem = random_batch(random.Random(seed))
         if problem is None or not subset_tree.supports(problem):
             continue
         search = subset_batch.BatchSearch(problem)
         search._rule[search._kernel.STATES] = states
         search._rule[search._kernel.EFFORT] = effort
-        best = brute_force(problem)
+        best = best_batch(problem)
         while not search.finished:
             search.run(10)
             if best is not None:
@@ -261,7 +164,7 @@ def test_hosts_that_are_alike_change_nothing():  # type: ignore[no-untyped-def]
         requests = [Request(f"r{i}", k) for i, k in enumerate(sizes)]
         problem = SubsetChoice(state, model, requests=requests)
         result = optsched.solve(problem, Batch())
-        assert (result.status, -result.objective) == ("optimal", brute_force(problem)), seed
+        assert (result.status, -result.objective) == ("optimal", best_batch(problem)), seed
 
 
 def test_refusals(monkeypatch):  # type: ignore[no-untyped-def]
