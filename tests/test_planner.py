@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
@@ -61,7 +61,6 @@ def orbits_by_hand(links: list[list[str]]) -> set[frozenset[int]]:
     }
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.sampled_from(["SYS", "NV1"]), min_size=10, max_size=10))
 def test_orbits_are_those_of_all_symmetries(words: list[str]) -> None:
     """Against all 120 permutations of five GPUs."""

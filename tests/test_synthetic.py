@@ -6,7 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
@@ -66,7 +66,6 @@ def test_seeds() -> None:
     assert synthetic.network(a, 3) == synthetic.network(b, 3) != synthetic.network(a, 4)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from(SMALL), min_size=1, max_size=4),
     st.integers(1, 5),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from channel_model import Hang, Model, Shape, random_shape, segment_of
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,7 +168,6 @@ def small(ties: bool = False) -> Segment:
     return segment
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_a_sender_takes_the_longest_ready_prefix(draw: random.Random) -> None:
     """Whatever the order in which messages are finished, they leave in the receiver's order."""
@@ -269,7 +269,7 @@ def slots() -> st.SearchStrategy[Slot]:
     return st.builds(Slot, small, st.sampled_from(KINDS), small, large, small, small, small)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=depth(40))
 @given(
     slots(),
     st.integers(0, 7),
@@ -291,7 +291,7 @@ def test_headers_survive_packing(
     assert back._replace(loss=0.0) == given_header._replace(loss=0.0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=depth(40))
 @given(st.binary(max_size=80))
 def test_hostile_bytes_are_no_header(data: bytes) -> None:
     """Anything else is refused in a sentence."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from depth import depth
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -77,7 +78,7 @@ def arrays(draw: st.DrawFn) -> tuple[list[Settings], dict[str, Any]]:
     return rows, order
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=depth(40))
 @given(arrays())
 def test_bit_identical_in_any_feasible_order(drawn: tuple[list[Settings], dict[str, Any]]) -> None:
     """Parameters, buffers, optimizer states and losses are equal; traces verify."""
@@ -86,7 +87,7 @@ def test_bit_identical_in_any_feasible_order(drawn: tuple[list[Settings], dict[s
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=depth(100))
 @given(arrays())
 def test_bit_identical_in_many_orders(drawn: tuple[list[Settings], dict[str, Any]]) -> None:
     """The same on a thousand schedules."""

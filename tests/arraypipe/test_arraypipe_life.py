@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.torch
 # stops
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=depth(4))
 @given(
     seed=st.integers(0, 10**6),
     stops=st.dictionaries(st.integers(0, 2), st.integers(0, STEPS - 1)),

@@ -9,7 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from depth import depth
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -142,7 +143,6 @@ def check(drawn: tuple[list[Settings], list[bool], dict[str, Any], float]) -> No
         assert differences(result.trained[j], alone(row)) == []
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(arrays())
 def test_bit_identical_in_any_memory(drawn: Any) -> None:
     """SGD with momentum, AdamW, BatchNorm, dropout, micro-batches, recompute: no differing bit."""
@@ -150,7 +150,7 @@ def test_bit_identical_in_any_memory(drawn: Any) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=depth(40))
 @given(arrays())
 def test_bit_identical_in_any_memory_often(drawn: Any) -> None:
     """The same on many orders."""

@@ -8,6 +8,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,7 +58,7 @@ def cycles(draw: st.DrawFn) -> tuple[list[State], list[Visit], tuple[int, int]]:
 
 
 @given(cycles(), st.data())
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=depth(40))
 def test_the_compiled_clock_is_that_of_the_engine(
     drawn: tuple[list[State], list[Visit], tuple[int, int]], data: st.DataObject
 ) -> None:
@@ -140,7 +141,6 @@ def test_plans_of_tiny_devices_are_close_to_the_best(part: int) -> None:
 
 
 @given(cycles(), st.booleans(), st.integers(0, 2))
-@settings(deadline=None, max_examples=60)
 def test_no_plan_beats_the_least_time(
     drawn: tuple[list[State], list[Visit], tuple[int, int]], shared: bool, latency: int
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
@@ -133,7 +133,6 @@ def courses(draw: st.DrawFn) -> tuple[Course, random.Random]:
 
 
 @given(courses(), st.booleans())
-@settings(deadline=None, max_examples=60)
 def test_every_run_verifies(given_course: tuple[Course, random.Random], serial: bool) -> None:
     """Stops, swapped seats and plans, with a barrier or not, serial or parallel: all is obeyed."""
     course, rng = given_course
@@ -158,7 +157,6 @@ def test_every_run_verifies(given_course: tuple[Course, random.Random], serial: 
 
 
 @given(courses(), st.integers(0, 30))
-@settings(deadline=None, max_examples=40)
 def test_clocks_that_disagree(given_course: tuple[Course, random.Random], apart: int) -> None:
     """Devices whose clocks are apart: the trace verifies, and says how much it had to bend."""
     course, rng = given_course
@@ -178,7 +176,6 @@ def test_clocks_that_disagree(given_course: tuple[Course, random.Random], apart:
 
 
 @given(courses())
-@settings(deadline=None, max_examples=40)
 def test_replay_is_a_simulation(given_course: tuple[Course, random.Random]) -> None:
     """The virtual clock is where devices in parallel would have been, in any order of records."""
     course, rng = given_course
@@ -263,7 +260,6 @@ def test_period_of_the_jobs_that_are_left(seed: int) -> None:
 
 
 @given(courses(), st.booleans(), st.booleans())
-@settings(deadline=None, max_examples=40)
 def test_times_of_a_device_add_up(
     given_course: tuple[Course, random.Random], serial: bool, copies: bool
 ) -> None:
@@ -346,7 +342,6 @@ def test_host_bound() -> None:
 
 
 @given(courses())
-@settings(deadline=None, max_examples=40)
 def test_messages_and_copies_are_operations_of_links(
     given_course: tuple[Course, random.Random],
 ) -> None:

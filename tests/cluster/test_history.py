@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hand_logs import run_of, runs, stay
-from hypothesis import given, settings
+from hypothesis import given
 
 from optsched.cluster.job import WORK, Job
 from optsched.cluster.log import HALF_A, HALF_B, WHOLE
@@ -25,17 +25,13 @@ if TYPE_CHECKING:
 
     from optsched.cluster.run import Run
 
-many = settings(max_examples=80)
 
-
-@many
 @given(runs())
 def test_every_history_verifies(run: Run) -> None:
     """Exclusive GPUs: one unary resource each."""
     check(run)
 
 
-@many
 @given(runs(sharing=True))
 def test_every_history_with_shared_gpus_verifies(run: Run) -> None:
     """Shared GPUs: two unary resources each."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import elastic_workloads as cases
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=depth(4))
 @given(seed=st.integers(0, 10**6), jobs=st.integers(1, 24))
 def test_compiled_equals_asked(name, options, seed, jobs):
     """Every column of the log, whatever is asked."""

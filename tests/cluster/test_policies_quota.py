@@ -7,6 +7,7 @@ import itertools
 import elastic_workloads as cases
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def options_of(view, room):
     return [ways for ways in every if sum(ways) <= room.budget]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(st.integers(0, 10**6))
 def test_max_min_is_the_kernel(seed):
     """With contiguous sizes."""
@@ -82,7 +83,7 @@ def test_max_min_is_the_kernel(seed):
     assert sum(watch("max_min", seed, look, sizes=(1, 2, 3, 4)))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(st.integers(0, 10**6))
 def test_proportional_is_the_kernel(seed):
     """With contiguous sizes."""
@@ -98,7 +99,7 @@ def test_proportional_is_the_kernel(seed):
     assert sum(watch("proportional", seed, look, sizes=(1, 2, 3, 4)))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(st.integers(0, 10**6), st.sampled_from([None, (1, 2, 3, 4)]))
 def test_makespan_is_smallest(seed, sizes):
     """Brute force over all sizes."""
@@ -121,7 +122,7 @@ def test_makespan_is_smallest(seed, sizes):
     assert sum(watch("makespan", seed, look, sizes=sizes))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(st.integers(0, 10**6))
 def test_fairness_is_smallest(seed):
     """The largest rho, in millionths, against brute force."""
@@ -146,7 +147,7 @@ def test_fairness_is_smallest(seed):
     assert sum(watch("finish_time_fairness", seed, look))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=depth(4))
 @given(st.integers(0, 10**6), st.sampled_from([-1.0, 0.0, 1.0, -3.0]))
 def test_goodput_is_largest(seed, p):
     """The multiple choice finds what brute force finds, and a genetic search nothing better."""
@@ -244,7 +245,7 @@ def test_sia_discounts_changes():
     assert seen[2][2] == [(1, round(discount**-0.5, 2)), (2, 0.71)]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(st.integers(0, 10**6))
 def test_sia_is_smallest(seed):
     """The rounded objective against brute force, then the fewest changes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from rigid_workloads import clusters, same, workload
 
@@ -23,7 +24,6 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@settings(max_examples=25, deadline=None)
 @given(clusters())
 def test_twin_equals_generic(name, options, case):
     """Every column of the log."""
@@ -38,7 +38,7 @@ def test_twin_equals_generic(name, options, case):
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=depth(2))
 @given(clusters(12))
 def test_history_is_accepted(name, options, case):
     """The verifier accepts every run."""

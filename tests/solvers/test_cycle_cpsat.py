@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,6 @@ def tiny_arrays(draw: st.DrawFn, twins: bool = False) -> JobArray:
     return JobArray(table(1, 6), table(1, 6), objective="period", **fields)  # type: ignore[arg-type]
 
 
-@settings(max_examples=30)
 @given(tiny_arrays())
 def test_optimum_equals_brute_force(array: JobArray) -> None:
     """Orders, offsets, switches, caps, deferred weight blocks, several iterations a cycle."""
@@ -49,7 +49,7 @@ def test_optimum_equals_brute_force(array: JobArray) -> None:
     assert result.objective == best_period(array.graph())
 
 
-@settings(max_examples=15)
+@settings(max_examples=depth(5))
 @given(tiny_arrays(twins=True))
 def test_symmetry_changes_no_optimum(array: JobArray) -> None:
     """Ordering identical jobs, by one operation each, loses nothing."""

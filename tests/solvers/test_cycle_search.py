@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,7 @@ def levels(order: CycleOrder) -> dict[int, int]:
 
 
 @given(SEEDS)
-@settings(max_examples=150)
+@settings(max_examples=depth(40))
 def test_least_period_is_the_cycle_ratio(seed: int) -> None:
     """Any orders and offsets: the core's exact value, or both see that nothing can ever run."""
     graph = random_array(seed, 1).graph()
@@ -113,7 +114,6 @@ def test_least_period_is_the_cycle_ratio(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=60)
 def test_a_floor_changes_nothing_above_it(seed: int) -> None:
     """From any starts and any floor the same period, or the floor itself."""
     rng = random.Random(seed)
@@ -125,7 +125,6 @@ def test_a_floor_changes_nothing_above_it(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=60)
 def test_shifts_are_undone_and_keep_count_of_memory(seed: int) -> None:
     """An operation moved along its device, across the end of the cycle too, and back."""
     rng = random.Random(seed)
@@ -156,7 +155,6 @@ def test_shifts_are_undone_and_keep_count_of_memory(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=40)
 def test_heads_and_tails_are_longest_paths(seed: int) -> None:
     """Against plain Bellman-Ford at the least period."""
     order = feasible_orders(random_array(seed, switch=0), random.Random(seed))
@@ -188,7 +186,6 @@ def test_heads_and_tails_are_longest_paths(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=60, deadline=None)
 def test_walks_stay_feasible_and_count_right(seed: int) -> None:
     """Every best order of a walk is worth what the walk says, and keeps to the memory."""
     array = random_array(seed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array, random_graph
 
@@ -86,7 +86,6 @@ def test_selection_is_deaps_with_another_generator() -> None:
         random.setstate(saved)
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.randoms(use_true_random=False), st.sampled_from(genetic.DECODERS))
 def test_every_incumbent_is_a_schedule(rng: random.Random, decoder: str) -> None:
     """Whatever it offers is feasible and worth what it says, and never below the optimum."""

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array
 
@@ -67,7 +67,6 @@ def checked(array: JobArray, **limits: int) -> Checked:
     return monitor
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_every_answer_is_feasible(rng: Random) -> None:
     """Micro-batches, copies, chunks, split B, updates, lags, switches, caps: all rules, the search.
@@ -131,7 +130,6 @@ def test_steps_are_limited() -> None:
         assert improve(array.graph(), checked(array), seed=0, iterations=most) <= most
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_insertion_keeps_the_circle(rng: Random) -> None:
     """On a circle with room nothing overlaps: folding there needs no longer period, bytes fit."""
@@ -146,7 +144,6 @@ def test_insertion_keeps_the_circle(rng: Random) -> None:
             assert found is not None and found.period <= factor * least
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_compiled_period_is_the_evaluators(rng: Random) -> None:
     """Folds of arbitrary starts: the kernel agrees with `cycle_time` or refuses."""
