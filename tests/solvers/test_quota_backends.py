@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from depth import depth
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +66,7 @@ def test_exact(name: str) -> None:
 def test_random_plans(name: str, objective: str) -> None:
     """Feasible, verified, bounded by the optimum; equal to it where the backend is exact."""
 
-    @settings(max_examples=8 if name in ("cpsat", "genetic") else 40, derandomize=True)
+    @settings(max_examples=depth(3 if name in ("cpsat", "genetic") else 15), derandomize=True)
     @given(st.integers(0, 10**6))
     def check(seed: int) -> None:
         problem = random_plan(random.Random(seed), objective, f"seed {seed}")
@@ -353,7 +353,7 @@ def test_empty_plans() -> None:
         assert optsched.solve(none, name).objective == -2_000_000, name
 
 
-@pytest.mark.parametrize("seed", range(60))
+@seeds(12, 60)
 def test_first_answer_is_an_answer(seed: int) -> None:
     """What is said while kernels compile is allowed, and worth what it says."""
     plan = random_plan(random.Random(seed))
