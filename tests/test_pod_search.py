@@ -7,7 +7,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from depth import depth
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_pods import Case, TableModel, host_types, plain_bandwidth, plain_value, random_case
@@ -108,7 +108,7 @@ def test_local_search_is_bounded(seed: int, jobs: int, missing: float) -> None:
     assert start is None or found.value >= start
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, 12)
 def test_pods_too_large_to_enumerate(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond so many count vectors the answer comes from the local search, with a bound."""
     monkeypatch.setattr(pod_tenants, "MOST_VECTORS", 0)

@@ -6,6 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -103,7 +104,7 @@ def _patterns(hosts: int, most: int) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(1, 4)
 def test_network(seed: int) -> None:
     """Near the line rate, lower with a whole host, wrong for the compact, and not monotone."""
     made = synthetic.cluster("nvswitch", 4, seed)

@@ -89,7 +89,7 @@ def run_swap(seed: int) -> bool:
 
 def test_random_plans_never_hang() -> None:
     """Windows 1, 2, offsets, copies, ties, clipping, skipped iterations; each list in its order."""
-    assert sum(run_plan(seed) for seed in range(300)) > 5000
+    assert sum(run_plan(seed) for seed in range(depth(100, 300))) > 1500
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_ten_thousand_random_plans_never_hang() -> None:
 
 def test_all_devices_change_plans_at_the_same_iteration() -> None:
     """News of a swap reaches every device before it has posted too much; no iteration is lost."""
-    assert sum(run_swap(seed) for seed in range(100)) > 30
+    assert sum(run_swap(seed) for seed in range(depth(40, 100))) > 10
 
 
 @pytest.mark.slow
@@ -129,31 +129,25 @@ def test_noticed_sender_order(monkeypatch: pytest.MonkeyPatch) -> None:
             run_plan(seed)
         except (ProtocolError, Hang, AssertionError, InternalError):
             noticed += 1
-    assert noticed > 5
+        if noticed > 5:
+            return
+    raise AssertionError("not noticed")
 
 
 def test_noticed_too_early_receives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Receives posted more cycles ahead than a swap counts on are left behind by it."""
     monkeypatch.setattr(channels, "AHEAD", 5)
-    noticed = 0
-    for seed in range(100):
-        try:
+    with pytest.raises(AssertionError):
+        for seed in range(100):
             run_swap(seed)
-        except AssertionError:
-            noticed += 1
-    assert noticed
 
 
 def test_noticed_too_early_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A swap that leaves no time for its news to arrive is noticed."""
     monkeypatch.setattr("channel_model.first_cycle", lambda segment, cycle: cycle + 1)
-    noticed = 0
-    for seed in range(60):
-        try:
+    with pytest.raises((AssertionError, InternalError, ProtocolError)):
+        for seed in range(60):
             run_swap(seed)
-        except (AssertionError, InternalError, ProtocolError):
-            noticed += 1
-    assert noticed
 
 
 # sender and receiver

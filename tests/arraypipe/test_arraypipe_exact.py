@@ -86,15 +86,6 @@ def test_bit_identical_in_any_feasible_order(drawn: tuple[list[Settings], dict[s
     assert all_differences(rows, **order) == []
 
 
-@pytest.mark.slow
-@settings(max_examples=depth(100))
-@given(arrays())
-def test_bit_identical_in_many_orders(drawn: tuple[list[Settings], dict[str, Any]]) -> None:
-    """The same on a thousand schedules."""
-    rows, order = drawn
-    assert all_differences(rows, **order) == []
-
-
 PAIR: list[Settings] = [(0, 11, "adamw", 2, False), (1, 8, "sgd", 2, True)]
 
 

@@ -9,8 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -146,14 +145,6 @@ def check(drawn: tuple[list[Settings], list[bool], dict[str, Any], float]) -> No
 @given(arrays())
 def test_bit_identical_in_any_memory(drawn: Any) -> None:
     """SGD with momentum, AdamW, BatchNorm, dropout, micro-batches, recompute: no differing bit."""
-    check(drawn)
-
-
-@pytest.mark.slow
-@settings(max_examples=depth(40))
-@given(arrays())
-def test_bit_identical_in_any_memory_often(drawn: Any) -> None:
-    """The same on many orders."""
     check(drawn)
 
 

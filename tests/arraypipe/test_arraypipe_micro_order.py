@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, build_model, data, sgd, trainer  # noqa: E402
-from depth import depth  # noqa: E402
+from depth import depth, seeds  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from test_arraypipe_settings import NAMES, Language, plateau, token_loss, tokens  # noqa: E402
@@ -219,7 +219,7 @@ def test_a_solver_may_choose_the_order() -> None:
     assert far(result.trained[0], array.train_alone(0, STEPS)) == []
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, 4)
 def test_a_job_stops_with_whole_iterations(seed: int) -> None:
     """A stop holds from an iteration on, whichever micro-batch begins it; others go on."""
     jobs = [

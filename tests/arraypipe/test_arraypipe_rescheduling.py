@@ -178,14 +178,6 @@ def test_swaps_change_no_bit(case: dict[str, Any]) -> None:
     swap_and_compare(case)
 
 
-@pytest.mark.slow
-@settings(max_examples=depth(40))
-@given(cases())
-def test_many_swaps_change_no_bit(case: dict[str, Any]) -> None:
-    """The same on more cases."""
-    swap_and_compare(case)
-
-
 def test_forced_swaps_take_place() -> None:
     """What the properties above look at does happen."""
     case = {"model": "tied", "seed": 1, "stops": {1: 2}, "joins": 0, "waiting": 0}

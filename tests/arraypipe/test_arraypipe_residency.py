@@ -10,7 +10,7 @@ from itertools import combinations, cycle
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from depth import depth
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -356,7 +356,7 @@ def array(seed: int) -> tuple[list[State], list[Visit]]:
 
 
 @pytest.mark.parametrize("chunk", [500, None])
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, 12)
 def test_copies_hide_behind_longer_blocks(seed: int, chunk: int | None) -> None:
     """With a third of the states in slots and compute >= 2 x copies, 95 % of them are hidden."""
     rows, visits = array(seed)
@@ -370,7 +370,7 @@ def test_copies_hide_behind_longer_blocks(seed: int, chunk: int | None) -> None:
     assert plan.exposed <= 0.05 * plan.bound
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, 12)
 def test_no_rule_beats_the_bound(seed: int) -> None:
     """Measured copies and times are never below the lower bound of the same slots."""
     rows, visits = array(seed)

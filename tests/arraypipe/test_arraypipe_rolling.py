@@ -10,8 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, sgd, trainer  # noqa: E402
-from depth import depth  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from optsched import JobArray, verify  # noqa: E402
@@ -108,12 +107,4 @@ def check(drawn: dict[str, Any]) -> None:
 @given(runs())
 def test_rolling_orders_are_bit_identical(drawn: dict[str, Any]) -> None:
     """Offsets, several iterations of a job in a cycle, and stops at any iteration."""
-    check(drawn)
-
-
-@pytest.mark.slow
-@settings(max_examples=depth(60))
-@given(runs())
-def test_many_rolling_orders_are_bit_identical(drawn: dict[str, Any]) -> None:
-    """The same on three hundred runs."""
     check(drawn)

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noqa: E402
-from depth import depth  # noqa: E402
+from depth import depth, seeds  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
@@ -54,7 +54,7 @@ def plateau(optimizer: torch.optim.Optimizer) -> Any:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(1, 4)
 @pytest.mark.parametrize("microbatches", [1, 3])
 @pytest.mark.parametrize("clip", [1e-3, 0.3, 1e6])
 def test_clipping_needs_all_norms(clip: float, microbatches: int, seed: int) -> None:

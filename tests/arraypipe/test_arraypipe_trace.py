@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -200,7 +201,7 @@ def rolling_array(**options: Any) -> JobArray:
     return JobArray(forward, backward, objective="period", **options)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, 4)
 def test_lags_setups_and_offsets_of_the_plan(seed: int) -> None:
     """Communication and switches are replayed, across two segments of periodic plans."""
     array = rolling_array(switch=7, lag_forward=5, lag_backward=5)
@@ -214,7 +215,7 @@ def test_lags_setups_and_offsets_of_the_plan(seed: int) -> None:
     assert int(replay.arcs.lag.max()) == 5 * MICRO
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_period_of_a_prediction_that_comes_true(seed: int) -> None:
     """Devices that need the predicted times: all three periods are that of the schedule."""
     schedule = random_rolling(rolling_array(), seed=seed)
@@ -239,7 +240,7 @@ def test_period_of_a_prediction_that_comes_true(seed: int) -> None:
     assert all(error.predicted == error.measured for error in report.largest_errors)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_period_of_the_jobs_that_are_left(seed: int) -> None:
     """A job that ends early: the others have a line of their own, with the plan without it."""
     schedule = random_rolling(rolling_array(), seed=seed)

@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
-from depth import depth
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tick_oracle import simulate_by_ticks
@@ -146,7 +145,7 @@ def test_views_are_the_oracles(world: Any, seed: int) -> None:
             assert np.array_equal(value, other[key]), (key, one["time"], value, other[key])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_replay_is_identical(seed: int) -> None:
     """Two runs, two equal logs, for more jobs than ticks could serve."""
     dice = np.random.default_rng(seed)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from depth import seeds
 from hand_logs import run_of, runs, stay
 from hypothesis import given
 
@@ -78,7 +79,7 @@ def check(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["fifo", "srtf", "elastic_srtf", "lucid"])
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_simulated_histories_verify(name: str, seed: int) -> None:
     """Real logs: preemptions, restarts, resizes and packed pairs."""
     jobs = synthetic(80, 2.0, seed, gpus=16, elastic=name.startswith("elastic"), passes=4)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from depth import seeds
 from toy_policies import Anything, Greedy
 
 from optsched.cluster import Decision
@@ -101,7 +102,7 @@ def test_a_cheat_that_only_sorts_is_caught(key: str) -> None:
         check_policy(Sorts(CHEATS[key]))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@seeds(5, 20)
 def test_the_other_truth_is_not_seen(seed: int) -> None:
     """Believed work, pass work, known passes and past reports stay; all else is another, legal."""
     world = policy_worlds(1, seed=seed)[0]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from depth import depth
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -253,7 +253,7 @@ def least_of_all(array: JobArray) -> int:
     return best
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(3, 3)
 def test_small_arrays_are_solved(seed: int) -> None:
     """Two jobs on two devices: the best of all orders and offsets, with and without memory."""
     rng = random.Random(seed)
@@ -330,7 +330,7 @@ def test_operations_without_duration_do_not_wait_for_ever() -> None:
 def test_the_benchmark_prints_its_tables() -> None:
     """As a user types it: one array a row."""
     script = Path(__file__).parents[2] / "benchmarks" / "rolling.py"
-    command = [sys.executable, str(script), "gaps", "--set", "equal", "--time", "5", "--seeds", "1"]
+    command = [sys.executable, str(script), "gaps", "--set", "equal", "--time", "1", "--seeds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("| 1 of 1 |") == 3 and "| equal | equal-19x8 |" in done.stdout
     wrong = subprocess.run([*command, "--set", "plane"], capture_output=True, text=True)

@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array
@@ -172,7 +173,7 @@ def test_insertion_leaves_room_for_switches(side: str) -> None:
                 assert found is not None and found.period <= period
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, 5)
 def test_insertion_looks_up_now_and_then(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In slices as in one go; a stop ends it after the first slice."""
     array = mixed(7 + seed, 5, seed, switch=10)
@@ -221,7 +222,7 @@ def test_tiny_idle_and_long_arrays(solver: str, caps: bool) -> None:
         assert result.status == "optimal" and result.objective == least
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, 5)
 def test_answers_while_kernels_are_compiled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One job after the other, and a rule's order repeated, which is much better."""
     monkeypatch.setattr("optsched_solvers.rolling_rules.loaded", lambda *_: False)

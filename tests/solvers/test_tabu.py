@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from depth import seeds
 from random_problems import random_array, random_graph, random_shop
 from test_neighbourhoods import shop, started
 
@@ -41,7 +42,7 @@ def array_of(seed: int, jobs: int = 8, stages: int = 4, **rest: object) -> JobAr
     return JobArray(rows, rows, **rest)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_never_below_the_optimum_and_mostly_there(seed: int) -> None:
     """On tiny graphs of every kind: verified schedules, objective >= optimum, usually equal."""
     rng = Random(seed)
