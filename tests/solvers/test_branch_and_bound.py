@@ -53,17 +53,11 @@ class TestGifflerThompson(SolverTests):
     time_limit = 0.3
 
 
+@pytest.mark.slow
 class TestAlgorithm1(SolverTests):
     """Conformance of the beam of width 1."""
 
     solver = _Teaching(width=1, as_printed=True)
-    time_limit = 0.3
-
-
-class TestFailureDirected(SolverTests):
-    """Conformance of the default mode."""
-
-    solver = BranchAndBound()
     time_limit = 0.3
 
 

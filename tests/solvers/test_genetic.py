@@ -20,7 +20,7 @@ from optsched.errors import InputError
 from optsched.graph import scheduled
 from optsched.limits import Limits
 from optsched.monitor import Monitor
-from optsched.testing import SolverTests, best_makespan
+from optsched.testing import best_makespan
 from optsched_solvers import genetic, operation_based
 from optsched_solvers.genetic import STUCK, Genetic, roulette, seeded_selection
 
@@ -38,13 +38,6 @@ def shop_of(jobs: int, machines: int, seed: int) -> JobShop:
 
 SHOP = shop_of(8, 8, 1)
 """No rule comes near its optimum."""
-
-
-class TestConformance(SolverTests):
-    """Every check of the suite."""
-
-    solver = Genetic()
-    time_limit = 0.3
 
 
 def one(makespan: int) -> Any:

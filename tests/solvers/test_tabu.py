@@ -20,19 +20,11 @@ from optsched.graph import evaluate, scheduled
 from optsched.limits import Limits
 from optsched.monitor import Monitor
 from optsched.schedule import NO_DEADLINE
-from optsched.testing import SolverTests
 from optsched.testing.brute_force import best_makespan
 from optsched_solvers import tabu
 from optsched_solvers.tabu import Tabu, polish
 
 FT10 = Path(__file__).parents[2] / "instances" / "jobshop" / "ft10.txt"
-
-
-class TestConformance(SolverTests):
-    """What every engine must keep."""
-
-    solver = Tabu()
-    time_limit = 0.3
 
 
 def array_of(seed: int, jobs: int = 8, stages: int = 4, **rest: object) -> JobArray:
