@@ -246,18 +246,6 @@ def test_refused_repairs(case: str) -> None:
         make()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("test", [
-    test_deletion_keeps_feasible_and_order_and_never_lengthens,
-    test_jobs_that_stop_are_passed_over,
-    test_insertion_is_live_in_order_and_within_memory,
-])  # fmt: skip
-def test_of_many(test: Any) -> None:
-    """The properties above for 400 further documents."""
-    for seed in range(400):
-        test.hypothesis.inner_test(seed)
-
-
 def test_orders_of_one_iteration_begin_a_periodic_search() -> None:
     """A one-shot schedule becomes a periodic one of the newly profiled problem."""
     once = random_schedule([1, 1, 1], 2, seed=3)
