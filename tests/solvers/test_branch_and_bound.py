@@ -46,6 +46,7 @@ class _Teaching(BranchAndBound):
         return super().solve(problem, replace(limits, options=options), monitor)
 
 
+@pytest.mark.slow
 class TestGifflerThompson(SolverTests):
     """Conformance of the tree."""
 
