@@ -1,10 +1,11 @@
-# make demo   create .venv, install, solve and train the main job
-# make test   create .venv, install, run all tests
+# make demo        create .venv, install, solve and train the main job
+# make test        create .venv, install, run every test but the slow ones, minutes
+# make test-long   the same with the slow ones and 25 times the examples: before a release
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test lint smoke clean
+.PHONY: demo test test-long lint smoke clean
 
 demo: $(READY)
 	@mkdir -p out
@@ -12,7 +13,10 @@ demo: $(READY)
 	$(BIN)/optsched train-demo --out out
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-long: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile long
 
 lint: $(READY)
 	$(BIN)/ruff check .
