@@ -13,6 +13,7 @@ from optsched.cluster import Curve, Job, Nodes, Settings, Workload, entropy_work
 from optsched.cluster.job import WORK
 from optsched.cluster.policies import get
 from optsched.testing import check_policy
+from optsched.testing.policy_worlds import policy_worlds
 from optsched.verify import verify
 
 CASES = [
@@ -42,7 +43,7 @@ def test_compiled_equals_asked(name, options, seed, jobs):
 @pytest.mark.parametrize("zero_slot", [False, True])
 def test_conformance(name, options, zero_slot):
     """What every policy promises."""
-    check_policy(get(name, **options), zero_slot=zero_slot)
+    check_policy(get(name, **options), worlds=policy_worlds(depth(8, 40), zero_slot=zero_slot))
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

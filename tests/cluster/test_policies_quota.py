@@ -18,6 +18,7 @@ from optsched.cluster.policies.finish_time_fairness import isolated
 from optsched.cluster.policies.room import Room
 from optsched.errors import InputError
 from optsched.testing import check_policy
+from optsched.testing.policy_worlds import policy_worlds
 from optsched_solvers import quota
 
 CASES = [
@@ -53,7 +54,7 @@ def watch(name, seed, look, sizes=None, **options):
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_conformance(name, options):
     """Legal, pure, complete, and not clairvoyant unless it says so."""
-    check_policy(get(name, **options), zero_slot=True)
+    check_policy(get(name, **options), worlds=policy_worlds(depth(8, 40), zero_slot=True))
 
 
 def rows(view, position):
