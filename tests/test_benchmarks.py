@@ -358,7 +358,9 @@ def test_claims_against_the_ga(tmp_path: Path) -> None:
     assert len(jobarray.failed_claims(bad, logs)) == 3
 
 
-@pytest.mark.parametrize("script", ["jobshop.py", "jobarray.py"])
+@pytest.mark.parametrize(
+    "script", ["jobshop.py", pytest.param("jobarray.py", marks=pytest.mark.slow)]
+)
 def test_command_lines(script: str, tmp_path: Path) -> None:
     """`run` twice and `report`, as a user types them."""
     command = [sys.executable, str(BENCHMARKS / script)]

@@ -327,6 +327,7 @@ def test_operations_without_duration_do_not_wait_for_ever() -> None:
         assert array.evaluate_orders(result.schedule.sequences, result.schedule.offset) == 10
 
 
+@pytest.mark.slow
 def test_the_benchmark_prints_its_tables() -> None:
     """As a user types it: one array a row."""
     script = Path(__file__).parents[2] / "benchmarks" / "rolling.py"
