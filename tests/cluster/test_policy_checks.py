@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from depth import seeds
+from depth import depth, seeds
 from toy_policies import Anything, Greedy
 
 from optsched.cluster import Decision
@@ -17,7 +17,7 @@ from optsched.testing.policy_worlds import policy_worlds
 @pytest.mark.parametrize("policy", [Greedy(), Anything(5), Anything(6, wild=False)])
 def test_good_policies_pass(policy: Any) -> None:
     """With zero-slot tasks, packing, named nodes and everything else."""
-    check_policy(policy, zero_slot=True)
+    check_policy(policy, worlds=policy_worlds(depth(12, 40), zero_slot=True))
 
 
 class Writes(Greedy):
