@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tests run side by side: threads would spin
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import depth  # noqa: F401
 import pytest

@@ -89,11 +89,11 @@ def budgets(rows: Rows, random: np.random.Generator) -> int:
     return int(random.integers(least, most + 3))
 
 
-def test_equals_plain_table_on_ten_thousand() -> None:
+def test_equals_plain_table_on_thousands() -> None:
     """Every kind of table, many budgets; bound above, greedy feasible, certificate holds."""
     random = np.random.default_rng(5)
-    met = 0
-    for _ in range(10_000):
+    met, cases = 0, depth(2000, 10_000)
+    for _ in range(cases):
         rows = random_rows(random, int(random.integers(1, 9)), 6, 13)
         budget = budgets(rows, random)
         given_rows = arrays(rows)
@@ -106,7 +106,7 @@ def test_equals_plain_table_on_ten_thousand() -> None:
         assert greedy.sum() <= budget
         assert worth(rows, greedy) <= best <= hull_bound(*given_rows, budget)
         met += worth(rows, greedy) == best
-    assert met > 6000  # greedy is no toy
+    assert met > 0.6 * cases  # greedy is no toy
 
 
 @settings(max_examples=depth(40))
