@@ -263,6 +263,7 @@ def test_arrays_and_their_truth_values_are_accepted() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.slow
 def test_a_plan_of_the_most_gpus() -> None:
     """As many as are allowed are solved, each with its name."""
     job = QuotaJob("a", maximum=3, score=1, must_run=True)
