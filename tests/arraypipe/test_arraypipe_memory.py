@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -143,6 +143,7 @@ def check(drawn: tuple[list[Settings], list[bool], dict[str, Any], float]) -> No
         assert differences(result.trained[j], alone(row)) == []
 
 
+@settings(max_examples=depth(8))
 @given(arrays())
 def test_bit_identical_in_any_memory(drawn: Any) -> None:
     """SGD with momentum, AdamW, BatchNorm, dropout, micro-batches, recompute: no differing bit."""
