@@ -1,11 +1,12 @@
-# make demo   create .venv, install, solve and train the main job
-# make test   create .venv, install, run all tests
-# make fuzz   judge random tiny instances by brute force: make fuzz COUNT=100000 SEED=0
+# make demo        create .venv, install, solve and train the main job
+# make test        create .venv, install, run every test but the slow ones, minutes
+# make test-long   the same with the slow ones and 25 times the examples: before a release
+# make fuzz        judge random tiny instances by brute force: make fuzz COUNT=100000 SEED=0
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test fuzz lint smoke clean
+.PHONY: demo test test-long fuzz lint smoke clean
 
 demo: $(READY)
 	@mkdir -p out
@@ -13,7 +14,10 @@ demo: $(READY)
 	$(BIN)/optsched train-demo --out out
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-long: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile long
 
 COUNT ?= 1000
 SEED ?= 0

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tests run side by side: threads would spin
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import depth  # noqa: F401
 import pytest
 from hypothesis import settings
 from program import SHOP, Cli
@@ -23,8 +25,7 @@ check_watching.LATE, check_watching.SOON, check_watching.LONG = 10.0, 30.0, 120.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script
     signal.signal(signal.SIGINT, signal.default_int_handler)  # processes inherit it too
 
-settings.register_profile("optsched", deadline=None)
-settings.load_profile("optsched")
+settings.load_profile("fast")  # --hypothesis-profile goes before it
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+import typer.main
 
 from optsched.cli import main
 
@@ -25,7 +27,7 @@ BAD = {
     b'[{"duration": 1}, {"duration": 1}], "arcs": [[0, 1], [1, 0]]}',
     "surrogate": b'{"format": "optsched.schedule/1", "name": "\\ud800"}',
     "escape codes": b'{"format": "\\u001b[2J\\n\\u202e"}',
-    "garbage": b"\x7f" * 10_000_000,
+    "garbage": b"\x7f" * 1_000_000,
 }
 """What no command can read, by its name; None: there is no such file."""
 
@@ -34,6 +36,10 @@ PATIENCE = 300
 """Seconds for a process that is told to end: many times more than it needs."""
 
 PROGRAM = [sys.executable, "-c", "from optsched.cli import main; main()"]
+
+
+# the tree of commands is made once, not for every command that is run in this process
+typer.main.get_command = functools.cache(typer.main.get_command)
 
 
 class Ran(NamedTuple):

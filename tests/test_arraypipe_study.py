@@ -193,6 +193,7 @@ def test_tasks() -> None:
     assert 0 < len(quick) < 6
 
 
+@pytest.mark.slow
 def test_command_lines(tmp_path: Path) -> None:
     """`run` twice and `report`, as a user types them."""
     command = [sys.executable, str(BENCHMARKS / "arraypipe_study.py")]

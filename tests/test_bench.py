@@ -507,7 +507,9 @@ def test_mean_steps() -> None:
     assert found.tolist() == pytest.approx([1.0, 0.75, 0.25, 0.05])
 
 
-@pytest.mark.parametrize("name", ["x.png", "x.svg", "x.pdf"])
+@pytest.mark.parametrize(
+    "name", ["x.svg", *(pytest.param(name, marks=pytest.mark.slow) for name in ("x.png", "x.pdf"))]
+)
 def test_anytime_pictures(tmp_path: Path, name: str) -> None:
     """Drawn for any number of solvers, also with names that are no mathematics."""
     pytest.importorskip("matplotlib")

@@ -217,7 +217,14 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("solver", "clock"),
-    [("dispatch", "wall"), ("cpsat", "cpu"), ("dispatch", "warm"), ("cpsat-raw-1-strong", "wall")],
+    [
+        ("dispatch", "warm"),
+        ("cpsat-raw-1-strong", "wall"),
+        *(
+            pytest.param(*given, marks=pytest.mark.slow)
+            for given in (("dispatch", "wall"), ("cpsat", "cpu"))
+        ),
+    ],
 )
 def test_one_process(solver: str, clock: str) -> None:
     """A solve in a process of its own; its schedule, bound, times and versions."""
@@ -358,7 +365,9 @@ def test_claims_against_the_ga(tmp_path: Path) -> None:
     assert len(jobarray.failed_claims(bad, logs)) == 3
 
 
-@pytest.mark.parametrize("script", ["jobshop.py", "jobarray.py"])
+@pytest.mark.parametrize(
+    "script", ["jobshop.py", pytest.param("jobarray.py", marks=pytest.mark.slow)]
+)
 def test_command_lines(script: str, tmp_path: Path) -> None:
     """`run` twice and `report`, as a user types them."""
     command = [sys.executable, str(BENCHMARKS / script)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
@@ -59,7 +59,6 @@ def words(model: BottleneckBandwidth) -> list[bytes]:
     return found
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 2**32 - 1))
 def test_without_measurements_it_is_line_rate_and_hosts(mask: int) -> None:
     """The minimum, by hand, for any set of a mixed cluster."""
@@ -285,7 +284,6 @@ def ring_by_hand(kind: HostType, mask: int) -> int:
     return best
 
 
-@settings(max_examples=20)
 @given(st.lists(st.sampled_from(["SYS", "PHB", "PIX", "NV1", "NV2"]), min_size=10, max_size=10))
 def test_stand_ins_are_the_best_rings(words_: list[str]) -> None:
     """Against all orders of up to five GPUs."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from random_problems import random_array, random_graph, random_shop
 from state_oracle import best_by_states
@@ -53,7 +53,6 @@ def by_permutations(jobs: list[tuple[int, int, int]]) -> int:
     return best
 
 
-@settings(deadline=None)
 @given(TRIPLES)
 def test_jackson_equals_its_simulation(jobs: list[tuple[int, int, int]]) -> None:
     """Event by event = unit by unit, where every job takes time."""
@@ -61,7 +60,6 @@ def test_jackson_equals_its_simulation(jobs: list[tuple[int, int, int]]) -> None
     assert jackson_preemptive(*zip(*jobs, strict=True)) == by_time_steps(jobs)
 
 
-@settings(deadline=None)
 @given(TRIPLES)
 def test_jackson_is_a_bound_of_one_machine(jobs: list[tuple[int, int, int]]) -> None:
     """At least every job alone, at most the best order; empty jobs included."""
@@ -76,7 +74,6 @@ def test_jackson_takes_arrays_and_negative_deliveries() -> None:
     assert jackson_preemptive([], [], []) == 0
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.randoms(use_true_random=False))
 def test_jackson_of_few_delivery_times(rng: Random) -> None:
     """Large arrays with few different delivery times take another way to the same number."""
@@ -121,7 +118,6 @@ def check(graph: Schedule, optimum: int | None) -> None:
     assert makespan_bound(graph) == max(makespan_bounds(graph).values())
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_bounds_of_graphs(rng: Random) -> None:
     """Setups of any kind, lags, gangs, memory of any kind, windows: never above the optimum."""
@@ -129,7 +125,6 @@ def test_bounds_of_graphs(rng: Random) -> None:
     check(graph, best_by_states(graph))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_bounds_of_job_arrays(rng: Random) -> None:
     """Switches, lags, caps, workspaces, chunks, split backward: never above the optimum."""
@@ -140,7 +135,6 @@ def test_bounds_of_job_arrays(rng: Random) -> None:
     assert optimum is None or (array.infeasibility() == "" and array.lower_bound() <= optimum)
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.randoms(use_true_random=False))
 def test_bounds_of_job_shops(rng: Random) -> None:
     """Classic and re-entrant shops with windows."""
@@ -148,7 +142,6 @@ def test_bounds_of_job_shops(rng: Random) -> None:
     check(shop.graph(), best_by_states(shop.graph()))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_the_two_oracles_agree(rng: Random) -> None:
     """All orders one by one, and dynamic programming over sets, give the same optimum."""

@@ -101,8 +101,9 @@ def test_other_commands_know_choices(site: Cli) -> None:
     ran = site("bound", "p.subset.json", "--time-limit", "1")
     assert ran.code == 0 and "best pattern" in ran.out and ran.out.count("GB/s") == 3
     assert "has one format only" in site.refused("convert", "p.subset.json", "x.schedule.json")
+    site.patch.setattr("optsched.bench.run.warm_up", lambda: None)
     ran = site(
-        "bench", "p.subset.json", "--solvers", "counts,random_subset", "--time-limit", "1", "-o",
+        "bench", "p.subset.json", "--solvers", "counts,random_subset", "--time-limit", "20", "-o",
         "r.csv",
     )  # fmt: skip
     assert ran.code == 0 and "0.00%" in ran.out

@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from depth import depth
 from random_subsets import (
     Tables,
     contention_of,
@@ -22,7 +23,7 @@ from optsched.bandwidth.contention import demands, share
 from optsched.bandwidth.model import UnmeasuredPattern
 from optsched.testing.best_subset import all_subsets, best_subset
 
-CASES = 400
+CASES = depth(100, 400)
 
 
 def case(seed: int, most: int = 11) -> tuple:  # type: ignore[type-arg]
@@ -45,10 +46,9 @@ def answer(seed: int, **rest):  # type: ignore[no-untyped-def]
     return ask(model.tables(), state.masks, state.held, wanted, k, policy, rule, **rest)
 
 
-@pytest.mark.parametrize("block", range(10))
-def test_optimum(block):  # type: ignore[no-untyped-def]
+def test_optimum():  # type: ignore[no-untyped-def]
     """The value is the best of all subsets, and the choice has it."""
-    for seed in range(block * CASES // 10, (block + 1) * CASES // 10):
+    for seed in range(CASES):
         model, state, wanted, k, rule, policy, _ = case(seed)
         found = answer(seed)
         best = max(
@@ -64,10 +64,9 @@ def test_optimum(block):  # type: ignore[no-untyped-def]
             assert found.exact
 
 
-@pytest.mark.parametrize("block", range(10))
-def test_ties(block):  # type: ignore[no-untyped-def]
+def test_ties():  # type: ignore[no-untyped-def]
     """Of equals the choice leaves the best rest, then has the lowest ids."""
-    for seed in range(block * CASES // 10, (block + 1) * CASES // 10):
+    for seed in range(CASES):
         model, state, wanted, k, rule, policy, tolerance = case(seed, 9)
         found = ask(
             model.tables(), state.masks, state.held, wanted, k, policy, rule, ties=True,

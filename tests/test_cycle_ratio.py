@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rolling_problems import circular_orders, random_orders, random_rolling
 
@@ -59,7 +59,6 @@ def lawler(n: int, edges: list[Edge]) -> int | None:
     return low
 
 
-@settings(deadline=None, max_examples=80)
 @given(st.randoms(use_true_random=False), st.sampled_from([random_orders, circular_orders]))
 def test_equals_lawler(rng: Random, orders: Any) -> None:
     """Period and starts of any orders, or a cycle that really cannot be."""
@@ -100,7 +99,6 @@ def test_equals_lawler(rng: Random, orders: Any) -> None:
         assert positive(graph.n_operations, edges, expected - 1)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.randoms(use_true_random=False), st.integers(2, 7))
 def test_times_scale(rng: Random, factor: int) -> None:
     """All times times a factor: the period too, up to what rounding up had added."""

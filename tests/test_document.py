@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import graphs, periodic_schedules, schedules
@@ -29,7 +30,7 @@ VALUES = st.recursive(
 
 
 @given(graphs() | schedules() | periodic_schedules(), NAMES, st.dictionaries(NAMES, VALUES))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=depth(40))
 def test_round_trip(s: Schedule, name: str, provenance: dict[str, Any]) -> None:
     """read(write(s)) == s, with any name and any provenance, and the bytes do not change."""
     s = replace(s, name=name, provenance=provenance)
@@ -41,7 +42,6 @@ def test_round_trip(s: Schedule, name: str, provenance: dict[str, Any]) -> None:
 
 
 @given(schedules())
-@settings(max_examples=50, deadline=None)
 def test_fields_at_their_default_are_left_out(s: Schedule) -> None:
     """No operation has a field that is zero, empty or without deadline; no null anywhere."""
     tree = json.loads(write(s))

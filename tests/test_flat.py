@@ -7,6 +7,7 @@ from itertools import combinations, permutations
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_pods import TableModel, host_types
@@ -58,7 +59,7 @@ def plain_best(model: TableModel, state: ClusterState, k: int) -> int | None:
     return best
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=depth(40))
 @given(SEEDS, st.sampled_from([0.0, 0.0, 0.3, 0.8]))
 def test_equals_the_best_of_all_subsets(seed: int, missing: float) -> None:
     """Every k, tables that are not monotone, patterns that are not measured."""
@@ -77,7 +78,6 @@ def test_equals_the_best_of_all_subsets(seed: int, missing: float) -> None:
         assert model.of(found.gpus) == best
 
 
-@settings(max_examples=30, deadline=None)
 @given(SEEDS, st.integers(2, 14))
 def test_listing_is_kept_between_states(seed: int, k: int) -> None:
     """A search that has seen other states answers as a fresh one."""
@@ -89,7 +89,6 @@ def test_listing_is_kept_between_states(seed: int, k: int) -> None:
             assert search.choose(state, k) == choose_flat(model, state, k)
 
 
-@settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_halls_condition_equals_trying_all_ways(seed: int) -> None:
     """Parts to hosts: by the kernel, and by all permutations of up to six hosts."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_graph
 from strategies import periodic_schedules
@@ -71,7 +71,6 @@ def consistent(graph: Schedule, rng: Random) -> Rows:
     )
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_evaluate_is_the_longest_path(rng: Random) -> None:
     """Heads and tails equal repeated relaxation, with gangs, lags, setups, releases and zeros."""
@@ -90,7 +89,6 @@ def test_evaluate_is_the_longest_path(rng: Random) -> None:
         assert all(place[i] < place[k] for i, k, _ in edges)
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_a_cycle_is_named_and_shortest(rng: Random) -> None:
     """`CyclicOrder` exactly where the orders contradict; its cycle is real and as short as any."""
@@ -138,7 +136,6 @@ def test_wrong_orders_are_refused(rows: list[list[int]], message: str) -> None:
         evaluate(graph, Rows.of(rows))
 
 
-@settings(deadline=None)
 @given(periodic_schedules())
 def test_a_period_has_no_longest_path(schedule: Schedule) -> None:
     """Periodic schedules are refused, not evaluated as if they were one-shot."""
@@ -146,7 +143,6 @@ def test_a_period_has_no_longest_path(schedule: Schedule) -> None:
         evaluate(schedule)
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_scheduled_starts_at_the_heads(rng: Random) -> None:
     """`scheduled` attaches the semi-active starts, their makespan, and no bound."""
@@ -159,7 +155,6 @@ def test_scheduled_starts_at_the_heads(rng: Random) -> None:
     assert schedule.provenance["by"] == "test" and schedule.same_graph(graph)
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_networkx_holds_the_same_graph(rng: Random) -> None:
     """Nodes carry all fields; the heaviest of parallel arcs; longest paths agree."""
@@ -181,7 +176,6 @@ def test_networkx_holds_the_same_graph(rng: Random) -> None:
     assert kinds <= {"conjunctive"}
 
 
-@settings(deadline=None)
 @given(periodic_schedules())
 def test_networkx_of_a_cycle_knows_its_tokens(plan: Schedule) -> None:
     """Starts keep every edge, resources go round, and no edge is missing."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rolling_arrays import equal_jobs, rolling
 from strategies import periodic_schedules, schedules, spoilt
@@ -124,7 +124,6 @@ def test_jobs_and_iterations_of_a_rolling_array() -> None:
     assert data["operations"]["offset"] == equal_jobs(2, 3).offset.tolist()
 
 
-@settings(max_examples=50)
 @given(spoilt(st.one_of(schedules(), periodic_schedules())))
 def test_wrong_schedules_are_still_drawn(s: Schedule) -> None:
     """The page shows what the document says, right or wrong."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rolling_arrays import equal_jobs, rolling
 from strategies import schedules, spoilt
@@ -82,7 +82,6 @@ def chain(s: Schedule, job: int) -> int:
     return max(head[i] + int(s.duration[i]) for i in mine)
 
 
-@settings(deadline=None, max_examples=60)
 @given(arrays())
 def test_latencies_are_those_of_the_run(s: Schedule) -> None:
     """Every complete iteration of an unrolled run takes as long as its copy; the worst is told."""
@@ -151,7 +150,6 @@ def test_other_schedules_have_no_iterations(s: Schedule) -> None:
         assert report(s).throughput is None
 
 
-@settings(deadline=None, max_examples=60)
 @given(spoilt(arrays()))
 def test_wrong_arrays_are_still_reported(s: Schedule) -> None:
     """Latencies exist for every document."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array
 
@@ -101,7 +101,6 @@ def expected(a: JobArray) -> tuple[dict[Key, int], dict[tuple[Key, Key], int]]:
     return duration, arc
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_operations_and_arcs_are_the_definition(rng: Random) -> None:
     """Random choices of all options: every operation, duration, arc and lag, and nothing else."""
@@ -125,7 +124,6 @@ def test_operations_and_arcs_are_the_definition(rng: Random) -> None:
         assert graph.release[i] == (a.release[j] if (kind, v) == ("F", 0) else 0)
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_memory_balances_and_is_freed_by_the_last_block(rng: Random) -> None:
     """F takes, the last block that needs it frees; workspaces only where recomputation runs."""
@@ -184,7 +182,6 @@ def test_trailing_switch_extends_the_makespan() -> None:
     assert best_makespan(plain.replace(trailing_switch=True).graph()) == 21
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(2, 5))
 def test_scaling_all_times_scales_the_chain(c: int, v: int, f: int) -> None:
     """Every bound that has no memory in it is linear in time."""
@@ -196,7 +193,6 @@ def test_scaling_all_times_scales_the_chain(c: int, v: int, f: int) -> None:
 # documents
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_round_trip(rng: Random) -> None:
     """Written and read again it is equal, hash and graph included, and writes the same bytes."""
@@ -325,7 +321,6 @@ def test_chunks_on_one_device_add_up() -> None:
     assert wrapped.replace(memory=[4, 4]).infeasibility() == ""
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_what_fits_alone_is_feasible(rng: Random) -> None:
     """One job: infeasible by inspection exactly if no order at all fits."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from depth import seeds
 
 import optsched
 from optsched.testing.best_period import best_period
@@ -38,7 +38,7 @@ def one_job(seed: int) -> optsched.JobArray:
     )
 
 
-@pytest.mark.parametrize("seed", range(80))
+@seeds(20, 80)
 def test_never_above_the_optimum(seed: int) -> None:
     """Brute force knows the least period."""
     array = one_job(seed)

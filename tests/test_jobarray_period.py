@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rolling_problems import random_rolling
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 BLOCKS = [[2, 3], [4, 1]]
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_the_cycle_has_every_copy_once(rng: Random) -> None:
     """Blocks of one iteration, as often as the multiplicity says, chained one behind the other."""
@@ -46,7 +45,6 @@ def test_the_cycle_has_every_copy_once(rng: Random) -> None:
         assert graph.iteration[k] == behind
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.randoms(use_true_random=False))
 def test_the_barrier_is_no_faster(rng: Random) -> None:
     """A barrier schedule repeats once the last switch is over; the bounds hold for what is best."""
@@ -125,7 +123,6 @@ def test_epochs_of_equal_length() -> None:
     assert apart.multiplicity.tolist() == [1, 1, 2]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=4), st.integers(1, 20))
 def test_no_smaller_multiplicities_would_do(batches: list[int], most: int) -> None:
     """Within 1 %, or else no worse than proportions of any smaller size, rounded."""

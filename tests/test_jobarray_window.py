@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from depth import seeds
 
 import optsched
 from optsched.problems.jobarray_graph import build
@@ -34,7 +35,7 @@ def split_job(seed: int) -> optsched.JobArray:
     )
 
 
-@pytest.mark.parametrize("seed", range(60))
+@seeds(20, 60)
 def test_never_above_the_optimum(seed: int) -> None:
     """Brute force knows the least period."""
     array = split_job(seed)

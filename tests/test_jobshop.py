@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
@@ -181,7 +181,6 @@ def test_input_arrays_are_copied() -> None:
     assert other.release.tolist() == [0, 5]
 
 
-@settings(max_examples=25)
 @given(shops(classic=True))
 def test_reversed_twice_is_the_shop(shop: JobShop) -> None:
     """The mirror of the mirror is the shop; chains run backwards."""

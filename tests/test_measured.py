@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
@@ -23,7 +23,6 @@ def of(*rows: tuple[tuple[int, ...], int]) -> MeasurementTable:
     return MeasurementTable(tuple(Measurement(pattern, value) for pattern, value in rows))
 
 
-@settings(max_examples=30)
 @given(st.integers(0, 2**20), st.integers(1, 2**12 - 1))
 def test_a_complete_table_answers_by_sorted_counts(seed: int, mask: int) -> None:
     """B(S) is the entry of the counts of S, whichever hosts and GPUs; 0 for a single GPU."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rolling_arrays import equal_jobs, rolling
 from strategies import periodic_schedules, schedules, spoilt
@@ -171,7 +171,6 @@ def test_cycles_that_nobody_looks_at(cycles: int) -> None:
         perfetto.trace(equal_jobs(1, 1), cycles=cycles)
 
 
-@settings(max_examples=50)
 @given(spoilt(st.one_of(schedules(), periodic_schedules())))
 def test_wrong_schedules_are_still_traced(s: Schedule) -> None:
     """The trace shows what the document says, right or wrong."""

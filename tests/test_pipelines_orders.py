@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array
 
@@ -42,7 +42,6 @@ def test_jobs_follow_each_other_like_micro_batches(name: str) -> None:
     assert build(array).makespan == build(uniform(4, 6)).makespan
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False), st.sampled_from(ROLLING), st.integers(1, 3))
 def test_iterations_of_a_cycle_follow_each_other(rng: Random, name: str, n: int) -> None:
     """N copies of every job take n times one; of jobs with other numbers the order is right."""
@@ -88,7 +87,6 @@ def test_what_is_no_job_array_is_refused(name: str) -> None:
         getattr(pipelines, name)(3)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False), st.sampled_from(pipelines.NAMES), st.integers(1, 3))
 def test_every_option_gives_a_schedule(rng: Random, name: str, devices: int) -> None:
     """Updates, recompute and weight blocks, switches, lags: complete orders, no deadlock."""
@@ -151,7 +149,6 @@ def test_interleaved_is_torchs_order(devices: int, chunks: int, m: int) -> None:
         assert row == order
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(2, 8), st.integers(1, 20), st.integers(0, 30), st.integers(2, 12),
        st.integers(2, 12))  # fmt: skip
 def test_bpipe_copies(stages: int, m: int, copy: int, f: int, b: int) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rolling_arrays import equal_jobs
@@ -27,9 +28,7 @@ if TYPE_CHECKING:
 
 SVG = "{http://www.w3.org/2000/svg}"
 
-few = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+few = settings(max_examples=depth(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def drawn(picture: Path, group: str) -> int:

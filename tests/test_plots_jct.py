@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from depth import depth
 
 from optsched import plots
 from optsched.cluster.nodes import Nodes
@@ -46,7 +47,7 @@ def test_figures_without_a_file(runs: dict[str, Run]) -> None:
 
 def test_the_same_bytes(runs: dict[str, Run], tmp_path: Path) -> None:
     """Every kind of file, twice."""
-    for suffix in ("png", "svg", "pdf", "html"):
+    for suffix in ("html", "svg", "png", "pdf")[: depth(2, 4)]:
         for k in (1, 2):
             simulation_report(runs, tmp_path / f"{k}.{suffix}", title="<b>&")
         one = (tmp_path / f"1.{suffix}").read_bytes()

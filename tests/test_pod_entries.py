@@ -6,7 +6,7 @@ from itertools import combinations, product
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_pods import plain_bandwidth, random_case
 
@@ -57,7 +57,6 @@ def plain_entries(case: Case, pod: int, k: int) -> set[Entry]:
     return {entry for entry in found if not dominated(entry)}
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**9), st.integers(0, 4), st.integers(1, 8))
 def test_entries_equal_their_plain_twin(seed: int, jobs: int, k: int) -> None:
     """Of every pod, as a set; and every code is that of a count vector of its size."""

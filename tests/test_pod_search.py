@@ -7,6 +7,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_pods import Case, TableModel, host_types, plain_bandwidth, plain_value, random_case
@@ -51,7 +52,7 @@ def assert_best(case: Case, k: int) -> None:
     assert plain_value(case, found.gpus) == best
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=depth(40))
 @given(SEEDS, st.sampled_from([0.0, 0.0, 0.2, 0.6]))
 def test_idle_is_the_best_of_all_subsets(seed: int, missing: float) -> None:
     """Without jobs, for every k, whether or not all patterns are measured."""
@@ -60,7 +61,7 @@ def test_idle_is_the_best_of_all_subsets(seed: int, missing: float) -> None:
         assert_best(case, k)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=depth(60))
 @given(SEEDS, st.integers(1, 5), st.sampled_from([0.0, 0.0, 0.2]))
 def test_beside_tenants_is_the_best_of_all_subsets(seed: int, jobs: int, missing: float) -> None:
     """With jobs over hosts and pods."""
@@ -75,7 +76,6 @@ def test_a_job_without_measured_joint_allocations_hides_no_other() -> None:
     assert_best(random_case(3001590, gpus=13, jobs=2, missing=0.2), 3)
 
 
-@settings(max_examples=60, deadline=None)
 @given(SEEDS, st.integers(1, 4), st.sampled_from([0, 1, 300, 3000]))
 def test_little_work_leaves_a_bound(seed: int, jobs: int, work: int) -> None:
     """The value is reached, the best is between value and bound, and a proof is one."""
@@ -89,7 +89,6 @@ def test_little_work_leaves_a_bound(seed: int, jobs: int, work: int) -> None:
     assert found.exact == (found.value == found.upper_bound)
 
 
-@settings(max_examples=60, deadline=None)
 @given(SEEDS, st.integers(1, 4), st.sampled_from([0.0, 0.2]))
 def test_local_search_is_bounded(seed: int, jobs: int, missing: float) -> None:
     """It never passes the best of all, nor the bound."""
@@ -109,7 +108,7 @@ def test_local_search_is_bounded(seed: int, jobs: int, missing: float) -> None:
     assert start is None or found.value >= start
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, 12)
 def test_pods_too_large_to_enumerate(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond so many count vectors the answer comes from the local search, with a bound."""
     monkeypatch.setattr(pod_tenants, "MOST_VECTORS", 0)
@@ -122,7 +121,6 @@ def test_pods_too_large_to_enumerate(seed: int, monkeypatch: pytest.MonkeyPatch)
     assert not found.exact or found.value == best
 
 
-@settings(max_examples=40, deadline=None)
 @given(SEEDS, st.integers(0, 4))
 def test_values_of_many_rows(seed: int, jobs: int) -> None:
     """The vectorised value equals the plain one, of every row."""
@@ -138,7 +136,6 @@ def test_values_of_many_rows(seed: int, jobs: int) -> None:
     assert values.tolist() == [plain_value(case, row) for row in rows]
 
 
-@settings(max_examples=60, deadline=None)
 @given(SEEDS, st.sampled_from([0.0, 0.3]))
 def test_local_values_equal_their_plain_twin(seed: int, missing: float) -> None:
     """Of every pod and count: the best of all subsets of its free GPUs, of several GPUs."""
@@ -155,7 +152,6 @@ def test_local_values_equal_their_plain_twin(seed: int, missing: float) -> None:
             assert local[p * (k + 1) + count] == plain
 
 
-@settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_in_one_pod_the_lowest_ids_of_the_best(seed: int) -> None:
     """Of all best subsets the one that comes first in the order of sorted ids."""
@@ -176,7 +172,7 @@ def test_in_one_pod_the_lowest_ids_of_the_best(seed: int) -> None:
         assert choose_pods(model, state, k).gpus == rows[int(np.argmax(values))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=depth(40))
 @given(SEEDS)
 def test_windows_equal_their_plain_twin(seed: int) -> None:
     """The kernel over pods, on tables of its own: all count vectors over up to five pods."""
@@ -201,7 +197,6 @@ def test_windows_equal_their_plain_twin(seed: int) -> None:
         assert chosen.sum() == k
 
 
-@settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_fewest_pods_equals_its_plain_twin(seed: int) -> None:
     """Exactly k with as few pods as can be."""
@@ -221,7 +216,7 @@ def test_fewest_pods_equals_its_plain_twin(seed: int) -> None:
     assert found == min(sums) if sums else found > n_pods
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=depth(40))
 @given(st.integers(-1, 50), st.integers(0, 60), st.integers(0, 200))
 def test_capacity_needed_is_least(aim: int, more: int, demand: int) -> None:
     """One less does not give the value; the capacity itself does."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_pods import TableModel, host_types, plain_bandwidth, random_case
 
@@ -33,7 +33,6 @@ def cluster_of(*pods: str, pod: str | None = "pod") -> Cluster:
     return Cluster(tuple(hosts), (KIND, OTHER), ("pod",), pod=pod)
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from([0.0, 0.3]))
 def test_predictions_are_those_of_the_definition(seed: int, missing: float) -> None:
     """Random selections of random clusters, in one batch; unmeasured ones are refused."""
@@ -50,7 +49,6 @@ def test_predictions_are_those_of_the_definition(seed: int, missing: float) -> N
             case.model.predict(row[None])
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.floats(1e-6, 1, exclude_min=True))
 def test_powers_are_rounded_down(factor: float) -> None:
     """Every power is the exact one's floor, whatever the machine's own powers give."""
@@ -60,7 +58,6 @@ def test_powers_are_rounded_down(factor: float) -> None:
     assert powers.tolist() == exact
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**9))
 def test_hosts_of_a_pod_may_be_renamed_and_moved(seed: int) -> None:
     """The order of hosts within a pod does not matter; that of pods does."""

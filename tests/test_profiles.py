@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import JobArray
@@ -96,7 +96,6 @@ def test_naive_counts_differ_by_one(layers: int, data: st.DataObject) -> None:
 
 
 @given(NAMES, st.integers(1, 19), st.sampled_from(["balanced", "naive"]))
-@settings(max_examples=30, deadline=None)
 def test_stages_lose_nothing(name: str, stages: int, partition: str) -> None:
     """Stages hold every layer once, boundaries fit together, tied copies come on top."""
     model = model_of(name)
@@ -144,7 +143,6 @@ def test_switch_time_of_the_paper() -> None:
 
 
 @given(NAMES, st.integers(1, 12), st.integers(1, 500), st.booleans())
-@settings(max_examples=40, deadline=None)
 def test_larger_batches_cost_more(name: str, stages: int, batch: int, naive_cut: bool) -> None:
     """Times and bytes never fall with the batch size; time per sample never rises."""
     partition: Any = "naive" if naive_cut else "balanced"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -262,6 +263,7 @@ def test_arrays_and_their_truth_values_are_accepted() -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.slow
 def test_a_plan_of_the_most_gpus() -> None:
     """As many as are allowed are solved, each with its name."""
     job = QuotaJob("a", maximum=3, score=1, must_run=True)
@@ -352,7 +354,6 @@ def test_hostile_documents(change: dict[str, Any], rule: str) -> None:
         quota_json.from_tree({**tree, **change}, "x.json")
 
 
-@settings(max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_costs_are_those_of_the_definition(rng: Any) -> None:
     """Every answer that brute force allows costs what the plan says; the bound is below all."""
@@ -370,7 +371,7 @@ def test_costs_are_those_of_the_definition(rng: Any) -> None:
         assert problem.worth(sizes, kinds) == cost(choice) >= bound
 
 
-@settings(max_examples=100)
+@settings(max_examples=depth(40))
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(0, 5)), min_size=1,
              max_size=7),
@@ -408,7 +409,7 @@ def _hull_relaxation(problem: QuotaPlan) -> Fraction:
     return total
 
 
-@settings(max_examples=100)
+@settings(max_examples=depth(40))
 @given(st.integers(0, 10**6))
 def test_the_bound_of_sums_is_that_of_the_hull(seed: int) -> None:
     """Integer prices lose less than one part a GPU against the linear relaxation."""

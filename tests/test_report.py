@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rolling_arrays import equal_jobs, rolling
 from strategies import graphs, periodic_schedules, schedules, spoilt
@@ -167,7 +167,6 @@ def allows(s: Schedule, period: int) -> bool:
     return False
 
 
-@settings(deadline=None)
 @given(periodic_schedules())
 def test_critical_cycle_tells_the_least_period(s: Schedule) -> None:
     """Tight all round where the period is least; else it says what the orders allow."""
@@ -280,7 +279,6 @@ def test_graphs_are_refused(graph: Schedule) -> None:
             call(graph)
 
 
-@settings(max_examples=60)
 @given(spoilt(st.one_of(schedules(), periodic_schedules())))
 def test_wrong_schedules_are_still_shown(s: Schedule) -> None:
     """A report and its table exist for every document, right or wrong."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rolling_problems import circular_orders, random_orders, random_rolling
 
@@ -41,7 +41,6 @@ def unlimited(graph: Schedule) -> Schedule:
     return replace(graph, resources=tuple(Resource(r.name) for r in graph.resources))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_correct_and_of_least_period(rng: Random) -> None:
     """No violation in the cycle nor written out; the period of the orders that came in."""
@@ -58,7 +57,6 @@ def test_correct_and_of_least_period(rng: Random) -> None:
     assert rolling(graph, plan.sequences, plan.offset).period == plan.period
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_violations_are_the_same_unrolled(rng: Random) -> None:
     """With memory limits: silent exactly if the written-out cycles are."""
@@ -68,7 +66,6 @@ def test_violations_are_the_same_unrolled(rng: Random) -> None:
     assert bool(verify(plan)) == bool(verify(late))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_same_events_in_the_same_order(rng: Random) -> None:
     """Rows are the given ones seen from another cycle, arcs span as many cycles as they did.
@@ -151,7 +148,6 @@ def test_the_critical_cycle_needs_the_period() -> None:
         critical_cycle(array.with_objective("makespan").graph())
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_where_rows_are_cut_does_not_matter(rng: Random) -> None:
     """A row that begins later, its first blocks an offset earlier: the same events."""

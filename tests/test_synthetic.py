@@ -6,7 +6,8 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from depth import seeds
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
@@ -66,7 +67,6 @@ def test_seeds() -> None:
     assert synthetic.network(a, 3) == synthetic.network(b, 3) != synthetic.network(a, 4)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.sampled_from(SMALL), min_size=1, max_size=4),
     st.integers(1, 5),
@@ -104,7 +104,7 @@ def _patterns(hosts: int, most: int) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(1, 4)
 def test_network(seed: int) -> None:
     """Near the line rate, lower with a whole host, wrong for the compact, and not monotone."""
     made = synthetic.cluster("nvswitch", 4, seed)

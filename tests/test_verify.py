@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import graphs, schedules, spoilt
@@ -129,14 +130,12 @@ def facts(found: list[Violation]) -> set[tuple]:
 
 
 @given(schedules())
-@settings(deadline=None)
 def test_correct_schedules_are_accepted(schedule: Schedule) -> None:
     """A semi-active schedule within memory and windows has no violation."""
     assert verify(schedule) == []
 
 
 @given(graphs())
-@settings(deadline=None, max_examples=20)
 def test_an_instance_cannot_be_verified(graph: Schedule) -> None:
     """Without sequences and starts there is nothing to check."""
     with pytest.raises(InputError, match="not scheduled"):
@@ -144,7 +143,7 @@ def test_an_instance_cannot_be_verified(graph: Schedule) -> None:
 
 
 @given(spoilt(schedules()))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=depth(60))
 def test_agrees_with_oracle(schedule: Schedule) -> None:
     """All violations but overlaps and deadlocks, with operations and amounts, no more, no fewer."""
     found = verify(schedule)
@@ -156,7 +155,7 @@ def test_agrees_with_oracle(schedule: Schedule) -> None:
 
 
 @given(spoilt(schedules()))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=depth(60))
 def test_overlaps_are_those_of_a_step_by_step_simulation(schedule: Schedule) -> None:
     """Where k operations hold a resource at once, k - 1 pairs of them are named, and no other."""
     named = {(v.resource, frozenset(v.operations)) for v in verify(schedule) if v.kind == "overlap"}
@@ -168,7 +167,7 @@ def test_overlaps_are_those_of_a_step_by_step_simulation(schedule: Schedule) -> 
 
 
 @given(spoilt(schedules()))
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=depth(60))
 def test_deadlock_is_named_exactly_if_devices_get_stuck(schedule: Schedule) -> None:
     """Cycles of arcs and sequences = execution by the sequences stops; each one is a cycle."""
     cycles = [v.operations for v in verify(schedule) if v.kind == "liveness"]
@@ -180,7 +179,6 @@ def test_deadlock_is_named_exactly_if_devices_get_stuck(schedule: Schedule) -> N
 
 
 @given(schedules(), st.data())
-@settings(deadline=None)
 def test_start_moved_by_one(schedule: Schedule, data: st.DataObject) -> None:
     """In a semi-active schedule nothing can start one unit earlier."""
     late = np.flatnonzero(schedule.start > 0).tolist()
@@ -194,7 +192,6 @@ def test_start_moved_by_one(schedule: Schedule, data: st.DataObject) -> None:
 
 
 @given(schedules(), st.data())
-@settings(deadline=None)
 def test_neighbours_swapped(schedule: Schedule, data: st.DataObject) -> None:
     """The sequence then contradicts the starts, by what the pair would have to move."""
     rows = schedule.sequences.to_lists()
@@ -212,7 +209,6 @@ def test_neighbours_swapped(schedule: Schedule, data: st.DataObject) -> None:
 
 
 @given(schedules(), st.data())
-@settings(deadline=None)
 def test_arc_lengthened_beyond_its_slack(schedule: Schedule, data: st.DataObject) -> None:
     """One unit more than the starts leave is one unit missing between the two operations."""
     assume(len(schedule.arcs.tail))
@@ -225,7 +221,6 @@ def test_arc_lengthened_beyond_its_slack(schedule: Schedule, data: st.DataObject
 
 
 @given(schedules(), st.data())
-@settings(deadline=None)
 def test_window_missed_by_one(schedule: Schedule, data: st.DataObject) -> None:
     """A release one later or a deadline one earlier than the operation is one unit missing."""
     i = data.draw(st.integers(0, schedule.n_operations - 1))
@@ -238,7 +233,6 @@ def test_window_missed_by_one(schedule: Schedule, data: st.DataObject) -> None:
 
 
 @given(schedules(), st.data())
-@settings(deadline=None)
 def test_memory_one_byte_short(schedule: Schedule, data: st.DataObject) -> None:
     """With one byte less than the peak, the operations at the peak miss one byte, no others any."""
     r = data.draw(st.integers(0, schedule.n_resources - 1))
@@ -256,7 +250,6 @@ def test_memory_one_byte_short(schedule: Schedule, data: st.DataObject) -> None:
 
 
 @given(schedules(), st.data())
-@settings(deadline=None)
 def test_entry_dropped_or_doubled(schedule: Schedule, data: st.DataObject) -> None:
     """A sequence without one of its operations, or with it twice, is named with that operation."""
     rows = schedule.sequences.to_lists()

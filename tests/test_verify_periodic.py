@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rolling_arrays import equal_jobs
@@ -54,7 +55,6 @@ def cycles_to_see(s: Schedule) -> int:
 
 
 @given(periodic_schedules())
-@settings(deadline=None)
 def test_correct_plans_are_accepted(plan: Schedule) -> None:
     """Plans laid out on a circle have no violation, nor have their cycles written out."""
     assert verify(plan) == []
@@ -62,7 +62,7 @@ def test_correct_plans_are_accepted(plan: Schedule) -> None:
 
 
 @given(spoilt(periodic_schedules()))
-@settings(deadline=None, max_examples=600)
+@settings(max_examples=depth(100))
 def test_silent_exactly_if_silent_unrolled(plan: Schedule) -> None:
     """A plan can be repeated for ever if and only if its first cycles are correct one-shot."""
     found = [v for v in verify(plan) if v.kind != "objective"]
@@ -81,7 +81,7 @@ def test_silent_exactly_if_silent_unrolled(plan: Schedule) -> None:
 
 
 @given(spoilt(periodic_schedules()))
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=depth(60))
 def test_same_rules_broken_as_unrolled(plan: Schedule) -> None:
     """What is wrong with a cycle is wrong in the cycles written out: operations and amounts."""
     found = facts(verify(plan))
@@ -327,7 +327,6 @@ def test_unroll_counts_iterations_over_the_copies_of_a_job() -> None:
 
 
 @given(periodic_schedules(), st.integers(1, 4))
-@settings(deadline=None, max_examples=50)
 def test_unroll_repeats_everything(plan: Schedule, cycles: int) -> None:
     """Every operation is there once a cycle from its offset on, with its own iteration number."""
     flat = unroll(plan, cycles)
@@ -346,7 +345,7 @@ def test_unroll_repeats_everything(plan: Schedule, cycles: int) -> None:
 
 
 @given(schedules())
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=depth(2))
 def test_unroll_refuses(schedule: Schedule) -> None:
     """One-shot schedules, instances and silly numbers of cycles get a sentence."""
     with pytest.raises(InputError, match="no period"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -107,7 +108,7 @@ def test_if_everything_fits_one_job_per_gpu_wins() -> None:
     assert advice["job array"].seconds >= advice["one job per GPU"].seconds
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=depth(3))
 @given(
     st.lists(st.sampled_from([1, 2, 4, 8]), min_size=4, max_size=7),
     st.integers(1, 4),
@@ -388,7 +389,7 @@ def test_bad_arguments_are_named(changes: dict[str, Any], sentence: str) -> None
         advise(given.pop("profile"), **given)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=depth(40))
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 4))
 def test_longest_first_keeps_its_promise(times: list[int], machines: int) -> None:
     """At most 4/3 - 1/(3m) of the best, never below the bound; brute force is the oracle."""

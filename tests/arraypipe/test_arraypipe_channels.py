@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from channel_model import Hang, Model, Shape, random_shape, segment_of
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,7 +89,7 @@ def run_swap(seed: int) -> bool:
 
 def test_random_plans_never_hang() -> None:
     """Windows 1, 2, offsets, copies, ties, clipping, skipped iterations; each list in its order."""
-    assert sum(run_plan(seed) for seed in range(300)) > 5000
+    assert sum(run_plan(seed) for seed in range(depth(100, 300))) > 1500
 
 
 @pytest.mark.slow
@@ -99,7 +100,7 @@ def test_ten_thousand_random_plans_never_hang() -> None:
 
 def test_all_devices_change_plans_at_the_same_iteration() -> None:
     """News of a swap reaches every device before it has posted too much; no iteration is lost."""
-    assert sum(run_swap(seed) for seed in range(100)) > 30
+    assert sum(run_swap(seed) for seed in range(depth(40, 100))) > 10
 
 
 @pytest.mark.slow
@@ -128,31 +129,25 @@ def test_noticed_sender_order(monkeypatch: pytest.MonkeyPatch) -> None:
             run_plan(seed)
         except (ProtocolError, Hang, AssertionError, InternalError):
             noticed += 1
-    assert noticed > 5
+        if noticed > 5:
+            return
+    raise AssertionError("not noticed")
 
 
 def test_noticed_too_early_receives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Receives posted more cycles ahead than a swap counts on are left behind by it."""
     monkeypatch.setattr(channels, "AHEAD", 5)
-    noticed = 0
-    for seed in range(100):
-        try:
+    with pytest.raises(AssertionError):
+        for seed in range(100):
             run_swap(seed)
-        except AssertionError:
-            noticed += 1
-    assert noticed
 
 
 def test_noticed_too_early_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A swap that leaves no time for its news to arrive is noticed."""
     monkeypatch.setattr("channel_model.first_cycle", lambda segment, cycle: cycle + 1)
-    noticed = 0
-    for seed in range(60):
-        try:
+    with pytest.raises((AssertionError, InternalError, ProtocolError)):
+        for seed in range(60):
             run_swap(seed)
-        except (AssertionError, InternalError, ProtocolError):
-            noticed += 1
-    assert noticed
 
 
 # sender and receiver
@@ -167,7 +162,6 @@ def small(ties: bool = False) -> Segment:
     return segment
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_a_sender_takes_the_longest_ready_prefix(draw: random.Random) -> None:
     """Whatever the order in which messages are finished, they leave in the receiver's order."""
@@ -269,7 +263,7 @@ def slots() -> st.SearchStrategy[Slot]:
     return st.builds(Slot, small, st.sampled_from(KINDS), small, large, small, small, small)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=depth(40))
 @given(
     slots(),
     st.integers(0, 7),
@@ -291,7 +285,7 @@ def test_headers_survive_packing(
     assert back._replace(loss=0.0) == given_header._replace(loss=0.0)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=depth(40))
 @given(st.binary(max_size=80))
 def test_hostile_bytes_are_no_header(data: bytes) -> None:
     """Anything else is refused in a sentence."""

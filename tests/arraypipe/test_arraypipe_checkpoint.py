@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from arraypipe_halves import Halves  # noqa: E402
 from arraypipe_models import adamw, build_model, sgd, trainer  # noqa: E402
+from depth import seeds  # noqa: E402
 from torch import nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
@@ -87,22 +88,22 @@ def test_every_checkpoint_is_an_iteration_boundary(tmp_path: Path, update: Any) 
                 assert torch.equal(saved[name], value)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_resume_continues_bit_by_bit(tmp_path: Path, seed: int) -> None:
     """Stop and go on, with another order, equals going through."""
-    array = trainer(JOBS)
-    array.run(random_schedule(**ORDER, seed=seed), 2, checkpoint=tmp_path)
+    array, folder = trainer(JOBS), tmp_path / str(seed)
+    array.run(random_schedule(**ORDER, seed=seed), 2, checkpoint=folder)
     second = trainer(JOBS).run(
         random_schedule(**ORDER, seed=seed + 9, update=[0], recompute=[2]),
         5,
-        checkpoint=tmp_path,
+        checkpoint=folder,
         resume=True,
     )
     for j in range(3):
         alone = array.train_alone(j, 5)
         assert same_state(second.trained[j], alone) == []
         assert second.losses[j] == alone.losses[2:]
-    again = trainer(JOBS).run(random_schedule(**ORDER), 5, checkpoint=tmp_path, resume=True)
+    again = trainer(JOBS).run(random_schedule(**ORDER), 5, checkpoint=folder, resume=True)
     assert again.losses == ((), (), ())
     assert same_state(again.trained[0], array.train_alone(0, 5)) == []
 

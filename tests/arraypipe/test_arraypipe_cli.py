@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from program import PATIENCE, PROGRAM, Cli, start
 
@@ -181,7 +181,6 @@ def test_help_is_quick() -> None:
     st.sampled_from([("", 1), ("GB/s", 10**9), ("GiB", 2**30), (" MB/s", 10**6)]),
     st.none() | st.tuples(st.integers(0, 10**6), st.sampled_from([("ns", 1), ("us", 1000)])),
 )
-@settings(max_examples=50)
 def test_links_are_read(
     name: str, number: int, unit: tuple[str, int], latency: tuple[int, tuple[str, int]] | None
 ) -> None:

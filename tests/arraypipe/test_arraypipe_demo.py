@@ -23,12 +23,12 @@ def test_demo_solves_trains_and_compares(tmp_path: Path, monkeypatch: pytest.Mon
     """The whole way: measure, solve, train, compare, write everything, tell the story."""
     monkeypatch.setattr(profile, "PATIENCE", 0.0)  # what scatters is not repeated here
     threads, lines = torch.get_num_threads(), []
-    result = run_demo(tmp_path / "out", steps=6, time_limit=0.5, say=lines.append)
+    result = run_demo(tmp_path / "out", steps=4, time_limit=0.5, say=lines.append)
     assert result.profile is not None and result.profile.made(result.schedule)
     assert result.schedule.period is not None
     trace = Schedule.read(tmp_path / "out" / "measured.schedule.json")
     assert verify(trace) == []
-    assert trace.n_operations == 6 * (3 * 8 + 16)
+    assert trace.n_operations == 4 * (3 * 8 + 16)
     replay = Schedule.read(tmp_path / "out" / "replay.schedule.json")
     assert verify(replay) == []
     assert replay.makespan == result.result.report.replayed < trace.makespan
@@ -44,7 +44,7 @@ def test_demo_solves_trains_and_compares(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_demo_learns_by_any_schedule_that_fits() -> None:
     """A schedule of one's own is run; every loss falls."""
-    result = run_demo(steps=20, schedule=random_schedule([1, 1, 1, 2], 4, seed=3))
+    result = run_demo(steps=8, schedule=random_schedule([1, 1, 1, 2], 4, seed=3))
     assert result.profile is None and "how else" not in result.story
     for losses in result.result.losses:
         assert losses[-1] < 0.8 * losses[0]

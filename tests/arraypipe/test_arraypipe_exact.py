@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -77,19 +77,9 @@ def arrays(draw: st.DrawFn) -> tuple[list[Settings], dict[str, Any]]:
     return rows, order
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(arrays())
 def test_bit_identical_in_any_feasible_order(drawn: tuple[list[Settings], dict[str, Any]]) -> None:
     """Parameters, buffers, optimizer states and losses are equal; traces verify."""
-    rows, order = drawn
-    assert all_differences(rows, **order) == []
-
-
-@pytest.mark.slow
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(arrays())
-def test_bit_identical_in_many_orders(drawn: tuple[list[Settings], dict[str, Any]]) -> None:
-    """The same on a thousand schedules."""
     rows, order = drawn
     assert all_differences(rows, **order) == []
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
@@ -50,7 +50,6 @@ def slope(plan: ExecutionPlan, iterations: int) -> float:
 @given(
     st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3), st.integers(0, 10**6)
 )
-@settings(max_examples=60)
 def test_predicted_period_is_that_of_a_long_run(
     microbatches: list[int], n_stages: int, seed: int
 ) -> None:
@@ -62,7 +61,6 @@ def test_predicted_period_is_that_of_a_long_run(
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=40)
 def test_predicted_period_of_rolling_plans(seed: int) -> None:
     """Offsets, several iterations a cycle and lags are seen."""
     array = optsched.JobArray(

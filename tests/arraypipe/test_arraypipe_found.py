@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noqa: E402
+from depth import seeds  # noqa: E402
 from torch import nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
@@ -67,7 +68,7 @@ class Adds(nn.Module):
         return self.linear(x * (1 + 0.01 * seen))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, 6)
 def test_outputs_that_view_a_live_buffer(seed: int) -> None:
     """They are copied at the cut, because the next micro-batch changes the buffer."""
     jobs = [Job(0, 8, sgd, microbatches=4), Job(1, 8, adamw, microbatches=3, recompute=True)]

@@ -47,6 +47,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         del sys.modules[name]
 
 
+@pytest.mark.slow
 def test_the_script_itself(check: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """On a CPU: every row is there, and nothing that does not depend on a GPU fails."""
     assert check.main(["--cpu", "--json", str(tmp_path / "rows.json")]) == 0

@@ -14,6 +14,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, data, loss, sgd, trainer  # noqa: E402
+from depth import seeds  # noqa: E402
 from streams_model import Machine, Stream, streams  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
@@ -87,7 +88,7 @@ def run(array: ArrayTrainer, seed: int = 1, steps: int = STEPS, **how: Any) -> A
     return array.run(schedule, steps, on_error="raise", **how)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_no_race_and_the_same_bits(machine: Machine, seed: int) -> None:
     """Whatever the order: all accesses are ordered, and the trace has the times of the streams."""
     array = trainer(jobs())

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.torch
 # stops
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=depth(4))
 @given(
     seed=st.integers(0, 10**6),
     stops=st.dictionaries(st.integers(0, 2), st.integers(0, STEPS - 1)),
@@ -85,10 +86,10 @@ def test_stopped_jobs_can_go_on(tmp_path: Path) -> None:
     assert [job.status for job in again] == ["done"] * 3
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, 4)
 def test_an_interrupt_ends_and_saves_all_jobs(tmp_path: Path, seed: int) -> None:
     """Ctrl-C: every job ends the iteration that it is in; the result and the files have it."""
-    jobs, order = jobs_of(), {"seed": seed, "update": [0]}
+    jobs, order, folder = jobs_of(), {"seed": seed, "update": [0]}, tmp_path / str(seed)
     handler = signal.getsignal(signal.SIGINT)
 
     def on_step(job: Job, t: int, value: float) -> None:
@@ -96,15 +97,15 @@ def test_an_interrupt_ends_and_saves_all_jobs(tmp_path: Path, seed: int) -> None
             os.kill(os.getpid(), signal.SIGINT)
 
     schedule = random_schedule(PARTS, 3, **order)  # type: ignore[arg-type]
-    result = trainer(jobs).run(schedule, 50, checkpoint=tmp_path, on_step=on_step)
+    result = trainer(jobs).run(schedule, 50, checkpoint=folder, on_step=on_step)
     assert signal.getsignal(signal.SIGINT) is handler
     done = [len(row) for row in result.losses]
     assert max(done) < 6
     for j, job in enumerate(jobs):
         assert job.status == "stopped"
         assert same(result.trained[j], j, done[j])
-        assert done[j] == 0 or saved_is_exact(tmp_path, j) == done[j]
-    second = trainer(jobs_of()).run(schedule, 7, checkpoint=tmp_path, resume=True)
+        assert done[j] == 0 or saved_is_exact(folder, j) == done[j]
+    second = trainer(jobs_of()).run(schedule, 7, checkpoint=folder, resume=True)
     for j in range(3):
         assert same(second.trained[j], j, 7, start=done[j])
 
@@ -365,7 +366,7 @@ def test_a_failure_can_end_the_run(where: str) -> None:
     assert caught.value.__cause__ is not None
 
 
-@pytest.mark.parametrize("seed", range(6))
+@seeds(2, 6)
 def test_a_failure_leaves_the_updates_before_it_to_later_stages(seed: int) -> None:
     """Rolling and clipped: stage 0 raises while others still owe the update before."""
     rows = [[3, 5, 4]] * 3

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 CYCLES = 24
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=depth(60))
 @given(st.data())
 def test_live_means_that_a_marked_graph_never_halts(data: st.DataObject) -> None:
     """The token test agrees with running many cycles, negative tokens included."""

@@ -9,12 +9,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, build_model, loss, sgd, trainer  # noqa: E402
+from depth import depth  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from optsched import InputError, Rows, Schedule, verify  # noqa: E402
@@ -142,18 +143,10 @@ def check(drawn: tuple[list[Settings], list[bool], dict[str, Any], float]) -> No
         assert differences(result.trained[j], alone(row)) == []
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=depth(8))
 @given(arrays())
 def test_bit_identical_in_any_memory(drawn: Any) -> None:
     """SGD with momentum, AdamW, BatchNorm, dropout, micro-batches, recompute: no differing bit."""
-    check(drawn)
-
-
-@pytest.mark.slow
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(arrays())
-def test_bit_identical_in_any_memory_often(drawn: Any) -> None:
-    """The same on many orders."""
     check(drawn)
 
 
@@ -475,7 +468,7 @@ def test_orders_that_change_on_the_way(
 
     Whatever is announced after a change is what comes next, and nothing comes unannounced.
     """
-    for seed in range(3):
+    for seed in range(depth(1, 3)):
         draw = random.Random(seed)
         jobs = [job(row, recompute=j not in keeps) for j, row in enumerate(FOUR)]
         orders = [order_of(seed + k, **options) for k, options in enumerate(more)]

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, sgd, trainer  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from test_arraypipe_memory import beside, room  # noqa: E402
 from test_arraypipe_process import ask  # noqa: E402
@@ -48,7 +48,6 @@ def arcs(trace: Schedule) -> set[tuple[Any, Any]]:
 
 
 @given(courses(), st.integers(0, 99))
-@settings(deadline=None, max_examples=60)
 def test_the_end_of_a_run(given_course: tuple[Course, random.Random], place: int) -> None:
     """From any cycle on: verified, with exactly the arcs between what is left, and a report."""
     course, rng = given_course
@@ -74,7 +73,6 @@ def test_the_end_of_a_run(given_course: tuple[Course, random.Random], place: int
 
 
 @given(st.integers(2, 40), st.lists(st.integers(0, 3), max_size=400), st.randoms())
-@settings(max_examples=60)
 def test_whole_cycles_are_left_out(most: int, ahead: list[int], draw: random.Random) -> None:
     """All blocks from some cycle on are remembered, and blocks are left out in big steps."""
     with pytest.MonkeyPatch.context() as patch:

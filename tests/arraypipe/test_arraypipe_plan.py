@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import Arcs, CyclicOrder, InputError, JobArray, Resource, Rows, Schedule
@@ -59,7 +59,6 @@ def executed(plan: ExecutionPlan, lengths: list[int]) -> dict[int, list[tuple[in
     return rows
 
 
-@settings(max_examples=60, deadline=None)
 @given(random_orders(), st.data())
 def test_every_instance_once_after_all_it_waits_for(
     schedule: Schedule, data: st.DataObject
@@ -79,7 +78,6 @@ def test_every_instance_once_after_all_it_waits_for(
         assert row == sorted(row, key=lambda entry: (entry[1], position[entry[0]]))
 
 
-@settings(max_examples=30, deadline=None)
 @given(random_orders(), st.randoms(use_true_random=False))
 def test_starts_decide_nothing_but_the_launch_order(schedule: Schedule, random: Any) -> None:
     """Scrambled start times leave the order on every device as it is."""
@@ -121,7 +119,6 @@ def test_rolling_rule() -> None:
         compile(changed(rolling(), sequences=Rows.of([[0, 3, 4, 7, 8, 11], [1, 2, 5, 6, 9, 10]])))
 
 
-@settings(max_examples=20, deadline=None)
 @given(random_orders())
 def test_barrier(schedule: Schedule) -> None:
     """With the barrier no job begins an iteration before all jobs have finished the last one."""
@@ -254,7 +251,6 @@ def test_memory_error_says_how_many_jobs_would_fit() -> None:
         compile(small)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 2), min_size=1, max_size=3))
 def test_held_is_the_peak_of_a_long_run(seed: int, copies: list[int]) -> None:
     """Bytes held over one cycle of the steady state are the most that a long run ever holds."""

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
+from depth import depth  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
@@ -53,14 +54,14 @@ TROUBLES: dict[str, list[str]] = {
     "lies": ["ProtocolError", "from device1: expected", "iteration 2", "iteration 9"],
 }
 SOME: tuple[Any, ...] = (
-    (2, "several", {"exact": [0, 7], "replanned": [0, 3], "stopped": [], "failed": [],
+    (2, "several", {"exact": [0, 3], "replanned": [0, 3], "stopped": [], "failed": [],
                     "queued": [], "interrupted": [], "longer": [], "refused": [], "uneven": [],
                     "first_forwards": [], "unlike": [], "nothing_left": [], "caught": [],
                     "one_rank_cannot": [], "concluded": [], "used_up": [],
                     "late": [], "devices": [], "carried": [],
-                    "credited": [20, 22], "loose": [0, 6]}),
-    (4, "several", {"exact": [100, 103], "replanned": [100, 102], "stopped": [],
-                    "credited": [120, 122], "loose": [100, 104]}),
+                    "credited": [20, 22], "loose": [0, 2]}),
+    (4, "several", {"exact": [100, 102], "replanned": [100, 102], "stopped": [],
+                    "credited": [120, 122], "loose": [100, 102]}),
     *((2, "ends_badly", how) for how in TROUBLES),
     (2, "absent"),
     (2, "killed"),
@@ -406,7 +407,7 @@ def odd_tensors(draw: st.DrawFn) -> Any:
     return t.permute(draw(st.permutations(range(t.dim()))))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=depth(60))
 @given(st.lists(odd_tensors(), max_size=4), st.integers(0, 3))
 def test_tensors_survive_the_wire(tensors: list[Any], more: int) -> None:
     """Values, shapes, strides, dtypes and the place within 64 bytes; a longer buffer does."""
@@ -440,7 +441,7 @@ def test_nothing_is_copied_on_receipt() -> None:
         assert t.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=depth(40))
 @given(st.binary(min_size=8, max_size=120))
 def test_hostile_tables_are_refused(data: bytes) -> None:
     """Garbage behind the header is refused in a sentence, or describes tensors inside the bytes."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -207,7 +208,7 @@ def test_a_wrong_document_is_refused_by_field(
         from_text(json.dumps(given), "bad.json")
 
 
-@settings(max_examples=200)
+@settings(max_examples=depth(60))
 @given(st.randoms(use_true_random=False))
 def test_any_change_is_read_or_refused(draw: Any) -> None:
     """Whatever one place of a document is replaced by: a profile or an `InputError`."""
@@ -330,7 +331,6 @@ class TestCurve:
         for size in (1, 50, 250):
             assert other(size) == k * one(size)
 
-    @settings(max_examples=60)
     @given(st.lists(st.integers(0, 20), min_size=1, max_size=6))
     def test_monotone_is_the_nearest(self, values: list[int]) -> None:
         """Brute force over all ways to pool neighbours finds nothing nearer."""
@@ -522,7 +522,6 @@ class TestProblem:
         with pytest.raises(InputError, match="stages: "):
             JobArray.from_profile("vgg19")
 
-    @settings(max_examples=40)
     @given(
         batches=st.lists(st.integers(1, 64), min_size=1, max_size=4),
         parts=st.integers(1, 3),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import InputError, JobArray, Resource, Rows, Schedule, verify
@@ -101,7 +101,6 @@ def only(rows: list[list[tuple[Any, ...]]], jobs: list[int]) -> list[list[tuple[
     return [row[k:] + row[:k] for row, k in zip(kept, first, strict=True)]
 
 
-@settings(max_examples=50, deadline=None)
 @given(SEEDS)
 def test_deletion_keeps_feasible_and_order_and_never_lengthens(seed: int) -> None:
     """Without some jobs: verified, not longer, the others in their order, the smaller instance."""
@@ -122,7 +121,6 @@ def test_deletion_keeps_feasible_and_order_and_never_lengthens(seed: int) -> Non
     assert length(start) == length(small)
 
 
-@settings(max_examples=50, deadline=None)
 @given(SEEDS)
 def test_jobs_that_stop_are_passed_over(seed: int) -> None:
     """Whenever they stop: every device goes on in the order of the plan, without what is left."""
@@ -158,7 +156,6 @@ def test_families_that_are_no_jobs_stay() -> None:
     assert set(without(dataclasses.replace(schedule, family=schedule.job), [0]).family) == {0, 1}
 
 
-@settings(max_examples=50, deadline=None)
 @given(SEEDS)
 def test_insertion_is_live_in_order_and_within_memory(seed: int) -> None:
     """A copy of a job at the end of all orders: the others run as before, memory is respected."""
@@ -247,18 +244,6 @@ def test_refused_repairs(case: str) -> None:
     make, sentence = HOSTILE[case]
     with pytest.raises(InputError, match=sentence):
         make()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("test", [
-    test_deletion_keeps_feasible_and_order_and_never_lengthens,
-    test_jobs_that_stop_are_passed_over,
-    test_insertion_is_live_in_order_and_within_memory,
-])  # fmt: skip
-def test_of_many(test: Any) -> None:
-    """The properties above for 400 further documents."""
-    for seed in range(400):
-        test.hypothesis.inner_test(seed)
 
 
 def test_orders_of_one_iteration_begin_a_periodic_search() -> None:

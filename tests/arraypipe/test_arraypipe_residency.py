@@ -10,6 +10,7 @@ from itertools import combinations, cycle
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,7 +82,7 @@ def fewest_by_search(row: Sequence[int], slots: int, start: frozenset[int]) -> d
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(1, 3))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=depth(40))
 def test_no_residency_plan_loads_less(row: list[int], slots: int) -> None:
     """Brute force over all plans of up to three jobs and eight visits: Belady's rule is optimal."""
     decisions = Replacement(iter(reads(row)), [Rule(slots), Rule(1)], 20)
@@ -92,7 +93,7 @@ def test_no_residency_plan_loads_less(row: list[int], slots: int) -> None:
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(1, 3))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=depth(40))
 def test_no_cyclic_residency_plan_loads_less(row: list[int], slots: int) -> None:
     """The same for the sequence repeated for ever: the least mean over all loops of contents."""
     names = sorted(set(row))
@@ -216,7 +217,7 @@ def runs(draw: st.DrawFn) -> tuple[list[State], list[Visit], list[Rule]]:
 
 
 @given(runs(), st.data())
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=depth(60))
 def test_every_block_finds_the_newest_bytes(
     drawn: tuple[list[State], list[Visit], list[Rule]], data: st.DataObject
 ) -> None:
@@ -276,7 +277,7 @@ class Places(Bytes):
 
 
 @given(runs(), st.integers(0, 3))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=depth(40))
 def test_no_two_uses_of_a_slot_overlap(
     drawn: tuple[list[State], list[Visit], list[Rule]], chunk: int
 ) -> None:
@@ -314,7 +315,6 @@ def period(rows: list[State], visits: list[Visit], rules: list[Rule], link: Host
 
 
 @given(st.integers(2, 6), st.integers(1, 9), st.integers(0, 30))
-@settings(deadline=None, max_examples=60)
 def test_closed_forms(n: int, size: int, block: int) -> None:
     """One slot: copies and blocks add up; with more the longer of both, exactly."""
     rows, row = states(n, size), list(range(n))
@@ -356,7 +356,7 @@ def array(seed: int) -> tuple[list[State], list[Visit]]:
 
 
 @pytest.mark.parametrize("chunk", [500, None])
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, 12)
 def test_copies_hide_behind_longer_blocks(seed: int, chunk: int | None) -> None:
     """With a third of the states in slots and compute >= 2 x copies, 95 % of them are hidden."""
     rows, visits = array(seed)
@@ -370,7 +370,7 @@ def test_copies_hide_behind_longer_blocks(seed: int, chunk: int | None) -> None:
     assert plan.exposed <= 0.05 * plan.bound
 
 
-@pytest.mark.parametrize("seed", range(12))
+@seeds(4, 12)
 def test_no_rule_beats_the_bound(seed: int) -> None:
     """Measured copies and times are never below the lower bound of the same slots."""
     rows, visits = array(seed)
@@ -487,7 +487,6 @@ def test_budget_adds_up() -> None:
         room_for_states(plan, 0, rows, 120)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(["fused", "block"]), st.integers(1, 3), st.integers(0, 10**6))
 def test_gradients_are_held_from_the_first_backward_to_the_update(
     mode: str, parts: int, seed: int

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, sgd, trainer  # noqa: E402
-from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from optsched import JobArray, verify  # noqa: E402
@@ -104,16 +104,7 @@ def check(drawn: dict[str, Any]) -> None:
         assert differences(trained, alone(row, done)) == []
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(runs())
 def test_rolling_orders_are_bit_identical(drawn: dict[str, Any]) -> None:
     """Offsets, several iterations of a job in a cycle, and stops at any iteration."""
-    check(drawn)
-
-
-@pytest.mark.slow
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(runs())
-def test_many_rolling_orders_are_bit_identical(drawn: dict[str, Any]) -> None:
-    """The same on three hundred runs."""
     check(drawn)

@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noqa: E402
+from depth import depth, seeds  # noqa: E402
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
@@ -53,7 +54,7 @@ def plateau(optimizer: torch.optim.Optimizer) -> Any:
     )
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(1, 4)
 @pytest.mark.parametrize("microbatches", [1, 3])
 @pytest.mark.parametrize("clip", [1e-3, 0.3, 1e6])
 def test_clipping_needs_all_norms(clip: float, microbatches: int, seed: int) -> None:
@@ -208,7 +209,7 @@ def token_loss(output: Any, target: Any) -> Any:
 NAMES: Sequence[Sequence[str]] = [["embed"], ["middle"], ["third"], ["head"]]
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=depth(4))
 @given(
     uses=st.sampled_from([1, 2]),
     third=st.booleans(),
@@ -235,7 +236,7 @@ def test_tied_weights(
     assert found(array, seed, place=place) == []
 
 
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=depth(3))
 @given(
     third=st.booleans(),
     seed=st.integers(0, 10**6),

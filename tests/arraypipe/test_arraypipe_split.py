@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -127,7 +127,6 @@ def webs(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], list[int]]:
     return steps, sorted(draw(st.sets(st.integers(1, n - 1), min_size=1, max_size=3)))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(webs())
 def test_any_skips_are_exact(drawn: tuple[list[tuple[int, int, int]], list[int]]) -> None:
     """Values used in any later stages, any number of times, ride along with exact gradients."""

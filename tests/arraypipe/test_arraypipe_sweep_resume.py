@@ -171,8 +171,9 @@ def test_damaged_and_foreign_files(tmp_path: Path) -> None:
             sweep_in(tmp_path, resume=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("beat", [3, 11, 17])
+@pytest.mark.parametrize(
+    "beat", [11, *(pytest.param(beat, marks=pytest.mark.slow) for beat in (3, 17))]
+)
 def test_kill_and_resume(tmp_path: Path, reference: Any, beat: int) -> None:
     """A process that is killed without warning loses at most the work since its checkpoints."""
     script = (

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from depth import seeds
+from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
@@ -133,7 +134,6 @@ def courses(draw: st.DrawFn) -> tuple[Course, random.Random]:
 
 
 @given(courses(), st.booleans())
-@settings(deadline=None, max_examples=60)
 def test_every_run_verifies(given_course: tuple[Course, random.Random], serial: bool) -> None:
     """Stops, swapped seats and plans, with a barrier or not, serial or parallel: all is obeyed."""
     course, rng = given_course
@@ -158,7 +158,6 @@ def test_every_run_verifies(given_course: tuple[Course, random.Random], serial: 
 
 
 @given(courses(), st.integers(0, 30))
-@settings(deadline=None, max_examples=40)
 def test_clocks_that_disagree(given_course: tuple[Course, random.Random], apart: int) -> None:
     """Devices whose clocks are apart: the trace verifies, and says how much it had to bend."""
     course, rng = given_course
@@ -178,7 +177,6 @@ def test_clocks_that_disagree(given_course: tuple[Course, random.Random], apart:
 
 
 @given(courses())
-@settings(deadline=None, max_examples=40)
 def test_replay_is_a_simulation(given_course: tuple[Course, random.Random]) -> None:
     """The virtual clock is where devices in parallel would have been, in any order of records."""
     course, rng = given_course
@@ -203,7 +201,7 @@ def rolling_array(**options: Any) -> JobArray:
     return JobArray(forward, backward, objective="period", **options)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(2, 4)
 def test_lags_setups_and_offsets_of_the_plan(seed: int) -> None:
     """Communication and switches are replayed, across two segments of periodic plans."""
     array = rolling_array(switch=7, lag_forward=5, lag_backward=5)
@@ -217,7 +215,7 @@ def test_lags_setups_and_offsets_of_the_plan(seed: int) -> None:
     assert int(replay.arcs.lag.max()) == 5 * MICRO
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_period_of_a_prediction_that_comes_true(seed: int) -> None:
     """Devices that need the predicted times: all three periods are that of the schedule."""
     schedule = random_rolling(rolling_array(), seed=seed)
@@ -242,7 +240,7 @@ def test_period_of_a_prediction_that_comes_true(seed: int) -> None:
     assert all(error.predicted == error.measured for error in report.largest_errors)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_period_of_the_jobs_that_are_left(seed: int) -> None:
     """A job that ends early: the others have a line of their own, with the plan without it."""
     schedule = random_rolling(rolling_array(), seed=seed)
@@ -263,7 +261,6 @@ def test_period_of_the_jobs_that_are_left(seed: int) -> None:
 
 
 @given(courses(), st.booleans(), st.booleans())
-@settings(deadline=None, max_examples=40)
 def test_times_of_a_device_add_up(
     given_course: tuple[Course, random.Random], serial: bool, copies: bool
 ) -> None:
@@ -346,7 +343,6 @@ def test_host_bound() -> None:
 
 
 @given(courses())
-@settings(deadline=None, max_examples=40)
 def test_messages_and_copies_are_operations_of_links(
     given_course: tuple[Course, random.Random],
 ) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from program import Cli
 
 from optsched.cluster.determined import Task
 from optsched.formats import decide_json
@@ -31,17 +31,16 @@ def test_python_blocks_run() -> None:
         exec(compile(block, "docs/determined.md", "exec"), namespace)
 
 
-def test_commands_run(tmp_path: Path) -> None:
+def test_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Every `$ optsched ...` line exits with 0."""
     shutil.copytree(ROOT / "instances", tmp_path / "instances")
     lines = [line[2:] for block in blocks("console") for line in block.splitlines()]
-    script = Path(sys.executable).parent / "optsched"
+    monkeypatch.chdir(tmp_path)
+    run = Cli(tmp_path, monkeypatch, capsys)
     assert len(lines) >= 6
     for line in lines:
-        done = subprocess.run(
-            [str(script), *shlex.split(line)[1:]], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == 0, (line, done.stderr)
+        done = run(*shlex.split(line)[1:])
+        assert done.code == 0, (line, done.err)
 
 
 def test_documents_are_read() -> None:

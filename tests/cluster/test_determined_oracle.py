@@ -8,7 +8,8 @@ from typing import Any
 
 import determined_oracle as oracle
 import pytest
-from hypothesis import HealthCheck, given, settings
+from depth import depth
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optsched.cluster.determined import (
@@ -24,7 +25,7 @@ from optsched.cluster.determined import (
     priority,
 )
 
-_NO_DEADLINE = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+_NO_DEADLINE = settings(max_examples=depth(60))
 
 
 @st.composite

@@ -6,6 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
+from depth import depth
 
 from optsched import cluster
 from optsched.cluster.determined import Agent, State, Task, fair_share, priority
@@ -16,6 +17,7 @@ from optsched.cluster.policies.priority import Priority
 from optsched.cluster.settings import Settings
 from optsched.errors import InputError
 from optsched.testing.policy_checks import check_policy
+from optsched.testing.policy_worlds import policy_worlds
 from optsched.verify import verify
 
 WORK = 10**6
@@ -34,7 +36,7 @@ def job(name: str, gpus: int = 1, time: int = 10, **rest: Any) -> cluster.Job:
 @pytest.mark.parametrize("zero_slot", [False, True])
 def test_conformance(policy: Any, zero_slot: bool) -> None:
     """Legal decisions, no memory, histories that verify."""
-    check_policy(policy, zero_slot=zero_slot)
+    check_policy(policy, worlds=policy_worlds(depth(8, 40), zero_slot=zero_slot))
 
 
 def state_of(view: Any, fit: Any) -> tuple[State, dict[str, int]]:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pytest
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tick_oracle import simulate_by_ticks
@@ -87,7 +87,7 @@ def compared(workload: Workload, nodes: Nodes, how: Settings, policy: Any) -> An
     return log
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=depth(60))
 @given(worlds(), st.integers(0, 10**6))
 def test_everything_against_ticks(world: Any, seed: int) -> None:
     """Passes, resizes, restarts, losses, packing, named nodes, drains, groups, rounds, wake-ups."""
@@ -95,14 +95,13 @@ def test_everything_against_ticks(world: Any, seed: int) -> None:
     assert (log.finished >= 0).all()
 
 
-@settings(max_examples=60, deadline=None)
 @given(worlds())
 def test_greedy_against_ticks(world: Any) -> None:
     """A policy that never asks for more than there is."""
     compared(*world, Greedy())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=depth(40))
 @given(worlds(), st.integers(0, 10**6))
 def test_conservation(world: Any, seed: int) -> None:
     """The work of all stays is the job's; GPUs are held by no more than they are; no overlap."""
@@ -123,7 +122,6 @@ def test_conservation(world: Any, seed: int) -> None:
         assert (used <= np.array(nodes.gpus)).all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(worlds(), st.integers(0, 10**6))
 def test_views_are_the_oracles(world: Any, seed: int) -> None:
     """Every column of every view, also the lazy ones."""
@@ -147,7 +145,7 @@ def test_views_are_the_oracles(world: Any, seed: int) -> None:
             assert np.array_equal(value, other[key]), (key, one["time"], value, other[key])
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_replay_is_identical(seed: int) -> None:
     """Two runs, two equal logs, for more jobs than ticks could serve."""
     dice = np.random.default_rng(seed)
@@ -166,7 +164,6 @@ def test_replay_is_identical(seed: int) -> None:
         assert np.array_equal(a, b) if a is not None else b is None
 
 
-@settings(max_examples=30, deadline=None)
 @given(worlds(), st.randoms())
 def test_rows_in_another_order(world: Any, dice: Any) -> None:
     """Jobs of distinct submit times may be given in any order."""

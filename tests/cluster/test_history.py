@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from depth import seeds
 from hand_logs import run_of, runs, stay
-from hypothesis import given, settings
+from hypothesis import given
 
 from optsched.cluster.job import WORK, Job
 from optsched.cluster.log import HALF_A, HALF_B, WHOLE
@@ -25,17 +26,13 @@ if TYPE_CHECKING:
 
     from optsched.cluster.run import Run
 
-many = settings(max_examples=80)
 
-
-@many
 @given(runs())
 def test_every_history_verifies(run: Run) -> None:
     """Exclusive GPUs: one unary resource each."""
     check(run)
 
 
-@many
 @given(runs(sharing=True))
 def test_every_history_with_shared_gpus_verifies(run: Run) -> None:
     """Shared GPUs: two unary resources each."""
@@ -82,7 +79,7 @@ def check(run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", ["fifo", "srtf", "elastic_srtf", "lucid"])
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_simulated_histories_verify(name: str, seed: int) -> None:
     """Real logs: preemptions, restarts, resizes and packed pairs."""
     jobs = synthetic(80, 2.0, seed, gpus=16, elastic=name.startswith("elastic"), passes=4)

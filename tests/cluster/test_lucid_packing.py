@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lucid_packing_oracle import Packed
@@ -59,7 +60,7 @@ def workload(rows: list[tuple[int, int, int, str, float]]) -> Workload:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=depth(40))
 @given(packed_jobs(), tables(), st.sampled_from([2, 3, 4, 8]))
 def test_events_equal_ticks(rows, table, nodes):
     """Every job's end, with pairs that come and go."""
@@ -75,7 +76,6 @@ def test_events_equal_ticks(rows, table, nodes):
     assert run.log.finished.tolist() == finished
 
 
-@settings(max_examples=25, deadline=None)
 @given(packed_jobs(), tables(), st.sampled_from(["lucid", "event"]))
 def test_history_is_accepted(rows, table, timing):
     """Halves of GPUs are held by one job at a time, in both timings."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from lucid_tick_oracle import simulate as tick
 from rigid_workloads import ticking, workload
@@ -28,7 +29,6 @@ LINES = {
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=60, deadline=None)
 @given(ticking())
 def test_events_equal_ticks(policy, case):
     """Job by job: end and number of preemptions; and the log is complete."""
@@ -44,7 +44,7 @@ def test_events_equal_ticks(policy, case):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(ticking(12))
 def test_history_is_accepted(policy, case):
     """The verifier accepts what was simulated."""

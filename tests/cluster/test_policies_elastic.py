@@ -5,6 +5,7 @@ from __future__ import annotations
 import elastic_workloads as cases
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from optsched.cluster import Curve, Job, Nodes, Settings, Workload, entropy_work
 from optsched.cluster.job import WORK
 from optsched.cluster.policies import get
 from optsched.testing import check_policy
+from optsched.testing.policy_worlds import policy_worlds
 from optsched.verify import verify
 
 CASES = [
@@ -25,7 +27,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=depth(4))
 @given(seed=st.integers(0, 10**6), jobs=st.integers(1, 24))
 def test_compiled_equals_asked(name, options, seed, jobs):
     """Every column of the log, whatever is asked."""
@@ -41,7 +43,7 @@ def test_compiled_equals_asked(name, options, seed, jobs):
 @pytest.mark.parametrize("zero_slot", [False, True])
 def test_conformance(name, options, zero_slot):
     """What every policy promises."""
-    check_policy(get(name, **options), zero_slot=zero_slot)
+    check_policy(get(name, **options), worlds=policy_worlds(depth(8, 40), zero_slot=zero_slot))
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

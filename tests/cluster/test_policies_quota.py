@@ -7,6 +7,7 @@ import itertools
 import elastic_workloads as cases
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ from optsched.cluster.policies.finish_time_fairness import isolated
 from optsched.cluster.policies.room import Room
 from optsched.errors import InputError
 from optsched.testing import check_policy
+from optsched.testing.policy_worlds import policy_worlds
 from optsched_solvers import quota
 
 CASES = [
@@ -52,7 +54,7 @@ def watch(name, seed, look, sizes=None, **options):
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_conformance(name, options):
     """Legal, pure, complete, and not clairvoyant unless it says so."""
-    check_policy(get(name, **options), zero_slot=True)
+    check_policy(get(name, **options), worlds=policy_worlds(depth(8, 40), zero_slot=True))
 
 
 def rows(view, position):
@@ -67,7 +69,7 @@ def options_of(view, room):
     return [ways for ways in every if sum(ways) <= room.budget]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(st.integers(0, 10**6))
 def test_max_min_is_the_kernel(seed):
     """With contiguous sizes."""
@@ -82,7 +84,7 @@ def test_max_min_is_the_kernel(seed):
     assert sum(watch("max_min", seed, look, sizes=(1, 2, 3, 4)))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(st.integers(0, 10**6))
 def test_proportional_is_the_kernel(seed):
     """With contiguous sizes."""
@@ -98,7 +100,7 @@ def test_proportional_is_the_kernel(seed):
     assert sum(watch("proportional", seed, look, sizes=(1, 2, 3, 4)))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(st.integers(0, 10**6), st.sampled_from([None, (1, 2, 3, 4)]))
 def test_makespan_is_smallest(seed, sizes):
     """Brute force over all sizes."""
@@ -121,7 +123,7 @@ def test_makespan_is_smallest(seed, sizes):
     assert sum(watch("makespan", seed, look, sizes=sizes))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(st.integers(0, 10**6))
 def test_fairness_is_smallest(seed):
     """The largest rho, in millionths, against brute force."""
@@ -146,7 +148,7 @@ def test_fairness_is_smallest(seed):
     assert sum(watch("finish_time_fairness", seed, look))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=depth(4))
 @given(st.integers(0, 10**6), st.sampled_from([-1.0, 0.0, 1.0, -3.0]))
 def test_goodput_is_largest(seed, p):
     """The multiple choice finds what brute force finds, and a genetic search nothing better."""
@@ -244,7 +246,7 @@ def test_sia_discounts_changes():
     assert seen[2][2] == [(1, round(discount**-0.5, 2)), (2, 0.71)]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(st.integers(0, 10**6))
 def test_sia_is_smallest(seed):
     """The rounded objective against brute force, then the fewest changes."""

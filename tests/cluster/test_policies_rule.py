@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import elastic_workloads as cases
 import numpy as np
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -150,7 +151,7 @@ def situations(draw):
     return jobs, order, held + int(random.integers(0, 6))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=depth(100))
 @given(situations(), st.sampled_from([NEVER, BY_ORDER, BY_GAIN]),
        st.sampled_from([ROUND, MARGINAL, APPORTION]))  # fmt: skip
 def test_kernel_equals_plain_code(situation, preempt, surplus):
@@ -184,7 +185,6 @@ def kernel_share(jobs, order, budget, preempt, surplus):
     return dict(enumerate(scratch[2].tolist()))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, 64), min_size=1, max_size=6), st.integers(0, 20))
 def test_apportion_is_webster(scores, more):
     """With contiguous sizes the surplus is the divisor method of `quota.proportional`."""

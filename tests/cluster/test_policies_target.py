@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.cluster import Curve, Group, Job, Nodes, Table, Workload, entropy_workload, simulate
@@ -47,7 +47,6 @@ def plainly(gaps, centre, sigma=0.5, first=float("nan")):
     return centre + mean, weight @ (x - mean) ** 2
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.floats(-0.1, 1), min_size=1, max_size=12), st.floats(3.0, 4.5),
        st.sampled_from([0.2, 0.5, 1.0]), st.sampled_from([float("nan"), 0.9]))  # fmt: skip
 def test_posterior_equals_plain_code(gaps, centre, sigma, first):
@@ -93,7 +92,6 @@ def pooled(mean, variance, known):
     return out
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.floats(1, 5), st.floats(0.001, 0.3), st.booleans()), min_size=2,
                 max_size=8))  # fmt: skip
 def test_pooling_equals_plain_code(jobs):
@@ -145,7 +143,6 @@ class Peek:
         return self.policy.decide(view)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6), st.sampled_from([None, 1, 2, 3]))
 def test_ended_jobs_are_known_by_the_view(seed, limit):
     """Also where a group hides some of its jobs."""

@@ -6,6 +6,7 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,7 +30,7 @@ LATE = ("las", "fair_share", "priority")
 
 
 @pytest.mark.parametrize("name", [n for n in cluster.policies.names() if n not in LATE])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(5))
 @given(rows=ROWS, gpus=st.integers(1, 4))
 def test_no_gpu_idles_while_a_job_waits(name: str, rows: list[tuple[int, int]], gpus: int) -> None:
     """Jobs of one GPU: at every instant min(jobs there, GPUs) run."""
@@ -41,7 +42,6 @@ def test_no_gpu_idles_while_a_job_waits(name: str, rows: list[tuple[int, int]], 
         assert busy == min(there, gpus)
 
 
-@settings(max_examples=60, deadline=None)
 @given(rows=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 4)), min_size=1, max_size=4))
 def test_srtf_is_optimal_on_one_gpu(rows: list[tuple[int, int]]) -> None:
     """No preemptive schedule has a smaller sum of ends: all priority orders, unit by unit."""

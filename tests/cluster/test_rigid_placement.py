@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lucid_tick_oracle import place as consolidated
 
@@ -42,7 +42,6 @@ def anywhere(free: list[int], gpus: int) -> dict[int, int] | None:
         free[node] = 0
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_placement_equals_lists(data):
     """Both rules, on up to 200 nodes, through starts and ends."""
@@ -75,7 +74,6 @@ def test_placement_equals_lists(data):
         assert fast[FREE_TOTAL] == sum(free)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(1, 6), min_size=1, max_size=25),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 7)), max_size=60),

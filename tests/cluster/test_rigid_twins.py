@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from rigid_workloads import clusters, same, workload
 
@@ -11,6 +12,7 @@ from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
 from optsched.errors import InputError
 from optsched.testing import check_policy
+from optsched.testing.policy_worlds import policy_worlds
 from optsched.verify import verify
 
 CASES = [
@@ -23,7 +25,6 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@settings(max_examples=25, deadline=None)
 @given(clusters())
 def test_twin_equals_generic(name, options, case):
     """Every column of the log."""
@@ -38,7 +39,7 @@ def test_twin_equals_generic(name, options, case):
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=depth(2))
 @given(clusters(12))
 def test_history_is_accepted(name, options, case):
     """The verifier accepts every run."""
@@ -49,7 +50,7 @@ def test_history_is_accepted(name, options, case):
 @pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "las", "lucid"])
 def test_conformance(name):
     """The library's own suite for policies."""
-    check_policy(get(name), zero_slot=True)
+    check_policy(get(name), worlds=policy_worlds(depth(8, 40), zero_slot=True))
 
 
 def test_long_simulation_grows_its_record():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from depth import depth
 from hand_logs import held_at, run_of, runs, slow_percentile, stay
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from optsched.cluster.run import Run
 
-some = settings(max_examples=60)
 TIMES = ("jct", "queueing", "service", "waiting", "gpu", "makespan", "restart_time")
 
 
@@ -61,14 +61,12 @@ def test_a_case_by_hand() -> None:
     assert m.rho_max == pytest.approx(2.2)
 
 
-@some
 @given(runs())
 def test_against_ticks(run: Run) -> None:
     """Utilisation, fragmentation and GPU-time by walking time step by step."""
     check_against_ticks(run)
 
 
-@some
 @given(runs(sharing=True))
 def test_against_ticks_with_shared_gpus(run: Run) -> None:
     """Two jobs on one GPU use it once."""
@@ -104,7 +102,6 @@ def check_against_ticks(run: Run) -> None:
     assert (m.service == m.jct - m.queueing).all()
 
 
-@some
 @given(runs())
 def test_finish_time_fairness(run: Run) -> None:
     """T_iso by counting active jobs in every tick of a job's life."""
@@ -120,7 +117,6 @@ def test_finish_time_fairness(run: Run) -> None:
 
 
 @given(runs())
-@settings(max_examples=30)
 def test_twice_the_time_twice_the_numbers(once: Run) -> None:
     """Doubling all times doubles all times, and changes no share."""
     twice = scaled(once, 2)
@@ -247,7 +243,7 @@ def coming_and_going(draw: st.DrawFn) -> Run:
     return simulate(jobs, draw(st.sampled_from(["fifo", "srtf"])), nodes, changes=changes)
 
 
-@settings(max_examples=150)
+@settings(max_examples=depth(40))
 @given(coming_and_going())
 def test_nodes_that_change_at_random(run: Run) -> None:
     """Three shares by counting, in every tick, the GPUs that are there and those that are held."""
@@ -316,7 +312,7 @@ def test_effective_utilisation_sees_the_speedup() -> None:
 
 
 @given(runs())
-@settings(max_examples=10)
+@settings(max_examples=depth(4))
 def test_document_round_trip(tmp_path_factory: pytest.TempPathFactory, run: Run) -> None:
     """What is written is what is read."""
     path = tmp_path_factory.mktemp("m") / "m.json"

@@ -22,9 +22,7 @@ from optsched.formats.trace_csv import Profile, read_trace, write_trace
 HEAD = "job_id,submit_time_s,num_gpus,duration_s,priority,type\n"
 ROOT = Path(__file__).parent.parent.parent
 
-folder = settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
+folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def trace(tmp_path: Path, body: str, head: str = HEAD) -> Path:

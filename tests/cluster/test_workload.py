@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.cluster.curve import Curve
@@ -327,7 +327,6 @@ def test_speedups_that_cannot_be(build: Any, message: str) -> None:
     st.floats(1, 8), st.integers(1, 40), st.floats(0, 500), st.integers(0, 300),
     st.integers(1, 16),
 )  # fmt: skip
-@settings(max_examples=60)
 def test_goodput_against_its_definition(
     a: float, b: float, c: float, d: float, gamma: float, first: int, phi: float, more: int, g: int
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +43,7 @@ def measurements(draw: st.DrawFn) -> Measurement:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=depth(40))
 @given(
     st.lists(measurements(), min_size=1, max_size=5),
     st.sampled_from(OPERATIONS),

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
@@ -94,7 +94,6 @@ def test_row_of_payload(tmp_path: Path, new: bool) -> None:
         assert table == MeasurementTable((Measurement((5, 3), rate, gpus),), payload=size)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_any_run(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Whatever the GPUs, the order of ranks and what else is printed: the same measurement."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.links import PCIE
@@ -77,7 +77,6 @@ def test_plain_matrix() -> None:
     assert (kind.gpus, kind.nics, kind.numa) == (2, 1, ((0, 1),))
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_any_matrix(data: st.DataObject) -> None:
     """What is printed is what is read, whatever the links, cards and separators."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.cluster import Cluster
@@ -65,7 +65,6 @@ def test_blocks() -> None:
     assert from_text(BLOCKS.partition("BlockSizes")[0]).of["n6"] == ("b3",)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_any_tree(racks: list[list[int]]) -> None:
     """A generated fabric gives every host its way back, and a cluster takes it."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,7 +59,6 @@ def test_round_trip(shop: JobShop) -> None:
             standard.from_text(text, "drawn.txt")
 
 
-@settings(max_examples=40)
 @given(st.data())
 def test_layout_does_not_matter(data: st.DataObject) -> None:
     """Byte-order mark, CRLF, tabs, blanks, comments, leading zeros: the same instance."""
@@ -241,7 +241,7 @@ def test_swapped_lines_only_permute_jobs(a: int, b: int) -> None:
         assert shop is None
 
 
-@settings(max_examples=300)
+@settings(max_examples=depth(60))
 @given(st.sampled_from(PLACES), st.sampled_from(PLACES))
 def test_swapped_tokens_are_noticed_or_legal(a: tuple[int, int], b: tuple[int, int]) -> None:
     """Two swapped tokens are two durations, two machines of a job, or refused."""

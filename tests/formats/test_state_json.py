@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,7 @@ def states(draw: st.DrawFn) -> ClusterState:
     return ClusterState(CLUSTER, tuple(held[0]), jobs, tuple(held[1]))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=depth(40))
 @given(states())
 def test_round_trip(state: ClusterState) -> None:
     """The same state, demands to the kB/s, and the same text again."""

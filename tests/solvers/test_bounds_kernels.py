@@ -8,7 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array, random_graph
 from state_oracle import best_by_states
@@ -90,7 +90,6 @@ def check_one_machine(jobs: Jobs) -> None:
         assert (value < target) == (optimum < target) and (lower >= target) == (optimum >= target)
 
 
-@settings(deadline=None)
 @given(JOBS)
 def test_jackson_equals_its_simulation(jobs: Jobs) -> None:
     """Event by event = unit by unit, where every job takes time and nothing is negative."""
@@ -98,7 +97,6 @@ def test_jackson_equals_its_simulation(jobs: Jobs) -> None:
     assert jackson_preemptive(*columns(jobs)) == by_time_steps(jobs)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9), st.integers(-9, 60)), max_size=40))
 def test_jackson_equals_the_core(jobs: Jobs) -> None:
     """The same number as in plain Python, which takes delivery times: tails without durations."""
@@ -115,7 +113,6 @@ def test_tails_include_the_duration() -> None:
     assert carlier(head, duration, tail).value == schrage(head, duration, tail)[0] == 5
 
 
-@settings(deadline=None)
 @given(JOBS)
 def test_one_machine(jobs: Jobs) -> None:
     """Zero durations, ties and negative delivery times included."""
@@ -192,7 +189,6 @@ def test_bounds_equal_those_of_the_core() -> None:
         assert chain_bound(graph) == found["chain"] and energy_bound(graph) == found["energy"]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_one_machine_bound_is_a_bound(rng: Random) -> None:
     """Never above the optimum, never below Jackson's."""

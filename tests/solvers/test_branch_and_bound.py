@@ -46,6 +46,7 @@ class _Teaching(BranchAndBound):
         return super().solve(problem, replace(limits, options=options), monitor)
 
 
+@pytest.mark.slow
 class TestGifflerThompson(SolverTests):
     """Conformance of the tree."""
 
@@ -53,17 +54,11 @@ class TestGifflerThompson(SolverTests):
     time_limit = 0.3
 
 
+@pytest.mark.slow
 class TestAlgorithm1(SolverTests):
     """Conformance of the beam of width 1."""
 
     solver = _Teaching(width=1, as_printed=True)
-    time_limit = 0.3
-
-
-class TestFailureDirected(SolverTests):
-    """Conformance of the default mode."""
-
-    solver = BranchAndBound()
     time_limit = 0.3
 
 

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from random_problems import random_array, random_graph, random_shop
 from state_oracle import best_by_states
@@ -20,8 +20,6 @@ from optsched.monitor import Monitor
 from optsched.schedule import Arcs
 from optsched.testing import best_makespan
 from optsched_solvers.cpsat import CpSat
-
-FEW = settings(deadline=None, max_examples=25)
 
 
 def solved(problem: Any, **options: Any) -> optsched.Result:
@@ -42,14 +40,12 @@ def check(problem: Any, **options: Any) -> None:
     assert result.status == "optimal" and result.lower_bound == best
 
 
-@FEW
 @given(st.randoms(use_true_random=False))
 def test_graphs(rng: Random) -> None:
     """Gangs, setups that are not triangular, zero durations with memory, windows, lags."""
     check(random_graph(rng, 6))
 
 
-@FEW
 @given(st.randoms(use_true_random=False))
 def test_job_arrays(rng: Random) -> None:
     """Two jobs on up to three stages: lags, switches, caps, split backward, recomputation."""
@@ -58,7 +54,6 @@ def test_job_arrays(rng: Random) -> None:
     check(array)
 
 
-@FEW
 @given(st.randoms(use_true_random=False))
 def test_job_shops(rng: Random) -> None:
     """Classic and re-entrant shops, windows, zero durations."""
@@ -102,7 +97,6 @@ def test_zero_durations_switch_strong_propagation_off() -> None:
 # symmetry
 
 
-@FEW
 @given(st.randoms(use_true_random=False), st.integers(0, 2))
 def test_symmetry_changes_nothing(rng: Random, where: int) -> None:
     """Identical jobs with a switch on one stage, the trap: the same optimum with and without."""
@@ -121,7 +115,6 @@ def test_symmetry_changes_nothing(rng: Random, where: int) -> None:
     assert with_it.objective == without.objective
 
 
-@FEW
 @given(st.randoms(use_true_random=False))
 def test_symmetry_with_some_jobs_alike(rng: Random) -> None:
     """Arrays in which some jobs are copies of others."""

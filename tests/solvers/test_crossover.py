@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array, random_shop
 
@@ -42,7 +42,6 @@ def slow_pox(first: IntArray, second: IntArray, keeps: set[int]) -> list[int]:
     return [g if g in keeps else next(rest) for g in first.tolist()]
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_pox(rng: Random) -> None:
     """Both children, for any seed."""
@@ -114,7 +113,6 @@ def slow_jox(
     return child
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_jox(rng: Random) -> None:
     """Both children, on job shops and job arrays."""
@@ -135,7 +133,6 @@ def test_jox(rng: Random) -> None:
     assert ordered(other) == ordered(np.array(slow_jox(graph, encoding, second, first, keeps)))
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_mutations(rng: Random) -> None:
     """Each changes what it says, and never which genes there are."""

@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rolling_problems import awkward_array
@@ -43,7 +44,6 @@ def tiny_arrays(draw: st.DrawFn, twins: bool = False) -> JobArray:
     return JobArray(table(1, 6), table(1, 6), objective="period", **fields)  # type: ignore[arg-type]
 
 
-@settings(max_examples=30)
 @given(tiny_arrays())
 def test_optimum_equals_brute_force(array: JobArray) -> None:
     """Orders, offsets, switches, caps, deferred weight blocks, several iterations a cycle."""
@@ -144,7 +144,7 @@ def test_iterations_bound_the_models_made(monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < len(made) <= 1 + 0.1 / cycle_cpsat.start_seconds(array.graph())
 
 
-@settings(max_examples=15)
+@settings(max_examples=depth(5))
 @given(tiny_arrays(twins=True))
 def test_symmetry_changes_no_optimum(array: JobArray) -> None:
     """Ordering identical jobs, by one operation each, loses nothing."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -91,7 +92,7 @@ def levels(order: CycleOrder) -> dict[int, int]:
 
 
 @given(SEEDS)
-@settings(max_examples=150)
+@settings(max_examples=depth(40))
 def test_least_period_is_the_cycle_ratio(seed: int) -> None:
     """Any orders and offsets: the core's exact value, or both see that nothing can ever run."""
     graph = random_array(seed, 1).graph()
@@ -113,7 +114,6 @@ def test_least_period_is_the_cycle_ratio(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=60)
 def test_a_floor_changes_nothing_above_it(seed: int) -> None:
     """From any starts and any floor the same period, or the floor itself."""
     rng = random.Random(seed)
@@ -125,7 +125,6 @@ def test_a_floor_changes_nothing_above_it(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=60)
 def test_shifts_are_undone_and_keep_count_of_memory(seed: int) -> None:
     """An operation moved along its device, across the end of the cycle too, and back."""
     rng = random.Random(seed)
@@ -156,7 +155,6 @@ def test_shifts_are_undone_and_keep_count_of_memory(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=40)
 def test_heads_and_tails_are_longest_paths(seed: int) -> None:
     """Against plain Bellman-Ford at the least period."""
     order = feasible_orders(random_array(seed, switch=0), random.Random(seed))
@@ -188,7 +186,6 @@ def test_heads_and_tails_are_longest_paths(seed: int) -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=60, deadline=None)
 def test_walks_stay_feasible_and_count_right(seed: int) -> None:
     """Every best order of a walk is worth what the walk says, and keeps to the memory."""
     array = random_array(seed)
@@ -256,13 +253,13 @@ def least_of_all(array: JobArray) -> int:
     return best
 
 
-@pytest.mark.parametrize("seed", range(3))
+@seeds(1, 3)
 def test_small_arrays_are_solved(seed: int) -> None:
     """Two jobs on two devices: the best of all orders and offsets, with and without memory."""
     rng = random.Random(seed)
     times = [[[rng.randint(1, 6) for _ in range(2)] for _ in range(2)] for _ in range(2)]
     array = JobArray(*times, lag_forward=rng.randint(0, 2), switch=seed % 2, activation=2,
-                     memory=None if seed < 2 else [4, 3], objective="period")  # fmt: skip
+                     memory=None if seed else [4, 3], objective="period")  # fmt: skip
     best = least_of_all(array)
     for solver in ("tabu", "auto"):
         assert optsched.solve(array, solver, iterations=2000).objective == best, solver
@@ -330,10 +327,11 @@ def test_operations_without_duration_do_not_wait_for_ever() -> None:
         assert array.evaluate_orders(result.schedule.sequences, result.schedule.offset) == 10
 
 
+@pytest.mark.slow
 def test_the_benchmark_prints_its_tables() -> None:
     """As a user types it: one array a row."""
     script = Path(__file__).parents[2] / "benchmarks" / "rolling.py"
-    command = [sys.executable, str(script), "gaps", "--set", "equal", "--time", "5", "--seeds", "1"]
+    command = [sys.executable, str(script), "gaps", "--set", "equal", "--time", "1", "--seeds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("| 1 of 1 |") == 3 and "| equal | equal-19x8 |" in done.stdout
     wrong = subprocess.run([*command, "--set", "plane"], capture_output=True, text=True)

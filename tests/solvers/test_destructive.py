@@ -6,7 +6,7 @@ from math import factorial, prod
 from pathlib import Path
 from random import Random
 
-import pytest
+from depth import seeds
 from random_problems import random_array, random_graph, random_shop
 
 from optsched import JobArray, JobShop, Schedule
@@ -27,7 +27,7 @@ def small_graph(seed: int) -> Schedule | None:
     return graph if orders <= 6000 else None
 
 
-@pytest.mark.parametrize("seed", range(150))
+@seeds(30, 150)
 def test_never_above_the_optimum_and_exact_in_the_end(seed: int) -> None:
     """Any limit gives a bound, no limit the optimum, `upper` never matters from above."""
     graph = small_graph(seed)

@@ -6,7 +6,7 @@ from itertools import combinations, permutations
 from random import Random
 
 import numpy as np
-import pytest
+from depth import seeds
 
 from optsched.bounds import jackson_preemptive
 from optsched_solvers.edge_finding import raise_heads, tighten
@@ -79,7 +79,7 @@ def not_first_by_definition(given: Windows) -> list[int]:
     return new
 
 
-@pytest.mark.parametrize("seed", range(600))
+@seeds(100, 600)
 def test_no_feasible_start_is_lost(seed: int) -> None:
     """Heads and deadlines hold in every feasible sequence; infeasible is said only if it is."""
     given = windows(Random(seed))
@@ -99,7 +99,7 @@ def test_no_feasible_start_is_lost(seed: int) -> None:
         assert all(-s <= d for s, d in zip(start, late, strict=True)), (given, start, late)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@seeds(60, 300)
 def test_against_the_definition(seed: int) -> None:
     """As strong as edge finding over all subsets, never stronger than that and not-first."""
     given = windows(Random(seed), most=5)
@@ -113,7 +113,7 @@ def test_against_the_definition(seed: int) -> None:
         assert old <= low <= new <= high, (given, found)
 
 
-@pytest.mark.parametrize("seed", range(300))
+@seeds(60, 300)
 def test_overload_is_jackson(seed: int) -> None:
     """Refuted whenever Jackson's preemptive schedule is late."""
     head, duration, deadline = windows(Random(seed))

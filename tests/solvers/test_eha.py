@@ -7,6 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from depth import depth
 from random_subsets import Tables
 from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
@@ -84,11 +85,10 @@ def twin(problem, model, most=200):  # type: ignore[no-untyped-def]
     return None
 
 
-@pytest.mark.parametrize("block", range(4))
-def test_picks_of_the_twin(block):  # type: ignore[no-untyped-def]
+def test_picks_of_the_twin():  # type: ignore[no-untyped-def]
     """Same GPUs and values as the twin; never above the best of all subsets."""
     several = 0
-    for seed in range(block * 100, block * 100 + 100):
+    for seed in range(depth(100, 400)):
         problem, model = problem_of(seed)
         most = random.Random(seed).choice([200, 200, 1, 2, 5])
         found = solved(problem, Eha(), max_candidates=most)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from depth import depth, seeds
 from random_problems import random_array, random_graph, random_shop
 
 import optsched
@@ -81,10 +82,9 @@ def check(graph: Schedule, monitor: Monitor, result: Result) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", range(4))
-def test_brute_force(kind: str, chunk: int) -> None:
+def test_brute_force(kind: str) -> None:
     """Every feature: lags, setups that are not triangular, memory, windows, gangs, zeros."""
-    for seed in range(100 * chunk, 100 * chunk + 100):
+    for seed in range(depth(60, 400)):
         graph = small_graph(kind, seed)
         if graph is not None and graph.n_operations:
             check(graph, *searched(graph, rules=bool(seed % 2)))
@@ -105,7 +105,7 @@ def test_restarts_and_nogoods_lose_nothing(kind: str, monkeypatch: pytest.Monkey
     """With a restart after every failure nearly all refutations are remembered as nogoods."""
     monkeypatch.setattr(disjunctive_tree, "FIRST_RESTART", 1.0)
     monkeypatch.setattr(disjunctive_tree, "RESTART_GROWTH", 1.02)
-    for seed in range(100):
+    for seed in range(depth(30, 100)):
         graph = small_graph(kind, seed)
         best = None if graph is None else best_makespan(graph)
         if graph is None or best is None:
@@ -135,7 +135,7 @@ def feasible_schedules(graph: Schedule, most: int) -> Iterator[tuple[np.ndarray,
 def test_no_start_of_a_good_schedule_is_removed(kind: str) -> None:
     """Propagation and shaving keep the windows and orders of every schedule within the target."""
     checked = 0
-    for seed in range(100):
+    for seed in range(depth(40, 100)):
         graph = small_graph(kind, seed, most=800)
         best = None if graph is None else best_makespan(graph)
         if graph is None or best is None or identical_jobs(graph):
@@ -147,7 +147,7 @@ def test_no_start_of_a_good_schedule_is_removed(kind: str) -> None:
         for start, orders in feasible_schedules(graph, target):
             keeps(tree, graph, start, orders)
         checked += 1
-    assert checked > 10
+    assert checked > 3
 
 
 def keeps(
@@ -165,7 +165,7 @@ def keeps(
         assert row[first] < row[second]
 
 
-@pytest.mark.parametrize("seed", range(120))
+@seeds(30, 120)
 def test_symmetry_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Identical jobs, switch times on single stages: the same optimum without ordering them."""
     rng = Random(seed)
@@ -183,8 +183,9 @@ def test_symmetry_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     graph = array.graph()
     assert symmetry_order.ordered_alike(graph)
     monitor, result = searched(graph)
-    monkeypatch.setattr(ds, "ordered_alike", lambda graph: [])
-    plain, _ = searched(graph)
+    with monkeypatch.context() as patch:
+        patch.setattr(ds, "ordered_alike", lambda graph: [])
+        plain, _ = searched(graph)
     assert result.status == "unknown"
     assert monitor.objective == monitor.lower_bound == plain.objective == plain.lower_bound
 

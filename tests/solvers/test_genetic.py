@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array, random_graph
 
@@ -20,7 +20,7 @@ from optsched.errors import InputError
 from optsched.graph import scheduled
 from optsched.limits import Limits
 from optsched.monitor import Monitor
-from optsched.testing import SolverTests, best_makespan
+from optsched.testing import best_makespan
 from optsched_solvers import genetic, operation_based
 from optsched_solvers.genetic import STUCK, Genetic, roulette, seeded_selection
 
@@ -38,13 +38,6 @@ def shop_of(jobs: int, machines: int, seed: int) -> JobShop:
 
 SHOP = shop_of(8, 8, 1)
 """No rule comes near its optimum."""
-
-
-class TestConformance(SolverTests):
-    """Every check of the suite."""
-
-    solver = Genetic()
-    time_limit = 0.3
 
 
 def one(makespan: int) -> Any:
@@ -86,7 +79,6 @@ def test_selection_is_deaps_with_another_generator() -> None:
         random.setstate(saved)
 
 
-@settings(deadline=None, max_examples=25)
 @given(st.randoms(use_true_random=False), st.sampled_from(genetic.DECODERS))
 def test_every_incumbent_is_a_schedule(rng: random.Random, decoder: str) -> None:
     """Whatever it offers is feasible and worth what it says, and never below the optimum."""

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from depth import depth
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from random_problems import random_array, random_graph, random_shop
 from state_oracle import best_by_states
@@ -58,21 +59,18 @@ def check_exact(graph: Schedule, rng: Random, oracle: bool = True) -> None:
 # exactness
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_any_graph(rng: Random) -> None:
     """Lags, setups of any kind, memory of any kind, windows, zero durations, no resource."""
     check_exact(random_graph(rng, 7, gangs=False), rng)
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.randoms(use_true_random=False))
 def test_job_shops(rng: Random) -> None:
     """Classic and re-entrant, with releases and deadlines."""
     check_exact(random_shop(rng, 4, 3).graph(), rng)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_job_arrays(rng: Random) -> None:
     """Switches, lags, caps, workspaces, chunks, split backward, several micro-batches."""
@@ -238,7 +236,7 @@ def test_deadlines_may_be_met_exactly() -> None:
 
 def test_one_machine_equals_carlier() -> None:
     """Heads by releases, tails by operations without machine; told of a schedule nearly as good."""
-    for seed in range(400):
+    for seed in range(depth(130, 400)):
         rng = Random(seed)
         n = rng.randint(5, 9)
         head, tail = ([rng.randint(0, 40) for _ in range(n)] for _ in range(2))
@@ -289,7 +287,6 @@ def test_infeasible_graphs_are_proved_so() -> None:
 # the machinery
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_decisions_are_taken_back_exactly(rng: Random) -> None:
     """Any walk down and back leaves the tables as they were; heads are those of `evaluate`."""
@@ -326,7 +323,6 @@ def test_decisions_are_taken_back_exactly(rng: Random) -> None:
         assert picture() == pictures.pop()
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_the_bound_of_a_node_rises_to_its_best_leaf(rng: Random) -> None:
     """Along any path: bound of the node <= bound of its child <= value of the leaf."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array
 
@@ -70,7 +70,6 @@ def test_with_setups_families_must_be_own() -> None:
     assert jobs_of(replace(graph, family=shared)) == []
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_groups_are_classes_of_equal_rows(rng: Random) -> None:
     """Exactly the jobs whose data agree are grouped; positions match operation by operation."""

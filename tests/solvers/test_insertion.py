@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array, random_graph, random_shop
 
@@ -105,7 +105,6 @@ def insa_order(graph: Schedule) -> list[int]:
     return ours + sorted(rest, key=lambda i: (-graph.duration[i], i))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_equals_the_slow_twin(rng: Random) -> None:
     """Lags, setups, releases, zero durations, arcs between jobs, operations without resource."""
@@ -124,7 +123,6 @@ def test_equals_the_slow_twin(rng: Random) -> None:
     assert verify(schedule) == []
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.randoms(use_true_random=False))
 def test_completion_keeps_what_is_given(rng: Random) -> None:
     """Removed operations come back at their best places; the others stay in order."""
@@ -141,7 +139,6 @@ def test_completion_keeps_what_is_given(rng: Random) -> None:
     assert after == slow_complete(graph, kept, order)
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.randoms(use_true_random=False))
 def test_bytes_and_deadlines(rng: Random) -> None:
     """Correct, or nothing."""

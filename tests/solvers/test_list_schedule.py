@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from random_problems import random_array, random_graph, random_shop
 
@@ -41,7 +41,6 @@ def check(graph: Schedule) -> list[Schedule]:
     return schedules
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.randoms(use_true_random=False))
 def test_job_shops(rng: Random) -> None:
     """Without deadlines every rule succeeds."""
@@ -51,7 +50,6 @@ def test_job_shops(rng: Random) -> None:
         assert len(schedules) == len(SHOP_RULES) * len(MODES)
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.randoms(use_true_random=False))
 def test_job_arrays(rng: Random) -> None:
     """Switches, lags, caps, chunks, split backward; some rule succeeds wherever each job fits."""
@@ -59,7 +57,6 @@ def test_job_arrays(rng: Random) -> None:
     assert check(array.graph()) or array.infeasibility() or array.memory.any()
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_any_graph(rng: Random) -> None:
     """Zero durations, windows, bytes freed by anybody: correct, or nothing."""
@@ -75,7 +72,6 @@ def test_in_depth() -> None:
         check(random_array(Random(seed), 5, 4).graph())
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.randoms(use_true_random=False), st.sampled_from(SHOP_RULES))
 def test_non_delay_never_idles(rng: Random, rule: str) -> None:
     """No machine waits while an operation could start and end... at all: it must start now."""
@@ -95,7 +91,6 @@ def test_non_delay_never_idles(rng: Random, rule: str) -> None:
             free = end[i]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False), st.sampled_from(["mwkr", "spt", "tail", "b_first"]))
 def test_the_quick_version_is_the_same(rng: Random, rule: str) -> None:
     """Plain Python without a compiler: the kernel's orders and starts where everything lasts."""

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_graph
 from strategies import schedules
@@ -32,7 +32,6 @@ def agree(graph: Schedule, sequences: Rows) -> None:
     assert found.makespan == expected.makespan
 
 
-@settings(deadline=None)
 @given(schedules(max_operations=9))
 def test_equals_python_on_feasible_orders(schedule: Schedule) -> None:
     """Gangs, lags, setups, releases, zero durations, operations without resource."""
@@ -40,7 +39,6 @@ def test_equals_python_on_feasible_orders(schedule: Schedule) -> None:
     agree(schedule, schedule.sequences)
 
 
-@settings(deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_equals_python_on_any_orders(rng: Random) -> None:
     """Shuffled orders: the same numbers, or the same cycle."""

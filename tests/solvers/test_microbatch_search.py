@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
@@ -62,7 +62,6 @@ def peaks(schedule: Schedule) -> list[int]:
     return found
 
 
-@settings(deadline=None, max_examples=30)
 @given(st.randoms(use_true_random=False))
 def test_every_incumbent_is_a_schedule(rng: Random) -> None:
     """Whatever it offers is feasible and worth what it says; there always is something."""

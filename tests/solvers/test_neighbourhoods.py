@@ -6,7 +6,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
+from depth import seeds
 from random_problems import random_array, random_graph, random_shop
 
 import optsched
@@ -100,7 +100,7 @@ def check_state(graph: Schedule, walk: Walk) -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(1, 4)
 def test_every_move_is_exact(seed: int) -> None:
     """After each of many moves the state equals a full evaluation, on graphs of every kind."""
     moved = 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array, random_graph, random_shop
 
@@ -88,14 +88,12 @@ def check(graph: Schedule, rng: Random) -> int:
     return stuck
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_any_graph(rng: Random) -> None:
     """Lags, setups, releases, bytes freed by anybody, zero durations, arcs between jobs."""
     check(random_graph(rng, 9, gangs=False, deadlines=False), rng)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_arrays_and_shops(rng: Random) -> None:
     """Where each job fits alone, no chromosome of an array stays stuck."""
@@ -117,7 +115,6 @@ def test_in_depth() -> None:
         check(random_array(rng, 5, 4).graph(), rng)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_every_schedule_is_some_chromosome(rng: Random) -> None:
     """Encoded and decoded, the orders of a rule are the same orders."""
@@ -143,7 +140,6 @@ def test_genes_of_a_shop_are_its_jobs() -> None:
     assert encoding.operation.tolist() == list(range(graph.n_operations))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_chains_are_paths_of_one_job(rng: Random) -> None:
     """Each chain follows arcs of the graph inside a job, and every operation is in one."""
@@ -158,7 +154,6 @@ def test_chains_are_paths_of_one_job(rng: Random) -> None:
         assert (encoding.gene[chain] == g).all()
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_active_is_giffler_thompson(rng: Random) -> None:
     """The order of genes is the priority; what comes back decodes to the same schedule."""

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from depth import depth
 from random_subsets import Tables
 from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
@@ -57,11 +58,10 @@ def twin(problem, model, start="hosts"):  # type: ignore[no-untyped-def]
     return (None if value < 0 else (value, tuple(chosen))), evaluated, len(groups) == 0
 
 
-@pytest.mark.parametrize("block", range(4))
-def test_picks_of_the_twin(block):  # type: ignore[no-untyped-def]
+def test_picks_of_the_twin():  # type: ignore[no-untyped-def]
     """Same GPUs, values and numbers of evaluations; never above the best of all subsets."""
     several = 0
-    for seed in range(block * 100, block * 100 + 100):
+    for seed in range(depth(100, 400)):
         problem, model = problem_of(seed, 12)
         start = ("hosts", "published")[seed % 2]
         expected, evaluated, everywhere = twin(problem, model, start)

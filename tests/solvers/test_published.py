@@ -6,6 +6,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from depth import seeds
 
 import optsched
 from optsched import JobArray, JobShop
@@ -35,7 +36,7 @@ def test_machine_bound_of_ft10() -> None:
     assert makespan_bounds(JobShop.read(INSTANCES / "ft10.txt").graph())["one_machine"] == 808
 
 
-@pytest.mark.parametrize("seed", range(4))
+@seeds(1, 4)
 @pytest.mark.parametrize("jobs", [25, 30, 40])
 def test_long_arrays_are_proved_by_one_rule(jobs: int, seed: int) -> None:
     """Four devices, a few kinds of jobs, backward twice forward: valley meets the bound."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from depth import depth, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,7 +66,7 @@ def test_exact(name: str) -> None:
 def test_random_plans(name: str, objective: str) -> None:
     """Feasible, verified, bounded by the optimum; equal to it where the backend is exact."""
 
-    @settings(max_examples=8 if name in ("cpsat", "genetic") else 40, derandomize=True)
+    @settings(max_examples=depth(3 if name in ("cpsat", "genetic") else 15), derandomize=True)
     @given(st.integers(0, 10**6))
     def check(seed: int) -> None:
         problem = random_plan(random.Random(seed), objective, f"seed {seed}")
@@ -82,7 +83,6 @@ def test_random_plans(name: str, objective: str) -> None:
     check()
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 10**6))
 def test_the_special_algorithms_need_no_bound_of_others(seed: int) -> None:
     """Quotas of `allocate` cost the optimum of the plan without localities."""
@@ -98,7 +98,7 @@ def _free(job: QuotaJob) -> QuotaJob:
     return QuotaJob(**{**job.given(), "locality": "any", "current": None})
 
 
-@settings(max_examples=150)
+@settings(max_examples=depth(40))
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3), st.integers(0, 4)), min_size=1,
              max_size=5),
@@ -133,7 +133,6 @@ def _lexicographic(problem: QuotaPlan) -> list[int]:
     )
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 10**6), st.booleans())
 def test_max_min_is_lexicographic(seed: int, tables: bool) -> None:
     """Beyond the bottleneck: the second worst, and so on, where sizes have no gaps."""
@@ -246,7 +245,7 @@ def _placements(problem: QuotaPlan, sizes: list[int]) -> Any:
         )  # fmt: skip
 
 
-@settings(max_examples=12, derandomize=True)
+@settings(max_examples=depth(4), derandomize=True)
 @given(st.integers(0, 10**6))
 def test_cpsat_breaks_ties_exactly(seed: int) -> None:
     """Fewest nodes, then moves, then fragments, of all placements; the heuristic is near."""
@@ -354,7 +353,7 @@ def test_empty_plans() -> None:
         assert optsched.solve(none, name).objective == -2_000_000, name
 
 
-@pytest.mark.parametrize("seed", range(60))
+@seeds(12, 60)
 def test_first_answer_is_an_answer(seed: int) -> None:
     """What is said while kernels compile is allowed, and worth what it says."""
     plan = random_plan(random.Random(seed))

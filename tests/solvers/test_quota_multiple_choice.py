@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -88,11 +89,11 @@ def budgets(rows: Rows, random: np.random.Generator) -> int:
     return int(random.integers(least, most + 3))
 
 
-def test_equals_plain_table_on_ten_thousand() -> None:
+def test_equals_plain_table_on_thousands() -> None:
     """Every kind of table, many budgets; bound above, greedy feasible, certificate holds."""
     random = np.random.default_rng(5)
-    met = 0
-    for _ in range(10_000):
+    met, cases = 0, depth(2000, 10_000)
+    for _ in range(cases):
         rows = random_rows(random, int(random.integers(1, 9)), 6, 13)
         budget = budgets(rows, random)
         given_rows = arrays(rows)
@@ -105,10 +106,10 @@ def test_equals_plain_table_on_ten_thousand() -> None:
         assert greedy.sum() <= budget
         assert worth(rows, greedy) <= best <= hull_bound(*given_rows, budget)
         met += worth(rows, greedy) == best
-    assert met > 6000  # greedy is no toy
+    assert met > 0.6 * cases  # greedy is no toy
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=depth(40))
 @given(st.data())
 def test_equals_brute_force(data: st.DataObject) -> None:
     """All combinations of a few rows; the plain table agrees too."""
@@ -242,7 +243,7 @@ def test_bound_is_the_relaxation() -> None:
         assert hull_bound(*arrays(rows), budget) == floor(relaxed)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=depth(40))
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=20), st.integers(0, 99))
 def test_critical_key(items: list[tuple[int, int]], room: int) -> None:
     """The selection finds what sorting finds."""

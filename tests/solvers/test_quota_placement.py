@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.errors import InputError
@@ -254,7 +254,6 @@ def test_quotas_against_all_placements() -> None:
     assert moved_more <= 0.04 * feasible
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6))
 def test_quotas_stay_where_they_are(seed: int) -> None:
     """Jobs on one node each with unchanged quotas do not move."""

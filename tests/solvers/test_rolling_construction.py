@@ -6,7 +6,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from depth import seeds
+from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import random_array
 
@@ -67,7 +68,6 @@ def checked(array: JobArray, **limits: int) -> Checked:
     return monitor
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_every_answer_is_feasible(rng: Random) -> None:
     """Micro-batches, copies, chunks, split B, updates, lags, switches, caps: all rules, the search.
@@ -131,7 +131,6 @@ def test_steps_are_limited() -> None:
         assert improve(array.graph(), checked(array), seed=0, iterations=most) <= most
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.randoms(use_true_random=False))
 def test_insertion_keeps_the_circle(rng: Random) -> None:
     """On a circle with room nothing overlaps: folding there needs no longer period, bytes fit."""
@@ -146,7 +145,6 @@ def test_insertion_keeps_the_circle(rng: Random) -> None:
             assert found is not None and found.period <= factor * least
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_compiled_period_is_the_evaluators(rng: Random) -> None:
     """Folds of arbitrary starts: the kernel agrees with `cycle_time` or refuses."""
@@ -175,7 +173,7 @@ def test_insertion_leaves_room_for_switches(side: str) -> None:
                 assert found is not None and found.period <= period
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, 5)
 def test_insertion_looks_up_now_and_then(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In slices as in one go; a stop ends it after the first slice."""
     array = mixed(7 + seed, 5, seed, switch=10)
@@ -224,7 +222,7 @@ def test_tiny_idle_and_long_arrays(solver: str, caps: bool) -> None:
         assert result.status == "optimal" and result.objective == least
 
 
-@pytest.mark.parametrize("seed", range(5))
+@seeds(2, 5)
 def test_answers_while_kernels_are_compiled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One job after the other, and a rule's order repeated, which is much better."""
     monkeypatch.setattr("optsched_solvers.rolling_rules.loaded", lambda *_: False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from depth import depth
 from random_subsets import allowed
 from test_subset_tree import best_of, four_by_eight, problem_of, replace_policy
 
@@ -31,7 +32,7 @@ class Sat:
 def test_optimum_and_status(few, monkeypatch):  # type: ignore[no-untyped-def]
     """Optimal with the best value of all subsets, or infeasible; by tables, and by products."""
     monkeypatch.setattr(subset_cpsat_model, "FEW_VECTORS", few)
-    for seed in range(80):
+    for seed in range(depth(25, 80)):
         problem = problem_of(seed)
         if problem.contention.fill == "exact":
             continue
@@ -61,7 +62,7 @@ def test_agrees_with_counts_on_four_by_eight():  # type: ignore[no-untyped-def]
 
 def test_preferred_levels():  # type: ignore[no-untyped-def]
     """The narrowest level with a choice decides, and no bound of a narrower one is claimed."""
-    for seed in range(40):
+    for seed in range(depth(15, 40)):
         problem = problem_of(seed, policy=Policy(preferred="host"))
         if problem.contention.fill == "exact":
             continue
@@ -117,7 +118,7 @@ def test_values_are_the_definition():  # type: ignore[no-untyped-def]
     """Values of vectors are what their best subsets get, and the policy's excess is 0 if kept."""
     from optsched.bandwidth.model import UnmeasuredPattern
 
-    for seed in range(60):
+    for seed in range(depth(20, 60)):
         problem = problem_of(seed)
         if problem.contention.fill == "exact":
             continue

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
+from depth import depth
 from random_subsets import Tables, allowed, contention_of, policy_of, sizes_of, state_of
 
 import optsched
@@ -92,7 +93,7 @@ def test_optimum_and_status(step, monkeypatch):  # type: ignore[no-untyped-def]
     """Optimal with the best value of all subsets, or infeasible; whatever the step."""
     monkeypatch.setattr(subset_tree, "FIRST", step)
     monkeypatch.setattr(subset_tree, "NODES", step)
-    for seed in range(100):
+    for seed in range(depth(40, 100)):
         problem = problem_of(seed)
         result = optsched.solve(problem, Tree())
         best = best_of(problem)
