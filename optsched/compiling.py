@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 LOCKS, LOG = "optsched-compiling.lock", "optsched-compiling.log"
 _WATCH = 0.02  # seconds between two looks
 
+_workers: list[subprocess.Popen[bytes]] = []  # nobody waits for them, but each is asked once more
+
 
 def compile_all(
     wanted: Sequence[Entry], processes: int, watch: Callable[[int], object] = lambda there: None
@@ -38,6 +40,7 @@ def compile_all(
     """
     missing = [one for one in wanted if not one.ready]
     workers = [_worker(missing) for _ in range(min(processes, len(missing))) if folder()]
+    _workers[:] = [one for one in _workers if one.poll() is None] + workers
     while missing and any(worker.poll() is None for worker in workers):
         watch(len(wanted) - len(missing))
         time.sleep(_WATCH)
@@ -67,10 +70,10 @@ def main(labels: Sequence[str]) -> None:
             with _alone(label.partition(":")[0], wait) as mine:
                 one = entries(label)[0]
                 if mine and not one.stored:
-                    begun = time.perf_counter()
+                    begun = time.process_time()
                     one.prepare()
-                    took = time.perf_counter() - begun
-                    print(f"{time.strftime('%F %T')} {label}: {took:.1f} s", flush=True)
+                    took = time.process_time() - begun
+                    print(f"{time.strftime('%F %T')} {label}: {took:.1f} CPU s", flush=True)
 
 
 @contextmanager
