@@ -9,6 +9,10 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tests run side by side: threads would spin
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# processes of tests import what these use
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 import depth  # noqa: F401
 import pytest

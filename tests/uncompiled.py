@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+import optsched_solvers
 from optsched.plain_python import is_in_python
 from optsched_solvers import loading
 
@@ -12,6 +15,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     import pytest
+
+
+for _module in iter_modules(optsched_solvers.__path__, "optsched_solvers."):
+    import_module(_module.name)  # one that is imported later would keep a stand-in for ever
 
 
 class Uncompiled:

@@ -42,6 +42,7 @@ def warmup(
         if not os.access(cache_dir, os.W_OK):
             raise InputError(f"cache_dir: {cache_dir} cannot be written")
         os.environ["NUMBA_CACHE_DIR"] = str(cache_dir.resolve())
+    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     from optsched.compiled import folder
@@ -50,7 +51,7 @@ def warmup(
 
     begin, (wanted, failed) = perf_counter(), all_entries()
     columns = TextColumn("compiling kernels"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, transient=True) as line:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as line:
         task = line.add_task("", total=len(wanted))
         compile_all(wanted, available_cores(), lambda there: line.update(task, completed=there))
     for reason in failed:

@@ -24,6 +24,19 @@ from optsched.cluster.srtf_twin_pending import (
     line_for,
     take_first,
 )
+from optsched.compiled import INT, INTS, entry
+
+
+@entry(INT, INTS, INT, INT, INTS, INTS, INT)
+def placed(board, gpus, rule, nodes, counts, begin):
+    """A door to `place`."""
+    return place(board, gpus, rule, nodes, counts, begin)
+
+
+@entry(INT, INTS, INTS, INTS, INT, INT)
+def released(board, nodes, counts, begin, end):
+    """A door to `release`."""
+    return release(board, nodes, counts, begin, end)
 
 
 def anywhere(free: list[int], gpus: int) -> dict[int, int] | None:
@@ -57,11 +70,11 @@ def test_placement_equals_lists(data):
         if live and random.random() < 0.4:
             where = live.pop(random.randrange(len(live)))
             nodes[: len(where)], counts[: len(where)] = list(where), list(where.values())
-            release(fast, nodes, counts, 0, len(where))
+            released(fast, nodes, counts, 0, len(where))
             sign = 1
         else:
             gpus = random.choice([1, 2, 4, 8, 9, 16, 24, random.randint(1, max(sum(free), 1))])
-            end, where = place(fast, gpus, rule, nodes, counts, 5), slow(free, gpus)
+            end, where = placed(fast, gpus, rule, nodes, counts, 5), slow(free, gpus)
             found = list(zip(nodes[5:end].tolist(), counts[5:end].tolist(), strict=True))
             assert found == sorted((where or {}).items())
             if where is None:

@@ -237,7 +237,7 @@ def test_a_proof_by_somebody_else_ends_it() -> None:
     assert engine.is_alive()
     monitor.bound(good.makespan, "somebody else")
     engine.join(30.0)
-    assert not engine.is_alive() and monitor.contradiction is None
+    assert not engine.is_alive() and not monitor.contradiction
 
 
 def test_an_impossible_deadline_is_proved() -> None:
