@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
 from optsched.problems.quota import QuotaPlan
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from optsched.monitor import Monitor
     from optsched.problem import Problem
     from optsched.registry import Support
+
+FIRST: Final = 10_000
+"""Iterations of CP-SAT at least, for a first answer where localities defeat greedy placement."""
 
 
 def supports(problem: Problem) -> Support:
@@ -48,14 +52,14 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
                 return found
             break
     if quota_cpsat.supports(problem):
+        if limits.iterations is not None and monitor.objective is None:
+            given = replace(given, iterations=max(limits.iterations, FIRST))
         return quota_cpsat.solve(problem, given, monitor)
     return Result("unknown", reason=quota_cpsat.supports(problem).reason)
 
 
 def _without(limits: Limits) -> Limits:
     """The same limits; the options are those of `auto`, not of its parts."""
-    from dataclasses import replace
-
     return replace(limits, options={})
 
 
