@@ -189,7 +189,7 @@ def _without_machine_code(flags: Any) -> Any:
     return flags
 
 
-class _Store(caching.NullCache):  # type: ignore[misc]
+class _Store(caching.NullCache):
     """An entry on disk, under a name that says what it is made of; the time of files is nothing."""
 
     def __init__(self, owner: Entry) -> None:
@@ -240,8 +240,8 @@ def folders() -> tuple[Path, ...]:
 
     All are read; the first that can be written is.
     """
-    if numba.config.CACHE_DIR:
-        return (Path(numba.config.CACHE_DIR),)
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        return (Path(given),)
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return (Path(__file__).parent / "__pycache__", Path(home).expanduser() / "optsched")
 

@@ -63,7 +63,8 @@ def all_entries() -> tuple[list[Entry], list[str]]:
     """All kernels that Python calls, and why modules that have some could not be imported."""
     from optsched.compiled import entries
 
-    found, failed = {}, []
+    found: dict[Entry, None] = {}
+    failed = []
     for module in kernel_modules():
         try:
             found |= dict.fromkeys(entries(module))
