@@ -118,6 +118,7 @@ def test_a_wrong_schedule_ends_the_study() -> None:
         study_baselines.run_of(job, early)
 
 
+@pytest.mark.slow
 def test_rolling_is_at_least_the_repeated_barrier() -> None:
     """T <= makespan + largest switch, whatever the search finds; groups cost both no less."""
     search = study_arrays.Search(0.3, 1, 0)

@@ -194,6 +194,7 @@ def efficiency(model: BottleneckBandwidth, scenarios: tuple[Scenario, ...]) -> l
     return found
 
 
+@pytest.mark.slow
 def test_learning_by_plan_makes_choices_right() -> None:
     """Planned runs leave less than a third of the prior's loss, and beat as many random ones."""
     scenarios = simulated(CLUSTER, 250, seed=77)

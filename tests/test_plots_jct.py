@@ -45,6 +45,7 @@ def test_figures_without_a_file(runs: dict[str, Run]) -> None:
     assert len(plots.utilisation_over_time(runs).axes[0].patches) == 2
 
 
+@pytest.mark.slow
 def test_the_same_bytes(runs: dict[str, Run], tmp_path: Path) -> None:
     """Every kind of file, twice."""
     for suffix in ("html", "svg", "png", "pdf")[: depth(2, 4)]:

@@ -295,7 +295,9 @@ def test_a_correct_solver_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "diagnosis"), BAD, ids=lambda given: getattr(given, "__name__", "")
+    ("bad", "diagnosis"),
+    [pytest.param(*row, marks=[pytest.mark.slow] * (k % 2)) for k, row in enumerate(BAD)],
+    ids=lambda given: getattr(given, "__name__", ""),
 )
 @pytest.mark.usefixtures("one_process", "strict")
 def test_a_bad_solver_is_caught(bad: type[InOrder], diagnosis: str) -> None:

@@ -350,6 +350,7 @@ def test_an_update_moves_towards_the_news(
     assert same_weights(after, model.update(news))
 
 
+@pytest.mark.slow
 def test_the_penalty_holds_what_old_samples_need(
     model: HierarchicalTransformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -427,6 +427,7 @@ def test_equal_options_stay_in_order() -> None:
     assert [option.name for option in advice.close] == ["d"]
 
 
+@pytest.mark.slow
 def test_code_on_the_page_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every python block of docs/executor-advise.md, in one namespace."""
     root = Path(__file__).parents[2]

@@ -478,6 +478,7 @@ def test_errors_of_ranks(shop: Cli, function: str, code: int, sentence: str) -> 
     assert said.endswith(sentence) and done.stderr.count("\n") == 1, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_warnings_are_one_line_each(shop: Cli) -> None:
     """Of the script and of a resume, without the place in the code, once; by the first rank."""

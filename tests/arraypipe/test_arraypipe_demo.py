@@ -42,6 +42,7 @@ def test_demo_solves_trains_and_compares(tmp_path: Path, monkeypatch: pytest.Mon
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_demo_learns_by_any_schedule_that_fits() -> None:
     """A schedule of one's own is run; every loss falls."""
     result = run_demo(steps=8, schedule=random_schedule([1, 1, 1, 2], 4, seed=3))

@@ -37,6 +37,7 @@ def check_files(folder: Path) -> None:
         assert optsched.verify(Schedule.read(folder / name)) == []
 
 
+@pytest.mark.slow
 def test_sweep_in_one_process(tmp_path: Path) -> None:
     """Losses, report, files, and the proof that every job has the bits of training it alone."""
     done = sweep("--lr", "1e-3", "1e-2", "--stages", "3", "--check", "--out", str(tmp_path / "o"))

@@ -159,6 +159,7 @@ def test_an_inline_run_remembers_its_end(
     assert f"(the last {result.report.cycles} cycles of the run; " in text and "its end" in text
 
 
+@pytest.mark.slow
 def test_ranks_cut_at_the_same_cycle(tmp_path: Path) -> None:
     """Every rank remembers another number of blocks: the trace begins where all remember them."""
     script = Path(__file__).with_name("process_past_cases.py")

@@ -35,11 +35,25 @@ SOME: dict[str, tuple[Any, ...]] = {
 }
 
 
+RARE = ("too large", "reported", "refilled", "moved", "solved", "swept")
+"""Cases of the long run."""
+
+
+def asked(folder: Path, names: list[str]) -> dict[str, Any]:
+    """All that some tests look at: torch is loaded once."""
+    return dict(zip(names, ask(folder, [SOME[name] for name in names], 300, SCRIPT), strict=True))
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All that the quick tests look at: torch is loaded once."""
-    found = ask(tmp_path_factory.mktemp("groups"), list(SOME.values()), 300, SCRIPT)
-    return dict(zip(SOME, found, strict=True))
+    """The quick cases."""
+    return asked(tmp_path_factory.mktemp("groups"), [name for name in SOME if name not in RARE])
+
+
+@pytest.fixture(scope="module")
+def rare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The others."""
+    return asked(tmp_path_factory.mktemp("rare"), [name for name in SOME if name in RARE])
 
 
 @pytest.mark.parametrize("case", ["exact", "four", "replanned"])
@@ -60,48 +74,54 @@ def test_one_rank_without_room_is_refused_on_all(answers: dict[str, Any]) -> Non
     assert "memory: differs between ranks" in found["unlike"]
 
 
-def test_a_job_too_large_for_the_slots_fails_alone(answers: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_a_job_too_large_for_the_slots_fails_alone(rare: dict[str, Any]) -> None:
     """One that takes a free seat and does not fit says so; the others keep their bits."""
-    found = answers["too large"]
+    found = rare["too large"]
     assert found["status"] == ["done", "done", "failed", "done"]
     assert "memory: the moments of job job2, stage" in found["error"]
     assert found["differences"] == []
 
 
-def test_waits_for_copies_are_in_the_report(answers: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_waits_for_copies_are_in_the_report(rare: dict[str, Any]) -> None:
     """Those of all ranks; with them the parts of every device's time add up to the whole."""
-    found = answers["reported"]
+    found = rare["reported"]
     assert found["moving"]
     assert all(exposed > 0 for exposed in found["exposed"])
     assert found["whole"] == [True, True]
     assert found["differences"] == []
 
 
-def test_a_job_that_needs_more_slots_on_the_first_rank(answers: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_a_job_that_needs_more_slots_on_the_first_rank(rare: dict[str, Any]) -> None:
     """`refill` gives one without recompute: it fails, four others have their bits in one slot."""
-    found = answers["refilled"]
+    found = rare["refilled"]
     assert found["slots"]
     assert found["status"] == ["done"] * 3 + ["failed"] + ["done"] * 2
     assert "could not leave their slots on gpu0, which has 1" in found["error"]
     assert found["differences"] == []
 
 
-def test_a_plan_with_stages_on_other_ranks_is_not_adopted(answers: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_a_plan_with_stages_on_other_ranks_is_not_adopted(rare: dict[str, Any]) -> None:
     """States cannot move to another rank: the log says so, and the run goes on."""
-    (said,) = answers["moved"]["said"]
+    (said,) = rare["moved"]["said"]
     assert "the solver's plan is not adopted: the new plan has the stages of job job1 on" in said
-    assert answers["moved"]["differences"] == []
+    assert rare["moved"]["differences"] == []
 
 
-def test_the_real_solver_and_slots(answers: dict[str, Any]) -> None:
-    """It answers in its own process; the ranks change over while rank 0 has one slot of a kind."""
-    assert answers["solved"] == {"slots": True, "plans": 2, "differences": []}
+@pytest.mark.slow
+def test_the_real_solver_and_slots(rare: dict[str, Any]) -> None:
+    """It rare in its own process; the ranks change over while rank 0 has one slot of a kind."""
+    assert rare["solved"] == {"slots": True, "plans": 2, "differences": []}
 
 
-def test_a_sweep_in_slots(answers: dict[str, Any]) -> None:
+@pytest.mark.slow
+def test_a_sweep_in_slots(rare: dict[str, Any]) -> None:
     """Trials take each other's seats and slots on two ranks, bit by bit as alone."""
     pytest.importorskip("optuna")
-    assert answers["swept"] == {"slots": True, "trials": 5, "differences": []}
+    assert rare["swept"] == {"slots": True, "trials": 5, "differences": []}
 
 
 def test_killed_and_resumed_in_little_memory(answers: dict[str, Any]) -> None:

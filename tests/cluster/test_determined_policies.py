@@ -36,7 +36,7 @@ def job(name: str, gpus: int = 1, time: int = 10, **rest: Any) -> cluster.Job:
 @pytest.mark.parametrize("zero_slot", [False, True])
 def test_conformance(policy: Any, zero_slot: bool) -> None:
     """Legal decisions, no memory, histories that verify."""
-    check_policy(policy, worlds=policy_worlds(depth(8, 40), zero_slot=zero_slot))
+    check_policy(policy, worlds=policy_worlds(depth(4, 40), zero_slot=zero_slot))
 
 
 def state_of(view: Any, fit: Any) -> tuple[State, dict[str, int]]:

@@ -43,7 +43,7 @@ def test_compiled_equals_asked(name, options, seed, jobs):
 @pytest.mark.parametrize("zero_slot", [False, True])
 def test_conformance(name, options, zero_slot):
     """What every policy promises."""
-    check_policy(get(name, **options), worlds=policy_worlds(depth(8, 40), zero_slot=zero_slot))
+    check_policy(get(name, **options), worlds=policy_worlds(depth(4, 40), zero_slot=zero_slot))
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)

@@ -54,7 +54,7 @@ def watch(name, seed, look, sizes=None, **options):
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_conformance(name, options):
     """Legal, pure, complete, and not clairvoyant unless it says so."""
-    check_policy(get(name, **options), worlds=policy_worlds(depth(8, 40), zero_slot=True))
+    check_policy(get(name, **options), worlds=policy_worlds(depth(4, 40), zero_slot=True))
 
 
 def rows(view, position):

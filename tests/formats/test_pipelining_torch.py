@@ -274,6 +274,7 @@ class Request:
         assert launched(ranks, self.cases, self.folder) == wanted
 
 
+@pytest.mark.slow
 def test_gradients_on_two_processes(tmp_path: Path) -> None:
     """1F1B, found orders of unequal stages, chunks, split backwards: as plain training."""
     request = Request(tmp_path)

@@ -333,6 +333,7 @@ def test_memory_is_known_in_pairs() -> None:
     assert max(values) <= 66 == optimum(array.graph(), 600)
 
 
+@pytest.mark.slow
 def test_thirty_jobs_on_sixteen_stages() -> None:
     """What all this is for: the bound of one machine is a quarter below."""
     kinds = [(13, 37), (15, 43), (17, 49), (19, 59), (23, 74), (29, 96), (36, 120)]
