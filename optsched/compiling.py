@@ -63,8 +63,8 @@ def _worker(wanted: Sequence[Entry]) -> subprocess.Popen[bytes]:
 def main(labels: Sequence[str]) -> None:
     """Compile what nobody else compiles; then wait for what others do."""
     gc.disable()  # the compiler makes much that lives as long as this process
-    with suppress(AttributeError, OSError):  # whoever started it may be confined to one core
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    with suppress(AttributeError, OSError):  # the thread that started it may be confined to a core
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
     for wait in (False, True):
         for label in labels:
             with _alone(label.partition(":")[0], wait) as mine:
