@@ -6,10 +6,11 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 PROFILES = {"fast": 20, "ci": 60, "long": 500}
 """Examples of a property. `make test` runs under ``fast``, `make test-long` under ``long``."""
@@ -21,22 +22,22 @@ for name, examples in PROFILES.items():
     )
 
 
-def depth(fast: int, most: int | None = None) -> int:
-    """So many examples, seeds or sizes under ``fast``; 3 times as many under ``ci``, 25 ``long``.
+def depth(n: int, most: int | None = None) -> int:
+    """Half as many examples, seeds or sizes under ``fast``; 1.5 times under ``ci``, 12.5 ``long``.
 
     `most` bounds what is dear, or is all there is.
     """
-    wanted = fast * settings().max_examples // PROFILES["fast"]
+    wanted = max(1, n * settings().max_examples // 40)
     return wanted if most is None else min(wanted, most)
 
 
-def seeds(fast: int, most: int | None = None) -> Callable[[Callable[..., None]], Any]:
+def seeds(n: int, most: int | None = None) -> Callable[[Callable[..., None]], Any]:
     """Run a test with `seed` = 0, 1, ... below `depth`; its failure says with which one."""
 
     def loop(test: Callable[..., None]) -> Any:
         @functools.wraps(test)
         def run(*given: Any, **named: Any) -> None:
-            for seed in range(depth(fast, most)):
+            for seed in range(depth(n, most)):
                 try:
                     test(*given, seed=seed, **named)
                 except BaseException as error:
@@ -49,3 +50,9 @@ def seeds(fast: int, most: int | None = None) -> Callable[[Callable[..., None]],
         return run
 
     return loop
+
+
+def half(rows: Iterable[Any]) -> list[Any]:
+    """Parameters of a test, every second one for the long run."""
+    given = [row if isinstance(row, tuple) else (row,) for row in rows]
+    return [pytest.param(*row, marks=[pytest.mark.slow] * (k % 2)) for k, row in enumerate(given)]

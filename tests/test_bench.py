@@ -87,6 +87,7 @@ def test_run_and_resume(cli: Cli) -> None:
     assert Path("r.csv").read_text().startswith(first)
 
 
+@pytest.mark.slow
 def test_json_and_picture(cli: Cli) -> None:
     """Numbers for programs; bounds from a file; a picture with the same bytes each time."""
     pytest.importorskip("matplotlib")
@@ -112,6 +113,7 @@ def test_contradictions_are_failures(cli: Cli) -> None:
     assert ran.code == 1 and "but 900 is known as a bound" in " ".join(ran.out.split())
 
 
+@pytest.mark.slow
 def test_options_of_one_solver(cli: Cli) -> None:
     """`cpsat.threads` is for cpsat alone; the label says so."""
     options = ("--option", "cpsat.threads=1", "--option", "dispatch.search=true")

@@ -118,6 +118,7 @@ print(optsched.solve(shop, "dispatch", iterations=10**9, watcher=Interrupt()).in
     assert (ran.returncode, ran.stdout) == (0, "True\n"), ran.stderr
 
 
+@pytest.mark.slow
 def test_reader_goes_away(cli: Cli) -> None:
     """`optsched show FILE | head -0`: no traceback, no complaint of the interpreter."""
     for command in ("show", "verify", "solvers"):

@@ -25,6 +25,10 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
+COMMANDS = ("subset", "quota", "simulator", "pipelines")
+"""Pages whose commands take long."""
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In order, in one namespace, in a folder with the instances; with less time to solve."""
@@ -42,10 +46,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     [
         "README.md",
         "docs/quickstart.md",
-        "docs/subset.md",
-        "docs/quota.md",
-        "docs/simulator.md",
-        "docs/pipelines.md",
+        *(pytest.param(f"docs/{name}.md", marks=pytest.mark.slow) for name in COMMANDS),
     ],
 )
 def test_optsched_commands_run(

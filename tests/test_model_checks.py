@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from depth import half
 
 from optsched.bandwidth import (
     BottleneckBandwidth,
@@ -84,13 +85,15 @@ class Sure(BottleneckBandwidth):
 
 @pytest.mark.parametrize(
     ("broken", "words"),
-    [
-        (Single, "less than two GPUs"),
-        (Company, "another value among others"),
-        (Careless, "predict: takes"),
-        (Stale, "tables:"),
-        (Sure, "does not hold the value"),
-    ],
+    half(
+        [
+            (Single, "less than two GPUs"),
+            (Company, "another value among others"),
+            (Careless, "predict: takes"),
+            (Stale, "tables:"),
+            (Sure, "does not hold the value"),
+        ]
+    ),
 )
 def test_broken_models_are_caught(broken: Any, words: str) -> None:
     """With a line that says what is wrong."""

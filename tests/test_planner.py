@@ -120,6 +120,7 @@ def test_two_members_of_every_orbit_where_nothing_is_known() -> None:
 # patterns across hosts
 
 
+@pytest.mark.slow
 def test_a_plan_holds_distinct_unmeasured_patterns_within_its_budget() -> None:
     """And is the same for the same seed."""
     known = measure(((4, 4), (8, 8), (2, 2, 2)))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
+from depth import half
 
 from optsched import InputError, JobShop, Result, verify
 from optsched.graph import scheduled
@@ -296,7 +297,7 @@ def test_a_correct_solver_passes() -> None:
 
 @pytest.mark.parametrize(
     ("bad", "diagnosis"),
-    [pytest.param(*row, marks=[pytest.mark.slow] * (k % 2)) for k, row in enumerate(BAD)],
+    half(BAD),
     ids=lambda given: getattr(given, "__name__", ""),
 )
 @pytest.mark.usefixtures("one_process", "strict")

@@ -333,6 +333,7 @@ def test_an_update_without_news_is_the_model(
     assert model.update([Measurement((4,), 300 * GB)]) is model
 
 
+@pytest.mark.slow
 def test_an_update_moves_towards_the_news(
     cluster: Cluster, table: MeasurementTable, model: HierarchicalTransformer
 ) -> None:

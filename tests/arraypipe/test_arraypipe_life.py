@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from depth import depth, seeds
+from depth import depth, half, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -252,7 +252,7 @@ def sibling(j: int, steps: int) -> Trained:
     return train_alone(trapped_model, jobs_of(j + 1)[j], ("0", "4", "7"), loss, data, steps)
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", half(WHERE))
 def test_a_failure_stays_with_its_job(tmp_path: Path, where: str) -> None:
     """Whatever raises: the job has failed and says why, the others have the bits of alone."""
     for seed in range(2):
@@ -356,7 +356,7 @@ def test_a_job_without_a_first_batch_is_refused_before_the_run_and_fails_alone_i
         assert same(result.trained[j], j, 2)
 
 
-@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("where", half(WHERE))
 def test_a_failure_can_end_the_run(where: str) -> None:
     """``on_error="raise"``: the error comes out, with what caused it."""
     array = trapped(where, 2)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, build_model, loss, sgd, trainer  # noqa: E402
-from depth import depth  # noqa: E402
+from depth import depth, half  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from optsched import InputError, Rows, Schedule, verify  # noqa: E402
@@ -154,7 +154,7 @@ FOUR: list[Settings] = [(0, 8, "adamw", 1), (1, 8, "adamw", 2), (0, 11, "sgd", 2
 
 
 @pytest.mark.parametrize(
-    ("factor", "most"), [(1.0, 2), (1.3, 3), (1.7, 5), (2.0, 5), (3.0, 9), (5.0, 16)]
+    ("factor", "most"), half([(1.0, 2), (1.3, 3), (1.7, 5), (2.0, 5), (3.0, 9), (5.0, 16)])
 )
 def test_from_one_slot_to_all(factor: float, most: int, made: list[Any]) -> None:
     """The less memory the fewer slots, and always the same bits."""
@@ -268,7 +268,7 @@ def both(jobs: list[Job], made: list[Any], **changes: Any) -> None:
         assert differences(got.trained[j], near.train_alone(j, STEPS)) == []
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", half(OTHERS))
 def test_other_optimizers_and_precisions(name: str, made: list[Any]) -> None:
     """State of any shape and kind moves: step counters stay, masters go with the moments."""
     jobs = [Job(s, 8, microbatches=2, recompute=True, **OTHERS[name]) for s in range(3)]
@@ -317,7 +317,7 @@ MODELS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", half(MODELS))
 def test_other_models(name: str, recompute: bool, made: list[Any]) -> None:
     """Layers that replace buffers or keep lists of weights, and strides of their own."""
     build, stages = MODELS[name]
@@ -458,7 +458,7 @@ class Watched:
         return found
 
 
-@pytest.mark.parametrize("more", list(MORE.values()), ids=list(MORE))
+@pytest.mark.parametrize("more", half(MORE.values()), ids=list(MORE))
 @pytest.mark.parametrize("keeps", [(), (1, 3)], ids=["recomputed", "kept"])
 def test_orders_that_change_on_the_way(
     made: list[Any], monkeypatch: pytest.MonkeyPatch, keeps: tuple[int, ...],

@@ -105,6 +105,7 @@ def test_a_job_that_has_ended_does_not_keep_its_slot() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("jobs", "size", "slots"), [(16, 64, 6), (12, 40, 4), (12, 64, 5)])
 def test_marks_pay_where_the_link_is_busy(jobs: int, size: int, slots: int) -> None:
     """All F, then all B: no lead without marks is as fast, and the choice is always the same."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from depth import half
 
 torch = pytest.importorskip("torch")
 optuna = pytest.importorskip("optuna")
@@ -86,7 +87,7 @@ def reference() -> Any:
 
 @pytest.mark.parametrize(
     ("name", "iteration"),
-    [("trial0", 0), ("trial1", 2), ("trial1", 3), ("trial2", 4), ("trial4", 5)],
+    half([("trial0", 0), ("trial1", 2), ("trial1", 3), ("trial2", 4), ("trial4", 5)]),
     ids=lambda value: str(value),
 )
 def test_an_exception_and_resume(tmp_path: Path, reference: Any, name: str, iteration: int) -> None:

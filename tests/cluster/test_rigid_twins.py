@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from depth import depth
+from depth import depth, half
 from hypothesis import given, settings
 from rigid_workloads import clusters, same, workload
 
@@ -24,7 +24,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(("name", "options"), half(CASES))
 @given(clusters())
 def test_twin_equals_generic(name, options, case):
     """Every column of the log."""

@@ -88,7 +88,7 @@ def twin(problem, model, most=200):  # type: ignore[no-untyped-def]
 def test_picks_of_the_twin():  # type: ignore[no-untyped-def]
     """Same GPUs and values as the twin; never above the best of all subsets."""
     several = 0
-    for seed in range(depth(100, 400)):
+    for seed in range(depth(200, 400)):
         problem, model = problem_of(seed)
         most = random.Random(seed).choice([200, 200, 1, 2, 5])
         found = solved(problem, Eha(), max_candidates=most)
