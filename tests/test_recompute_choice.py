@@ -42,7 +42,7 @@ def optimum_of_choices(array: JobArray) -> int | None:
 def test_the_best_of_all_choices() -> None:
     """Bound <= optimum over the choices = what `auto` finds, and it says which jobs recompute."""
     chosen = set()
-    for seed in range(depth(6, 12)):
+    for seed in range(depth(12, 12)):
         array = random_choice(Random(seed), jobs=1 + seed % 3, micro_batches=1 + seed % 2)
         best = optimum_of_choices(array)
         result = optsched.solve(array, "auto", iterations=2000, workers=1)
