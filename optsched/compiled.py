@@ -9,11 +9,10 @@ their callers do again.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import pickle
 import platform
-import tempfile
-import warnings
 from contextlib import suppress
 from functools import cache, cached_property
 from importlib import import_module
@@ -27,6 +26,8 @@ from numba import types
 from numba.core import caching, codegen, compiler, registry, serialize, sigutils
 from numba.core.compiler_lock import global_compiler_lock
 
+from optsched.errors import InputError
+from optsched.files import write_atomic
 from optsched.plain_python import is_in_python
 
 if TYPE_CHECKING:
@@ -210,7 +211,7 @@ class _Store(caching.NullCache):
     def find(self) -> Path | None:
         """Its file, if there is one."""
         paths = (folder / self.name for folder in folders())
-        return next((path for path in paths if path.exists()), None)
+        return next((path for path in paths if path.is_file()), None)
 
     def load_overload(self, _signature: Any, target: Any) -> Any:
         path = self.find()
@@ -219,16 +220,21 @@ class _Store(caching.NullCache):
         target.refresh()
         try:
             return compiler.CompileResult._rebuild(target, *pickle.loads(path.read_bytes()))
-        except Exception:  # cut off or foreign: it is compiled again
+        except Exception:
+            _tell(f"{path} is damaged: the kernel is compiled again, for seconds")
+            with suppress(OSError):
+                path.unlink()
             return None
 
     def save_overload(self, _signature: Any, made: Any) -> None:
         home = folder()
         if home is None:
             return
-        with tempfile.NamedTemporaryFile(dir=home, delete=False) as file:
-            file.write(serialize.dumps(made._reduce()))
-        os.replace(file.name, home / self.name)
+        try:
+            write_atomic(home / self.name, serialize.dumps(made._reduce()))
+        except InputError as error:  # a full disk: the kernel itself is there
+            _tell(f"a compiled kernel could not be kept: {error}")
+            return
         for old in home.glob(f"{self.prefix}.*.nbc"):
             if old.name != self.name:
                 old.unlink(missing_ok=True)
@@ -254,13 +260,15 @@ def folder() -> Path | None:
             path.mkdir(parents=True, exist_ok=True)
             if os.access(path, os.W_OK):
                 return path
-    warnings.warn(
+    _tell(
         f"no folder for compiled kernels can be written ({', '.join(map(str, folders()))}): what "
-        "is missing there is compiled in every process (set NUMBA_CACHE_DIR)",
-        RuntimeWarning,
-        stacklevel=2,
+        "is missing there is compiled in every process (set NUMBA_CACHE_DIR)"
     )
     return None
+
+
+def _tell(what: str) -> None:
+    logging.getLogger("optsched").warning(what)
 
 
 @cache

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -83,26 +82,41 @@ def test_what_a_kernel_was_made_of_before_is_removed(here: Path) -> None:
     assert len(list(here.glob("*.nbc"))) == 1
 
 
-def test_a_file_that_is_cut_off_is_compiled_again(here: Path) -> None:
-    """A full disk, a copy that was interrupted."""
+def test_a_file_that_is_cut_off_is_compiled_again(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A copy that was interrupted; it is said, and mended."""
     first = made(4)
     first.prepare()
     path = here / first._cache.name
     path.write_bytes(path.read_bytes()[:100])
     assert made(4)(np.array([2])) == 8
+    assert "is damaged" in caplog.text
+    assert path.stat().st_size > 100
 
 
-def test_without_a_folder_kernels_work_and_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_kept_is_used_all_the_same(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk, a folder in the place of the file: nothing is left behind but a sentence."""
+    kernel = made(9)
+    (here / kernel._cache.name).mkdir()
+    assert kernel(np.array([2])) == 18
+    assert "could not be kept" in caplog.text
+    assert len(list(here.iterdir())) == 1
+
+
+def test_without_a_folder_kernels_work_and_it_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A read-only installation."""
     nowhere = (Path("/proc/nowhere"), Path("/proc/none"))
     monkeypatch.setattr(compiled, "folders", lambda: nowhere)
     compiled.folder.cache_clear()
     try:
-        with pytest.warns(RuntimeWarning, match="NUMBA_CACHE_DIR"):
-            assert made(5)(np.array([2])) == 10
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            assert made(6)(np.array([2])) == 12
+        for factor in (5, 6):
+            assert made(factor)(np.array([2])) == 2 * factor
+        assert caplog.text.count("NUMBA_CACHE_DIR") == 1
     finally:
         compiled.folder.cache_clear()
 

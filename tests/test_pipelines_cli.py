@@ -131,3 +131,8 @@ def test_no_published_bubble_is_no_complaint(cli: Cli) -> None:
 def test_refusals(cli: Cli, words: list[object], message: str) -> None:
     """One sentence, exit code 2, no file."""
     assert message in "error: " + cli.refused("pipeline", *words)
+
+
+def test_times_below_zero_are_refused_before_any_table(cli: Cli) -> None:
+    """One sentence, not one a row."""
+    assert "forward: expected an integer in 0.." in cli.refused("pipeline", "all", "--forward", "-2")

@@ -105,6 +105,8 @@ def solve(
         print(json.dumps(_summary(problem, file, result)))
     elif not quiet:
         _print_result(problem, file, result, output)
+    if result.schedule is None and result.interrupted:
+        raise KeyboardInterrupt
     if result.schedule is None:
         raise typer.Exit(1)
 
@@ -349,7 +351,7 @@ def _print_result(problem: Problem, file: Path, result: Result, output: Path | N
     if result.missing:
         left = "" if result.gap is None else f", up to {result.gap:.2%} may be left"
         names = ", ".join(result.missing)
-        rows.append(("missing", f"{names}: not compiled in time{left}; solve again"))
+        rows.append(("missing", f"{names}: not compiled in time{left}; see `optsched warmup`"))
     rows.append(("time", f"{result.seconds:.2f} s"))
     if output is not None and result.schedule is not None:
         rows.append(("written", str(output)))

@@ -109,6 +109,8 @@ def _once(
     )
     result = optsched.solve(problem, solver)
     if result.schedule is None:
+        if result.interrupted:
+            raise KeyboardInterrupt
         print(f"{result.status}: {result.reason or 'nothing found'}", file=sys.stderr)
         raise typer.Exit(1)
     choice = problem.choice(result.schedule)

@@ -19,6 +19,7 @@ from optsched.cli.pipeline_jobs import (
 )
 from optsched.cli.pipeline_table import Row, comparison, details
 from optsched.errors import InputError
+from optsched.limits import whole_number
 
 if TYPE_CHECKING:
     from optsched.schedule import Schedule
@@ -125,6 +126,9 @@ def pipeline(
     if name not in ("all", "bpipe"):
         _only(f"{name}: copies no activations", {"copy_time": copy_time})
     times = {"forward": forward, "backward": backward, "weight": weight}
+    for key, value in times.items():
+        if value is not None:
+            whole_number(key, value, 0, 2**53)
     profile = {"batch_size": batch_size, "partition": partition, "link": link, "memory": memory}
     sizes = {"stages": stages, "micro_batches": micro_batches, "chunks": chunks}
     if file is not None:

@@ -32,9 +32,9 @@ def warmup(
     ] = None,
 ) -> None:
     """Compile all kernels on all cores, so that no solve need; what is compiled stays on disk."""
-    if cache_dir is not None:
-        from optsched.errors import InputError
+    from optsched.errors import InputError
 
+    if cache_dir is not None:
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -49,6 +49,8 @@ def warmup(
     from optsched.compiling import compile_all
     from optsched.limits import available_cores
 
+    if folder() is None:
+        raise InputError("there is no folder for compiled kernels that can be written")
     begin, (wanted, failed) = perf_counter(), all_entries()
     columns = TextColumn("compiling kernels"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as line:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-import time
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from optsched.monitor import Monitor
 
 _WATCH = 0.01  # seconds between two looks at the limits
-_SLOW = 0.5  # seconds; loading what is compiled takes less
 
 _loaders: list[_Loader] = []
 _lock = threading.Lock()
@@ -27,7 +25,6 @@ class _Loader:
 
     def __init__(self, modules: tuple[str, ...]) -> None:
         self.modules = modules
-        self.begun = time.perf_counter()
         self.compiles: list[Entry] = []
         self._is_told = False
         self.done = threading.Event()
@@ -83,8 +80,7 @@ def load(monitor: Monitor, *modules: str) -> bool:
         while not loader.done.wait(_WATCH) and not loaded(*modules):
             loader.tell()
             if monitor.should_stop():
-                slow = loader.compiles or time.perf_counter() - loader.begun > _SLOW
-                if slow and not monitor.proved and not monitor.interrupted:
+                if loader.compiles and not monitor.proved and not monitor.interrupted:
                     monitor.missing.update(name.rpartition(".")[2] for name in modules)
                 return False
     if loader.failure is not None:

@@ -46,6 +46,7 @@ def test_first_answer_does_not_wait_for_the_compiler(tmp_path: object) -> None:
         tmp_path,
         """
         import optsched
+        from optsched_solvers.loading import loaded
         for problem in (
             optsched.formats.taillard.instance("ta01"),
             optsched.JobArray(
@@ -53,10 +54,11 @@ def test_first_answer_does_not_wait_for_the_compiler(tmp_path: object) -> None:
                 activation=[[4, 4], [4, 4]], memory=[4, 4], switch=[[1, 1], [1, 1]],
             ),
         ):
-            result = optsched.solve(problem, solver="dispatch", time_limit=1.5)
+            result = optsched.solve(problem, solver="dispatch", time_limit=2.5)
             assert result.status in ("feasible", "optimal") and result.lower_bound > 0, result
-            assert "list_schedule" in result.missing or result.status == "optimal", result
-            assert result.seconds < 5, result.seconds
+            there = loaded("longest_path", "list_schedule") or result.status == "optimal"
+            assert there or "list_schedule" in result.missing, result
+            assert result.seconds < 7, result.seconds
         """,
     )
     assert "optsched warmup" in said
