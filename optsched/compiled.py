@@ -324,6 +324,6 @@ def entries(module: str) -> list[Entry]:
 
 @helper(counted=False)
 def copy(to, source):  # type: ignore[no-untyped-def]
-    """``to[:] = source``, for which numba compiles texts for error messages (6 s)."""
+    """``to[:] = source``, for which numba compiles the texts of error messages."""
     for k in range(len(source)):
         to[k] = source[k]

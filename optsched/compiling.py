@@ -69,7 +69,7 @@ def main(labels: Sequence[str]) -> None:
         for label in labels:
             with _alone(label.partition(":")[0], wait) as mine:
                 one = entries(label)[0]
-                if mine and not one.stored:
+                if mine and not (one.stored or one.ready):  # ready: compiled, but the disk is full
                     begun = time.process_time()
                     one.prepare()
                     took = time.process_time() - begun
