@@ -5,6 +5,7 @@ All processes of a machine share the work: they lock a module of kernels each, a
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import subprocess
@@ -48,6 +49,14 @@ def compile_all(
     for one in missing:  # there is no folder, or a worker was killed
         one.prepare()
     watch(len(wanted))
+
+
+@atexit.register
+def _leave_workers() -> None:
+    """They go on without this process, on purpose: Python need not warn of it."""
+    for worker in _workers:
+        if worker.poll() is None:
+            worker.returncode = 0
 
 
 def _worker(wanted: Sequence[Entry]) -> subprocess.Popen[bytes]:
