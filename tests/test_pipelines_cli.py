@@ -135,4 +135,6 @@ def test_refusals(cli: Cli, words: list[object], message: str) -> None:
 
 def test_times_below_zero_are_refused_before_any_table(cli: Cli) -> None:
     """One sentence, not one a row."""
-    assert "forward: expected an integer in 0.." in cli.refused("pipeline", "all", "--forward", "-2")
+    assert "forward: expected an integer in 0.." in cli.refused(
+        "pipeline", "all", "--forward", "-2"
+    )
