@@ -6,7 +6,7 @@ from optsched.testing import SolverTests
 
 
 class _Quick(SolverTests):
-    """By day only `auto` is repeated in fresh processes: that takes longer than all the rest."""
+    """Fresh processes are for the long run: they take longer than all the rest."""
 
     @pytest.mark.slow
     def test_reproducible(self) -> None:
@@ -14,7 +14,36 @@ class _Quick(SolverTests):
         super().test_reproducible()
 
 
-class TestAuto(SolverTests):
+class _Timed(_Quick):
+    """What takes the time that it is given is for the long run, too."""
+
+    @pytest.mark.slow
+    def test_limits(self) -> None:
+        """Limits of zero, a second, a target: obeyed, with a legal status."""
+        super().test_limits()
+
+    @pytest.mark.slow
+    def test_monitor(self) -> None:
+        """Incumbents fall, bounds rise, callbacks may stop or raise."""
+        super().test_monitor()
+
+    @pytest.mark.slow
+    def test_progress(self) -> None:
+        """News come while the solver works."""
+        super().test_progress()
+
+    @pytest.mark.slow
+    def test_silent(self) -> None:
+        """Nothing is printed."""
+        super().test_silent()
+
+    @pytest.mark.slow
+    def test_leaves_no_trace(self) -> None:
+        """Problem, random state, settings and threads are as before."""
+        super().test_leaves_no_trace()
+
+
+class TestAuto(_Quick):
     """`auto`."""
 
     solver = "auto"
@@ -22,7 +51,7 @@ class TestAuto(SolverTests):
     exact = True
 
 
-class TestBranchAndBound(_Quick):
+class TestBranchAndBound(_Timed):
     """`branch_and_bound`, failure-directed."""
 
     solver = "branch_and_bound"
@@ -53,7 +82,7 @@ class TestGenetic(_Quick):
     time_limit = 0.3
 
 
-class TestTabu(_Quick):
+class TestTabu(_Timed):
     """`tabu`."""
 
     solver = "tabu"

@@ -54,7 +54,7 @@ TROUBLES: dict[str, list[str]] = {
     "lies": ["ProtocolError", "from device1: expected", "iteration 2", "iteration 9"],
 }
 SOME: tuple[Any, ...] = (
-    (2, "several", {"exact": [0, 3], "replanned": [0, 3], "stopped": [], "failed": [],
+    (2, "several", {"exact": [0, 2], "replanned": [0, 2], "stopped": [], "failed": [],
                     "queued": [], "interrupted": [], "longer": [], "refused": [], "uneven": [],
                     "first_forwards": [], "unlike": [], "nothing_left": [], "caught": [],
                     "one_rank_cannot": [], "concluded": [], "used_up": [],

@@ -64,6 +64,7 @@ def test_first_answer_does_not_wait_for_the_compiler(tmp_path: object) -> None:
     assert "optsched warmup" in said
 
 
+@pytest.mark.slow
 def test_without_a_limit_the_compiler_is_waited_for(tmp_path: object) -> None:
     """The default seconds do not count what compiling takes."""
     in_fresh_process(
