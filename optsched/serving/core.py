@@ -1,0 +1,501 @@
+"""The greedy core of a server: which batch runs on which instance, what is loaded and unloaded.
+
+One pure state machine: events in, commands out; no clock, no randomness, no I/O. The simulator
+feeds it a virtual clock, the executor the same compiled function real events.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numba import from_dtype, types
+
+from optsched.compiled import INT, entry, helper
+
+if TYPE_CHECKING:
+    from optsched.problems.routing import Routing
+
+SLOTS: Final = 12
+"""Instances that a server holds at most."""
+
+ENQUEUE, DONE, LOADED, UNLOADED, TICK = range(5)
+"""Events: a block arrives; a batch, a load, an unload ends; time has come."""
+
+RUN, LOAD, UNLOAD, WAKE = range(4)
+"""Commands."""
+
+EMPTY, LOADING, FREE, BUSY, UNLOADING = range(5)
+"""States of an instance's slot."""
+
+NEVER: Final = 2**62
+UNIT: Final = 2**28
+"""Parts of a load of 1: sums of integers do not drift."""
+
+STATE = np.dtype(
+    [(name, "i8") for name in (
+        "cap", "idle", "starve", "strict", "max_batch", "widths",  # settings; times in ns
+        "commands", "free_block", "order",
+    )] + [("util_block", "i8")]
+)  # fmt: skip
+"""Settings of all servers, the number of commands given, and the order of blocks."""
+
+SERVER = np.dtype(
+    [(name, "i8") for name in (
+        "vram", "launch", "load_time",  # kB, ns
+        "used", "freeing",  # kB held, and of that about to be freed
+        "waiting",  # a bit for every key (segment, width) with blocks
+        "load", "running",  # U in 1/UNIT, batches
+        "instances", "since", "wake",
+    )] + [(name, "f8") for name in (
+        "saturation", "knee", "below", "above", "idle_w", "peak_w",
+        "queued", "active", "queued_mmac",  # ns of work that waits and runs, MMACs that wait
+        "watts", "energy",  # J up to `since`
+    )]
+)  # fmt: skip
+
+INSTANCE = np.dtype(
+    [(name, "i8") for name in (
+        "state", "id", "segment", "width", "pinned", "idle_since",
+        "first", "images", "load", "row",
+    )] + [("work", "f8")]
+)  # fmt: skip
+"""`first` is the first block of the batch that it runs; `row` is free for the caller."""
+
+BLOCK = np.dtype(
+    [(name, "i8") for name in (
+        "next", "first", "images", "segment", "width", "widest", "queued", "order",
+    )] + [("work", "f8"), ("mmac", "f8")]
+)  # fmt: skip
+"""Requests that were routed together; `first` is the caller's, `widest` their input width."""
+
+QUEUE = np.dtype([("head", "i8"), ("tail", "i8")])
+
+COMMAND = np.dtype([(name, "i8") for name in ("kind", "server", "instance", "until")])
+"""`until` is when a batch or a load ends by the model, or when to wake."""
+
+
+class Core(NamedTuple):
+    """All servers' states and what they depend on."""
+
+    state: Any
+    server: Any
+    instance: Any
+    """[server][slot]"""
+    queue: Any
+    """[server][segment * widths + width]"""
+    block: Any
+    command: Any
+    cost: Any
+    """An image's ns, [server][segment][input width][width]."""
+    mmac: Any
+    """[segment][input width][width]"""
+    vram: Any
+    """kB of an instance, [segment][width]."""
+
+
+def records(dtype: np.dtype[Any], axes: int = 1) -> types.Array:
+    """The type of an array of records."""
+    return types.Array(from_dtype(dtype), axes, "C")
+
+
+_READ = {n: types.Array(types.float64, n, "C", readonly=True) for n in (3, 4)}
+CORE = types.NamedTuple(
+    (
+        records(STATE), records(SERVER), records(INSTANCE, 2), records(QUEUE, 2), records(BLOCK),
+        records(COMMAND), _READ[4], _READ[3], types.Array(types.int64, 2, "C", readonly=True),
+    ),
+    Core,
+)  # fmt: skip
+REAL = types.float64
+NONE = types.none
+
+
+def new_core(
+    problem: Routing,
+    blocks: int,
+    *,
+    cap: int = 4,
+    util_block: float = 0.92,
+    idle_ms: float = 500.0,
+    starve_ms: float = 20.0,
+    strict: bool = False,
+) -> Core:
+    """Empty servers.
+
+    Parameters
+    ----------
+    problem
+        Whose servers.
+    blocks
+        Blocks that may wait or run at any time.
+    cap
+        Instances that may serve one (segment, width) on a server.
+    util_block
+        A server that runs something at a higher load loads nothing more.
+    idle_ms
+        An instance that has been idle for so long is unloaded.
+    starve_ms
+        A blocked block that has waited for longer lets no younger one pass.
+    strict
+        No blocked block lets a younger one pass.
+    """
+    state = np.zeros(1, STATE)
+    state["cap"], state["strict"] = cap, strict
+    state["idle"], state["starve"] = round(idle_ms * 1e6), round(starve_ms * 1e6)
+    state["util_block"] = min(round(util_block * UNIT), NEVER)
+    state["max_batch"], state["widths"] = problem.max_batch, problem.n_widths
+    server = np.zeros(len(problem.servers), SERVER)
+    for row, one, launch in zip(server, problem.servers, problem.launch.tolist(), strict=True):
+        row["vram"], row["launch"] = round(one.vram_mb * 1000), launch
+        row["load_time"] = round((one.load_ms or 0) * 1e6)
+        row["saturation"] = one.sat_mmac or 0.0
+        rule = one.contention
+        row["knee"], row["below"], row["above"] = rule or (math.inf, 0.0, 0.0)
+        row["idle_w"] = row["watts"] = one.idle_w
+        row["peak_w"], row["wake"] = one.peak_w, NEVER
+    block = np.zeros(blocks, BLOCK)
+    block["next"] = np.arange(1, blocks + 1)
+    block["next"][-1:] = -1
+    queue = np.full((len(server), problem.vram.size), -1, np.int64)
+    return Core(
+        state, server, np.zeros((len(server), SLOTS), INSTANCE),
+        np.stack([queue, queue], axis=-1).view(QUEUE)[..., 0],
+        block, np.zeros(4 * SLOTS, COMMAND), problem.cost, problem.mmac, problem.vram,
+    )  # fmt: skip
+
+
+def pin(core: Core, server: int, segment: int, width: int) -> None:
+    """Let a server hold an instance from the beginning, which is never unloaded."""
+    row = core.server[server]
+    slot = core.instance[server, row["instances"]]
+    slot["state"], slot["id"], slot["pinned"] = FREE, row["instances"], 1
+    slot["segment"], slot["width"] = segment, width
+    row["used"] += core.vram[segment, width]
+    row["instances"] += 1
+
+
+@helper(INT, CORE, INT, INT, INT, INT, INT, INT, counted=False)
+def new_block(core, s, k, w, first, images, widest):  # type: ignore[no-untyped-def]
+    """A block for `ENQUEUE`: so many requests for (segment, width), of inputs so wide at most."""
+    state = core.state[0]
+    b = state.free_block
+    block = core.block[b]
+    state.free_block = block.next
+    block.first = first
+    block.images = images
+    block.segment = k
+    block.width = w
+    block.widest = widest
+    block.work = images * core.cost[s, k, widest, w]
+    block.mmac = images * core.mmac[k, widest, w]
+    return b
+
+
+@helper(NONE, CORE, INT, INT, INT, INT, counted=False)
+def handle(core, s, event, which, now):  # type: ignore[no-untyped-def]
+    """What happens on server `s` at an event; the commands are in ``core.command``.
+
+    `which` is the block that arrives, or the slot whose batch, load or unload has ended. A batch
+    that has ended gives its blocks back: read them before.
+    """
+    state = core.state[0]
+    server = core.server[s]
+    state.commands = 0
+    if event == ENQUEUE:
+        _enqueue(core, s, which, now)
+    elif event == DONE:
+        _done(core, s, which, now)
+    elif event == LOADED:
+        _free(core, s, which, now)
+    elif event == UNLOADED:
+        slot = core.instance[s, which]
+        memory = core.vram[slot.segment, slot.width]
+        slot.state = EMPTY
+        server.used -= memory
+        server.freeing -= memory
+    elif event == TICK:
+        _unload_idle(core, s, now)
+    blocked = 0
+    while server.waiting & ~blocked:
+        key = _oldest(core, s, server.waiting & ~blocked)
+        k, w = key // state.widths, key % state.widths
+        i = _free_host(core, s, k, w)
+        if i >= 0:
+            _run(core, s, key, i, now)
+            continue
+        _maybe_load(core, s, k, w, now)
+        blocked |= 1 << key
+        if state.strict or now - core.block[core.queue[s, key].head].queued > state.starve:
+            break
+
+
+@helper(NONE, CORE, INT, INT, INT, counted=False)
+def _enqueue(core, s, b, now):  # type: ignore[no-untyped-def]
+    state = core.state[0]
+    server = core.server[s]
+    block = core.block[b]
+    block.next = -1
+    block.queued = now
+    block.order = state.order
+    state.order += 1
+    key = block.segment * state.widths + block.width
+    queue = core.queue[s, key]
+    if queue.head < 0:
+        queue.head = b
+        server.waiting |= 1 << key
+    else:
+        core.block[queue.tail].next = b
+    queue.tail = b
+    server.queued += block.work
+    server.queued_mmac += block.mmac
+
+
+@helper(INT, CORE, INT, INT, counted=False)
+def _oldest(core, s, keys):  # type: ignore[no-untyped-def]
+    """Of these keys the one whose head has waited longest."""
+    best, first = -1, NEVER
+    key = 0
+    while keys:
+        if keys & 1:
+            order = core.block[core.queue[s, key].head].order
+            if order < first:
+                best, first = key, order
+        keys >>= 1
+        key += 1
+    return best
+
+
+@helper(INT, CORE, INT, INT, INT, counted=False)
+def _free_host(core, s, k, w):  # type: ignore[no-untyped-def]
+    """The narrowest free instance that can run (k, w); of several the oldest."""
+    best, narrowest, oldest = -1, NEVER, NEVER
+    for i in range(SLOTS):
+        slot = core.instance[s, i]
+        fits = slot.state == FREE and slot.segment == k and w <= slot.width <= narrowest
+        if fits and (slot.width < narrowest or slot.id < oldest):
+            best, narrowest, oldest = i, slot.width, slot.id
+    return best
+
+
+@helper(NONE, CORE, INT, INT, INT, INT, counted=False)
+def _run(core, s, key, i, now):  # type: ignore[no-untyped-def]
+    """A batch of whole blocks, first come, first served, while they fit."""
+    state = core.state[0]
+    server = core.server[s]
+    slot = core.instance[s, i]
+    queue = core.queue[s, key]
+    b = queue.head
+    slot.first = b
+    images, widest, last = 0, 0, b
+    while b >= 0 and images + core.block[b].images <= state.max_batch:
+        block = core.block[b]
+        images += block.images
+        widest = max(widest, block.widest)
+        server.queued -= block.work
+        server.queued_mmac -= block.mmac
+        last, b = b, block.next
+    core.block[last].next = -1
+    queue.head = b
+    if b < 0:
+        server.waiting &= ~(1 << key)
+        if server.waiting == 0:  # sums of floats drift
+            server.queued = 0.0
+            server.queued_mmac = 0.0
+    k, w = key // state.widths, key % state.widths
+    slot.state = BUSY
+    slot.images = images
+    slot.work = images * core.cost[s, k, widest, w]
+    slot.load = _load(server, images * core.mmac[k, widest, w])
+    server.running += 1
+    server.active += slot.work
+    _change_load(server, slot.load, now)
+    slowed = slot.work * _slowdown(server)
+    _command(core, RUN, s, i, now + math.ceil(server.launch + slowed))
+
+
+@helper(NONE, CORE, INT, INT, INT, counted=False)
+def _done(core, s, i, now):  # type: ignore[no-untyped-def]
+    state = core.state[0]
+    server = core.server[s]
+    slot = core.instance[s, i]
+    b = slot.first
+    while b >= 0:
+        following = core.block[b].next
+        core.block[b].next = state.free_block
+        state.free_block = b
+        b = following
+    server.running -= 1
+    server.active = server.active - slot.work if server.running else 0.0
+    _change_load(server, -slot.load, now)
+    _free(core, s, i, now)
+
+
+@helper(NONE, CORE, INT, INT, INT, counted=False)
+def _free(core, s, i, now):  # type: ignore[no-untyped-def]
+    slot = core.instance[s, i]
+    slot.state = FREE
+    slot.idle_since = now
+    if not slot.pinned:
+        _wake(core, s, now + core.state[0].idle)
+
+
+@helper(NONE, CORE, INT, INT, counted=False)
+def _wake(core, s, at):  # type: ignore[no-untyped-def]
+    if at < core.server[s].wake:
+        core.server[s].wake = at
+        _command(core, WAKE, s, 0, at)
+
+
+@helper(NONE, CORE, INT, INT, counted=False)
+def _unload_idle(core, s, now):  # type: ignore[no-untyped-def]
+    state = core.state[0]
+    core.server[s].wake = NEVER
+    following = NEVER
+    for i in range(SLOTS):
+        slot = core.instance[s, i]
+        if slot.state == FREE and not slot.pinned:
+            if slot.idle_since + state.idle <= now:
+                _unload(core, s, i)
+            else:
+                following = min(following, slot.idle_since + state.idle)
+    _wake(core, s, following)
+
+
+@helper(NONE, CORE, INT, INT, counted=False)
+def _unload(core, s, i):  # type: ignore[no-untyped-def]
+    slot = core.instance[s, i]
+    slot.state = UNLOADING
+    core.server[s].freeing += core.vram[slot.segment, slot.width]
+    _command(core, UNLOAD, s, i, 0)
+
+
+@helper(NONE, CORE, INT, INT, INT, INT, counted=False)
+def _maybe_load(core, s, k, w, now):  # type: ignore[no-untyped-def]
+    """Load an instance for (k, w) if there is room; make room only if nothing serves it."""
+    state = core.state[0]
+    server = core.server[s]
+    hosts, empty = 0, -1
+    for i in range(SLOTS):
+        slot = core.instance[s, i]
+        if slot.state == EMPTY:
+            empty = i if empty < 0 else empty
+        elif slot.segment == k and slot.width >= w and slot.state != UNLOADING:
+            if slot.state == LOADING:
+                return
+            hosts += 1
+    full = server.saturation > 0.0 and server.load > state.util_block
+    if hosts >= state.cap or (server.running and full):
+        return
+    need = core.vram[k, w]
+    if empty >= 0 and server.used + need <= server.vram:
+        slot = core.instance[s, empty]
+        slot.state = LOADING
+        slot.segment = k
+        slot.width = w
+        slot.id = server.instances
+        slot.pinned = 0
+        server.instances += 1
+        server.used += need
+        _command(core, LOAD, s, empty, now + server.load_time)
+    elif hosts == 0:
+        _evict(core, s, need, empty >= 0)
+
+
+@helper(NONE, CORE, INT, INT, types.boolean, counted=False)
+def _evict(core, s, need, has_slot):  # type: ignore[no-untyped-def]
+    """Unload what has been idle longest until so much is free; nothing if that is not enough."""
+    server = core.server[s]
+    room = server.vram - server.used + server.freeing
+    most = room
+    has_slot = has_slot or server.freeing > 0
+    can_slot = has_slot
+    for i in range(SLOTS):
+        slot = core.instance[s, i]
+        if slot.state == FREE and not slot.pinned:
+            most += core.vram[slot.segment, slot.width]
+            can_slot = True
+    if most < need or not can_slot:
+        return
+    while room < need or not has_slot:
+        longest, since = -1, NEVER
+        for i in range(SLOTS):
+            slot = core.instance[s, i]
+            if slot.state == FREE and not slot.pinned and slot.idle_since < since:
+                longest, since = i, slot.idle_since
+        slot = core.instance[s, longest]
+        room += core.vram[slot.segment, slot.width]
+        has_slot = True
+        _unload(core, s, longest)
+
+
+@helper(NONE, CORE, INT, INT, INT, INT, counted=False)
+def _command(core, kind, s, i, until):  # type: ignore[no-untyped-def]
+    state = core.state[0]
+    row = core.command[state.commands]
+    row.kind = kind
+    row.server = s
+    row.instance = i
+    row.until = until
+    state.commands += 1
+
+
+_SERVER = from_dtype(SERVER)
+
+
+@helper(INT, _SERVER, REAL, counted=False)
+def _load(server, mmac):  # type: ignore[no-untyped-def]
+    """The load of a batch in 1/`UNIT`; all of the server where nothing is known of it."""
+    if server.saturation <= 0.0:
+        return UNIT
+    x = mmac / server.saturation
+    return round((x / (1.0 + x) + 0.02) * UNIT)
+
+
+@helper(REAL, _SERVER, counted=False)
+def utilisation(server):  # type: ignore[no-untyped-def]
+    """U: the sum of the loads of the running batches."""
+    if server.saturation <= 0.0:
+        return 1.0 if server.running else 0.0
+    return server.load / UNIT
+
+
+@helper(REAL, _SERVER, counted=False)
+def _slowdown(server):  # type: ignore[no-untyped-def]
+    """phi(U): how many times as long a batch takes that starts now."""
+    if server.saturation <= 0.0:
+        return 1.0
+    u = server.load / UNIT
+    return 1.0 + server.below * min(u, server.knee) + server.above * max(0.0, u - server.knee)
+
+
+@helper(NONE, _SERVER, INT, INT, counted=False)
+def _change_load(server, by, now):  # type: ignore[no-untyped-def]
+    """Add up the energy so far, and let the load be another from now on."""
+    settle(server, now)
+    server.load += by
+    u = utilisation(server)
+    watts = server.idle_w + (server.peak_w - server.idle_w) * min(u, 1.0)
+    if u > server.knee:
+        watts *= 1.0 + 0.5 * min(1.0, (u - server.knee) / 0.16)
+    server.watts = watts
+
+
+@helper(NONE, _SERVER, INT, counted=False)
+def settle(server, now):  # type: ignore[no-untyped-def]
+    """Energy up to now."""
+    server.energy += server.watts * (now - server.since) * 1e-9
+    server.since = now
+
+
+@entry(NONE, CORE, INT, INT, INT, INT)
+def step(core, s, event, which, now):  # type: ignore[no-untyped-def]
+    """`handle`, for Python."""
+    handle(core, s, event, which, now)
+
+
+@entry(NONE, CORE, INT, INT, INT, INT, INT, INT, INT)
+def enqueue(core, s, k, w, first, images, widest, now):  # type: ignore[no-untyped-def]
+    """`new_block` and its `ENQUEUE`, for Python."""
+    handle(core, s, ENQUEUE, new_block(core, s, k, w, first, images, widest), now)

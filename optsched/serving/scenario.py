@@ -1,0 +1,182 @@
+"""Scenarios: servers and network costs of the reference cluster, and arrivals."""
+
+from __future__ import annotations
+
+import csv
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.files import read_text
+from optsched.limits import whole_number
+from optsched.problems.routing import Contention, Link, Routing, Server
+from optsched.problems.routing.accuracy import WIDTHS, additive
+from optsched.problems.routing.checks import non_negative
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from optsched.problems.routing.problem import FloatArray
+
+SLOWDOWN: Final = Contention(knee=0.92, below=0.5, above=12.0)
+FAST: Final = {
+    "vram_mb": 11_000, "launch_ms": 1.2, "ms_per_mmac": 1 / 1600, "idle_w": 55, "peak_w": 260,
+    "load_ms": 20, "sat_mmac": 4000, "contention": SLOWDOWN,
+}  # fmt: skip
+SLOW: Final = {
+    "vram_mb": 6_000, "launch_ms": 1.8, "ms_per_mmac": 1 / 600, "idle_w": 60, "peak_w": 250,
+    "load_ms": 20, "sat_mmac": 2000, "contention": SLOWDOWN,
+}  # fmt: skip
+VRAM_MB: Final = (600, 900, 1300, 1800)
+"""Of an instance, by width."""
+
+LINKS: Final = {"cluster-3gpu": False, "cluster-3gpu-wifi": True}
+_PHASES = (0.2, 0.8)  # mean seconds of many and of few arrivals
+
+
+def network_mmac(
+    channels: Sequence[int] = (64, 128, 256, 512),
+    widths: Sequence[float] = WIDTHS,
+    *,
+    side: int = 32,
+    classes: int = 100,
+    blocks: int = 2,
+    in_channels: int = 3,
+) -> list[list[list[float]]]:
+    """Millions of multiply-accumulates of SlimResNet, [segment][input width][width].
+
+    Parameters
+    ----------
+    channels
+        Of every segment at width 1.
+    widths
+        Shares of them.
+    side
+        Pixels of an image's side; halved before every segment but the first.
+    classes
+        Outputs of the last segment.
+    blocks
+        Basic blocks of two 3x3 convolutions a segment.
+    in_channels
+        Of an image.
+    """
+    found = []
+    for k, wide in enumerate(channels):
+        p = (side // 2**k) ** 2
+        rows = []
+        for before in widths if k else (1.0,):
+            ci = channels[k - 1] * before if k else in_channels
+            row = []
+            for width in widths:
+                co = wide * width
+                if k == 0:  # stem
+                    work = p * (9 * ci * co + 18 * blocks * co * co)
+                else:  # projection and first convolution read the input
+                    work = p * (10 * ci * co + (18 * blocks - 9) * co * co)
+                row.append((work + (k == len(channels) - 1) * classes * co) / 1e6)
+            rows.append(row)
+        found.append(rows)
+    return found
+
+
+def reference(
+    name: str = "cluster-3gpu",
+    *,
+    rate: float = 2500.0,
+    burst: float = 1.0,
+    seconds: float = 8.0,
+    seed: int = 0,
+    **fields: Any,
+) -> Routing:
+    """SlimResNet-18 on two fast servers and a slow one: plausible devices, nobody's measurements.
+
+    Parameters
+    ----------
+    name
+        ``"cluster-3gpu"``, or ``"cluster-3gpu-wifi"``, whose servers are 2 ms and 300 Mbit/s apart.
+    rate, burst, seconds, seed
+        See `arrivals`.
+    fields
+        Other fields of `Routing`.
+    """
+    if name not in LINKS:
+        raise InputError(f"name: expected one of {', '.join(LINKS)}, got {name!r:.60}")
+    link = None
+    if LINKS[name]:
+        sizes = [[4e-6 * 64 * 2**k * w * (32 // 2**k) ** 2 for w in WIDTHS] for k in range(4)]
+        link = Link(2.0, 8 / 300 * 1000, sizes)
+    given: dict[str, Any] = {
+        "widths": WIDTHS, "mmac": network_mmac(), "vram_mb": [VRAM_MB] * 4, "max_batch": 64,
+        "accuracy": additive(), "router_ms": 0.15, "link": link, "name": name,
+        "servers": [Server("fast0", **FAST), Server("fast1", **FAST), Server("slow", **SLOW)],  # type: ignore[arg-type]
+        "arrival_ms": arrivals(rate, burst=burst, seconds=seconds, seed=seed),
+    }  # fmt: skip
+    return Routing(**{**given, **fields})
+
+
+def arrivals(rate: float, *, burst: float = 1.0, seconds: float = 8.0, seed: int = 0) -> FloatArray:
+    """A Poisson process, or one whose rate changes between two phases; ms.
+
+    Phases last .2 s (`burst` times the mean rate) and .8 s (the rest, at least a twentieth of the
+    mean rate) in the mean, exponentially; a change acts at the next arrival.
+
+    Parameters
+    ----------
+    rate
+        Mean arrivals per second.
+    burst
+        1: Poisson.
+    seconds
+        Length of the trace.
+    seed
+        Of a stream of random numbers that nothing else draws from.
+    """
+    rate, seconds = non_negative("rate", rate), non_negative("seconds", seconds)
+    if non_negative("burst", burst) < 1:
+        raise InputError(f"burst: expected a number >= 1, got {burst!r:.60}")
+    if rate * seconds > 1e8:
+        raise InputError(f"rate, seconds: {rate * seconds:.3g} requests are too many")
+    stream = np.random.SeedSequence([whole_number("seed", seed, 0, 2**31 - 1), 0])
+    rng = np.random.Generator(np.random.PCG64(stream))
+    if burst == 1:
+        n = round(rate * seconds + 8 * math.sqrt(rate * seconds) + 16)
+        at = np.cumsum(rng.exponential(1, n)) / max(rate, 1e-12)
+        return np.round(at[at < seconds] * 1e3, 6)
+    high, low = _PHASES
+    rates = (rate * burst, rate * max(0.05, (1 - high * burst) / low))
+    found, now, phase, change = [], 0.0, 0, rng.exponential(high)
+    while rate > 0:
+        now += rng.exponential(1 / rates[phase])
+        if now >= seconds:
+            break
+        found.append(now)
+        while now > change:
+            phase = 1 - phase
+            change += rng.exponential(_PHASES[phase])
+    return np.round(np.array(found, np.float64) * 1e3, 6)
+
+
+def read_arrivals(path: str | os.PathLike[str]) -> FloatArray:
+    """Recorded arrivals: a CSV file with one column ``arrival_ms``, ascending.
+
+    Raises
+    ------
+    InputError
+        Another header, a row that is no number >= 0, or a row below the one before it.
+    """
+    rows = list(csv.reader(read_text(path).splitlines()))
+    if not rows or rows[0] != ["arrival_ms"]:
+        raise InputError(f"{path}: expected the header arrival_ms, got {rows[:1]!r:.60}")
+    found: list[float] = []
+    for line, row in enumerate(rows[1:], 2):
+        try:
+            value = non_negative("arrival_ms", float(row[0])) if len(row) == 1 else -1.0
+        except ValueError:
+            value = -1.0
+        if value < 0 or (found and value < found[-1]):
+            raise InputError(f"{path}:{line}: expected a number >= the one before, got {row!r:.60}")
+        found.append(value)
+    return np.array(found, np.float64)
