@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import math
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 
 NS_PER_MS = 10**6
+_NUMBERS = (
+    "vram_mb", "launch_ms", "ms_per_mmac", "idle_w", "peak_w", "load_ms", "sat_mmac"
+)  # fmt: skip
 POINTS = 10_000
 """Parts of a percentage point in which accuracies are counted."""
 
@@ -477,7 +481,13 @@ def _server(s: int, given: Any, shape: tuple[int, int]) -> Server:
             non_negative(f"{place}.contention.{key}", value)
     if given.cost_ms is not None:
         _check_work(f"{place}.cost_ms", given.cost_ms, shape)
-    return given
+    plain: dict[str, Any] = {
+        key: float(value)
+        for key, value in vars(given).items()
+        if key in _NUMBERS and value is not None
+    }
+    rule = given.contention
+    return dataclasses.replace(given, **plain, contention=rule and Contention(*map(float, rule)))
 
 
 def _check_work(place: str, given: Any, shape: tuple[int, int]) -> None:
