@@ -1,0 +1,1 @@
+"""Serving of slimmable networks: which server, width and batch every request gets."""

@@ -7,12 +7,15 @@ feeds it a virtual clock, the executor the same compiled function real events.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numba import from_dtype, types
 
 from optsched.compiled import INT, entry, helper
+from optsched.limits import whole_number
+from optsched.problems.routing.checks import milliseconds, non_negative
 
 if TYPE_CHECKING:
     from optsched.problems.routing import Routing
@@ -112,28 +115,16 @@ REAL = types.float64
 NONE = types.none
 
 
-def new_core(
-    problem: Routing,
-    blocks: int,
-    *,
-    cap: int = 4,
-    util_block: float = 0.92,
-    idle_ms: float = 500.0,
-    starve_ms: float = 20.0,
-    strict: bool = False,
-) -> Core:
-    """Empty servers.
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the greedy core.
 
     Parameters
     ----------
-    problem
-        Whose servers.
-    blocks
-        Blocks that may wait or run at any time.
     cap
         Instances that may serve one (segment, width) on a server.
     util_block
-        A server that runs something at a higher load loads nothing more.
+        A server that runs something at a higher U loads nothing more.
     idle_ms
         An instance that has been idle for so long is unloaded.
     starve_ms
@@ -141,10 +132,26 @@ def new_core(
     strict
         No blocked block lets a younger one pass.
     """
+
+    cap: int = 4
+    util_block: float = 0.92
+    idle_ms: float = 500.0
+    starve_ms: float = 20.0
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        whole_number("cap", self.cap, 1, SLOTS)
+        non_negative("util_block", self.util_block)
+        milliseconds("idle_ms", self.idle_ms)
+        milliseconds("starve_ms", self.starve_ms)
+
+
+def new_core(problem: Routing, blocks: int, settings: Settings) -> Core:
+    """Empty servers, with room for so many blocks at a time."""
     state = np.zeros(1, STATE)
-    state["cap"], state["strict"] = cap, strict
-    state["idle"], state["starve"] = round(idle_ms * 1e6), round(starve_ms * 1e6)
-    state["util_block"] = min(round(util_block * UNIT), NEVER)
+    state["cap"], state["strict"] = settings.cap, settings.strict
+    state["idle"], state["starve"] = round(settings.idle_ms * 1e6), round(settings.starve_ms * 1e6)
+    state["util_block"] = min(round(settings.util_block * UNIT), NEVER)
     state["max_batch"], state["widths"] = problem.max_batch, problem.n_widths
     server = np.zeros(len(problem.servers), SERVER)
     for row, one, launch in zip(server, problem.servers, problem.launch.tolist(), strict=True):

@@ -294,29 +294,27 @@ class Routing(Problem):
     @cached_property
     def tuple_mmac(self) -> FloatArray:
         """MMACs of an image by tuple."""
-        return frozen(self._along(self.mmac))
-
-    def _along(self, work: FloatArray) -> FloatArray:
         before = np.hstack([np.zeros((len(self.tuples), 1), np.int64), self.tuples[:, :-1]])
-        return work[np.arange(self.n_segments), before, self.tuples].sum(axis=1)
+        work: FloatArray = self.mmac[np.arange(self.n_segments), before, self.tuples].sum(axis=1)
+        return frozen(work)
 
     # judging
 
-    def price(self, latency: int, accuracy: int, millijoules: float) -> int:
+    def price(self, latency: IntArray, accuracy: IntArray, joules: float) -> int:
         """The objective.
 
         Parameters
         ----------
         latency
-            Sum over requests, ns.
+            Of the requests that are done, ns.
         accuracy
-            Sum over requests, in 1/`POINTS` of a percent.
-        millijoules
+            Of them, in 1/`POINTS` of a percent.
+        joules
             Energy.
         """
-        lost = self.n_requests * int(self.accuracy.max()) - accuracy
+        lost = len(accuracy) * int(self.accuracy.max(initial=0)) - int(accuracy.sum())
         points = round(lost * self.ms_per_point * NS_PER_MS / POINTS)
-        return int(latency) + points + round(millijoules * self.ms_per_joule * NS_PER_MS / 1000)
+        return int(latency.sum()) + points + round(joules * self.ms_per_joule * NS_PER_MS)
 
     @cached_property
     def alone(self) -> tuple[int, int]:

@@ -1,0 +1,156 @@
+"""The compiled rules of routers: a width rule, a group, a server rule; each written once."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from optsched.compiled import helper
+from optsched.serving.core import EMPTY, SLOTS, UNLOADING
+
+OUTSIDE: Final = -1
+"""Server rule of a router that somebody else computes."""
+
+RANDOM, ROUND_ROBIN, JSED, POWER_OF_TWO = range(4)
+STATIC, RANDOM_WIDTH, BACKLOG, FLUID = range(4)
+
+GROUPS: Final = (1, 2, 4, 8, 16, 32)
+"""What a random group (0) is drawn from."""
+
+RULE = np.dtype(
+    [(name, "i8") for name in ("server", "width", "group", "random", "turn")]
+    + [(name, "f8") for name in ("target", "rate")]
+)
+"""Which rules; the state of the random numbers and of round robin; the backlog rule's numbers."""
+
+MODULUS: Final = 2**31 - 1
+_SPREAD = 1.3
+_EVICTION = 5
+
+
+@helper(counted=False)
+def decide(world):  # type: ignore[no-untyped-def]
+    """Write server, width and group for the head of ``trace.queue``; False if that is not ours."""
+    rule = world.rule[0]
+    if rule.server == OUTSIDE:
+        return False
+    trace = world.trace[0]
+    k = trace.segment
+    trace.width = _hosted(world, k, _width(world, k))
+    trace.group = rule.group if rule.group else GROUPS[_draw(rule, len(GROUPS))]
+    if rule.server == ROUND_ROBIN:
+        trace.server = _next(world, k, trace.width)
+    elif rule.server == RANDOM:
+        trace.server = _any(world, k, trace.width)
+    elif rule.server == POWER_OF_TWO:
+        a, b = _any(world, k, trace.width), _any(world, k, trace.width)
+        low, high = min(a, b), max(a, b)
+        trace.server = low if delay(world, low) <= delay(world, high) else high
+    else:
+        least, trace.server = 1e300, -1
+        for s in range(len(world.core.server)):
+            if world.feasible[s, k, trace.width]:
+                delay = delay(world, s)
+                if delay < least:
+                    least, trace.server = delay, s
+    return True
+
+
+@helper(counted=False)
+def _draw(rule, n):  # type: ignore[no-untyped-def]
+    """A random integer below n."""
+    rule.random = rule.random * 48271 % MODULUS
+    return rule.random * n // MODULUS
+
+
+@helper(counted=False)
+def _width(world, k):  # type: ignore[no-untyped-def]
+    """What the width rule says for segment k."""
+    rule = world.rule[0]
+    if rule.width == FLUID:
+        return world.ladder[world.request[world.fifo[world.trace[0].queue].head].plan, k]
+    if rule.width == RANDOM_WIDTH:
+        return _draw(rule, world.core.state[0].widths)
+    if rule.width == STATIC:
+        return world.ladder[0, k]
+    waiting, queued = 32.0, 0.0
+    segments = world.core.vram.shape[0]
+    for f in range(segments):
+        waiting += world.fifo[f].images * (segments - f) / segments
+    for s in range(len(world.core.server)):
+        queued += world.core.server[s].queued_mmac
+    most = (rule.target * rule.rate / 1.6 - queued) / waiting
+    j = len(world.ladder_mmac) - 1
+    while j > 0 and world.ladder_mmac[j] > most:
+        j -= 1
+    return world.ladder[j, k]
+
+
+@helper(counted=False)
+def _hosted(world, k, w):  # type: ignore[no-untyped-def]
+    """The width, or the widest below it, or else the narrowest, that some server can ever run."""
+    for narrower in range(w, -1, -1):
+        for s in range(len(world.core.server)):
+            if world.feasible[s, k, narrower]:
+                return narrower
+    return w
+
+
+@helper(counted=False)
+def _any(world, k, w):  # type: ignore[no-untyped-def]
+    """A random server that can run (k, w)."""
+    n = 0
+    for s in range(len(world.core.server)):
+        n += world.feasible[s, k, w]
+    i = _draw(world.rule[0], max(n, 1))
+    for s in range(len(world.core.server)):
+        if world.feasible[s, k, w]:
+            if i == 0:
+                return s
+            i -= 1
+    return 0
+
+
+@helper(counted=False)
+def _next(world, k, w):  # type: ignore[no-untyped-def]
+    """The next server in turn that can run (k, w)."""
+    rule = world.rule[0]
+    for _ in range(len(world.core.server)):
+        s = rule.turn % len(world.core.server)
+        rule.turn += 1
+        if world.feasible[s, k, w]:
+            return s
+    return 0
+
+
+@helper(counted=False)
+def delay(world, s):  # type: ignore[no-untyped-def]
+    """When server s would have done the head block, in ns from now, roughly."""
+    trace = world.trace[0]
+    core = world.core
+    server = core.server[s]
+    k, w = trace.segment, trace.width
+    fifo = world.fifo[trace.queue]
+    head = world.request[fifo.head]
+    images = min(trace.group, fifo.images)
+    work = server.queued + 0.5 * server.active + images * core.cost[s, k, head.width, w]
+    delay = server.launch + _SPREAD * work
+    if k > 0 and head.server != s:
+        delay += world.transfer[k - 1, head.width]
+    if not _resident(core, s, k, w):
+        delay += server.load_time
+        if server.used + core.vram[k, w] > server.vram:
+            delay += _EVICTION * server.load_time
+    return delay
+
+
+@helper(counted=False)
+def _resident(core, s, k, w):  # type: ignore[no-untyped-def]
+    """Whether an instance that can run (k, w) is there or comes."""
+    for i in range(SLOTS):
+        slot = core.instance[s, i]
+        there = slot.state != EMPTY and slot.state != UNLOADING
+        if there and slot.segment == k and slot.width >= w:
+            return True
+    return False

@@ -1,0 +1,91 @@
+"""What an operator's dashboard shows of a history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optsched.problems.routing.problem import NS_PER_MS
+
+if TYPE_CHECKING:
+    from optsched.problems.routing.log import Log
+
+_LAST = 1024
+"""Completions of which percentiles are taken."""
+
+
+def telemetry(log: Log, every_ms: float = 100.0) -> list[dict[str, Any]]:
+    """The state of every server at regular times.
+
+    Returns
+    -------
+    list
+        A row a moment: ``t_ms``, and per server ``utilisation`` (U), ``vram_mb``, ``power_w``,
+        ``queue`` (requests that wait there, per segment), ``running`` (requests in batches), and
+        ``p50_ms`` and ``p99_ms`` of the latencies of the last 1024 requests done there.
+    """
+    problem, batches, instances = log.problem, log.batches, log.instances
+    times = np.arange(0, log.end + 1, round(every_ms * NS_PER_MS))
+    of = np.repeat(np.arange(len(batches)), batches["images"])
+    columns: list[dict[str, Any]] = []
+    for s, server in enumerate(problem.servers):
+        moments, load = log.loads[s]
+        u = load[np.searchsorted(moments, times, side="right") - 1]
+        there = instances[instances["server"] == s]
+        size = problem.vram[there["segment"], there["width"]] / 1000
+        gone = np.where(there["unload"] < 0, 2**62, there["unload"])
+        own = batches[of]["server"] == s
+        rows = batches[of][own]
+        last = rows["segment"] == problem.n_segments - 1
+        end = rows["end"][last]
+        latency = (end - problem.arrival[log.entries["request"][own][last]]) / NS_PER_MS
+        latency = latency[np.argsort(end, kind="stable")]
+        queued = log.entries["queued"][own]
+        columns.append({
+            "id": server.id,
+            "utilisation": u,
+            "vram_mb": _alive(times, there["load"], gone, size),
+            "power_w": log.watts(s, u),
+            "queue": np.stack([
+                _alive(times, queued[at], rows["start"][at])
+                for at in (rows["segment"] == k for k in range(problem.n_segments))
+            ], axis=1),
+            "running": _alive(times, rows["start"], rows["end"]),
+            "done": np.searchsorted(np.sort(end), times, side="right"),
+            "latency": latency,
+        })  # fmt: skip
+    return [
+        {"t_ms": t / NS_PER_MS, "servers": [_row(column, i) for column in columns]}
+        for i, t in enumerate(times.tolist())
+    ]
+
+
+def _alive(times: Any, begin: Any, end: Any, size: Any = None) -> Any:
+    """How much began and has not ended at each time."""
+    order = [np.argsort(at, kind="stable") for at in (begin, end)]
+    value = np.ones(len(begin)) if size is None else size
+    total = [np.concatenate([[0.0], np.cumsum(value[one])]) for one in order]
+    seen = [
+        np.searchsorted(at[one], times, side="right")
+        for at, one in zip((begin, end), order, strict=True)
+    ]
+    return total[0][seen[0]] - total[1][seen[1]]
+
+
+def _row(column: dict[str, Any], i: int) -> dict[str, Any]:
+    done = int(column["done"][i])
+    recent = np.sort(column["latency"][max(0, done - _LAST) : done])
+    ranks = {
+        f"p{p}_ms": float(recent[-(-p * len(recent) // 100) - 1]) if len(recent) else None
+        for p in (50, 99)
+    }
+    return {
+        "id": column["id"],
+        "utilisation": float(column["utilisation"][i]),
+        "vram_mb": float(column["vram_mb"][i]),
+        "power_w": float(column["power_w"][i]),
+        "queue": [int(n) for n in column["queue"][i]],
+        "running": int(column["running"][i]),
+        **ranks,
+    }

@@ -1,0 +1,464 @@
+"""The simulation's inner loop: arrivals, the serial router, servers, and what is written down."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+from numba import types
+
+from optsched.compiled import INT, entry, helper
+from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE
+from optsched.serving.core import (
+    CORE,
+    DONE,
+    ENQUEUE,
+    LOAD,
+    LOADED,
+    NEVER,
+    NONE,
+    RUN,
+    SLOTS,
+    TICK,
+    UNIT,
+    UNLOADED,
+    WAKE,
+    Core,
+    handle,
+    new_block,
+    records,
+    settle,
+)
+from optsched.serving.rules import RULE, decide, delay
+
+if TYPE_CHECKING:
+    from optsched.problems.routing import Routing
+    from optsched.problems.routing.plan import Plan
+
+DRAINED, ASKED, ENDED, FULL, STUCK, INFEASIBLE = range(6)
+"""Why `advance` returns: all done; a decision is wanted; the horizon; a log is full; an error."""
+
+TRACE = np.dtype(
+    [(name, "i8") for name in (
+        "now", "router", "router_at", "horizon",
+        "arrived", "completed", "decisions", "pending", "order",
+        "asked", "segment", "queue", "server", "width", "group",  # the decision
+        "logs", "batches", "entries", "instances",
+        "load", "squares", "since", "area", "counted",
+    )] + [("variance", "f8"), ("variance_squared", "f8")]
+)  # fmt: skip
+"""Clocks, counters, the open decision, rows written, and integrals over time.
+
+`area` is the integral of the requests in the system, up to `counted`; `load` and `squares` are
+sums over servers of min(U, 1) and its square.
+"""
+
+REQUEST = np.dtype(
+    [(name, "i8") for name in ("next", "width", "tuple", "server", "plan", "finish")]
+)
+"""`width` is that of the last segment, `tuple` the index of all so far, `plan` -1 or a row."""
+
+FIFO = np.dtype([(name, "i8") for name in ("head", "tail", "images")])
+EVENT = np.dtype([(name, "i8") for name in ("at", "order", "kind", "server", "which")])
+
+
+class World(NamedTuple):
+    """A simulation that can be continued: all that `advance` reads and writes."""
+
+    core: Core
+    trace: Any
+    request: Any
+    arrival: Any
+    fifo: Any
+    """The router's queues, [segment], or [segment * widths + width] where widths are planned."""
+    heap: Any
+    transfer: Any
+    feasible: Any
+    """Whether a server can ever run (segment, width)."""
+    rule: Any
+    ladder: Any
+    """Tuples of widths that the width rule chooses from, narrowest first."""
+    ladder_mmac: Any
+    share: Any
+    """Of every tuple, and what it is owed: the fluid rule."""
+    weights: Any
+    """Of a learned policy."""
+    batch_row: Any
+    request_row: Any
+    instance_row: Any
+
+
+_INTS = types.Array(types.int64, 1, "C", readonly=True)
+_TABLE = types.Array(types.int64, 2, "C", readonly=True)
+WORLD: Final = types.NamedTuple(
+    (
+        CORE, records(TRACE), records(REQUEST), _INTS, records(FIFO), records(EVENT), _TABLE,
+        types.Array(types.boolean, 3, "C", readonly=True), records(RULE), _TABLE,
+        types.Array(types.float64, 1, "C", readonly=True), types.Array(types.float64, 2, "C"),
+        types.Array(types.float64, 1, "C", readonly=True),
+        records(BATCH), records(ENTRY), records(INSTANCE),
+    ),
+    World,
+)  # fmt: skip
+
+
+def feasible(problem: Routing, plan: Plan | None) -> Any:
+    """Whether a server can ever run (segment, width), [server][segment][width]."""
+    k, n = problem.vram.shape
+    found = np.zeros((len(problem.servers), k, n), np.bool_)
+    for s, one in enumerate(problem.servers):
+        own = [] if plan is None else [row[1:] for row in plan.instances if row[0] == s]
+        room = round(one.vram_mb * 1000) - sum(int(problem.vram[row]) for row in own)
+        if len(own) < SLOTS:
+            found[s] = problem.vram <= room
+        for segment, width in own:
+            found[s, segment, : width + 1] = True
+        for w in range(n - 1, 0, -1):  # a wider instance runs narrower batches
+            found[s, :, w - 1] |= found[s, :, w]
+    found.setflags(write=False)
+    return found
+
+
+@helper(NONE, WORLD, INT, INT, INT, INT, counted=False)
+def _push(world, at, kind, s, which):  # type: ignore[no-untyped-def]
+    """An event to come; of equal times the first that was pushed comes first."""
+    trace = world.trace[0]
+    heap = world.heap
+    i = trace.pending
+    trace.pending += 1
+    order = trace.order
+    trace.order += 1
+    while i > 0:
+        up = heap[(i - 1) // 2]
+        if up.at <= at:
+            break
+        row = heap[i]
+        row.at, row.order, row.kind = up.at, up.order, up.kind
+        row.server, row.which = up.server, up.which
+        i = (i - 1) // 2
+    row = heap[i]
+    row.at, row.order, row.kind, row.server, row.which = at, order, kind, s, which
+
+
+@helper(NONE, WORLD, counted=False)
+def _pop(world):  # type: ignore[no-untyped-def]
+    """Drop the first event."""
+    trace = world.trace[0]
+    heap = world.heap
+    trace.pending -= 1
+    n = trace.pending
+    last = heap[n]
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= n:
+            break
+        if child + 1 < n and _before(heap[child + 1], heap[child]):
+            child += 1
+        down = heap[child]
+        if not _before(down, last):
+            break
+        row = heap[i]
+        row.at, row.order, row.kind = down.at, down.order, down.kind
+        row.server, row.which = down.server, down.which
+        i = child
+    row = heap[i]
+    row.at, row.order, row.kind = last.at, last.order, last.kind
+    row.server, row.which = last.server, last.which
+
+
+@helper(counted=False)
+def _before(a, b):  # type: ignore[no-untyped-def]
+    return a.at < b.at or (a.at == b.at and a.order < b.order)
+
+
+@helper(NONE, WORLD, INT, INT, INT, INT, counted=False)
+def _serve(world, s, event, which, now):  # type: ignore[no-untyped-def]
+    """Let a server's core handle an event, and do what it commands."""
+    trace = world.trace[0]
+    core = world.core
+    before = min(core.server[s].load, UNIT)
+    handle(core, s, event, which, now)
+    after = min(core.server[s].load, UNIT)
+    if after != before:
+        _spread(world, now)
+        trace.load += after - before
+        trace.squares += after * after - before * before
+    for c in range(core.state[0].commands):
+        command = core.command[c]
+        slot = core.instance[s, command.instance]
+        if command.kind == RUN:
+            _push(world, command.until, DONE, s, command.instance)
+            if trace.logs:
+                _log_batch(world, s, command.instance, now, command.until)
+        elif command.kind == LOAD:
+            _push(world, command.until, LOADED, s, command.instance)
+            if trace.logs:
+                slot.row = trace.instances
+                _log_instance(world, s, command.instance, now, command.until)
+        elif command.kind == WAKE:
+            _push(world, command.until, TICK, s, 0)
+        else:
+            _push(world, now, UNLOADED, s, command.instance)
+            if trace.logs:
+                world.instance_row[slot.row].unload = now
+
+
+@helper(NONE, WORLD, INT, counted=False)
+def _spread(world, now):  # type: ignore[no-untyped-def]
+    """The variance of U over servers, integrated up to now."""
+    trace = world.trace[0]
+    n = len(world.core.server)
+    mean = trace.load / n / UNIT
+    variance = max(0.0, trace.squares / n / (1.0 * UNIT * UNIT) - mean * mean)
+    trace.variance += variance * (now - trace.since)
+    trace.variance_squared += variance * variance * (now - trace.since)
+    trace.since = now
+
+
+@helper(NONE, WORLD, INT, INT, INT, INT, counted=False)
+def _log_batch(world, s, i, now, end):  # type: ignore[no-untyped-def]
+    trace = world.trace[0]
+    core = world.core
+    slot = core.instance[s, i]
+    row = world.batch_row[trace.batches]
+    trace.batches += 1
+    row.server, row.instance, row.segment = s, slot.id, slot.segment
+    row.width = core.block[slot.first].width
+    row.start, row.end, row.images, row.first = now, end, slot.images, trace.entries
+    b = slot.first
+    while b >= 0:
+        block = core.block[b]
+        r = block.first
+        for _ in range(block.images):
+            written = world.request_row[trace.entries]
+            written.request, written.queued = r, block.queued
+            trace.entries += 1
+            r = world.request[r].next
+        b = block.next
+
+
+@helper(NONE, WORLD, INT, INT, INT, INT, counted=False)
+def _log_instance(world, s, i, now, ready):  # type: ignore[no-untyped-def]
+    trace = world.trace[0]
+    slot = world.core.instance[s, i]
+    row = world.instance_row[trace.instances]
+    trace.instances += 1
+    row.server, row.id, row.segment, row.width = s, slot.id, slot.segment, slot.width
+    row.load, row.ready, row.unload = now, ready, -1
+
+
+@helper(NONE, WORLD, INT, INT, counted=False)
+def _queue(world, r, k):  # type: ignore[no-untyped-def]
+    """A request waits for the decision about its segment k."""
+    request = world.request[r]
+    f = k
+    if request.plan >= 0:
+        f = k * world.core.state[0].widths + world.ladder[request.plan, k]
+    fifo = world.fifo[f]
+    request.next = -1
+    if fifo.images:
+        world.request[fifo.tail].next = r
+    else:
+        fifo.head = r
+    fifo.tail = r
+    fifo.images += 1
+
+
+@helper(NONE, WORLD, INT, counted=False)
+def _count(world, now):  # type: ignore[no-untyped-def]
+    """The requests in the system, integrated up to now."""
+    trace = world.trace[0]
+    trace.area += (trace.arrived - trace.completed) * (now - trace.counted)
+    trace.counted = now
+
+
+@helper(NONE, WORLD, INT, counted=False)
+def _arrive(world, now):  # type: ignore[no-untyped-def]
+    trace = world.trace[0]
+    r = trace.arrived
+    request = world.request[r]
+    request.width, request.tuple, request.server, request.plan = 0, 0, -1, -1
+    if len(world.share):  # whichever tuple is owed most
+        owed = -1.0
+        for j in range(len(world.share)):
+            world.share[j, 1] += world.share[j, 0]
+            if world.share[j, 1] > owed:
+                owed = world.share[j, 1]
+                request.plan = j
+        world.share[request.plan, 1] -= 1.0
+    _count(world, now)
+    trace.arrived += 1
+    _queue(world, r, 0)
+
+
+@helper(NONE, WORLD, INT, INT, INT, counted=False)
+def _complete(world, s, i, now):  # type: ignore[no-untyped-def]
+    """The requests of a batch go back to the router, or are done."""
+    trace = world.trace[0]
+    core = world.core
+    widths = core.state[0].widths
+    slot = core.instance[s, i]
+    k = slot.segment + 1
+    last = k * widths == core.queue.shape[1]
+    b = slot.first
+    if last:
+        _count(world, now)
+    while b >= 0:
+        block = core.block[b]
+        r = block.first
+        for _ in range(block.images):
+            request = world.request[r]
+            following = request.next
+            request.width = block.width
+            request.tuple = request.tuple * widths + block.width
+            request.server = s
+            if last:
+                request.finish = now
+                trace.completed += 1
+            else:
+                _queue(world, r, k)
+            r = following
+        b = block.next
+
+
+@helper(INT, WORLD, counted=False)
+def _oldest(world):  # type: ignore[no-untyped-def]
+    """The router's queue whose head arrived first, or -1."""
+    best, first = -1, NEVER
+    for f in range(len(world.fifo)):
+        fifo = world.fifo[f]
+        if fifo.images and fifo.head < first:
+            best, first = f, fifo.head
+    return best
+
+
+@helper(types.boolean, WORLD, INT, counted=False)
+def _route(world, now):  # type: ignore[no-untyped-def]
+    """Carry out the decision; False if it can never be."""
+    trace = world.trace[0]
+    core = world.core
+    s, k, w = trace.server, trace.segment, trace.width
+    if not world.feasible[s, k, w]:
+        return False
+    fifo = world.fifo[trace.queue]
+    images = min(trace.group, fifo.images)
+    first = r = fifo.head
+    widest, moved = 0, 0
+    for _ in range(images):
+        request = world.request[r]
+        widest = max(widest, request.width)
+        if k > 0 and request.server != s:
+            moved = max(moved, world.transfer[k - 1, request.width])
+        r = request.next
+    fifo.head = r
+    fifo.images -= images
+    trace.decisions += 1
+    b = new_block(core, s, k, w, first, images, widest)
+    if moved:
+        _push(world, now + moved, ENQUEUE, s, b)
+    else:
+        _serve(world, s, ENQUEUE, b, now)
+    return True
+
+
+@helper(INT, WORLD)
+def run_on(world):  # type: ignore[no-untyped-def]
+    """Go on until a decision is wanted from outside, or the end; see `advance`."""
+    trace = world.trace[0]
+    n = len(world.arrival)
+    while True:
+        now = trace.router_at
+        source = 2
+        if trace.arrived < n and world.arrival[trace.arrived] <= now:
+            now = world.arrival[trace.arrived]
+            source = 1
+        if trace.pending and world.heap[0].at <= now:
+            now = world.heap[0].at
+            source = 0
+        if trace.completed == n:
+            return DRAINED
+        if now == NEVER:
+            return STUCK
+        if now > trace.horizon:
+            return ENDED
+        if trace.logs and trace.instances + SLOTS > len(world.instance_row):
+            return FULL
+        trace.now = now
+        if source == 0:
+            event = world.heap[0]
+            kind, s, which = event.kind, event.server, event.which
+            _pop(world)
+            if kind == DONE:
+                _complete(world, s, which, now)
+            _serve(world, s, kind, which, now)
+        elif source == 1:
+            _arrive(world, now)
+        else:
+            f = _oldest(world)
+            trace.queue = f
+            trace.segment = (
+                f
+                if len(world.fifo) == world.core.vram.shape[0]
+                else (f // world.core.state[0].widths)
+            )
+            if not decide(world):
+                trace.asked = 1
+                return ASKED
+            if not _apply(world):
+                return INFEASIBLE
+            continue
+        if trace.router_at == NEVER and _oldest(world) >= 0:
+            trace.router_at = now + trace.router
+
+
+@helper(types.boolean, WORLD, counted=False)
+def _apply(world):  # type: ignore[no-untyped-def]
+    """Carry out the decision that was made; the router is free again."""
+    trace = world.trace[0]
+    trace.asked = -1
+    if not _route(world, trace.now):
+        return False
+    trace.router_at = trace.now + trace.router if _oldest(world) >= 0 else NEVER
+    return True
+
+
+@helper(NONE, WORLD, counted=False)
+def close(world):  # type: ignore[no-untyped-def]
+    """Add up energy, variance and requests up to now."""
+    now = world.trace[0].now
+    for s in range(len(world.core.server)):
+        settle(world.core.server[s], now)
+    _spread(world, now)
+    _count(world, now)
+
+
+@entry(INT, WORLD)
+def advance(world):  # type: ignore[no-untyped-def]
+    """Simulate until all is done, or until a decision is wanted that the rule does not make.
+
+    Then the caller writes server, width and group to the trace, and calls again.
+
+    Returns
+    -------
+    int
+        `DRAINED`, `ASKED`, `ENDED`, `FULL`, `STUCK` or `INFEASIBLE`.
+    """
+    trace = world.trace[0]
+    if trace.asked == 1 and not _apply(world):
+        return INFEASIBLE
+    status = run_on(world)
+    if status == ENDED:
+        trace.now = trace.horizon
+    close(world)
+    return status
+
+
+@entry(NONE, WORLD, INT, INT, types.Array(types.float64, 1, "C"))
+def expected_delays(world, width, group, found):  # type: ignore[no-untyped-def]
+    """What `JSED` compares, ns per server; infinite where (segment, width) can never run."""
+    trace = world.trace[0]
+    trace.width, trace.group = width, group
+    for s in range(len(found)):
+        fits = world.feasible[s, trace.segment, width]
+        found[s] = delay(world, s) if fits else np.inf
