@@ -51,9 +51,9 @@ def decide(world):  # type: ignore[no-untyped-def]
         least, trace.server = 1e300, -1
         for s in range(len(world.core.server)):
             if world.feasible[s, k, trace.width]:
-                delay = delay(world, s)
-                if delay < least:
-                    least, trace.server = delay, s
+                value = delay(world, s)
+                if value < least:
+                    least, trace.server = value, s
     return True
 
 
@@ -135,14 +135,14 @@ def delay(world, s):  # type: ignore[no-untyped-def]
     head = world.request[fifo.head]
     images = min(trace.group, fifo.images)
     work = server.queued + 0.5 * server.active + images * core.cost[s, k, head.width, w]
-    delay = server.launch + _SPREAD * work
+    found = server.launch + _SPREAD * work
     if k > 0 and head.server != s:
-        delay += world.transfer[k - 1, head.width]
+        found += world.transfer[k - 1, head.width]
     if not _resident(core, s, k, w):
-        delay += server.load_time
+        found += server.load_time
         if server.used + core.vram[k, w] > server.vram:
-            delay += _EVICTION * server.load_time
-    return delay
+            found += _EVICTION * server.load_time
+    return found
 
 
 @helper(counted=False)
