@@ -60,7 +60,7 @@ SERVER = np.dtype(
 
 INSTANCE = np.dtype(
     [(name, "i8") for name in (
-        "state", "id", "segment", "width", "pinned", "idle_since",
+        "state", "id", "segment", "width", "pinned", "idle_since", "until",
         "first", "images", "load", "row",
     )] + [("work", "f8")]
 )  # fmt: skip
@@ -73,7 +73,7 @@ BLOCK = np.dtype(
 )  # fmt: skip
 """Requests that were routed together; `first` is the caller's, `widest` their input width."""
 
-QUEUE = np.dtype([("head", "i8"), ("tail", "i8")])
+QUEUE = np.dtype([("head", "i8"), ("tail", "i8"), ("work", "f8")])
 
 COMMAND = np.dtype([(name, "i8") for name in ("kind", "server", "instance", "until")])
 """`until` is when a batch or a load ends by the model, or when to wake."""
@@ -165,10 +165,11 @@ def new_core(problem: Routing, blocks: int, settings: Settings) -> Core:
     block = np.zeros(blocks, BLOCK)
     block["next"] = np.arange(1, blocks + 1)
     block["next"][-1:] = -1
-    queue = np.full((len(server), problem.vram.size), -1, np.int64)
+    queue = np.zeros((len(server), problem.vram.size), QUEUE)
+    queue["head"] = queue["tail"] = -1
     return Core(
         state, server, np.zeros((len(server), SLOTS), INSTANCE),
-        np.stack([queue, queue], axis=-1).view(QUEUE)[..., 0],
+        queue,
         block, np.zeros(4 * SLOTS, COMMAND), problem.cost, problem.mmac, problem.vram,
     )  # fmt: skip
 
@@ -255,6 +256,7 @@ def _enqueue(core, s, b, now):  # type: ignore[no-untyped-def]
     else:
         core.block[queue.tail].next = b
     queue.tail = b
+    queue.work += block.work
     server.queued += block.work
     server.queued_mmac += block.mmac
 
@@ -300,6 +302,7 @@ def _run(core, s, key, i, now):  # type: ignore[no-untyped-def]
         block = core.block[b]
         images += block.images
         widest = max(widest, block.widest)
+        queue.work -= block.work
         server.queued -= block.work
         server.queued_mmac -= block.mmac
         last, b = b, block.next
@@ -307,7 +310,8 @@ def _run(core, s, key, i, now):  # type: ignore[no-untyped-def]
     queue.head = b
     if b < 0:
         server.waiting &= ~(1 << key)
-        if server.waiting == 0:  # sums of floats drift
+        queue.work = 0.0  # sums of floats drift
+        if server.waiting == 0:
             server.queued = 0.0
             server.queued_mmac = 0.0
     k, w = key // state.widths, key % state.widths
@@ -319,7 +323,8 @@ def _run(core, s, key, i, now):  # type: ignore[no-untyped-def]
     server.active += slot.work
     _change_load(server, slot.load, now)
     slowed = slot.work * _slowdown(server)
-    _command(core, RUN, s, i, now + math.ceil(server.launch + slowed))
+    slot.until = now + math.ceil(server.launch + slowed)
+    _command(core, RUN, s, i, slot.until)
 
 
 @helper(NONE, CORE, INT, INT, INT, counted=False)
@@ -405,7 +410,8 @@ def _maybe_load(core, s, k, w, now):  # type: ignore[no-untyped-def]
         slot.pinned = 0
         server.instances += 1
         server.used += need
-        _command(core, LOAD, s, empty, now + server.load_time)
+        slot.until = now + server.load_time
+        _command(core, LOAD, s, empty, slot.until)
     elif hosts == 0:
         _evict(core, s, need, empty >= 0)
 

@@ -10,6 +10,7 @@ import numpy as np
 from optsched.errors import InputError, OptschedError
 from optsched.limits import whole_number
 from optsched.problems.routing.checks import frozen, non_negative
+from optsched.problems.routing.problem import POINTS
 from optsched.serving import rules
 
 if TYPE_CHECKING:
@@ -159,6 +160,45 @@ class Router:
         return Compiled(rule, frozen(ladder), frozen(problem.tuple_mmac[ladder @ digits]), share)
 
 
+@dataclass(frozen=True)
+class MarginalCost:
+    """Width and server together: what costs all requests least, this block's and the others'.
+
+    The rule is ours. Every server and width is judged by when the block's batch would end, with
+    the instances, queues and load that are there, by the accuracy that the width loses if all
+    later segments are the best, and by the block's work for every request in the system. Accuracy
+    and energy count as in the objective.
+
+    Parameters
+    ----------
+    price
+        ns that a ns of work costs every request in the system; 0 looks at the block alone.
+    group
+        Requests of a block at most.
+    """
+
+    price: float = 0.04
+    group: int = 10
+
+    def __post_init__(self) -> None:
+        non_negative("price", self.price)
+        whole_number("group", self.group, 1, 4096)
+
+    def compiled(self, problem: Routing, _plan: Plan | None, _seed: int) -> Compiled:
+        """What the simulation's kernels read."""
+        rule = np.zeros(1, rules.RULE)
+        rule["server"], rule["price"] = rules.MARGINAL, self.price
+        rule["group"] = min(self.group, problem.max_batch)
+        rule["rate"] = problem.ms_per_joule * 1e6
+        table = problem.accuracy.reshape((problem.n_widths,) * problem.n_segments)
+        best = [table.ravel()]
+        for _ in range(problem.n_segments):  # the best completion of every prefix
+            table = table.max(axis=-1)
+            best.insert(0, table.ravel())
+        worth = np.concatenate(best) * (problem.ms_per_point * 1e6 / POINTS)
+        return Compiled.of(rule, weights=worth)
+
+
 class Compiled(NamedTuple):
     """Rules as arrays, see `optsched.serving.world.World`."""
 
@@ -169,12 +209,18 @@ class Compiled(NamedTuple):
     weights: Any = frozen(np.zeros(0))
 
     @classmethod
+    def of(cls, rule: Any, weights: Any = ()) -> Compiled:
+        """A rule that needs no tuples to choose from."""
+        ladder = np.zeros((0, 0), np.int64)
+        weights = np.asarray(weights, np.float64)
+        return cls(rule, frozen(ladder), frozen(np.zeros(0)), np.zeros((0, 2)), frozen(weights))
+
+    @classmethod
     def outside(cls) -> Compiled:
         """No rules: decisions come from somewhere else."""
         rule = np.zeros(1, rules.RULE)
         rule["server"] = rules.OUTSIDE
-        ladder = np.zeros((0, 0), np.int64)
-        return cls(rule, frozen(ladder), frozen(np.zeros(0)), np.zeros((0, 2)))
+        return cls.of(rule)
 
 
 def pareto_tuples(problem: Routing) -> IntArray:

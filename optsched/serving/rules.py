@@ -7,12 +7,12 @@ from typing import Final
 import numpy as np
 
 from optsched.compiled import helper
-from optsched.serving.core import EMPTY, SLOTS, UNLOADING
+from optsched.serving.core import EMPTY, FREE, NEVER, SLOTS, UNIT, UNLOADING
 
 OUTSIDE: Final = -1
 """Server rule of a router that somebody else computes."""
 
-RANDOM, ROUND_ROBIN, JSED, POWER_OF_TWO = range(4)
+RANDOM, ROUND_ROBIN, JSED, POWER_OF_TWO, MARGINAL = range(5)
 STATIC, RANDOM_WIDTH, BACKLOG, FLUID = range(4)
 
 GROUPS: Final = (1, 2, 4, 8, 16, 32)
@@ -20,9 +20,9 @@ GROUPS: Final = (1, 2, 4, 8, 16, 32)
 
 RULE = np.dtype(
     [(name, "i8") for name in ("server", "width", "group", "random", "turn")]
-    + [(name, "f8") for name in ("target", "rate")]
+    + [(name, "f8") for name in ("target", "rate", "price")]
 )
-"""Which rules; the state of the random numbers and of round robin; the backlog rule's numbers."""
+"""Which rules; states of random numbers and of round robin; numbers of backlog and marginal cost."""
 
 MODULUS: Final = 2**31 - 1
 _SPREAD = 1.3
@@ -37,6 +37,9 @@ def decide(world):  # type: ignore[no-untyped-def]
         return False
     trace = world.trace[0]
     k = trace.segment
+    if rule.server == MARGINAL:
+        _marginal(world, k)
+        return True
     trace.width = _hosted(world, k, _width(world, k))
     trace.group = rule.group if rule.group else GROUPS[_draw(rule, len(GROUPS))]
     if rule.server == ROUND_ROBIN:
@@ -154,3 +157,84 @@ def _resident(core, s, k, w):  # type: ignore[no-untyped-def]
         if there and slot.segment == k and slot.width >= w:
             return True
     return False
+
+
+@helper(counted=False)
+def _marginal(world, k):  # type: ignore[no-untyped-def]
+    """Width and server that cost all requests together least, the head block's and the others'.
+
+    A request of the block pays until its batch would end, and for the accuracy that the width
+    loses if all later segments are the best. The others pay `price` times the work for every
+    request in the system; not while nothing can run it: then loading, not work, is what they wait
+    for. The weights are what the best completion of every prefix is worth, in ns.
+    """
+    rule = world.rule[0]
+    trace = world.trace[0]
+    core = world.core
+    segments, widths = core.vram.shape
+    fifo = world.fifo[trace.queue]
+    head = world.request[fifo.head]
+    trace.group = rule.group
+    images = min(rule.group, fifo.images)
+    before, prefixes = 0, 1
+    for _ in range(k):
+        before += prefixes
+        prefixes *= widths
+    worth = world.weights[before + head.tuple]
+    price = rule.price * (trace.arrived - trace.completed)
+    least = np.inf
+    trace.server, trace.width = 0, 0
+    for w in range(widths):
+        lost = worth - world.weights[before + prefixes + head.tuple * widths + w]
+        for s in range(len(core.server)):
+            if not world.feasible[s, k, w]:
+                continue
+            hosts, start = _hosts(core, s, k, w, trace.now)
+            end, work, joules = _alone(core, s, k, w, images, head.width)
+            value = start + end + lost + joules * rule.rate / images
+            if hosts:
+                if k + 1 < segments:  # what the next segment has to read
+                    work += images * (core.cost[s, k + 1, w, -1] - core.cost[s, k + 1, 0, -1])
+                value += price * work
+            if k > 0 and head.server != s:
+                value += world.transfer[k - 1, head.width]
+            if value < least:
+                least = value
+                trace.server, trace.width = s, w
+
+
+@helper(counted=False)
+def _hosts(core, s, k, w, now):  # type: ignore[no-untyped-def]
+    """Instances that can run (k, w), and in how many ns one of them could begin."""
+    server = core.server[s]
+    hosts, soonest = 0, NEVER
+    for i in range(SLOTS):
+        slot = core.instance[s, i]
+        there = slot.state != EMPTY and slot.state != UNLOADING
+        if there and slot.segment == k and slot.width >= w:
+            hosts += 1
+            soonest = min(soonest, now if slot.state == FREE else slot.until)
+    if hosts == 0:
+        return 0, 1.0 * server.load_time
+    others = 0.0
+    for v in range(core.vram.shape[1]):
+        queue = core.queue[s, k * core.vram.shape[1] + v]
+        if v != w and queue.head >= 0:
+            others += server.launch + queue.work
+    return hosts, max(0, soonest - now) + others / hosts
+
+
+@helper(counted=False)
+def _alone(core, s, k, w, images, widest):  # type: ignore[no-untyped-def]
+    """A block with all that waits for (k, w): ns that they run, ns of work and J of the block."""
+    server = core.server[s]
+    work = images * core.cost[s, k, widest, w]
+    total = work + core.queue[s, k * core.vram.shape[1] + w].work
+    if server.saturation <= 0.0:
+        return server.launch + total, work, 0.0
+    x = images * core.mmac[k, widest, w] / server.saturation
+    load = x / (1.0 + x) + 0.02
+    u = server.load / UNIT + load
+    slowed = 1.0 + server.below * min(u, server.knee) + server.above * max(0.0, u - server.knee)
+    joules = (server.peak_w - server.idle_w) * load * (server.launch + work * slowed) * 1e-9
+    return server.launch + total * slowed, work, joules
