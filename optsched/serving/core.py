@@ -184,7 +184,7 @@ def pin(core: Core, server: int, segment: int, width: int) -> None:
     row["instances"] += 1
 
 
-@helper(INT, CORE, INT, INT, INT, INT, INT, INT, counted=False)
+@helper(INT, CORE, INT, INT, INT, INT, INT, INT, counted=False, inline=True)
 def new_block(core, s, k, w, first, images, widest):  # type: ignore[no-untyped-def]
     """A block for `ENQUEUE`: so many requests for (segment, width), of inputs so wide at most."""
     state = core.state[0]
@@ -201,7 +201,7 @@ def new_block(core, s, k, w, first, images, widest):  # type: ignore[no-untyped-
     return b
 
 
-@helper(NONE, CORE, INT, INT, INT, INT, counted=False)
+@helper(NONE, CORE, INT, INT, INT, INT, counted=False, inline=True)
 def handle(core, s, event, which, now):  # type: ignore[no-untyped-def]
     """What happens on server `s` at an event; the commands are in ``core.command``.
 
@@ -239,7 +239,7 @@ def handle(core, s, event, which, now):  # type: ignore[no-untyped-def]
             break
 
 
-@helper(NONE, CORE, INT, INT, INT, counted=False)
+@helper(NONE, CORE, INT, INT, INT, counted=False, inline=True)
 def _enqueue(core, s, b, now):  # type: ignore[no-untyped-def]
     state = core.state[0]
     server = core.server[s]
@@ -261,7 +261,7 @@ def _enqueue(core, s, b, now):  # type: ignore[no-untyped-def]
     server.queued_mmac += block.mmac
 
 
-@helper(INT, CORE, INT, INT, counted=False)
+@helper(INT, CORE, INT, INT, counted=False, inline=True)
 def _oldest(core, s, keys):  # type: ignore[no-untyped-def]
     """Of these keys the one whose head has waited longest."""
     best, first = -1, NEVER
@@ -276,7 +276,7 @@ def _oldest(core, s, keys):  # type: ignore[no-untyped-def]
     return best
 
 
-@helper(INT, CORE, INT, INT, INT, counted=False)
+@helper(INT, CORE, INT, INT, INT, counted=False, inline=True)
 def _free_host(core, s, k, w):  # type: ignore[no-untyped-def]
     """The narrowest free instance that can run (k, w); of several the oldest."""
     best, narrowest, oldest = -1, NEVER, NEVER
@@ -288,7 +288,7 @@ def _free_host(core, s, k, w):  # type: ignore[no-untyped-def]
     return best
 
 
-@helper(NONE, CORE, INT, INT, INT, INT, counted=False)
+@helper(NONE, CORE, INT, INT, INT, INT, counted=False, inline=True)
 def _run(core, s, key, i, now):  # type: ignore[no-untyped-def]
     """A batch of whole blocks, first come, first served, while they fit."""
     state = core.state[0]
@@ -327,7 +327,7 @@ def _run(core, s, key, i, now):  # type: ignore[no-untyped-def]
     _command(core, RUN, s, i, slot.until)
 
 
-@helper(NONE, CORE, INT, INT, INT, counted=False)
+@helper(NONE, CORE, INT, INT, INT, counted=False, inline=True)
 def _done(core, s, i, now):  # type: ignore[no-untyped-def]
     state = core.state[0]
     server = core.server[s]
@@ -344,7 +344,7 @@ def _done(core, s, i, now):  # type: ignore[no-untyped-def]
     _free(core, s, i, now)
 
 
-@helper(NONE, CORE, INT, INT, INT, counted=False)
+@helper(NONE, CORE, INT, INT, INT, counted=False, inline=True)
 def _free(core, s, i, now):  # type: ignore[no-untyped-def]
     slot = core.instance[s, i]
     slot.state = FREE
@@ -353,14 +353,14 @@ def _free(core, s, i, now):  # type: ignore[no-untyped-def]
         _wake(core, s, now + core.state[0].idle)
 
 
-@helper(NONE, CORE, INT, INT, counted=False)
+@helper(NONE, CORE, INT, INT, counted=False, inline=True)
 def _wake(core, s, at):  # type: ignore[no-untyped-def]
     if at < core.server[s].wake:
         core.server[s].wake = at
         _command(core, WAKE, s, 0, at)
 
 
-@helper(NONE, CORE, INT, INT, counted=False)
+@helper(NONE, CORE, INT, INT, counted=False, inline=True)
 def _unload_idle(core, s, now):  # type: ignore[no-untyped-def]
     state = core.state[0]
     core.server[s].wake = NEVER
@@ -375,7 +375,7 @@ def _unload_idle(core, s, now):  # type: ignore[no-untyped-def]
     _wake(core, s, following)
 
 
-@helper(NONE, CORE, INT, INT, counted=False)
+@helper(NONE, CORE, INT, INT, counted=False, inline=True)
 def _unload(core, s, i):  # type: ignore[no-untyped-def]
     slot = core.instance[s, i]
     slot.state = UNLOADING
@@ -383,7 +383,7 @@ def _unload(core, s, i):  # type: ignore[no-untyped-def]
     _command(core, UNLOAD, s, i, 0)
 
 
-@helper(NONE, CORE, INT, INT, INT, INT, counted=False)
+@helper(NONE, CORE, INT, INT, INT, INT, counted=False, inline=True)
 def _maybe_load(core, s, k, w, now):  # type: ignore[no-untyped-def]
     """Load an instance for (k, w) if there is room; make room only if nothing serves it."""
     state = core.state[0]
@@ -416,7 +416,7 @@ def _maybe_load(core, s, k, w, now):  # type: ignore[no-untyped-def]
         _evict(core, s, need, empty >= 0)
 
 
-@helper(NONE, CORE, INT, INT, types.boolean, counted=False)
+@helper(NONE, CORE, INT, INT, types.boolean, counted=False, inline=True)
 def _evict(core, s, need, has_slot):  # type: ignore[no-untyped-def]
     """Unload what has been idle longest until so much is free; nothing if that is not enough."""
     server = core.server[s]
@@ -443,7 +443,7 @@ def _evict(core, s, need, has_slot):  # type: ignore[no-untyped-def]
         _unload(core, s, longest)
 
 
-@helper(NONE, CORE, INT, INT, INT, INT, counted=False)
+@helper(NONE, CORE, INT, INT, INT, INT, counted=False, inline=True)
 def _command(core, kind, s, i, until):  # type: ignore[no-untyped-def]
     state = core.state[0]
     row = core.command[state.commands]
@@ -457,7 +457,7 @@ def _command(core, kind, s, i, until):  # type: ignore[no-untyped-def]
 _SERVER = from_dtype(SERVER)
 
 
-@helper(INT, _SERVER, REAL, counted=False)
+@helper(INT, _SERVER, REAL, counted=False, inline=True)
 def _load(server, mmac):  # type: ignore[no-untyped-def]
     """The load of a batch in 1/`UNIT`; all of the server where nothing is known of it."""
     if server.saturation <= 0.0:
@@ -466,7 +466,7 @@ def _load(server, mmac):  # type: ignore[no-untyped-def]
     return round((x / (1.0 + x) + 0.02) * UNIT)
 
 
-@helper(REAL, _SERVER, counted=False)
+@helper(REAL, _SERVER, counted=False, inline=True)
 def utilisation(server):  # type: ignore[no-untyped-def]
     """U: the sum of the loads of the running batches."""
     if server.saturation <= 0.0:
@@ -474,7 +474,7 @@ def utilisation(server):  # type: ignore[no-untyped-def]
     return server.load / UNIT
 
 
-@helper(REAL, _SERVER, counted=False)
+@helper(REAL, _SERVER, counted=False, inline=True)
 def _slowdown(server):  # type: ignore[no-untyped-def]
     """phi(U): how many times as long a batch takes that starts now."""
     if server.saturation <= 0.0:
@@ -483,7 +483,7 @@ def _slowdown(server):  # type: ignore[no-untyped-def]
     return 1.0 + server.below * min(u, server.knee) + server.above * max(0.0, u - server.knee)
 
 
-@helper(NONE, _SERVER, INT, INT, counted=False)
+@helper(NONE, _SERVER, INT, INT, counted=False, inline=True)
 def _change_load(server, by, now):  # type: ignore[no-untyped-def]
     """Add up the energy so far, and let the load be another from now on."""
     settle(server, now)
@@ -495,7 +495,7 @@ def _change_load(server, by, now):  # type: ignore[no-untyped-def]
     server.watts = watts
 
 
-@helper(NONE, _SERVER, INT, counted=False)
+@helper(NONE, _SERVER, INT, counted=False, inline=True)
 def settle(server, now):  # type: ignore[no-untyped-def]
     """Energy up to now."""
     server.energy += server.watts * (now - server.since) * 1e-9

@@ -22,14 +22,14 @@ RULE = np.dtype(
     [(name, "i8") for name in ("server", "width", "group", "random", "turn")]
     + [(name, "f8") for name in ("target", "rate", "price")]
 )
-"""Which rules; states of random numbers and of round robin; numbers of backlog and marginal cost."""
+"""Which rules, their numbers, and the states of random numbers and of round robin."""
 
 MODULUS: Final = 2**31 - 1
 _SPREAD = 1.3
 _EVICTION = 5
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def decide(world):  # type: ignore[no-untyped-def]
     """Write server, width and group for the head of ``trace.queue``; False if that is not ours."""
     rule = world.rule[0]
@@ -60,14 +60,14 @@ def decide(world):  # type: ignore[no-untyped-def]
     return True
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def _draw(rule, n):  # type: ignore[no-untyped-def]
     """A random integer below n."""
     rule.random = rule.random * 48271 % MODULUS
     return rule.random * n // MODULUS
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def _width(world, k):  # type: ignore[no-untyped-def]
     """What the width rule says for segment k."""
     rule = world.rule[0]
@@ -90,7 +90,7 @@ def _width(world, k):  # type: ignore[no-untyped-def]
     return world.ladder[j, k]
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def _hosted(world, k, w):  # type: ignore[no-untyped-def]
     """The width, or the widest below it, or else the narrowest, that some server can ever run."""
     for narrower in range(w, -1, -1):
@@ -100,7 +100,7 @@ def _hosted(world, k, w):  # type: ignore[no-untyped-def]
     return w
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def _any(world, k, w):  # type: ignore[no-untyped-def]
     """A random server that can run (k, w)."""
     n = 0
@@ -115,7 +115,7 @@ def _any(world, k, w):  # type: ignore[no-untyped-def]
     return 0
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def _next(world, k, w):  # type: ignore[no-untyped-def]
     """The next server in turn that can run (k, w)."""
     rule = world.rule[0]
@@ -127,7 +127,7 @@ def _next(world, k, w):  # type: ignore[no-untyped-def]
     return 0
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def delay(world, s):  # type: ignore[no-untyped-def]
     """When server s would have done the head block, in ns from now, roughly."""
     trace = world.trace[0]
@@ -148,7 +148,7 @@ def delay(world, s):  # type: ignore[no-untyped-def]
     return found
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def _resident(core, s, k, w):  # type: ignore[no-untyped-def]
     """Whether an instance that can run (k, w) is there or comes."""
     for i in range(SLOTS):
@@ -159,7 +159,7 @@ def _resident(core, s, k, w):  # type: ignore[no-untyped-def]
     return False
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def _marginal(world, k):  # type: ignore[no-untyped-def]
     """Width and server that cost all requests together least, the head block's and the others'.
 
@@ -203,7 +203,7 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
                 trace.server, trace.width = s, w
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def _hosts(core, s, k, w, now):  # type: ignore[no-untyped-def]
     """Instances that can run (k, w), and in how many ns one of them could begin."""
     server = core.server[s]
@@ -224,7 +224,7 @@ def _hosts(core, s, k, w, now):  # type: ignore[no-untyped-def]
     return hosts, max(0, soonest - now) + others / hosts
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def _alone(core, s, k, w, images, widest):  # type: ignore[no-untyped-def]
     """A block with all that waits for (k, w): ns that they run, ns of work and J of the block."""
     server = core.server[s]

@@ -119,7 +119,7 @@ def feasible(problem: Routing, plan: Plan | None) -> Any:
     return found
 
 
-@helper(NONE, WORLD, INT, INT, INT, INT, counted=False)
+@helper(NONE, WORLD, INT, INT, INT, INT, counted=False, inline=True)
 def _push(world, at, kind, s, which):  # type: ignore[no-untyped-def]
     """An event to come; of equal times the first that was pushed comes first."""
     trace = world.trace[0]
@@ -140,7 +140,7 @@ def _push(world, at, kind, s, which):  # type: ignore[no-untyped-def]
     row.at, row.order, row.kind, row.server, row.which = at, order, kind, s, which
 
 
-@helper(NONE, WORLD, counted=False)
+@helper(NONE, WORLD, counted=False, inline=True)
 def _pop(world):  # type: ignore[no-untyped-def]
     """Drop the first event."""
     trace = world.trace[0]
@@ -167,12 +167,12 @@ def _pop(world):  # type: ignore[no-untyped-def]
     row.server, row.which = last.server, last.which
 
 
-@helper(counted=False)
+@helper(counted=False, inline=True)
 def _before(a, b):  # type: ignore[no-untyped-def]
     return a.at < b.at or (a.at == b.at and a.order < b.order)
 
 
-@helper(NONE, WORLD, INT, INT, INT, INT, counted=False)
+@helper(NONE, WORLD, INT, INT, INT, INT, counted=False, inline=True)
 def _serve(world, s, event, which, now):  # type: ignore[no-untyped-def]
     """Let a server's core handle an event, and do what it commands."""
     trace = world.trace[0]
@@ -204,7 +204,7 @@ def _serve(world, s, event, which, now):  # type: ignore[no-untyped-def]
                 world.instance_row[slot.row].unload = now
 
 
-@helper(NONE, WORLD, INT, counted=False)
+@helper(NONE, WORLD, INT, counted=False, inline=True)
 def _spread(world, now):  # type: ignore[no-untyped-def]
     """The variance of U over servers, integrated up to now."""
     trace = world.trace[0]
@@ -216,7 +216,7 @@ def _spread(world, now):  # type: ignore[no-untyped-def]
     trace.since = now
 
 
-@helper(NONE, WORLD, INT, INT, INT, INT, counted=False)
+@helper(NONE, WORLD, INT, INT, INT, INT, counted=False, inline=True)
 def _log_batch(world, s, i, now, end):  # type: ignore[no-untyped-def]
     trace = world.trace[0]
     core = world.core
@@ -238,7 +238,7 @@ def _log_batch(world, s, i, now, end):  # type: ignore[no-untyped-def]
         b = block.next
 
 
-@helper(NONE, WORLD, INT, INT, INT, INT, counted=False)
+@helper(NONE, WORLD, INT, INT, INT, INT, counted=False, inline=True)
 def _log_instance(world, s, i, now, ready):  # type: ignore[no-untyped-def]
     trace = world.trace[0]
     slot = world.core.instance[s, i]
@@ -248,7 +248,7 @@ def _log_instance(world, s, i, now, ready):  # type: ignore[no-untyped-def]
     row.load, row.ready, row.unload = now, ready, -1
 
 
-@helper(NONE, WORLD, INT, INT, counted=False)
+@helper(NONE, WORLD, INT, INT, counted=False, inline=True)
 def _queue(world, r, k):  # type: ignore[no-untyped-def]
     """A request waits for the decision about its segment k."""
     request = world.request[r]
@@ -265,7 +265,7 @@ def _queue(world, r, k):  # type: ignore[no-untyped-def]
     fifo.images += 1
 
 
-@helper(NONE, WORLD, INT, counted=False)
+@helper(NONE, WORLD, INT, counted=False, inline=True)
 def _count(world, now):  # type: ignore[no-untyped-def]
     """The requests in the system, integrated up to now."""
     trace = world.trace[0]
@@ -273,7 +273,7 @@ def _count(world, now):  # type: ignore[no-untyped-def]
     trace.counted = now
 
 
-@helper(NONE, WORLD, INT, counted=False)
+@helper(NONE, WORLD, INT, counted=False, inline=True)
 def _arrive(world, now):  # type: ignore[no-untyped-def]
     trace = world.trace[0]
     r = trace.arrived
@@ -292,7 +292,7 @@ def _arrive(world, now):  # type: ignore[no-untyped-def]
     _queue(world, r, 0)
 
 
-@helper(NONE, WORLD, INT, INT, INT, counted=False)
+@helper(NONE, WORLD, INT, INT, INT, counted=False, inline=True)
 def _complete(world, s, i, now):  # type: ignore[no-untyped-def]
     """The requests of a batch go back to the router, or are done."""
     trace = world.trace[0]
@@ -322,7 +322,7 @@ def _complete(world, s, i, now):  # type: ignore[no-untyped-def]
         b = block.next
 
 
-@helper(INT, WORLD, counted=False)
+@helper(INT, WORLD, counted=False, inline=True)
 def _oldest(world):  # type: ignore[no-untyped-def]
     """The router's queue whose head arrived first, or -1."""
     best, first = -1, NEVER
@@ -333,7 +333,7 @@ def _oldest(world):  # type: ignore[no-untyped-def]
     return best
 
 
-@helper(types.boolean, WORLD, INT, counted=False)
+@helper(types.boolean, WORLD, INT, counted=False, inline=True)
 def _route(world, now):  # type: ignore[no-untyped-def]
     """Carry out the decision; False if it can never be."""
     trace = world.trace[0]
@@ -412,7 +412,7 @@ def run_on(world):  # type: ignore[no-untyped-def]
             trace.router_at = now + trace.router
 
 
-@helper(types.boolean, WORLD, counted=False)
+@helper(types.boolean, WORLD, counted=False, inline=True)
 def _apply(world):  # type: ignore[no-untyped-def]
     """Carry out the decision that was made; the router is free again."""
     trace = world.trace[0]
@@ -423,7 +423,7 @@ def _apply(world):  # type: ignore[no-untyped-def]
     return True
 
 
-@helper(NONE, WORLD, counted=False)
+@helper(NONE, WORLD, counted=False, inline=True)
 def close(world):  # type: ignore[no-untyped-def]
     """Add up energy, variance and requests up to now."""
     now = world.trace[0].now
