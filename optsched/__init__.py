@@ -12,7 +12,17 @@ TYPE_CHECKING = False  # without `typing`: until `optsched.cli.main` runs, Ctrl-
 if TYPE_CHECKING:
     from typing import Any
 
-    from optsched import bandwidth, cluster, elastic, formats, pipelines, plots, stop, testing
+    from optsched import (
+        bandwidth,
+        cluster,
+        elastic,
+        formats,
+        pipelines,
+        plots,
+        serving,
+        stop,
+        testing,
+    )
     from optsched.errors import (
         CyclicOrder,
         InputError,
@@ -26,6 +36,7 @@ if TYPE_CHECKING:
     from optsched.problems.jobarray import JobArray
     from optsched.problems.jobshop import JobShop
     from optsched.problems.quota import QuotaJob, QuotaPlan
+    from optsched.problems.routing import Routing
     from optsched.problems.subset import SubsetChoice
     from optsched.registry import solvers
     from optsched.result import Result
@@ -40,18 +51,21 @@ _HOME = {
     "Limits": "limits", "MissingExtra": "errors", "Monitor": "monitor", "Objective": "schedule",
     "OptschedError": "errors", "Progress": "monitor", "QuotaJob": "problems.quota",
     "QuotaPlan": "problems.quota", "Resource": "schedule",
-    "Result": "result", "Rows": "schedule", "Schedule": "schedule",
+    "Result": "result", "Routing": "problems.routing", "Rows": "schedule", "Schedule": "schedule",
     "SubsetChoice": "problems.subset", "UnsupportedProblem": "errors", "Violation": "verify",
     "Watcher": "watcher", "solve": "solve", "solvers": "registry", "verify": "verify",
 }  # fmt: skip
-_MODULES = ("bandwidth", "cluster", "elastic", "formats", "pipelines", "plots", "stop", "testing")
+_MODULES = (
+    "bandwidth", "cluster", "elastic", "formats", "pipelines", "plots", "serving", "stop",
+    "testing",
+)  # fmt: skip
 
 __all__ = [
     "Arcs", "CyclicOrder", "InputError", "InternalError", "JobArray", "JobShop", "Limits",
     "MissingExtra", "Monitor", "Objective", "OptschedError", "Progress", "QuotaJob",
-    "QuotaPlan", "Resource", "Result", "Rows", "Schedule", "SubsetChoice", "UnsupportedProblem",
-    "Violation", "Watcher", "__version__", "bandwidth", "cluster", "elastic", "formats",
-    "pipelines", "plots", "solve", "solvers", "stop", "testing", "verify",
+    "QuotaPlan", "Resource", "Result", "Routing", "Rows", "Schedule", "SubsetChoice",
+    "UnsupportedProblem", "Violation", "Watcher", "__version__", "bandwidth", "cluster", "elastic", "formats",
+    "pipelines", "plots", "serving", "solve", "solvers", "stop", "testing", "verify",
 ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Pictures of schedules, benchmarks and simulations.
 
-Functions `gantt`, `jct_cdf`, `jct_decomposition`, `utilisation_over_time`; modules `html`,
-`anytime`, `jct`, `utilisation` and `simulation`.
+Functions `gantt`, `jct_cdf`, `jct_decomposition`, `utilisation_over_time`, `pareto`; modules
+`html`, `anytime`, `jct`, `utilisation` and `simulation`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 from optsched.plots.gantt import gantt
 
 if TYPE_CHECKING:
+    from optsched.plots.front import pareto
     from optsched.plots.jct import jct_cdf, jct_decomposition
     from optsched.plots.utilisation import utilisation_over_time
 
 _HOME = {
     "jct_cdf": "jct", "jct_decomposition": "jct", "utilisation_over_time": "utilisation",
+    "pareto": "front",
 }  # fmt: skip
 
-__all__ = ["gantt", "jct_cdf", "jct_decomposition", "utilisation_over_time"]
+__all__ = ["gantt", "jct_cdf", "jct_decomposition", "pareto", "utilisation_over_time"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,315 @@
+"""``optsched serve-...``: scenarios, plans, routers and simulations of serving."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from optsched.problems.routing import Routing
+    from optsched.problems.routing.plan import Plan
+    from optsched.serving.core import Settings
+    from optsched.serving.front import Point
+
+Scenario = Annotated[
+    Path,
+    typer.Argument(help="Scenario: optsched.routing/1 or slim-scenario/1.", show_default=False),
+]
+RouterSpec = Annotated[
+    str,
+    typer.Option(
+        help="marginal, or WIDTH/SERVER/GROUP such as backlog:6ms/jsed/8, static:0,2,3,3/jsed/8, "
+        "fluid/jsed/8, random/random/0; or policy:FILE.npz."
+    ),
+]
+PlanOption = Annotated[
+    str, typer.Option(help="Who is resident where: auto (the best plan), cold, or a file.")
+]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+
+DEMO = ("random/random/0", "round_robin/random/0", "static:0,1,2,3/jsed/8", "backlog:6ms/jsed/8",
+        "backlog:6ms/power_of_two/8", "marginal")  # fmt: skip
+LOADS = {"2500x3": (2500, 3.0), "4500x2.5": (4500, 2.5), "2500": (2500, 1.0), "4500": (4500, 1.0)}
+
+
+def serve_make(
+    output: Annotated[Path, typer.Option("-o", "--output", help="Write the scenario here.")],
+    name: Annotated[str, typer.Option(help="cluster-3gpu or cluster-3gpu-wifi.")] = "cluster-3gpu",
+    rate: Annotated[float, typer.Option(help="Mean arrivals per second.")] = 2500.0,
+    burst: Annotated[float, typer.Option(help="Peak over mean; 1: Poisson.")] = 1.0,
+    seconds: Annotated[float, typer.Option(help="Length of the trace.")] = 8.0,
+    seed: Seed = 0,
+    arrivals: Annotated[
+        Path | None, typer.Option(help="Recorded arrivals instead: a CSV file, arrival_ms.")
+    ] = None,
+) -> None:
+    """Make a scenario: a reference cluster and generated or recorded arrivals."""
+    from optsched.files import check_outputs
+    from optsched.serving.scenario import read_arrivals, reference
+
+    check_outputs([output], [arrivals])
+    given = {} if arrivals is None else {"arrival_ms": read_arrivals(arrivals)}
+    problem = reference(
+        name, rate=0 if given else rate, burst=burst, seconds=seconds, seed=seed, **given
+    )
+    problem.write(output)
+    print(f"wrote {output}: {problem.n_requests} requests, {problem.rate:.0f}/s")
+
+
+def serve_plan(
+    scenario: Scenario,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the plan here.")
+    ] = None,
+    headroom: Annotated[float, typer.Option(help="Times the trace's mean rate.")] = 3.0,
+) -> None:
+    """Choose which instances are resident where, to proven optimality."""
+    from optsched.files import check_outputs
+    from optsched.problems.routing import Routing
+    from optsched_solvers.routing_models import best_plan
+
+    check_outputs([output], [scenario])
+    problem = Routing.read(scenario)
+    plan = best_plan(problem, headroom=headroom)
+    for s, server in enumerate(problem.servers):
+        own = [f"{k}@{problem.widths[w]:g}" for at, k, w in plan.instances if at == s]
+        print(f"{server.id}: {' '.join(own) or 'nothing'}")
+    print(f"{plan.status}, accuracy {plan.accuracy:.2f} % at {headroom:g} x {problem.rate:.0f}/s")
+    if output is not None:
+        plan.write(output)
+        print(f"wrote {output}")
+
+
+def serve_sim(
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario [default: --demo's].", show_default=False)
+    ] = None,
+    router: RouterSpec = "marginal",
+    plan: PlanOption = "auto",
+    seed: Seed = 0,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Nothing passes a blocked block.")
+    ] = False,
+    horizon_ms: Annotated[float | None, typer.Option(help="Stop then [default: drained].")] = None,
+    log: Annotated[Path | None, typer.Option(help="Write the log here.")] = None,
+    schedule: Annotated[Path | None, typer.Option(help="Write the schedule here.")] = None,
+    telemetry: Annotated[Path | None, typer.Option(help="Write JSON lines here.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="Compare routers on a bursty load.")] = False,
+) -> None:
+    """Simulate a router on a scenario and print what it comes to."""
+    from optsched.errors import InputError
+    from optsched.files import check_outputs, write_atomic
+    from optsched.problems.routing import Routing
+    from optsched.serving.core import Settings
+    from optsched.serving.simulate import simulate
+
+    outputs = [log, schedule, telemetry]
+    check_outputs(outputs, [scenario, Path(plan) if plan not in ("auto", "cold") else None])
+    settings = Settings(strict=strict)
+    if demo:
+        if scenario is not None or any(path is not None for path in outputs):
+            raise InputError("demo: goes without a scenario and outputs")
+        _demo(seed, settings)
+        return
+    if scenario is None:
+        raise InputError("scenario: give a file, or --demo")
+    problem = Routing.read(scenario)
+    _tell_compiling()
+    found = simulate(
+        problem, router_of(router), plan=plan_of(problem, plan), settings=settings, seed=seed,
+        horizon_ms=horizon_ms,
+    )  # fmt: skip
+    for key, value in _rows(found.summary):
+        print(f"{key:18}{value}")
+    if log is not None:
+        write_atomic(log, found.log.to_json())  # type: ignore[union-attr]
+    if schedule is not None:
+        found.schedule.write(schedule)
+    if telemetry is not None:
+        import msgspec
+
+        write_atomic(telemetry, b"".join(msgspec.json.encode(r) + b"\n" for r in found.telemetry))
+
+
+def serve_check(
+    scenario: Scenario,
+    log: Annotated[Path, typer.Argument(help="optsched.serving-log/1.", show_default=False)],
+) -> None:
+    """Check a log independently of the simulator; exit code 1 on violations."""
+    from optsched.problems.routing import Routing
+    from optsched.serving.check import check_log
+
+    faults = check_log(Routing.read(scenario), log)
+    for fault in faults:
+        print(fault)
+    print(f"{log}: {f'{len(faults)} violations' if faults else 'right'}")
+    if faults:
+        raise typer.Exit(1)
+
+
+def serve_bench(
+    output: Annotated[Path, typer.Option("-o", "--out", help="Write all points here.")],
+    loads: Annotated[
+        str, typer.Option(help="RATE or RATExBURST, separated by commas.")
+    ] = "2500x3,4500x2.5,2500,4500",
+    routers: Annotated[
+        list[str] | None, typer.Option(help="Routers, as for serve-sim; repeat.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Traces a load.", min=1)] = 16,
+    first_seed: Annotated[int, typer.Option(help="Of the first trace.", min=0)] = 0,
+    seconds: Annotated[float, typer.Option(help="Length of a trace.")] = 8.0,
+    plan: PlanOption = "auto",
+) -> None:
+    """Compare routers on the same traces, with 95 % intervals over seeds."""
+    import msgspec
+
+    from optsched.files import check_outputs, write_atomic
+    from optsched.serving.front import pareto
+    from optsched.serving.scenario import reference
+
+    check_outputs([output], [])
+    chosen = {spec: router_of(spec) for spec in routers or DEMO}
+    points: list[Point] = []
+    _tell_compiling()
+    for name in loads.split(","):
+        rate, burst = _load(name)
+
+        def make(seed: int, rate: float = rate, burst: float = burst) -> Routing:
+            return reference(rate=rate, burst=burst, seconds=seconds, seed=seed)
+
+        print(f"{name}/s, {seeds} traces of {seconds:g} s")
+        print(_HEADER)
+        points += pareto(
+            make, chosen, seeds=range(first_seed, first_seed + seeds),
+            plan=plan_of(reference(rate=rate, seconds=seconds, seed=first_seed), plan),
+            load=name, on_point=_print_point,
+        )  # fmt: skip
+    document = {"format": "optsched.serving-bench/1", "points": points}
+    write_atomic(output, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+    print(f"wrote {output}; optsched plot {output} --pareto accuracy,p99_ms draws it")
+
+
+def serve_explain(
+    scenario: Scenario,
+    log: Annotated[Path, typer.Argument(help="optsched.serving-log/1.", show_default=False)],
+    batch: Annotated[int, typer.Option(help="Row in the log, from 0.")],
+) -> None:
+    """Say why a batch began when it did, with these requests, on that instance."""
+    from optsched.problems.routing import Routing
+    from optsched.problems.routing.log_document import log_of, read
+    from optsched.serving.explain import explain
+
+    problem = Routing.read(scenario)
+    print(explain(log_of(problem, read(log)), batch))
+
+
+def router_of(spec: str) -> Any:
+    """The router that a text means: ``marginal``, ``policy:FILE`` or ``WIDTH/SERVER/GROUP``."""
+    from optsched.errors import InputError
+    from optsched.serving import routers
+
+    if spec.startswith("policy:"):
+        from optsched.serving.policy import Policy
+
+        return Policy.load(spec.removeprefix("policy:"))
+    if spec == "marginal":
+        return routers.MarginalCost()
+    widths: dict[str, Callable[[str], routers.WidthRule]] = {
+        "random": lambda _: routers.RandomWidth(),
+        "fluid": lambda _: routers.Fluid(),
+        "static": lambda given: routers.Static(tuple(int(w) for w in given.split(","))),
+        "backlog": lambda given: routers.Backlog(float(given.removesuffix("ms") or 6)),
+    }
+    servers: dict[str, Callable[[], routers.ServerRule]] = {
+        "random": routers.Random, "round_robin": routers.RoundRobin, "jsed": routers.JSED,
+        "power_of_two": routers.PowerOfTwo,
+    }  # fmt: skip
+    width, _, rest = spec.partition("/")
+    server, _, group = rest.partition("/")
+    width, _, given = width.partition(":")
+    try:
+        return routers.Router(widths[width](given), servers[server](), int(group or 8))
+    except (KeyError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"router: expected marginal, policy:FILE, or WIDTH/SERVER/GROUP with a width rule of "
+            f"{', '.join(widths)}, a server rule of {', '.join(servers)} and a number of requests, "
+            f"got {spec!r:.60}"
+        ) from None
+
+
+def plan_of(problem: Routing, given: str) -> Plan | None:
+    """The plan that a text means: ``auto``, ``cold`` or a file."""
+    if given == "cold":
+        return None
+    if given == "auto":
+        from optsched_solvers.routing_models import best_plan
+
+        return best_plan(problem)
+    from optsched.problems.routing.plan import Plan
+
+    found = Plan.read(given)
+    found.check(problem)
+    return found
+
+
+def _demo(seed: int, settings: Settings) -> None:
+    """Routers on two seconds of bursts, cold and with the best plan."""
+    from optsched.serving.front import pareto
+    from optsched.serving.scenario import reference
+
+    problem = reference(rate=2500, burst=3, seconds=2, seed=seed)
+    _tell_compiling()
+    print(f"{problem.n_requests} images in 2 s, bursts of 3 times the mean, 2 fast and a slow GPU")
+    for title, plan in (("nothing resident at first", "cold"), ("the best plan", "auto")):
+        print(f"\n{title}\n{_HEADER}")
+        pareto(
+            problem, {spec: router_of(spec) for spec in DEMO}, seeds=[seed],
+            plan=plan_of(problem, plan), settings=settings, on_point=_print_point,
+        )  # fmt: skip
+
+
+_HEADER = f"{'router':34}{'accuracy %':>11}{'mean ms':>10}{'P99 ms':>10}{'J/image':>9}"
+
+
+def _print_point(point: Point) -> None:
+    mean = point.mean
+    print(
+        f"{point.router:34}{mean['accuracy']:11.2f}{mean['mean_ms']:10.2f}{mean['p99_ms']:10.2f}"
+        f"{mean['joules_per_image']:9.4f}{'  saturated' if point.saturated else ''}",
+        flush=True,
+    )
+
+
+def _rows(summary: Any) -> list[tuple[str, str]]:
+    return [
+        (key, "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value))
+        for key, value in ((key, getattr(summary, key)) for key in summary.__struct_fields__)
+    ]
+
+
+def _load(text: str) -> tuple[float, float]:
+    from optsched.errors import InputError
+
+    rate, _, burst = text.partition("x")
+    try:
+        return float(rate), float(burst or 1)
+    except ValueError:
+        raise InputError(f"loads: expected RATE or RATExBURST, got {text!r:.60}") from None
+
+
+def _tell_compiling() -> None:
+    from optsched.plain_python import is_ready
+    from optsched.serving.world import advance
+
+    if not is_ready(advance):
+        print("compiling the simulation, once on this machine: some 10 seconds", file=sys.stderr)
+
+
+COMMANDS = (serve_make, serve_plan, serve_sim, serve_check, serve_bench, serve_explain)

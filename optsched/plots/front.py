@@ -1,0 +1,115 @@
+"""Routers by two measures: every point with its interval, and the Pareto front."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from optsched.errors import InputError
+from optsched.files import read_text, write_atomic
+from optsched.plots.look import oklch, plain
+from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
+from optsched.serving.front import MEASURES, Point, front_of
+from optsched.strict_json import check_format, decode, parse
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
+
+_TITLES = {
+    "accuracy": "accuracy, %", "mean_ms": "mean latency, ms", "p99_ms": "P99 latency, ms",
+    "joules_per_image": "energy, J per image", "cost_ms": "cost, ms per request",
+    "throughput_per_s": "images per second",
+}  # fmt: skip
+_PAGE = (
+    "<!doctype html><meta charset=utf-8><title>Routers</title><style>svg{max-width:100%%}</style>%s"
+)
+
+
+def pareto(
+    points: Sequence[Point],
+    path: str | os.PathLike[str],
+    *,
+    x: str = "accuracy",
+    y: str = "p99_ms",
+) -> None:
+    """Draw routers by two measures, a panel a load.
+
+    Every router has a colour, static tuples are joined by a line, intervals (95 %) are bars,
+    saturated points are hollow; a grey line is the Pareto front.
+
+    Parameters
+    ----------
+    points
+        Of `optsched.serving.pareto`.
+    path
+        File to write: ``.png``, ``.svg``, ``.pdf`` or ``.html``.
+    x, y
+        Two of `optsched.serving.front.MEASURES`.
+
+    Raises
+    ------
+    InputError
+        Nothing to draw, an unknown measure, or a file of another kind.
+    MissingExtra
+        matplotlib is not installed.
+    """
+    for name in (x, y):
+        if name not in MEASURES:
+            raise InputError(
+                f"pareto: expected measures of {', '.join(MEASURES)}, got {name!r:.60}"
+            )
+    if not points:
+        raise InputError("points: there is nothing to draw")
+    page = Path(path).suffix.lower() == ".html"
+    suffix = ".svg" if page else suffix_of(path)
+    with picture_style():
+        picture = rendered(_draw(points, x, y), suffix)
+    if page:
+        svg = picture[picture.index(b"<svg") :].decode()
+        picture = (_PAGE % svg).encode()
+    write_atomic(path, picture)
+
+
+def draw(file: Path, measures: str, outputs: Sequence[Path]) -> list[Path]:
+    """Draw what `optsched serve-bench` wrote; a PNG beside it if no output is named."""
+    tree = parse(read_text(file), str(file))
+    check_format(tree, "optsched.serving-bench/1", str(file))
+    points = decode(tree.get("points"), list[Point], str(file))
+    x, _, y = measures.partition(",")
+    paths = list(outputs) or [file.with_suffix(".png")]
+    for path in paths:
+        pareto(points, path, x=x, y=y)
+    return paths
+
+
+def _draw(points: Sequence[Point], x: str, y: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    loads = list(dict.fromkeys(point.load for point in points))
+    names = list(dict.fromkeys(point.router for point in points))
+    colour = {name: oklch(0.6, 0.15, 360 * i / len(names)) for i, name in enumerate(names)}
+    figure = Figure(figsize=(5.2 * len(loads), 4.2), layout="constrained")
+    for axes, load in zip(figure.subplots(1, len(loads), squeeze=False)[0], loads, strict=True):
+        own = [point for point in points if point.load == load]
+        static = sorted(
+            (p.mean[x], p.mean[y]) for p in own if p.router.startswith("static") and not p.saturated
+        )
+        axes.plot(*zip(*static, strict=True), color=MUTED, lw=0.7, ls=":") if static else None
+        front = sorted((p.mean[x], p.mean[y]) for p in front_of(own, x, y))
+        axes.plot(*zip(*front, strict=True), color=GRID, lw=3, zorder=0) if front else None
+        for point in own:
+            axes.errorbar(
+                point.mean[x], point.mean[y], xerr=point.interval[x], yerr=point.interval[y],
+                marker="o", ms=5, lw=0.8, color=colour[point.router], label=plain(point.router),
+                markerfacecolor="none" if point.saturated else colour[point.router],
+            )  # fmt: skip
+        axes.set(xlabel=_TITLES[x], ylabel=_TITLES[y])
+        if y.endswith("_ms"):
+            axes.set_yscale("log")
+        axes.set_title(plain(load), color=INK, fontsize=10)
+        axes.grid(color=GRID, lw=0.5)
+        axes.legend(fontsize=6, frameon=False)
+    return figure
