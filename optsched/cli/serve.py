@@ -81,7 +81,7 @@ def serve_plan(
         print(f"{server.id}: {' '.join(own) or 'nothing'}")
     print(f"{plan.status}, accuracy {plan.accuracy:.2f} % at {headroom:g} x {problem.rate:.0f}/s")
     if output is not None:
-        plan.write(output)
+        plan.write(output, problem)
         print(f"wrote {output}")
 
 
@@ -254,9 +254,7 @@ def plan_of(problem: Routing, given: str) -> Plan | None:
         return best_plan(problem)
     from optsched.problems.routing.plan import Plan
 
-    found = Plan.read(given)
-    found.check(problem)
-    return found
+    return Plan.read(given, problem)
 
 
 def _demo(seed: int, settings: Settings) -> None:

@@ -16,12 +16,10 @@ from numba import from_dtype, types
 from optsched.compiled import INT, entry, helper
 from optsched.limits import whole_number
 from optsched.problems.routing.checks import milliseconds, non_negative
+from optsched.problems.routing.plan import SLOTS
 
 if TYPE_CHECKING:
     from optsched.problems.routing import Routing
-
-SLOTS: Final = 12
-"""Instances that a server holds at most."""
 
 ENQUEUE, DONE, LOADED, UNLOADED, TICK = range(5)
 """Events: a block arrives; a batch, a load, an unload ends; time has come."""

@@ -7,7 +7,8 @@ from typing import Final
 import numpy as np
 
 from optsched.compiled import helper
-from optsched.serving.core import EMPTY, FREE, NEVER, SLOTS, UNIT, UNLOADING
+from optsched.problems.routing.plan import SLOTS
+from optsched.serving.core import EMPTY, FREE, NEVER, UNIT, UNLOADING
 
 OUTSIDE: Final = -1
 """Server rule of a router that somebody else computes."""

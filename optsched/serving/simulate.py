@@ -12,9 +12,10 @@ from optsched.errors import InputError, InternalError
 from optsched.limits import whole_number
 from optsched.problems.routing import Routing
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
+from optsched.problems.routing.plan import SLOTS
 from optsched.problems.routing.problem import NS_PER_MS
 from optsched.serving import world
-from optsched.serving.core import NEVER, SLOTS, Settings, new_core, pin
+from optsched.serving.core import NEVER, Settings, new_core, pin
 from optsched.serving.routers import Compiled, InfeasibleRoute, OwnRouter, Router
 from optsched.serving.telemetry import telemetry
 from optsched.serving.view import View

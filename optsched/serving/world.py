@@ -9,6 +9,7 @@ from numba import types
 
 from optsched.compiled import INT, entry, helper
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE
+from optsched.problems.routing.plan import SLOTS
 from optsched.serving.core import (
     CORE,
     DONE,
@@ -18,7 +19,6 @@ from optsched.serving.core import (
     NEVER,
     NONE,
     RUN,
-    SLOTS,
     TICK,
     UNIT,
     UNLOADED,
