@@ -71,8 +71,7 @@ def _instances(h: History) -> Iterator[str]:
     """Loads take their time, and come before unloads."""
     for i, (s, _, _, load, ready, unload) in enumerate(h.instance.tolist()):
         least = 0.0 if h.said.wall_clock else (h.problem.servers[s].load_ms or 0) * 1e6
-        planned = load == ready == 0
-        if ready - load < (0 if planned else least - SLACK):
+        if ready - load < (0 if load == ready == 0 else least - SLACK):
             yield f"{h.the_instance(i)} is loaded from {ms(load)} on, a load takes {ms(least)}"
         if not ready <= unload:
             yield f"{h.the_instance(i)} is unloaded before it is ready"
@@ -125,8 +124,7 @@ def _completeness(h: History) -> Iterator[str]:
     for b, r, k, _ in h.entry[h.times[h.entry["request"], h.entry["segment"]] > 1].tolist():
         again[r, k].append(b)
     for (r, k), rows in again.items():
-        listed = ", ".join(map(str, rows))
-        yield f"{h.request(r)} runs segment {k} {len(rows)} times, in batches {listed}"
+        yield f"{h.request(r)} runs segment {k} {len(rows)} times, in batches {str(rows)[1:-1]}"
     missing = h.times == 0
     if h.said.horizon_ms is not None:
         missing &= np.cumsum(h.times[:, ::-1], axis=1)[:, ::-1] > 0
@@ -137,16 +135,15 @@ def _completeness(h: History) -> Iterator[str]:
 def _order(h: History) -> Iterator[str]:
     """A request queues when its input is there, and starts after that."""
     b, queued = h.entry["batch"], h.entry["queued"]
-    _, exists, moved = h.inputs
-    for wrong, what in (
-        (queued < exists + moved - SLACK, "before its input is there, at"),
-        (queued > h.batch["start"][b] + SLACK, "after its batch starts, at"),
+    there, start = h.inputs[1] + h.inputs[2], h.batch["start"][b]
+    for wrong, what, at in (
+        (queued < there - SLACK, "before its input is there, at", there),
+        (queued > start + SLACK, "after that starts, at", start),
     ):
         for e in np.flatnonzero(wrong):
-            at = h.batch["start"][b[e]] if "after" in what else exists[e] + moved[e]
             yield (
                 f"{h.request(h.entry['request'][e])} queues at {ms(queued[e])} for "
-                f"{h.the_batch(b[e])}, {what} {ms(at)}"
+                f"{h.the_batch(b[e])}, {what} {ms(at[e])}"
             )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numba import from_dtype, types
 
 from optsched.compiled import INT, entry, helper
+from optsched.errors import InputError
 from optsched.limits import whole_number
 from optsched.problems.routing.checks import milliseconds, non_negative
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 SLOTS: Final = 12
 """Instances that a server holds at most."""
+
+KEYS: Final = 63
+"""Pairs (segment, width) with a queue at most: bits of an integer."""
 
 ENQUEUE, DONE, LOADED, UNLOADED, TICK = range(5)
 """Events: a block arrives; a batch, a load, an unload ends; time has come."""
@@ -148,6 +152,11 @@ class Settings:
 
 def new_core(problem: Routing, blocks: int, settings: Settings) -> Core:
     """Empty servers, with room for so many blocks at a time."""
+    if problem.vram.size > KEYS:
+        raise InputError(
+            f"vram_mb: {problem.vram.size} pairs of segment and width, a server keeps queues for "
+            f"at most {KEYS}"
+        )
     state = np.zeros(1, STATE)
     state["cap"], state["strict"] = settings.cap, settings.strict
     state["idle"], state["starve"] = round(settings.idle_ms * 1e6), round(settings.starve_ms * 1e6)
