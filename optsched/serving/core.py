@@ -14,12 +14,16 @@ import numpy as np
 from numba import from_dtype, types
 
 from optsched.compiled import INT, entry, helper
+from optsched.errors import InputError
 from optsched.limits import whole_number
 from optsched.problems.routing.checks import milliseconds, non_negative
 from optsched.problems.routing.plan import SLOTS
 
 if TYPE_CHECKING:
     from optsched.problems.routing import Routing
+
+KEYS: Final = 63
+"""Pairs (segment, width) with a queue at most: bits of an integer."""
 
 ENQUEUE, DONE, LOADED, UNLOADED, TICK = range(5)
 """Events: a block arrives; a batch, a load, an unload ends; time has come."""
@@ -146,6 +150,11 @@ class Settings:
 
 def new_core(problem: Routing, blocks: int, settings: Settings) -> Core:
     """Empty servers, with room for so many blocks at a time."""
+    if problem.vram.size > KEYS:
+        raise InputError(
+            f"vram_mb: {problem.vram.size} pairs of segment and width, a server keeps queues for "
+            f"at most {KEYS}"
+        )
     state = np.zeros(1, STATE)
     state["cap"], state["strict"] = settings.cap, settings.strict
     state["idle"], state["starve"] = round(settings.idle_ms * 1e6), round(settings.starve_ms * 1e6)

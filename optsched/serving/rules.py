@@ -42,7 +42,8 @@ def decide(world):  # type: ignore[no-untyped-def]
         _marginal(world, k)
         return True
     trace.width = _hosted(world, k, _width(world, k))
-    trace.group = rule.group if rule.group else GROUPS[_draw(rule, len(GROUPS))]
+    group = rule.group if rule.group else GROUPS[_draw(rule, len(GROUPS))]
+    trace.group = min(group, world.core.state[0].max_batch)
     if rule.server == ROUND_ROBIN:
         trace.server = _next(world, k, trace.width)
     elif rule.server == RANDOM:

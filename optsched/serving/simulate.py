@@ -11,6 +11,7 @@ import numpy as np
 from optsched.errors import InputError, InternalError
 from optsched.limits import whole_number
 from optsched.problems.routing import Routing
+from optsched.problems.routing.checks import milliseconds
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
 from optsched.problems.routing.plan import SLOTS
 from optsched.problems.routing.problem import NS_PER_MS
@@ -103,7 +104,7 @@ def simulate(
     chosen = Router() if router is None else router
     state = new_world(problem, chosen, plan, settings, seed, log=log)
     if horizon_ms is not None:
-        state.trace["horizon"] = min(round(horizon_ms * NS_PER_MS), NEVER - 1)
+        state.trace["horizon"] = round(milliseconds("horizon_ms", horizon_ms) * NS_PER_MS)
     view = View(problem, state)
     while (status := advance(state)) > world.DRAINED:
         if status == world.ASKED:

@@ -318,16 +318,21 @@ class Routing(Problem):
 
     @cached_property
     def alone(self) -> tuple[int, int]:
-        """Least latency of a request, and least latency + lost accuracy, ns."""
+        """Least latency of a request, and least latency + lost accuracy, ns.
+
+        Inputs may be padded to a width that costs less; the router may have begun its decision
+        before the request arrived, so that its time does not count.
+        """
         k, servers = self.n_segments, len(self.servers)
         before = np.hstack([np.zeros((len(self.tuples), 1), np.int64), self.tuples[:, :-1]])
+        cost = np.minimum.accumulate(self.cost[:, :, ::-1], axis=2)[:, :, ::-1]
         best = np.zeros((servers, len(self.tuples)))
         for i in range(k):
-            step = self.launch[:, None] + self.cost[:, i, before[:, i], self.tuples[:, i]]
+            step = self.launch[:, None] + cost[:, i, before[:, i], self.tuples[:, i]]
             if i:
                 moved = best.min(axis=0) + self.transfer[i - 1, before[:, i]]
                 best = np.minimum(best, moved)
-            best = best + np.ceil(step) + self.router
+            best = best + np.ceil(step)
         latency = best.min(axis=0)
         lost = (self.accuracy.max() - self.accuracy) * (self.ms_per_point * NS_PER_MS / POINTS)
         return int(latency.min()), math.floor((latency + lost).min())
