@@ -116,11 +116,9 @@ def fluid_shares(
     for _ in range(40):
         found = _solve(problem, target, plan, 10.0)
         if found is not None:
-            shares = np.zeros(len(problem.tuples))
-            weights = problem.n_widths ** np.arange(problem.n_segments)[::-1]
-            for row, share in found.shares.items():
-                shares[int(np.dot(row, weights))] = share
-            return shares / shares.sum()
+            rows = problem.tuples.tolist()
+            shares = np.array([found.shares.get(tuple(row), 0.0) for row in rows])
+            return shares / float(shares.sum())
         target *= 0.8
     raise InputError("plan: it serves no request")
 
@@ -228,7 +226,7 @@ def _waiting(
     problem: Routing, solver: Any, service: Any, weight: Any, count: Any, s: int, k: int
 ) -> list[Any]:
     """What requests wait less, the more instances of segment k can run them, on server s."""
-    speed = np.array([1 / (cost.mean() + at) for cost, at in zip(problem.cost, problem.launch)])
+    speed = 1 / (problem.cost.mean(axis=(1, 2, 3)) + problem.launch)
     found = []
     for v in np.flatnonzero(weight[k]):
         steps = [solver.NumVar(0, 1, "") for _ in WAITING[1:]]
