@@ -103,12 +103,15 @@ def _draw(points: Sequence[Point], x: str, y: str) -> Figure:
         for point in own:
             axes.errorbar(
                 point.mean[x], point.mean[y], xerr=point.interval[x], yerr=point.interval[y],
-                marker="o", ms=5, lw=0.8, color=colour[point.router], label=plain(point.router),
+                marker="o", ms=5, lw=0.8, ls="none", color=colour[point.router], label=plain(point.router),
                 markerfacecolor="none" if point.saturated else colour[point.router],
             )  # fmt: skip
         axes.set(xlabel=_TITLES[x], ylabel=_TITLES[y])
         if y.endswith("_ms"):
             axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else "")
         axes.set_title(plain(load), color=INK, fontsize=10)
         axes.grid(color=GRID, lw=0.5)
         axes.legend(fontsize=6, frameon=False)
