@@ -395,6 +395,8 @@ def _maybe_load(core, s, k, w, now):  # type: ignore[no-untyped-def]
     """Load an instance for (k, w) if there is room; make room only if nothing serves it."""
     state = core.state[0]
     server = core.server[s]
+    if server.freeing:  # room for somebody older, whom a load now would rob of it
+        return
     hosts, empty = 0, -1
     for i in range(SLOTS):
         slot = core.instance[s, i]
@@ -427,9 +429,7 @@ def _maybe_load(core, s, k, w, now):  # type: ignore[no-untyped-def]
 def _evict(core, s, need, has_slot):  # type: ignore[no-untyped-def]
     """Unload what has been idle longest until so much is free; nothing if that is not enough."""
     server = core.server[s]
-    room = server.vram - server.used + server.freeing
-    most = room
-    has_slot = has_slot or server.freeing > 0
+    room = most = server.vram - server.used
     can_slot = has_slot
     for i in range(SLOTS):
         slot = core.instance[s, i]
