@@ -145,8 +145,7 @@ class Router:
             raise InputError(f"group: {self.group} is above max_batch, {problem.max_batch}")
         rule = np.zeros(1, rules.RULE)
         rule["server"], rule["width"], rule["group"] = self.server.code, self.width.code, self.group
-        stream = np.random.SeedSequence([seed, 1])  # 0 is that of the arrivals
-        rule["random"] = int(stream.generate_state(1)[0]) % (rules.MODULUS - 1) + 1
+        rule["random"] = rules.first_random(seed)
         rule["rate"] = sum(1 / max(one.ms_per_mmac, 1e-12) for one in problem.servers) / 1e6
         share = np.zeros((0, 2))
         if isinstance(self.width, Static):
@@ -206,7 +205,7 @@ class Compiled(NamedTuple):
     ladder: IntArray
     ladder_mmac: Any
     share: Any
-    weights: Any = frozen(np.zeros(0))
+    weights: Any = np.zeros(0)
 
     @classmethod
     def of(cls, rule: Any, weights: Any = ()) -> Compiled:

@@ -82,7 +82,7 @@ class World(NamedTuple):
     share: Any
     """Of every tuple, and what it is owed: the fluid rule."""
     weights: Any
-    """Of a learned policy."""
+    """Of a learned policy, and what it computes with."""
     batch_row: Any
     request_row: Any
     instance_row: Any
@@ -95,7 +95,7 @@ WORLD: Final = types.NamedTuple(
         CORE, records(TRACE), records(REQUEST), _INTS, records(FIFO), records(EVENT), _TABLE,
         types.Array(types.boolean, 3, "C", readonly=True), records(RULE), _TABLE,
         types.Array(types.float64, 1, "C", readonly=True), types.Array(types.float64, 2, "C"),
-        types.Array(types.float64, 1, "C", readonly=True),
+        types.Array(types.float64, 1, "C"),
         records(BATCH), records(ENTRY), records(INSTANCE),
     ),
     World,
