@@ -28,7 +28,7 @@ from machine import machine
 from optsched import serving
 from optsched.files import write_atomic
 from optsched.serving import MarginalCost, Plan, Router, Settings
-from optsched.serving.simulate import new_world
+from optsched.serving.simulator import new_world
 from optsched.serving.world import advance
 
 if TYPE_CHECKING:

@@ -106,7 +106,7 @@ def serve_sim(
     from optsched.files import check_outputs, write_atomic
     from optsched.problems.routing import Routing
     from optsched.serving.core import Settings
-    from optsched.serving.simulate import simulate
+    from optsched.serving.simulator import simulate
 
     outputs = [log, schedule, telemetry]
     check_outputs(outputs, [scenario, Path(plan) if plan not in ("auto", "cold") else None])
@@ -202,7 +202,7 @@ def serve_explain(
     """Say why a batch began when it did, with these requests, on that instance."""
     from optsched.problems.routing import Routing
     from optsched.problems.routing.log_document import log_of, read
-    from optsched.serving.explain import explain
+    from optsched.serving.batch_report import explain
 
     problem = Routing.read(scenario)
     print(explain(log_of(problem, read(log)), batch))

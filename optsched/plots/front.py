@@ -103,7 +103,7 @@ def _draw(points: Sequence[Point], x: str, y: str) -> Figure:
         for point in own:
             axes.errorbar(
                 point.mean[x], point.mean[y], xerr=point.interval[x], yerr=point.interval[y],
-                marker="o", ms=5, lw=0.8, ls="none", color=colour[point.router], label=plain(point.router),
+                marker="o", ms=5, lw=0.8, color=colour[point.router], label=plain(point.router),
                 markerfacecolor="none" if point.saturated else colour[point.router],
             )  # fmt: skip
         axes.set(xlabel=_TITLES[x], ylabel=_TITLES[y])

@@ -20,7 +20,7 @@ from optsched.serving import actor, rules
 from optsched.serving.core import CORE, DONE, NEVER, NONE, UNIT, Core, records
 from optsched.serving.policy import STATES, Policy
 from optsched.serving.routers import Router
-from optsched.serving.simulate import new_world, simulate
+from optsched.serving.simulator import new_world, simulate
 from optsched.serving.world import ASKED, ENDED, WORLD, World, advance
 
 try:

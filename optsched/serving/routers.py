@@ -43,6 +43,14 @@ class OwnRouter(Protocol):
         ...
 
 
+class CompiledRouter(Protocol):
+    """A router whose rules the simulation's kernels know."""
+
+    def compiled(self, problem: Routing, plan: Plan | None, seed: int, /) -> Compiled:
+        """What they read."""
+        ...
+
+
 @dataclass(frozen=True)
 class Random:
     """Any server."""
@@ -211,8 +219,8 @@ class Compiled(NamedTuple):
     def of(cls, rule: Any, weights: Any = ()) -> Compiled:
         """A rule that needs no tuples to choose from."""
         ladder = np.zeros((0, 0), np.int64)
-        weights = np.asarray(weights, np.float64)
-        return cls(rule, frozen(ladder), frozen(np.zeros(0)), np.zeros((0, 2)), frozen(weights))
+        own = np.array(weights, np.float64)  # writable: a policy's has room for its layers
+        return cls(rule, frozen(ladder), frozen(np.zeros(0)), np.zeros((0, 2)), own)
 
     @classmethod
     def outside(cls) -> Compiled:

@@ -12,7 +12,7 @@ from optsched.problems.routing.document import content
 from optsched.serving.check import check_log
 from optsched.serving.core import Settings
 from optsched.serving.routers import InfeasibleRoute
-from optsched.serving.simulate import Run, simulate
+from optsched.serving.simulator import Run, simulate
 from optsched.testing.routing_problems import random_routing
 
 if TYPE_CHECKING:

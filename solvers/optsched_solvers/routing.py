@@ -39,7 +39,7 @@ class _Routed:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Simulate; the seed is the router's. Iterations are not counted."""
-        from optsched.serving.simulate import simulate
+        from optsched.serving.simulator import simulate
 
         assert isinstance(problem, Routing)
         if not load(monitor, "optsched.serving.world:advance"):

@@ -39,7 +39,7 @@ from optsched.serving.routers import (
     Static,
 )
 from optsched.serving.scenario import arrivals, reference
-from optsched.serving.simulate import new_world, simulate
+from optsched.serving.simulator import new_world, simulate
 from optsched.serving.world import DRAINED, advance
 from optsched.testing.routing_problems import random_routing
 

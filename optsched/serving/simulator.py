@@ -17,8 +17,8 @@ from optsched.problems.routing.plan import SLOTS
 from optsched.problems.routing.problem import NS_PER_MS
 from optsched.serving import world
 from optsched.serving.core import NEVER, Settings, new_core, pin
-from optsched.serving.routers import Compiled, InfeasibleRoute, OwnRouter, Router
-from optsched.serving.telemetry import telemetry
+from optsched.serving.metrics import telemetry
+from optsched.serving.routers import Compiled, CompiledRouter, InfeasibleRoute, OwnRouter, Router
 from optsched.serving.view import View
 from optsched.serving.world import World, advance
 
@@ -60,7 +60,7 @@ class Run:
 
 def simulate(
     problem: Routing,
-    router: Router | OwnRouter | None = None,
+    router: CompiledRouter | OwnRouter | None = None,
     *,
     plan: Plan | None = None,
     settings: Settings | None = None,
