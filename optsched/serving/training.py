@@ -96,8 +96,7 @@ def train_slim(
                 losses += len(rows) * _add_gradients(net, images, rows, draw)
                 optimizer.step()
                 schedule.step()
-            loss, distilled = (losses / len(images.y)).tolist()
-            history.append(Epoch(len(history) + 1, epochs, loss, distilled))
+            history.append(Epoch(len(history) + 1, epochs, *(losses / len(images.y)).tolist()))
             if on_progress is not None:
                 on_progress(history[-1])
     optimizer.zero_grad()
@@ -121,7 +120,7 @@ def measure_accuracy(
     """
     _check_images(net, images)
     every = product(range(len(net.widths)), repeat=len(net.segments))
-    right = {net.check_tuple(one): 0 for one in (every if tuples is None else sorted(tuples))}
+    right = {net.check_tuple(one): 0 for one in (every if tuples is None else tuples)}
     prefixes = {one[:k] for one in right for k in range(1, len(one) + 1)}
     weight = next(net.parameters())
 
