@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
     from optsched.problems.routing.log import Log
     from optsched.serving.view import View
+
+
+GONE = object()
 
 
 class Resident(NamedTuple):
@@ -121,6 +125,23 @@ def document(log: Log | None) -> Any:
     """The log as parsed JSON."""
     assert log is not None
     return json.loads(log.to_json())
+
+
+def mutated(tree: Any, edits: dict[str, Any]) -> Any:
+    """A document with other values at these paths; `GONE` removes one, ``+`` appends it."""
+    found = copy.deepcopy(tree)
+    for path, value in edits.items():
+        *way, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+        node = found
+        for key in way:
+            node = node[key]
+        if last == "+":
+            node.append(value)
+        elif value is GONE:
+            del node[last]
+        else:
+            node[last] = value
+    return found
 
 
 def arrays(state: world.World) -> list[Any]:
