@@ -76,7 +76,8 @@ def _simulated(place: str, problem: Routing, router: Any, seed: int) -> Run:
     try:
         return simulate(problem, watched, settings=Settings(strict=seed % 2 == 1), seed=seed)
     except (InfeasibleRoute, InputError) as error:
-        raise AssertionError(f"{place}: {error}") from error
+        said = str(error).replace(_Watched.__name__, type(router).__name__)
+        raise AssertionError(f"{place}: {said}") from error
     except ValueError as error:
         if "read-only" not in str(error):
             raise

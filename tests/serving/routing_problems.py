@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,10 +27,13 @@ from optsched.serving.routers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from optsched.problems.routing.log import Log
     from optsched.serving.view import View
+
+
+GONE = object()
 
 
 class Resident(NamedTuple):
@@ -69,7 +73,7 @@ def resident(problem: Routing, seed: int) -> Resident:
     return Resident(rows)
 
 
-def settings(seed: int, *, strict: bool) -> Settings:
+def knobs(seed: int, *, strict: bool) -> Settings:
     """Random knobs of the core."""
     dice = random.Random(f"settings {seed}")
     return Settings(
@@ -79,16 +83,22 @@ def settings(seed: int, *, strict: bool) -> Settings:
 
 
 class Anything:
-    """A router in Python that knows no better; it may draw numbers that it does not need."""
+    """A router in Python that knows no better."""
 
-    def __init__(self, seed: int = 0, spare: int = 0) -> None:
-        self._dice, self._spare = random.Random(seed), spare
+    def __init__(self, seed: int = 0) -> None:
+        self._dice = random.Random(seed)
 
     def route(self, view: View) -> Decision:
         """Any server and width that can be, any group."""
-        _ = [np.random.default_rng(self._spare).random() for _ in range(self._spare)]
         s, w = self._dice.choice(np.argwhere(view.feasible[:, view.segment]).tolist())
         return Decision(s, w, self._dice.randint(1, view.problem.max_batch))
+
+
+class Says:
+    """A router that is a function."""
+
+    def __init__(self, answer: Callable[[View], Any]) -> None:
+        self.route = answer
 
 
 class Planned:
@@ -121,6 +131,23 @@ def document(log: Log | None) -> Any:
     """The log as parsed JSON."""
     assert log is not None
     return json.loads(log.to_json())
+
+
+def mutated(tree: Any, edits: dict[str, Any]) -> Any:
+    """A document with other values at these paths; `GONE` removes one, ``+`` appends it."""
+    found = copy.deepcopy(tree)
+    for path, value in edits.items():
+        *way, last = [int(key) if key.isdigit() else key for key in path.split(".")]
+        node = found
+        for key in way:
+            node = node[key]
+        if last == "+":
+            node.append(value)
+        elif value is GONE:
+            del node[last]
+        else:
+            node[last] = value
+    return found
 
 
 def arrays(state: world.World) -> list[Any]:

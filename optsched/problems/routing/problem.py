@@ -507,4 +507,4 @@ def _link(given: Any, shape: tuple[int, int]) -> Link:
     sizes = table("link.activation_mb", given.activation_mb, 2)
     if sizes.shape != shape:
         raise InputError(f"link.activation_mb: expected shape {shape}, got {sizes.shape}")
-    return given
+    return Link(float(given.latency_ms), float(given.ms_per_mb), sizes.tolist())
