@@ -23,6 +23,7 @@ from optsched.serving.world import World, advance
 if TYPE_CHECKING:
     from optsched.problems.routing.plan import Plan
     from optsched.schedule import Schedule
+    from optsched.serving.policy import Policy
 
 _ROWS = 1024  # instances that a log has room for before it grows
 
@@ -58,7 +59,7 @@ class Run:
 
 def simulate(
     problem: Routing,
-    router: Router | OwnRouter | None = None,
+    router: Router | Policy | OwnRouter | None = None,
     *,
     plan: Plan | None = None,
     settings: Settings | None = None,
@@ -73,7 +74,8 @@ def simulate(
     problem
         Servers, network and arrivals.
     router
-        Rules, or any object with a method ``route(view) -> Decision``; None: `Router()`.
+        Rules, a learned policy, or any object with a method ``route(view) -> Decision``; None:
+        `Router()`.
     plan
         Instances that are resident from the beginning; None: everything is loaded when needed.
     settings
