@@ -1,12 +1,11 @@
-"""Train a router by PPO on 128 simulators at a time (Schulman et al. 2017, stable-baselines3)."""
+"""Train a router by PPO (Schulman et al. 2017, stable-baselines3) on 128 simulators at a time."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 from numba import types
@@ -15,6 +14,7 @@ from optsched.compiled import INT, entry, helper
 from optsched.errors import InputError, MissingExtra
 from optsched.limits import whole_number
 from optsched.problems.routing import Routing
+from optsched.problems.routing.checks import frozen
 from optsched.problems.routing.problem import NS_PER_MS, POINTS
 from optsched.serving import actor, rules
 from optsched.serving.core import CORE, DONE, NEVER, NONE, UNIT, Core, records
@@ -33,50 +33,32 @@ try:
     from stable_baselines3.common.policies import ActorCriticPolicy
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from stable_baselines3.common.vec_env import VecEnv
+    from torch.distributions import Categorical
 except ImportError:
     raise MissingExtra("serving.train_router", "serving") from None
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
     from optsched.problems.routing.plan import Plan
 
 Row: TypeAlias = dict[str, float]
 
-ENVIRONMENTS: Final = 128
-STEPS: Final = 128
-"""Decisions of every environment between two updates."""
+PRESETS: Final = {"paper": (0.05, 1.0, 0.5, 0.2), "paper-relaxed": (0.4, 0.3, 0.05, 0.2)}
+"""Weights of accuracy, latency, energy and variance: the paper's alpha, beta, gamma, delta."""
 
-REQUESTS: Final = 4096
-"""Of an episode: a window of a trace."""
-
-TRACES: Final = 16
-"""That are taken from a function of a seed."""
+ENVIRONMENTS, STEPS = 128, 128  # decisions of each between two updates
+REQUESTS, TRACES = 4096, 16  # an episode is a window of so many of one of these
+LIMIT: Final = 400
+"""With more requests in the system an episode of the flow reward ends, and is punished."""
 
 HORIZON_NS: Final = 50e6
 """gamma_d = exp(-(t_{d+1} - t_d) / 50 ms): by decisions, small groups would be worth less."""
 
-LIMIT: Final = 400
-"""With more requests in the system an episode of the flow reward ends, and is punished."""
-
-_A0, _POINTS, _L0, _E0 = 73.66, 6.13, 5e6, 1.0  # percent, points, ns, J
+_POINTS, _L0 = 6.13, 5e6  # percent and ns that count 1
 _SCALE = 0.1 * _L0 / HORIZON_NS  # returns of the flow reward are of the order of 1
-_EVERY = 12  # updates between two measurements
-
-
-class Weights(NamedTuple):
-    """Of accuracy, latency, energy and variance: the paper's alpha, beta, gamma, delta."""
-
-    accuracy: float
-    latency: float
-    energy: float
-    variance: float
-
-
-PRESETS: Final = {
-    "paper": Weights(0.05, 1.0, 0.5, 0.2),
-    "paper-relaxed": Weights(0.4, 0.3, 0.05, 0.2),
-}
+_EVERY = 12
 
 
 @dataclass(frozen=True)
@@ -86,11 +68,11 @@ class TrainedRouter:
     Parameters
     ----------
     policy
-        The best one: of the least objective on a trace in ``flow`` mode, else of most reward.
+        In ``flow`` mode that of the least objective on the first trace, else of the most reward.
     curves
         A row every 12 updates: ``decisions``, ``seconds``, ``load``, mean ``reward``, entropies of
-        the heads ``server``, ``width`` and ``group``, and of a simulation of the first trace
-        ``accuracy``, ``mean_ms`` and ``cost_ms``, the objective per request.
+        the heads ``server``, ``width`` and ``group``, and of the first trace ``accuracy``,
+        ``mean_ms`` and ``cost_ms``, the objective per request.
     """
 
     policy: Policy
@@ -113,20 +95,20 @@ def train_router(
     Parameters
     ----------
     problem
-        A scenario, of whose trace episodes are windows, or a function that makes one from a seed;
-        it is called with 0..15, and only the arrivals may differ.
+        A scenario, of whose trace episodes are windows, or a function that makes one from a seed,
+        called with 0..15; only the arrivals may differ.
     mode
         ``"flow"``: the scenario's own objective, by Little's law as an immediate reward (after
-        Decima, Mao et al. 2019). ``"paper"`` and ``"paper-relaxed"``: the reward of Slim Scheduler
-        after each block, without a future; reconstructed.
+        Decima, Mao et al. 2019). ``"paper"``, ``"paper-relaxed"``: the reward of Slim Scheduler
+        after each block, without a future, from its smaller state (reconstructed).
     decisions
         To learn from; rounded up to whole updates of 16,384.
     seed
-        The same policy for the same seed and machine; also seeds torch's and numpy's own streams.
+        The same policy for the same seed; torch's and numpy's global streams are seeded too.
     plan
         Instances that are resident from the beginning.
     teacher
-        A router to imitate on 200,000 decisions before.
+        A router to imitate on 200,000 decisions before; None: load grows from 20 % to 100 %.
     progress
         Called with every row of the curves.
     checkpoint
@@ -167,15 +149,12 @@ def train_router(
 
 def make_model(fleet: Fleet, seed: int) -> PPO:
     """PPO with the defaults of stable-baselines3 where nothing else is said."""
-    shared = fleet.paper
-    layers = [] if shared else [actor.HIDDEN] * 2
     model = PPO(
         ActorCritic, fleet, n_steps=STEPS, batch_size=4096, n_epochs=4, learning_rate=1e-3,
-        gamma=1.0, ent_coef=0.005, rollout_buffer_class=Rollouts, device="cpu", seed=seed,
-        rollout_buffer_kwargs={"fleet": fleet},
+        gamma=1.0, gae_lambda=0.98, ent_coef=0.005, rollout_buffer_class=Rollouts, device="cpu",
+        seed=seed, rollout_buffer_kwargs={"fleet": fleet},
         policy_kwargs={
-            "features_extractor_class": Trunk, "features_extractor_kwargs": {"shared": shared},
-            "net_arch": {"pi": layers, "vf": layers}, "fleet": fleet,
+            "net_arch": [actor.HIDDEN] * 2, "features_extractor_class": Features, "fleet": fleet
         },
     )  # fmt: skip
     fleet.weights = lambda: flat(model.policy)
@@ -207,9 +186,10 @@ class _Watch(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        buffer = self.model.rollout_buffer  # type: ignore[attr-defined]
+        model: Any = self.model
+        buffer = model.rollout_buffer
         with torch.no_grad():
-            heads = self.model.policy.get_distribution(torch.as_tensor(buffer.observations[-1]))
+            heads = model.policy.get_distribution(torch.as_tensor(buffer.observations[-1]))
         self.row = {"load": self.fleet.load, "reward": float(buffer.rewards.mean())}
         for name, head in zip(("server", "width", "group"), heads.distribution, strict=True):
             self.row[name] = float(head.entropy().mean())
@@ -217,16 +197,15 @@ class _Watch(BaseCallback):
             self.measure()
 
     def measure(self) -> None:
-        """Simulate the policy of now on a trace."""
-        fleet = self.fleet
-        policy = fleet.policy(sampled=fleet.paper)
-        run = simulate(fleet.problem, policy, plan=self.plan, seed=1, log=False)
+        """Simulate the policy of now on the first trace."""
+        problem, policy = self.fleet.problem, self.fleet.policy(sampled=self.fleet.paper)
+        run = simulate(problem, policy, plan=self.plan, seed=1, log=False)
         row = {"decisions": float(self.num_timesteps), "seconds": time.perf_counter() - self.began}
         row |= self.row
         row |= {"accuracy": run.summary.accuracy or 0.0, "mean_ms": run.summary.mean_ms or 0.0}
-        row["cost_ms"] = run.cost / NS_PER_MS / max(1, fleet.problem.n_requests)
+        row["cost_ms"] = run.cost / NS_PER_MS / max(1, problem.n_requests)
         self.curves.append(row)
-        value = row.get("reward", -math.inf) if policy.sampled else -row["cost_ms"]
+        value = row.get("reward", -math.inf) if self.fleet.paper else -row["cost_ms"]
         if value >= self.most:
             self.most, self.best = value, policy
             if self.path is not None:
@@ -238,47 +217,42 @@ class _Watch(BaseCallback):
 def _imitate(model: PPO, fleet: Fleet, steps: int = 512, rounds: int = 3, epochs: int = 8) -> None:
     """Behaviour cloning of the teacher; the critic learns what the teacher reaches."""
     policy, seen = model.policy, fleet.reset()
-    fleet.load = 1.0
     kept: list[Any] = []
     for _ in range(rounds):
-        rows: list[Any] = []
+        rows = []
         for _ in range(steps):
-            advice = fleet.advice.copy()
-            following, reward, done, _ = fleet.step(advice)
-            rows.append((seen, advice, reward, np.where(done, 0.0, fleet.discount)))
-            seen = following
+            advice, before = fleet.advice.copy(), seen
+            seen, reward, done, _ = fleet.step(advice)
+            rows.append((before, advice, reward, np.where(done, 0.0, fleet.discount)))
         with torch.no_grad():
             value = policy.predict_values(torch.as_tensor(seen)).numpy().ravel()
-        for seen_, advice, reward, discount in reversed(rows):
+        for before, advice, reward, discount in reversed(rows):
             value = reward + discount * value
-            kept.append((seen_, advice, value.astype(np.float32)))
+            kept.append((before, advice, value.astype(np.float32)))
         parts = [torch.as_tensor(np.concatenate(part)) for part in zip(*kept, strict=True)]
         for _ in range(epochs):
             for at in torch.randperm(len(parts[0])).split(1024):
-                observed, wanted, returns = (part[at] for part in parts)
-                values, likely, entropy = policy.evaluate_actions(observed, wanted)
-                loss = 0.5 * (values.ravel() - returns).square().mean()
-                loss = loss - likely.mean() - 0.05 * entropy.mean()  # type: ignore[union-attr]
+                values, likely, entropy = policy.evaluate_actions(parts[0][at], parts[1][at])
+                assert entropy is not None
+                loss = 0.5 * (values.ravel() - parts[2][at]).square().mean()
+                loss = loss - likely.mean() - 0.3 * entropy.mean()
                 policy.optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
                 policy.optimizer.step()
 
 
-class Trunk(BaseFeaturesExtractor):
-    """Keeps the head's segment, which masks servers, from the network; the paper's one trunk."""
+class Features(BaseFeaturesExtractor):
+    """Keeps the head's segment, by which servers are masked, from the networks."""
 
-    def __init__(self, space: spaces.Box, shared: bool) -> None:
-        n, m = space.shape[0] - 1, actor.HIDDEN
-        super().__init__(space, m if shared else n)
-        tanh, linear = torch.nn.Tanh, torch.nn.Linear
-        layers = (linear(n, m), tanh(), linear(m, m), tanh()) if shared else ()
-        self.layers = torch.nn.Sequential(*layers)
+    def __init__(self, space: spaces.Box) -> None:
+        super().__init__(space, space.shape[0] - 1)
         self.segment = torch.zeros(0, dtype=torch.long)
 
     def forward(self, observed: torch.Tensor) -> torch.Tensor:
+        """All but the last column."""
         self.segment = observed[:, -1].long()
-        return self.layers(observed[:, :-1])  # type: ignore[no-any-return]
+        return observed[:, :-1]
 
 
 class Mixed(MultiCategoricalDistribution):
@@ -292,40 +266,41 @@ class Mixed(MultiCategoricalDistribution):
         server, *others = action_logits.split(self.action_dims, dim=1)
         chosen = server.masked_fill(~self.allowed, -1e30).softmax(1)
         even = self.allowed / self.allowed.sum(1, keepdim=True)
-        mixed = torch.lerp(chosen, even, self.epsilon)
-        make = torch.distributions.Categorical
-        self.distribution = [
-            make(mixed, validate_args=False),
-            *(make(logits=one, validate_args=False) for one in others),
+        heads = [
+            {"probs": torch.lerp(chosen, even, self.epsilon)},
+            *({"logits": x} for x in others),
         ]
+        self.distribution = [Categorical(**head, validate_args=False) for head in heads]
         return self
 
 
 class ActorCritic(ActorCriticPolicy):
-    """The policy of stable-baselines3 with that distribution."""
+    """The policy of stable-baselines3 with that distribution; in paper mode with one trunk."""
 
     def __init__(self, *given: Any, fleet: Fleet, **named: Any) -> None:
         self.fleet = fleet
         super().__init__(*given, **named)
-        self.feasible = torch.as_tensor(fleet.world.feasible[:, :, 0].T.copy())
 
-    def _build(self, lr_schedule: Any) -> None:
-        self.action_dist = Mixed(self.action_space.nvec.tolist())  # type: ignore[attr-defined]
-        self.action_dist.epsilon = self.fleet.epsilon
-        super()._build(lr_schedule)
+    def _build_mlp_extractor(self) -> None:
+        space: Any = self.action_space
+        self.heads = self.action_dist = Mixed(space.nvec.tolist())
+        self.heads.epsilon = self.fleet.epsilon
+        self.feasible = torch.as_tensor(self.fleet.world.feasible[:, :, 0].T.copy())
+        super()._build_mlp_extractor()
+        if self.fleet.paper:
+            self.mlp_extractor.value_net = self.mlp_extractor.policy_net
 
     def _get_action_dist_from_latent(self, latent_pi: torch.Tensor) -> Any:
-        trunk: Any = self.features_extractor
-        self.action_dist.allowed = self.feasible[trunk.segment]  # type: ignore[union-attr]
+        extractor: Any = self.features_extractor
+        self.heads.allowed = self.feasible[extractor.segment]
         return super()._get_action_dist_from_latent(latent_pi)
 
 
 def flat(policy: Any) -> Any:
     """The actor's parameters as `Policy` has them."""
-    layers = [*policy.features_extractor.layers, *policy.mlp_extractor.policy_net]
-    linear = [one for one in [*layers, policy.action_net] if isinstance(one, torch.nn.Linear)]
-    parts = [part for one in linear for part in (one.weight.T.ravel(), one.bias)]
-    return torch.cat(parts).detach().numpy().astype(np.float64)
+    linear = (*policy.mlp_extractor.policy_net[::2], policy.action_net)
+    parts = [part for one in linear for part in (one.weight.T, one.bias)]
+    return np.concatenate([part.detach().numpy().ravel() for part in parts], dtype=np.float64)
 
 
 class Rollouts(RolloutBuffer):
@@ -347,19 +322,18 @@ class Rollouts(RolloutBuffer):
         super().add(*given, **named)
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: Any) -> None:
-        """GAE with gamma_d (R); in paper mode A = r - V."""
+        """GAE with gamma_d; in paper mode A = r - V (both reconstructed)."""
         if self.fleet.paper:
             self.rewards[:] = self.fleet.settle()
-            self.returns[:] = self.rewards
-            self.advantages = self.returns - self.values
-            return
-        value = np.vstack([self.values[1:], last_values.numpy().reshape(1, -1)])
-        goes_on = self.discount * (1 - np.vstack([self.episode_starts[1:], dones[None]]))
-        delta = self.rewards + goes_on * value - self.values
-        later = np.zeros(self.n_envs, np.float32)
-        for step in reversed(range(self.buffer_size)):
-            later = delta[step] + goes_on[step] * self.gae_lambda * later
-            self.advantages[step] = later
+            self.advantages = self.rewards - self.values
+        else:
+            value = np.vstack([self.values[1:], last_values.numpy().reshape(1, -1)])
+            goes_on = self.discount * (1 - np.vstack([self.episode_starts[1:], dones[None]]))
+            later = np.zeros(self.n_envs, np.float32)
+            for step in reversed(range(self.buffer_size)):
+                delta = self.rewards[step] + goes_on[step] * value[step] - self.values[step]
+                later = delta + goes_on[step] * self.gae_lambda * later
+                self.advantages[step] = later
         self.returns = self.advantages + self.values
 
 
@@ -375,30 +349,31 @@ class Fleet(VecEnv):
     ) -> None:  # fmt: skip
         first = self.problem = problems[0]
         shape = self.shape = len(first.servers), first.n_segments, first.n_widths
-        self.paper, self.taught = mode != "flow", teacher is not None
+        self.paper, self.taught, self.load = mode != "flow", teacher is not None, 1.0
         self.state = "paper" if self.paper else "extended"
         self.traces = [one.arrival for one in problems]
-        self.size = min(REQUESTS, *map(len, self.traces), REQUESTS)
+        self.size = min(REQUESTS, min(map(len, self.traces)))
         if not self.size:
             raise InputError("problem: a trace without requests teaches nothing")
-        self.load = 1.0
         self.rng = np.random.Generator(np.random.PCG64([seed, 2]))
         inputs = actor.inputs(STATES[self.state], shape[0], shape[1])
         heads = shape[0] + shape[2] + actor.GROUPS
         self._room = actor.room(inputs, heads)
         short = first.replace(arrival_ms=first.arrival[: self.size] / NS_PER_MS)
         fresh = new_world(short, teacher or Router(), plan, None, seed, log=False)
-        self.goal = _goal(first, mode, int(fresh.rule["server"][0]) if teacher else rules.OUTSIDE)
+        self.goal = _goal(first, mode)
+        self.goal["teacher"] = fresh.rule["server"][0] if teacher else rules.OUTSIDE
         fresh.rule["server"], fresh.rule["state"] = rules.OUTSIDE, STATES[self.state]
-        weights = np.zeros(actor.parameters(inputs, heads) + self._room)
-        self.weights: Callable[[], Any] = lambda: weights[: -self._room]
-        self._fresh = fresh._replace(weights=weights)
-        self.world = _map(lambda one: np.repeat(one[None], n, axis=0), self._fresh)
+        fresh = fresh._replace(weights=np.zeros(actor.parameters(inputs, heads) + self._room))
+        self.weights: Callable[[], Any] = lambda: fresh.weights[: -self._room]
+        self.arrival = np.zeros((n, self.size), np.int64)
+        self.world = _many(fresh, n)._replace(arrival=frozen(self.arrival.view()))
+        pairs = zip([*self.world.core, *self.world[1:]], [*fresh.core, *fresh[1:]], strict=True)
+        self._own = [(one, new) for one, new in pairs if one is not new and one.flags.writeable]
         self.episode = np.zeros(n, EPISODE)
         self.owner = np.full((n, self.size + 1), -1, np.int64)
         self.prefix = _prefix_accuracy(first)
-        self.settled = np.zeros((0, n))
-        self.step_number = 0
+        self.settled, self.number = np.zeros((0, n)), 0
         self.action, self.advice = np.zeros((2, n, 3), np.int64)
         self.seen = np.zeros((n, inputs + 1), np.float32)
         self.discount = np.ones(n, np.float32)
@@ -420,17 +395,16 @@ class Fleet(VecEnv):
     def _restart(self, e: int) -> None:
         arrival = self.traces[self.rng.integers(len(self.traces))]
         at = self.rng.integers(len(arrival) - self.size + 1)
-        window = (arrival[at : at + self.size] - arrival[at]) / self.load
-        start = self._fresh._replace(arrival=window.astype(np.int64))
-        for to, source in zip(_arrays(self.world), _arrays(start), strict=True):
-            to[e] = source
+        self.arrival[e] = (arrival[at : at + self.size] - arrival[at]) / self.load
+        for one, new in self._own:
+            one[e] = new
         self.episode[e], self.owner[e] = 0, -1
         self._advance(e, e + 1)
 
-    def _advance(self, first: int, last: int) -> None:
+    def _advance(self, first: int, last: int, *, only_settle: bool = False) -> None:
         step(
-            _read_only(self.world), self.episode, self.goal, self.owner, self.prefix, self.settled,
-            self.action, self.advice, self.seen, first, last, self.step_number,
+            self.world, self.episode, self.goal, self.owner, self.prefix, self.settled,
+            self.action, self.advice, self.seen, first, last, -1 if only_settle else self.number,
         )  # fmt: skip
 
     def step_async(self, actions: Any) -> None:
@@ -440,7 +414,7 @@ class Fleet(VecEnv):
     def step_wait(self) -> Any:
         """Go on to the next decisions; what has ended begins anew."""
         self._advance(0, self.num_envs)
-        self.step_number += 1
+        self.number += 1
         reward = self.episode["reward"].astype(np.float32)
         done = self.episode["done"] > 0
         self.discount = np.exp(self.episode["ns"] / -HORIZON_NS).astype(np.float32)
@@ -450,51 +424,40 @@ class Fleet(VecEnv):
 
     def begin(self, steps: int) -> None:
         """Forget the blocks under way: rewards are of the next so many decisions."""
-        self.owner[:], self.episode["open"], self.step_number = -1, 0, 0
+        self.owner[:], self.episode["open"], self.number = -1, 0, 0
         self.settled = np.zeros((steps, self.num_envs))
 
     def settle(self) -> Any:
-        """Rewards of all blocks since `begin`; of those under way by copies of the simulators."""
-        world = _map(np.copy, self.world)
-        world.rule["server"], world.rule["sampled"] = rules.POLICY, 1
-        world.rule["epsilon"] = self.epsilon
-        world.rule["random"] = self.rng.integers(1, rules.MODULUS, world.rule.shape)
-        world = world._replace(weights=np.append(self.weights(), np.zeros(self._room)))
-        finish(
-            _read_only(world), self.episode.copy(), self.goal, self.owner.copy(), self.prefix,
-            self.settled,
-        )  # fmt: skip
+        """Rewards of all blocks since `begin`; for those under way time goes on, and back again."""
+        states = [self.episode, self.owner, self.seen, *(one for one, _ in self._own)]
+        before = [one.copy() for one in states]
+        rule = self.world.rule
+        rule["server"], rule["sampled"], rule["epsilon"] = rules.POLICY, 1, self.epsilon
+        rule["random"] = self.rng.integers(1, rules.MODULUS, rule.shape)
+        self.world.weights[: -self._room] = self.weights()
+        self._advance(0, self.num_envs, only_settle=True)
+        for one, kept in zip(states, before, strict=True):
+            one[:] = kept
         return self.settled
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """One for every environment."""
         return [getattr(self, attr_name)] * self.num_envs
 
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Of all environments."""
-        setattr(self, attr_name, value)
+    def _nothing(self, *given: Any, **named: Any) -> Any:
+        """Environments have no methods or wrappers of their own, and nothing is open."""
 
-    def env_method(self, method_name: str, *given: Any, indices: Any = None, **named: Any) -> Any:
-        """Environments have no methods of their own."""
-        raise AttributeError(method_name)
-
-    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        """None is."""
-        return [False] * self.num_envs
+    close = set_attr = env_method = env_is_wrapped = _nothing
 
 
-def _goal(problem: Routing, mode: str, teacher: int) -> Any:
-    """The reward's factors (R)."""
+def _goal(problem: Routing, mode: str) -> Any:
+    """The reward's factors (reconstructed)."""
     found = np.zeros(1, GOAL)
-    found["base"], found["teacher"] = problem.accuracy.mean() / POINTS, teacher
+    found["base"] = problem.accuracy.mean() / POINTS
     if mode != "flow":
-        weights = PRESETS[mode]
-        found["paper"], found["variance"] = 1, weights.variance
-        found["accuracy"], found["latency"] = weights.accuracy / _POINTS, weights.latency / _L0
-        found["energy"] = weights.energy / _E0
+        alpha, beta, gamma, delta = PRESETS[mode]
+        found["paper"], found["accuracy"], found["latency"] = 1, alpha / _POINTS, beta / _L0
+        found["energy"], found["variance"] = gamma, delta
         return found
     price = _SCALE * NS_PER_MS / _L0  # of a ms of one request
     found["accuracy"], found["energy"] = problem.ms_per_point * price, problem.ms_per_joule * price
@@ -504,7 +467,7 @@ def _goal(problem: Routing, mode: str, teacher: int) -> Any:
 
 
 def _prefix_accuracy(problem: Routing) -> Any:
-    """Percent by segment and index of the widths so far, the last one repeated (R)."""
+    """Percent by segment and index of the widths so far, the last one repeated (reconstructed)."""
     k, n = problem.n_segments, problem.n_widths
     found = np.zeros((k, n**k))
     for j in range(k):
@@ -515,7 +478,7 @@ def _prefix_accuracy(problem: Routing) -> Any:
     return found
 
 
-# batched worlds: arrays with an axis more, but for what all have in common
+# many worlds: arrays with an axis more, but for what all have in common
 
 _COMMON: Final = {
     "core", "cost", "mmac", "vram", "transfer", "feasible", "ladder", "ladder_mmac", "share",
@@ -523,9 +486,12 @@ _COMMON: Final = {
 }  # fmt: skip
 EPISODE: Final = np.dtype(
     [(name, "i8") for name in ("at", "ns", "area", "open", "done")]
-    + [(name, "f8") for name in ("energy", "variance", "reward")]
+    + [(name, "f8") for name in ("energy", "reward")]
 )
-"""Of an environment: time and integrals at its last decision; blocks without a reward yet."""
+"""Of an environment: time and integrals at its last decision, and what `step` finds.
+
+`ns` is the time since the decision before, `open` counts blocks without a reward.
+"""
 
 GOAL: Final = np.dtype(
     [(name, "i8") for name in ("paper", "teacher", "limit")]
@@ -533,43 +499,29 @@ GOAL: Final = np.dtype(
 )
 
 
-def _map(change: Callable[[Any], Any], world: World) -> World:
-    """A world with other arrays."""
+def _many(fresh: World, n: int) -> World:
+    """So many of it."""
 
-    def changed(given: Any) -> Any:
+    def repeated(given: Any) -> Any:
         rows = zip(given._fields, given, strict=True)
-        return type(given)(*(one if name in _COMMON else change(one) for name, one in rows))
+        return type(given)(
+            *(one if name in _COMMON else np.repeat(one[None], n, axis=0) for name, one in rows)
+        )
 
-    return changed(world)._replace(core=changed(world.core))  # type: ignore[no-any-return]
-
-
-def _arrays(world: World) -> list[Any]:
-    parts: list[Any] = []
-    _map(parts.append, world)
-    return parts
+    return repeated(fresh)._replace(core=repeated(fresh.core))  # type: ignore[no-any-return]
 
 
-def _read_only(world: World) -> World:
-    arrival = world.arrival.view()
-    arrival.setflags(write=False)
-    return world._replace(arrival=arrival)
-
-
-def _stacked(kind: Any) -> Any:
-    """The type of many worlds."""
+def _types_of_many(kind: Any) -> list[Any]:
     rows = zip(kind.instance_class._fields, kind.types, strict=True)
-    return types.NamedTuple(
-        tuple(
-            one if name in _COMMON
-            else types.Array(one.dtype, one.ndim + 1, "C", readonly=not one.mutable)
-            for name, one in rows
-        ),
-        kind.instance_class,
-    )  # fmt: skip
+    return [
+        one if name in _COMMON
+        else types.Array(one.dtype, one.ndim + 1, "C", readonly=not one.mutable)
+        for name, one in rows
+    ]  # fmt: skip
 
 
-CORES: Final = _stacked(CORE)
-WORLDS: Final = types.NamedTuple((CORES, *_stacked(WORLD).types[1:]), World)
+CORES: Final = types.NamedTuple(_types_of_many(CORE), Core)
+WORLDS: Final = types.NamedTuple([CORES, *_types_of_many(WORLD)[1:]], World)
 _TABLE: Final = types.Array(types.int64, 2, "C")
 _REALS: Final = types.Array(types.float64, 2, "C")
 
@@ -598,7 +550,8 @@ def step(  # type: ignore[no-untyped-def]
 ):
     """Carry out the decisions of environments first..last-1, and go on to the next ones.
 
-    ``owner[e, block]`` is the number of the decision that made a block, or -1.
+    ``owner[e, block]`` is the number of the decision that made a block, or -1. A negative `number`:
+    go on with the rules' own decisions until all blocks have their rewards.
     """
     goals = goal[0]
     for e in range(first, last):
@@ -607,7 +560,9 @@ def step(  # type: ignore[no-untyped-def]
         trace = world.trace[0]
         own.reward = 0.0
         asked = trace.asked == 1
-        if asked:
+        if number < 0:
+            rules.decide(world)
+        elif asked:
             actor.set_decision(world, action[e, 0], action[e, 1], action[e, 2])
             if goals.paper:
                 owner[e, world.core.state[0].free_block] = number
@@ -615,29 +570,33 @@ def step(  # type: ignore[no-untyped-def]
             elif trace.segment == len(prefix) - 1:
                 own.reward = goals.accuracy * _gain(world, prefix, goals.base)
         if goals.paper:
-            status = _settle_on(world, own, goals, owner, prefix, settled, e, False)
+            status = _settle_on(world, own, goals, owner, prefix, settled, e, number < 0)
         else:
             status = advance(world)
         own.done = status != ASKED
         if asked and not goals.paper:
             _flow(world, own, goals)
-        own.ns = trace.now - own.at
-        own.at = trace.now
-        if own.done:
-            continue
-        at = actor.features(world)
-        n = seen.shape[1] - 1
-        for j in range(n):
-            seen[e, j] = world.weights[at + j]
-        seen[e, n] = trace.segment
-        if goals.teacher != rules.OUTSIDE:
-            rule = world.rule[0]
-            rule.server = goals.teacher
-            rules.decide(world)
-            rule.server = rules.OUTSIDE
-            advice[e, 0], advice[e, 1], advice[e, 2] = trace.server, trace.width, 0
-            while 1 << (advice[e, 2] + 1) <= trace.group and advice[e, 2] < actor.GROUPS - 1:
-                advice[e, 2] += 1
+        own.ns, own.at = trace.now - own.at, trace.now
+        if not own.done:
+            _show(world, seen, advice, e, goals.teacher)
+
+
+@helper(counted=False)
+def _show(world, seen, advice, e, teacher):  # type: ignore[no-untyped-def]
+    """What the policy sees, the segment behind it, and what the teacher would do."""
+    trace = world.trace[0]
+    at, n = actor.features(world), seen.shape[1] - 1
+    for j in range(n):
+        seen[e, j] = world.weights[at + j]
+    seen[e, n] = trace.segment
+    if teacher != rules.OUTSIDE:
+        rule = world.rule[0]
+        rule.server = teacher
+        rules.decide(world)
+        rule.server = rules.OUTSIDE
+        advice[e, 0], advice[e, 1], advice[e, 2] = trace.server, trace.width, actor.GROUPS - 1
+        while advice[e, 2] and 1 << advice[e, 2] > trace.group:
+            advice[e, 2] -= 1
 
 
 @helper(counted=False)
@@ -646,23 +605,22 @@ def _gain(world, prefix, base):  # type: ignore[no-untyped-def]
     trace = world.trace[0]
     fifo = world.fifo[trace.queue]
     r, found = fifo.head, 0.0
-    widths = world.core.state[0].widths
     for _ in range(min(trace.group, fifo.images)):
         request = world.request[r]
-        found += prefix[len(prefix) - 1, request.tuple * widths + trace.width] - base
+        index = request.tuple * world.core.state[0].widths + trace.width
+        found += prefix[len(prefix) - 1, index] - base
         r = request.next
     return found
 
 
 @helper(counted=False)
 def _flow(world, own, goal):  # type: ignore[no-untyped-def]
-    """Requests, power and variance of U, integrated since the last decision (Little's law)."""
+    """Requests in the system and power, integrated since the last decision (Little's law)."""
     trace = world.trace[0]
     energy = 0.0
     for s in range(len(world.core.server)):
         energy += world.core.server[s].energy
-    own.reward -= goal.latency * (trace.area - own.area)
-    own.reward -= goal.energy * (energy - own.energy)
+    own.reward -= goal.latency * (trace.area - own.area) + goal.energy * (energy - own.energy)
     own.area, own.energy = trace.area, energy
     if trace.arrived - trace.completed > goal.limit:
         own.reward -= goal.penalty
@@ -694,7 +652,7 @@ def _settle_on(world, own, goal, owner, prefix, settled, e, only):  # type: igno
 
 @helper(counted=False)
 def _settle(world, own, goal, owner, prefix, settled, e, event):  # type: ignore[no-untyped-def]
-    """The paper's reward (7) of every block of a batch that is about to be done (R)."""
+    """The paper's reward (7) of every block of a batch that is about to be done (reconstructed)."""
     core = world.core
     s, n = event.server, len(core.server)
     watts, load, squares = 0.0, 0.0, 0.0
@@ -705,8 +663,7 @@ def _settle(world, own, goal, owner, prefix, settled, e, event):  # type: ignore
         squares += u * u / n
     b = core.instance[s, event.which].first
     while b >= 0:
-        block = core.block[b]
-        number = owner[e, b]
+        block, number = core.block[b], owner[e, b]
         if number >= 0:
             r, oldest, accuracy = block.first, NEVER, 0.0
             for _ in range(block.images):
@@ -715,20 +672,11 @@ def _settle(world, own, goal, owner, prefix, settled, e, event):  # type: ignore
                 accuracy += prefix[block.segment, index] / block.images
                 oldest = min(oldest, world.arrival[r])
                 r = request.next
-            ns = min(event.at - oldest, 500_000_000)
-            reward = goal.accuracy * (accuracy - goal.base) - goal.latency * ns
-            reward -= goal.energy * min(watts * (event.at - oldest) * 1e-9, 100.0)
+            ns = event.at - oldest
+            reward = goal.accuracy * (accuracy - goal.base)
+            reward -= goal.energy * min(watts * ns * 1e-9, 100.0)
+            reward -= goal.latency * min(ns, 500_000_000)
             settled[number, e] = reward - goal.variance * max(0.0, squares - load * load)
             owner[e, b] = -1
             own.open -= 1
         b = block.next
-
-
-@entry(NONE, WORLDS, records(EPISODE), records(GOAL), _TABLE, _REALS, _REALS)
-def finish(many, episode, goal, owner, prefix, settled):  # type: ignore[no-untyped-def]
-    """Go on everywhere, with the policy's own decisions, until all blocks have their rewards."""
-    for e in range(len(episode)):
-        world = _one(many, e)
-        if episode[e].open:
-            rules.decide(world)
-            _settle_on(world, episode[e], goal[0], owner, prefix, settled, e, True)

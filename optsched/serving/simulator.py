@@ -75,7 +75,8 @@ def simulate(
     problem
         Servers, network and arrivals.
     router
-        Rules, or any object with a method ``route(view) -> Decision``; None: `Router()`.
+        Rules, a learned policy, or any object with a method ``route(view) -> Decision``; None:
+        `Router()`.
     plan
         Instances that are resident from the beginning; None: everything is loaded when needed.
     settings

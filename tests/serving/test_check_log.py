@@ -17,7 +17,7 @@ from optsched.problems.routing import Link, Routing, Server, log_document
 from optsched.serving.check import check_log
 from optsched.serving.routers import Backlog, Decision, RandomWidth, RoundRobin, Router, Static
 from optsched.serving.scenario import reference
-from optsched.serving.simulate import simulate
+from optsched.serving.simulator import simulate
 from optsched.testing import check_router
 from optsched.testing.routing_problems import random_routing
 

@@ -17,7 +17,7 @@ from optsched.problems.routing.accuracy import additive, calibrated, nearest
 from optsched.problems.routing.document import from_tree, to_json
 from optsched.serving.routers import JSED, Router, Static
 from optsched.serving.scenario import network_mmac, read_arrivals, reference
-from optsched.serving.simulate import simulate
+from optsched.serving.simulator import simulate
 from optsched.testing.routing_problems import random_routing
 
 if TYPE_CHECKING:
