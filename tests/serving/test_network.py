@@ -48,12 +48,12 @@ def test_work_is_what_runs() -> None:
     """`mmac` is the formula of the scenarios, and what a counter of operations sees."""
     channels, widths = (16, 48, 32), (0.25, 0.5, 1.0)
     net = SlimResNet(7, channels, 3, 3, 4, widths)
-    table = net.mmac(16)
-    assert table == network_mmac(channels, widths, side=16, classes=7, blocks=3, in_channels=3)
+    table = net.mmac(14)  # then 7, then 4
+    assert table == network_mmac(channels, widths, side=14, classes=7, blocks=3, in_channels=3)
     for k, i, w in product(range(3), range(3), range(3)):
         if k or not i:
             ci = int(channels[k - 1] * widths[i]) if k else 3
-            x = torch.zeros(1, ci, *[16 // 2 ** max(k - 1, 0)] * 2)
+            x = torch.zeros(1, ci, *[(14, 14, 7)[k]] * 2)
             with FlopCounterMode(display=False) as counter:
                 net.segment(k, x, w, i)
             assert table[k][i][w] * 2e6 == pytest.approx(counter.get_total_flops()), (k, i, w)
