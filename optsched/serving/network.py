@@ -78,7 +78,7 @@ class SlimResNet(nn.Module):
         self.segments = nn.ModuleList(self._segment(k, held) for k in segments)
         draw = torch.Generator(device="cpu").manual_seed(whole_number("seed", seed, 0, 2**31 - 1))
         for weight in self.parameters():
-            if weight.ndim > 1:  # norms begin as 1 and 0, offsets as 0
+            if weight.ndim > 1 and not weight.is_meta:  # norms begin as 1 and 0, offsets as 0
                 nn.init.kaiming_normal_(weight, nonlinearity="relu", generator=draw)
         with torch.no_grad():  # small logits: the first steps do not undo a wrong certainty
             self.get_parameter(f"segments.{segments[-1]}.weight").mul_(0.1)
