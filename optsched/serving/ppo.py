@@ -132,7 +132,7 @@ def train_router(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more only wait for each other in layers of 64
     try:
-        fleet = Fleet(problems, mode, plan, seed, teacher=teacher)
+        fleet = Fleet(problems, mode, plan, seed, teacher=teacher, n=ENVIRONMENTS)
         model = make_model(fleet, seed)
         watch = _Watch(fleet, decisions, plan, progress, checkpoint)
         try:
@@ -345,7 +345,7 @@ class Fleet(VecEnv):
 
     def __init__(
         self, problems: list[Routing], mode: str, plan: Plan | None, seed: int, *,
-        teacher: Router | None = None, n: int = ENVIRONMENTS,
+        n: int, teacher: Router | None = None,
     ) -> None:  # fmt: skip
         first = self.problem = problems[0]
         shape = self.shape = len(first.servers), first.n_segments, first.n_widths
@@ -636,16 +636,17 @@ def _settle_on(world, own, goal, owner, prefix, settled, e, only):  # type: igno
     trace = world.trace[0]
     status = ENDED
     while status == ENDED and (own.open or not only):
-        at = world.heap[0].at if trace.pending else NEVER - 1
-        trace.horizon = at - 1
+        at = trace.now if trace.asked == 1 else min(trace.router_at, NEVER - 1)
+        if trace.asked != 1 and trace.arrived < len(world.arrival):
+            at = min(at, world.arrival[trace.arrived])
+        if trace.asked != 1 and trace.pending:
+            at = min(at, world.heap[0].at)
+        for i in range(trace.pending):
+            event = world.heap[i]
+            if event.at == at and event.kind == DONE:
+                _settle(world, own, goal, owner, prefix, settled, e, event)
+        trace.horizon = at
         status = advance(world)
-        if status == ENDED:
-            for i in range(trace.pending):
-                event = world.heap[i]
-                if event.at == at and event.kind == DONE:
-                    _settle(world, own, goal, owner, prefix, settled, e, event)
-            trace.horizon = at
-            status = advance(world)
     trace.horizon = NEVER - 1
     return status
 
