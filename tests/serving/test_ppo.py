@@ -16,7 +16,7 @@ from optsched.serving import actor
 from optsched.serving.policy import Policy
 from optsched.serving.routers import JSED, Backlog, Decision, Router
 from optsched.serving.scenario import reference
-from optsched.serving.simulate import simulate
+from optsched.serving.simulator import simulate
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("stable_baselines3")
