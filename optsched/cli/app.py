@@ -18,6 +18,7 @@ from optsched.cli.manifest import manifest
 from optsched.cli.options import HELP, criterion, parse_options, with_objective
 from optsched.cli.pipeline import pipeline
 from optsched.cli.serve import COMMANDS as SERVE
+from optsched.cli.serve_learn import COMMANDS as LEARN
 from optsched.cli.simulate import simulate
 from optsched.cli.warmup import warmup
 
@@ -270,7 +271,7 @@ def version() -> None:
 
 
 OTHERS = (bench, bound, convert, decide, dispatch, manifest, pipeline, simulate, warmup)
-for command in (*OTHERS, *SERVE):
+for command in (*OTHERS, *SERVE, *LEARN):
     app.command()(command)
 
 
