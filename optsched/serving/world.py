@@ -113,8 +113,6 @@ def feasible(problem: Routing, plan: Plan | None) -> Any:
             found[s] = problem.vram <= room
         for segment, width in own:
             found[s, segment, : width + 1] = True
-        for w in range(n - 1, 0, -1):  # a wider instance runs narrower batches
-            found[s, :, w - 1] |= found[s, :, w]
     found.setflags(write=False)
     return found
 

@@ -129,8 +129,6 @@ def test_the_log_of_another_scenario() -> None:
     other = PROBLEM.replace(ms_per_point=5.0)
     with pytest.raises(InputError, match=r"the log is of another scenario: .*, this one is "):
         check_log(other, LOG)
-    with pytest.raises(InputError, match="format"):
-        check_log(PROBLEM, {**LOG, "format": "optsched.serving-log/2"})
 
 
 def test_a_wall_clock() -> None:
@@ -166,8 +164,7 @@ def test_a_long_log_takes_seconds() -> None:
     log = simulate(problem, Router(Backlog())).log
     assert log is not None and len(log.entries) > 90_000
     begin = time.process_time()
-    assert check_log(problem, log) == []
-    assert time.process_time() - begin < 5
+    assert check_log(problem, log) == [] and time.process_time() - begin < 5
 
 
 # the check of routers

@@ -77,9 +77,9 @@ def test_the_interchange_form() -> None:
 HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"widths": [1.0, 0.5]}, "widths: expected ascending numbers in (0, 1]"),
     ({"mmac.1.0": [1.0]}, "mmac[1]: expected"),
-    ({"mmac.1.0.1": -2.0}, "mmac[1][0][1]: expected a finite number >= 0, got -2"),
-    ({"mmac": []}, "mmac: expected a table"),
+    ({"mmac.1.0.1": -2.0}, "mmac[1][0][1]: expected 0 to 1e+12, got -2"),
     ({"vram_mb.1.1": 31.0}, "vram_mb[1][1]: an instance of segment 2 at width 1 takes 31 MB"),
+    ({"vram_mb.1": [2.0, 1.0]}, "vram_mb[1]: a wider instance takes less, got [2.0, 1.0]"),
     ({"vram_mb.1": GONE}, "vram_mb: expected 2 rows of 2 numbers"),
     ({"accuracy": {"0,0": 50.0}}, "accuracy: 3 of 4 tuples are missing"),
     ({"accuracy.0,2": 50.0}, "accuracy: expected 2 indices of widths such as"),
@@ -88,11 +88,13 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"accuracy": {"0,1": 50.0}, "accuracy_prior": "additive"}, "accuracy: the additive prior ne"),
     ({"requests.1.id": "x"}, "requests[1].id: 'x' is also the id of requests[0]"),
     ({"servers.1.id": "a"}, "servers[1].id: 'a' is also the id of servers[0]"),
-    ({"requests.1.arrival_ms": -1.0}, "arrival_ms[1]: expected a finite number >= 0, got -1"),
-    ({"requests.1.arrival_ms": 1e13}, "arrival_ms[1]: expected at most 9007199255 ms, got 1e+13"),
+    ({"requests.1.arrival_ms": -1.0}, "arrival_ms[1]: expected 0 to 1e+12, got -1"),
+    ({"requests.1.arrival_ms": 1e10}, "arrival_ms[1]: expected at most 9007199255 ms, got 1e+10"),
+    ({"servers.0.ms_per_mmac": 1e9}, "servers[0]: the longest batch: expected at most"),
+    ({"link.ms_per_mb": 1e10}, "link: the longest transfer: expected at most"),
+    ({"ms_per_point": 1e300}, "ms_per_point: expected at most 1e+12, got 1e+300"),
     ({"requests.0.weight": 1}, 'requests[0]: unknown field "weight"'),
     ({"max_batch": 0}, "max_batch: expected an integer in 1..4096, got 0"),
-    ({"max_batch": 4.0}, "max_batch: "),
     ({"servers": []}, "servers: expected at least one"),
     ({"servers.1.vram_mb": "8 GB"}, "servers[1].vram_mb: "),
     ({"servers.0.sat_mmac": GONE}, "servers[0].contention: needs sat_mmac"),
@@ -131,6 +133,7 @@ def test_hostile_scenarios(edits: dict[str, Any], says: str, tmp_path: Path) -> 
         ({"horizon_ms": -1.0}, "horizon_ms"),
         ({"summary.decisions": GONE}, "summary: "),
         ({"provenance.instance_sha256": "0" * 64}, "the log is of another scenario: 000000000000"),
+        ({"provenance.instance_sha256": 7}, "the log is of another scenario: 7, this one is "),
         ({"format": "optsched.serving-log/2"}, "is newer than this optsched reads"),
     ],
 )  # fmt: skip
@@ -144,14 +147,12 @@ def test_hostile_logs(edits: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"arrival_ms": [math.nan]}, "arrival_ms[0]: expected a finite number >= 0, got nan"),
-        ({"mmac": [[[math.inf]]]}, "mmac[0][0][0]: expected a finite number >= 0, got inf"),
+        ({"arrival_ms": [math.nan]}, "arrival_ms[0]: expected 0 to 1e+12, got nan"),
         ({"ids": [1]}, "ids: 1 names of 2 requests"),
         ({"ids": [1, True]}, "requests[1].id: "),
         ({"servers": ["a"]}, "servers[0]: expected a Server, got 'a'"),
         ({"link": (1, 2)}, "link: expected a Link"),
         ({"accuracy": [50.0, 60.0]}, "accuracy: expected 1 numbers, got 2"),
-        ({"widths": [0.5, 1.0]}, "mmac[0]: expected shape"),
     ],
 )
 def test_arguments_that_cannot_be(fields: dict[str, Any], says: str) -> None:

@@ -90,7 +90,7 @@ def check_scenario(problem: Routing, document: Document) -> None:
     said = document.provenance.get("instance_sha256")
     if said is not None and said != problem.sha256:
         raise InputError(
-            f"the log is of another scenario: {said:.12}, this one is {problem.sha256:.12}"
+            f"the log is of another scenario: {said!s:.12}, this one is {problem.sha256:.12}"
         )
 
 
