@@ -38,7 +38,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr("optsched.arraypipe.profile.PATIENCE", 0.0)
     namespace: dict[str, object] = {}
     for block in blocks(page, "python"):
-        exec(compile(block.replace("time_limit=5", "time_limit=1"), page, "exec"), namespace)
+        exec(compile(block.replace("time_limit=5", "time_limit=3"), page, "exec"), namespace)
 
 
 @pytest.mark.parametrize(

@@ -115,9 +115,19 @@ class Backlog:
 
 @dataclass(frozen=True)
 class Fluid:
-    """A tuple for every request at its arrival, in the shares of the plan's fluid optimum."""
+    """A tuple for every request at its arrival, in the shares of the plan's fluid optimum.
 
+    Parameters
+    ----------
+    headroom
+        Of which rate: so many times the trace's mean, as for the plan.
+    """
+
+    headroom: float = 3.0
     code: ClassVar[int] = rules.FLUID
+
+    def __post_init__(self) -> None:
+        non_negative("headroom", self.headroom)
 
 
 ServerRule: TypeAlias = Random | RoundRobin | JSED | PowerOfTwo
@@ -159,7 +169,7 @@ class Router:
         if isinstance(self.width, Static):
             ladder = np.array([_tuple(problem, self.width.widths)])
         elif isinstance(self.width, Fluid):
-            ladder, share = _shares(problem, plan)
+            ladder, share = _shares(problem, plan, self.width.headroom)
         else:
             ladder = problem.tuples[pareto_tuples(problem)]
             rule["target"] = getattr(self.width, "target_ms", 0.0) * 1e6
@@ -245,10 +255,10 @@ def _tuple(problem: Routing, widths: Sequence[int]) -> list[int]:
     return [whole_number("widths", w, 0, problem.n_widths - 1) for w in widths]
 
 
-def _shares(problem: Routing, plan: Plan | None) -> tuple[IntArray, Any]:
+def _shares(problem: Routing, plan: Plan | None, headroom: float) -> tuple[IntArray, Any]:
     from optsched_solvers.routing_models import fluid_shares
 
-    found = fluid_shares(problem, plan)
+    found = fluid_shares(problem, plan, rate=problem.rate * headroom)
     rows = np.flatnonzero(found > 1e-9)
     return problem.tuples[rows], np.stack(
         [found[rows] / found[rows].sum(), 0 * found[rows]], axis=1
