@@ -356,16 +356,14 @@ class Fleet(VecEnv):
         if not self.size:
             raise InputError("problem: a trace without requests teaches nothing")
         self.rng = np.random.Generator(np.random.PCG64([seed, 2]))
-        inputs = actor.inputs(STATES[self.state], shape[0], shape[1])
-        heads = shape[0] + shape[2] + actor.GROUPS
-        self._room = actor.room(inputs, heads)
+        count, room = actor.sizes(STATES[self.state], *shape)
         short = first.replace(arrival_ms=first.arrival[: self.size] / NS_PER_MS)
         fresh = new_world(short, teacher or Router(), plan, None, seed, log=False)
         self.goal = _goal(first, mode)
         self.goal["teacher"] = fresh.rule["server"][0] if teacher else rules.OUTSIDE
         fresh.rule["server"], fresh.rule["state"] = rules.OUTSIDE, STATES[self.state]
-        fresh = fresh._replace(weights=np.zeros(actor.parameters(inputs, heads) + self._room))
-        self.weights: Callable[[], Any] = lambda: fresh.weights[: -self._room]
+        fresh = fresh._replace(weights=np.zeros(count + room))
+        self.weights: Callable[[], Any] = lambda: fresh.weights[:count]
         self.arrival = np.zeros((n, self.size), np.int64)
         self.world = _many(fresh, n)._replace(arrival=frozen(self.arrival.view()))
         pairs = zip([*self.world.core, *self.world[1:]], [*fresh.core, *fresh[1:]], strict=True)
@@ -375,6 +373,7 @@ class Fleet(VecEnv):
         self.prefix = _prefix_accuracy(first)
         self.settled, self.number = np.zeros((0, n)), 0
         self.action, self.advice = np.zeros((2, n, 3), np.int64)
+        inputs = actor.inputs(STATES[self.state], shape[0], shape[1])
         self.seen = np.zeros((n, inputs + 1), np.float32)
         self.discount = np.ones(n, np.float32)
         super().__init__(
@@ -434,7 +433,8 @@ class Fleet(VecEnv):
         rule = self.world.rule
         rule["server"], rule["sampled"], rule["epsilon"] = rules.POLICY, 1, self.epsilon
         rule["random"] = self.rng.integers(1, rules.MODULUS, rule.shape)
-        self.world.weights[: -self._room] = self.weights()
+        weights = self.weights()
+        self.world.weights[: len(weights)] = weights
         self._advance(0, self.num_envs, only_settle=True)
         for one, kept in zip(states, before, strict=True):
             one[:] = kept
