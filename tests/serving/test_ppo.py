@@ -346,7 +346,7 @@ def test_training_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         if len(rows) in (2, 5):
             raise KeyboardInterrupt
 
-    named: dict[str, Any] = {"plan": PLAN, "decisions": 10**6, "progress": progress}
+    named: dict[str, Any] = {"plan": PLAN, "teacher": None, "progress": progress}
     path = tmp_path / "router.npz"
     found = ppo.train_router(problem, seed=5, checkpoint=path, **named)
     assert rows == found.curves
