@@ -1,6 +1,6 @@
 """The actor of a learned router: features of the state, network, choice; for kernels only.
 
-``World.weights`` holds the parameters (see `parameters`), and after them room for one forward pass.
+``World.weights`` holds the parameters, and after them room for one forward pass (see `sizes`).
 """
 
 from __future__ import annotations
@@ -34,16 +34,13 @@ def inputs(state, servers, segments):  # type: ignore[no-untyped-def]
     return 3 + 3 * segments + 8 * servers
 
 
-@helper(counted=False)
-def parameters(n, heads):  # type: ignore[no-untyped-def]
-    """Numbers in ``W1 [n][64], b1, W2 [64][64], b2, W3 [64][heads], b3``, in this order."""
-    return (n + 1) * HIDDEN + (HIDDEN + 1) * HIDDEN + (HIDDEN + 1) * heads
+def sizes(state: int, servers: int, segments: int, widths: int) -> tuple[int, int]:
+    """Numbers of parameters, and numbers that a forward pass writes: features, layers, heads.
 
-
-@helper(counted=False)
-def room(n, heads):  # type: ignore[no-untyped-def]
-    """Numbers that a forward pass writes: features, two layers, heads."""
-    return n + 2 * HIDDEN + heads
+    Parameters are W1 [inputs][64], b1, W2 [64][64], b2, W3 [64][heads], b3, in this order.
+    """
+    n, heads = int(inputs(state, servers, segments)), servers + widths + GROUPS
+    return (n + HIDDEN + 2) * HIDDEN + (HIDDEN + 1) * heads, n + 2 * HIDDEN + heads
 
 
 @helper(counted=False, inline=True)
@@ -61,7 +58,7 @@ def features(world):  # type: ignore[no-untyped-def]
     core = world.core
     servers, segments, widths = world.feasible.shape
     n = inputs(world.rule[0].state, servers, segments)
-    first = len(x) - room(n, servers + widths + GROUPS)
+    first = len(x) - (n + 2 * HIDDEN + servers + widths + GROUPS)
     waiting = 0
     for f in range(segments):
         waiting += world.fifo[f].images

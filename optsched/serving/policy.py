@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 FORMAT: Final = "optsched.policy/1"
 STATES: Final = {"paper": actor.PAPER, "extended": actor.EXTENDED}
 _SIZES = ("servers", "segments", "widths")
-_MOST = 10**6
 _MOST_BYTES = 2**26
 
 
@@ -38,7 +37,7 @@ class Policy:
     Parameters
     ----------
     weights
-        Of both layers and the heads, weights before biases (`optsched.serving.actor.parameters`).
+        Of both layers and the heads, weights before biases (`optsched.serving.actor.sizes`).
     servers, segments, widths
         What it was trained for.
     state
@@ -56,7 +55,6 @@ class Policy:
     state: str = "extended"
     epsilon: float = 0.05
     sampled: bool = False
-    code: ClassVar[int] = rules.POLICY
 
     def __post_init__(self) -> None:
         for key in _SIZES:
@@ -65,9 +63,9 @@ class Policy:
             raise InputError(f"state: expected paper or extended, got {self.state!r:.60}")
         if not 0 <= self.epsilon <= 1:
             raise InputError(f"epsilon: expected a number in 0..1, got {self.epsilon!r:.60}")
-        count = actor.parameters(self.inputs, self.heads)
+        count, _ = self.sizes
         found = np.asarray(self.weights)
-        if count > _MOST or found.shape != (count,) or found.dtype.kind != "f":
+        if found.shape != (count,) or found.dtype.kind != "f":
             raise InputError(
                 f"weights: expected {count} numbers for {self.servers} servers, {self.segments} "
                 f"segments and {self.widths} widths, got {found.dtype} {found.shape}"
@@ -77,33 +75,24 @@ class Policy:
         object.__setattr__(self, "weights", frozen(found.astype(np.float64)))
 
     @property
-    def inputs(self) -> int:
-        """Number of features."""
-        return int(actor.inputs(STATES[self.state], self.servers, self.segments))
+    def sizes(self) -> tuple[int, int]:
+        """Numbers of weights, and of what a decision computes with."""
+        return actor.sizes(STATES[self.state], self.servers, self.segments, self.widths)
 
-    @property
-    def heads(self) -> int:
-        """Outputs of all heads."""
-        return self.servers + self.widths + actor.GROUPS
-
-    def check(self, problem: Routing) -> None:
-        """Refuse a problem of other servers, segments or widths with an `InputError`."""
+    def compiled(self, problem: Routing, _plan: Plan | None, seed: int) -> Compiled:
+        """What the simulation's kernels read; a problem of other sizes is refused."""
         wanted = (len(problem.servers), problem.n_segments, problem.n_widths)
         for key, size in zip(_SIZES, wanted, strict=True):
             if getattr(self, key) != size:
                 raise InputError(
                     f"policy: was trained for {getattr(self, key)} {key}, the problem has {size}"
                 )
-
-    def compiled(self, problem: Routing, _plan: Plan | None, seed: int) -> Compiled:
-        """What the simulation's kernels read."""
-        self.check(problem)
         rule = np.zeros(1, rules.RULE)
-        rule["server"], rule["state"] = self.code, STATES[self.state]
+        rule["server"], rule["state"] = rules.POLICY, STATES[self.state]
         rule["sampled"], rule["epsilon"] = self.sampled, self.epsilon
         rule["random"] = rules.first_random(seed)
-        room = np.zeros(actor.room(self.inputs, self.heads))
-        return Compiled.outside()._replace(rule=rule, weights=np.append(self.weights, room))
+        weights = np.append(self.weights, np.zeros(self.sizes[1]))
+        return Compiled.outside()._replace(rule=rule, weights=weights)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an ``.npz``, all of it or nothing."""
@@ -126,7 +115,7 @@ class Policy:
         if form.shape or form.item() != FORMAT:
             raise InputError(f"{path}: format: expected {FORMAT!r}, got {form!r:.60}")
         fields = cls.__dataclass_fields__
-        for key in [*(fields.keys() ^ found.keys()) - {"code"}]:
+        for key in fields.keys() ^ found.keys():
             raise InputError(f"{path}: {key}: {'unknown' if key in found else 'missing'}")
         kinds = {"state": "U", "sampled": "b", "epsilon": "f"}
         for key, value in found.items():

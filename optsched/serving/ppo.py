@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = dict[str, float]
 
+TEACHER: Final = Router()
 PRESETS: Final = {"paper": (0.05, 1.0, 0.5, 0.2), "paper-relaxed": (0.4, 0.3, 0.05, 0.2)}
 """Weights of accuracy, latency, energy and variance: the paper's alpha, beta, gamma, delta."""
 
@@ -58,6 +59,7 @@ HORIZON_NS: Final = 50e6
 
 _POINTS, _L0 = 6.13, 5e6  # percent and ns that count 1
 _SCALE = 0.1 * _L0 / HORIZON_NS  # returns of the flow reward are of the order of 1
+_PAPER_SCALE = 0.05  # or the critic's error drowns the actor in the trunk that they share
 _EVERY = 12
 
 
@@ -86,7 +88,7 @@ def train_router(
     decisions: int = 10_000_000,
     seed: int = 0,
     plan: Plan | None = None,
-    teacher: Router | None = None,
+    teacher: Router | None = TEACHER,
     progress: Callable[[Row], None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> TrainedRouter:
@@ -108,7 +110,8 @@ def train_router(
     plan
         Instances that are resident from the beginning.
     teacher
-        A router to imitate on 200,000 decisions before; None: load grows from 20 % to 100 %.
+        In ``flow`` mode a router to imitate on 200,000 decisions before; None: nobody, and the
+        load grows from 20 % to 100 %.
     progress
         Called with every row of the curves.
     checkpoint
@@ -132,6 +135,7 @@ def train_router(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more only wait for each other in layers of 64
     try:
+        teacher = teacher if mode == "flow" else None
         fleet = Fleet(problems, mode, plan, seed, teacher=teacher, n=ENVIRONMENTS)
         model = make_model(fleet, seed)
         watch = _Watch(fleet, decisions, plan, progress, checkpoint)
@@ -214,7 +218,7 @@ class _Watch(BaseCallback):
             self.progress(row)
 
 
-def _imitate(model: PPO, fleet: Fleet, steps: int = 512, rounds: int = 3, epochs: int = 8) -> None:
+def _imitate(model: PPO, fleet: Fleet, steps: int = 512, rounds: int = 3, epochs: int = 4) -> None:
     """Behaviour cloning of the teacher; the critic learns what the teacher reaches."""
     policy, seen = model.policy, fleet.reset()
     kept: list[Any] = []
@@ -324,7 +328,7 @@ class Rollouts(RolloutBuffer):
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: Any) -> None:
         """GAE with gamma_d; in paper mode A = r - V (both reconstructed)."""
         if self.fleet.paper:
-            self.rewards[:] = self.fleet.settle()
+            self.rewards[:] = _PAPER_SCALE * self.fleet.settle()
             self.advantages = self.rewards - self.values
         else:
             value = np.vstack([self.values[1:], last_values.numpy().reshape(1, -1)])
@@ -356,16 +360,14 @@ class Fleet(VecEnv):
         if not self.size:
             raise InputError("problem: a trace without requests teaches nothing")
         self.rng = np.random.Generator(np.random.PCG64([seed, 2]))
-        inputs = actor.inputs(STATES[self.state], shape[0], shape[1])
-        heads = shape[0] + shape[2] + actor.GROUPS
-        self._room = actor.room(inputs, heads)
+        count, room = actor.sizes(STATES[self.state], *shape)
         short = first.replace(arrival_ms=first.arrival[: self.size] / NS_PER_MS)
         fresh = new_world(short, teacher or Router(), plan, None, seed, log=False)
         self.goal = _goal(first, mode)
         self.goal["teacher"] = fresh.rule["server"][0] if teacher else rules.OUTSIDE
         fresh.rule["server"], fresh.rule["state"] = rules.OUTSIDE, STATES[self.state]
-        fresh = fresh._replace(weights=np.zeros(actor.parameters(inputs, heads) + self._room))
-        self.weights: Callable[[], Any] = lambda: fresh.weights[: -self._room]
+        fresh = fresh._replace(weights=np.zeros(count + room))
+        self.weights: Callable[[], Any] = lambda: fresh.weights[:count]
         self.arrival = np.zeros((n, self.size), np.int64)
         self.world = _many(fresh, n)._replace(arrival=frozen(self.arrival.view()))
         pairs = zip([*self.world.core, *self.world[1:]], [*fresh.core, *fresh[1:]], strict=True)
@@ -375,6 +377,7 @@ class Fleet(VecEnv):
         self.prefix = _prefix_accuracy(first)
         self.settled, self.number = np.zeros((0, n)), 0
         self.action, self.advice = np.zeros((2, n, 3), np.int64)
+        inputs = actor.inputs(STATES[self.state], shape[0], shape[1])
         self.seen = np.zeros((n, inputs + 1), np.float32)
         self.discount = np.ones(n, np.float32)
         super().__init__(
@@ -434,7 +437,8 @@ class Fleet(VecEnv):
         rule = self.world.rule
         rule["server"], rule["sampled"], rule["epsilon"] = rules.POLICY, 1, self.epsilon
         rule["random"] = self.rng.integers(1, rules.MODULUS, rule.shape)
-        self.world.weights[: -self._room] = self.weights()
+        weights = self.weights()
+        self.world.weights[: len(weights)] = weights
         self._advance(0, self.num_envs, only_settle=True)
         for one, kept in zip(states, before, strict=True):
             one[:] = kept

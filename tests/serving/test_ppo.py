@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch 
 FAST = [(0, 0), (1, 3), (2, 3), (2, 3), (3, 3), (3, 3)]
 ROWS = [(s, *row) for s in (0, 1) for row in FAST] + [(2, 0, 0), (2, 1, 3), (2, 2, 3), (2, 3, 3)]
 PLAN: Any = SimpleNamespace(instances=ROWS, check=lambda problem: None)
-SIZE = actor.parameters(actor.inputs(actor.EXTENDED, 3, 4), 13)
+SIZE, _ = actor.sizes(actor.EXTENDED, 3, 4, 4)
 WEIGHTS = np.random.default_rng(0).normal(size=SIZE) * 0.3
 
 
@@ -281,35 +281,16 @@ def test_server_head() -> None:
     assert found.max() > 0.9
 
 
-class Look(ppo.BaseCallback):
-    """Calls a function with the model before the first update."""
-
-    def __init__(self, look: Any) -> None:
-        super().__init__()
-        self.look = look
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_end(self) -> None:
-        self.look(self.model)
-
-
 @pytest.mark.parametrize("mode", ["flow", "paper"])
 def test_first_ratio_is_one(mode: str) -> None:
     """Old and new policy have the same mixed server head."""
-    ratios = []
-
-    def look(model: Any) -> None:
-        buffer = model.rollout_buffer
-        seen, actions, kept = (
-            torch.as_tensor(getattr(buffer, name).reshape(512, -1))
-            for name in ("observations", "actions", "log_probs")
-        )
-        ratios.append((model.policy.evaluate_actions(seen, actions)[1] - kept.ravel()).exp())
-
-    ppo.make_model(fleet_of(short(400), mode, n=4), 0).learn(512, callback=Look(look))
-    assert torch.allclose(ratios[0], torch.ones(512), atol=1e-4)
+    model: Any = ppo.make_model(fleet_of(short(400), mode, n=4), 0)
+    model.train = lambda: None
+    kept = model.learn(512).rollout_buffer
+    rows = [getattr(kept, key).reshape(512, -1) for key in ("observations", "actions", "log_probs")]
+    seen, actions, before = map(torch.as_tensor, rows)
+    ratio = (model.policy.evaluate_actions(seen, actions)[1] - before.ravel()).exp()
+    assert torch.allclose(ratio, torch.ones(512), atol=1e-4)
 
 
 def test_loss_and_gradients_equal_the_oracle() -> None:
@@ -320,16 +301,13 @@ def test_loss_and_gradients_equal_the_oracle() -> None:
     model.n_epochs, model.batch_size, model.max_grad_norm = 1, 512, 1e9
     model.lr_schedule, model.ent_coef = lambda left: 1.0, 0.05
     model.policy.optimizer = torch.optim.SGD(parameters.values(), lr=1.0)
-    kept: dict[str, Any] = {}
-
-    def look(model: Any) -> None:
-        buffer = model.rollout_buffer
-        buffer.log_probs += np.random.default_rng(0).normal(size=(128, 4)) * 0.4
-        names = "observations", "actions", "log_probs", "advantages", "returns"
-        kept.update({key: getattr(buffer, key).reshape(512, -1).astype(float) for key in names})
-        kept.update({key: one.detach().numpy().astype(float) for key, one in parameters.items()})
-
-    model.learn(512, callback=Look(look))
+    train, model.train = model.train, lambda: None
+    buffer = model.learn(512).rollout_buffer
+    buffer.log_probs += np.random.default_rng(0).normal(size=(128, 4)) * 0.4
+    names = "observations", "actions", "log_probs", "advantages", "returns"
+    kept = {key: getattr(buffer, key).reshape(512, -1).astype(float) for key in names}
+    kept |= {key: one.detach().numpy().astype(float) for key, one in parameters.items()}
+    train()
     loss, gradients = loss_and_gradients(kept, fleet.world.feasible[:, :, 0].T, fleet.epsilon)
     assert model.logger.name_to_value["train/loss"] == pytest.approx(loss, rel=1e-4)
     largest = max(np.abs(one).max() for one in gradients.values())
@@ -368,7 +346,7 @@ def test_training_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         if len(rows) in (2, 5):
             raise KeyboardInterrupt
 
-    named: dict[str, Any] = {"plan": PLAN, "decisions": 10**6, "progress": progress}
+    named: dict[str, Any] = {"plan": PLAN, "teacher": None, "progress": progress}
     path = tmp_path / "router.npz"
     found = ppo.train_router(problem, seed=5, checkpoint=path, **named)
     assert rows == found.curves
