@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import mmap
 import os
 import pickle
@@ -15,20 +16,21 @@ import tempfile
 import threading
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.limits import available_cores
+from optsched.problems.routing.plan import SLOTS
 
 try:
     import torch
 except ImportError:
     raise MissingExtra("running a network", "serving") from None
 
-from optsched.problems.routing.plan import SLOTS
-from optsched.serving.network import SlimResNet, pad
+from optsched.serving.network import pad
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,58 +38,25 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.serving.network import Segment
+    from optsched.serving.network import Segment, SlimResNet
 
 _CHILD: Final = "from optsched.serving.server_process import main; main()"
-_PATIENCE: Final = 5.0
-"""Seconds that a process has to end by itself."""
+_MEMORY: Final = 2**30
+"""Bytes of shared memory for activations."""
 
 
-class Load(msgspec.Struct, tag=0, array_like=True):
-    """Make the slot an instance."""
+class Order(msgspec.Struct, array_like=True):
+    """What an instance is to do."""
 
-    segment: int
-    width: int
-
-
-class Execute(msgspec.Struct, tag=1, array_like=True):
-    """Run a batch: rows of the shared memory by input width, the narrowest first."""
-
-    width: int
-    parts: list[tuple[int, list[int]]]
-
-
-class Unload(msgspec.Struct, tag=2, array_like=True):
-    """Free the instance."""
-
-
-Order = Load | Execute | Unload
-
-
-class _Setup(msgspec.Struct):
-    """What a process is told when it starts; numbers of files that it inherits."""
-
-    device: str
-    cores: tuple[int, ...]
-    sides: list[int]
-    rows: int
-    memory: int
-    weights: int
-    pipes: list[int]
-
-
-class Answer(NamedTuple):
-    """An instance has carried out its order; `slot` is -1 when the server has died."""
-
-    server: int
-    slot: int
+    task: Literal["load", "run", "unload"]
+    segment: int = 0
+    width: int = 0
+    parts: list[tuple[int, list[int]]] = []
+    """Of a batch: rows of the shared memory by input width, the narrowest first."""
 
 
 class ServerFailed(OptschedError):
-    """An instance could not carry out its order, or a server did not start."""
-
-
-# the side of those who give orders
+    """A server did not start, or an instance could not carry out its order."""
 
 
 class Servers:
@@ -103,90 +72,95 @@ class Servers:
     side
         Pixels of an image's side.
     rows
-        Images that the shared memory holds.
+        Images that the shared memory is to hold; beyond 1 GiB it holds 4096 at most.
     """
 
     def __init__(self, net: SlimResNet, devices: Sequence[str], side: int, rows: int) -> None:
-        self.places = parse_devices(devices)
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.sides = [side]
-        for _ in net.channels:
-            self.sides.append(self.sides[-1] if len(self.sides) == 1 else -(-self.sides[-1] // 2))
-        self.rows, self._net = rows, net
-        self._floats = row_floats(net, side)
-        self._pipes: dict[Connection, tuple[int, int]] = {}
+        self.net, self.places = net, parse_devices(devices)
+        self.sides = [side, side]  # of every segment's input; all but the first halve it
+        for _ in net.channels[1:]:
+            self.sides.append(-(-self.sides[-1] // 2))
+        outputs = [c * s**2 for c, s in zip(net.channels, self.sides[1:], strict=True)]
+        self.floats = max(net.in_channels * side**2, net.classes, *outputs)
+        self.rows = max(1, min(rows, max(_MEMORY // (8 * self.floats), 4096)))
+        self._processes: list[subprocess.Popen[bytes]] = []
         self._ends: list[list[Connection]] = []
-        self._encode = msgspec.msgpack.Encoder().encode
+        self._at: dict[Connection, tuple[int, int]] = {}
 
     def __enter__(self) -> Self:
-        whole = pickle.dumps(copy.deepcopy(self._net).cpu().requires_grad_(False))
-        with _anonymous(len(whole)) as weights, _anonymous(8 * self.rows * self._floats) as memory:
-            weights.write(whole)
-            weights.flush()
-            self.memory = _rows(memory.fileno(), self.rows)
+        whole = pickle.dumps(copy.deepcopy(self.net).cpu().requires_grad_(False))
+        with _unnamed(len(whole)) as net, _unnamed(8 * self.rows * self.floats) as memory:
+            net.write(whole)
+            net.flush()
+            self.memory = _buffers(memory.fileno(), self.rows)
             try:
                 for device, cores in self.places:
-                    self._start(device, cores, memory.fileno(), weights.fileno())
-                for s in range(len(self.places)):
-                    self._greet(s)
+                    self._start(
+                        device=device, cores=cores, sides=self.sides, rows=self.rows,
+                        memory=memory.fileno(), net=net.fileno(),
+                    )  # fmt: skip
+                for s, ends in enumerate(self._ends):
+                    self._greet(s, ends)
             except BaseException:
                 self.__exit__()
                 raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        for row in self._ends:
-            for end in row:
-                end.close()
-        for process in self.processes:
+        for end in [end for ends in self._ends for end in ends]:
+            end.close()
+        for process in self._processes:
             try:
-                process.wait(_PATIENCE)
-            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.wait(5)
+            except BaseException:  # too late, or Ctrl-C
                 process.kill()
                 process.wait()
 
-    def _start(self, device: str, cores: tuple[int, ...], memory: int, weights: int) -> None:
+    def _start(self, **setup: Any) -> None:
         pairs = [Pipe() for _ in range(SLOTS)]
-        theirs = [end.fileno() for _, end in pairs]
-        setup = _Setup(device, cores, self.sides, self.rows, memory, weights, theirs)
+        setup["pipes"] = [end.fileno() for _, end in pairs]
         self._ends.append([end for end, _ in pairs])
-        errors = tempfile.TemporaryFile()  # read when it has died  # noqa: SIM115
-        self.processes.append(
+        self._processes.append(
             subprocess.Popen(
-                [sys.executable, "-c", _CHILD, msgspec.json.encode(setup).decode()],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+                [sys.executable, "-c", _CHILD, json.dumps(setup)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                pass_fds=[memory, weights, *theirs],
+                pass_fds=[setup["memory"], setup["net"], *setup["pipes"]],
                 start_new_session=True,  # Ctrl-C is for the parent alone
             )
         )  # fmt: skip
         for _, end in pairs:
             end.close()
 
-    def _greet(self, s: int) -> None:
-        """Wait until a server is ready."""
+    def _greet(self, s: int, ends: list[Connection]) -> None:
         try:
-            self._ends[s][0].recv_bytes()
+            ends[0].recv_bytes()
         except (EOFError, OSError):
             raise ServerFailed(f"{self.name(s)} did not start") from None
-        self._pipes |= {end: (s, i) for i, end in enumerate(self._ends[s])}
+        self._at |= {end: (s, i) for i, end in enumerate(ends)}
 
     @property
     def alive(self) -> set[int]:
         """Servers that have not died."""
-        return {s for s, _ in self._pipes.values()}
+        return {s for s, _ in self._at.values()}
 
     def name(self, s: int) -> str:
         """A server in messages."""
-        return f"the process of server {s} ({self.places[s].device})"
+        return f"the process of server {s} ({self.places[s][0]})"
+
+    def living(self, at: tuple[int, int]) -> tuple[int, int]:
+        """What `receive` has found, where the death of a server is an error."""
+        if at[1] < 0:
+            raise ServerFailed(f"{self.name(at[0])} died")
+        return at
 
     def send(self, s: int, slot: int, order: Order) -> None:
-        """Give an instance an order; it answers each before the next. A dead one answers too."""
+        """Give an instance an order, which it answers; that a server is dead `receive` says."""
         with suppress(OSError):
-            self._ends[s][slot].send_bytes(self._encode(order))
+            self._ends[s][slot].send_bytes(msgspec.msgpack.encode(order))
 
-    def receive(self, timeout: float | None = None) -> list[Answer]:
-        """What has been answered, once there is something or the time is over.
+    def receive(self, timeout: float | None = None) -> list[tuple[int, int]]:
+        """Servers and slots that have carried out their orders; slot -1: the server has died.
 
         Raises
         ------
@@ -194,107 +168,82 @@ class Servers:
             An order could not be carried out, with the reason.
         """
         found = []
-        for end in select.select(list(self._pipes), (), (), timeout)[0]:
-            s, slot = self._pipes.get(end, (-1, -1))
-            if s < 0:
-                continue  # died with its server a moment ago
+        for end in select.select(list(self._at), (), (), timeout)[0]:
+            if end not in self._at:
+                continue  # of a server that was found dead just now
+            s, slot = self._at[end]
             try:
                 error = end.recv_bytes()
             except (EOFError, OSError):
-                self._bury(s)
-                found.append(Answer(s, -1))
-                continue
+                self._at = {end: at for end, at in self._at.items() if at[0] != s}
+                self._processes[s].kill()
+                self._processes[s].wait()  # it writes no more
+                slot, error = -1, b""
             if error:
                 raise ServerFailed(f"{self.name(s)}: {error.decode()}")
-            found.append(Answer(s, slot))
+            found.append((s, slot))
         return found
 
-    def _bury(self, s: int) -> None:
-        self._pipes = {end: at for end, at in self._pipes.items() if at[0] != s}
-        for end in self._ends[s]:
-            end.close()
-        self.processes[s].kill()
-        self.processes[s].wait()
 
-
-class Place(NamedTuple):
-    """Where a server runs."""
-
-    device: str
-    cores: tuple[int, ...]
-
-
-def parse_devices(devices: Sequence[str]) -> list[Place]:
-    """Where every server runs; `InputError` for what is not there."""
-    if isinstance(devices, str) or not all(isinstance(one, str) for one in devices):
-        raise InputError(f"devices: expected a list of names, one a server, got {devices!r:.60}")
-    known = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    known = known or list(range(available_cores()))
-    shared = sum(one == "cpu" for one in devices)
-    found: list[Place] = []
+def parse_devices(devices: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
+    """Device and cores of every server; `InputError` for what is not there."""
+    known = list(range(available_cores()))
+    if hasattr(os, "sched_getaffinity"):
+        known = sorted(os.sched_getaffinity(0))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    sharing = [i for i, one in enumerate(devices) if one == "cpu"]
+    found: list[tuple[str, tuple[int, ...]]] = []
     for i, one in enumerate(devices):
-        if not re.fullmatch(r"cpu(:[0-9]+(,[0-9]+)*)?|cuda(:[0-9]+)?", one):
-            raise InputError(
-                f"devices[{i}]: expected cpu, cpu:0,1 (cores) or cuda:0, got {one!r:.60}"
-            )
-        name, _, rest = one.partition(":")
-        if name == "cuda":
-            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-            if int(rest or 0) >= count:
-                raise InputError(f"devices[{i}]: there is no {one}; this host has {count} GPUs")
-            found.append(Place(f"cuda:{rest or 0}", ()))
-        elif rest:
-            cores = tuple(map(int, rest.split(",")))
-            if not set(cores) <= set(known):
-                raise InputError(f"devices[{i}]: {one}: the cores here are {known}")
-            found.append(Place("cpu", cores))
+        given = re.fullmatch(r"(cpu|cuda)(:\d+(,\d+)*)?", str(one))
+        kind, rest = given.group(1, 2) if given else ("", "")
+        numbers = tuple(map(int, rest[1:].split(","))) if rest else ()
+        if kind == "cuda" and (numbers or (0,)) in [(j,) for j in range(gpus)]:
+            found.append((f"cuda:{numbers[0] if numbers else 0}", ()))
+        elif kind == "cpu" and {*numbers} <= {*known}:
+            if not numbers:
+                share = known[sharing.index(i) :: len(sharing)]
+                numbers = tuple(share or [known[i % len(known)]])
+            found.append(("cpu", numbers))
         else:
-            j = sum(before == "cpu" for before in devices[:i])
-            own = known[j * len(known) // shared : (j + 1) * len(known) // shared]
-            found.append(Place("cpu", tuple(own or [known[j % len(known)]])))
+            raise InputError(
+                f"devices[{i}]: expected cpu, cpu:0,1 (of cores {known}) or cuda:0 (of {gpus} "
+                f"GPUs), got {one!r:.60}"
+            )
     return found
 
 
-def row_floats(net: SlimResNet, side: int) -> int:
-    """Numbers that a request's largest activations, image or scores have."""
-    sizes = [net.in_channels * side**2, net.classes]
-    for channels in net.channels:
-        sizes.append(channels * side**2)
-        side = -(-side // 2)
-    return max(sizes)
-
-
-def _anonymous(size: int) -> Any:
+def _unnamed(size: int) -> Any:
     """A file without a name: it goes with the last process that has it open."""
-    if hasattr(os, "memfd_create"):
-        file: Any = os.fdopen(os.memfd_create("optsched"), "w+b")
-    else:
-        file = tempfile.TemporaryFile()  # noqa: SIM115
+    memfd = getattr(os, "memfd_create", None)
+    file: Any = os.fdopen(memfd(""), "w+b") if memfd else tempfile.TemporaryFile()  # noqa: SIM115
     file.truncate(size)
     return file
 
 
-def _rows(memory: int, rows: int) -> Tensor:
-    """Two buffers of rows, [buffer][row][float]: a segment reads one and writes the other."""
+def _buffers(memory: int, rows: int) -> Tensor:
+    """[buffer][row][float]; a segment reads one buffer and writes the other."""
     return torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.float32).view(2, rows, -1)
 
 
-# the side of the server
+# in the process
 
 
 def main() -> None:
     """A server: its slots take orders until the other side is gone."""
-    setup = msgspec.json.decode(sys.argv[1], type=_Setup)
+    setup = SimpleNamespace(**json.loads(sys.argv[1]))
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)
     torch.set_num_threads(1)
-    net = pickle.loads(mmap.mmap(setup.weights, 0, access=mmap.ACCESS_READ))
-    memory = _rows(setup.memory, setup.rows)
+    net = pickle.loads(mmap.mmap(setup.net, 0, access=mmap.ACCESS_READ))
     pipes = [Connection(pipe) for pipe in setup.pipes]
-    slots = [_Slot(net, memory, setup, pipe) for pipe in pipes]
-    threads = [threading.Thread(target=slot.attend, daemon=True) for slot in slots]
+    memory = _buffers(setup.memory, setup.rows)
+    slots = [_Slot(net, setup, memory) for _ in pipes]
     gc.freeze()
     pipes[0].send_bytes(b"")
+    threads = [
+        threading.Thread(target=slot.attend, args=[pipe], daemon=True)
+        for slot, pipe in zip(slots, pipes, strict=True)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -305,55 +254,52 @@ def main() -> None:
 class _Slot:
     """A place for an instance: carries out one order after the other."""
 
-    def __init__(self, net: SlimResNet, memory: Tensor, setup: _Setup, pipe: Connection) -> None:
-        self.net, self.memory, self.pipe = net, memory, pipe
-        self.sides, self.device = setup.sides, torch.device(setup.device)
+    def __init__(self, net: SlimResNet, setup: SimpleNamespace, memory: Tensor) -> None:
+        self.net, self.sides, self.memory = net, setup.sides, memory
+        self.device = torch.device(setup.device)
         self.segment: Segment | None = None
         self.k = 0
 
-    def attend(self) -> None:
-        """Until the other side is gone."""
+    def attend(self, pipe: Connection) -> None:
+        """Carry out orders until the other side is gone."""
         torch.set_num_threads(1)
-        on_gpu = self.device.type == "cuda"
-        stream: Any = torch.cuda.stream(torch.cuda.Stream(self.device)) if on_gpu else nullcontext()
+        gpu = self.device.type == "cuda"
+        stream: Any = torch.cuda.stream(torch.cuda.Stream(self.device)) if gpu else nullcontext()
         decode = msgspec.msgpack.Decoder(Order).decode
         with suppress(EOFError, OSError), torch.inference_mode(), stream:
             while True:
-                order = decode(self.pipe.recv_bytes())
-                error = ""
+                order, error = decode(pipe.recv_bytes()), ""
                 try:
                     self._carry_out(order)
+                    if gpu:
+                        torch.cuda.current_stream().synchronize()
                 except Exception as fault:
                     error = f"{order}: {type(fault).__name__}: {fault}"
-                self.pipe.send_bytes(error.encode())
+                pipe.send_bytes(error.encode())
 
     def _carry_out(self, order: Order) -> None:
-        if isinstance(order, Execute):
-            self._execute(order)
-        elif isinstance(order, Load):
-            self.k = order.segment
-            self.segment = self.net.sliced(order.segment, order.width).to(self.device)
-            side = self.sides[self.k]
-            for n in (1, 2):  # memory and kernels are there before the first request comes
-                x = torch.zeros(n, self.segment.inputs[-1], side, side, device=self.device)
-                self.segment(x, order.width, len(self.segment.inputs) - 1)
-            if self.device.type == "cuda":
-                torch.cuda.current_stream().synchronize()
-        else:
+        if order.task == "run":
+            self._run(order)
+        elif order.task == "unload":
             self.segment = None
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            torch.cuda.empty_cache()  # nothing without a GPU
+        else:
+            self.k, side = order.segment, self.sides[order.segment]
+            self.segment = segment = self.net.sliced(self.k, order.width).to(self.device)
+            for n in (1, 2):  # kernels and their memory are there before the first request comes
+                x = torch.zeros(n, segment.inputs[-1], side, side, device=self.device)
+                segment(x, order.width, len(segment.inputs) - 1)
 
-    def _execute(self, order: Execute) -> None:
+    def _run(self, order: Order) -> None:
         segment, side = self.segment, self.sides[self.k]
         assert segment is not None
         source, target = self.memory[self.k % 2], self.memory[(self.k + 1) % 2]
-        parts = []
+        inputs = []
         for i, rows in order.parts:
             c = segment.inputs[i]
             x = source[:, : c * side**2].index_select(0, torch.tensor(rows))
-            parts.append(x.view(-1, c, side, side).to(self.device))
-        x = pad(parts) if len(parts) > 1 else parts[0]
+            inputs.append(x.view(-1, c, side, side).to(self.device))
+        x = pad(inputs) if len(inputs) > 1 else inputs[0]
         found = segment(x, order.width, order.parts[-1][0]).flatten(1).cpu()
         at = torch.tensor([row for _, rows in order.parts for row in rows])
         target[:, : found.shape[1]].index_copy_(0, at, found)
