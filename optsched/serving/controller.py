@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from optsched.problems.routing.checks import frozen
 from optsched.problems.routing.log import Log
 from optsched.serving.core import BUSY, DONE, LOADED, NEVER, RUN, SLOTS, UNLOADED
 from optsched.serving.routers import InfeasibleRoute, Router
@@ -116,10 +117,12 @@ class Controller:
                 b = following
         self._row = {at: row for at, row in self._row.items() if at[0] != s}
         there = world.instance_row[: world.trace["instances"][0]]
-        there["unload"][(there["server"] == s) & (there["unload"] < 0)] = now
+        gone = (there["server"] == s) & (there["unload"] < 0)
+        there["unload"][gone] = now
+        there["ready"][gone] = np.minimum(there["ready"][gone], now)
         core.server[s], core.instance[s], core.queue[s] = 0, 0, -1
         core.server["wake"][s] = NEVER
-        able = world.feasible & (np.arange(len(core.server)) != s)[:, None, None]
+        able = frozen(world.feasible & (np.arange(len(core.server)) != s)[:, None, None])
         rows = {key: twice(getattr(world, key)) for key in ("batch_row", "request_row")}
         self._use(world._replace(feasible=able, **rows))
         return sorted(found)

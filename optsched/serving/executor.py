@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.errors import InputError, OptschedError
+from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.problems.routing import Routing
 from optsched.serving.controller import LOST, Controller, Event
 from optsched.serving.core import BUSY, DONE, LOAD, LOADED, LOADING, RUN, TICK, UNLOAD, UNLOADED
 from optsched.serving.routers import InfeasibleRoute
-from optsched.serving.server_process import (
-    Order,
-    Servers,
-    parse_devices,
-    torch,
-)
+from optsched.serving.server_process import Order, Servers, parse_devices
 from optsched.serving.simulate import Run, simulate
 from optsched.serving.world import ARRIVE, REQUEUE, ROUTE
 from optsched.strict_json import shortened, without_collector
+
+try:
+    import torch
+except ImportError:
+    raise MissingExtra("the executor", "serving") from None
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -198,8 +198,10 @@ def profile(
                    for v in range(w)] for j in range(k)]  # fmt: skip
     found = []
     for s, (device, _) in enumerate(servers.places):
-        samples = [Sample(*one, 1, alone[s, row], row in held) for row, one in enumerate(cases)]
-        samples += [Sample(*one, m, alone[s, cases.index(one)] * times, False)
+        samples = [
+            Sample(*one, 1, float(alone[s, row]), row in held) for row, one in enumerate(cases)
+        ]
+        samples += [Sample(*one, m, float(alone[s, cases.index(one)] * times), False)
                     for one, row in zip(few, together[s], strict=True)
                     for m, times in enumerate(row.tolist(), 2)]  # fmt: skip
         found.append(fit(device, loads[s], samples, mmac))
@@ -327,9 +329,12 @@ def fit(device: str, load_ms: float, samples: Sequence[Sample], mmac: FloatArray
     cost = x[1:].reshape(mmac.shape)
     cost[0] = cost[0, :1]  # images have no width
     return DeviceCosts(
-        device, launch, load_ms, cost.tolist(), best and best[0], best and best[1],
-        *(float(error[rows].mean()) if rows.any() else None for rows in (held, many)),
-        [one._replace(fitted_ms=float(said)) for one, said in zip(samples, fitted, strict=True)],
+        device=device, launch_ms=launch, load_ms=load_ms, cost_ms=cost.tolist(),
+        sat_mmac=best and best[0], contention=best and best[1],
+        error=float(error[held].mean()) if held.any() else None,
+        contention_error=float(error[many].mean()) if many.any() else None,
+        samples=[one._replace(fitted_ms=float(said))
+                 for one, said in zip(samples, fitted, strict=True)],
     )  # fmt: skip
 
 

@@ -239,7 +239,8 @@ def main() -> None:
     memory = _buffers(setup.memory, setup.rows)
     slots = [_Slot(net, setup, memory) for _ in pipes]
     gc.freeze()
-    pipes[0].send_bytes(b"")
+    with suppress(OSError):
+        pipes[0].send_bytes(b"")
     threads = [
         threading.Thread(target=slot.attend, args=[pipe], daemon=True)
         for slot, pipe in zip(slots, pipes, strict=True)
