@@ -109,14 +109,14 @@ def simulate(
     view = View(problem, state)
     while (status := advance(state)) > world.DRAINED:
         if status == world.ASKED:
-            _ask(problem, chosen, view, state)
+            ask(problem, chosen, view, state)
         elif status == world.FULL:
-            state = state._replace(instance_row=_twice(state.instance_row))
+            state = state._replace(instance_row=twice(state.instance_row))
             view = View(problem, state)
         elif status == world.ENDED:
             break
         elif status == world.INFEASIBLE:
-            raise InfeasibleRoute(_infeasible(problem, state))
+            raise InfeasibleRoute(infeasible(problem, state))
         else:
             raise InternalError("the simulation has stopped before all requests are done")
     return _run(problem, state, seed, cut=horizon_ms is not None)
@@ -168,7 +168,7 @@ def new_world(
     )  # fmt: skip
 
 
-def _ask(problem: Routing, router: Any, view: View, state: World) -> None:
+def ask(problem: Routing, router: Any, view: View, state: World) -> None:
     """Write a router's decision into the simulation."""
     decision = router.route(view)
     trace = state.trace[0]
@@ -185,7 +185,8 @@ def _ask(problem: Routing, router: Any, view: View, state: World) -> None:
         trace[name] = value
 
 
-def _infeasible(problem: Routing, state: World) -> str:
+def infeasible(problem: Routing, state: World) -> str:
+    """Why the decision can never be carried out."""
     trace = state.trace[0]
     s, k, w = (int(trace[key]) for key in ("server", "segment", "width"))
     return (
@@ -194,7 +195,8 @@ def _infeasible(problem: Routing, state: World) -> str:
     )
 
 
-def _twice(rows: Any) -> Any:
+def twice(rows: Any) -> Any:
+    """The rows, and room for as many more."""
     return np.concatenate([rows, np.zeros(len(rows), rows.dtype)])
 
 

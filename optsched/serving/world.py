@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 DRAINED, ASKED, ENDED, FULL, STUCK, INFEASIBLE = range(6)
 """Why `advance` returns: all done; a decision is wanted; the horizon; a log is full; an error."""
 
+ARRIVE, REQUEUE, ROUTE = range(TICK + 1, TICK + 4)
+"""Events of a clock outside besides the core's: a request arrives; one comes back; a decision."""
+
 TRACE = np.dtype(
     [(name, "i8") for name in (
         "now", "router", "router_at", "horizon",
@@ -331,14 +334,23 @@ def _oldest(world):  # type: ignore[no-untyped-def]
     return best
 
 
-@helper(types.boolean, WORLD, INT, counted=False, inline=True)
-def _route(world, now):  # type: ignore[no-untyped-def]
-    """Carry out the decision; False if it can never be."""
+@helper(NONE, WORLD, counted=False, inline=True)
+def _turn(world):  # type: ignore[no-untyped-def]
+    """The router's next block comes from the queue whose head arrived first."""
     trace = world.trace[0]
-    core = world.core
+    f = _oldest(world)
+    trace.queue = f
+    planned = len(world.fifo) != world.core.vram.shape[0]
+    trace.segment = f // world.core.state[0].widths if planned else f
+
+
+@helper(types.UniTuple(INT, 2), WORLD, counted=False, inline=True)
+def _form(world):  # type: ignore[no-untyped-def]
+    """The block of the decision, -1 if it can never run, and the ns until it has moved there."""
+    trace = world.trace[0]
     s, k, w = trace.server, trace.segment, trace.width
     if not world.feasible[s, k, w]:
-        return False
+        return -1, 0
     fifo = world.fifo[trace.queue]
     images = min(trace.group, fifo.images)
     first = r = fifo.head
@@ -352,7 +364,16 @@ def _route(world, now):  # type: ignore[no-untyped-def]
     fifo.head = r
     fifo.images -= images
     trace.decisions += 1
-    b = new_block(core, s, k, w, first, images, widest)
+    return new_block(world.core, s, k, w, first, images, widest), moved
+
+
+@helper(types.boolean, WORLD, INT, counted=False, inline=True)
+def _route(world, now):  # type: ignore[no-untyped-def]
+    """Carry out the decision; False if it can never be."""
+    s = world.trace[0].server
+    b, moved = _form(world)
+    if b < 0:
+        return False
     if moved:
         _push(world, now + moved, ENQUEUE, s, b)
     else:
@@ -393,13 +414,7 @@ def run_on(world):  # type: ignore[no-untyped-def]
         elif source == 1:
             _arrive(world, now)
         else:
-            f = _oldest(world)
-            trace.queue = f
-            trace.segment = (
-                f
-                if len(world.fifo) == world.core.vram.shape[0]
-                else (f // world.core.state[0].widths)
-            )
+            _turn(world)
             if not decide(world):
                 trace.asked = 1
                 return ASKED
@@ -450,6 +465,46 @@ def advance(world):  # type: ignore[no-untyped-def]
         trace.now = trace.horizon
     close(world)
     return status
+
+
+@entry(INT, WORLD, INT, INT, INT, INT)
+def feed(world, event, s, which, now):  # type: ignore[no-untyped-def]
+    """Let one thing happen that a clock outside has seen; the commands are in ``core.command``.
+
+    `s` and `which` are a server and a slot, or of `REQUEUE` a segment and a request. What the
+    model expects to come is not waited for: it comes by this door too. Activations move as fast
+    as they do, not as the model says.
+
+    Returns
+    -------
+    int
+        `DRAINED`: no request waits at the router; `ENDED`: some do, `ROUTE` is possible; `ASKED`:
+        the caller writes the decision to the trace, and feeds `ROUTE` again; `INFEASIBLE`.
+    """
+    trace = world.trace[0]
+    trace.now = now
+    world.core.state[0].commands = 0
+    if event == ROUTE:
+        if trace.asked != 1:
+            _turn(world)
+            if not decide(world):
+                trace.asked = 1
+                return ASKED
+        trace.asked = -1
+        which, _ = _form(world)
+        if which < 0:
+            return INFEASIBLE
+        s, event = trace.server, ENQUEUE
+    if event == ARRIVE:
+        _arrive(world, now)
+    elif event == REQUEUE:
+        _queue(world, which, s)
+    else:
+        if event == DONE:
+            _complete(world, s, which, now)
+        _serve(world, s, event, which, now)
+    trace.pending = 0
+    return ENDED if _oldest(world) >= 0 else DRAINED
 
 
 @entry(NONE, WORLD, INT, INT, types.Array(types.float64, 1, "C"))

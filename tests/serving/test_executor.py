@@ -1,0 +1,320 @@
+"""Real requests on real processes, and the controller under a clock of ours."""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import optsched
+from optsched.errors import InputError, MissingExtra
+from optsched.problems.routing import Routing, Server
+from optsched.problems.routing.log_document import from_tree, log_of
+from optsched.problems.routing.plan import Plan
+from optsched.serving import core
+from optsched.serving.controller import Controller, replay
+from optsched.serving.routers import (
+    JSED,
+    Backlog,
+    Decision,
+    InfeasibleRoute,
+    MarginalCost,
+    PowerOfTwo,
+    RandomWidth,
+    RoundRobin,
+    Router,
+    Static,
+)
+from optsched.serving.world import ARRIVE, REQUEUE, ROUTE
+from optsched.strict_json import parse
+
+try:
+    from optsched.serving.check import check_log
+except ImportError:
+    check_log = None
+
+torch = pytest.importorskip("torch")
+
+from optsched.serving import executor, server_process  # noqa: E402
+from optsched.serving.executor import Executor, RequestsLost, compare  # noqa: E402
+from optsched.serving.network import SlimResNet  # noqa: E402
+
+MIXED = Router(RandomWidth(), RoundRobin(), 4)
+HALF = Plan.of([(0, 0, 1), (0, 0, 0), (0, 1, 1)])  # the other server loads what it needs
+
+
+def tiny(classes: int = 3, channels: Any = (4, 8), widths: Any = (0.5, 1.0)) -> SlimResNet:
+    """One block a segment."""
+    return SlimResNet(classes, channels, 1, 1, 2, widths)
+
+
+NET = tiny()
+
+
+def scene(n: int, every_ms: float = 10.0) -> Routing:
+    """Requests for two servers."""
+    return Routing(
+        NET.widths, NET.mmac(8), [[10, 20], [10, 20]], [[70.0, 72.0], [71.0, 75.0]],
+        [Server(name, 60, 1.0, 1.0, 0, 0, 5.0) for name in ("a", "b")], np.arange(n) * every_ms,
+        max_batch=8,
+    )  # fmt: skip
+
+
+def faults(log: Any) -> list[str]:
+    """What is wrong with a history; the independent judge has more to say, if it is there."""
+    found = [] if check_log is None else check_log(log.problem, log)
+    of = np.repeat(log.batches, log.batches["images"])
+    for r in np.unique(log.entries["request"]):
+        mine = np.sort(of[log.entries["request"] == r], order="start")
+        if mine["segment"].tolist() != list(range(len(mine))):
+            found.append(f"request {r} runs segments {mine['segment']}")
+        if (
+            mine["start"][0] < log.problem.arrival[r]
+            or (mine["start"][1:] < mine["end"][:-1]).any()
+        ):
+            found.append(f"request {r} runs before its input is there")
+    for s, i in {(row["server"], row["instance"]) for row in log.batches}:
+        own = log.batches[(log.batches["server"] == s) & (log.batches["instance"] == i)]
+        own = np.sort(own, order="start")
+        if (own["start"][1:] < own["end"][:-1]).any():
+            found.append(f"instance {i} of server {s} runs two batches at a time")
+    return found
+
+
+def direct(problem: Routing, run: Any, images: Any) -> Any:
+    """The scores of the whole network under the widths that the requests were given."""
+    with torch.inference_mode():
+        rows = problem.tuples[run.log.tuples].tolist()
+        return torch.cat([NET(images[r : r + 1], row) for r, row in enumerate(rows)])
+
+
+class Own:
+    """A router in Python: the server that is alive and has less to do, any width."""
+
+    def route(self, view: Any) -> Decision:
+        """Decide."""
+        work = np.where(view.feasible[:, view.segment, 0], view.queued, np.inf)
+        return Decision(int(work.argmin()), len(view.head) % 2, 3)
+
+
+def drive(problem: Routing, router: Any, plan: Plan | None, seed: int, dies: float) -> Controller:
+    """Serve with servers that take any time; one of them may die, and its requests go on."""
+    rng = np.random.default_rng(seed)
+    given = (router, plan, core.Settings(idle_ms=20.0), seed)
+    controller, dead = Controller(problem, *given), -1
+    coming = [(at, ARRIVE, 0, r) for r, at in enumerate(problem.arrival.tolist())]
+    follows = {core.RUN: core.DONE, core.LOAD: core.LOADED, core.UNLOAD: core.UNLOADED}
+
+    def feed(event: int, s: int, which: int, now: int) -> None:
+        for kind, to, slot, until in controller.feed(event, s, which, now):
+            at = until if kind == core.WAKE else now + int(rng.integers(1, 6_000_000))
+            heapq.heappush(coming, (at, follows.get(kind, core.TICK), to, slot))
+
+    while coming:
+        now, event, s, which = heapq.heappop(coming)
+        if now > dies and dead < 0:
+            dead = seed % 2
+            for r, segment in controller.lose(dead, now):
+                feed(REQUEUE, segment, r, now)
+        if event == ARRIVE or s != dead:
+            feed(event, s, which, now)
+        while controller.waiting:
+            feed(ROUTE, 0, 0, now)
+    again = replay(problem, controller.events, *given)
+    assert again.commands == controller.commands
+    assert (again.world.batch_row == controller.world.batch_row).all()
+    return controller
+
+
+ROUTERS = [MIXED, MarginalCost(group=4), Router(Static((0, 1)), JSED()),
+           Router(Backlog(), PowerOfTwo(), 2), Own()]  # fmt: skip
+
+
+@pytest.mark.parametrize("router", ROUTERS, ids=["random", "marginal", "static", "backlog", "own"])
+def test_replay_gives_the_same_commands(router: Any) -> None:
+    """Any durations, with and without a plan and a death: rules are kept, commands are the same."""
+    queued_again = 0
+    for seed in range(8):
+        plan = HALF if seed % 2 else None
+        controller = drive(scene(60, 1.0), router, plan, seed, 20e6 if seed >= 4 else np.inf)
+        log = controller.log(None, {})
+        assert faults(log) == [], f"seed {seed}"
+        assert log.summary.completed == 60, f"seed {seed}"
+        queued_again += sum(row.event == REQUEUE for row in controller.events)
+    assert queued_again
+
+
+def test_a_dead_server_is_no_place() -> None:
+    """What can run nowhere any more is refused."""
+    controller = Controller(scene(4), Router(Static((0, 0)), RoundRobin()))
+    assert controller.lose(0, 1) == controller.lose(1, 1) == []
+    controller.feed(ARRIVE, 0, 0, 2)
+    with pytest.raises(InfeasibleRoute, match="server 'a' can never run segment 0"):
+        controller.feed(ROUTE, 0, 0, 2)
+
+
+# processes
+
+
+def test_serve_and_compare() -> None:
+    """Loads, unloads, mixed widths in a batch: the scores are those of the whole network."""
+    problem = scene(60, 4.0)
+    images = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    found = compare(NET, problem, MIXED, HALF, images)
+    run, log = found.measured, found.measured.log
+    assert faults(log) == []
+    assert (run.summary.completed, run.summary.energy_j) == (60, None)
+    wanted = direct(problem, run, images)
+    torch.testing.assert_close(run.outputs, wanted, atol=1e-4, rtol=0)
+    assert run.outputs.argmax(1).equal(wanted.argmax(1))
+    inputs = problem.tuples[log.tuples[log.entries["request"]], 0]
+    rows = np.split(inputs, np.cumsum(log.batches["images"])[:-1])
+    second = itertools.compress(rows, log.batches["segment"] == 1)
+    assert max(len({*row.tolist()}) for row in second) == 2, "no batch of mixed widths"
+    again = replay(problem, run.events, MIXED, HALF)
+    assert again.commands == run.commands
+    assert again.log(None, log.provenance).to_json() == log.to_json()
+    document = from_tree(parse(log.to_json().decode(), "log"), "log")
+    assert document.wall_clock
+    assert log_of(problem, document).summary == run.summary
+    assert optsched.verify(run.schedule) == []
+    mean, *_, batch = found.rows()
+    assert mean[:3] == ("mean_ms", found.simulated.summary.mean_ms, run.summary.mean_ms)
+    assert batch[2] == log.batches["images"].mean()
+
+
+def children() -> set[str]:
+    """Processes that are ours."""
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def test_death_and_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server is killed, then Ctrl-C: all that arrived is served, and nothing is left behind."""
+    before, memory, calls = children(), {*os.listdir("/dev/shm")}, itertools.count()
+
+    def act(_done: int, _of: int) -> None:
+        call = next(calls)
+        if call == 2:
+            os.kill(int((children() - before).pop()), signal.SIGKILL)
+        if call == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(executor, "_BREATH", 0.03)
+    run = Executor(NET, scene(4000, 2.0), MIXED).run(torch.randn(4000, 1, 8, 8), act)
+    arrived = sum(row.event == ARRIVE for row in run.events)
+    assert len(run.log.provenance["died"]) == 1
+    assert 0 < run.summary.completed == arrived < 4000
+    assert faults(run.log) == []
+    assert run.outputs[:arrived].isfinite().all()
+    assert run.outputs[arrived:].isnan().all()
+    assert replay(run.problem, run.events, MIXED).commands == run.commands
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert (children(), {*os.listdir("/dev/shm")}) == (before, memory)
+
+
+@pytest.mark.slow
+def test_nobody_is_left() -> None:
+    """All servers are killed: the error names requests, and has the history so far."""
+    before = children()
+
+    def kill(done: int, _of: int) -> None:
+        for pid in children() - before if done else ():
+            os.kill(int(pid), signal.SIGKILL)
+
+    with pytest.raises(RequestsLost, match=r"died \('[ab]', '[ab]'\), no server is left") as caught:
+        Executor(NET, scene(200), MIXED).run(torch.randn(200, 1, 8, 8), kill)
+    assert 0 < caught.value.run.summary.completed < 200
+    assert faults(caught.value.run.log) == []
+
+
+@pytest.mark.slow
+def test_failing_instance() -> None:
+    """What goes wrong in a process is said here."""
+    broken = tiny()
+    broken.segments[1].weight = torch.nn.Parameter(torch.zeros(1, 1))
+    with pytest.raises(server_process.ServerFailed, match=r"(?s)server 0 \(cpu\).*size mismatch"):
+        Executor(broken, scene(2), MIXED, HALF).run(torch.randn(2, 1, 8, 8))
+
+
+_PARENT = """
+from test_executor import *
+Executor(NET, scene(5000), MIXED).run(torch.randn(5000, 1, 8, 8), lambda *_: print(*children(), flush=True))
+"""
+
+
+@pytest.mark.slow
+def test_orphans_end() -> None:
+    """The servers of a parent that is killed end too."""
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    with subprocess.Popen(
+        [sys.executable, "-c", _PARENT], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    ) as parent:  # fmt: skip
+        assert parent.stdout is not None
+        pids = parent.stdout.readline().split()
+        parent.kill()
+    assert len(pids) == 2
+    until = time.monotonic() + 30
+    while (
+        left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    ) and until > time.monotonic():
+        time.sleep(0.05)
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("net", "fields", "images", "message"),
+    [
+        (NET, {"devices": ["cpu"]}, 0, "devices: 1 for 2 servers"),
+        (NET, {"devices": ["cpu", "tpu"]}, 0, r"devices\[1\].*'tpu'"),
+        (NET, {"devices": ["cpu", "cuda:99"]}, 0, r"devices\[1\]"),
+        (NET, {"devices": ["cpu:4000", "cpu"]}, 0, r"devices\[0\]"),
+        (NET, {"router": 7}, 0, "router: expected"),
+        (NET, {"plan": Plan.of([(5, 0, 0)])}, 0, "plan: server"),
+        (NET, {"problem": 7}, 0, "problem: expected a Routing"),
+        (tiny(channels=(4,)), {}, 0, "net: 1 segments"),
+        (tiny(widths=(1.0,)), {}, 0, "net: widths"),
+        (tiny(classes=9), {}, torch.zeros(2, 1, 8, 8), "another net"),
+        (NET, {}, torch.zeros(2, 1, 9, 9), "MMAC at side 9"),
+        (NET, {}, torch.zeros(3, 1, 8, 8), r"\(2, 1, side, side\).*\(3, 1, 8, 8\)"),
+        (NET, {}, torch.zeros(2, 1, 8, 6), r"\(2, 1, 8, 6\)"),
+        (NET, {}, torch.zeros(2, 1, 8, 8).int(), "int32"),
+        (NET, {}, 0.5, "images: expected floats of shape"),
+    ],
+)  # fmt: skip
+def test_bad_input(
+    net: Any, fields: Any, images: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused before a process is started."""
+    monkeypatch.setattr(server_process.subprocess, "Popen", None)
+    with pytest.raises(InputError, match=message):
+        Executor(**{"net": net, "problem": scene(2), **fields}).run(images)
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what to install."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in ("executor", "server_process"):
+        monkeypatch.delitem(sys.modules, f"optsched.serving.{name}")
+        with pytest.raises(MissingExtra, match=r"optsched\[serving\]"):
+            importlib.import_module(f"optsched.serving.{name}")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_serve_on_a_gpu() -> None:
+    """Streams of one device: scores are those of the whole network."""
+    problem, images = scene(40), torch.randn(40, 1, 8, 8)
+    run = Executor(NET, problem, MIXED, HALF, devices=["cuda:0"] * 2).run(images)
+    assert faults(run.log) == []
+    torch.testing.assert_close(run.outputs, direct(problem, run, images), atol=1e-4, rtol=1e-4)
