@@ -168,7 +168,7 @@ def test_a_dead_server_is_no_place() -> None:
 
 def test_serve_and_compare() -> None:
     """Loads, unloads, mixed widths in a batch: the scores are those of the whole network."""
-    problem = scene(60, 4.0)
+    problem = scene(60, 0.0)  # all wait, so widths meet in batches whatever the clock does
     images = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     found = compare(NET, problem, MIXED, HALF, images)
     run, log = found.measured, found.measured.log
@@ -248,7 +248,8 @@ def test_failing_instance() -> None:
 
 _PARENT = """
 from test_executor import *
-Executor(NET, scene(5000), MIXED).run(torch.randn(5000, 1, 8, 8), lambda *_: print(*children(), flush=True))
+tell = lambda *_: print(*children(), flush=True)
+Executor(NET, scene(5000), MIXED).run(torch.randn(5000, 1, 8, 8), tell)
 """
 
 
