@@ -19,6 +19,7 @@ from optsched.cli.options import HELP, criterion, parse_options, with_objective
 from optsched.cli.pipeline import pipeline
 from optsched.cli.serve import COMMANDS as SERVE
 from optsched.cli.serve_learn import COMMANDS as LEARN
+from optsched.cli.serve_run import COMMANDS as RUN
 from optsched.cli.simulate import simulate
 from optsched.cli.warmup import warmup
 
@@ -271,7 +272,7 @@ def version() -> None:
 
 
 OTHERS = (bench, bound, convert, decide, dispatch, manifest, pipeline, simulate, warmup)
-for command in (*OTHERS, *SERVE, *LEARN):
+for command in (*OTHERS, *SERVE, *LEARN, *RUN):
     app.command()(command)
 
 

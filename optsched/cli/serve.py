@@ -124,7 +124,7 @@ def serve_sim(
         problem, router_of(router), plan=plan_of(problem, plan), settings=settings, seed=seed,
         horizon_ms=horizon_ms,
     )  # fmt: skip
-    for key, value in _rows(found.summary):
+    for key, value in summary_rows(found.summary):
         print(f"{key:18}{value}")
     if log is not None:
         write_atomic(log, found.log.to_json())  # type: ignore[union-attr]
@@ -285,7 +285,8 @@ def _print_point(point: Point) -> None:
     )
 
 
-def _rows(summary: Any) -> list[tuple[str, str]]:
+def summary_rows(summary: Any) -> list[tuple[str, str]]:
+    """A summary as people read it."""
     return [
         (key, "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value))
         for key, value in ((key, getattr(summary, key)) for key in summary.__struct_fields__)

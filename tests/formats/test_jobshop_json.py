@@ -221,7 +221,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     (changed(OPT, ["machines"], 0), "machines: expected an integer >= 1, got 0"),
     ({"foo": 1}, "no known keys.*readable are optsched.jobshop/1, optsched.jobarray/1"),
     ({}, "no known keys.*readable are"),
-    ({"format": "optsched.routing/1"}, 'format "optsched.routing/1".*readable are'),
+    ({"format": "optsched.teapot/1"}, 'format "optsched.teapot/1".*readable are'),
     ({"format": 7, "data": []}, "format 7.*readable are"),
 ]
 
