@@ -64,8 +64,9 @@ __all__ = [
     "Arcs", "CyclicOrder", "InputError", "InternalError", "JobArray", "JobShop", "Limits",
     "MissingExtra", "Monitor", "Objective", "OptschedError", "Progress", "QuotaJob",
     "QuotaPlan", "Resource", "Result", "Routing", "Rows", "Schedule", "SubsetChoice",
-    "UnsupportedProblem", "Violation", "Watcher", "__version__", "bandwidth", "cluster", "elastic", "formats",
-    "pipelines", "plots", "serving", "solve", "solvers", "stop", "testing", "verify",
+    "UnsupportedProblem", "Violation", "Watcher", "__version__", "bandwidth", "cluster",
+    "elastic", "formats", "pipelines", "plots", "serving", "solve", "solvers", "stop",
+    "testing", "verify",
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ PAGES = [
     "README.md", "docs/quickstart.md", "docs/schedule-format.md", "docs/jobarray.md",
     "docs/solvers.md", "docs/branch-and-bound.md", "docs/subset.md", "docs/quota.md",
     "docs/simulator.md", "docs/pytorch-csv.md", "docs/pipelines.md", "docs/single-job.md",
-    "docs/rolling.md", "docs/arraypipe-study.md",
+    "docs/rolling.md", "docs/arraypipe-study.md", "docs/serving.md",
 ]  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-COMMANDS = ("subset", "quota", "simulator", "pipelines")
+COMMANDS = ("subset", "quota", "simulator", "pipelines", "serving")
 """Pages whose commands take long."""
 
 
@@ -38,7 +38,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setattr("optsched.arraypipe.profile.PATIENCE", 0.0)
     namespace: dict[str, object] = {}
     for block in blocks(page, "python"):
-        exec(compile(block.replace("time_limit=5", "time_limit=1"), page, "exec"), namespace)
+        exec(compile(block.replace("time_limit=5", "time_limit=3"), page, "exec"), namespace)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,7 +15,7 @@ from optsched.bandwidth.model import OPERATIONS
 from optsched.bandwidth.rates import MOST
 from optsched.bandwidth.surrogate_tokens import COUNT, Samples, Scaling
 from optsched.errors import InputError
-from optsched.files import check_writable, read_bytes, read_text, write_atomic
+from optsched.files import check_writable, read_bytes, read_text, unpack_arrays, write_atomic
 from optsched.strict_json import check_format, decode, parse, shown
 
 if TYPE_CHECKING:
@@ -114,7 +112,7 @@ def load(path: str | os.PathLike[str], cluster: Cluster) -> HierarchicalTransfor
             f"{beside}: does not belong to {name}: its sha256 is not the one named there; "
             "copy both files of one save"
         )
-    arrays = _unpacked(content, str(beside))
+    arrays = unpack_arrays(content, str(beside), MOST_BYTES)
     reader = _Reader(arrays, str(beside))
     weights = reader.weights()
     intra = tuple(reader.intra(t, kind.gpus) for t, kind in enumerate(cluster.types))
@@ -132,23 +130,6 @@ def load(path: str | os.PathLike[str], cluster: Cluster) -> HierarchicalTransfor
         mixed=document.mixed,
         seed=int(document.seed),
     )
-
-
-def _unpacked(content: bytes, name: str) -> Arrays:
-    """Arrays of an ``.npz``; nothing in it is ever executed, and its size is looked at first."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > MOST_BYTES:
-                raise InputError(f"{name}: has more than {MOST_BYTES} bytes of arrays")
-        with np.load(io.BytesIO(content), allow_pickle=False) as loaded:
-            return {key: loaded[key] for key in loaded.files}
-    except InputError:
-        raise
-    except (
-        ValueError, KeyError, OSError, EOFError, MemoryError, NotImplementedError, RuntimeError,
-        SyntaxError, TypeError, zipfile.BadZipFile, zlib.error,
-    ):  # fmt: skip
-        raise InputError(f"{name}: is not a file of arrays as this optsched writes it") from None
 
 
 class _Reader:

@@ -17,6 +17,8 @@ from optsched.cli.dispatch import dispatch
 from optsched.cli.manifest import manifest
 from optsched.cli.options import HELP, criterion, parse_options, with_objective
 from optsched.cli.pipeline import pipeline
+from optsched.cli.serve import COMMANDS as SERVE
+from optsched.cli.serve_learn import COMMANDS as LEARN
 from optsched.cli.simulate import simulate
 from optsched.cli.warmup import warmup
 
@@ -177,8 +179,12 @@ def plot(
     ] = None,
     html: Annotated[Path | None, typer.Option(help="Self-contained interactive page.")] = None,
     cycles: Cycles = None,
+    pareto: Annotated[
+        str | None,
+        typer.Option(help="Of serve-bench: routers by two measures, such as accuracy,p99_ms."),
+    ] = None,
 ) -> None:
-    """Draw a Gantt chart [default: FILE with the suffix .png]."""
+    """Draw a Gantt chart, or the Pareto front of routers [default: FILE with the suffix .png]."""
     from optsched.files import check_outputs
     from optsched.plots.gantt import gantt
     from optsched.plots.html import write as write_html
@@ -189,6 +195,12 @@ def plot(
     check_outputs([output, html], [file])
     if output is not None:
         suffix_of(output)
+    if pareto is not None:
+        from optsched.plots.front import draw
+
+        for path in draw(file, pareto, [path for path in (output, html) if path is not None]):
+            print(f"wrote {path}")
+        return
     schedule = _scheduled(file)
     shown = _cycles(file, schedule, cycles)
     if output is not None:
@@ -258,7 +270,8 @@ def version() -> None:
     print(__version__)
 
 
-for command in (bench, bound, convert, decide, dispatch, manifest, pipeline, simulate, warmup):
+OTHERS = (bench, bound, convert, decide, dispatch, manifest, pipeline, simulate, warmup)
+for command in (*OTHERS, *SERVE, *LEARN):
     app.command()(command)
 
 

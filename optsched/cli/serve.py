@@ -32,7 +32,7 @@ PlanOption = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 
-DEMO = ("random/random/0", "round_robin/random/0", "static:0,1,2,3/jsed/8", "backlog:6ms/jsed/8",
+DEMO = ("random/random/0", "random/round_robin/0", "static:0,1,2,3/jsed/8", "backlog:6ms/jsed/8",
         "backlog:6ms/power_of_two/8", "marginal")  # fmt: skip
 LOADS = {"2500x3": (2500, 3.0), "4500x2.5": (4500, 2.5), "2500": (2500, 1.0), "4500": (4500, 1.0)}
 
@@ -81,7 +81,7 @@ def serve_plan(
         print(f"{server.id}: {' '.join(own) or 'nothing'}")
     print(f"{plan.status}, accuracy {plan.accuracy:.2f} % at {headroom:g} x {problem.rate:.0f}/s")
     if output is not None:
-        plan.write(output)
+        plan.write(output, problem)
         print(f"wrote {output}")
 
 
@@ -106,7 +106,7 @@ def serve_sim(
     from optsched.files import check_outputs, write_atomic
     from optsched.problems.routing import Routing
     from optsched.serving.core import Settings
-    from optsched.serving.simulate import simulate
+    from optsched.serving.simulator import simulate
 
     outputs = [log, schedule, telemetry]
     check_outputs(outputs, [scenario, Path(plan) if plan not in ("auto", "cold") else None])
@@ -202,7 +202,7 @@ def serve_explain(
     """Say why a batch began when it did, with these requests, on that instance."""
     from optsched.problems.routing import Routing
     from optsched.problems.routing.log_document import log_of, read
-    from optsched.serving.explain import explain
+    from optsched.serving.batch_report import explain
 
     problem = Routing.read(scenario)
     print(explain(log_of(problem, read(log)), batch))
@@ -254,9 +254,7 @@ def plan_of(problem: Routing, given: str) -> Plan | None:
         return best_plan(problem)
     from optsched.problems.routing.plan import Plan
 
-    found = Plan.read(given)
-    found.check(problem)
-    return found
+    return Plan.read(given, problem)
 
 
 def _demo(seed: int, settings: Settings) -> None:

@@ -35,8 +35,9 @@ def solver_table(file: Path | None) -> None:
     for kind, problem in kinds.items():
         table.add_row(kind, *("yes" if support(solver(n), problem) else "-" for n in orders))
     console.print(table)
-    choosing = [name for name in names if "resources" in answers(solver(name))]
-    console.print(f"SubsetChoice: {', '.join(choosing)}", highlight=False)
+    for kind, answer in (("SubsetChoice", "resources"), ("Routing", "routes")):
+        able = [name for name in names if answer in answers(solver(name))]
+        console.print(f"{kind}: {', '.join(able)}", highlight=False)
     for kind, problem in _plans().items():
         able = [name for name in names if support(solver(name), problem)]
         console.print(f"{kind}: {', '.join(able)}", highlight=False)

@@ -20,6 +20,7 @@ PACKAGES = (
     "optsched.arraypipe.states",
     "optsched.bandwidth",
     "optsched.cluster",
+    "optsched.serving",
     "optsched_solvers",
     "optsched_solvers.quota",
 )

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 READABLE = (
     "optsched.jobshop/1, optsched.jobarray/1, optsched.subset/1, optsched.quota/1, "
-    "optsched.schedule/1, job_shop_lib's (duration_matrix), ScheduleOpt's (data) and ArrayPipe's "
-    "(n_stages, jobs)"
+    "optsched.routing/1, optsched.schedule/1, job_shop_lib's (duration_matrix), ScheduleOpt's "
+    "(data) and ArrayPipe's (n_stages, jobs)"
 )
 
 
@@ -44,8 +44,8 @@ def read_problem(
     Returns
     -------
     Problem or Schedule
-        `JobShop`, `JobArray`, `SubsetChoice`, `QuotaPlan`, or the graph of a schedule document,
-        which is a problem too.
+        `JobShop`, `JobArray`, `SubsetChoice`, `QuotaPlan`, `Routing`, or the graph of a
+        schedule document, which is a problem too.
 
     Raises
     ------
@@ -93,6 +93,10 @@ def from_tree(tree: Any, name: str) -> Problem:
         from optsched.formats import subset_json
 
         return subset_json.from_tree(tree, name)
+    if family == "optsched.routing" or tree.get("schema") == "slim-scenario/1":
+        from optsched.problems.routing import document as routing
+
+        return routing.from_tree(tree, name)
     if family == "optsched.quota":
         from optsched.formats import quota_json
 

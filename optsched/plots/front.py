@@ -109,6 +109,9 @@ def _draw(points: Sequence[Point], x: str, y: str) -> Figure:
         axes.set(xlabel=_TITLES[x], ylabel=_TITLES[y])
         if y.endswith("_ms"):
             axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}" if high < 10 * low else "")
         axes.set_title(plain(load), color=INK, fontsize=10)
         axes.grid(color=GRID, lw=0.5)
         axes.legend(fontsize=6, frameon=False)

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from optsched.problems.routing.accuracy import additive, calibrated, nearest
     from optsched.problems.routing.log import Log, Summary
     from optsched.problems.routing.plan import Plan
+    from optsched.serving.batch_report import explain
     from optsched.serving.check import check_log
     from optsched.serving.core import Settings
-    from optsched.serving.explain import explain
     from optsched.serving.front import Point, front_of, hypervolume, pareto
+    from optsched.serving.metrics import telemetry
     from optsched.serving.routers import (
         JSED,
         Backlog,
@@ -34,23 +35,22 @@ if TYPE_CHECKING:
         pareto_tuples,
     )
     from optsched.serving.scenario import arrivals, network_mmac, read_arrivals, reference
-    from optsched.serving.simulate import Run, simulate
-    from optsched.serving.telemetry import telemetry
+    from optsched.serving.simulator import Run, simulate
     from optsched.serving.view import View
     from optsched_solvers.routing_models import best_plan as plan_instances
 
 _HOME = {
     "check": ("check_log",),
     "core": ("Settings",),
-    "explain": ("explain",),
+    "batch_report": ("explain",),
     "front": ("Point", "front_of", "hypervolume", "pareto"),
     "routers": (
         "JSED", "Backlog", "Decision", "Fluid", "InfeasibleRoute", "MarginalCost", "PowerOfTwo",
         "Random", "RandomWidth", "RoundRobin", "Router", "Static", "pareto_tuples",
     ),
     "scenario": ("arrivals", "network_mmac", "read_arrivals", "reference"),
-    "simulate": ("Run", "simulate"),
-    "telemetry": ("telemetry",),
+    "simulator": ("Run", "simulate"),
+    "metrics": ("telemetry",),
     "view": ("View",),
 }  # fmt: skip
 _OTHER = {

@@ -14,14 +14,16 @@ import numpy as np
 from numba import from_dtype, types
 
 from optsched.compiled import INT, entry, helper
+from optsched.errors import InputError
 from optsched.limits import whole_number
 from optsched.problems.routing.checks import milliseconds, non_negative
+from optsched.problems.routing.plan import SLOTS
 
 if TYPE_CHECKING:
     from optsched.problems.routing import Routing
 
-SLOTS: Final = 12
-"""Instances that a server holds at most."""
+KEYS: Final = 63
+"""Pairs (segment, width) with a queue at most: bits of an integer."""
 
 ENQUEUE, DONE, LOADED, UNLOADED, TICK = range(5)
 """Events: a block arrives; a batch, a load, an unload ends; time has come."""
@@ -148,6 +150,11 @@ class Settings:
 
 def new_core(problem: Routing, blocks: int, settings: Settings) -> Core:
     """Empty servers, with room for so many blocks at a time."""
+    if problem.vram.size > KEYS:
+        raise InputError(
+            f"vram_mb: {problem.vram.size} pairs of segment and width, a server keeps queues for "
+            f"at most {KEYS}"
+        )
     state = np.zeros(1, STATE)
     state["cap"], state["strict"] = settings.cap, settings.strict
     state["idle"], state["starve"] = round(settings.idle_ms * 1e6), round(settings.starve_ms * 1e6)
@@ -388,6 +395,8 @@ def _maybe_load(core, s, k, w, now):  # type: ignore[no-untyped-def]
     """Load an instance for (k, w) if there is room; make room only if nothing serves it."""
     state = core.state[0]
     server = core.server[s]
+    if server.freeing:  # room for somebody older, whom a load now would rob of it
+        return
     hosts, empty = 0, -1
     for i in range(SLOTS):
         slot = core.instance[s, i]
@@ -420,9 +429,7 @@ def _maybe_load(core, s, k, w, now):  # type: ignore[no-untyped-def]
 def _evict(core, s, need, has_slot):  # type: ignore[no-untyped-def]
     """Unload what has been idle longest until so much is free; nothing if that is not enough."""
     server = core.server[s]
-    room = server.vram - server.used + server.freeing
-    most = room
-    has_slot = has_slot or server.freeing > 0
+    room = most = server.vram - server.used
     can_slot = has_slot
     for i in range(SLOTS):
         slot = core.instance[s, i]

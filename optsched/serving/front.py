@@ -10,14 +10,14 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.problems.routing import Routing
-from optsched.serving.simulate import simulate
+from optsched.serving.simulator import simulate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from optsched.problems.routing.plan import Plan
     from optsched.serving.core import Settings
-    from optsched.serving.simulate import Run
+    from optsched.serving.simulator import Run
 
 MEASURES = ("accuracy", "mean_ms", "p99_ms", "joules_per_image", "cost_ms", "throughput_per_s")
 """Of a `Point`; accuracy and throughput are better when high, all others when low."""

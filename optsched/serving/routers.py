@@ -43,6 +43,14 @@ class OwnRouter(Protocol):
         ...
 
 
+class CompiledRouter(Protocol):
+    """A router whose rules the simulation's kernels know."""
+
+    def compiled(self, problem: Routing, plan: Plan | None, seed: int, /) -> Compiled:
+        """What they read."""
+        ...
+
+
 @dataclass(frozen=True)
 class Random:
     """Any server."""
@@ -107,9 +115,19 @@ class Backlog:
 
 @dataclass(frozen=True)
 class Fluid:
-    """A tuple for every request at its arrival, in the shares of the plan's fluid optimum."""
+    """A tuple for every request at its arrival, in the shares of the plan's fluid optimum.
 
+    Parameters
+    ----------
+    headroom
+        Of which rate: so many times the trace's mean, as for the plan.
+    """
+
+    headroom: float = 3.0
     code: ClassVar[int] = rules.FLUID
+
+    def __post_init__(self) -> None:
+        non_negative("headroom", self.headroom)
 
 
 ServerRule: TypeAlias = Random | RoundRobin | JSED | PowerOfTwo
@@ -145,14 +163,13 @@ class Router:
             raise InputError(f"group: {self.group} is above max_batch, {problem.max_batch}")
         rule = np.zeros(1, rules.RULE)
         rule["server"], rule["width"], rule["group"] = self.server.code, self.width.code, self.group
-        stream = np.random.SeedSequence([seed, 1])  # 0 is that of the arrivals
-        rule["random"] = int(stream.generate_state(1)[0]) % (rules.MODULUS - 1) + 1
+        rule["random"] = rules.first_random(seed)
         rule["rate"] = sum(1 / max(one.ms_per_mmac, 1e-12) for one in problem.servers) / 1e6
         share = np.zeros((0, 2))
         if isinstance(self.width, Static):
             ladder = np.array([_tuple(problem, self.width.widths)])
         elif isinstance(self.width, Fluid):
-            ladder, share = _shares(problem, plan)
+            ladder, share = _shares(problem, plan, self.width.headroom)
         else:
             ladder = problem.tuples[pareto_tuples(problem)]
             rule["target"] = getattr(self.width, "target_ms", 0.0) * 1e6
@@ -206,14 +223,14 @@ class Compiled(NamedTuple):
     ladder: IntArray
     ladder_mmac: Any
     share: Any
-    weights: Any = frozen(np.zeros(0))
+    weights: Any = np.zeros(0)
 
     @classmethod
     def of(cls, rule: Any, weights: Any = ()) -> Compiled:
         """A rule that needs no tuples to choose from."""
         ladder = np.zeros((0, 0), np.int64)
-        weights = np.asarray(weights, np.float64)
-        return cls(rule, frozen(ladder), frozen(np.zeros(0)), np.zeros((0, 2)), frozen(weights))
+        own = np.array(weights, np.float64)  # writable: a policy's has room for its layers
+        return cls(rule, frozen(ladder), frozen(np.zeros(0)), np.zeros((0, 2)), own)
 
     @classmethod
     def outside(cls) -> Compiled:
@@ -238,10 +255,10 @@ def _tuple(problem: Routing, widths: Sequence[int]) -> list[int]:
     return [whole_number("widths", w, 0, problem.n_widths - 1) for w in widths]
 
 
-def _shares(problem: Routing, plan: Plan | None) -> tuple[IntArray, Any]:
+def _shares(problem: Routing, plan: Plan | None, headroom: float) -> tuple[IntArray, Any]:
     from optsched_solvers.routing_models import fluid_shares
 
-    found = fluid_shares(problem, plan)
+    found = fluid_shares(problem, plan, rate=problem.rate * headroom)
     rows = np.flatnonzero(found > 1e-9)
     return problem.tuples[rows], np.stack(
         [found[rows] / found[rows].sum(), 0 * found[rows]], axis=1

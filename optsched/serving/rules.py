@@ -7,26 +7,40 @@ from typing import Final
 import numpy as np
 
 from optsched.compiled import helper
-from optsched.serving.core import EMPTY, FREE, NEVER, SLOTS, UNIT, UNLOADING
+from optsched.problems.routing.plan import SLOTS
+from optsched.serving.actor import PARTS, act
+from optsched.serving.core import EMPTY, FREE, NEVER, UNIT, UNLOADING
 
 OUTSIDE: Final = -1
 """Server rule of a router that somebody else computes."""
 
 RANDOM, ROUND_ROBIN, JSED, POWER_OF_TWO, MARGINAL = range(5)
+POLICY: Final = 16
+"""Server rule of a learned policy, which decides about all three."""
+
 STATIC, RANDOM_WIDTH, BACKLOG, FLUID = range(4)
 
 GROUPS: Final = (1, 2, 4, 8, 16, 32)
 """What a random group (0) is drawn from."""
 
 RULE = np.dtype(
-    [(name, "i8") for name in ("server", "width", "group", "random", "turn")]
-    + [(name, "f8") for name in ("target", "rate", "price")]
+    [(name, "i8") for name in ("server", "width", "group", "random", "turn", "state", "sampled")]
+    + [(name, "f8") for name in ("target", "rate", "price", "epsilon")]
 )
-"""Which rules, their numbers, and the states of random numbers and of round robin."""
+"""Which rules, their numbers, and the states of random numbers and of round robin.
+
+`state`, `sampled` and `epsilon` are a learned policy's, see `optsched.serving.actor`.
+"""
 
 MODULUS: Final = 2**31 - 1
 _SPREAD = 1.3
 _EVICTION = 5
+
+
+def first_random(seed: int) -> int:
+    """The state that a simulation's router begins with; the arrivals have another stream."""
+    drawn = np.random.SeedSequence([seed, 1]).generate_state(1)
+    return int(drawn[0]) % (MODULUS - 1) + 1
 
 
 @helper(counted=False, inline=True)
@@ -35,13 +49,17 @@ def decide(world):  # type: ignore[no-untyped-def]
     rule = world.rule[0]
     if rule.server == OUTSIDE:
         return False
+    if rule.server == POLICY:
+        act(world, _draw(rule, PARTS), _draw(rule, PARTS), _draw(rule, PARTS))
+        return True
     trace = world.trace[0]
     k = trace.segment
     if rule.server == MARGINAL:
         _marginal(world, k)
         return True
     trace.width = _hosted(world, k, _width(world, k))
-    trace.group = rule.group if rule.group else GROUPS[_draw(rule, len(GROUPS))]
+    group = rule.group if rule.group else GROUPS[_draw(rule, len(GROUPS))]
+    trace.group = min(group, world.core.state[0].max_batch)
     if rule.server == ROUND_ROBIN:
         trace.server = _next(world, k, trace.width)
     elif rule.server == RANDOM:

@@ -55,7 +55,7 @@ def network_mmac(
     widths
         Shares of them.
     side
-        Pixels of an image's side; halved before every segment but the first.
+        Pixels of an image's side; halved (odd ones up) before every segment but the first.
     classes
         Outputs of the last segment.
     blocks
@@ -65,7 +65,7 @@ def network_mmac(
     """
     found = []
     for k, wide in enumerate(channels):
-        p = (side // 2**k) ** 2
+        p = (-(-side // 2**k)) ** 2
         rows = []
         for before in widths if k else (1.0,):
             ci = channels[k - 1] * before if k else in_channels

@@ -109,7 +109,9 @@ class View:
     @property
     def utilisation(self) -> Any:
         """U per server."""
-        return self._world.core.server["load"] / UNIT
+        server = self._world.core.server
+        shared = (server["saturation"] <= 0) & (server["running"] > 0)
+        return np.where(shared, 1.0, server["load"] / UNIT)
 
     @property
     def watts(self) -> Any:

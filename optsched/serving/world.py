@@ -9,6 +9,7 @@ from numba import types
 
 from optsched.compiled import INT, entry, helper
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE
+from optsched.problems.routing.plan import SLOTS
 from optsched.serving.core import (
     CORE,
     DONE,
@@ -18,7 +19,6 @@ from optsched.serving.core import (
     NEVER,
     NONE,
     RUN,
-    SLOTS,
     TICK,
     UNIT,
     UNLOADED,
@@ -85,7 +85,7 @@ class World(NamedTuple):
     share: Any
     """Of every tuple, and what it is owed: the fluid rule."""
     weights: Any
-    """Of a learned policy."""
+    """Of a learned policy, and what it computes with."""
     batch_row: Any
     request_row: Any
     instance_row: Any
@@ -98,7 +98,7 @@ WORLD: Final = types.NamedTuple(
         CORE, records(TRACE), records(REQUEST), _INTS, records(FIFO), records(EVENT), _TABLE,
         types.Array(types.boolean, 3, "C", readonly=True), records(RULE), _TABLE,
         types.Array(types.float64, 1, "C", readonly=True), types.Array(types.float64, 2, "C"),
-        types.Array(types.float64, 1, "C", readonly=True),
+        types.Array(types.float64, 1, "C"),
         records(BATCH), records(ENTRY), records(INSTANCE),
     ),
     World,
@@ -116,8 +116,6 @@ def feasible(problem: Routing, plan: Plan | None) -> Any:
             found[s] = problem.vram <= room
         for segment, width in own:
             found[s, segment, : width + 1] = True
-        for w in range(n - 1, 0, -1):  # a wider instance runs narrower batches
-            found[s, :, w - 1] |= found[s, :, w]
     found.setflags(write=False)
     return found
 

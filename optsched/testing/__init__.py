@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from optsched.testing.brute_force import best_makespan
     from optsched.testing.model_checks import check_bandwidth_model
     from optsched.testing.policy_checks import check_policy
+    from optsched.testing.router_checks import check_router
     from optsched.testing.solver_checks import SolverTests, check_solver
     from optsched.train_alone import NotIdentical, Trained, differences, train_alone
 
@@ -18,6 +19,7 @@ _HOME = {
     "best_makespan": "optsched.testing.brute_force",
     "check_bandwidth_model": "optsched.testing.model_checks",
     "check_policy": "optsched.testing.policy_checks",
+    "check_router": "optsched.testing.router_checks",
     "check_solver": "optsched.testing.solver_checks",
     "Trained": "optsched.train_alone",
     "differences": "optsched.train_alone",
@@ -26,7 +28,7 @@ _HOME = {
 
 __all__ = [
     "NotIdentical", "SolverTests", "Trained", "best_makespan", "check_bandwidth_model",
-    "check_policy", "check_solver", "differences", "train_alone",
+    "check_policy", "check_router", "check_solver", "differences", "train_alone",
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.limits import available_cores
+from optsched.registry import Support
 from optsched.result import Result
 from optsched_solvers import cold_start, hand_made, subset_auto, tabu
 from optsched_solvers.branch_and_bound import PROOF, BranchAndBound
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
-    from optsched.registry import Solver, Support
+    from optsched.registry import Solver
     from optsched.schedule import Schedule
 
 STALLED = 0.3
@@ -56,11 +57,12 @@ class Auto:
     """
 
     name = "auto"
-    answers = (*CHOOSING, "orders", "periodic orders", "resources", "quotas")
+    answers = (*CHOOSING, "orders", "periodic orders", "resources", "quotas", "routes")
     options: Mapping[str, str] = MappingProxyType(
         {
             "exact_up_to": "number of jobs above which nothing is spent on proofs (default: no "
             "limit)",
+            "plan": "routing: a Plan, a file of one, or 'cold' (default: the best plan)",
             "joint": "quota plans: ask CP-SAT for quotas and nodes together (default false)",
         }
     )
@@ -84,6 +86,8 @@ class Auto:
             from optsched_solvers import quota_auto
 
             return quota_auto.supports(problem)
+        if problem.answers == "routes":
+            return Support(True)
         if problem.answers in CHOOSING:
             from optsched_solvers import recompute_choice
 
@@ -100,6 +104,10 @@ class Auto:
             from optsched_solvers import quota_auto
 
             return quota_auto.solve(problem, limits, monitor)
+        if problem.answers == "routes":
+            from optsched_solvers.routing import Marginal
+
+            return Marginal().solve(problem, limits, monitor)
         if problem.answers in CHOOSING:
             from optsched_solvers import recompute_choice
             from optsched_solvers.dispatch import Dispatch

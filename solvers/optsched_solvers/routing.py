@@ -39,7 +39,7 @@ class _Routed:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Simulate; the seed is the router's. Iterations are not counted."""
-        from optsched.serving.simulate import simulate
+        from optsched.serving.simulator import simulate
 
         assert isinstance(problem, Routing)
         if not load(monitor, "optsched.serving.world:advance"):
@@ -72,7 +72,7 @@ def plan_of(problem: Routing, given: Any) -> Plan | None:
         return best_plan(problem)
     if given == "cold":
         return None
-    plan = Plan.read(given) if isinstance(given, (str, os.PathLike)) else given
+    plan = Plan.read(given, problem) if isinstance(given, (str, os.PathLike)) else given
     if not isinstance(plan, Plan):
         raise InputError(f"options: plan: expected {_PLAN}, got {given!r:.60}")
     plan.check(problem)

@@ -21,6 +21,8 @@ A = TypeVar("A", bound="npt.NDArray[Any]")
 MOST_TUPLES = 65_536
 MOST_MS = 2**53 / 10**6
 """104 days: as ns every JSON reader represents it exactly."""
+MOST = 1e12
+"""Of any other number."""
 
 
 def frozen(array: A) -> A:
@@ -30,10 +32,10 @@ def frozen(array: A) -> A:
 
 
 def non_negative(place: str, given: Any) -> float:
-    """A finite number >= 0."""
+    """A number from 0 to `MOST`."""
     found = number(place, "a number", given)
-    if found == float("inf"):
-        raise InputError(f"{place}: expected a finite number, got {given!r:.60}")
+    if found > MOST:
+        raise InputError(f"{place}: expected at most {MOST:g}, got {given!r:.60}")
     return found
 
 
@@ -46,7 +48,7 @@ def milliseconds(place: str, given: Any) -> float:
 
 
 def table(place: str, given: Any, axes: int) -> npt.NDArray[np.float64]:
-    """A frozen array of so many axes of finite numbers >= 0."""
+    """A frozen array of so many axes of numbers from 0 to `MOST`."""
     try:
         array = np.asarray(given)
     except ValueError:
@@ -57,9 +59,9 @@ def table(place: str, given: Any, axes: int) -> npt.NDArray[np.float64]:
                 f"{place}: expected {'rows of ' * (axes - 1)}numbers, got {given!r:.60}"
             )
         array = np.zeros((0,) * axes)
-    for at in np.argwhere(~np.isfinite(array) | (array < 0))[:1]:
+    for at in np.argwhere(~((array >= 0) & (array <= MOST)))[:1]:
         where = "".join(f"[{i}]" for i in at)
-        raise InputError(f"{place}{where}: expected a finite number >= 0, got {array[tuple(at)]}")
+        raise InputError(f"{place}{where}: expected 0 to {MOST:g}, got {array[tuple(at)]}")
     return frozen(array.astype(np.float64))
 
 

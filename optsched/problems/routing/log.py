@@ -255,12 +255,13 @@ class Log:
             *head, images, first = row
             flat = [value for entry in entries[first : first + images] for value in entry]
             found.append([1, *head, *flat])
-        return Rows.of([[2, self.decisions], *found])
+        horizon = -1 if self.horizon is None else self.horizon
+        return Rows.of([[2, self.decisions, horizon], *found])
 
     @classmethod
     def of_rows(cls, problem: Routing, rows: Rows) -> Log:
         """The inverse of `rows`."""
-        (_, decisions), *rest = rows.to_lists()
+        (_, decisions, horizon), *rest = rows.to_lists()
         instances = [tuple(row[1:]) for row in rest if row[0] == 0]
         batches: list[tuple[int, ...]] = []
         entries: list[tuple[int, int]] = []
@@ -271,7 +272,7 @@ class Log:
                 entries += found
         return cls(
             problem, np.array(batches, BATCH), np.array(entries, ENTRY),
-            np.array(instances, INSTANCE), decisions,
+            np.array(instances, INSTANCE), decisions, None if horizon < 0 else horizon,
         )  # fmt: skip
 
     def schedule(self) -> Schedule:
@@ -289,7 +290,8 @@ class Log:
         start = np.concatenate([instances["load"][loads], batches["start"]])
         stop = np.concatenate([instances["ready"][loads], batches["end"]])
         order = np.lexsort((start, resource))
-        sequences = np.split(order, np.cumsum(np.bincount(resource, minlength=len(instances)))[:-1])
+        ends = np.cumsum(np.bincount(resource, minlength=len(instances)))
+        sequences = np.split(order, ends[:-1])[: len(instances)]
         first = [ops[:2].tolist() for ops in sequences if len(ops) > 1 and ops[0] < len(loads)]
         acquire = np.zeros(len(start), np.int64)
         vram = problem.vram * 1000

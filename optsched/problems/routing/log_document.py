@@ -9,9 +9,11 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.files import read_text
+from optsched.limits import whole_number
+from optsched.problems.routing.checks import milliseconds
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
 from optsched.problems.routing.problem import NS_PER_MS
-from optsched.strict_json import check_format, decode, parse, without_collector
+from optsched.strict_json import MAX_INTEGER, check_format, decode, parse, without_collector
 
 if TYPE_CHECKING:
     import os
@@ -88,7 +90,7 @@ def check_scenario(problem: Routing, document: Document) -> None:
     said = document.provenance.get("instance_sha256")
     if said is not None and said != problem.sha256:
         raise InputError(
-            f"the log is of another scenario: {said:.12}, this one is {problem.sha256:.12}"
+            f"the log is of another scenario: {said!s:.12}, this one is {problem.sha256:.12}"
         )
 
 
@@ -98,7 +100,7 @@ def log_of(problem: Routing, document: Document) -> Log:
     Raises
     ------
     InputError
-        It is of another scenario, or names a server or request that is not there.
+        It is of another scenario, names what is not there, or a time is out of range.
     """
     check_scenario(problem, document)
     server = {one.id: s for s, one in enumerate(problem.servers)}
@@ -109,27 +111,43 @@ def log_of(problem: Routing, document: Document) -> Log:
             raise InputError(f"{place}: there is no {name!r:.60}")
         return names[name]
 
-    instances = [
-        (known(f"instances[{i}].server", server, row.server), row.id, row.segment, row.width,
-         _ns(row.load_ms), _ns(row.ready_ms), -1 if row.unload_ms is None else _ns(row.unload_ms))
-        for i, row in enumerate(document.instances)
-    ]  # fmt: skip
+    segment = {k: k for k in range(problem.n_segments)}
+    width = {w: w for w in range(problem.n_widths)}
+
+    def head(place: str, row: _Instance | _Batch, number: int) -> tuple[int, ...]:
+        s = known(f"{place}.server", server, row.server)
+        k = known(f"{place}.segment", segment, row.segment)
+        return s, number, k, known(f"{place}.width", width, row.width)
+
+    instances: list[tuple[int, ...]] = []
+    hosts: dict[Any, dict[Any, int]] = {}
+    for i, there in enumerate(document.instances):
+        place = f"instances[{i}]"
+        gone = -1 if there.unload_ms is None else _ns(f"{place}.unload_ms", there.unload_ms)
+        instances.append(
+            (*head(place, there, whole_number(f"{place}.id", there.id, 0, MAX_INTEGER)),
+             _ns(f"{place}.load_ms", there.load_ms), _ns(f"{place}.ready_ms", there.ready_ms), gone)
+        )  # fmt: skip
+        hosts.setdefault(there.server, {})[there.id] = i
     batches: list[tuple[int, ...]] = []
     entries: list[tuple[int, int]] = []
     for b, row in enumerate(document.batches):
         place = f"batches[{b}]"
+        known(f"{place}.instance", hosts.get(row.server, {}), row.instance)
         batches.append(
-            (known(f"{place}.server", server, row.server), row.instance, row.segment, row.width,
-             _ns(row.start_ms), _ns(row.end_ms), len(row.requests), len(entries))
+            (*head(place, row, row.instance),
+             _ns(f"{place}.start_ms", row.start_ms), _ns(f"{place}.end_ms", row.end_ms),
+             len(row.requests), len(entries))
         )  # fmt: skip
         entries += [
-            (known(f"{place}.requests[{i}].id", request, one.id), _ns(one.queued_ms))
+            (known(f"{place}.requests[{i}].id", request, one.id),
+             _ns(f"{place}.requests[{i}].queued_ms", one.queued_ms))
             for i, one in enumerate(row.requests)
-        ]
+        ]  # fmt: skip
     horizon = document.horizon_ms
     return Log(
         problem, np.array(batches, BATCH), np.array(entries, ENTRY), np.array(instances, INSTANCE),
-        document.summary.decisions, None if horizon is None else _ns(horizon),
+        document.summary.decisions, None if horizon is None else _ns("horizon_ms", horizon),
         document.provenance, document.wall_clock,
         document.summary.energy_j if document.wall_clock else None,
     )  # fmt: skip
@@ -167,8 +185,8 @@ def to_json(log: Log) -> bytes:
     return b"{\n" + body + b"\n}\n"
 
 
-def _ns(milliseconds: float) -> int:
-    return round(milliseconds * NS_PER_MS)
+def _ns(place: str, given: float) -> int:
+    return round(milliseconds(place, given) * NS_PER_MS)
 
 
 def _lines(rows: list[Any]) -> bytes:

@@ -119,7 +119,7 @@ class Routing(Problem):
         Millions of multiply-accumulates of an image, [segment][input width][width]; segment 0 has
         one row.
     vram_mb
-        Memory of an instance, [segment][width].
+        Memory of an instance, [segment][width]; a wider one takes no less.
     max_batch
         Images that a batch may hold.
     accuracy
@@ -196,6 +196,8 @@ class Routing(Problem):
         memory = table("vram_mb", vram_mb, 2)
         if memory.shape != (k, n):
             raise InputError(f"vram_mb: expected {k} rows of {n} numbers, got {memory.shape}")
+        for i in np.flatnonzero((np.diff(memory, axis=1) < 0).any(axis=1))[:1]:
+            raise InputError(f"vram_mb[{i}]: a wider instance takes less, got {memory[i].tolist()}")
         arrivals = times("arrival_ms", arrival_ms)
         order = np.argsort(arrivals, kind="stable")
         names = identifiers("requests", range(len(arrivals)) if ids is None else ids)
@@ -223,6 +225,11 @@ class Routing(Problem):
                     f"vram_mb[{i}][{j}]: an instance of segment {i + 1} at width {columns[j]:g} "
                     f"takes {memory[i, j]:g} MB, more than any server has"
                 )
+        for s, one in enumerate(given):
+            rule = one.contention or Contention(0, 0, 0)
+            slowdown = 1 + rule.below * rule.knee + rule.above * 13  # 12 instances at U 1.02
+            most = one.launch_ms + self.cost[s].max() / NS_PER_MS * self.max_batch * slowdown
+            milliseconds(f"servers[{s}]: the longest batch", most)
 
     # sizes
 
@@ -318,16 +325,21 @@ class Routing(Problem):
 
     @cached_property
     def alone(self) -> tuple[int, int]:
-        """Least latency of a request, and least latency + lost accuracy, ns."""
+        """Least latency of a request, and least latency + lost accuracy, ns.
+
+        Inputs may be padded to a width that costs less; the router may have begun its decision
+        before the request arrived, so that its time does not count.
+        """
         k, servers = self.n_segments, len(self.servers)
         before = np.hstack([np.zeros((len(self.tuples), 1), np.int64), self.tuples[:, :-1]])
+        cost = np.minimum.accumulate(self.cost[:, :, ::-1], axis=2)[:, :, ::-1]
         best = np.zeros((servers, len(self.tuples)))
         for i in range(k):
-            step = self.launch[:, None] + self.cost[:, i, before[:, i], self.tuples[:, i]]
+            step = self.launch[:, None] + cost[:, i, before[:, i], self.tuples[:, i]]
             if i:
                 moved = best.min(axis=0) + self.transfer[i - 1, before[:, i]]
                 best = np.minimum(best, moved)
-            best = best + np.ceil(step) + self.router
+            best = best + np.ceil(step)
         latency = best.min(axis=0)
         lost = (self.accuracy.max() - self.accuracy) * (self.ms_per_point * NS_PER_MS / POINTS)
         return int(latency.min()), math.floor((latency + lost).min())
@@ -470,8 +482,8 @@ def _server(s: int, given: Any, shape: tuple[int, int]) -> Server:
         non_negative(f"{place}.{key}", getattr(given, key))
     if given.peak_w < given.idle_w:
         raise InputError(f"{place}.peak_w: {given.peak_w} is below idle_w, {given.idle_w}")
-    if given.sat_mmac is not None and not non_negative(f"{place}.sat_mmac", given.sat_mmac):
-        raise InputError(f"{place}.sat_mmac: expected a number > 0, got 0")
+    if given.sat_mmac is not None and non_negative(f"{place}.sat_mmac", given.sat_mmac) < 1e-9:
+        raise InputError(f"{place}.sat_mmac: expected a number > 0, got {given.sat_mmac}")
     if given.contention is not None:
         if given.sat_mmac is None:
             raise InputError(f"{place}.contention: needs sat_mmac")
@@ -497,9 +509,10 @@ def _check_work(place: str, given: Any, shape: tuple[int, int]) -> None:
 def _link(given: Any, shape: tuple[int, int]) -> Link:
     if not isinstance(given, Link):
         raise InputError(f"link: expected a Link, got {given!r:.60}")
-    milliseconds("link.latency_ms", given.latency_ms)
-    non_negative("link.ms_per_mb", given.ms_per_mb)
+    latency = milliseconds("link.latency_ms", given.latency_ms)
+    per_mb = non_negative("link.ms_per_mb", given.ms_per_mb)
     sizes = table("link.activation_mb", given.activation_mb, 2)
     if sizes.shape != shape:
         raise InputError(f"link.activation_mb: expected shape {shape}, got {sizes.shape}")
-    return given
+    milliseconds("link: the longest transfer", latency + per_mb * sizes.max())
+    return Link(latency, per_mb, sizes.tolist())

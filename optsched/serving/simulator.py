@@ -11,12 +11,14 @@ import numpy as np
 from optsched.errors import InputError, InternalError
 from optsched.limits import whole_number
 from optsched.problems.routing import Routing
+from optsched.problems.routing.checks import milliseconds
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
+from optsched.problems.routing.plan import SLOTS
 from optsched.problems.routing.problem import NS_PER_MS
 from optsched.serving import world
-from optsched.serving.core import NEVER, SLOTS, Settings, new_core, pin
-from optsched.serving.routers import Compiled, InfeasibleRoute, OwnRouter, Router
-from optsched.serving.telemetry import telemetry
+from optsched.serving.core import NEVER, Settings, new_core, pin
+from optsched.serving.metrics import telemetry
+from optsched.serving.routers import Compiled, CompiledRouter, InfeasibleRoute, OwnRouter, Router
 from optsched.serving.view import View
 from optsched.serving.world import World, advance
 
@@ -58,7 +60,7 @@ class Run:
 
 def simulate(
     problem: Routing,
-    router: Router | OwnRouter | None = None,
+    router: CompiledRouter | OwnRouter | None = None,
     *,
     plan: Plan | None = None,
     settings: Settings | None = None,
@@ -73,7 +75,8 @@ def simulate(
     problem
         Servers, network and arrivals.
     router
-        Rules, or any object with a method ``route(view) -> Decision``; None: `Router()`.
+        Rules, a learned policy, or any object with a method ``route(view) -> Decision``; None:
+        `Router()`.
     plan
         Instances that are resident from the beginning; None: everything is loaded when needed.
     settings
@@ -102,7 +105,7 @@ def simulate(
     chosen = Router() if router is None else router
     state = new_world(problem, chosen, plan, settings, seed, log=log)
     if horizon_ms is not None:
-        state.trace["horizon"] = min(round(horizon_ms * NS_PER_MS), NEVER - 1)
+        state.trace["horizon"] = round(milliseconds("horizon_ms", horizon_ms) * NS_PER_MS)
     view = View(problem, state)
     while (status := advance(state)) > world.DRAINED:
         if status == world.ASKED:

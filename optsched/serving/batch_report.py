@@ -41,7 +41,7 @@ def explain(log: Log, batch: int) -> str:
     there = log.instances[log.instances["server"] == s]
     own = there[there["id"] == row["instance"]][0]
     lines = [
-        f"batch {b}: {row['images']} requests, segment {k} at width {problem.widths[w]:g}, on "
+        f"batch {b}: {_requests(len(entries))}, segment {k} at width {problem.widths[w]:g}, on "
         f"server {problem.servers[s].id!r}, instance {row['instance']} (width "
         f"{problem.widths[int(own['width'])]:g}), {_ms(start)} to {_ms(int(row['end']))} ms"
     ]
@@ -98,3 +98,7 @@ def _journey(log: Log, r: int, k: int, queued: int, start: int) -> str:
 
 def _ms(ns: int) -> str:
     return f"{ns / NS_PER_MS:.3f}"
+
+
+def _requests(n: int) -> str:
+    return f"{n} request{'s' * (n > 1)}"

@@ -1,0 +1,251 @@
+"""Routers of slimmable inference side by side, on the same traces.
+
+    python benchmarks/serving.py routers [--seeds 16] [--first-seed 0] [--out FILE.json]
+    python benchmarks/serving.py front   [--seeds 16]      a price sweep against all static tuples
+    python benchmarks/serving.py paper   [--seeds 16] [--policy FILE.npz ...]
+    python benchmarks/serving.py speed                     decisions per second, Python beside it
+    python benchmarks/serving.py plan                      the planner against the hand-made plan
+
+The cluster is `optsched.serving.reference`: plausible devices, nobody's measurements. Everything
+tuned (price and group of `marginal`, targets of `backlog`) was tuned on seeds from 100 on; the
+default seeds, 0 to 15, are for reporting. Energy per image is that of all traces by all images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from machine import machine
+
+from optsched import serving
+from optsched.files import write_atomic
+from optsched.serving import MarginalCost, Plan, Router, Settings
+from optsched.serving.simulator import new_world
+from optsched.serving.world import advance
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from optsched import Routing
+    from optsched.serving import Point
+
+LOADS = {"2500x3": (2500, 3.0), "4500x2.5": (4500, 2.5), "2500": (2500, 1.0), "4500": (4500, 1.0)}
+SECONDS = 8.0
+PRICES = tuple(round(2 ** (i / 2 - 4), 3) for i in range(24))  # ms per point
+
+HAND_MADE = [
+    *((s, 0, 0) for s in range(3)),
+    *((s, k, 3) for s in (0, 1) for k in (1, 2, 2, 3, 3)),
+    *((2, k, 3) for k in (1, 2, 3)),
+]
+"""(server, segment, width) of the plan that somebody made without a model."""
+
+
+def routers() -> dict[str, Any]:
+    """What is compared: the paper's baseline, its peers' rules, static tuples, and ours."""
+    rules = serving
+    found: dict[str, Any] = {
+        "random": Router(rules.RandomWidth(), rules.Random(), 0),
+        "round robin": Router(rules.RandomWidth(), rules.RoundRobin(), 0),
+        "power of two": Router(rules.Backlog(6), rules.PowerOfTwo(), 8),
+    }
+    for row in ((0, 0, 2, 3), (0, 1, 2, 3), (0, 2, 3, 3), (0, 3, 3, 3)):
+        found[f"static {','.join(map(str, row))}"] = Router(rules.Static(row), rules.JSED(), 8)
+    for target in (5.0, 6.0, 6.5):
+        found[f"backlog {target:g} ms"] = Router(rules.Backlog(target), rules.JSED(), 8)
+    found["fluid"] = Router(rules.Fluid(), rules.JSED(), 8)
+    found["auto (marginal cost)"] = MarginalCost()
+    return found
+
+
+def trace_maker(load: str, **fields: Any) -> Callable[[int], Routing]:
+    """Traces of a load, by seed."""
+    rate, burst = LOADS[load]
+    return lambda seed: serving.reference(
+        rate=rate, burst=burst, seconds=SECONDS, seed=seed, **fields
+    )
+
+
+def plan_for(load: str) -> Plan:
+    """The plan for a load's mean rate, of a trace that is not reported."""
+    return serving.plan_instances(serving.reference(rate=LOADS[load][0], seed=10_000))
+
+
+def table(points: list[Point]) -> None:
+    """A row a router."""
+    print(f"{'':28}{'accuracy %':>16}{'mean ms':>18}{'P99 ms':>18}{'J/image':>9}{'cost ms':>9}")
+    for point in points:
+        mean, half = point.mean, point.interval
+        cells = [f"{mean[k]:.2f} ± {half[k]:.2f}" for k in ("accuracy", "mean_ms", "p99_ms")]
+        print(
+            f"{point.router:28}{cells[0]:>16}{cells[1]:>18}{cells[2]:>18}"
+            f"{mean['joules_per_image']:9.4f}{mean['cost_ms']:9.3f}"
+            f"{'  saturated' if point.saturated else ''}"
+        )
+
+
+def compare(seeds: range, out: Path | None) -> None:
+    """All routers, cold and with the plan, on all loads."""
+    points = []
+    for load in LOADS:
+        for title, plan in (("cold", None), ("planned", plan_for(load))):
+            name = f"{load}/s {title}"
+            print(f"\n{name}")
+            found = serving.pareto(trace_maker(load), routers(), seeds=seeds, plan=plan, load=name)
+            table(found)
+            points += found
+    if out is not None:
+        tree = {"format": "optsched.serving-bench/1", "points": points}
+        write_atomic(out, msgspec.json.encode(tree))
+
+
+def front(seeds: range) -> None:
+    """A price sweep of `marginal` against all 256 static tuples: fronts and hypervolumes."""
+    for load in LOADS:
+        plan = plan_for(load)
+        swept = []
+        for price in PRICES:
+            swept += serving.pareto(
+                trace_maker(load, ms_per_point=price), {f"{price:g} ms/point": MarginalCost()},
+                seeds=seeds, plan=plan, load=load,
+            )  # fmt: skip
+        static = {
+            ",".join(map(str, row)): Router(serving.Static(tuple(row)), serving.JSED(), 8)
+            for row in serving.reference(rate=1).tuples.tolist()
+        }
+        tuples = serving.pareto(trace_maker(load), static, seeds=seeds, plan=plan, load=load)
+        cold = serving.pareto(trace_maker(load), routers(), seeds=seeds, load=load)
+        own = serving.front_of(swept)
+        beaten = [
+            any(
+                p.mean["accuracy"] >= c.mean["accuracy"] and p.mean["p99_ms"] <= c.mean["p99_ms"]
+                for p in own
+            )
+            for c in cold
+        ]
+        print(
+            f"{load}/s: {len(own)} points of the sweep on its front; hypervolume "
+            f"{serving.hypervolume(swept):.1f}, of the 256 static tuples "
+            f"{serving.hypervolume(tuples):.1f} ({sum(p.saturated for p in tuples)} saturated); "
+            f"cold points dominated: {sum(beaten)} of {len(beaten)}"
+        )
+
+
+def paper(seeds: range, policies: list[Path]) -> None:
+    """The shape of the paper's tables: random routing without a plan, and what replaces it."""
+    for rate, burst in ((2500, 3.0), (500, 1.0)):
+        make: Callable[[int], Routing] = lambda seed, rate=rate, burst=burst: serving.reference(  # type: ignore[misc]  # noqa: E731
+            rate=rate, burst=burst, seconds=SECONDS, seed=seed
+        )
+        print(f"\n{rate}/s, bursts {burst:g}")
+        chosen = {"random": routers()["random"], "random, planned": routers()["random"]}
+        chosen |= {"static 0,1,2,3": routers()["static 0,1,2,3"], "auto": MarginalCost()}
+        if policies:
+            from optsched.serving.policy import Policy
+
+            chosen |= {path.stem: Policy.load(path) for path in policies}
+        plan = serving.plan_instances(serving.reference(rate=rate, seed=10_000))
+        rows = []
+        for name, router in chosen.items():
+            runs = [
+                serving.simulate(
+                    make(seed),
+                    router,
+                    plan=None if name == "random" else plan,
+                    seed=seed,
+                    log=False,
+                ).summary
+                for seed in seeds
+            ]
+            keys = ("accuracy", "mean_ms", "sd_ms", "gpu_variance", "throughput_per_s")
+            mean = {key: statistics.mean(getattr(run, key) for run in runs) for key in keys}
+            mean["J/image"] = sum(r.energy_j for r in runs) / sum(r.completed for r in runs)
+            rows.append((name, mean))
+        base = rows[0][1]
+        for name, mean in rows:
+            cells = "".join(
+                f"  {key} {value:.4g} ({value / base[key] - 1:+.0%})" if base[key] else ""
+                for key, value in mean.items()
+            )
+            print(f"{name:18}{cells}")
+    print("\nrandom routing for longer and longer traces of 2500/s, bursts 3 (it is overloaded):")
+    for seconds in (2, 4, 8, 16):
+        runs = [
+            serving.simulate(
+                serving.reference(rate=2500, burst=3, seconds=seconds, seed=seed),
+                routers()["random"], seed=seed, log=False,
+            ).summary.mean_ms
+            for seed in seeds
+        ]  # fmt: skip
+        print(f"  {seconds:2} s: mean latency {statistics.mean(runs):8.0f} ms")
+
+
+def speed() -> None:
+    """Decisions a second on one core, best of 9; and the same sources as plain Python."""
+    print(machine())
+    problem = serving.reference(rate=2500, burst=3, seconds=8, seed=0)
+    plan = Plan.of(HAND_MADE)
+    for name in ("static 0,2,3,3", "static 0,0,2,3", "backlog 6 ms", "auto (marginal cost)"):
+        for log in (False, True):
+            best = math.inf
+            for _ in range(9):
+                world = new_world(problem, routers()[name], plan, Settings(), log=log)
+                begin = time.process_time()
+                advance(world)
+                best = min(best, time.process_time() - begin)
+            rate = int(world.trace["decisions"][0]) / best
+            print(f"{name:24} {'full log' if log else 'no log':9} {rate / 1e6:6.2f} M decisions/s")
+
+
+def plans() -> None:
+    """Seconds and status of the planner; the objective, simulated, beside the hand-made plan's."""
+    for load in LOADS:
+        begin = time.perf_counter()
+        plan = plan_for(load)
+        seconds = time.perf_counter() - begin
+        costs = []
+        for chosen in (plan, Plan.of(HAND_MADE)):
+            runs = [
+                serving.simulate(trace_maker(load)(seed), MarginalCost(), plan=chosen, log=False)
+                for seed in range(16)
+            ]
+            costs.append(np.mean([run.cost / run.summary.completed / 1e6 for run in runs]))
+        print(
+            f"{load}/s: {plan.status} in {seconds:.2f} s, cost {costs[0]:.3f} ms a request, with "
+            f"the hand-made plan {costs[1]:.3f}"
+        )
+
+
+def main() -> int:
+    """Run one of the studies."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("what", choices=("routers", "front", "paper", "speed", "plan"))
+    parser.add_argument("--seeds", type=int, default=16)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--policy", type=Path, nargs="*", default=[])
+    given = parser.parse_args()
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    if given.what == "routers":
+        compare(seeds, given.out)
+    elif given.what == "front":
+        front(seeds)
+    elif given.what == "paper":
+        paper(seeds, given.policy)
+    elif given.what == "speed":
+        speed()
+    else:
+        plans()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

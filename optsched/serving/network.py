@@ -1,0 +1,230 @@
+"""SlimResNet: an image classifier in segments, each of which runs at any of several widths."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, group_norm, linear
+from torch.nn.functional import pad as enlarged
+
+from optsched.errors import InputError
+from optsched.limits import number, whole_number
+from optsched.problems.routing.accuracy import WIDTHS
+from optsched.serving.scenario import network_mmac
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST = 2**16  # channels, classes or blocks: more are a mistake
+
+
+class SlimResNet(nn.Module):
+    """Residual network whose narrow widths are slices of one set of weights.
+
+    A 3x3 convolution (the stem), segments of basic blocks (He et al. 2016), the mean over all
+    positions and a linear layer. A width w uses the first w * channels of every layer (slimmable
+    networks, Yu et al. 2018). The groups of the norms (Wu & He 2018) have as many channels at every
+    width, so a slice is normalised as inside the wide net: no statistics belong to a width.
+
+    Parameters
+    ----------
+    classes
+        Outputs.
+    channels
+        Of every segment at width 1. The first keeps the side of the image, each other halves it.
+    blocks
+        Basic blocks of two 3x3 convolutions a segment.
+    in_channels
+        Of an image.
+    group_channels
+        Channels that are normalised together.
+    widths
+        Shares of the channels, ascending.
+    seed
+        Of the initial weights; torch's own generator is not touched.
+
+    Raises
+    ------
+    InputError
+        A number out of range, or channels that `group_channels` does not divide at some width.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        channels: Sequence[int] = (64, 128, 256, 512),
+        blocks: int = 2,
+        in_channels: int = 3,
+        group_channels: int = 8,
+        widths: Sequence[float] = WIDTHS,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.classes = whole_number("classes", classes, 1, _MOST)
+        self.blocks = whole_number("blocks", blocks, 1, _MOST)
+        self.in_channels = whole_number("in_channels", in_channels, 1, _MOST)
+        self.group_channels = whole_number("group_channels", group_channels, 1, _MOST)
+        self.channels = tuple(whole_number("channels", c, 1, _MOST) for c in channels)
+        if not self.channels:
+            raise InputError("channels: expected one number a segment, got none")
+        self.widths = tuple(number("widths", "a share", w) for w in widths)
+        if not self.widths or any(a >= b for a, b in pairwise((0.0, *self.widths, 1.0 + 1e-9))):
+            raise InputError(f"widths: expected ascending shares in (0, 1], got {self.widths}")
+        segments, held = range(len(self.channels)), len(self.widths)
+        self.segments = nn.ModuleList(self._segment(k, held) for k in segments)
+        draw = torch.Generator(device="cpu").manual_seed(whole_number("seed", seed, 0, 2**31 - 1))
+        for weight in self.parameters():
+            if weight.ndim > 1 and not weight.is_meta:  # norms begin as 1 and 0, offsets as 0
+                nn.init.kaiming_normal_(weight, nonlinearity="relu", generator=draw)
+        with torch.no_grad():  # small logits: the first steps do not undo a wrong certainty
+            self.get_parameter(f"segments.{segments[-1]}.weight").mul_(0.1)
+
+    def forward(self, x: Tensor, widths: Sequence[int]) -> Tensor:
+        """Logits, shape (n, classes), of images under a tuple of width indices, one a segment."""
+        before = 0
+        for k, width in enumerate(self.check_tuple(widths)):
+            x, before = self.segment(k, x, width, before), width
+        return x
+
+    def segment(self, k: int, x: Tensor, width: int, input_width: int = 0) -> Tensor:
+        """Run one segment; see `Segment.forward`."""
+        return self.segments[self._index(k)](x, width, input_width)  # type: ignore[no-any-return]
+
+    def sliced(self, k: int, width: int) -> Segment:
+        """Copy of what one instance holds: segment k at widths up to this, for all input widths."""
+        held = whole_number("width", width, 0, len(self.widths) - 1) + 1
+        whole = self.segments[self._index(k)].state_dict()
+        with torch.device("meta"):  # neither memory nor time for weights that are replaced
+            found = self._segment(k, held)
+        corners = {
+            name: whole[name][tuple(slice(n) for n in part.shape)].clone()
+            for name, part in found.state_dict().items()
+        }
+        found.load_state_dict(corners, assign=True)
+        return found
+
+    def mmac(self, side: int = 32) -> list[list[list[float]]]:
+        """Millions of multiply-accumulates an image, [segment][input width][width]."""
+        return network_mmac(
+            self.channels, self.widths, side=whole_number("side", side, 1, _MOST),
+            classes=self.classes, blocks=self.blocks, in_channels=self.in_channels,
+        )  # fmt: skip
+
+    def check_tuple(self, widths: Sequence[int]) -> tuple[int, ...]:
+        """One width index a segment; `InputError` otherwise."""
+        if len(widths) != len(self.channels):
+            raise InputError(f"widths: expected {len(self.channels)} indices, got {widths!r:.60}")
+        return tuple(whole_number("widths", w, 0, len(self.widths) - 1) for w in widths)
+
+    def _index(self, k: int) -> int:
+        return whole_number("segment", k, 0, len(self.channels) - 1)
+
+    def _segment(self, k: int, held: int) -> Segment:
+        """Segment k for so many of its widths, its weights not yet drawn."""
+        inputs = self._channels(k - 1) if k else [self.in_channels]
+        return Segment(
+            inputs, self._channels(k)[:held], self.blocks, self.group_channels,
+            stem=k == 0, classes=self.classes if k == len(self.channels) - 1 else 0,
+        )  # fmt: skip
+
+    def _channels(self, k: int) -> list[int]:
+        """Of segment k by width."""
+        found = [round(self.channels[k] * width) for width in self.widths]
+        for width, count in zip(self.widths, found, strict=True):
+            exact = math.isclose(count, self.channels[k] * width)
+            if not exact or not count or count % self.group_channels:
+                raise InputError(
+                    f"channels: segment {k} has {self.channels[k] * width:g} of {self.channels[k]} "
+                    f"at width {width:g}, no multiple of group_channels {self.group_channels}; "
+                    "choose other channels, widths or group_channels"
+                )
+        return found
+
+
+class Segment(nn.Module):
+    """One segment at all widths up to one of them: what an instance on a server runs.
+
+    An input enters only through convolutions, never through an identity shortcut, so zero channels
+    added to it (`pad`) change nothing: the first segment begins with the stem, every other with a
+    block that has a projection.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        blocks: int,
+        group_channels: int,
+        *,
+        stem: bool,
+        classes: int,
+    ) -> None:
+        super().__init__()
+        self.inputs, self.outputs, self.classes = tuple(inputs), tuple(outputs), classes
+        most, first = outputs[-1], outputs[-1] if stem else inputs[-1]
+        self.stem = Convolution(inputs[-1], most, 3, group_channels) if stem else None
+        self.blocks = nn.ModuleList(
+            Block(most if i else first, most, group_channels, projection=not i and not stem)
+            for i in range(blocks)
+        )
+        if classes:  # only the last segment has any
+            self.weight = nn.Parameter(torch.empty(classes, most))
+            self.bias = nn.Parameter(torch.zeros(classes))
+
+    def forward(self, x: Tensor, width: int, input_width: int = 0) -> Tensor:
+        """Activations, or logits of the last segment, at the width of an index.
+
+        `x` has shape (n, channels, side, side) with the channels of `input_width`, the index of the
+        widest in the batch (see `pad`; 0 for images). `InputError` if it has not, or if `width` is
+        not held here.
+        """
+        co = self.outputs[whole_number("width", width, 0, len(self.outputs) - 1)]
+        ci = self.inputs[whole_number("input_width", input_width, 0, len(self.inputs) - 1)]
+        if x.ndim != 4 or x.shape[1] != ci:
+            raise InputError(f"x: expected shape (n, {ci}, side, side), got {tuple(x.shape)}")
+        if self.stem is not None:
+            x = self.stem(x, co).relu()
+        for block in self.blocks:
+            x = block(x, co)
+        return linear(x.mean((2, 3)), self.weight[:, :co], self.bias) if self.classes else x
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with a shortcut; one with a projection halves the side."""
+
+    def __init__(self, ci: int, co: int, group_channels: int, *, projection: bool) -> None:
+        super().__init__()
+        self.first = Convolution(ci, co, 3, group_channels, 2 if projection else 1)
+        self.second = Convolution(co, co, 3, group_channels)
+        self.shortcut = Convolution(ci, co, 1, group_channels, 2) if projection else None
+
+    def forward(self, x: Tensor, co: int) -> Tensor:
+        """Run the block with so many channels out."""
+        around = x if self.shortcut is None else self.shortcut(x, co)
+        return (self.second(self.first(x, co).relu(), co) + around).relu()  # type: ignore[no-any-return]
+
+
+class Convolution(nn.Module):
+    """A square kernel and a norm; runs with the first channels in and out, as many as asked."""
+
+    def __init__(self, ci: int, co: int, size: int, group_channels: int, stride: int = 1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(co, ci, size, size))
+        self.scale, self.offset = nn.Parameter(torch.ones(co)), nn.Parameter(torch.zeros(co))
+        self.stride, self.group_channels = stride, group_channels
+
+    def forward(self, x: Tensor, co: int) -> Tensor:
+        """Shape (n, ci, side, side) to (n, co, side / stride, side / stride)."""
+        weight = self.weight[:co, : x.shape[1]]
+        x = conv2d(x, weight, stride=self.stride, padding=weight.shape[-1] // 2)
+        return group_norm(x, co // self.group_channels, self.scale[:co], self.offset[:co])
+
+
+def pad(batches: Sequence[Tensor]) -> Tensor:
+    """One batch of several that differ in channels: zeros up to the widest, after the channels."""
+    widest = max(part.shape[1] for part in batches)
+    return torch.cat([enlarged(part, (0, 0, 0, 0, 0, widest - part.shape[1])) for part in batches])

@@ -1,0 +1,233 @@
+"""The judge of logs rejects what is wrong, one sentence each; so does the check of routers."""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from depth import depth, seeds
+from routing_problems import GONE, Anything, Resident, document, mutated, plain, routers
+
+from optsched.errors import InputError
+from optsched.problems.routing import Link, Routing, Server, log_document
+from optsched.serving.check import check_log
+from optsched.serving.routers import Backlog, Decision, RandomWidth, RoundRobin, Router, Static
+from optsched.serving.scenario import reference
+from optsched.serving.simulator import simulate
+from optsched.testing import check_router
+from optsched.testing.routing_problems import random_routing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SERVER: dict[str, Any] = {"vram_mb": 30, "launch_ms": 1, "ms_per_mmac": 1, "idle_w": 5, "peak_w": 9}
+PROBLEM = Routing(
+    [0.5, 1.0], [[[1.0, 2.0]], [[1.0, 2.0], [1.5, 3.0]]], [[5.0, 10.0]] * 2, [50, 60, 70, 80],
+    [Server("a", **SERVER, load_ms=4.0), Server("b", **SERVER)],
+    [0.0, 0.0, 0.0, 0.2, 0.4, 8.0, 8.0, 20.0],
+    ids=["r0", "r1", "r2", 3, 4, 5, 6, 7], max_batch=2, router_ms=0.1,
+    link=Link(0.5, 1.0, [[0.25, 0.5]] * 2),
+)  # fmt: skip
+RUN = simulate(PROBLEM, Router(Static((0, 1)), RoundRobin(), 2), plan=Resident([(0, 0, 1)]))
+LOG = document(RUN.log)
+EXTRA = {**LOG["instances"][3], "id": 9, "load_ms": 5.0, "ready_ms": 5.0}
+FIRST, SECOND, LAST = (LOG["batches"][b] for b in (0, 2, 9))
+MUTATIONS: dict[str, dict[str, Any]] = {
+    # batches and their requests
+    "request 7 never runs segment 1": {"batches.9": GONE},
+    "request 'r1' never runs segment 0": {"batches.0.requests.1": GONE},
+    "request 7 runs segment 1 2 times, in batches 9, 10": {"batches.+": LAST},
+    "request 'r0' runs segment 0 2 times, in batches 0, 0": {
+        "batches.0.requests.1": FIRST["requests"][0]},
+    "has not 1 to 2 requests": {"batches.0.requests.+": FIRST["requests"][0]},
+    "batch 0 (segment 0, width 0, 0 requests, 0.1 ms to 3.1 ms) has": {"batches.0.requests": []},
+    "3.099998 ms) needs at least 3 ms on server 'a'": {"batches.0.end_ms": 3.099998},
+    "0.1 ms to 0 ms) ends before it starts": {"batches.0.end_ms": 0.0},
+    # times at which requests queue; without the link it would be 22.2
+    "request 7 queues at 20 ms for batch 9": {"batches.9.requests.0.queued_ms": 20.0},
+    "before its input is there, at 22.85 ms": {"batches.9.requests.0.queued_ms": 22.2},
+    "before its input is there, at 20 ms": {"batches.8.requests.0.queued_ms": 19.0},
+    "after that starts, at 22.95 ms": {"batches.9.requests.0.queued_ms": 23.0},
+    "request 4, queued at 0.5 ms, overtakes request 'r0', queued at 0.1 ms, on server 'a'": {
+        "batches.0.requests": SECOND["requests"], "batches.2.requests": FIRST["requests"]},
+    "the router decides at 0.05 ms and at 0.1 ms; a decision takes 0.1 ms": {
+        "batches.0.requests.1.queued_ms": 0.05},
+    "the router decides at 20 ms; a decision takes 0.1 ms, and nothing waited at 19.9 ms": {
+        "batches.8.requests.0.queued_ms": 20.0},
+    # instances
+    "starts while another batch runs on its instance": {"batches.2.start_ms": 3.0},
+    "is wider than its instance": {"instances.3.width": 0},
+    "is of another segment than its instance": {"instances.3.segment": 0},
+    "starts before its instance is ready": {"instances.3.ready_ms": 4.0},
+    "ends after its instance is unloaded": {"instances.3.unload_ms": 25.9},
+    "is loaded from 0.5 ms on, a load takes 4 ms": {"instances.2.ready_ms": 4.4},
+    "4 ms) is unloaded before it is ready": {"instances.+": {**EXTRA, "unload_ms": 4.0}},
+    "server 'b' holds 35 MB of instances at 5.95 ms, it has 30 MB": {"instances.+": EXTRA},
+    "server 'a' has no instance 70": {"batches.0.instance": 70},
+    "instances[6].id: server 'b' has an instance 1": {"instances.+": {**EXTRA, "id": 1}},
+    # names and times that cannot be
+    "batches[0].server: there is no 'c'": {"batches.0.server": "c"},
+    "batches[0].width: there is no 2": {"batches.0.width": 2},
+    "instances[0].segment: there is no -1": {"instances.0.segment": -1},
+    "batches[1].requests[1].id: there is no '3'": {"batches.1.requests.1.id": "3"},
+    "batches[0].end_ms: expected 0 to 9007199255 ms, got 1e+300": {"batches.0.end_ms": 1e300},
+    "instances[0].load_ms: expected 0 to": {"instances.0.load_ms": -1.0},
+    # horizon and summary
+    "starts after the horizon, 20 ms": {"horizon_ms": 20.0},
+    "is loaded after the horizon, 2 ms": {"horizon_ms": 2.0},
+    "summary.completed: says 8, the log comes to 7": {"horizon_ms": 25.0},
+    "summary.decisions: says 2, the log comes to 10": {"summary.decisions": 2},
+    "summary.decisions: says 17, the log comes to 16": {"summary.decisions": 17},
+    "summary.accuracy: says None": {"summary.accuracy": None},
+} | {
+    f"summary.{key}: says ": {f"summary.{key}": LOG["summary"][key] * (1 + 3e-6) + 3e-6}
+    for key in LOG["summary"] if key not in ("decisions", "completed")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("says", MUTATIONS)
+def test_every_mutation_is_rejected(says: str) -> None:
+    """With a sentence of its own."""
+    found = check_log(PROBLEM, mutated(LOG, MUTATIONS[says]))
+    assert any(says in sentence for sentence in found), found
+
+
+def test_the_log_itself_is_accepted(tmp_path: Path) -> None:
+    """As a log, a document, parsed JSON, and a file."""
+    assert RUN.log is not None
+    path = tmp_path / "log.json"
+    path.write_bytes(RUN.log.to_json())
+    for log in (RUN.log, LOG, path, str(path), log_document.read(path)):
+        assert check_log(PROBLEM, log) == []
+    assert check_log(PROBLEM, log_document.log_of(PROBLEM, log_document.read(path))) == []
+
+
+@seeds(40)
+def test_mutations_of_any_log(seed: int) -> None:
+    """A batch left out, told twice, too short, or a request of another queue time."""
+    problem = random_routing(seed, arrival_ms=[0.0, 0.0, 1.0, 4.0])
+    dice = random.Random(seed)
+    log = document(simulate(problem, dice.choice(routers(problem, seed)), seed=seed).log)
+    at = dice.randrange(len(log["batches"]))
+    row = log["batches"][at]
+    wrong = [copy.deepcopy(log) for _ in range(4)]
+    del wrong[0]["batches"][at]
+    wrong[1]["batches"].insert(at, copy.deepcopy(row))
+    wrong[2]["batches"][at]["end_ms"] = row["start_ms"] - 1e-3
+    wrong[3]["batches"][at]["requests"][0]["queued_ms"] = row["start_ms"] + 1e-3
+    assert all(check_log(problem, mutant) for mutant in wrong)
+    assert check_log(problem, log) == []
+
+
+def test_the_log_of_another_scenario() -> None:
+    """It is refused, by its hash."""
+    other = PROBLEM.replace(ms_per_point=5.0)
+    with pytest.raises(InputError, match=r"the log is of another scenario: .*, this one is "):
+        check_log(other, LOG)
+
+
+def test_a_wall_clock() -> None:
+    """Measured times need not be those of the model; energy is measured or unknown."""
+    log = copy.deepcopy(LOG)
+    log["batches"][-1]["end_ms"] -= 0.5
+    log["batches"][-1]["requests"][0]["queued_ms"] -= 0.4
+    log["summary"] |= {"energy_j": None, "dynamic_energy_j": None}
+    found = check_log(PROBLEM, log)
+    assert any("needs at least" in sentence for sentence in found)
+    assert any("energy_j" in sentence for sentence in found)
+    assert any("input" in sentence for sentence in found)
+    found = check_log(PROBLEM, {**log, "wall_clock": True})
+    assert found and all("summary" in sentence for sentence in found)
+    end = log_document.log_of(PROBLEM, log_document.from_tree({**log, "wall_clock": True}, "log"))
+    assert check_log(PROBLEM, end) == []
+
+
+def test_inputs_may_be_padded() -> None:
+    """To a width that costs less, if so it was measured."""
+    problem = plain([0.0], k=2, n=2, cost_ms=[[[1.0, 1.0]], [[3.0, 3.0], [2.0, 2.0]]])
+    log = document(simulate(problem, Router(Static((0, 0)), group=1)).log)
+    log["batches"][1]["end_ms"] = 3.0
+    assert not any("needs at least" in sentence for sentence in check_log(problem, log))
+    log["batches"][1]["end_ms"] = 2.999
+    assert any("needs at least 2 ms" in sentence for sentence in check_log(problem, log))
+
+
+@pytest.mark.slow
+def test_a_long_log_takes_seconds() -> None:
+    """25,000 requests, 100,000 entries."""
+    problem = reference(rate=2500, burst=3, seconds=10, seed=1)
+    log = simulate(problem, Router(Backlog())).log
+    assert log is not None and len(log.entries) > 90_000
+    begin = time.process_time()
+    assert check_log(problem, log) == [] and time.process_time() - begin < 5
+
+
+# the check of routers
+
+
+@pytest.mark.parametrize(
+    "router",
+    [Anything(1), Anything, lambda: Anything(2), Router(), Router(RandomWidth(), RoundRobin(), 0)],
+)
+def test_good_routers_pass(router: Any) -> None:
+    """Objects are copied, classes and functions are called."""
+    check_router(router, range(depth(8, 40)))
+
+
+class Spoiled(Anything):
+    """A router that does one thing wrong."""
+
+    calls = 0
+
+    def __init__(self, spoil: Callable[[Any, Decision], Any]) -> None:
+        super().__init__()
+        self._spoil = spoil
+
+    def route(self, view: Any) -> Any:
+        """Do it."""
+        decision = super().route(view)
+        return self._spoil(view, decision) or decision
+
+
+def nowhere(view: Any, _: Decision) -> Decision | None:
+    """A place where nothing can run."""
+    places = np.argwhere(~view.feasible[:, view.segment]).tolist()
+    return Decision(*places[0], 1) if places else None
+
+
+def counting(view: Any, decision: Decision) -> Decision:
+    """Something else in every simulation."""
+    Spoiled.calls += 1
+    return decision._replace(group=1 + Spoiled.calls * 7919 // 13 % view.problem.max_batch)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda view, one: one._replace(group=view.problem.max_batch + 1), "group: expected"),
+        (nowhere, "can never run segment"),
+        (lambda view, _: view.feasible.fill(True), "route() changes the view"),
+        (lambda view, _: view._world.fifo["tail"].fill(7), "changes the simulation"),
+        (lambda view, _: vars(view.problem).update(ms_per_point=1.0), "changes the scenario"),
+        (counting, "two simulations differ"),
+    ],
+)
+def test_bad_routers_are_caught(spoil: Any, says: str) -> None:
+    """And told what they do."""
+    with pytest.raises(AssertionError, match=r"^Spoiled, routing \d+: ") as caught:
+        check_router(Spoiled(spoil))
+    assert says in str(caught.value), caught.value
+    assert "_Watched" not in str(caught.value)
+
+
+def test_what_is_no_router() -> None:
+    """Neither is there anything to check without seeds."""
+    with pytest.raises(AssertionError, match="7 has no method `route`"):
+        check_router(7)  # type: ignore[arg-type]
+    with pytest.raises(AssertionError, match="no seeds"):
+        check_router(Anything(), [])

@@ -1,0 +1,178 @@
+"""SlimResNet: slices, mixed widths in one batch, work and size."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+from optsched.errors import InputError  # noqa: E402
+from optsched.serving.network import SlimResNet, pad  # noqa: E402
+from optsched.serving.scenario import network_mmac  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+CHANNELS = (16, 32, 64, 128)
+IMAGES = torch.randn(3, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def small(seed: int = 0) -> SlimResNet:
+    """The net for digits."""
+    return SlimResNet(10, CHANNELS, blocks=1, in_channels=1, group_channels=4, seed=seed)
+
+
+def inputs(k: int, n: int) -> list[torch.Tensor]:
+    """Of segment k, a batch of n of every input width: integers, exact in sums of any order."""
+    if k == 0:
+        return [IMAGES[:n]]
+    draw, side = torch.Generator().manual_seed(k), 16 // 2 ** (k - 1)
+    shapes = [(n, CHANNELS[k - 1] * (w + 1) // 4, side, side) for w in range(4)]
+    return [torch.randint(-9, 10, shape, generator=draw).float() for shape in shapes]
+
+
+def test_parameters() -> None:
+    """11.2 million of the default net; narrow slices keep the input channels of every width."""
+    with torch.device("meta"):
+        net = SlimResNet(100)
+    assert sum(part.numel() for part in net.parameters()) == 11_220_132
+    held = [sum(part.numel() for part in net.sliced(k, 0).parameters()) for k in range(4)]
+    assert held == [9_808, 48_448, 193_152, 784_228]
+
+
+@torch.no_grad()
+def test_work_is_what_runs() -> None:
+    """`mmac` is the formula of the scenarios, and what a counter of operations sees."""
+    channels, widths = (16, 48, 32), (0.25, 0.5, 1.0)
+    net = SlimResNet(7, channels, 3, 3, 4, widths)
+    table = net.mmac(14)  # then 7, then 4
+    assert table == network_mmac(channels, widths, side=14, classes=7, blocks=3, in_channels=3)
+    for k, i, w in product(range(3), range(3), range(3)):
+        if k or not i:
+            ci = int(channels[k - 1] * widths[i]) if k else 3
+            x = torch.zeros(1, ci, *[(14, 14, 7)[k]] * 2)
+            with FlopCounterMode(display=False) as counter:
+                net.segment(k, x, w, i)
+            assert table[k][i][w] * 2e6 == pytest.approx(counter.get_total_flops()), (k, i, w)
+
+
+@torch.no_grad()
+def test_padded_inputs_change_nothing() -> None:
+    """With integers in float64 not a bit; in float32 kernels may sum in another order."""
+    net, exact = small(), small().double()
+    draw = torch.Generator().manual_seed(1)
+    for weight in exact.parameters():
+        weight.copy_(torch.randint(-3, 4, weight.shape, generator=draw))
+    for k, width, mix in product((1, 2, 3), range(4), ((0, 1, 2, 3), (0, 1), (2, 0))):
+        parts = inputs(k, 2)
+        batch = pad([parts[i] for i in mix])
+        alone = torch.cat([exact.segment(k, parts[i].double(), width, i) for i in mix])
+        assert torch.equal(exact.segment(k, batch.double(), width, max(mix)), alone), (k, width)
+        alone = torch.cat([net.segment(k, parts[i], width, i) for i in mix])
+        mixed = net.segment(k, batch, width, max(mix))
+        torch.testing.assert_close(mixed, alone, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_segment_by_segment_is_end_to_end() -> None:
+    """For mixed tuples too."""
+    net = small()
+    for widths in [(0, 0, 0, 0), (3, 3, 3, 3), (0, 1, 2, 3), (3, 0, 2, 1)]:
+        found, before = IMAGES, 0
+        for k, width in enumerate(widths):
+            found, before = net.segment(k, found, width, before), width
+        assert torch.equal(found, net(IMAGES, widths))
+        assert found.shape == (3, 10)
+
+
+@torch.no_grad()
+def test_a_narrow_net_is_a_net_of_its_own() -> None:
+    """A net made narrow, with the corners of the wide one's weights, gives the same logits."""
+    net, alone = small(), SlimResNet(10, (4, 8, 16, 32), 1, 1, 4, widths=(1.0,), seed=1)
+    for name, part in alone.named_parameters():
+        part.copy_(net.get_parameter(name)[tuple(slice(n) for n in part.shape)])
+    found = net(IMAGES, (0,) * 4)
+    torch.testing.assert_close(alone(IMAGES, (0,) * 4), found, atol=1e-6, rtol=0)
+
+
+@torch.no_grad()
+def test_an_instance_runs_all_widths_up_to_its_own() -> None:
+    """From inputs of any width; wider ones are refused; its weights are copies."""
+    net = small()
+    for k, held in product(range(4), range(4)):
+        instance = net.sliced(k, held)
+        for (i, x), width in product(enumerate(inputs(k, 1)), range(held + 1)):
+            found = net.segment(k, x, width, i)
+            torch.testing.assert_close(instance(x, width, i), found, atol=1e-5, rtol=0)
+        if held < 3:
+            with pytest.raises(InputError, match=rf"width: .* 0\.\.{held}, got {held + 1}"):
+                instance(inputs(k, 1)[0], held + 1, 0)
+        assert len(instance.state_dict()["blocks.0.second.scale"]) == CHANNELS[k] * (held + 1) // 4
+        for part in instance.parameters():
+            part.zero_()
+    assert torch.equal(net(IMAGES, (3,) * 4), small()(IMAGES, (3,) * 4))
+
+
+def test_a_narrow_pass_trains_only_its_slice() -> None:
+    """Gradients of a tuple are zero outside of its channels, and reach every layer inside."""
+    net, widths = small(), (1, 0, 2, 1)
+    net(IMAGES, widths).square().sum().backward()
+    used = [CHANNELS[k] * (width + 1) // 4 for k, width in enumerate(widths)]
+    for name, part in net.named_parameters():
+        if name != "segments.3.bias":
+            axis = int(name == "segments.3.weight")  # the last layer has classes first
+            k = int(name.split(".")[1])
+            inside, outside = part.grad.split([used[k], part.shape[axis] - used[k]], axis)
+            assert inside.abs().sum() > 0, name
+            assert outside.abs().sum() == 0, name
+    entry = net.get_parameter("segments.1.blocks.0.first.weight")
+    assert entry.grad[:, used[0] :].abs().sum() == 0
+
+
+def test_weights_are_drawn_by_the_seed_alone() -> None:
+    """The same for a seed, others for another, and torch's own generator stays where it was."""
+    state = torch.get_rng_state()
+    one, same, other = (small(seed).state_dict()["segments.0.stem.weight"] for seed in (3, 3, 4))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"channels": (16, 36)},
+            "segment 1 has 9 of 36 at width 0.25, no multiple of .* 4; choose",
+        ),
+        ({"channels": (16, 34)}, r"segment 1 has 8\.5 of 34"),
+        ({"channels": (16, 32), "group_channels": 8}, "segment 0 has 4 of 16"),
+        ({"channels": ()}, "channels: expected one number a segment"),
+        ({"channels": (16, 0)}, "channels: .* got 0"),
+        ({"widths": (0.5, 0.25)}, "widths: expected ascending shares"),
+        ({"widths": (0.0, 1.0)}, "widths: expected ascending shares"),
+        ({"widths": (0.5, 1.5)}, "widths: expected ascending shares"),
+        ({"blocks": 0}, "blocks: .* got 0"),
+    ],
+)
+def test_impossible_nets_are_refused(given: dict[str, object], message: str) -> None:
+    """The sentence names the field and the value."""
+    fields = {"classes": 10, "channels": CHANNELS, "in_channels": 1, "group_channels": 4, **given}
+    with pytest.raises(InputError, match=message):
+        SlimResNet(**fields)
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    """Wrong tuples, segments, widths, channels."""
+    net = small()
+    with pytest.raises(InputError, match="widths: expected 4 indices"):
+        net(IMAGES, (0, 0))
+    with pytest.raises(InputError, match=r"widths: .* 0\.\.3, got 4"):
+        net(IMAGES, (0, 0, 4, 0))
+    with pytest.raises(InputError, match=r"segment: .* 0\.\.3, got -1"):
+        net.segment(-1, IMAGES, 0)
+    with pytest.raises(InputError, match=r"x: expected shape \(n, 16, side, side\), got \(3, 1,"):
+        net.segment(1, IMAGES, 0, 3)

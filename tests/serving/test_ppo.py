@@ -1,0 +1,367 @@
+"""Learned routers: the policy in the simulator, its file, PPO's parts against slow twins."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from ppo_oracle import loss_and_gradients
+
+from optsched.errors import InputError, MissingExtra
+from optsched.serving import actor
+from optsched.serving.policy import Policy
+from optsched.serving.routers import JSED, Backlog, Decision, Router
+from optsched.serving.scenario import reference
+from optsched.serving.simulator import simulate
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("stable_baselines3")
+from optsched.serving import ppo  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optsched.problems.routing import Routing
+
+pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch size")
+
+FAST = [(0, 0), (1, 3), (2, 3), (2, 3), (3, 3), (3, 3)]
+ROWS = [(s, *row) for s in (0, 1) for row in FAST] + [(2, 0, 0), (2, 1, 3), (2, 2, 3), (2, 3, 3)]
+PLAN: Any = SimpleNamespace(instances=ROWS, check=lambda problem: None)
+SIZE, _ = actor.sizes(actor.EXTENDED, 3, 4, 4)
+WEIGHTS = np.random.default_rng(0).normal(size=SIZE) * 0.3
+
+
+def short(requests: int = 80, rate: float = 2500.0, **fields: Any) -> Routing:
+    """A trace that begins at 0, so that an episode is all of it."""
+    found = reference(rate=rate, burst=3, seconds=1, seed=3, **fields)
+    return found.replace(arrival_ms=(found.arrival[:requests] - found.arrival[0]) / 1e6)
+
+
+def fleet_of(problem: Routing, mode: str = "flow", n: int = 1, **named: Any) -> ppo.Fleet:
+    """A few simulators at the beginning of the trace."""
+    found = ppo.Fleet([problem], mode, PLAN, 0, n=n, **named)
+    found.reset()
+    return found
+
+
+class Replay:
+    """Decisions that were made elsewhere."""
+
+    def __init__(self, actions: list[Any]) -> None:
+        self.left = list(actions)
+
+    def route(self, view: Any) -> Decision:
+        """The next of them."""
+        s, w, g = map(int, self.left.pop(0))
+        while not view.feasible[s, view.segment, w]:
+            w -= 1
+        return Decision(s, w, 1 << g)
+
+
+def episode(fleet: ppo.Fleet, actions: Any) -> tuple[list[Any], list[float]]:
+    """Step one simulator until its episode ends; the decisions and rewards."""
+    made, rewards = [], []
+    for action in actions:
+        _, reward, done, _ = fleet.step(np.array([action]))
+        made.append(action)
+        rewards.append(float(reward[0]))
+        if done[0]:
+            break
+    return made, rewards
+
+
+def draws(seed: int = 1) -> Any:
+    """Random decisions."""
+    rng = np.random.default_rng(seed)
+    return (rng.integers(0, [3, 4, 6]) for _ in range(10_000))
+
+
+@pytest.mark.parametrize("mode", ["flow", "paper"])
+def test_exported_policy_decides_as_torch_does(mode: str) -> None:
+    """A whole trace of most likely decisions, features included."""
+    problem = short()
+    fleet = fleet_of(problem, mode)
+    model = ppo.make_model(fleet, 0)
+    with torch.no_grad():
+        for one in model.policy.parameters():
+            one.copy_(torch.randn(one.shape, generator=torch.Generator().manual_seed(one.numel())))
+    decisions = iter(lambda: tuple(model.policy.predict(fleet.seen, deterministic=True)[0][0]), ())
+    made, _ = episode(fleet, decisions)
+    assert len(set(made)) > 5
+    run = simulate(problem, fleet.policy(sampled=False), plan=PLAN)
+    again = simulate(problem, Replay(made), plan=PLAN)
+    assert (run.log.batches == again.log.batches).all()  # type: ignore[union-attr]
+
+
+def test_sampled_policy_mixes_servers() -> None:
+    """A certain choice of server 0 leaves epsilon / N to the others; widths as the softmax says."""
+    weights = np.zeros(SIZE)
+    weights[-13], weights[-8:-6] = 50.0, np.log([3.0, 9.0])
+    policy = Policy(weights, 3, 4, 4, epsilon=0.3, sampled=True)
+    rows = simulate(short(800, rate=300), policy).log.batches  # type: ignore[union-attr]
+    for key, shares in (("server", [0.8, 0.1, 0.1]), ("width", np.array([1, 1, 3, 9]) / 14)):
+        for value, share in enumerate(shares):
+            error = np.sqrt(share * (1 - share) / len(rows))
+            assert abs((rows[key] == value).mean() - share) < 4 * error, (key, value)
+
+
+def test_policy_is_the_same_for_a_seed() -> None:
+    """Drawn decisions depend on the seed, the most likely ones on nothing."""
+    policy = Policy(WEIGHTS, 3, 4, 4, sampled=True)
+    sure = dataclasses.replace(policy, sampled=False)
+    rows = [(policy, 1), (policy, 1), (policy, 2), (sure, 1), (sure, 2)]
+    costs = [simulate(short(), one, plan=PLAN, seed=s, log=False).cost for one, s in rows]
+    assert costs[0] == costs[1] != costs[2]
+    assert costs[3] == costs[4]
+
+
+def test_policy_is_saved_and_refuses_other_problems(tmp_path: Path) -> None:
+    """All fields come back; another number of servers is named."""
+    policy = Policy(WEIGHTS, 3, 4, 4, "extended", 0.25, sampled=True)
+    policy.save(tmp_path / "router.npz")
+    found = Policy.load(tmp_path / "router.npz")
+    assert (found.weights == policy.weights).all()
+    assert (found.state, found.epsilon, found.sampled) == ("extended", 0.25, True)
+    problem = short()
+    with pytest.raises(InputError, match="trained for 3 servers, the problem has 2"):
+        simulate(problem.replace(servers=problem.servers[:2]), policy)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"servers": np.array(4)}, "weights: expected"),
+        ({"weights": np.zeros((2, 3))}, "weights: expected"),
+        ({"weights": np.full(SIZE, np.nan)}, "weights: expected numbers"),
+        ({"weights": np.array([None])}, "is not a file of arrays"),
+        ({"servers": np.array(1.5)}, "servers: expected one value"),
+        ({"epsilon": np.array(np.nan)}, "epsilon: expected a number in 0..1"),
+        ({"state": np.array("other")}, "state: expected paper or extended"),
+        ({"format": np.array("optsched.policy/2")}, "format: expected"),
+        ({"extra": np.array(1)}, "extra: unknown"),
+        ({"sampled": None}, "sampled: missing"),
+    ],
+)
+def test_hostile_files_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    """Every wrong field is named, and nothing in a file is executed."""
+    path = tmp_path / "router.npz"
+    Policy(WEIGHTS, 3, 4, 4).save(path)
+    with np.load(path) as loaded:
+        fields = {**loaded, **change}
+    np.savez(path, **{key: value for key, value in fields.items() if value is not None})
+    with pytest.raises(InputError, match=message) as error:
+        Policy.load(path)
+    assert str(path) in str(error.value)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(InputError, match="is not a file of arrays"):
+        Policy.load(path)
+
+
+def test_flow_rewards_sum_to_the_objective() -> None:
+    """Undiscounted, over a drained trace: an affine map of -J, energy included."""
+    problem = short(ms_per_point=2.5, ms_per_joule=40.0)
+    for seed in (1, 2):
+        made, rewards = episode(fleet_of(problem), draws(seed))
+        run = simulate(problem, Replay(made), plan=PLAN, log=False)
+        above = (problem.accuracy.max() - problem.accuracy.mean()) / 1e4 * problem.ms_per_point
+        wanted = 0.1 / 50 * (problem.n_requests * above - run.cost / 1e6)
+        assert sum(rewards) == pytest.approx(wanted, rel=1e-5), seed
+
+
+def test_overload_ends_an_episode() -> None:
+    """With more requests in the system than the limit; the last reward has the penalty."""
+    fleet = fleet_of(short())
+    fleet.goal["limit"] = 5
+    made, rewards = episode(fleet, draws())
+    assert 1 < len(made) < 40
+    assert min(rewards[:-1]) > -float(fleet.goal["penalty"][0]) > rewards[-1]
+
+
+def test_settled_rewards_equal_a_replay() -> None:
+    """The paper's reward of every block, from the log of the same decisions."""
+    problem = short(60, rate=1200)
+    problem = problem.replace(mmac=np.repeat(problem.mmac[:, :1], 4, axis=1))  # of any input
+    fleet = fleet_of(problem, "paper")
+    fleet.begin(1000)
+    made, _ = episode(fleet, draws())
+    log: Any = simulate(problem, Replay(made), plan=PLAN).log
+    rows = log.batches
+    servers = [problem.servers[s] for s in rows["server"]]
+    x = rows["images"] * problem.mmac[rows["segment"], 0, rows["width"]]
+    x = x / [one.sat_mmac for one in servers]
+    load = x / (1 + x) + 0.02
+    blocks: dict[int, tuple[Any, list[int]]] = {}  # by queue time: the router is serial
+    for row in rows:
+        for entry in log.entries[row["first"] : row["first"] + row["images"]]:
+            blocks.setdefault(int(entry["queued"]), (row, []))[1].append(int(entry["request"]))
+    path: dict[int, list[int]] = {r: [] for r in range(problem.n_requests)}
+    alpha, beta, gamma, delta = ppo.PRESETS["paper"]
+    wanted = []
+    for _, (row, members) in sorted(blocks.items(), key=lambda one: one[0]):
+        accuracy = []
+        for r in members:
+            path[r].append(int(row["width"]))
+            whole = path[r] + path[r][-1:] * (4 - len(path[r]))
+            accuracy.append(problem.accuracy[np.ravel_multi_index(whole, (4,) * 4)])
+        running = (rows["start"] < row["end"]) & (rows["end"] >= row["end"])
+        u = np.array([load[running & (rows["server"] == s)].sum() for s in range(3)])
+        late = row["end"] - problem.arrival[members].min()
+        power = [
+            (one.idle_w + (one.peak_w - one.idle_w) * min(v, 1))
+            * (1 + 0.5 * min(1, max(0, v - 0.92) / 0.16))
+            for one, v in zip(problem.servers, u, strict=True)
+        ]
+        reward = alpha * (np.mean(accuracy) - problem.accuracy.mean()) / 1e4 / 6.13
+        reward -= beta * min(late, 5e8) / 5e6 + gamma * min(np.mean(power) * late * 1e-9, 100)
+        wanted.append(reward - delta * np.minimum(u, 1).var())
+    assert len(wanted) == len(made)
+    assert fleet.settled[: len(made), 0] == pytest.approx(np.array(wanted), rel=1e-6)
+
+
+def test_open_blocks_are_settled_beside() -> None:
+    """What `settle` finds is what comes when the policy goes on; the simulators stay."""
+    fleet = fleet_of(short(), "paper")
+    weights = np.zeros(len(fleet.weights()))
+    weights[[-13, -10, -3]] = 60.0  # certainly server 0, width 0, groups of 8
+    fleet.weights, fleet.epsilon = lambda: weights, 0.0
+    fleet.begin(1000)
+    for action, _ in zip(draws(), range(30), strict=False):
+        fleet.step(np.array([action]))
+    states = fleet.world.core.server, fleet.world.heap, fleet.seen, fleet.owner
+    before = [one.copy() for one in states]
+    found = fleet.settle()[:30, 0].copy()
+    assert (found != 0).all()
+    assert all((one == kept).all() for one, kept in zip(states, before, strict=True))
+    still_open = fleet.owner[fleet.owner >= 0]
+    fleet.settled[:] = 0
+    episode(fleet, iter(lambda: (0, 0, 3), None))
+    assert len(still_open) > 3
+    assert fleet.settled[still_open, 0] == pytest.approx(found[still_open], rel=1e-9)
+
+
+def test_discount_is_by_time() -> None:
+    """Returns stay if an interval is split in two."""
+
+    def returns(ns: list[float], rewards: list[float]) -> Any:
+        fleet: Any = SimpleNamespace(paper=False, begin=lambda steps: None)
+        spaces = ppo.spaces.Box(-1, 1, (1,)), ppo.spaces.MultiDiscrete([2])
+        buffer = ppo.Rollouts(len(ns), *spaces, device="cpu", gae_lambda=1.0, fleet=fleet)
+        rng, zero = np.random.default_rng(0), np.zeros((1, 1))
+        for t, reward in zip(ns, rewards, strict=True):
+            fleet.discount = np.exp(np.array([t]) / -ppo.HORIZON_NS)
+            value = torch.tensor([rng.normal()])
+            buffer.add(zero, zero, np.array([reward]), np.zeros(1), value, torch.zeros(1))
+        buffer.compute_returns_and_advantage(torch.tensor([4.0]), np.zeros(1))
+        return buffer.returns[:, 0]
+
+    whole = returns([3e6, 9e6, 2e6], [1.0, -2.0, 3.0])
+    split = returns([3e6, 4e6, 5e6, 2e6], [1.0, -2.0, 0.0, 3.0])
+    assert np.delete(split, 2) == pytest.approx(whole, rel=1e-5)
+    assert whole[-1] == pytest.approx(3.0 + 4.0 * np.exp(-2 / 50), rel=1e-5)
+
+
+def test_server_head() -> None:
+    """Epsilon 1: uniform over the feasible; else at least epsilon / N; never an infeasible one."""
+    heads = ppo.Mixed([3, 4, 6])
+    heads.allowed = torch.tensor([[True, True, True], [True, False, True]])
+    logits = torch.randn(2, 13, generator=torch.Generator().manual_seed(0)) * 20
+    heads.epsilon = 1.0
+    wanted = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.5, 0.0, 0.5]])
+    assert torch.allclose(heads.proba_distribution(logits).distribution[0].probs, wanted)
+    heads.epsilon = 0.06
+    found = heads.proba_distribution(logits).distribution[0].probs
+    assert found[1, 1] == 0
+    assert found[0].min() >= 0.02 - 1e-6
+    assert found[1, [0, 2]].min() >= 0.03 - 1e-6
+    assert found.max() > 0.9
+
+
+@pytest.mark.parametrize("mode", ["flow", "paper"])
+def test_first_ratio_is_one(mode: str) -> None:
+    """Old and new policy have the same mixed server head."""
+    model: Any = ppo.make_model(fleet_of(short(400), mode, n=4), 0)
+    model.train = lambda: None
+    kept = model.learn(512).rollout_buffer
+    rows = [getattr(kept, key).reshape(512, -1) for key in ("observations", "actions", "log_probs")]
+    seen, actions, before = map(torch.as_tensor, rows)
+    ratio = (model.policy.evaluate_actions(seen, actions)[1] - before.ravel()).exp()
+    assert torch.allclose(ratio, torch.ones(512), atol=1e-4)
+
+
+def test_loss_and_gradients_equal_the_oracle() -> None:
+    """One step of plain gradient descent on a rollout whose ratios are far from one."""
+    fleet = fleet_of(short(400), n=4)
+    model: Any = ppo.make_model(fleet, 0)
+    parameters = dict(model.policy.named_parameters())
+    model.n_epochs, model.batch_size, model.max_grad_norm = 1, 512, 1e9
+    model.lr_schedule, model.ent_coef = lambda left: 1.0, 0.05
+    model.policy.optimizer = torch.optim.SGD(parameters.values(), lr=1.0)
+    train, model.train = model.train, lambda: None
+    buffer = model.learn(512).rollout_buffer
+    buffer.log_probs += np.random.default_rng(0).normal(size=(128, 4)) * 0.4
+    names = "observations", "actions", "log_probs", "advantages", "returns"
+    kept = {key: getattr(buffer, key).reshape(512, -1).astype(float) for key in names}
+    kept |= {key: one.detach().numpy().astype(float) for key, one in parameters.items()}
+    train()
+    loss, gradients = loss_and_gradients(kept, fleet.world.feasible[:, :, 0].T, fleet.epsilon)
+    assert model.logger.name_to_value["train/loss"] == pytest.approx(loss, rel=1e-4)
+    largest = max(np.abs(one).max() for one in gradients.values())
+    for name, one in parameters.items():
+        found = kept[name] - one.detach().numpy()
+        assert np.abs(found - gradients[name]).max() < 1e-4 * largest, name
+
+
+def test_imitation_agrees_with_the_teacher() -> None:
+    """After a few passes most decisions are the teacher's."""
+    fleet = fleet_of(short(1200), n=16, teacher=Router(Backlog(6), JSED(), 8))
+    model: Any = ppo.make_model(fleet, 0)
+
+    def agreement() -> float:
+        seen, hits = fleet.reset(), []
+        for _ in range(40):
+            advice = fleet.advice.copy()
+            hits.append((model.policy.predict(seen, deterministic=True)[0] == advice).all(1).mean())
+            seen = fleet.step(advice)[0]
+        return float(np.mean(hits))
+
+    before = agreement()
+    ppo._imitate(model, fleet, steps=128, rounds=1, epochs=30)
+    assert before < 0.2
+    assert agreement() > 0.5
+
+
+def test_training_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The objective falls; the same for the same seed; an interruption keeps the best so far."""
+    monkeypatch.setattr(ppo, "ENVIRONMENTS", 32)
+    problem = reference(rate=1200, seconds=2, seed=4)
+    rows: list[Any] = []
+
+    def progress(row: Any) -> None:
+        rows.append(row)
+        if len(rows) in (2, 5):
+            raise KeyboardInterrupt
+
+    named: dict[str, Any] = {"plan": PLAN, "teacher": None, "progress": progress}
+    path = tmp_path / "router.npz"
+    found = ppo.train_router(problem, seed=5, checkpoint=path, **named)
+    assert rows == found.curves
+    assert rows[1]["decisions"] == 12 * 32 * 128
+    assert rows[1]["cost_ms"] < 0.7 * rows[0]["cost_ms"]
+    run = simulate(problem, found.policy, plan=PLAN, log=False)
+    assert run.cost / 1e6 / problem.n_requests == min(row["cost_ms"] for row in rows)
+    assert (Policy.load(path).weights == found.policy.weights).all()
+    again = ppo.train_router(problem, seed=5, **named)
+    assert (again.policy.weights == found.policy.weights).all()
+
+
+def test_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without stable-baselines3 there is one sentence."""
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    monkeypatch.delitem(sys.modules, "optsched.serving.ppo")
+    with pytest.raises(MissingExtra, match=r"optsched\[serving\]"):
+        __import__("optsched.serving.ppo")

@@ -1,0 +1,217 @@
+"""Routing problems: documents, what is refused, values known by hand, bounds."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from depth import seeds
+from routing_problems import GONE, document, mutated, plain, resident, routers
+
+from optsched.errors import InputError
+from optsched.problems.routing import Contention, Link, Routing, Server, log_document
+from optsched.problems.routing.accuracy import additive, calibrated, nearest
+from optsched.problems.routing.document import from_tree, to_json
+from optsched.serving.routers import JSED, Router, Static
+from optsched.serving.scenario import network_mmac, read_arrivals, reference
+from optsched.serving.simulator import simulate
+from optsched.testing.routing_problems import random_routing
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROBLEM = Routing(
+    [0.5, 1.0], [[[1.0, 2.0]], [[1.0, 2.0], [1.5, 3.0]]], [[5.0, 10.0]] * 2, [50, 60, 70, 80],
+    [Server("a", 30, 1, 1, 5, 9, 4.0, 7.0, Contention(0.9, 1, 2)), Server("b", 30, 1, 1, 5, 9)],
+    [0.0, 1.5], ids=["x", 7], max_batch=4, router_ms=0.1, link=Link(1, 2, [[1.0, 2.0]] * 2),
+)  # fmt: skip
+SCENARIO = json.loads(to_json(PROBLEM))
+LOG = document(simulate(PROBLEM, Router(Static((0, 1)), JSED(), 1)).log)
+
+
+# documents
+
+
+@seeds(40)
+def test_round_trips(seed: int, tmp_path: Path) -> None:
+    """Scenario, log and schedule say the same after writing and reading."""
+    problem = random_routing(seed)
+    path = tmp_path / "s.json"
+    problem.write(path)
+    again = Routing.read(path)
+    assert again.sha256 == problem.sha256
+    assert to_json(again) == path.read_bytes()
+    router, plan = routers(problem, seed)[seed % 17], resident(problem, seed)
+    run = simulate(problem, router, plan=plan, seed=seed, horizon_ms=(None, 3.0)[seed % 2])
+    assert run.log is not None
+    path.write_bytes(run.log.to_json())
+    log = log_document.log_of(again, log_document.read(path))
+    assert log.to_json() == run.log.to_json()
+    rows = problem.answer(run.schedule)
+    assert problem.scheduled(rows).same_graph(run.schedule)
+    assert problem.answer(problem.scheduled(rows)).to_lists() == rows.to_lists()
+    assert problem.evaluate(run.schedule) == log.cost == run.cost
+    problem.check_own(run.schedule)
+
+
+def test_a_schedule_of_others() -> None:
+    """It is refused: of other batches, or of no requests at all."""
+    other = simulate(plain([0.0] * 5, k=2)).schedule
+    with pytest.raises(InputError, match="no history of these requests"):
+        plain([0.0] * 2, k=2).check_own(other)
+    with pytest.raises(InputError, match="no history of these requests"):
+        PROBLEM.check_own(PROBLEM.graph())
+
+
+def test_the_interchange_form() -> None:
+    """The same fields under another tag, and a seed."""
+    tree = mutated(SCENARIO, {"format": GONE, "schema": "slim-scenario/1", "seed": 4})
+    assert from_tree(tree, "f").sha256 == PROBLEM.sha256
+    with pytest.raises(InputError, match="unknown field 'seed'"):
+        from_tree(mutated(SCENARIO, {"seed": 4}), "f")
+
+
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    ({"widths": [1.0, 0.5]}, "widths: expected ascending numbers in (0, 1]"),
+    ({"mmac.1.0": [1.0]}, "mmac[1]: expected"),
+    ({"mmac.1.0.1": -2.0}, "mmac[1][0][1]: expected 0 to 1e+12, got -2"),
+    ({"vram_mb.1.1": 31.0}, "vram_mb[1][1]: an instance of segment 2 at width 1 takes 31 MB"),
+    ({"vram_mb.1": [2.0, 1.0]}, "vram_mb[1]: a wider instance takes less, got [2.0, 1.0]"),
+    ({"vram_mb.1": GONE}, "vram_mb: expected 2 rows of 2 numbers"),
+    ({"accuracy": {"0,0": 50.0}}, "accuracy: 3 of 4 tuples are missing"),
+    ({"accuracy.0,2": 50.0}, "accuracy: expected 2 indices of widths such as"),
+    ({"accuracy.0,1": 101.0}, "accuracy: tuple 1: expected a percentage"),
+    ({"accuracy.0,1": GONE, "accuracy_prior": "guess"}, "accuracy_prior: expected additive or ne"),
+    ({"accuracy": {"0,1": 50.0}, "accuracy_prior": "additive"}, "accuracy: the additive prior ne"),
+    ({"requests.1.id": "x"}, "requests[1].id: 'x' is also the id of requests[0]"),
+    ({"servers.1.id": "a"}, "servers[1].id: 'a' is also the id of servers[0]"),
+    ({"requests.1.arrival_ms": -1.0}, "arrival_ms[1]: expected 0 to 1e+12, got -1"),
+    ({"requests.1.arrival_ms": 1e10}, "arrival_ms[1]: expected at most 9007199255 ms, got 1e+10"),
+    ({"servers.0.ms_per_mmac": 1e9}, "servers[0]: the longest batch: expected at most"),
+    ({"link.ms_per_mb": 1e10}, "link: the longest transfer: expected at most"),
+    ({"ms_per_point": 1e300}, "ms_per_point: expected at most 1e+12, got 1e+300"),
+    ({"requests.0.weight": 1}, 'requests[0]: unknown field "weight"'),
+    ({"max_batch": 0}, "max_batch: expected an integer in 1..4096, got 0"),
+    ({"servers": []}, "servers: expected at least one"),
+    ({"servers.1.vram_mb": "8 GB"}, "servers[1].vram_mb: "),
+    ({"servers.0.sat_mmac": GONE}, "servers[0].contention: needs sat_mmac"),
+    ({"servers.0.sat_mmac": 0.0}, "servers[0].sat_mmac: expected a number > 0"),
+    ({"servers.0.peak_w": 1.0}, "servers[0].peak_w: 1.0 is below idle_w, 5.0"),
+    ({"servers.0.cost_ms": [[[1.0, 1.0]]]}, "servers[0].cost_ms: expected 2 segments, got 1"),
+    ({"servers.0.load_ms": 1e300}, "servers[0].load_ms: expected at most"),
+    ({"link.activation_mb": [[1.0]]}, "link.activation_mb: expected shape (2, 2), got (1, 1)"),
+    ({"router_ms": -0.1}, "router_ms: expected a number >= 0, got -0.1"),
+    ({"format": "optsched.routing/2"}, 'format: "optsched.routing/2" is newer than this optsched'),
+    ({"horizon": 4}, 'unknown field "horizon"'),
+]
+
+
+@pytest.mark.parametrize(("edits", "says"), HOSTILE)
+def test_hostile_scenarios(edits: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """Each is refused with the file, the place and the value."""
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps(mutated(SCENARIO, edits)))
+    with pytest.raises(InputError) as caught:
+        Routing.read(path)
+    assert str(caught.value).startswith(f"{path}: ") and says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("edits", "says"),
+    [
+        ({"batches.0.instance": 2**70}, "batches[0].instance: there is no 1180591620717411303424"),
+        ({"batches.0.segment": 2}, "batches[0].segment: there is no 2"),
+        ({"instances.0.server": 0}, "instances[0].server: there is no 0"),
+        ({"batches.0.requests.0.id": "7"}, "batches[0].requests[0].id: there is no '7'"),
+        ({"batches.0.start_ms": "now"}, "batches[0].start_ms: "),
+        ({"batches.0.size": 1}, 'batches[0]: unknown field "size"'),
+        ({"instances.0.id": 2**70}, "instances[0].id"),
+        ({"batches.0.end_ms": 1e300}, "batches[0].end_ms"),
+        ({"horizon_ms": -1.0}, "horizon_ms"),
+        ({"summary.decisions": GONE}, "summary: "),
+        ({"provenance.instance_sha256": "0" * 64}, "the log is of another scenario: 000000000000"),
+        ({"provenance.instance_sha256": 7}, "the log is of another scenario: 7, this one is "),
+        ({"format": "optsched.serving-log/2"}, "is newer than this optsched reads"),
+    ],
+)  # fmt: skip
+def test_hostile_logs(edits: dict[str, Any], says: str) -> None:
+    """Each is refused with its place and the value."""
+    with pytest.raises(InputError) as caught:
+        log_document.log_of(PROBLEM, log_document.from_tree(mutated(LOG, edits), "log"))
+    assert says in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"arrival_ms": [math.nan]}, "arrival_ms[0]: expected 0 to 1e+12, got nan"),
+        ({"ids": [1]}, "ids: 1 names of 2 requests"),
+        ({"ids": [1, True]}, "requests[1].id: "),
+        ({"servers": ["a"]}, "servers[0]: expected a Server, got 'a'"),
+        ({"link": (1, 2)}, "link: expected a Link"),
+        ({"accuracy": [50.0, 60.0]}, "accuracy: expected 1 numbers, got 2"),
+    ],
+)
+def test_arguments_that_cannot_be(fields: dict[str, Any], says: str) -> None:
+    """Each is named."""
+    with pytest.raises(InputError) as caught:
+        plain(**{"arrival_ms": [0.0, 1.0], **fields})
+    assert says in str(caught.value), caught.value
+
+
+def test_recorded_arrivals(tmp_path: Path) -> None:
+    """One column; a row out of order is named by its line."""
+    path = tmp_path / "a.csv"
+    path.write_text("arrival_ms\n0\n1.5\n")
+    assert read_arrivals(path).tolist() == [0.0, 1.5]
+    for text, says in (
+        ("t\n1\n", "header"),
+        ("arrival_ms\n2\n1\n", "a.csv:3: expected a number >="),
+    ):
+        path.write_text(text)
+        with pytest.raises(InputError, match=says):
+            read_arrivals(path)
+
+
+# values known by hand
+
+
+def test_known_values() -> None:
+    """Work and accuracies of the network as published, and of both priors."""
+    work = np.array(network_mmac()[0])[0], *(np.array(part) for part in network_mmac()[1:])
+    uniform = [work[0][w] + sum(part[w, w] for part in work[1:]) for w in range(4)]
+    assert uniform == pytest.approx([35.1, 139.3, 312.8, 555.5], abs=0.05)
+    problem = reference(seconds=0.01)
+    assert problem.tuple_mmac[0b00_01_10_11] == pytest.approx(241, abs=0.5)
+    assert problem.tuple_mmac.mean() == pytest.approx(256, abs=0.5)
+    table = additive()
+    assert table.mean() == pytest.approx(73.66, abs=0.005)
+    assert table[0, 1, 2, 3] == pytest.approx(75.33 + 0.27, abs=0.02)
+    assert calibrated()[0, 1, 2, 3] == pytest.approx(table[0, 1, 2, 3] - 0.275)
+    assert calibrated()[2, 2, 2, 2] == table[2, 2, 2, 2] == pytest.approx(74.93)
+    guess = nearest()
+    assert guess.mean() == pytest.approx(72.71, abs=0.005)
+    lower = [int((np.diff(guess, axis=k) < 0).sum()) for k in range(4)]
+    assert sum(lower) == 90 and sum(np.diff(guess, axis=k).size for k in range(4)) == 768
+    assert all((np.diff(table, axis=k) >= 0).all() for k in range(4))
+
+
+def test_times_are_rounded_up() -> None:
+    """To whole ns, unless only the last bit of the number is beyond one."""
+    problem = plain([0.1, 0.2 + 0.1, 1e-7, 5e8 + 1e-6], launch_ms=1e-7)
+    assert problem.arrival.tolist() == [1, 100_000, 300_000, 500_000_000_000_001]
+    assert problem.launch.tolist() == [1]
+    assert problem.ids == (2, 0, 1, 3)
+
+
+def test_the_bound_holds_where_it_once_did_not() -> None:
+    """A decision may begin before a request arrives; a wider input may cost less."""
+    problem = plain([0.0, *[0.9] * 99], router_ms=1.0, max_batch=100, ms_per_mmac=0.001)
+    run = simulate(problem, Router(Static((0,)), JSED(), 100))
+    assert problem.lower_bound() <= run.cost
+    cost = [[[1.0, 1.0]], [[9.0, 9.0], [1.0, 1.0]]]
+    problem = plain([0.0] * 2, k=2, n=2, cost_ms=cost, accuracy=[50.0] * 4)
+    assert problem.lower_bound() == 2 * 2_000_000

@@ -1,0 +1,300 @@
+"""The simulator: legal histories, exact accounts, oracles, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import random
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+from depth import depth, seeds
+from routing_problems import Resident, Says, arrays, for_python, knobs, plain, resident, routers
+
+import optsched
+from optsched.errors import InputError
+from optsched.problems.routing import Contention
+from optsched.serving.check import check_log
+from optsched.serving.core import Settings
+from optsched.serving.routers import JSED, Decision, InfeasibleRoute, Router, Static
+from optsched.serving.scenario import arrivals, reference
+from optsched.serving.simulator import new_world, simulate
+from optsched.serving.world import DRAINED, advance
+from optsched.testing.routing_problems import random_routing
+
+if TYPE_CHECKING:
+    from optsched.serving.view import View
+
+ONE = Router(Static((0,)), JSED(), 1)
+
+
+# properties
+
+
+@seeds(40)
+def test_histories_are_legal(seed: int) -> None:
+    """By the judge of logs and the verifier of schedules; their price is no less than the bound."""
+    problem = random_routing(seed)
+    dice = random.Random(seed)
+    for router in dice.sample(routers(problem, seed), 5):
+        plan = dice.choice((None, resident(problem, seed)))
+        own = knobs(seed, strict=dice.random() < 0.5)
+        horizon = dice.choice((None, None, 5.0))
+        run = simulate(problem, router, plan=plan, settings=own, seed=seed, horizon_ms=horizon)
+        assert check_log(problem, run.log) == [], (router, horizon)  # type: ignore[arg-type]
+        assert optsched.verify(run.schedule) == []
+        assert problem.evaluate(run.schedule) == run.cost
+        assert horizon is not None or problem.lower_bound() <= run.cost
+        for row in run.telemetry:
+            for there, server in zip(row["servers"], problem.servers, strict=True):
+                assert -1e-9 <= there["vram_mb"] <= server.vram_mb + 1e-9
+
+
+@pytest.mark.slow
+def test_every_router_is_legal_everywhere() -> None:
+    """200 scenarios x every router x {cold, plan} x {strict, bypass}, and the same bits again."""
+    for seed in range(200):
+        problem = random_routing(seed)
+        plan = resident(problem, seed)
+        choices = product(range(len(routers(problem, seed))), (None, plan), (False, True))
+        for index, there, strict in choices:
+            router, again = (routers(problem, seed)[index] for _ in range(2))
+            own = knobs(seed, strict=strict)
+            run = simulate(problem, router, plan=there, settings=own, seed=seed)
+            place = f"seed {seed}, router {index}, plan {there}, strict {strict}"
+            assert run.summary.completed == problem.n_requests, place
+            assert check_log(problem, run.log) == [], place  # type: ignore[arg-type]
+            if strict:
+                other = simulate(problem, again, plan=there, settings=own, seed=seed)
+                assert run.log.to_json() == other.log.to_json(), place  # type: ignore[union-attr]
+
+
+@seeds(40)
+def test_the_kernel_counts_what_the_log_comes_to(seed: int) -> None:
+    """Little's law is exact; the summary without a log is that of the log; the same bits again."""
+    problem = random_routing(seed)
+    for router in routers(problem, seed)[1::3]:
+        state = new_world(problem, router, seed=seed)
+        assert advance(state) == DRAINED
+        latency = state.request["finish"] - problem.arrival
+        assert state.trace["area"][0] == latency.sum()
+        for horizon in (None, 4.0):
+            runs = [
+                simulate(problem, router, seed=seed, horizon_ms=horizon, log=log)
+                for log in (True, True, False)
+            ]
+            assert runs[0].log.to_json() == runs[1].log.to_json()  # type: ignore[union-attr]
+            logged, counted = (msgspec.structs.asdict(runs[i].summary) for i in (0, 2))
+            for key, value in logged.items():
+                if value is not None:
+                    value = pytest.approx(value, rel=1e-9, abs=1e-7)
+                assert counted[key] == value, key
+            assert abs(runs[0].cost - runs[2].cost) <= 1
+            assert (runs[0].finish == runs[2].finish).all()
+
+
+@seeds(16, 40)
+def test_compiled_or_not(seed: int) -> None:
+    """The source of the kernels, run as Python, leaves the same state bit by bit."""
+    problem = random_routing(seed)
+    for router in routers(problem, seed)[1 + seed % 3 :: 6]:
+        plan, own = resident(problem, seed), knobs(seed, strict=seed % 2 == 0)
+        one, other = (new_world(problem, router, plan, own, seed, log=True) for _ in range(2))
+        assert advance(one) == advance.py_func(for_python(other)) == DRAINED  # type: ignore[attr-defined]
+        for a, b in zip(arrays(one), arrays(other), strict=True):
+            assert a.tobytes() == b.tobytes()
+
+
+def test_arrivals_have_random_numbers_of_their_own() -> None:
+    """Whatever routers draw meanwhile."""
+
+    def draw(view: View) -> Decision:
+        return Decision(
+            0, 0, 1 + int(0 * np.random.default_rng(5).random(9).sum() * random.random())
+        )
+
+    first, logs = reference(rate=300, burst=3, seconds=0.2, seed=5), []
+    for router in (Says(draw), Says(lambda _: Decision(0, 0, 1)), Says(draw)):
+        problem = reference(rate=300, burst=3, seconds=0.2, seed=5)
+        assert problem.sha256 == first.sha256
+        logs.append(simulate(problem, router, seed=5).log.to_json())  # type: ignore[union-attr]
+    assert logs[0] == logs[1] == logs[2]
+    assert first.sha256 != reference(rate=300, burst=3, seconds=0.2, seed=6).sha256
+
+
+@seeds(20)
+def test_a_router_in_python_is_as_good_as_a_compiled_one(seed: int) -> None:
+    """The same rule gives the same history."""
+    problem = random_routing(seed)
+    plan = resident(problem, seed) if seed % 2 else None
+    widest, group = problem.n_widths - 1, min(3, problem.max_batch)
+
+    def soonest(view: View) -> Decision:
+        w = max(np.flatnonzero(view.feasible[:, view.segment].any(axis=0)))
+        delay = view.expected_delay(w, group)
+        assert (np.isinf(delay) == ~view.feasible[:, view.segment, w]).all()
+        return Decision(int(delay.argmin()), w, group)
+
+    rule = Router(Static((widest,) * problem.n_segments), JSED(), group)
+    one, other = (simulate(problem, router, plan=plan) for router in (rule, Says(soonest)))
+    assert one.log.to_json() == other.log.to_json()  # type: ignore[union-attr]
+
+
+# oracles
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_one_queue_and_constant_service(load: float) -> None:
+    """M/D/1: the mean wait is load * D / (2 (1 - load))."""
+    problem = plain(arrivals(1000 * load, seconds=depth(1600, 4000), seed=2), max_batch=1)
+    run = simulate(problem, ONE, plan=Resident([(0, 0, 0)]), settings=Settings(cap=1), log=False)
+    assert run.summary.mean_ms == pytest.approx(1 + load / (2 * (1 - load)), rel=0.02 / (1 + load))
+
+
+def test_no_router_beats_all_decisions() -> None:
+    """4 requests, 2 segments, 2 widths: the bound is below the best, every router above."""
+    problem = plain(
+        [0.0, 0.1, 0.2, 0.2], k=2, n=2, launch_ms=0.5, router_ms=0.3, max_batch=3, load_ms=0.2,
+        mmac=[[[0.5, 1.0]], [[0.3, 0.9], [0.5, 1.2]]], accuracy=[60.0, 60.2, 60.1, 60.6],
+    )  # fmt: skip
+    best, tried, choices, options = math.inf, 0, list[int](), list[int]()
+
+    def follow(view: View) -> Decision:
+        every = list(product(range(2), range(1, len(view.head) + 1)))
+        at = choices[len(options)] if len(options) < len(choices) else 0
+        options.append(len(every))
+        return Decision(0, *every[at])
+
+    while True:
+        options.clear()
+        best = min(best, simulate(problem, Says(follow), log=False).cost)
+        tried += 1
+        choices += [0] * (len(options) - len(choices))
+        while choices and choices[-1] + 1 == options[len(choices) - 1]:
+            choices.pop()
+        if not choices:
+            break
+        choices[-1] += 1
+    assert tried > 1000
+    assert problem.lower_bound() <= best
+    found = [simulate(problem, router).cost for router in routers(problem, 0)]
+    assert max(found) > min(found) >= best
+
+
+def test_contention_and_power() -> None:
+    """Phi and watts at no load, at the knee and at 1, by hand."""
+    for u, slowdown, watts in ((0.92, 1.46, 198.6), (1.0, 1 + 0.46 + 12 * 0.08, 260 * 1.25)):
+        x = (u - 0.02) / (1 - (u - 0.02))
+        problem = plain(
+            mmac=[[[x * 100]]], sat_mmac=100, contention=Contention(0.92, 0.5, 12.0),
+            idle_w=0, peak_w=260 if u == 1 else 198.6 / 0.92, launch_ms=2.0, ms_per_mmac=0.01,
+        )  # fmt: skip
+        run = simulate(problem, ONE)
+        assert run.finish[0] / 1e6 == pytest.approx(2 + x * slowdown, rel=1e-6)
+        assert run.summary.energy_j == pytest.approx(watts * run.finish[0] * 1e-9, rel=1e-6)
+    log = simulate(plain(idle_w=55, peak_w=260), ONE).log
+    assert log is not None and log.energy == pytest.approx(0.26)
+    assert log.watts(0, np.array([0.0, 0.92, 1.0])).tolist() == pytest.approx([55, 243.6, 260])
+
+
+# the core's rules, where they were once broken
+
+
+def test_a_load_robs_nobody_of_room() -> None:
+    """Who made room gets it, though a younger request would fit in before."""
+    vram = {"vram_mb": 2.0, "instance_mb": [[1.0], [2.0]], "load_ms": 3.0}
+    problem = plain([0.0, 3.5, 4.5], k=2, max_batch=1, **vram)
+    patient = Settings(cap=1, starve_ms=1000.0)
+    run = simulate(problem, Router(Static((0, 0)), JSED(), 1), settings=patient)
+    assert (run.finish / 1e6).tolist() == [9.0, 17.0, 18.0]
+
+
+def test_random_groups_are_no_larger_than_batches() -> None:
+    """Of up to 32 requests where a batch holds 4."""
+    run = simulate(plain([0.0] * 64, max_batch=4), Router(Static((0,)), JSED(), 0))
+    assert run.log is not None and run.log.batches["images"].max() == 4
+    assert run.summary.completed == 64
+
+
+def test_a_log_of_many_instances() -> None:
+    """One for every request: the log grows on the way."""
+    run = simulate(plain(np.arange(1500) * 5.0), ONE, settings=Settings(idle_ms=0.5))
+    assert run.log is not None and len(run.log.instances) == 1500
+    assert check_log(run.problem, run.log) == []
+
+
+def test_utilisation_of_servers_without_saturation() -> None:
+    """It is 1 however many batches run."""
+    seen: list[float] = []
+
+    def watch(view: View) -> Decision:
+        seen.append(float(view.utilisation[0]))
+        return Decision(0, 0, 1)
+
+    simulate(plain([0.0, 0.1, 0.2, 0.3]), Says(watch))
+    assert seen == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_an_empty_trace() -> None:
+    """Nothing is done, and nothing is divided by."""
+    run = simulate(plain([]), ONE)
+    assert run.summary.completed == run.cost == 0
+    assert run.summary.mean_ms is run.summary.throughput_per_s is run.summary.completion is None
+    assert check_log(run.problem, run.log) == []  # type: ignore[arg-type]
+    assert run.schedule.n_operations == 0 and run.telemetry[0]["t_ms"] == 0
+
+
+def test_a_horizon() -> None:
+    """What began before it is there; what ends later is not done."""
+    plan, own = Resident([(0, 0, 0)]), Settings(cap=1)
+    run = simulate(plain([0.0, 0.0, 3.0]), ONE, plan=plan, settings=own, horizon_ms=1.5)
+    assert run.finish.tolist() == [1_000_000, -1, -1]
+    assert (run.summary.completed, run.summary.completion) == (1, pytest.approx(1 / 3))
+    assert run.summary.throughput_per_s == pytest.approx(1 / 1.5e-3)
+    assert run.log is not None and run.log.batches["end"].tolist() == [1_000_000, 2_000_000]
+    assert run.log.horizon == 1_500_000
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("decision", "says"),
+    [
+        (Decision(1, 0, 1), "server: expected an integer in 0..0, got 1"),
+        (Decision(0, 2, 1), "width: expected an integer in 0..1, got 2"),
+        (Decision(0, 0, 0), "group: expected an integer in 1..4, got 0"),
+        (Decision(0, 0, 5), "group: expected an integer in 1..4, got 5"),
+        (Decision(0, 0.5, 1), "width: expected an integer in 0..1, got 0.5"),  # type: ignore[arg-type]
+        (None, "server: expected an integer in 0..0, got None"),
+        (Decision(0, 1, 1), "server 'a' can never run segment 0 at width 1 (1)"),
+    ],
+)
+def test_decisions_that_cannot_be(decision: Any, says: str) -> None:
+    """They are named."""
+    problem = plain([0.0], n=2, max_batch=4, instance_mb=[[60, 70]])
+    with pytest.raises(InfeasibleRoute) as caught:
+        simulate(problem, Says(lambda view: decision), plan=Resident([(0, 0, 0)]))
+    assert "decision 0" in str(caught.value) and says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"horizon_ms": -5}, "horizon_ms"),
+        ({"horizon_ms": math.nan}, "horizon_ms"),
+        ({"seed": -1}, "seed"),
+        ({"router": 7}, "router: expected a Router or route(view), got 7"),
+        ({"router": Router(Static((0,)), JSED(), 65)}, "group: 65 is above max_batch, 64"),
+        ({"router": Router(Static((0, 0)))}, "widths: expected 1 indices"),
+        ({"router": Router(Static((1,)))}, "widths"),
+        ({"problem": plain(n=64)}, "vram_mb: 64 pairs of segment and width"),
+        ({"problem": "x.json"}, "problem: expected a Routing"),
+    ],
+)
+def test_arguments_that_cannot_be(given: dict[str, Any], says: str) -> None:
+    """They are named, and nothing is simulated."""
+    with pytest.raises(InputError, match=r"^" + says.replace("(", r"\(").replace(")", r"\)")):
+        simulate(**{"problem": plain(), "router": ONE, **given})

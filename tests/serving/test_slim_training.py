@@ -1,0 +1,241 @@
+"""Training of a SlimResNet, accuracies of its tuples, its files, and the images it is fed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from itertools import pairwise, product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from torch.nn.functional import cross_entropy  # noqa: E402
+
+from optsched.errors import InputError, MissingExtra  # noqa: E402
+from optsched.serving import training  # noqa: E402
+from optsched.serving.data import Images, cifar100, digits  # noqa: E402
+from optsched.serving.network import SlimResNet  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+
+def tiny(channels: tuple[int, ...] = (8, 16), seed: int = 0) -> SlimResNet:
+    """Two widths."""
+    return SlimResNet(10, channels, 1, 1, 4, (0.5, 1.0), seed)
+
+
+def some(images: Images, count: int) -> Images:
+    """The first ones, at 8x8 to be quick."""
+    return Images(images.x[:count, :, ::2, ::2].contiguous(), images.y[:count])
+
+
+def weights(net: SlimResNet) -> torch.Tensor:
+    """All in one vector."""
+    return torch.cat([part.detach().flatten() for part in net.parameters()])
+
+
+def test_digits_are_split_once_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1300 and 497 different images; without scikit-learn a sentence says what to install."""
+    train, test = digits(), digits("test")
+    assert (train.x.shape, test.x.shape) == ((1300, 1, 16, 16), (497, 1, 16, 16))
+    assert (train.x.dtype, train.y.dtype) == (torch.float32, torch.int64)
+    assert float(train.x.mean()) == pytest.approx(0, abs=1e-4)
+    assert float(train.x.std()) == pytest.approx(1, abs=1e-4)
+    assert train.y[:6].tolist() == [0, 6, 3, 8, 1, 8]
+    assert len({part.numpy().tobytes() for part in (*train.x, *test.x)}) == 1797
+    assert int(torch.bincount(test.y, minlength=10).min()) > 30  # all classes are in both parts
+    with pytest.raises(InputError, match="split: expected train or test, got 'all'"):
+        digits("all")
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(MissingExtra, match=r'digits .* pip install "optsched\[serving\]"'):
+        digits()
+
+
+def test_a_short_training_teaches_every_tuple() -> None:
+    """Two epochs: narrow, mixed and full tuples are far above the 10 % of chance."""
+    net, images, seen = tiny((16, 32, 64)), some(digits(), 1300), []
+    history = training.train_slim(net, images, epochs=2, lr=0.05, on_progress=seen.append)
+    assert history == seen
+    assert [(row.epoch, row.epochs) for row in history] == [(1, 2), (2, 2)]
+    assert history[1].loss < 0.5 * history[0].loss
+    table = training.measure_accuracy(net, some(digits("test"), 497))
+    assert min(table.values()) > 60, table
+
+
+def test_training_depends_on_the_seed_alone() -> None:
+    """Not on torch's own generator, which stays where it was."""
+    images, found = some(digits(), 96), []
+    for seed, noise in ((1, 5), (1, 6), (2, 5)):
+        net = tiny()
+        state = torch.manual_seed(noise).get_state()
+        training.train_slim(net, images, epochs=1, seed=seed)
+        assert torch.equal(state, torch.get_rng_state())
+        found.append(weights(net))
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], found[2])
+
+
+def test_a_step_trains_on_four_tuples() -> None:
+    """One step equals one by hand: the full tuple on labels, three on its answers."""
+    images, net, by_hand = some(digits(), 16), tiny(), tiny()
+    training.train_slim(net, images, epochs=1, batch=16, lr=0.1, seed=3)
+    draw = torch.Generator().manual_seed(3)
+    rows = torch.randperm(16, generator=draw)
+    drawn = torch.randint(2, (2, 2), generator=draw).tolist()
+    logits = by_hand(images.x[rows], (1, 1))
+    loss = cross_entropy(logits, images.y[rows])
+    for widths in ((0, 0), *drawn):
+        other = by_hand(images.x[rows], widths).log_softmax(1)
+        loss = loss - (logits.detach().softmax(1) * other).sum(1).mean()
+    loss.backward()
+    with torch.no_grad():
+        for part in by_hand.parameters():  # the first step of Nesterov momentum
+            part -= 0.1 * 1.9 * (part.grad + 5e-4 * part)
+    torch.testing.assert_close(weights(net), weights(by_hand), atol=1e-6, rtol=1e-5)
+
+
+def test_interrupted_training_keeps_the_net() -> None:
+    """Ctrl-C after the second epoch: two rows, a trained net, no gradients left."""
+    net = tiny()
+
+    def stop(row: training.Epoch) -> None:
+        if row.epoch == 2:
+            raise KeyboardInterrupt
+
+    history = training.train_slim(net, some(digits(), 64), epochs=9, on_progress=stop)
+    assert [row.epoch for row in history] == [1, 2]
+    assert not torch.equal(weights(net), weights(tiny()))
+    assert all(part.grad is None for part in net.parameters())
+
+
+def test_accuracy_of_every_tuple_is_that_of_a_direct_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every prefix run once, and only the tuples that were asked for."""
+    images, net, calls = some(digits("test"), 497), tiny((8, 8, 16)), []
+    direct = {}
+    for widths in product(range(2), repeat=3):
+        right = net(images.x, widths).argmax(1) == images.y
+        direct[",".join(map(str, widths))] = 100 * int(right.sum()) / 497
+    run = SlimResNet.segment
+    monkeypatch.setattr(SlimResNet, "segment", lambda *given: calls.append(given[1]) or run(*given))
+    assert training.measure_accuracy(net, images) == pytest.approx(direct)
+    assert [calls.count(k) for k in range(3)] == [2, 4, 8]
+    calls.clear()
+    two = training.measure_accuracy(net, images, [(1, 0, 1), (1, 0, 0)])
+    assert two == pytest.approx({key: direct[key] for key in ("1,0,1", "1,0,0")})
+    assert [calls.count(k) for k in range(3)] == [1, 1, 2]
+
+
+def test_images_that_do_not_fit_are_refused() -> None:
+    """By training and by measuring."""
+    good = some(digits(), 8)
+    for wrong, message in (
+        (Images(good.x.expand(-1, 3, -1, -1), good.y), r"images.x: expected \(n, 1, side"),
+        (Images(good.x, good.y[:7]), "images.y: expected 8 classes"),
+        (Images(good.x, good.y + 5), r"images.y: expected classes in 0\.\.9, got"),
+        (Images(good.x[:0], good.y[:0]), "images.x: expected"),
+    ):
+        for use in (training.train_slim, training.measure_accuracy):
+            with pytest.raises(InputError, match=message):
+                use(tiny(), wrong)
+
+
+class Hostile:
+    """A plain unpickler that reads one makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"mkdir {self.path}",)
+
+
+def test_saved_and_loaded(tmp_path: Path) -> None:
+    """The same net; other formats, other shapes and pickles with code in them are refused."""
+    net, path = tiny(seed=5), tmp_path / "net.pt"
+    training.save_network(net, path)
+    again = training.load_network(path)
+    assert torch.equal(weights(again), weights(net))
+    assert again.widths == net.widths
+    assert training.train_slim(again, some(digits(), 32), epochs=1)
+    content = torch.load(path, weights_only=True)
+    wide = {**content["arguments"], "channels": (8, 24)}
+    for message, tree in {
+        "format: expected": {**content, "format": "optsched.slim-resnet/2"},
+        "channels: segment 1": {**content, "arguments": {**wide, "channels": (8, 18)}},
+        "is no network": {**content, "arguments": wide},
+    }.items():
+        torch.save(tree, path)
+        with pytest.raises(InputError, match=rf"net\.pt: {message}"):
+            training.load_network(path)
+    path.write_bytes(pickle.dumps(Hostile(tmp_path / "harm"), protocol=2))
+    with pytest.raises(InputError, match="is no network"):
+        training.load_network(path)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_both_versions_of_cifar(tmp_path: Path) -> None:
+    """The same images and labels from either; the Python version is a pickle of Python 2."""
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3072), np.uint8)
+    records = np.concatenate([np.array([[3, 41], [1, 99]], np.uint8), pixels], 1)
+    (tmp_path / "test.bin").write_bytes(records.tobytes())
+    (tmp_path / "train").write_bytes(
+        b"\x80\x02}(U\x04datacnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00tU\x01b"
+        b"tR(K\x01(K\x02M\x00\x0ctcnumpy\ndtype\n(U\x02u1K\x00K\x01tR(K\x03U\x01|NNNI-1\nI-1\n"
+        b"K\x00tbI00\nT" + pixels.nbytes.to_bytes(4, "little") + pixels.tobytes() + b"tb"
+        b"U\x0bfine_labels](K)Kceu."
+    )
+    binary, python = cifar100(tmp_path, "test"), cifar100(tmp_path)
+    assert torch.equal(binary.x, python.x)
+    assert binary.y.tolist() == python.y.tolist() == [41, 99]
+    assert (binary.x.shape, binary.x.dtype) == ((2, 3, 32, 32), torch.float32)
+    green = (pixels[1, 1024 + 33] / 255 - 0.4866) / 0.2564  # second row, second column
+    assert float(binary.x[1, 1, 1, 1]) == pytest.approx(green, abs=1e-5)
+
+
+def test_broken_cifar_files_are_refused(tmp_path: Path) -> None:
+    """Sizes are named; nothing in a pickle is run, wherever it hides, and what it holds checked."""
+    with pytest.raises(InputError, match=r"has neither train\.bin nor train; unpack"):
+        cifar100(tmp_path)
+    harm = tmp_path / "harm"
+    good = {b"data": np.zeros((3, 3072), np.uint8), b"fine_labels": [0, 1, 2]}
+    for name, content, message in (
+        ("test", Hostile(harm), r"asks for (posix|nt)\.system, which is never loaded"),
+        ("test", {**good, b"x": [Hostile(harm)]}, r"asks for (posix|nt)\.system"),
+        ("test", b"cbuiltins\neval\n(S'1'\ntR.", r"asks for builtins\.eval"),
+        ("test", pickle.dumps(good)[:-20], "is not CIFAR-100's Python version"),
+        ("test", [1], "expected a dictionary with data and fine_labels"),
+        ("test", {**good, b"data": good[b"data"][:, 1:]}, r"data: .* got uint8 \(3, 3071\)"),
+        ("test", {**good, b"data": good[b"data"] * 1.0}, "data: .* got float64"),
+        ("test", {**good, b"fine_labels": [1, 2]}, "fine_labels: expected 3 labels, got 2"),
+        ("test", {**good, b"fine_labels": [1, 2, "3"]}, "fine_labels: expected integers"),
+        ("test", {**good, b"fine_labels": [1, 2, -3]}, "image 2: .* got -3"),
+        ("test.bin", b"\0" * 3073, "has 3073 bytes, expected a multiple of 3074"),
+        ("test.bin", b"", "has 0 bytes"),
+        ("test.bin", b"\0" * 3074 + b"\0\x64" + b"\0" * 3072, "image 1: expected .* got 100"),
+    ):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+        with pytest.raises(InputError, match=rf"{name}: .*{message}"):
+            cifar100(tmp_path, "test")
+        assert not harm.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_digits_reach_the_goal(seed: int) -> None:
+    """Twelve epochs: 256 tuples at 97.5 % in the mean, and no more width costs half a point."""
+    net = SlimResNet(10, (16, 32, 64, 128), 1, 1, 4, seed=seed)
+    training.train_slim(net, digits(), epochs=12, seed=seed)
+    table = training.measure_accuracy(net, digits("test"))
+    assert len(table) == 256
+    assert np.mean(list(table.values())) >= 97.5
+    uniform = [table[",".join([str(w)] * 4)] for w in range(4)]
+    assert all(b >= a - 0.5 for a, b in pairwise(uniform)), uniform
