@@ -8,9 +8,10 @@ import numpy as np
 
 from optsched.problems.routing.checks import frozen
 from optsched.problems.routing.log import Log
-from optsched.serving.core import BUSY, DONE, LOADED, NEVER, RUN, SLOTS, UNLOADED
+from optsched.problems.routing.plan import SLOTS
+from optsched.serving.core import BUSY, DONE, LOADED, NEVER, RUN, UNLOADED
 from optsched.serving.routers import InfeasibleRoute, Router
-from optsched.serving.simulate import ask, infeasible, new_world, twice
+from optsched.serving.simulator import ask, infeasible, new_world, twice
 from optsched.serving.view import View
 from optsched.serving.world import ASKED, ENDED, INFEASIBLE, ROUTE, feed
 

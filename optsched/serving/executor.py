@@ -18,7 +18,7 @@ from optsched.serving.controller import LOST, Controller, Event
 from optsched.serving.core import BUSY, DONE, LOAD, LOADED, LOADING, RUN, TICK, UNLOAD, UNLOADED
 from optsched.serving.routers import InfeasibleRoute
 from optsched.serving.server_process import Servers, parse_devices
-from optsched.serving.simulate import Run, simulate
+from optsched.serving.simulator import Run, simulate
 from optsched.serving.world import ARRIVE, REQUEUE, ROUTE
 from optsched.strict_json import shortened, without_collector
 

@@ -289,7 +289,7 @@ def fit(device: str, load_ms: float, samples: Sequence[Sample], mmac: FloatArray
                 best = float(sat), Contention(float(knee), 0.0, above)
     fitted = launch + own + slower
     error = np.abs(fitted - ms) / ms
-    cost = x[1:].reshape(mmac.shape)
+    cost: Any = x[1:].reshape(mmac.shape)
     cost[0] = cost[0, :1]  # images have no width
     return DeviceCosts(
         device=device, launch_ms=launch, load_ms=load_ms, cost_ms=cost.tolist(),

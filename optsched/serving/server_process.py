@@ -277,11 +277,12 @@ class _Slot:
         torch.set_num_threads(1)
         gpu = self.device.type == "cuda"
         stream: Any = torch.cuda.stream(torch.cuda.Stream(self.device)) if gpu else nullcontext()
+        tasks: dict[str, Any] = {"load": self.load, "run": self.run, "unload": self.unload}
         with suppress(EOFError, OSError), torch.inference_mode(), stream:
             while True:
                 (kind, *given), error = msgspec.msgpack.decode(pipe.recv_bytes()), ""
                 try:
-                    {"load": self.load, "run": self.run, "unload": self.unload}[kind](*given)
+                    tasks[kind](*given)
                     if gpu:
                         torch.cuda.current_stream().synchronize()
                 except Exception as fault:

@@ -248,7 +248,8 @@ def test_failing_instance() -> None:
 
 _PARENT = """
 from test_executor import *
-Executor(NET, scene(5000), MIXED).run(torch.randn(5000, 1, 8, 8), lambda *_: print(*children(), flush=True))
+tell = lambda *_: print(*children(), flush=True)
+Executor(NET, scene(5000), MIXED).run(torch.randn(5000, 1, 8, 8), tell)
 """
 
 

@@ -13,7 +13,7 @@ from optsched.problems.routing import Routing
 from optsched.problems.routing.plan import Plan
 from optsched.serving.profiler import FORMAT, Costs, Sample, fit, nnls, profile, scenario
 from optsched.serving.routers import Router, Static
-from optsched.serving.simulate import simulate
+from optsched.serving.simulator import simulate
 
 if TYPE_CHECKING:
     from pathlib import Path
