@@ -17,7 +17,7 @@ from optsched.problems.routing import Routing
 from optsched.serving.controller import LOST, Controller, Event
 from optsched.serving.core import BUSY, DONE, LOAD, LOADED, LOADING, RUN, TICK, UNLOAD, UNLOADED
 from optsched.serving.routers import InfeasibleRoute
-from optsched.serving.server_process import Order, Servers, parse_devices
+from optsched.serving.server_process import Servers, parse_devices
 from optsched.serving.simulator import Run, simulate
 from optsched.serving.world import ARRIVE, REQUEUE, ROUTE
 from optsched.strict_json import shortened, without_collector
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from optsched.serving.core import Settings
     from optsched.serving.network import SlimResNet
     from optsched.serving.routers import OwnRouter, Router
+    from optsched.serving.server_process import Task
 
 _BREATH: Final = 0.1
 """Seconds after which progress is told and an interrupt is seen at the latest."""
@@ -153,7 +154,7 @@ class _Session:
         self.outputs = torch.full((len(images), executor.net.classes), math.nan)
         self.rows = list(range(servers.rows))  # of the shared memory, free
         self.row = np.zeros(len(images), np.int64)  # of every request
-        self.let_in = len(images)
+        self.open = True  # for arrivals
         self.again: set[int] = set()  # requests that were queued once more
         self.origin = self.spent = 0
 
@@ -161,19 +162,15 @@ class _Session:
         """Until all that were let in are done."""
         trace, told, lost = self.controller.world.trace[0], 0.0, ""
         slots = np.argwhere(self.controller.world.core.instance["state"]).tolist()
-        for s, i in slots:  # the plan's
-            self._load(s, i)
-        while slots:
-            for at in self.servers.receive():
-                slots.remove([*self.servers.living(at)])
+        self.servers.run([[(s, i, self._loading(s, i))] for s, i in slots])  # the plan's
         with without_collector(), _on_interrupt(self._stop):
             self.origin = time.perf_counter_ns()
             try:
-                while trace["completed"] < self.let_in:
+                while trace["completed"] < (len(self.images) if self.open else trace["arrived"]):
                     self._go_on()
                     if on_progress is not None and self._now() / 1e9 > told + _BREATH:
                         told = self._now() / 1e9
-                        on_progress(int(trace["completed"]), self.let_in)
+                        on_progress(int(trace["completed"]), len(self.images))
             except (_Lost, InfeasibleRoute) as error:
                 if not self._dead():
                     raise
@@ -181,7 +178,7 @@ class _Session:
         return self._result(lost)
 
     def _stop(self) -> None:
-        self.let_in = int(self.controller.world.trace[0]["arrived"])
+        self.open = False
 
     def _now(self) -> int:
         return time.perf_counter_ns() - self.origin
@@ -190,14 +187,14 @@ class _Session:
         """Wait for what happens next, and deal with all that is due."""
         arrival, wake = self.problem.arrival, self.controller.world.core.server["wake"]
         r, due = int(self.controller.world.trace[0]["arrived"]), int(wake.min())
-        if r < self.let_in and self.rows:
+        if self._lets_in(r):
             due = min(due, int(arrival[r]))
         for s, slot in self.servers.receive(min(max(0, due - self._now()) / 1e9, _BREATH)):
             if slot < 0:
                 self._lose(s)
             else:
                 self._answered(s, slot)
-        while r < self.let_in and self.rows and arrival[r] <= self._now():
+        while self._lets_in(r) and arrival[r] <= self._now():
             self.row[r] = row = self.rows.pop()
             image = self.images[r].flatten()
             self.servers.memory[0, row, : len(image)] = image
@@ -207,6 +204,9 @@ class _Session:
             self._feed(TICK, s, 0)
         while self.controller.waiting:
             self._feed(ROUTE, 0, 0)
+
+    def _lets_in(self, r: int) -> bool:
+        return self.open and r < len(self.images) and bool(self.rows)
 
     def _feed(self, event: int, s: int, which: int) -> None:
         """Tell the controller, and let the servers do what it commands."""
@@ -218,16 +218,15 @@ class _Session:
                 segment, width, requests, inputs = self.controller.batch(to, slot)
                 rows, wide = self.row[requests], sorted({*inputs.tolist()})
                 parts = [(i, rows[inputs == i].tolist()) for i in wide]
-                self.servers.send(to, slot, Order("run", segment, width, parts))
+                self.servers.send(to, slot, ("run", segment, width, parts))
             elif kind == LOAD:
-                self._load(to, slot)
+                self.servers.send(to, slot, self._loading(to, slot))
             elif kind == UNLOAD:
-                self.servers.send(to, slot, Order("unload"))
+                self.servers.send(to, slot, ("unload",))
 
-    def _load(self, s: int, slot: int) -> None:
+    def _loading(self, s: int, slot: int) -> Task:
         instance = self.controller.world.core.instance[s, slot]
-        order = Order("load", int(instance["segment"]), int(instance["width"]))
-        self.servers.send(s, slot, order)
+        return ("load", int(instance["segment"]), int(instance["width"]))
 
     def _answered(self, s: int, slot: int) -> None:
         """A batch, a load or an unload has ended."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
@@ -16,7 +16,6 @@ from optsched.limits import whole_number
 from optsched.problems.routing import Contention, Routing, Server
 from optsched.problems.routing.checks import MOST_TUPLES
 from optsched.problems.routing.plan import SLOTS
-from optsched.problems.routing.problem import NS_PER_MS
 from optsched.serving.scenario import arrivals
 from optsched.strict_json import check_format, decode, parse
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from optsched.problems.routing.problem import FloatArray
     from optsched.serving.network import SlimResNet
-    from optsched.serving.server_process import Servers
+    from optsched.serving.server_process import Servers, Task
 
 FORMAT: Final = "optsched.serving-costs/1"
 _WARM: Final = 2  # rounds that are not counted
@@ -189,106 +188,70 @@ def profile(
            and one[3] in (sizes[0], sizes[len(sizes) // 2])] * (most > 1)  # fmt: skip
     inner = [row for row, one in enumerate(cases) if sizes[0] < one[3] < sizes[-1]]
     held = {*rng.permutation(inner)[: len(cases) // 5].tolist()}
+    done = itertools.count(1)
+
+    def tell() -> None:
+        if on_progress is not None:
+            on_progress(next(done), rounds + len(few))
+
     with Servers(net, devices, side, sizes[-1]) as servers:
-        bench = _Bench(servers, w - 1, rounds, rounds + len(few), on_progress)
-        loads = bench.loads(k)
-        alone = bench.alone(cases, rng)
-        together = bench.together(few, most)
+        servers.memory.normal_()
+        loads = [(j, ("load", j, v)) for _ in range(3) for j in range(k) for v in range(w)]
+        load_ms = servers.run([[(s, *one) for one in loads] for s in range(len(devices))])
+        alone = _measure_alone(servers, cases, rounds, rng, tell)
+        together = _measure_together(servers, few, rounds, most, tell)
         memory = [[sum(p.nbytes for p in net.sliced(j, v).parameters()) + servers.memory.nbytes
                    for v in range(w)] for j in range(k)]  # fmt: skip
     found = []
     for s, (device, _) in enumerate(servers.places):
         samples = [
-            Sample(*one, 1, float(alone[s, row]), row in held) for row, one in enumerate(cases)
+            Sample(*one, 1, ms, row in held)
+            for row, (one, ms) in enumerate(zip(cases, alone[s].tolist(), strict=True))
         ]
-        samples += [Sample(*one, m, float(alone[s, cases.index(one)] * times), False)
-                    for one, row in zip(few, together[s], strict=True)
-                    for m, times in enumerate(row.tolist(), 2)]  # fmt: skip
-        found.append(fit(device, loads[s], samples, mmac))
+        samples += [Sample(*one, m, times * alone[s].tolist()[cases.index(one)], False)
+                    for one, row in zip(few, together[s].tolist(), strict=True)
+                    for m, times in enumerate(row, 2)]  # fmt: skip
+        found.append(fit(device, float(np.median(load_ms[s])), samples, mmac))
     sizes_mb = (np.array(memory) / 1e6).round(3).tolist()
     return Costs(FORMAT, sizes[-1], list(net.widths), mmac.tolist(), sizes_mb, found)
 
 
-class _Bench:
-    """Gives servers orders, and takes the time."""
-
-    def __init__(
-        self, servers: Servers, widest: int, rounds: int, total: int,
-        tell: Callable[[int, int], object] | None,
-    ) -> None:  # fmt: skip
-        self.servers, self.every = servers, range(len(servers.places))
-        self.widest, self.rounds, self.done, self.total = widest, rounds, 0, total
-        self._tell = tell
-        servers.memory.normal_()
-
-    def _round(self) -> None:
-        self.done += 1
-        if self._tell is not None:
-            self._tell(self.done, self.total)
-
-    def loads(self, k: int) -> list[float]:
-        """The median ms of a load; in the end slot j has all widths of segment j."""
-        orders = [
-            (j, _load(j, v)) for _ in range(3) for j, v in product(range(k), range(self.widest + 1))
-        ]
-        times = self.run([[(s, *one) for one in orders] for s in self.every])
-        return [float(np.median(row)) for row in times]
-
-    def alone(self, cases: list[_Case], rng: np.random.Generator) -> FloatArray:
-        """The median ms, [server][case]; servers rest between batches, as they do in use."""
-        found = np.zeros((self.rounds, len(self.every), len(cases)))
-        for one in found:
-            orders = [rng.permutation(len(cases)).tolist() for _ in self.every]
-            for step in zip(*orders, strict=True):
-                times = self.run([[(s, cases[c][0], _batch(cases[c]))] for s, c in enumerate(step)])
-                one[self.every, step] = np.ravel(times)
-                time.sleep(np.max(times) / 1e3)
-            self._round()
-        medians: FloatArray = np.median(found[_WARM:], axis=0)
-        return medians
-
-    def together(self, cases: list[_Case], most: int) -> FloatArray:
-        """How many times as long 2, 3, ... of a case at a time take, [server][case][number]."""
-        found = np.zeros((len(self.every), len(cases), most))
-        for c, case in enumerate(cases):
-            for s, m in product(self.every, range(most)):
-                self.run([[(s, m, _load(case[0], self.widest))]])
-                times = self.run([[(s, i, _batch(case))] * self.rounds for i in range(m + 1)])
-                found[s, c, m] = np.median(np.array(times)[:, _WARM:])
-            self._round()
-        times_as_long: FloatArray = found[:, :, 1:] / found[:, :, :1]
-        return times_as_long
-
-    def run(self, lanes: Sequence[Sequence[tuple[int, int, Any]]]) -> list[list[float]]:
-        """Carry out lanes of (server, slot, order) side by side; the ms of every order."""
-        rest = [list(reversed(lane)) for lane in lanes]
-        begun: dict[tuple[int, int], tuple[int, int]] = {}
-        found: list[list[float]] = [[] for _ in lanes]
-        free = list(range(len(lanes)))
-        while free or begun:
-            for lane in [lane for lane in free if rest[lane]]:
-                s, slot, order = rest[lane].pop()
-                begun[s, slot] = lane, time.perf_counter_ns()
-                self.servers.send(s, slot, order)
-            free = []
-            for at in self.servers.receive() if begun else ():
-                lane, since = begun.pop(self.servers.living(at))
-                found[lane].append((time.perf_counter_ns() - since) / NS_PER_MS)
-                free.append(lane)
-        return found
+def _measure_alone(
+    servers: Servers, cases: list[_Case], rounds: int, rng: np.random.Generator,
+    tell: Callable[[], None],
+) -> FloatArray:  # fmt: skip
+    """The median ms, [server][case]; servers rest between batches, as they do in use."""
+    every = range(len(servers.places))
+    found = np.zeros((rounds, len(every), len(cases)))
+    for one in found:
+        orders = [rng.permutation(len(cases)).tolist() for _ in every]
+        for step in zip(*orders, strict=True):
+            times = servers.run([[(s, cases[c][0], _run(cases[c]))] for s, c in enumerate(step)])
+            one[every, step] = np.ravel(times)
+            time.sleep(np.max(times) / 1e3)
+        tell()
+    medians: FloatArray = np.median(found[_WARM:], axis=0)
+    return medians
 
 
-def _load(segment: int, width: int) -> Any:
-    from optsched.serving.server_process import Order
+def _measure_together(
+    servers: Servers, cases: list[_Case], rounds: int, most: int, tell: Callable[[], None]
+) -> FloatArray:
+    """How many times as long 2, 3, ... of a case at a time take, [server][case][number]."""
+    found = np.zeros((len(servers.places), len(cases), most))
+    for c, case in enumerate(cases):
+        for s, m in itertools.product(range(len(found)), range(most)):
+            servers.run([[(s, m, ("load", case[0], len(servers.net.widths) - 1))]])
+            times = servers.run([[(s, i, _run(case))] * rounds for i in range(m + 1)])
+            found[s, c, m] = np.median(np.array(times)[:, _WARM:])
+        tell()
+    ratios: FloatArray = found[:, :, 1:] / found[:, :, :1]
+    return ratios
 
-    return Order("load", segment, width)
 
-
-def _batch(case: _Case) -> Any:
-    from optsched.serving.server_process import Order
-
+def _run(case: _Case) -> Task:
     segment, i, width, n = case
-    return Order("run", segment, width, [(i, list(range(n)))])
+    return ("run", segment, width, [(i, list(range(n)))])
 
 
 # fitting
@@ -326,7 +289,7 @@ def fit(device: str, load_ms: float, samples: Sequence[Sample], mmac: FloatArray
                 best = float(sat), Contention(float(knee), 0.0, above)
     fitted = launch + own + slower
     error = np.abs(fitted - ms) / ms
-    cost: FloatArray = x[1:].reshape(mmac.shape)
+    cost: Any = x[1:].reshape(mmac.shape)
     cost[0] = cost[0, :1]  # images have no width
     return DeviceCosts(
         device=device, launch_ms=launch, load_ms=load_ms, cost_ms=cost.tolist(),

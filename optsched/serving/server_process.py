@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import json
 import mmap
 import os
@@ -14,10 +15,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection, Pipe
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -44,19 +46,15 @@ _CHILD: Final = "from optsched.serving.server_process import main; main()"
 _MEMORY: Final = 2**30
 """Bytes of shared memory for activations."""
 
+Task = tuple[Any, ...]
+"""``("load", segment, width)``, ``("unload",)``, or ``("run", segment, width, parts)``.
 
-class Order(msgspec.Struct, array_like=True):
-    """What an instance is to do."""
-
-    task: Literal["load", "run", "unload"]
-    segment: int = 0
-    width: int = 0
-    parts: list[tuple[int, list[int]]] = []
-    """Of a batch: rows of the shared memory by input width, the narrowest first."""
+The parts of a batch are rows of the shared memory by input width, the narrowest first.
+"""
 
 
 class ServerFailed(OptschedError):
-    """A server did not start, or an instance could not carry out its order."""
+    """A server did not start or died, or an instance could not do its task."""
 
 
 class Servers:
@@ -148,24 +146,18 @@ class Servers:
         """A server in messages."""
         return f"the process of server {s} ({self.places[s][0]})"
 
-    def living(self, at: tuple[int, int]) -> tuple[int, int]:
-        """What `receive` has found, where the death of a server is an error."""
-        if at[1] < 0:
-            raise ServerFailed(f"{self.name(at[0])} died")
-        return at
-
-    def send(self, s: int, slot: int, order: Order) -> None:
-        """Give an instance an order, which it answers; that a server is dead `receive` says."""
+    def send(self, s: int, slot: int, task: Task) -> None:
+        """Give an instance a task, which it answers; that a server is dead `receive` says."""
         with suppress(OSError):
-            self._ends[s][slot].send_bytes(msgspec.msgpack.encode(order))
+            self._ends[s][slot].send_bytes(msgspec.msgpack.encode(task))
 
     def receive(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        """Servers and slots that have carried out their orders; slot -1: the server has died.
+        """Servers and slots that have done their tasks; slot -1: the server has died.
 
         Raises
         ------
         ServerFailed
-            An order could not be carried out, with the reason.
+            A task could not be done, with the reason.
         """
         found = []
         for end in select.select(list(self._at), (), (), timeout)[0]:
@@ -182,6 +174,26 @@ class Servers:
             if error:
                 raise ServerFailed(f"{self.name(s)}: {error.decode()}")
             found.append((s, slot))
+        return found
+
+    def run(self, lanes: Sequence[Sequence[tuple[int, int, Task]]]) -> list[list[float]]:
+        """Do lanes of (server, slot, task) side by side; the ms of every task."""
+        rest = [iter(lane) for lane in lanes]
+        begun: dict[tuple[int, int], tuple[int, int]] = {}
+        found: list[list[float]] = [[] for _ in lanes]
+        free = list(range(len(lanes)))
+        while free or begun:
+            for lane in free:
+                for s, slot, task in itertools.islice(rest[lane], 1):
+                    begun[s, slot] = lane, time.perf_counter_ns()
+                    self.send(s, slot, task)
+            free = []
+            for s, slot in self.receive() if begun else ():
+                if slot < 0:
+                    raise ServerFailed(f"{self.name(s)} died")
+                lane, since = begun.pop((s, slot))
+                found[lane].append((time.perf_counter_ns() - since) / 1e6)
+                free.append(lane)
         return found
 
 
@@ -229,7 +241,7 @@ def _buffers(memory: int, rows: int) -> Tensor:
 
 
 def main() -> None:
-    """A server: its slots take orders until the other side is gone."""
+    """A server: its slots do tasks until the other side is gone."""
     setup = SimpleNamespace(**json.loads(sys.argv[1]))
     if setup.cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, setup.cores)
@@ -253,54 +265,53 @@ def main() -> None:
 
 
 class _Slot:
-    """A place for an instance: carries out one order after the other."""
+    """A place for an instance: does one task after the other."""
 
     def __init__(self, net: SlimResNet, setup: SimpleNamespace, memory: Tensor) -> None:
         self.net, self.sides, self.memory = net, setup.sides, memory
         self.device = torch.device(setup.device)
         self.segment: Segment | None = None
-        self.k = 0
 
     def attend(self, pipe: Connection) -> None:
-        """Carry out orders until the other side is gone."""
+        """Do tasks until the other side is gone."""
         torch.set_num_threads(1)
         gpu = self.device.type == "cuda"
         stream: Any = torch.cuda.stream(torch.cuda.Stream(self.device)) if gpu else nullcontext()
-        decode = msgspec.msgpack.Decoder(Order).decode
+        tasks: dict[str, Any] = {"load": self.load, "run": self.run, "unload": self.unload}
         with suppress(EOFError, OSError), torch.inference_mode(), stream:
             while True:
-                order, error = decode(pipe.recv_bytes()), ""
+                (kind, *given), error = msgspec.msgpack.decode(pipe.recv_bytes()), ""
                 try:
-                    self._carry_out(order)
+                    tasks[kind](*given)
                     if gpu:
                         torch.cuda.current_stream().synchronize()
                 except Exception as fault:
-                    error = f"{order}: {type(fault).__name__}: {fault}"
+                    error = f"{kind} {given}: {type(fault).__name__}: {fault}"
                 pipe.send_bytes(error.encode())
 
-    def _carry_out(self, order: Order) -> None:
-        if order.task == "run":
-            self._run(order)
-        elif order.task == "unload":
-            self.segment = None
-            torch.cuda.empty_cache()  # nothing without a GPU
-        else:
-            self.k, side = order.segment, self.sides[order.segment]
-            self.segment = segment = self.net.sliced(self.k, order.width).to(self.device)
-            for n in (1, 2):  # kernels and their memory are there before the first request comes
-                x = torch.zeros(n, segment.inputs[-1], side, side, device=self.device)
-                segment(x, order.width, len(segment.inputs) - 1)
+    def load(self, k: int, width: int) -> None:
+        """Copy the weights."""
+        self.segment = segment = self.net.sliced(k, width).to(self.device)
+        side = self.sides[k]
+        for n in (1, 2):  # kernels and their memory are there before the first request comes
+            x = torch.zeros(n, segment.inputs[-1], side, side, device=self.device)
+            segment(x, width, len(segment.inputs) - 1)
 
-    def _run(self, order: Order) -> None:
-        segment, side = self.segment, self.sides[self.k]
+    def unload(self) -> None:
+        """Free them."""
+        self.segment = None
+        torch.cuda.empty_cache()  # nothing without a GPU
+
+    def run(self, k: int, width: int, parts: list[tuple[int, list[int]]]) -> None:
+        """Read one buffer and write the other."""
+        segment, side = self.segment, self.sides[k]
         assert segment is not None
-        source, target = self.memory[self.k % 2], self.memory[(self.k + 1) % 2]
         inputs = []
-        for i, rows in order.parts:
+        for i, rows in parts:
             c = segment.inputs[i]
-            x = source[:, : c * side**2].index_select(0, torch.tensor(rows))
+            x = self.memory[k % 2, :, : c * side**2].index_select(0, torch.tensor(rows))
             inputs.append(x.view(-1, c, side, side).to(self.device))
         x = pad(inputs) if len(inputs) > 1 else inputs[0]
-        found = segment(x, order.width, order.parts[-1][0]).flatten(1).cpu()
-        at = torch.tensor([row for _, rows in order.parts for row in rows])
-        target[:, : found.shape[1]].index_copy_(0, at, found)
+        found = segment(x, width, parts[-1][0]).flatten(1).cpu()
+        at = torch.tensor([row for _, rows in parts for row in rows])
+        self.memory[(k + 1) % 2, :, : found.shape[1]].index_copy_(0, at, found)
