@@ -19,7 +19,7 @@ from optsched.problems.routing.problem import NS_PER_MS, POINTS
 from optsched.serving import actor, rules
 from optsched.serving.core import CORE, DONE, NEVER, NONE, UNIT, Core, records
 from optsched.serving.policy import STATES, Policy
-from optsched.serving.routers import Router
+from optsched.serving.routers import CompiledRouter, MarginalCost
 from optsched.serving.simulator import new_world, simulate
 from optsched.serving.world import ASKED, ENDED, WORLD, World, advance
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = dict[str, float]
 
-TEACHER: Final = Router()
+TEACHER: Final = MarginalCost()
 PRESETS: Final = {"paper": (0.05, 1.0, 0.5, 0.2), "paper-relaxed": (0.4, 0.3, 0.05, 0.2)}
 """Weights of accuracy, latency, energy and variance: the paper's alpha, beta, gamma, delta."""
 
@@ -88,7 +88,7 @@ def train_router(
     decisions: int = 10_000_000,
     seed: int = 0,
     plan: Plan | None = None,
-    teacher: Router | None = TEACHER,
+    teacher: CompiledRouter | None = TEACHER,
     progress: Callable[[Row], None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> TrainedRouter:
@@ -349,7 +349,7 @@ class Fleet(VecEnv):
 
     def __init__(
         self, problems: list[Routing], mode: str, plan: Plan | None, seed: int, *,
-        n: int, teacher: Router | None = None,
+        n: int, teacher: CompiledRouter | None = None,
     ) -> None:  # fmt: skip
         first = self.problem = problems[0]
         shape = self.shape = len(first.servers), first.n_segments, first.n_widths
@@ -362,11 +362,13 @@ class Fleet(VecEnv):
         self.rng = np.random.Generator(np.random.PCG64([seed, 2]))
         count, room = actor.sizes(STATES[self.state], *shape)
         short = first.replace(arrival_ms=first.arrival[: self.size] / NS_PER_MS)
-        fresh = new_world(short, teacher or Router(), plan, None, seed, log=False)
+        fresh = new_world(short, teacher or TEACHER, plan, None, seed, log=False)
         self.goal = _goal(first, mode)
         self.goal["teacher"] = fresh.rule["server"][0] if teacher else rules.OUTSIDE
         fresh.rule["server"], fresh.rule["state"] = rules.OUTSIDE, STATES[self.state]
-        fresh = fresh._replace(weights=np.zeros(count + room))
+        own = fresh.weights  # the teacher's, in the place of a policy's
+        fresh = fresh._replace(weights=np.zeros(max(count, len(own)) + room))
+        fresh.weights[: len(own)] = own
         self.weights: Callable[[], Any] = lambda: fresh.weights[:count]
         self.arrival = np.zeros((n, self.size), np.int64)
         self.world = _many(fresh, n)._replace(arrival=frozen(self.arrival.view()))

@@ -1,10 +1,38 @@
-"""The loss of PPO with an epsilon-mixed server head, and its gradients by hand."""
+"""PPO by hand: episodes that are replayed, the loss and its gradients."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+
+from optsched.serving.routers import Decision
+
+
+class Replay:
+    """Decisions that were made elsewhere."""
+
+    def __init__(self, actions: list[Any]) -> None:
+        self.left = list(actions)
+
+    def route(self, view: Any) -> Decision:
+        """The next of them."""
+        s, w, g = map(int, self.left.pop(0))
+        while not view.feasible[s, view.segment, w]:
+            w -= 1
+        return Decision(s, w, 1 << g)
+
+
+def episode(fleet: Any, actions: Any) -> tuple[list[Any], list[float]]:
+    """Step one simulator until its episode ends; the decisions and rewards."""
+    made, rewards = [], []
+    for action in actions:
+        _, reward, done, _ = fleet.step(np.array([action]))
+        made.append(action)
+        rewards.append(float(reward[0]))
+        if done[0]:
+            break
+    return made, rewards
 
 
 def loss_and_gradients(

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from ppo_oracle import loss_and_gradients
+from ppo_oracle import Replay, episode, loss_and_gradients
 
 from optsched.errors import InputError, MissingExtra
+from optsched.problems.routing.plan import Plan
 from optsched.serving import actor
 from optsched.serving.policy import Policy
-from optsched.serving.routers import JSED, Backlog, Decision, Router
+from optsched.serving.routers import MarginalCost, Router
 from optsched.serving.scenario import reference
 from optsched.serving.simulator import simulate
 
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch 
 
 FAST = [(0, 0), (1, 3), (2, 3), (2, 3), (3, 3), (3, 3)]
 ROWS = [(s, *row) for s in (0, 1) for row in FAST] + [(2, 0, 0), (2, 1, 3), (2, 2, 3), (2, 3, 3)]
-PLAN: Any = SimpleNamespace(instances=ROWS, check=lambda problem: None)
+PLAN = Plan.of(ROWS)
 SIZE, _ = actor.sizes(actor.EXTENDED, 3, 4, 4)
 WEIGHTS = np.random.default_rng(0).normal(size=SIZE) * 0.3
 
@@ -47,32 +48,6 @@ def fleet_of(problem: Routing, mode: str = "flow", n: int = 1, **named: Any) -> 
     found = ppo.Fleet([problem], mode, PLAN, 0, n=n, **named)
     found.reset()
     return found
-
-
-class Replay:
-    """Decisions that were made elsewhere."""
-
-    def __init__(self, actions: list[Any]) -> None:
-        self.left = list(actions)
-
-    def route(self, view: Any) -> Decision:
-        """The next of them."""
-        s, w, g = map(int, self.left.pop(0))
-        while not view.feasible[s, view.segment, w]:
-            w -= 1
-        return Decision(s, w, 1 << g)
-
-
-def episode(fleet: ppo.Fleet, actions: Any) -> tuple[list[Any], list[float]]:
-    """Step one simulator until its episode ends; the decisions and rewards."""
-    made, rewards = [], []
-    for action in actions:
-        _, reward, done, _ = fleet.step(np.array([action]))
-        made.append(action)
-        rewards.append(float(reward[0]))
-        if done[0]:
-            break
-    return made, rewards
 
 
 def draws(seed: int = 1) -> Any:
@@ -316,9 +291,19 @@ def test_loss_and_gradients_equal_the_oracle() -> None:
         assert np.abs(found - gradients[name]).max() < 1e-4 * largest, name
 
 
+@pytest.mark.parametrize("teacher", [Router(group=8), MarginalCost(group=8)])
+def test_advice_is_the_teachers(teacher: Any) -> None:
+    """Who follows it has the teacher's history."""
+    problem = short()
+    fleet = fleet_of(problem, teacher=teacher)
+    made, _ = episode(fleet, iter(lambda: tuple(fleet.advice[0]), ()))
+    run = simulate(problem, teacher, plan=PLAN, log=False)
+    assert simulate(problem, Replay(made), plan=PLAN, log=False).cost == run.cost
+
+
 def test_imitation_agrees_with_the_teacher() -> None:
     """After a few passes most decisions are the teacher's."""
-    fleet = fleet_of(short(1200), n=16, teacher=Router(Backlog(6), JSED(), 8))
+    fleet = fleet_of(short(1200), n=16, teacher=Router())
     model: Any = ppo.make_model(fleet, 0)
 
     def agreement() -> float:
