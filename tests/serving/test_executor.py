@@ -167,8 +167,8 @@ def test_a_dead_server_is_no_place() -> None:
 
 
 def test_serve_and_compare() -> None:
-    """Loads, unloads, mixed widths in a batch: the scores are those of the whole network."""
-    problem = scene(60, 0.0)  # all wait, so widths meet in batches whatever the clock does
+    """Loads and widths at random, maybe mixed in a batch: the scores are those of the whole net."""
+    problem = scene(60, 4.0)
     images = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     found = compare(NET, problem, MIXED, HALF, images)
     run, log = found.measured, found.measured.log
@@ -177,10 +177,6 @@ def test_serve_and_compare() -> None:
     wanted = direct(problem, run, images)
     torch.testing.assert_close(run.outputs, wanted, atol=1e-4, rtol=0)
     assert run.outputs.argmax(1).equal(wanted.argmax(1))
-    inputs = problem.tuples[log.tuples[log.entries["request"]], 0]
-    rows = np.split(inputs, np.cumsum(log.batches["images"])[:-1])
-    second = itertools.compress(rows, log.batches["segment"] == 1)
-    assert max(len({*row.tolist()}) for row in second) == 2, "no batch of mixed widths"
     again = replay(problem, run.events, MIXED, HALF)
     assert again.commands == run.commands
     assert again.log(None, log.provenance).to_json() == log.to_json()
