@@ -150,8 +150,10 @@ class _Session:
 
     def __init__(self, executor: Executor, servers: Servers, images: Tensor) -> None:
         self.problem, self.controller = executor.problem, executor.controller()
-        self.servers, self.images = servers, images
-        self.outputs = torch.full((len(images), executor.net.classes), math.nan)
+        # no torch in the loop: its threads would wait in a spin on the servers' cores
+        self.servers, self.images = servers, images.flatten(1).numpy()
+        self.memory = servers.memory.numpy()
+        self.outputs = np.full((len(images), executor.net.classes), np.nan, np.float32)
         self.rows = list(range(servers.rows))  # of the shared memory, free
         self.row = np.zeros(len(images), np.int64)  # of every request
         self.open = True  # for arrivals
@@ -196,8 +198,7 @@ class _Session:
                 self._answered(s, slot)
         while self._lets_in(r) and arrival[r] <= self._now():
             self.row[r] = row = self.rows.pop()
-            image = self.images[r].flatten()
-            self.servers.memory[0, row, : len(image)] = image
+            self.memory[0, row, : self.images.shape[1]] = self.images[r]
             self._feed(ARRIVE, 0, 0)
             r += 1
         for s in np.flatnonzero(wake <= self._now()).tolist():
@@ -235,8 +236,8 @@ class _Session:
             segment, _, requests, _ = self.controller.batch(s, slot)
             if segment == self.problem.n_segments - 1:
                 rows = self.row[requests]
-                scores = self.servers.memory[self.problem.n_segments % 2, rows]
-                self.outputs[requests] = scores[:, : self.outputs.shape[1]]
+                scores = self.memory[self.problem.n_segments % 2, :, : self.outputs.shape[1]]
+                self.outputs[requests] = scores[rows]
                 self.rows += rows.tolist()
         self._feed({BUSY: DONE, LOADING: LOADED}.get(state, UNLOADED), s, slot)
 
@@ -264,8 +265,8 @@ class _Session:
         finish = controller.world.request["finish"]
         log = controller.log(self._now() if (finish < 0).any() else None, told)
         run = LiveRun(
-            self.problem, log, log.summary, log.cost, log.finish, self.outputs, controller.events,
-            controller.commands,
+            self.problem, log, log.summary, log.cost, log.finish, torch.from_numpy(self.outputs),
+            controller.events, controller.commands,
         )  # fmt: skip
         if lost:
             ids = [repr(self.problem.ids[r]) for r in np.flatnonzero(finish < 0)]
