@@ -50,8 +50,8 @@ def train_slim(
     *,
     epochs: int = 12,
     seed: int = 0,
-    batch: int = 32,
-    lr: float = 0.03,
+    batch: int = 16,
+    lr: float = 0.02,
     on_progress: Callable[[Epoch], None] | None = None,
 ) -> list[Epoch]:
     """Train in place, on the device the net is on; Ctrl-C ends it early and keeps the net.

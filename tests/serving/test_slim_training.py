@@ -61,7 +61,7 @@ def test_digits_are_split_once_and_for_all(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_short_training_teaches_every_tuple() -> None:
     """Two epochs: narrow, mixed and full tuples are far above the 10 % of chance."""
-    net, images, seen = tiny((16, 32, 64)), some(digits(), 1300), []
+    net, images, seen = tiny((16, 32, 64)), some(digits(), 650), []
     history = training.train_slim(net, images, epochs=2, lr=0.05, on_progress=seen.append)
     assert history == seen
     assert [(row.epoch, row.epochs) for row in history] == [(1, 2), (2, 2)]
@@ -229,13 +229,14 @@ def test_broken_cifar_files_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_digits_reach_the_goal(seed: int) -> None:
-    """Twelve epochs: 256 tuples at 97.5 % in the mean, and no more width costs half a point."""
-    net = SlimResNet(10, (16, 32, 64, 128), 1, 1, 4, seed=seed)
-    training.train_slim(net, digits(), epochs=12, seed=seed)
-    table = training.measure_accuracy(net, digits("test"))
-    assert len(table) == 256
-    assert np.mean(list(table.values())) >= 97.5
-    uniform = [table[",".join([str(w)] * 4)] for w in range(4)]
+def test_digits_reach_the_goal() -> None:
+    """Twelve epochs: 256 tuples at 97.5 % for each seed, uniform widths ascending over seeds."""
+    means, uniform = [], np.zeros(4)
+    for seed in range(3):
+        net = SlimResNet(10, (16, 32, 64, 128), 1, 1, 4, seed=seed)
+        training.train_slim(net, digits(), epochs=12, seed=seed)
+        table = training.measure_accuracy(net, digits("test"))
+        means.append(np.mean(list(table.values())))
+        uniform += [table[",".join([str(w)] * 4)] / 3 for w in range(4)]
+    assert min(means) >= 97.5, means
     assert all(b >= a - 0.5 for a, b in pairwise(uniform)), uniform
