@@ -50,7 +50,7 @@ def serve_make(
 ) -> None:
     """Make a scenario: a reference cluster and generated or recorded arrivals."""
     from optsched.files import check_outputs
-    from optsched.serving.scenario import read_arrivals, reference
+    from optsched.serving.workload import read_arrivals, reference
 
     check_outputs([output], [arrivals])
     given = {} if arrivals is None else {"arrival_ms": read_arrivals(arrivals)}
@@ -142,7 +142,7 @@ def serve_check(
 ) -> None:
     """Check a log independently of the simulator; exit code 1 on violations."""
     from optsched.problems.routing import Routing
-    from optsched.serving.check import check_log
+    from optsched.problems.routing.log_check import check_log
 
     faults = check_log(Routing.read(scenario), log)
     for fault in faults:
@@ -170,7 +170,7 @@ def serve_bench(
 
     from optsched.files import check_outputs, write_atomic
     from optsched.serving.front import pareto
-    from optsched.serving.scenario import reference
+    from optsched.serving.workload import reference
 
     check_outputs([output], [])
     chosen = {spec: router_of(spec) for spec in routers or DEMO}
@@ -202,7 +202,7 @@ def serve_explain(
     """Say why a batch began when it did, with these requests, on that instance."""
     from optsched.problems.routing import Routing
     from optsched.problems.routing.log_document import log_of, read
-    from optsched.serving.batch_report import explain
+    from optsched.problems.routing.log_report import explain
 
     problem = Routing.read(scenario)
     print(explain(log_of(problem, read(log)), batch))
@@ -260,7 +260,7 @@ def plan_of(problem: Routing, given: str) -> Plan | None:
 def _demo(seed: int, settings: Settings) -> None:
     """Routers on two seconds of bursts, cold and with the best plan."""
     from optsched.serving.front import pareto
-    from optsched.serving.scenario import reference
+    from optsched.serving.workload import reference
 
     problem = reference(rate=2500, burst=3, seconds=2, seed=seed)
     _tell_compiling()

@@ -77,7 +77,7 @@ def serve_train(
     from optsched.cli.serve import plan_of, router_of
     from optsched.files import check_outputs, write_atomic
     from optsched.problems.routing import Routing
-    from optsched.serving.scenario import reference
+    from optsched.serving.workload import reference
 
     check_outputs([output, curves], [scenario])
 

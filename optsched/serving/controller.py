@@ -10,9 +10,8 @@ from optsched.problems.routing.checks import frozen
 from optsched.problems.routing.log import Log
 from optsched.problems.routing.plan import SLOTS
 from optsched.serving.core import BUSY, DONE, LOADED, NEVER, RUN, UNLOADED
-from optsched.serving.routers import InfeasibleRoute, Router
+from optsched.serving.routers import InfeasibleRoute, Router, View
 from optsched.serving.simulator import ask, infeasible, new_world, twice
-from optsched.serving.view import View
 from optsched.serving.world import ASKED, ENDED, INFEASIBLE, ROUTE, feed
 
 if TYPE_CHECKING:

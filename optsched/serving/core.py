@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import from_dtype, types
 
-from optsched.compiled import INT, entry, helper
+from optsched.compiled import INT, helper
 from optsched.errors import InputError
 from optsched.limits import whole_number
 from optsched.problems.routing.checks import milliseconds, non_negative
@@ -325,11 +325,11 @@ def _run(core, s, key, i, now):  # type: ignore[no-untyped-def]
     slot.state = BUSY
     slot.images = images
     slot.work = images * core.cost[s, k, widest, w]
-    slot.load = _load(server, images * core.mmac[k, widest, w])
+    slot.load = round(load_of(server, images * core.mmac[k, widest, w]) * UNIT)
     server.running += 1
     server.active += slot.work
     _change_load(server, slot.load, now)
-    slowed = slot.work * _slowdown(server)
+    slowed = slot.work * slowdown(server, server.load / UNIT)
     slot.until = now + math.ceil(server.launch + slowed)
     _command(core, RUN, s, i, slot.until)
 
@@ -464,29 +464,20 @@ def _command(core, kind, s, i, until):  # type: ignore[no-untyped-def]
 _SERVER = from_dtype(SERVER)
 
 
-@helper(INT, _SERVER, REAL, counted=False, inline=True)
-def _load(server, mmac):  # type: ignore[no-untyped-def]
-    """The load of a batch in 1/`UNIT`; all of the server where nothing is known of it."""
-    if server.saturation <= 0.0:
-        return UNIT
-    x = mmac / server.saturation
-    return round((x / (1.0 + x) + 0.02) * UNIT)
-
-
-@helper(REAL, _SERVER, counted=False, inline=True)
-def utilisation(server):  # type: ignore[no-untyped-def]
-    """U: the sum of the loads of the running batches."""
-    if server.saturation <= 0.0:
-        return 1.0 if server.running else 0.0
-    return server.load / UNIT
-
-
-@helper(REAL, _SERVER, counted=False, inline=True)
-def _slowdown(server):  # type: ignore[no-untyped-def]
-    """phi(U): how many times as long a batch takes that starts now."""
+@helper(REAL, _SERVER, REAL, counted=False, inline=True)
+def load_of(server, mmac):  # type: ignore[no-untyped-def]
+    """u: a batch's part of U; all of the server where nothing is known of it."""
     if server.saturation <= 0.0:
         return 1.0
-    u = server.load / UNIT
+    x = mmac / server.saturation
+    return x / (1.0 + x) + 0.02
+
+
+@helper(REAL, _SERVER, REAL, counted=False, inline=True)
+def slowdown(server, u):  # type: ignore[no-untyped-def]
+    """phi(U): how many times as long a batch takes that starts then."""
+    if server.saturation <= 0.0:
+        return 1.0
     return 1.0 + server.below * min(u, server.knee) + server.above * max(0.0, u - server.knee)
 
 
@@ -495,7 +486,9 @@ def _change_load(server, by, now):  # type: ignore[no-untyped-def]
     """Add up the energy so far, and let the load be another from now on."""
     settle(server, now)
     server.load += by
-    u = utilisation(server)
+    u = server.load / UNIT
+    if server.saturation <= 0.0:
+        u = min(u, 1.0)
     watts = server.idle_w + (server.peak_w - server.idle_w) * min(u, 1.0)
     if u > server.knee:
         watts *= 1.0 + 0.5 * min(1.0, (u - server.knee) / 0.16)
@@ -507,15 +500,3 @@ def settle(server, now):  # type: ignore[no-untyped-def]
     """Energy up to now."""
     server.energy += server.watts * (now - server.since) * 1e-9
     server.since = now
-
-
-@entry(NONE, CORE, INT, INT, INT, INT)
-def step(core, s, event, which, now):  # type: ignore[no-untyped-def]
-    """`handle`, for Python."""
-    handle(core, s, event, which, now)
-
-
-@entry(NONE, CORE, INT, INT, INT, INT, INT, INT, INT)
-def enqueue(core, s, k, w, first, images, widest, now):  # type: ignore[no-untyped-def]
-    """`new_block` and its `ENQUEUE`, for Python."""
-    handle(core, s, ENQUEUE, new_block(core, s, k, w, first, images, widest), now)

@@ -16,7 +16,7 @@ from optsched.limits import whole_number
 from optsched.problems.routing import Contention, Routing, Server
 from optsched.problems.routing.checks import MOST_TUPLES
 from optsched.problems.routing.plan import SLOTS
-from optsched.serving.scenario import arrivals
+from optsched.serving.workload import arrivals
 from optsched.strict_json import check_format, decode, parse
 
 if TYPE_CHECKING:

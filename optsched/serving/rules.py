@@ -9,7 +9,7 @@ import numpy as np
 from optsched.compiled import helper
 from optsched.problems.routing.plan import SLOTS
 from optsched.serving.actor import PARTS, act
-from optsched.serving.core import EMPTY, FREE, NEVER, UNIT, UNLOADING
+from optsched.serving.core import EMPTY, FREE, NEVER, UNIT, UNLOADING, load_of, slowdown
 
 OUTSIDE: Final = -1
 """Server rule of a router that somebody else computes."""
@@ -248,11 +248,7 @@ def _alone(core, s, k, w, images, widest):  # type: ignore[no-untyped-def]
     server = core.server[s]
     work = images * core.cost[s, k, widest, w]
     total = work + core.queue[s, k * core.vram.shape[1] + w].work
-    if server.saturation <= 0.0:
-        return server.launch + total, work, 0.0
-    x = images * core.mmac[k, widest, w] / server.saturation
-    load = x / (1.0 + x) + 0.02
-    u = server.load / UNIT + load
-    slowed = 1.0 + server.below * min(u, server.knee) + server.above * max(0.0, u - server.knee)
+    load = load_of(server, images * core.mmac[k, widest, w])
+    slowed = slowdown(server, server.load / UNIT + load)
     joules = (server.peak_w - server.idle_w) * load * (server.launch + work * slowed) * 1e-9
     return server.launch + total * slowed, work, joules

@@ -13,13 +13,19 @@ from optsched.limits import whole_number
 from optsched.problems.routing import Routing
 from optsched.problems.routing.checks import milliseconds
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
+from optsched.problems.routing.log_report import telemetry
 from optsched.problems.routing.plan import SLOTS
 from optsched.problems.routing.problem import NS_PER_MS
 from optsched.serving import world
 from optsched.serving.core import NEVER, Settings, new_core, pin
-from optsched.serving.metrics import telemetry
-from optsched.serving.routers import Compiled, CompiledRouter, InfeasibleRoute, OwnRouter, Router
-from optsched.serving.view import View
+from optsched.serving.routers import (
+    Compiled,
+    CompiledRouter,
+    InfeasibleRoute,
+    OwnRouter,
+    Router,
+    View,
+)
 from optsched.serving.world import World, advance
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.problems.routing.document import content
-from optsched.serving.check import check_log
+from optsched.problems.routing.log_check import check_log
 from optsched.serving.core import Settings
 from optsched.serving.routers import InfeasibleRoute
 from optsched.serving.simulator import Run, simulate
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from optsched.problems.routing import Routing
-    from optsched.serving.routers import Decision, OwnRouter, Router
-    from optsched.serving.view import View
+    from optsched.serving.routers import Decision, OwnRouter, Router, View
 
 
 def check_router(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from optsched.problems.routing.log import Log
-    from optsched.serving.view import View
+    from optsched.serving.routers import View
 
 
 GONE = object()

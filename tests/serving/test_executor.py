@@ -39,7 +39,7 @@ from optsched.serving.world import ARRIVE, REQUEUE, ROUTE
 from optsched.strict_json import parse
 
 try:
-    from optsched.serving.check import check_log
+    from optsched.problems.routing.log_check import check_log
 except ImportError:
     check_log = None
 

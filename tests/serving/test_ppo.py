@@ -16,7 +16,7 @@ from optsched.problems.routing.plan import Plan
 from optsched.serving import actor
 from optsched.serving.policy import Policy
 from optsched.serving.routers import MarginalCost, Router
-from optsched.serving.scenario import reference
+from optsched.serving.workload import reference
 from optsched.serving.simulator import simulate
 
 torch = pytest.importorskip("torch")

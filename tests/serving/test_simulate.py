@@ -16,16 +16,16 @@ from routing_problems import Resident, Says, arrays, for_python, knobs, plain, r
 import optsched
 from optsched.errors import InputError
 from optsched.problems.routing import Contention
-from optsched.serving.check import check_log
+from optsched.problems.routing.log_check import check_log
 from optsched.serving.core import Settings
 from optsched.serving.routers import JSED, Decision, InfeasibleRoute, Router, Static
-from optsched.serving.scenario import arrivals, reference
+from optsched.serving.workload import arrivals, reference
 from optsched.serving.simulator import new_world, simulate
 from optsched.serving.world import DRAINED, advance
 from optsched.testing.routing_problems import random_routing
 
 if TYPE_CHECKING:
-    from optsched.serving.view import View
+    from optsched.serving.routers import View
 
 ONE = Router(Static((0,)), JSED(), 1)
 

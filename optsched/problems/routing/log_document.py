@@ -128,15 +128,17 @@ def log_of(problem: Routing, document: Document) -> Log:
             (*head(place, there, whole_number(f"{place}.id", there.id, 0, MAX_INTEGER)),
              _ns(f"{place}.load_ms", there.load_ms), _ns(f"{place}.ready_ms", there.ready_ms), gone)
         )  # fmt: skip
-        hosts.setdefault(there.server, {})[there.id] = i
+        if hosts.setdefault(there.server, {}).setdefault(there.id, i) != i:
+            raise InputError(f"{place}.id: server {there.server!r:.60} has an instance {there.id}")
     batches: list[tuple[int, ...]] = []
     entries: list[tuple[int, int]] = []
     for b, row in enumerate(document.batches):
         place = f"batches[{b}]"
-        known(f"{place}.instance", hosts.get(row.server, {}), row.instance)
+        first = head(place, row, row.instance)
+        if row.instance not in hosts.get(row.server, {}):
+            raise InputError(f"{place}: server {row.server!r:.60} has no instance {row.instance}")
         batches.append(
-            (*head(place, row, row.instance),
-             _ns(f"{place}.start_ms", row.start_ms), _ns(f"{place}.end_ms", row.end_ms),
+            (*first, _ns(f"{place}.start_ms", row.start_ms), _ns(f"{place}.end_ms", row.end_ms),
              len(row.requests), len(entries))
         )  # fmt: skip
         entries += [

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
+from optsched.errors import InputError
 from optsched.problems.routing import log_document
 from optsched.problems.routing.log import Log
-from optsched.serving.history import History, ms, read_history
 
 if TYPE_CHECKING:
     import os
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 SLACK: Final = 1  # ns
 CLOSE: Final = 1e-6  # of the summary, relative or absolute
+NEVER: Final = 2**62
 
 
 def check_log(
@@ -58,28 +60,106 @@ def check_log(
     else:
         said = log_document.read(log)
     log_document.check_scenario(problem, said)
-    history = read_history(problem, said)
-    if not isinstance(history, History):
-        return history
+    try:
+        history = _History(problem, said)
+    except InputError as error:  # a name that is not there, a time out of range
+        return [str(error)]
     rules = [_instances, _memory, _batches, _completeness, _order, _first_come, _summary]
     if not said.wall_clock:
         rules += [_durations, _router]
     return [sentence for rule in rules for sentence in rule(history)]
 
 
-def _instances(h: History) -> Iterator[str]:
+class _History:
+    """A log's document as arrays: indices instead of names, ns instead of ms."""
+
+    def __init__(self, problem: Routing, said: log_document.Document) -> None:
+        self.problem, self.said = problem, said
+        log = log_document.log_of(problem, said)
+        self.batch, self.instance = log.batches, log.instances.copy()
+        self.instance["unload"][self.instance["unload"] < 0] = NEVER
+        self.horizon = NEVER if log.horizon is None else log.horizon
+        row = {(s, i): row for row, (s, i, *_) in enumerate(self.instance.tolist())}
+        self.host = np.array([row[s, i] for s, i, *_ in self.batch.tolist()], np.int64)
+        # of every request in every batch
+        self.of = np.repeat(np.arange(len(self.batch)), self.batch["images"])
+        self.r, self.queued = log.entries["request"], log.entries["queued"]
+        self.k = self.batch["segment"][self.of]
+
+    @cached_property
+    def times(self) -> Any:
+        """How often each request runs each segment."""
+        n, k = self.problem.n_requests, self.problem.n_segments
+        at = self.r * k + self.k
+        return np.bincount(at, minlength=n * k).reshape(n, k)
+
+    @cached_property
+    def batch_of(self) -> Any:
+        """In which batch, [request][segment]; -1: in none."""
+        found = np.full((self.problem.n_requests, self.problem.n_segments), -1)
+        found[self.r, self.k] = self.of
+        return found
+
+    @cached_property
+    def inputs(self) -> tuple[Any, Any, Any]:
+        """Of every entry the width of its input, when that is there, and what moving it takes."""
+        k, r, b = self.k, self.r, self.of
+        row = np.where(k > 0, self.batch_of[r, k - 1], -1)
+        before = self.batch[np.maximum(row, 0)]
+        width = np.where(row >= 0, before["width"], 0)
+        exists = np.where(row >= 0, before["end"], np.where(k > 0, 0, self.problem.arrival[r]))
+        moved = np.zeros(len(k))
+        link = self.problem.link
+        if link is not None and not self.said.wall_clock:
+            took = link.latency_ms + np.asarray(link.activation_mb, np.float64) * link.ms_per_mb
+            away = (row >= 0) & (before["server"] != self.batch["server"][b])
+            moved[away] = took[k[away] - 1, width[away]] * 1e6
+        return width, exists, moved
+
+    def server(self, s: int) -> str:
+        """A server's name."""
+        return f"server {self.problem.servers[s].id!r}"
+
+    def request(self, r: int) -> str:
+        """A request's name."""
+        return f"request {self.problem.ids[r]!r}"
+
+    def the_instance(self, i: int) -> str:
+        """An instance and what it is."""
+        row = self.instance[i]
+        gone = f", unloaded at {_ms(row['unload'])}" if row["unload"] < NEVER else ""
+        return (
+            f"instance {self.said.instances[i].id} of {self.server(row['server'])} (segment "
+            f"{row['segment']}, width {row['width']}, ready at {_ms(row['ready'])}{gone})"
+        )
+
+    def the_batch(self, b: int) -> str:
+        """A batch and what it is."""
+        row = self.batch[b]
+        return (
+            f"batch {b} (segment {row['segment']}, width {row['width']}, {row['images']} requests, "
+            f"{_ms(row['start'])} to {_ms(row['end'])})"
+        )
+
+
+def _ms(ns: float) -> str:
+    """A time for messages."""
+    return f"{ns / 1e6:.6f}".rstrip("0").rstrip(".") + " ms"
+
+
+def _instances(h: _History) -> Iterator[str]:
     """Loads take their time, and come before unloads."""
-    for i, (s, _, _, load, ready, unload) in enumerate(h.instance.tolist()):
+    for i, (s, _, _, _, load, ready, unload) in enumerate(h.instance.tolist()):
         least = 0.0 if h.said.wall_clock else (h.problem.servers[s].load_ms or 0) * 1e6
         if ready - load < (0 if load == ready == 0 else least - SLACK):
-            yield f"{h.the_instance(i)} is loaded from {ms(load)} on, a load takes {ms(least)}"
+            yield f"{h.the_instance(i)} is loaded from {_ms(load)} on, a load takes {_ms(least)}"
         if not ready <= unload:
             yield f"{h.the_instance(i)} is unloaded before it is ready"
         if load > h.horizon:
-            yield f"{h.the_instance(i)} is loaded after the horizon, {ms(h.horizon)}"
+            yield f"{h.the_instance(i)} is loaded after the horizon, {_ms(h.horizon)}"
 
 
-def _memory(h: History) -> Iterator[str]:
+def _memory(h: _History) -> Iterator[str]:
     """Instances fit into VRAM at all times; at equal times unloads come first."""
     for s, server in enumerate(h.problem.servers):
         there = h.instance[h.instance["server"] == s]
@@ -92,22 +172,22 @@ def _memory(h: History) -> Iterator[str]:
         for i in np.flatnonzero(over & ~np.roll(over, 1)):
             yield (
                 f"{h.server(s)} holds {held[i] / 1000:g} MB of instances at "
-                f"{ms(at[order[i]])}, it has {server.vram_mb:g} MB"
+                f"{_ms(at[order[i]])}, it has {server.vram_mb:g} MB"
             )
 
 
-def _batches(h: History) -> Iterator[str]:
+def _batches(h: _History) -> Iterator[str]:
     """Batches have their size, fit their instance, and run there one at a time."""
-    ran, on, most = h.batch, h.instance[h.batch["host"]], h.problem.max_batch
-    order = np.lexsort((ran["end"], ran["start"], ran["host"]))
+    ran, on, most = h.batch, h.instance[h.host], h.problem.max_batch
+    order = np.lexsort((ran["end"], ran["start"], h.host))
     before, after = order[:-1], order[1:]
-    same = ran["host"][before] == ran["host"][after]
+    same = h.host[before] == h.host[after]
     shared = np.zeros(len(ran), np.bool_)
     shared[after] = same & (ran["start"][after] < ran["end"][before] - SLACK)
     for wrong, what in (
-        ((ran["size"] < 1) | (ran["size"] > most), f"has not 1 to {most} requests"),
+        ((ran["images"] < 1) | (ran["images"] > most), f"has not 1 to {most} requests"),
         (ran["end"] < ran["start"], "ends before it starts"),
-        (ran["start"] > h.horizon, f"starts after the horizon, {ms(h.horizon)}"),
+        (ran["start"] > h.horizon, f"starts after the horizon, {_ms(h.horizon)}"),
         (on["segment"] != ran["segment"], "is of another segment than its instance"),
         (on["width"] < ran["width"], "is wider than its instance"),
         (ran["start"] < on["ready"] - SLACK, "starts before its instance is ready"),
@@ -115,14 +195,14 @@ def _batches(h: History) -> Iterator[str]:
         (shared, "starts while another batch runs on its instance"),
     ):
         for b in np.flatnonzero(wrong).tolist():
-            yield f"{h.the_batch(b)} {what}: {h.the_instance(ran['host'][b])}"
+            yield f"{h.the_batch(b)} {what}: {h.the_instance(h.host[b])}"
 
 
-def _completeness(h: History) -> Iterator[str]:
+def _completeness(h: _History) -> Iterator[str]:
     """Every request runs every segment once; before a horizon the first ones."""
     again: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for b, r, k, _ in h.entry[h.times[h.entry["request"], h.entry["segment"]] > 1].tolist():
-        again[r, k].append(b)
+    for e in np.flatnonzero(h.times[h.r, h.k] > 1):
+        again[int(h.r[e]), int(h.k[e])].append(int(h.of[e]))
     for (r, k), rows in again.items():
         yield f"{h.request(r)} runs segment {k} {len(rows)} times, in batches {str(rows)[1:-1]}"
     missing = h.times == 0
@@ -132,9 +212,9 @@ def _completeness(h: History) -> Iterator[str]:
         yield f"{h.request(r)} never runs segment {k}"
 
 
-def _order(h: History) -> Iterator[str]:
+def _order(h: _History) -> Iterator[str]:
     """A request queues when its input is there, and starts after that."""
-    b, queued = h.entry["batch"], h.entry["queued"]
+    b, queued = h.of, h.queued
     there, start = h.inputs[1] + h.inputs[2], h.batch["start"][b]
     for wrong, what, at in (
         (queued < there - SLACK, "before its input is there, at", there),
@@ -142,15 +222,15 @@ def _order(h: History) -> Iterator[str]:
     ):
         for e in np.flatnonzero(wrong):
             yield (
-                f"{h.request(h.entry['request'][e])} queues at {ms(queued[e])} for "
-                f"{h.the_batch(b[e])}, {what} {ms(at[e])}"
+                f"{h.request(h.r[e])} queues at {_ms(queued[e])} for "
+                f"{h.the_batch(b[e])}, {what} {_ms(at[e])}"
             )
 
 
-def _first_come(h: History) -> Iterator[str]:
+def _first_come(h: _History) -> Iterator[str]:
     """Per server, segment and width who queues first starts first."""
-    size, queued = h.batch["size"], h.entry["queued"]
-    by_age = np.lexsort((queued, h.entry["batch"]))
+    size, queued = h.batch["images"], h.queued
+    by_age = np.lexsort((queued, h.of))
     rows = np.flatnonzero(size > 0)
     stop = np.cumsum(size)[rows]
     oldest, youngest = by_age[stop - size[rows]], by_age[stop - 1]
@@ -161,8 +241,7 @@ def _first_come(h: History) -> Iterator[str]:
     for i in np.flatnonzero(same & (queued[oldest[order][1:]] < queued[youngest[order][:-1]])):
         x, y = order[i], order[i + 1]
         first, late = (
-            f"{h.request(h.entry['request'][e])}, queued at {ms(queued[e])}"
-            for e in (youngest[x], oldest[y])
+            f"{h.request(h.r[e])}, queued at {_ms(queued[e])}" for e in (youngest[x], oldest[y])
         )
         yield (
             f"{first}, overtakes {late}, on {h.server(ran['server'][x])}: "
@@ -170,16 +249,16 @@ def _first_come(h: History) -> Iterator[str]:
         )
 
 
-def _durations(h: History) -> Iterator[str]:
+def _durations(h: _History) -> Iterator[str]:
     """A batch takes its launch and the work of its requests, whose inputs may be padded."""
-    ran, b = h.batch, h.entry["batch"]
+    ran, b = h.batch, h.of
     cost = np.array([_cost_ms(h.problem, one) for one in h.problem.servers]) * 1e6
-    own = cost[ran["server"][b], h.entry["segment"], h.inputs[0], ran["width"][b]]
+    own = cost[ran["server"][b], h.k, h.inputs[0], ran["width"][b]]
     launch = np.array([one.launch_ms * 1e6 for one in h.problem.servers])
     least = launch[ran["server"]] + np.bincount(b, own, minlength=len(ran))
     short = ran["end"] - ran["start"] < least * (1 - 1e-12) - SLACK
     for i in np.flatnonzero(short).tolist():
-        yield f"{h.the_batch(i)} needs at least {ms(least[i])} on {h.server(ran['server'][i])}"
+        yield f"{h.the_batch(i)} needs at least {_ms(least[i])} on {h.server(ran['server'][i])}"
 
 
 def _cost_ms(problem: Routing, server: Server) -> FloatArray:
@@ -192,9 +271,9 @@ def _cost_ms(problem: Routing, server: Server) -> FloatArray:
     return padded
 
 
-def _blocks(h: History) -> FloatArray:
+def _blocks(h: _History) -> FloatArray:
     """When every block was decided; those of one server, segment, width and queue time are one."""
-    b, queued = h.entry["batch"], h.entry["queued"]
+    b, queued = h.of, h.queued
     key = [queued, *(h.batch[name][b] for name in ("width", "segment", "server"))]
     order = np.lexsort(key)
     new = np.any([np.diff(column[order], prepend=-1) != 0 for column in key], axis=0)
@@ -203,7 +282,7 @@ def _blocks(h: History) -> FloatArray:
     return np.sort(found)
 
 
-def _router(h: History) -> Iterator[str]:
+def _router(h: _History) -> Iterator[str]:
     """Decisions follow each other in the router's time, and begin when something waits."""
     takes = (h.problem.router_ms or 0) * 1e6
     if takes <= 2 * SLACK:
@@ -211,22 +290,22 @@ def _router(h: History) -> Iterator[str]:
     decided = _blocks(h)
     for i in np.flatnonzero(np.diff(decided) < takes - SLACK):
         yield (
-            f"the router decides at {ms(decided[i])} and at {ms(decided[i + 1])}; a decision "
-            f"takes {ms(takes)}"
+            f"the router decides at {_ms(decided[i])} and at {_ms(decided[i + 1])}; a decision "
+            f"takes {_ms(takes)}"
         )
-    inner = h.entry["segment"] < h.problem.n_segments - 1
-    there = np.concatenate([h.problem.arrival, h.batch["end"][h.entry["batch"][inner]]])
-    gone = h.entry["queued"] - h.inputs[2]
+    inner = h.k < h.problem.n_segments - 1
+    there = np.concatenate([h.problem.arrival, h.batch["end"][h.of[inner]]])
+    gone = h.queued - h.inputs[2]
     begin = decided - takes + SLACK
     waiting = [np.searchsorted(np.sort(at), begin, "right") for at in (there, gone)]
     for i in np.flatnonzero(waiting[0] <= waiting[1]):
         yield (
-            f"the router decides at {ms(decided[i])}; a decision takes {ms(takes)}, and nothing "
-            f"waited at {ms(decided[i] - takes)}"
+            f"the router decides at {_ms(decided[i])}; a decision takes {_ms(takes)}, and nothing "
+            f"waited at {_ms(decided[i] - takes)}"
         )
 
 
-def _summary(h: History) -> Iterator[str]:
+def _summary(h: _History) -> Iterator[str]:
     """What the summary says is what the log comes to."""
     said = msgspec.structs.asdict(h.said.summary)
     row = np.flatnonzero((h.batch_of >= 0).all(axis=1))
@@ -253,7 +332,7 @@ def _summary(h: History) -> Iterator[str]:
             "p50_ms": latency[(n + 1) // 2 - 1], "p99_ms": latency[(99 * n + 99) // 100 - 1],
             "accuracy": math.fsum(points[tuple(digits.T)]) / 10_000 / n,
         }  # fmt: skip
-    most = len(h.entry) if h.said.horizon_ms is None and not h.said.wall_clock else 2**53
+    most = len(h.of) if h.said.horizon_ms is None and not h.said.wall_clock else 2**53
     found["decisions"] = max(len(_blocks(h)), min(said["decisions"], most))
     for key, value in found.items():
         if not _agree(said[key], value):
@@ -266,12 +345,12 @@ def _agree(said: float | None, found: float | None) -> bool:
     return math.isclose(said, found, rel_tol=CLOSE, abs_tol=CLOSE)
 
 
-def _integrals(h: History, end: int) -> tuple[float, float, float]:
+def _integrals(h: _History, end: int) -> tuple[float, float, float]:
     """Joules, and mean and standard deviation over time of the variance of min(U, 1)."""
     ran, servers = h.batch, h.problem.servers
     widest = np.zeros(len(ran), np.int64)
-    np.maximum.at(widest, h.entry["batch"], h.inputs[0])
-    work = (h.problem.mmac[ran["segment"], widest, ran["width"]] * ran["size"]).tolist()
+    np.maximum.at(widest, h.of, h.inputs[0])
+    work = (h.problem.mmac[ran["segment"], widest, ran["width"]] * ran["images"]).tolist()
     at = np.concatenate([ran["start"], ran["end"]])
     of = ran["server"].tolist()
     running, load = [0] * len(servers), [0.0] * len(servers)
