@@ -34,7 +34,6 @@ Seed = Annotated[int, typer.Option(help="Random seed.")]
 
 DEMO = ("random/random/0", "random/round_robin/0", "static:0,1,2,3/jsed/8", "backlog:6ms/jsed/8",
         "backlog:6ms/power_of_two/8", "marginal")  # fmt: skip
-LOADS = {"2500x3": (2500, 3.0), "4500x2.5": (4500, 2.5), "2500": (2500, 1.0), "4500": (4500, 1.0)}
 
 
 def serve_make(

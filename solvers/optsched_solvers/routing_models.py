@@ -191,6 +191,9 @@ def _solve(
                     else int(count[s, k, least:].sum())
                 )
                 solver.Add(solver.Sum(needed) <= BUSY * there)
+                if weight is not None:  # also at a rate within the tolerance of integers
+                    any_of = [flow[(s, k, *at)] for at in steps if at[1] >= least]
+                    solver.Add(solver.Sum(any_of) <= there)
             load += [per_ns * times.load[s, k][at] * flow[(s, k, *at)] for at in steps]
             cost += [times.whole[s, k][at] * flow[(s, k, *at)] for at in steps]
             if weight is not None:
@@ -226,7 +229,7 @@ def _waiting(
     problem: Routing, solver: Any, service: Any, weight: Any, count: Any, s: int, k: int
 ) -> list[Any]:
     """What requests wait less, the more instances of segment k can run them, on server s."""
-    speed = 1 / (problem.cost.mean(axis=(1, 2, 3)) + problem.launch)
+    speed = 1 / np.maximum(problem.cost.mean(axis=(1, 2, 3)) + problem.launch, 1)
     found = []
     for v in np.flatnonzero(weight[k]):
         steps = [solver.NumVar(0, 1, "") for _ in WAITING[1:]]

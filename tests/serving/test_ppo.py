@@ -16,8 +16,8 @@ from optsched.problems.routing.plan import Plan
 from optsched.serving import actor
 from optsched.serving.policy import Policy
 from optsched.serving.routers import MarginalCost, Router
-from optsched.serving.workload import reference
 from optsched.serving.simulator import simulate
+from optsched.serving.workload import reference
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("stable_baselines3")
