@@ -77,7 +77,8 @@ def best_plan(
     InputError
         Servers cannot hold an instance of every segment.
     """
-    headroom = number("headroom", "a number", headroom)
+    if not 0 < number("headroom", "a number", headroom) < np.inf:
+        raise InputError(f"headroom: expected a finite number > 0, got {headroom!r:.60}")
     given = problem.rate if rate is None else number("rate", "requests per second", rate)
     target = max(given, 1e-3) * headroom
     end = time.monotonic() + time_limit

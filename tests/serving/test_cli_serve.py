@@ -1,0 +1,80 @@
+"""`optsched serve-...` as users call them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from program import Cli
+
+
+@pytest.fixture
+def site(cli: Cli) -> Cli:
+    """A folder with a scenario and its plan."""
+    ran = cli("serve-make", "-o", "s.json", "--rate", "500", "--seconds", "0.2", "--seed", "1")
+    assert ran.code == 0 and "requests" in ran.out, ran.err
+    ran = cli("serve-plan", "s.json", "-o", "p.json")
+    assert ran.code == 0 and "optimal" in ran.out, ran.err
+    return cli
+
+
+def test_simulate_check_explain_and_draw(site: Cli) -> None:
+    """A log that is right, a schedule that verifies, telemetry, a batch in words."""
+    ran = site("serve-sim", "s.json", "--plan", "p.json", "--log", "l.json",
+               "--schedule", "x.schedule.json", "--telemetry", "t.jsonl")  # fmt: skip
+    assert ran.code == 0 and "p99_ms" in ran.out, ran.err
+    rows = [json.loads(line) for line in Path("t.jsonl").read_text().splitlines()]
+    assert [row["t_ms"] for row in rows[:2]] == [0, 100] and len(rows[0]["servers"]) == 3
+    assert site("serve-check", "s.json", "l.json").code == 0
+    assert site("verify", "x.schedule.json", "--problem", "s.json").code == 0
+    ran = site("serve-explain", "s.json", "l.json", "--batch", "3")
+    assert ran.code == 0 and ran.out.startswith("batch 3: "), ran.err
+    tree = json.loads(Path("l.json").read_text())
+    tree["batches"][0]["end_ms"] -= 0.5
+    Path("l.json").write_text(json.dumps(tree))
+    ran = site("serve-check", "s.json", "l.json")
+    assert ran.code == 1 and "batch 0" in ran.out and "violations" in ran.out
+
+
+def test_routers_side_by_side(site: Cli) -> None:
+    """A file of points, and their front as a picture."""
+    ran = site("serve-bench", "-o", "b.json", "--loads", "400x2,500", "--seeds", "2", "--seconds",
+               "0.2", "--routers", "marginal", "--routers", "static:0,1,2,3/jsed/4")  # fmt: skip
+    assert ran.code == 0, ran.err
+    points = json.loads(Path("b.json").read_text())["points"]
+    assert [one["load"] for one in points] == ["400x2", "400x2", "500", "500"]
+    assert [one["router"] for one in points] == ["marginal", "static:0,1,2,3/jsed/4"] * 2
+    for option, name in (("-o", "f.png"), ("--html", "f.html")):
+        assert site("plot", "b.json", "--pareto", "accuracy,p99_ms", option, name).code == 0
+        assert Path(name).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("serve-sim",), "scenario: give a file, or --demo"),
+        (("serve-sim", "s.json", "--demo"), "demo: goes without"),
+        (("serve-sim", "s.json", "--router", "best"), "router: expected marginal"),
+        (("serve-sim", "s.json", "--router", "static:0,1/jsed/8"), "widths: expected 4 indices"),
+        (("serve-sim", "s.json", "--router", "marginal", "--plan", "s.json"), "format"),
+        (("serve-sim", "s.json", "--router", "policy:none.npz"), "none.npz"),
+        (("serve-sim", "p.json"), "format"),
+        (("serve-sim", "s.json", "--log", "s.json"), "s.json"),
+        (("serve-sim", "s.json", "--horizon-ms", "-1"), "horizon_ms"),
+        (("serve-make", "-o", "x.json", "--name", "cluster"), "name: expected one of"),
+        (("serve-make", "-o", "x.json", "--rate", "nan"), "rate"),
+        (("serve-make", "-o", "x.json", "--burst", "0.5"), "burst: expected"),
+        (("serve-bench", "-o", "x.json", "--loads", "much"), "loads: expected RATE"),
+        (("serve-plan", "s.json", "-o", "x.json", "--headroom", "0"), "headroom"),
+        (("serve-explain", "s.json", "s.json", "--batch", "1"), "format"),
+    ],
+)
+def test_bad_input(site: Cli, words: tuple[str, ...], says: str) -> None:
+    """Exit code 2, the field and the value, no file."""
+    ran = site(*words)
+    assert ran.code == 2 and says in ran.err and "Traceback" not in ran.err, ran.err
+    assert not Path("x.json").exists()
