@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 LOADS = {"2500x3": (2500, 3.0), "4500x2.5": (4500, 2.5), "2500": (2500, 1.0), "4500": (4500, 1.0)}
 SECONDS = 8.0
-PRICES = tuple(round(2 ** (i / 2 - 4), 3) for i in range(24))  # ms per point
+PRICES = tuple(round(2 ** (i / 6 - 2), 3) for i in range(48))  # ms per point
 
 HAND_MADE = [
     *((s, 0, 0) for s in range(3)),
