@@ -29,7 +29,7 @@ ENQUEUE, DONE, LOADED, UNLOADED, TICK = range(5)
 """Events: a block arrives; a batch, a load, an unload ends; time has come."""
 
 RUN, LOAD, UNLOAD, WAKE = range(4)
-"""Commands."""
+"""Commands; each ends with the event that is one higher."""
 
 EMPTY, LOADING, FREE, BUSY, UNLOADING = range(5)
 """States of an instance's slot."""
@@ -220,10 +220,14 @@ def handle(core, s, event, which, now):  # type: ignore[no-untyped-def]
     state.commands = 0
     if event == ENQUEUE:
         _enqueue(core, s, which, now)
-    elif event == DONE:
-        _done(core, s, which, now)
-    elif event == LOADED:
-        _free(core, s, which, now)
+    elif event in (DONE, LOADED):
+        if event == DONE:
+            _done(core, s, which, now)
+        slot = core.instance[s, which]
+        slot.state = FREE
+        slot.idle_since = now
+        if not slot.pinned:
+            _wake(core, s, now + state.idle)
     elif event == UNLOADED:
         slot = core.instance[s, which]
         memory = core.vram[slot.segment, slot.width]
@@ -348,16 +352,6 @@ def _done(core, s, i, now):  # type: ignore[no-untyped-def]
     server.running -= 1
     server.active = server.active - slot.work if server.running else 0.0
     _change_load(server, -slot.load, now)
-    _free(core, s, i, now)
-
-
-@helper(NONE, CORE, INT, INT, INT, counted=False, inline=True)
-def _free(core, s, i, now):  # type: ignore[no-untyped-def]
-    slot = core.instance[s, i]
-    slot.state = FREE
-    slot.idle_since = now
-    if not slot.pinned:
-        _wake(core, s, now + core.state[0].idle)
 
 
 @helper(NONE, CORE, INT, INT, counted=False, inline=True)

@@ -15,14 +15,12 @@ from optsched.serving.core import (
     DONE,
     ENQUEUE,
     LOAD,
-    LOADED,
     NEVER,
     NONE,
     RUN,
     TICK,
     UNIT,
-    UNLOADED,
-    WAKE,
+    UNLOAD,
     Core,
     handle,
     new_block,
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
 
 DRAINED, ASKED, ENDED, FULL, STUCK, INFEASIBLE = range(6)
 """Why `advance` returns: all done; a decision is wanted; the horizon; a log is full; an error."""
+
+_EVENT, _ARRIVAL, _DECISION = range(3)  # what happens next
 
 ARRIVE, REQUEUE, ROUTE = range(TICK + 1, TICK + 4)
 """Events of a clock outside besides the core's: a request arrives; one comes back; a decision."""
@@ -187,22 +187,19 @@ def _serve(world, s, event, which, now):  # type: ignore[no-untyped-def]
         trace.squares += after * after - before * before
     for c in range(core.state[0].commands):
         command = core.command[c]
-        slot = core.instance[s, command.instance]
-        if command.kind == RUN:
-            _push(world, command.until, DONE, s, command.instance)
-            if trace.logs:
-                _log_batch(world, s, command.instance, now, command.until)
-        elif command.kind == LOAD:
-            _push(world, command.until, LOADED, s, command.instance)
-            if trace.logs:
-                slot.row = trace.instances
-                _log_instance(world, s, command.instance, now, command.until)
-        elif command.kind == WAKE:
-            _push(world, command.until, TICK, s, 0)
-        else:
-            _push(world, now, UNLOADED, s, command.instance)
-            if trace.logs:
-                world.instance_row[slot.row].unload = now
+        i, kind = command.instance, command.kind
+        end = now if kind == UNLOAD else command.until
+        _push(world, end, kind + 1, s, i)  # a run ends with `DONE`, and so on
+        if not trace.logs:
+            continue
+        slot = core.instance[s, i]
+        if kind == RUN:
+            _log_batch(world, s, i, now, end)
+        elif kind == LOAD:
+            slot.row = trace.instances
+            _log_instance(world, s, i, now, end)
+        elif kind == UNLOAD:
+            world.instance_row[slot.row].unload = now
 
 
 @helper(NONE, WORLD, INT, counted=False, inline=True)
@@ -367,85 +364,6 @@ def _form(world):  # type: ignore[no-untyped-def]
     return new_block(world.core, s, k, w, first, images, widest), moved
 
 
-@helper(types.boolean, WORLD, INT, counted=False, inline=True)
-def _route(world, now):  # type: ignore[no-untyped-def]
-    """Carry out the decision; False if it can never be."""
-    s = world.trace[0].server
-    b, moved = _form(world)
-    if b < 0:
-        return False
-    if moved:
-        _push(world, now + moved, ENQUEUE, s, b)
-    else:
-        _serve(world, s, ENQUEUE, b, now)
-    return True
-
-
-@helper(INT, WORLD)
-def run_on(world):  # type: ignore[no-untyped-def]
-    """Go on until a decision is wanted from outside, or the end; see `advance`."""
-    trace = world.trace[0]
-    n = len(world.arrival)
-    while True:
-        now = trace.router_at
-        source = 2
-        if trace.arrived < n and world.arrival[trace.arrived] <= now:
-            now = world.arrival[trace.arrived]
-            source = 1
-        if trace.pending and world.heap[0].at <= now:
-            now = world.heap[0].at
-            source = 0
-        if trace.completed == n:
-            return DRAINED
-        if now == NEVER:
-            return STUCK
-        if now > trace.horizon:
-            return ENDED
-        if trace.logs and trace.instances + SLOTS > len(world.instance_row):
-            return FULL
-        trace.now = now
-        if source == 0:
-            event = world.heap[0]
-            kind, s, which = event.kind, event.server, event.which
-            _pop(world)
-            if kind == DONE:
-                _complete(world, s, which, now)
-            _serve(world, s, kind, which, now)
-        elif source == 1:
-            _arrive(world, now)
-        else:
-            _turn(world)
-            if not decide(world):
-                trace.asked = 1
-                return ASKED
-            if not _apply(world):
-                return INFEASIBLE
-            continue
-        if trace.router_at == NEVER and _oldest(world) >= 0:
-            trace.router_at = now + trace.router
-
-
-@helper(types.boolean, WORLD, counted=False, inline=True)
-def _apply(world):  # type: ignore[no-untyped-def]
-    """Carry out the decision that was made; the router is free again."""
-    trace = world.trace[0]
-    trace.asked = -1
-    if not _route(world, trace.now):
-        return False
-    trace.router_at = trace.now + trace.router if _oldest(world) >= 0 else NEVER
-    return True
-
-
-@helper(NONE, WORLD, counted=False, inline=True)
-def close(world):  # type: ignore[no-untyped-def]
-    """Add up energy, variance and requests up to now."""
-    now = world.trace[0].now
-    for s in range(len(world.core.server)):
-        settle(world.core.server[s], now)
-    _spread(world, now)
-    _count(world, now)
-
-
 @entry(INT, WORLD)
 def advance(world):  # type: ignore[no-untyped-def]
     """Simulate until all is done, or until a decision is wanted that the rule does not make.
@@ -458,12 +376,63 @@ def advance(world):  # type: ignore[no-untyped-def]
         `DRAINED`, `ASKED`, `ENDED`, `FULL`, `STUCK` or `INFEASIBLE`.
     """
     trace = world.trace[0]
-    if trace.asked == 1 and not _apply(world):
-        return INFEASIBLE
-    status = run_on(world)
-    if status == ENDED:
-        trace.now = trace.horizon
-    close(world)
+    n = len(world.arrival)
+    status = -1
+    while status < 0:
+        now, source = trace.now, _DECISION
+        if trace.asked != 1:
+            now = trace.router_at
+            if trace.arrived < n and world.arrival[trace.arrived] <= now:
+                now, source = world.arrival[trace.arrived], _ARRIVAL
+            if trace.pending and world.heap[0].at <= now:
+                now, source = world.heap[0].at, _EVENT
+            if trace.completed == n:
+                status = DRAINED
+            elif now == NEVER:
+                status = STUCK
+            elif now > trace.horizon:
+                trace.now = trace.horizon
+                status = ENDED
+            elif trace.logs and trace.instances + SLOTS > len(world.instance_row):
+                status = FULL
+            if status >= 0:
+                break
+            trace.now = now
+        s, event, which = 0, -1, 0
+        if source == _EVENT:
+            first = world.heap[0]
+            s, event, which = first.server, first.kind, first.which
+            _pop(world)
+            if event == DONE:
+                _complete(world, s, which, now)
+        elif source == _ARRIVAL:
+            _arrive(world, now)
+        else:
+            if trace.asked != 1:
+                _turn(world)
+                if not decide(world):
+                    trace.asked = 1
+                    status = ASKED
+                    break
+            trace.asked = -1
+            trace.router_at = NEVER
+            s = trace.server
+            which, moved = _form(world)
+            if which < 0:
+                status = INFEASIBLE
+                break
+            if moved:
+                _push(world, now + moved, ENQUEUE, s, which)
+            else:
+                event = ENQUEUE
+        if event >= 0:  # in one place: the core is inlined here
+            _serve(world, s, event, which, now)
+        if trace.router_at == NEVER and _oldest(world) >= 0:
+            trace.router_at = now + trace.router
+    for s in range(len(world.core.server)):
+        settle(world.core.server[s], trace.now)
+    _spread(world, trace.now)
+    _count(world, trace.now)
     return status
 
 
