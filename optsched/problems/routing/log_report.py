@@ -121,8 +121,8 @@ def explain(log: Log, batch: int) -> str:
     own = there[there["id"] == row["instance"]][0]
     lines = [
         f"batch {b}: {len(entries)} request{'s' * (len(entries) > 1)}, segment {k} at width "
-        f"{problem.widths[w]:g}, on server {problem.servers[s].id!r}, instance {row['instance']} (width "
-        f"{problem.widths[int(own['width'])]:g}), {_ms(start)} to {_ms(int(row['end']))} ms"
+        f"{problem.widths[w]:g}, on server {problem.servers[s].id!r}, instance {row['instance']} "
+        f"(width {problem.widths[int(own['width'])]:g}), {_ms(start)} to {_ms(int(row['end']))} ms"
     ]
     queued = int(entries["queued"].min())
     lines.append(
