@@ -16,7 +16,7 @@ from optsched.problems.routing.log_check import check_log
 from optsched.problems.routing.log_report import explain, telemetry
 from optsched.problems.routing.plan import Plan
 from optsched.serving.core import Settings
-from optsched.serving.front import Point, front_of, hypervolume, pareto
+from optsched.serving.front import Point, front_of, pareto
 from optsched.serving.routers import (
     JSED,
     Backlog,
@@ -51,7 +51,7 @@ __all__ = [
     "JSED", "Backlog", "Decision", "Fluid", "InfeasibleRoute", "Log", "MarginalCost", "Plan",
     "Point", "PowerOfTwo", "Random", "RandomWidth", "RoundRobin", "Router", "Run", "Settings",
     "Static", "Summary", "View", "additive", "arrivals", "calibrated", "check_log", "explain",
-    "front_of", "hypervolume", "nearest", "network_mmac", "pareto", "pareto_tuples",
+    "front_of", "nearest", "network_mmac", "pareto", "pareto_tuples",
     "plan_instances", "read_arrivals", "reference", "simulate", "telemetry",
 ]  # fmt: skip
 

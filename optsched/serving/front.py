@@ -117,17 +117,6 @@ def front_of(points: Sequence[Point], x: str = "accuracy", y: str = "p99_ms") ->
     ]
 
 
-def hypervolume(points: Sequence[Point], accuracy: float = 70.0, p99_ms: float = 100.0) -> float:
-    """The area that the points dominate, of accuracy above and P99 below a reference point."""
-    area, reached = 0.0, accuracy
-    able = [(p.mean["p99_ms"], p.mean["accuracy"]) for p in points if not p.saturated]
-    for latency, percent in sorted(able):
-        if latency < p99_ms and percent > reached:
-            area += (percent - reached) * (p99_ms - latency)
-            reached = percent
-    return area
-
-
 def _measures(run: Run) -> dict[str, float]:
     summary, n = run.summary, max(run.summary.completed, 1)
     return {
