@@ -66,15 +66,12 @@ def serve_train(
     decisions: Annotated[int, typer.Option(help="To learn from.", min=1)] = 10_000_000,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     plan: Annotated[str, typer.Option(help="auto, cold, or a file.")] = "auto",
-    imitate: Annotated[
-        str | None, typer.Option(help="A router to begin from, as for serve-sim.")
-    ] = None,
     curves: Annotated[Path | None, typer.Option(help="Write the curves here (JSON lines).")] = None,
 ) -> None:
     """Train a router by PPO; Ctrl-C keeps the best policy so far."""
     import msgspec
 
-    from optsched.cli.serve import plan_of, router_of
+    from optsched.cli.serve import plan_of
     from optsched.files import check_outputs, write_atomic
     from optsched.problems.routing import Routing
     from optsched.serving.scenario import reference
@@ -90,7 +87,6 @@ def serve_train(
     found = train_router(
         problem, mode, decisions=decisions, seed=seed, checkpoint=output,
         plan=plan_of(make(0) if scenario is None else problem, plan),
-        teacher=None if imitate is None else router_of(imitate),
         progress=lambda row: print(_line(row), flush=True),
     )  # fmt: skip
     found.policy.save(output)

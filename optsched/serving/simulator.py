@@ -18,7 +18,8 @@ from optsched.problems.routing.problem import NS_PER_MS
 from optsched.serving import world
 from optsched.serving.core import NEVER, Settings, new_core, pin
 from optsched.serving.metrics import telemetry
-from optsched.serving.routers import Compiled, CompiledRouter, InfeasibleRoute, OwnRouter, Router
+from optsched.serving.routers import CompiledRouter, InfeasibleRoute, OwnRouter, Router
+from optsched.serving.rules import Compiled
 from optsched.serving.view import View
 from optsched.serving.world import World, advance
 

@@ -16,7 +16,6 @@ from optsched.serving.core import Core, Settings
 from optsched.serving.routers import (
     JSED,
     Backlog,
-    Compiled,
     Decision,
     PowerOfTwo,
     Random,
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from optsched.problems.routing.log import Log
+    from optsched.serving.rules import Compiled
     from optsched.serving.view import View
 
 
