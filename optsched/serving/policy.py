@@ -24,16 +24,8 @@ if TYPE_CHECKING:
     from optsched.problems.routing.plan import Plan
 
 FORMAT: Final = "optsched.policy/1"
-PAPER, EXTENDED = 1, 2
-STATES: Final = {"paper": PAPER, "extended": EXTENDED}
-"""Which features: the paper's 2 + 3N, or 15 + 8N for four segments."""
-
-HIDDEN: Final = 64
-"""Units of each of the two layers."""
-
-GROUPS: Final = 6
-"""A block has 1, 2, 4, ... 32 requests at most."""
-
+HIDDEN: Final = 64  # units of each of the two layers
+GROUPS: Final = 6  # a block has 1, 2, 4, ... 32 requests at most
 _PARTS: Final = 2**24  # random numbers are integers below
 _SIZES: Final = ("servers", "segments", "widths")
 _MOST_BYTES: Final = 2**26
@@ -72,26 +64,26 @@ class Policy:
     def __post_init__(self) -> None:
         for key in _SIZES:
             whole_number(key, getattr(self, key), 1, 4096)
-        if self.state not in STATES:
+        if self.state not in ("paper", "extended"):
             raise InputError(f"state: expected paper or extended, got {self.state!r:.60}")
         if non_negative("epsilon", self.epsilon) > 1:
             raise InputError(f"epsilon: expected a number in 0..1, got {self.epsilon!r:.60}")
         if not isinstance(self.sampled, bool):
             raise InputError(f"sampled: expected true or false, got {self.sampled!r:.60}")
-        count, found = self.sizes[0], np.asarray(self.weights)
-        if found.shape != (count,) or found.dtype.kind != "f":
+        _, count, _ = self.sizes
+        found = np.asarray(self.weights)
+        if found.shape != (count,) or found.dtype.kind != "f" or not (abs(found) < 1e6).all():
             raise InputError(
-                f"weights: expected {count} numbers for {self.servers} servers, {self.segments} "
-                f"segments and {self.widths} widths, got {found.dtype} {found.shape}"
+                f"weights: expected {count} numbers below a million for {self.servers} servers, "
+                f"{self.segments} segments and {self.widths} widths, got {found.dtype} "
+                f"{found.shape}"
             )
-        if not (np.abs(found) < 1e6).all():  # NaN is not
-            raise InputError("weights: expected numbers below a million")
         object.__setattr__(self, "weights", frozen(found.astype(np.float64)))
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        """Numbers of weights, and of what a decision computes with."""
-        return sizes(STATES[self.state], self.servers, self.segments, self.widths)
+    def sizes(self) -> tuple[int, int, int]:
+        """See `sizes`."""
+        return sizes(self.state, self.servers, self.segments, self.widths)
 
     def compiled(self, problem: Routing, _plan: Plan | None, seed: int) -> rules.Compiled:
         """What the simulation's kernels read; a problem of other sizes is refused."""
@@ -101,11 +93,11 @@ class Policy:
                 raise InputError(
                     f"policy: was trained for {getattr(self, key)} {key}, the problem has {size}"
                 )
+        inputs, _, room = self.sizes
         rule = np.zeros(1, rules.RULE)
-        rule["server"], rule["state"] = rules.POLICY, STATES[self.state]
-        rule["sampled"], rule["epsilon"] = self.sampled, self.epsilon
-        rule["random"] = rules.first_random(seed)
-        return rules.Compiled.of(rule, np.append(self.weights, np.zeros(self.sizes[1])))
+        rule["server"], rule["inputs"], rule["sampled"] = rules.POLICY, inputs, self.sampled
+        rule["epsilon"], rule["random"] = self.epsilon, rules.first_random(seed)
+        return rules.Compiled.of(rule, np.append(self.weights, np.zeros(room)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an ``.npz``, all of it or nothing."""
@@ -123,34 +115,28 @@ class Policy:
             Another file, a newer format, other shapes, or weights that are no numbers.
         """
         found: dict[str, Any] = unpack_arrays(read_bytes(path), str(path), _MOST_BYTES)
-        form = found.pop("format", np.array(""))
-        if form.shape or form.item() != FORMAT:
-            raise InputError(f"{path}: format: expected {FORMAT!r}, got {form!r:.60}")
-        for key in cls.__dataclass_fields__.keys() ^ found.keys():
-            raise InputError(f"{path}: {key}: {'unknown' if key in found else 'missing'}")
-        weights = found.pop("weights")
-        for key, value in found.items():
-            if value.shape:
-                raise InputError(f"{path}: {key}: expected one value, got {value!r:.60}")
+        weights, form = found.pop("weights", None), found.pop("format", "nothing")
         try:
+            if str(form) != FORMAT:
+                raise InputError(f"format: expected {FORMAT!r}, got {form!r:.60}")
+            for key in cls.__dataclass_fields__.keys() ^ found.keys() ^ {"weights"}:
+                raise InputError(f"{key}: {'unknown' if key in found else 'missing'}")
+            for key, value in found.items():
+                if value.shape:
+                    raise InputError(f"{key}: expected one value, got {value!r:.60}")
             return cls(weights, **{key: value.item() for key, value in found.items()})
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
 
 
-def sizes(state: int, servers: int, segments: int, widths: int) -> tuple[int, int]:
-    """Numbers of parameters, and numbers that a forward pass writes: features, layers, heads."""
-    n, heads = int(inputs(state, servers, segments)), servers + widths + GROUPS
-    return (n + HIDDEN + 2) * HIDDEN + (HIDDEN + 1) * heads, n + 2 * HIDDEN + heads
+def sizes(state: str, servers: int, segments: int, widths: int) -> tuple[int, int, int]:
+    """Numbers of features, of weights, and of what a forward pass writes."""
+    n = 2 + 3 * servers if state == "paper" else 3 + 3 * segments + 8 * servers
+    heads = servers + widths + GROUPS
+    return n, (n + HIDDEN + 2) * HIDDEN + (HIDDEN + 1) * heads, n + 2 * HIDDEN + heads
 
 
 # kernels; ``world.weights`` holds the parameters, and after them room for one forward pass
-
-
-@helper(counted=False)
-def inputs(state, servers, segments):  # type: ignore[no-untyped-def]
-    """Number of features."""
-    return 2 + 3 * servers if state == PAPER else 3 + 3 * segments + 8 * servers
 
 
 @helper(counted=False, inline=True)
@@ -167,8 +153,8 @@ def features(world):  # type: ignore[no-untyped-def]
     trace = world.trace[0]
     core = world.core
     servers, segments, widths = world.feasible.shape
-    state = world.rule[0].state
-    first = len(x) - (inputs(state, servers, segments) + 2 * HIDDEN + servers + widths + GROUPS)
+    n = world.rule[0].inputs
+    first = len(x) - (n + 2 * HIDDEN + servers + widths + GROUPS)
     waiting = 0
     for f in range(segments):
         waiting += world.fifo[f].images
@@ -181,7 +167,7 @@ def features(world):  # type: ignore[no-untyped-def]
         x[at + 1] = server.watts / max(server.peak_w, 1e-9)
         x[at + 2] = math.log1p(server.load / UNIT)
         at += 3
-    if state == PAPER:
+    if at == first + n:  # the paper's
         return first
     head = world.request[world.fifo[trace.queue].head]
     prefix, k = head.tuple, trace.segment
@@ -225,14 +211,11 @@ def decide(world):  # type: ignore[no-untyped-def]
     if rule.server != rules.POLICY:
         return rules.decide(world)
     x = world.weights
-    servers, segments, widths = world.feasible.shape
-    n, first = inputs(rule.state, servers, segments), features(world)
-    weight = _layer(x, 0, first, n, HIDDEN)
-    _tanh(x, first + n, HIDDEN)
-    weight = _layer(x, weight, first + n, HIDDEN, HIDDEN)
-    _tanh(x, first + n + HIDDEN, HIDDEN)
-    at = first + n + 2 * HIDDEN
-    _layer(x, weight, first + n + HIDDEN, HIDDEN, servers + widths + GROUPS)
+    servers, _, widths = world.feasible.shape
+    at = features(world)
+    weight, at = _layer(x, 0, at, rule.inputs, HIDDEN, True)
+    weight, at = _layer(x, weight, at, HIDDEN, HIDDEN, True)
+    _, at = _layer(x, weight, at, HIDDEN, servers + widths + GROUPS, False)
     s = _choose(x, at, servers, rule, rule.epsilon)
     w = _choose(x, at + servers, widths, rule, 0.0)
     set_decision(world, s, w, _choose(x, at + servers + widths, GROUPS, rule, 0.0))
@@ -254,8 +237,8 @@ def set_decision(world, s, w, g):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False)
-def _layer(x, weight, given, n, m):  # type: ignore[no-untyped-def]
-    """``x[given + n:][:m] = x[given:][:n] @ W + b``; returns where the next weights begin."""
+def _layer(x, weight, given, n, m, squashed):  # type: ignore[no-untyped-def]
+    """``x[given + n:][:m] = x[given:][:n] @ W + b``; where the next weights begin, and the m."""
     # unsigned: indices that may be negative are not vectorised, which takes twice as long
     made, bias, columns = np.uint64(given + n), np.uint64(weight + n * m), np.uint64(m)
     for j in range(columns):
@@ -264,13 +247,10 @@ def _layer(x, weight, given, n, m):  # type: ignore[no-untyped-def]
         factor, row = x[given + i], np.uint64(weight + i * m)
         for j in range(columns):
             x[made + j] += factor * x[row + j]
-    return weight + (n + 1) * m
-
-
-@helper(counted=False)
-def _tanh(x, first, n):  # type: ignore[no-untyped-def]
-    for j in range(first, first + n):  # three times as fast as math.tanh
-        x[j] = 1.0 - 2.0 / (math.exp(2.0 * min(max(x[j], -20.0), 20.0)) + 1.0)
+    if squashed:
+        for j in range(given + n, given + n + m):  # three times as fast as math.tanh
+            x[j] = 1.0 - 2.0 / (math.exp(2.0 * min(max(x[j], -20.0), 20.0)) + 1.0)
+    return weight + (n + 1) * m, given + n
 
 
 @helper(counted=False)

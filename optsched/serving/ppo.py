@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -18,7 +17,7 @@ from optsched.problems.routing.checks import frozen
 from optsched.problems.routing.problem import NS_PER_MS, POINTS
 from optsched.serving import policy, rules
 from optsched.serving.core import DONE, NEVER, NONE, UNIT, Core, records
-from optsched.serving.policy import GROUPS, STATES, Policy
+from optsched.serving.policy import GROUPS, Policy
 from optsched.serving.routers import Router
 from optsched.serving.simulator import new_world, simulate
 from optsched.serving.world import ASKED, ENDED, WORLD, World, advance
@@ -27,7 +26,6 @@ try:
     import torch
     from gymnasium import spaces
     from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.distributions import MultiCategoricalDistribution
     from stable_baselines3.common.vec_env import VecEnv
     from torch.distributions import Categorical
@@ -54,25 +52,6 @@ HORIZON_NS: Final = 50e6
 _POINTS, _L0 = 6.13, 5e6  # percent and ns that count 1
 _SCALE = 0.1 * _L0 / HORIZON_NS  # returns of the flow reward are of the order of 1
 _PAPER_SCALE = 0.05  # or the critic's error drowns the actor in the trunk that they share
-_EVERY = 12
-
-
-@dataclass(frozen=True)
-class TrainedRouter:
-    """A router, and what was measured while it learned.
-
-    Parameters
-    ----------
-    policy
-        In ``flow`` mode that of the least objective on the first trace, else of the most reward.
-    curves
-        A row every 12 updates: ``decisions``, ``seconds``, ``load``, mean ``reward``, entropies of
-        the heads ``server``, ``width`` and ``group``, and of the first trace ``accuracy``,
-        ``mean_ms`` and ``cost_ms``, the objective per request.
-    """
-
-    policy: Policy
-    curves: list[Row]
 
 
 def train_router(
@@ -84,7 +63,7 @@ def train_router(
     plan: Plan | None = None,
     progress: Callable[[Row], None] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-) -> TrainedRouter:
+) -> tuple[Policy, list[Row]]:
     """Learn which server, width and group each block gets.
 
     Parameters
@@ -104,14 +83,17 @@ def train_router(
     plan
         Instances that are resident from the beginning.
     progress
-        Called with every row of the curves.
+        Called with every row of the curve.
     checkpoint
         Where the best policy so far is kept.
 
     Returns
     -------
-    TrainedRouter
-        After Ctrl-C that of the decisions so far.
+    policy, curve
+        In ``flow`` mode the policy of the least objective on the first trace, else of the most
+        reward; after Ctrl-C of those so far. A row every 12 updates: ``decisions``, ``seconds``,
+        ``load``, mean ``reward``, entropies of the heads ``server``, ``width`` and ``group``, and
+        on the first trace ``accuracy``, ``mean_ms`` and ``cost_ms``, the objective per request.
 
     Raises
     ------
@@ -124,22 +106,55 @@ def train_router(
     seed = whole_number("seed", seed, 0, 2**31 - 1)
     problems = [problem] if isinstance(problem, Routing) else [problem(i) for i in range(TRACES)]
     fleet = Fleet(problems, mode, plan, seed, n=ENVIRONMENTS)
-    watch = _Watch(fleet, decisions, plan, progress, checkpoint)
+    model: Any = make_model(fleet, seed)
+    curve: list[Row] = []
+    best, most, began = fleet.policy(), -math.inf, time.perf_counter()
+
+    def measure() -> None:
+        """Simulate the policy of now on the first trace."""
+        nonlocal best, most
+        router = fleet.policy()
+        run = simulate(fleet.problem, router, plan=plan, seed=1, log=False)
+        row = {"decisions": float(model.num_timesteps), "seconds": time.perf_counter() - began}
+        if model.num_timesteps:
+            buffer = model.rollout_buffer
+            row |= {"load": fleet.load, "reward": float(buffer.rewards.mean())}
+            heads = model.policy.get_distribution(torch.as_tensor(fleet.seen)).distribution
+            for name, head in zip(("server", "width", "group"), heads, strict=True):
+                row[name] = head.entropy().mean().item()
+        row |= {"accuracy": run.summary.accuracy or 0.0, "mean_ms": run.summary.mean_ms or 0.0}
+        row["cost_ms"] = run.cost / NS_PER_MS / max(1, fleet.problem.n_requests)
+        curve.append(row)
+        value = row.get("reward", -math.inf) if fleet.paper else -row["cost_ms"]
+        if value >= most:
+            most, best = value, router
+            if checkpoint is not None:
+                router.save(checkpoint)
+        if progress is not None:
+            progress(row)
+
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # more only wait for each other in layers of 64
+    updates = math.ceil(decisions / (STEPS * ENVIRONMENTS))
     try:
-        make_model(fleet, seed).learn(decisions, callback=watch)
+        for update in range(updates):
+            if update % 12 == 0:
+                measure()
+            if not fleet.paper:
+                fleet.load = min(1.0, 0.2 + 2.0 * update / updates)
+                model.ent_coef = 0.01 * 0.05 ** (update / updates)
+            model.learn(1, log_interval=None, reset_num_timesteps=False)  # one update
     except KeyboardInterrupt:
         pass
     finally:
         torch.set_num_threads(threads)
-    watch.measure()
-    return TrainedRouter(watch.best, watch.curves)
+    measure()
+    return best, curve
 
 
 def make_model(fleet: Fleet, seed: int) -> PPO:
     """PPO with the defaults of stable-baselines3 where nothing else is said."""
-    model = PPO(
+    model = Model(
         "MlpPolicy", fleet, n_steps=STEPS, batch_size=4096, n_epochs=4, learning_rate=1e-3,
         gamma=1.0, gae_lambda=0.98, ent_coef=0.005, device="cpu", seed=seed,
         policy_kwargs={"net_arch": [policy.HIDDEN] * 2},
@@ -149,15 +164,20 @@ def make_model(fleet: Fleet, seed: int) -> PPO:
     net.action_dist.epsilon = fleet.epsilon
     if fleet.paper:  # one trunk
         net.mlp_extractor.value_net = net.mlp_extractor.policy_net
-    fleet.weights = lambda: flat(net)
+    fleet.net = net
     return model
 
 
-def flat(net: Any) -> Any:
-    """The actor's parameters as `Policy` has them."""
-    linear = (*net.mlp_extractor.policy_net[::2], net.action_net)
-    parts = [part for one in linear for part in (one.weight.T, one.bias)]
-    return np.concatenate([part.detach().numpy().ravel() for part in parts], dtype=np.float64)
+class Model(PPO):
+    """In paper mode rewards come after their decisions; A = r - V (reconstructed)."""
+
+    def train(self) -> None:
+        """Learn from a rollout."""
+        fleet: Any = self.env
+        if fleet.paper:
+            self.rollout_buffer.rewards[:] = _PAPER_SCALE * fleet.settled
+            self.rollout_buffer.compute_returns_and_advantage(torch.zeros(1), np.ones(1))
+        super().train()
 
 
 class Mixed(MultiCategoricalDistribution):
@@ -173,71 +193,16 @@ class Mixed(MultiCategoricalDistribution):
         return self
 
 
-class _Watch(BaseCallback):
-    """Sets load and entropy bonus, measures, and keeps the best policy."""
-
-    def __init__(self, fleet: Fleet, decisions: int, plan: Any, progress: Any, path: Any) -> None:
-        super().__init__()
-        self.fleet, self.decisions, self.plan = fleet, decisions, plan
-        self.progress, self.path = progress, path
-        self.curves: list[Row] = []
-        self.began, self.most = time.perf_counter(), -math.inf
-        self.best: Policy
-        self.row: Row = {}
-
-    def _on_training_start(self) -> None:
-        self.measure()
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_start(self) -> None:
-        self.fleet.begin()
-        if not self.fleet.paper:
-            done = min(1.0, self.num_timesteps / self.decisions)
-            self.fleet.load = min(1.0, 0.2 + 2.0 * done)
-            self.model.ent_coef = 0.01 * 0.05**done  # type: ignore[attr-defined]
-
-    def _on_rollout_end(self) -> None:
-        model: Any = self.model
-        buffer = model.rollout_buffer
-        if self.fleet.paper:  # rewards come after their decisions; A = r - V (reconstructed)
-            buffer.rewards[:] = _PAPER_SCALE * self.fleet.settle()
-            buffer.compute_returns_and_advantage(torch.zeros(1), np.ones(1))
-        with torch.no_grad():
-            heads = model.policy.get_distribution(torch.as_tensor(buffer.observations[-1]))
-        self.row = {"load": self.fleet.load, "reward": float(buffer.rewards.mean())}
-        for name, head in zip(("server", "width", "group"), heads.distribution, strict=True):
-            self.row[name] = float(head.entropy().mean())
-        if self.n_calls // STEPS % _EVERY == 0:
-            self.measure()
-
-    def measure(self) -> None:
-        """Simulate the policy of now on the first trace."""
-        problem, router = self.fleet.problem, self.fleet.policy(sampled=self.fleet.paper)
-        run = simulate(problem, router, plan=self.plan, seed=1, log=False)
-        row = {"decisions": float(self.num_timesteps), "seconds": time.perf_counter() - self.began}
-        row |= self.row
-        row |= {"accuracy": run.summary.accuracy or 0.0, "mean_ms": run.summary.mean_ms or 0.0}
-        row["cost_ms"] = run.cost / NS_PER_MS / max(1, problem.n_requests)
-        self.curves.append(row)
-        value = row.get("reward", -math.inf) if self.fleet.paper else -row["cost_ms"]
-        if value >= self.most:
-            self.most, self.best = value, router
-            if self.path is not None:
-                router.save(self.path)
-        if self.progress is not None:
-            self.progress(row)
-
-
 class Fleet(VecEnv):
     """Simulators that are stepped together, from one decision to the next.
 
     What they call done is 1 - gamma_d: a discount is the chance that an episode goes on. In paper
-    mode every decision is an episode.
+    mode every decision is an episode, and its reward comes when its block is done: at the end of
+    a rollout the policy goes on by itself until all of them are.
     """
 
     epsilon, render_mode, load = 0.05, None, 1.0
+    net: Any
 
     def __init__(
         self, problems: list[Routing], mode: str, plan: Plan | None, seed: int, *, n: int
@@ -252,28 +217,31 @@ class Fleet(VecEnv):
         if not self.size:
             raise InputError("problem: a trace without requests teaches nothing")
         self.rng = np.random.Generator(np.random.PCG64([seed, 2]))
-        count, room = policy.sizes(STATES[self.state], *shape)
-        self.weights: Callable[[], Any] = lambda: np.zeros(count)
+        inputs, self.count, room = policy.sizes(self.state, *shape)
         short = first.replace(arrival_ms=first.arrival[: self.size] / NS_PER_MS)
         fresh = new_world(short, Router(), plan, None, seed, log=False)
-        fresh = fresh._replace(weights=np.zeros(count + room))
-        fresh.rule["server"], fresh.rule["state"] = rules.OUTSIDE, STATES[self.state]
+        fresh = fresh._replace(weights=np.zeros(self.count + room))
+        fresh.rule["server"], fresh.rule["inputs"] = rules.OUTSIDE, inputs
+        fresh.rule["sampled"], fresh.rule["epsilon"] = 1, self.epsilon
         self.arrival = np.zeros((n, self.size), np.int64)
         self.world = _many(fresh, n)._replace(arrival=frozen(self.arrival.view()))
         pairs = zip([*self.world.core, *self.world[1:]], [*fresh.core, *fresh[1:]], strict=True)
         self._own = [(one, new) for one, new in pairs if one.flags.writeable]
-        self.goal, self.prefix = _goal(first, mode), _prefix_accuracy(first)
+        self.goal, self.gain = _goal(first, mode)
         self.episode = np.zeros(n, EPISODE)
         self.owner = np.full((n, self.size + 1), -1, np.int64)
         self.settled, self.number = np.zeros((STEPS, n)), 0
         self.action = np.zeros((n, 3), np.int64)
-        self.seen = np.zeros((n, room - 2 * policy.HIDDEN - sum(self.heads)), "f4")
-        box = spaces.Box(-np.inf, np.inf, self.seen.shape[1:])
+        self.seen = np.zeros((n, inputs), np.float32)
+        box = spaces.Box(-np.inf, np.inf, (inputs,))
         super().__init__(n, box, spaces.MultiDiscrete(self.heads))
 
-    def policy(self, *, sampled: bool) -> Policy:
-        """As it is now."""
-        return Policy(self.weights(), *self.shape, self.state, self.epsilon, sampled)
+    def policy(self) -> Policy:
+        """As it is now; in paper mode the most likely decisions are far worse than drawn ones."""
+        linear = (*self.net.mlp_extractor.policy_net[::2], self.net.action_net)
+        parts = [part for one in linear for part in (one.weight.T, one.bias)]
+        weights = np.concatenate([part.detach().numpy().ravel() for part in parts])
+        return Policy(weights, *self.shape, self.state, self.epsilon, self.paper)
 
     def reset(self) -> Any:
         """Every environment at the beginning of a window of some trace."""
@@ -287,13 +255,14 @@ class Fleet(VecEnv):
         self.arrival[e] = (arrival[at : at + self.size] - arrival[at]) / self.load
         for one, new in self._own:
             one[e] = new
+        self.world.rule["random"][e] = self.rng.integers(1, rules.MODULUS)
         self.episode[e], self.owner[e] = 0, -1
-        self._advance(e, e + 1, self.number)
+        self._advance(e, e + 1)
 
-    def _advance(self, first: int, last: int, number: int) -> None:
+    def _advance(self, first: int, last: int, *, alone: bool = False) -> None:
         step(
-            self.world, self.episode, self.goal, self.owner, self.prefix, self.settled,
-            self.action, self.seen, first, last, number,
+            self.world, self.episode, self.goal, self.owner, self.gain, self.settled,
+            self.action, self.seen, first, last, -1 if alone else self.number,
         )  # fmt: skip
 
     def step_async(self, actions: Any) -> None:
@@ -302,30 +271,16 @@ class Fleet(VecEnv):
 
     def step_wait(self) -> Any:
         """Go on to the next decisions; what has ended begins anew."""
-        self._advance(0, self.num_envs, self.number)
+        self._advance(0, self.num_envs)
         self.number = (self.number + 1) % len(self.settled)
+        if self.paper and self.number == 0:
+            self.world.weights[:, : self.count] = self.policy().weights
+            self._advance(0, self.num_envs, alone=True)
         reward, done = self.episode["reward"].astype(np.float32), self.episode["done"] > 0
         end = np.where(done | self.paper, 1.0, 1 - np.exp(self.episode["ns"] / -HORIZON_NS))
         for e in np.flatnonzero(done):
             self._restart(int(e))
         return self.seen.copy(), reward, end.astype(np.float32), self.reset_infos
-
-    def begin(self) -> None:
-        """Forget the blocks under way: rewards are of the next decisions."""
-        self.owner[:], self.episode["open"], self.number = -1, 0, 0
-
-    def settle(self) -> Any:
-        """Rewards of all blocks since `begin`; for those under way time goes on, and back again."""
-        states = [self.episode, self.owner, self.seen, *(one for one, _ in self._own)]
-        before = [one.copy() for one in states]
-        rule, weights = self.world.rule, self.weights()
-        rule["server"], rule["sampled"], rule["epsilon"] = rules.POLICY, 1, self.epsilon
-        rule["random"] = self.rng.integers(1, rules.MODULUS, rule.shape)
-        self.world.weights[:, : len(weights)] = weights
-        self._advance(0, self.num_envs, -1)
-        for one, kept in zip(states, before, strict=True):
-            one[:] = kept
-        return self.settled
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """One for every environment."""
@@ -337,37 +292,32 @@ class Fleet(VecEnv):
     close = set_attr = env_method = env_is_wrapped = _nothing
 
 
-def _goal(problem: Routing, mode: str) -> Any:
-    """The reward's factors (reconstructed)."""
-    found = np.zeros(1, GOAL)
-    found["base"] = problem.accuracy.mean() / POINTS
-    if mode != "flow":
-        alpha, beta, found["energy"], found["variance"] = PRESETS[mode]
-        found["paper"], found["accuracy"], found["latency"] = 1, alpha / _POINTS, beta / _L0
-        return found
+def _goal(problem: Routing, mode: str) -> tuple[Any, Any]:
+    """The reward's factors, and what accuracy is worth (reconstructed).
+
+    By segment and index of the widths so far, the last one repeated; above the mean of all tuples.
+    """
+    goal = np.zeros(1, GOAL)
     price = _SCALE * NS_PER_MS / _L0  # of a ms of one request
-    found["accuracy"], found["energy"] = problem.ms_per_point * price, problem.ms_per_joule * price
-    found["latency"], found["limit"] = _SCALE / _L0, LIMIT
-    found["penalty"] = found["latency"] * LIMIT * HORIZON_NS  # as if they stayed for a horizon
-    return found
-
-
-def _prefix_accuracy(problem: Routing) -> Any:
-    """Percent by segment and index of the widths so far, the last one repeated (reconstructed)."""
+    if mode == "flow":
+        goal["latency"], goal["limit"] = _SCALE / _L0, LIMIT
+        factor, goal["energy"] = problem.ms_per_point * price, problem.ms_per_joule * price
+    else:
+        alpha, beta, goal["energy"], goal["variance"] = PRESETS[mode]
+        factor, goal["latency"] = alpha / _POINTS, beta / _L0
     k, n = problem.n_segments, problem.n_widths
-    found = np.zeros((k, n**k))
+    gain = np.zeros((k, n**k))
     for j in range(k):
         index = np.arange(n ** (j + 1))
         for _ in range(k - 1 - j):
             index = index * n + index % n
-        found[j, : n ** (j + 1)] = problem.accuracy[index] / POINTS
-    return found
+        gain[j, : n ** (j + 1)] = (
+            factor / POINTS * (problem.accuracy[index] - problem.accuracy.mean())
+        )
+    return goal, gain
 
 
-GOAL: Final = np.dtype(
-    [(name, "i8") for name in ("paper", "limit")]
-    + [(name, "f8") for name in ("accuracy", "base", "latency", "energy", "variance", "penalty")]
-)
+GOAL: Final = np.dtype([("limit", "i8"), ("latency", "f8"), ("energy", "f8"), ("variance", "f8")])
 EPISODE: Final = np.dtype(
     [(name, "i8") for name in ("at", "ns", "area", "open", "done")]
     + [(name, "f8") for name in ("energy", "reward")]
@@ -417,40 +367,48 @@ def _one(many, e):  # type: ignore[no-untyped-def]
     INT, INT, INT,
 )  # fmt: skip
 def step(  # type: ignore[no-untyped-def]
-    many, episode, goals, owner, prefix, settled, action, seen, first, last, number
+    many, episode, goals, owner, gain, settled, action, seen, first, last, number
 ):
     """Carry out the decisions of environments first..last-1, and go on to the next ones.
 
     ``owner[e, block]`` is the number of the decision that made a block, or -1. A negative `number`:
-    go on with the rule's own decisions until all blocks have their rewards.
+    the policy decides by itself until all blocks have their rewards. Flow mode has a limit.
     """
     goal = goals[0]
     for e in range(first, last):
         world = _one(many, e)
-        trace, own = world.trace[0], episode[e]
+        trace, own, rule = world.trace[0], episode[e], world.rule[0]
         own.reward, status = 0.0, ENDED
         asked = trace.asked == 1
         if number < 0:
-            trace.asked = -1
+            trace.asked, rule.server = -1, rules.POLICY
         elif asked:
             policy.set_decision(world, action[e, 0], action[e, 1], action[e, 2])
-            b = world.core.state[0].free_block
-            if goal.paper:
-                owner[e, b] = number
+            if not goal.limit:
+                owner[e, world.core.state[0].free_block] = number
                 own.open += 1
-            elif trace.segment == len(prefix) - 1:
-                fifo, k, w = world.fifo[trace.queue], trace.segment, trace.width
+            elif trace.segment == len(gain) - 1:
+                fifo = world.fifo[trace.queue]
                 images = min(trace.group, fifo.images)
-                gain, _ = _gain(world, fifo.head, images, k, w, prefix, goal.base)
-                own.reward = goal.accuracy * gain
-        while status == ENDED and (own.open or number >= 0):
+                own.reward = _gain(world, fifo.head, images, trace.segment, trace.width, gain)[0]
+        while status == ENDED:
+            if not own.open:
+                rule.server = rules.OUTSIDE
             trace.horizon = NEVER - 1
-            if goal.paper:
-                trace.horizon = _settle(world, own, goal, owner, prefix, settled, e)
+            if not goal.limit:
+                trace.horizon = _settle(world, own, goal, owner, gain, settled, e)
             status = advance(world)
         own.done = status != ASKED
-        if asked and not goal.paper:
-            _flow(world, own, goal)
+        if asked and goal.limit:  # requests in the system and power, by Little's law
+            energy = 0.0
+            for s in range(len(world.core.server)):
+                energy += world.core.server[s].energy
+            own.reward -= goal.latency * (trace.area - own.area)
+            own.reward -= goal.energy * (energy - own.energy)
+            own.area, own.energy = trace.area, energy
+            if trace.arrived - trace.completed > goal.limit:  # as if they stayed for a horizon
+                own.reward -= goal.latency * goal.limit * HORIZON_NS
+                own.done = 1
         own.ns, own.at = trace.now - own.at, trace.now
         if not own.done:
             at = policy.features(world)
@@ -459,49 +417,34 @@ def step(  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False)
-def _gain(world, r, images, k, w, prefix, base):  # type: ignore[no-untyped-def]
-    """Of a block: accuracy above the mean of all tuples, summed, and the first arrival."""
+def _gain(world, r, images, k, w, gain):  # type: ignore[no-untyped-def]
+    """What the accuracy of a block's requests is worth, and the first arrival."""
     found, oldest = 0.0, NEVER
     for _ in range(images):
         request = world.request[r]
-        found += prefix[k, request.tuple * world.core.state[0].widths + w] - base
+        found += gain[k, request.tuple * world.core.state[0].widths + w]
         oldest = min(oldest, world.arrival[r])
         r = request.next
     return found, oldest
 
 
 @helper(counted=False)
-def _flow(world, own, goal):  # type: ignore[no-untyped-def]
-    """Requests in the system and power, integrated since the last decision (Little's law)."""
-    trace = world.trace[0]
-    energy = 0.0
-    for s in range(len(world.core.server)):
-        energy += world.core.server[s].energy
-    own.reward -= goal.latency * (trace.area - own.area) + goal.energy * (energy - own.energy)
-    own.area, own.energy = trace.area, energy
-    if trace.arrived - trace.completed > goal.limit:
-        own.reward -= goal.penalty
-        own.done = 1
-
-
-@helper(counted=False)
-def _settle(world, own, goal, owner, prefix, settled, e):  # type: ignore[no-untyped-def]
+def _settle(world, own, goal, owner, gain, settled, e):  # type: ignore[no-untyped-def]
     """When the next event is, and the paper's reward (7) of the blocks that are done then."""
     trace = world.trace[0]
     core = world.core
     if trace.asked == 1:
         return trace.now
-    at, n = min(trace.router_at, NEVER - 1), len(core.server)
+    at = min(trace.router_at, NEVER - 1)
     if trace.arrived < len(world.arrival):
         at = min(at, world.arrival[trace.arrived])
     if trace.pending:
         at = min(at, world.heap[0].at)
-    watts, load, squares = 0.0, 0.0, 0.0
+    watts, n = 0.0, len(core.server)
     for s in range(n):
-        u = min(core.server[s].load / UNIT, 1.0)
         watts += core.server[s].watts / n
-        load += u / n
-        squares += u * u / n
+    mean = trace.load / n / UNIT
+    variance = max(0.0, trace.squares / n / (1.0 * UNIT * UNIT) - mean * mean)
     for i in range(trace.pending):
         event = world.heap[i]
         if event.at != at or event.kind != DONE:
@@ -511,11 +454,11 @@ def _settle(world, own, goal, owner, prefix, settled, e):  # type: ignore[no-unt
             block, number = core.block[b], owner[e, b]
             if number >= 0:
                 k, w = block.segment, block.width
-                gain, first = _gain(world, block.first, block.images, k, w, prefix, goal.base)
-                reward = goal.accuracy * gain / block.images
-                reward -= goal.energy * min(watts * (at - first) * 1e-9, 100.0)
-                reward -= goal.latency * min(at - first, 500_000_000)
-                settled[number, e] = reward - goal.variance * max(0.0, squares - load * load)
+                found, oldest = _gain(world, block.first, block.images, k, w, gain)
+                reward = found / block.images
+                reward -= goal.energy * min(watts * (at - oldest) * 1e-9, 100.0)
+                reward -= goal.latency * min(at - oldest, 500_000_000)
+                settled[number, e] = reward - goal.variance * variance
                 owner[e, b] = -1
                 own.open -= 1
             b = block.next

@@ -27,12 +27,12 @@ GROUPS: Final = (1, 2, 4, 8, 16, 32)
 """What a random group (0) is drawn from."""
 
 RULE = np.dtype(
-    [(name, "i8") for name in ("server", "width", "group", "random", "turn", "state", "sampled")]
+    [(name, "i8") for name in ("server", "width", "group", "random", "turn", "inputs", "sampled")]
     + [(name, "f8") for name in ("target", "rate", "price", "epsilon")]
 )
 """Which rules, their numbers, and the states of random numbers and of round robin.
 
-`state`, `sampled` and `epsilon` are a learned policy's, see `optsched.serving.policy`.
+`inputs`, `sampled` and `epsilon` are a learned policy's, see `optsched.serving.policy`.
 """
 
 MODULUS: Final = 2**31 - 1
