@@ -62,28 +62,21 @@ class Policy:
     sampled: bool = False
 
     def __post_init__(self) -> None:
-        for key in _SIZES:
-            whole_number(key, getattr(self, key), 1, 4096)
+        shape = [whole_number(key, getattr(self, key), 1, 4096) for key in _SIZES]
         if self.state not in ("paper", "extended"):
             raise InputError(f"state: expected paper or extended, got {self.state!r:.60}")
         if non_negative("epsilon", self.epsilon) > 1:
             raise InputError(f"epsilon: expected a number in 0..1, got {self.epsilon!r:.60}")
         if not isinstance(self.sampled, bool):
             raise InputError(f"sampled: expected true or false, got {self.sampled!r:.60}")
-        _, count, _ = self.sizes
+        _, count, _ = sizes(self.state, *shape)
         found = np.asarray(self.weights)
         if found.shape != (count,) or found.dtype.kind != "f" or not (abs(found) < 1e6).all():
             raise InputError(
-                f"weights: expected {count} numbers below a million for {self.servers} servers, "
-                f"{self.segments} segments and {self.widths} widths, got {found.dtype} "
-                f"{found.shape}"
+                f"weights: expected {count} numbers below a million for {shape} servers, segments "
+                f"and widths, got {found.dtype} {found.shape}"
             )
         object.__setattr__(self, "weights", frozen(found.astype(np.float64)))
-
-    @property
-    def sizes(self) -> tuple[int, int, int]:
-        """See `sizes`."""
-        return sizes(self.state, self.servers, self.segments, self.widths)
 
     def compiled(self, problem: Routing, _plan: Plan | None, seed: int) -> rules.Compiled:
         """What the simulation's kernels read; a problem of other sizes is refused."""
@@ -93,7 +86,7 @@ class Policy:
                 raise InputError(
                     f"policy: was trained for {getattr(self, key)} {key}, the problem has {size}"
                 )
-        inputs, _, room = self.sizes
+        inputs, _, room = sizes(self.state, *wanted)
         rule = np.zeros(1, rules.RULE)
         rule["server"], rule["inputs"], rule["sampled"] = rules.POLICY, inputs, self.sampled
         rule["epsilon"], rule["random"] = self.epsilon, rules.first_random(seed)
@@ -121,9 +114,8 @@ class Policy:
                 raise InputError(f"format: expected {FORMAT!r}, got {form!r:.60}")
             for key in cls.__dataclass_fields__.keys() ^ found.keys() ^ {"weights"}:
                 raise InputError(f"{key}: {'unknown' if key in found else 'missing'}")
-            for key, value in found.items():
-                if value.shape:
-                    raise InputError(f"{key}: expected one value, got {value!r:.60}")
+            for key in (key for key, value in found.items() if value.shape):
+                raise InputError(f"{key}: expected one value, got {found[key]!r:.60}")
             return cls(weights, **{key: value.item() for key, value in found.items()})
         except InputError as error:
             raise InputError(f"{path}: {error}") from None

@@ -43,6 +43,7 @@ Row: TypeAlias = dict[str, float]
 PRESETS: Final = {"paper": (0.05, 1.0, 0.5, 0.2), "paper-relaxed": (0.4, 0.3, 0.05, 0.2)}
 """Weights of accuracy, latency, energy and variance: the paper's alpha, beta, gamma, delta."""
 
+EPSILON: Final = 0.05  # of the server's distribution is uniform
 ENVIRONMENTS, STEPS = 128, 128  # decisions of each between two updates
 REQUESTS, TRACES = 4096, 16  # an episode is a window of so many of one of these
 LIMIT: Final = 400  # with more requests in the system an episode of flow mode ends, punished
@@ -69,8 +70,8 @@ def train_router(
     Parameters
     ----------
     problem
-        A scenario, of whose trace episodes are windows, or a function that makes one from a seed,
-        called with 0..15; only the arrivals may differ.
+        A scenario, or a function that makes one from 0..15; only the arrivals may differ. Episodes
+        are windows of the traces.
     mode
         ``"flow"``: the scenario's own objective, by Little's law as an immediate reward (after
         Decima, Mao et al. 2019); the load grows from 20 % to 100 %. ``"paper"`` (heavy penalties),
@@ -90,8 +91,8 @@ def train_router(
     Returns
     -------
     policy, curve
-        In ``flow`` mode the policy of the least objective on the first trace, else of the most
-        reward; after Ctrl-C of those so far. A row every 12 updates: ``decisions``, ``seconds``,
+        The best policy so far, also after Ctrl-C: of the least objective on the first trace, in
+        paper mode of the most reward. A row every 12 updates: ``decisions``, ``seconds``,
         ``load``, mean ``reward``, entropies of the heads ``server``, ``width`` and ``group``, and
         on the first trace ``accuracy``, ``mean_ms`` and ``cost_ms``, the objective per request.
 
@@ -117,8 +118,7 @@ def train_router(
         run = simulate(fleet.problem, router, plan=plan, seed=1, log=False)
         row = {"decisions": float(model.num_timesteps), "seconds": time.perf_counter() - began}
         if model.num_timesteps:
-            buffer = model.rollout_buffer
-            row |= {"load": fleet.load, "reward": float(buffer.rewards.mean())}
+            row |= {"load": fleet.load, "reward": float(model.rollout_buffer.rewards.mean())}
             heads = model.policy.get_distribution(torch.as_tensor(fleet.seen)).distribution
             for name, head in zip(("server", "width", "group"), heads, strict=True):
                 row[name] = head.entropy().mean().item()
@@ -161,7 +161,6 @@ def make_model(fleet: Fleet, seed: int) -> PPO:
     )  # fmt: skip
     net: Any = model.policy
     net.action_dist = Mixed(fleet.heads)
-    net.action_dist.epsilon = fleet.epsilon
     if fleet.paper:  # one trunk
         net.mlp_extractor.value_net = net.mlp_extractor.policy_net
     fleet.net = net
@@ -183,7 +182,7 @@ class Model(PPO):
 class Mixed(MultiCategoricalDistribution):
     """Independent heads; the server's is (1 - epsilon) softmax + epsilon / N."""
 
-    epsilon: float
+    epsilon = EPSILON
 
     def proba_distribution(self, action_logits: torch.Tensor) -> Mixed:
         """From the logits of all heads."""
@@ -201,7 +200,7 @@ class Fleet(VecEnv):
     a rollout the policy goes on by itself until all of them are.
     """
 
-    epsilon, render_mode, load = 0.05, None, 1.0
+    load = 1.0
     net: Any
 
     def __init__(
@@ -213,7 +212,7 @@ class Fleet(VecEnv):
         self.paper = mode != "flow"
         self.state = "paper" if self.paper else "extended"
         self.traces = [one.arrival for one in problems]
-        self.size = min(REQUESTS, min(map(len, self.traces)))
+        self.size = min(REQUESTS, *map(len, self.traces))
         if not self.size:
             raise InputError("problem: a trace without requests teaches nothing")
         self.rng = np.random.Generator(np.random.PCG64([seed, 2]))
@@ -222,7 +221,7 @@ class Fleet(VecEnv):
         fresh = new_world(short, Router(), plan, None, seed, log=False)
         fresh = fresh._replace(weights=np.zeros(self.count + room))
         fresh.rule["server"], fresh.rule["inputs"] = rules.OUTSIDE, inputs
-        fresh.rule["sampled"], fresh.rule["epsilon"] = 1, self.epsilon
+        fresh.rule["sampled"], fresh.rule["epsilon"] = 1, EPSILON
         self.arrival = np.zeros((n, self.size), np.int64)
         self.world = _many(fresh, n)._replace(arrival=frozen(self.arrival.view()))
         pairs = zip([*self.world.core, *self.world[1:]], [*fresh.core, *fresh[1:]], strict=True)
@@ -241,7 +240,7 @@ class Fleet(VecEnv):
         linear = (*self.net.mlp_extractor.policy_net[::2], self.net.action_net)
         parts = [part for one in linear for part in (one.weight.T, one.bias)]
         weights = np.concatenate([part.detach().numpy().ravel() for part in parts])
-        return Policy(weights, *self.shape, self.state, self.epsilon, self.paper)
+        return Policy(weights, *self.shape, self.state, EPSILON, self.paper)
 
     def reset(self) -> Any:
         """Every environment at the beginning of a window of some trace."""
@@ -282,14 +281,11 @@ class Fleet(VecEnv):
             self._restart(int(e))
         return self.seen.copy(), reward, end.astype(np.float32), self.reset_infos
 
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        """One for every environment."""
-        return [getattr(self, attr_name)] * self.num_envs
-
     def _nothing(self, *given: Any, **named: Any) -> Any:
-        """Environments have no methods or wrappers of their own, and nothing is open."""
+        """Environments have no attributes, methods or wrappers of their own; nothing is open."""
+        return [None] * self.num_envs
 
-    close = set_attr = env_method = env_is_wrapped = _nothing
+    close = get_attr = set_attr = env_method = env_is_wrapped = _nothing
 
 
 def _goal(problem: Routing, mode: str) -> tuple[Any, Any]:
@@ -298,8 +294,8 @@ def _goal(problem: Routing, mode: str) -> tuple[Any, Any]:
     By segment and index of the widths so far, the last one repeated; above the mean of all tuples.
     """
     goal = np.zeros(1, GOAL)
-    price = _SCALE * NS_PER_MS / _L0  # of a ms of one request
     if mode == "flow":
+        price = _SCALE * NS_PER_MS / _L0  # of a ms of one request
         goal["latency"], goal["limit"] = _SCALE / _L0, LIMIT
         factor, goal["energy"] = problem.ms_per_point * price, problem.ms_per_joule * price
     else:
@@ -311,21 +307,13 @@ def _goal(problem: Routing, mode: str) -> tuple[Any, Any]:
         index = np.arange(n ** (j + 1))
         for _ in range(k - 1 - j):
             index = index * n + index % n
-        gain[j, : n ** (j + 1)] = (
-            factor / POINTS * (problem.accuracy[index] - problem.accuracy.mean())
-        )
-    return goal, gain
+        gain[j, : n ** (j + 1)] = problem.accuracy[index] - problem.accuracy.mean()
+    return goal, gain * factor / POINTS
 
 
 GOAL: Final = np.dtype([("limit", "i8"), ("latency", "f8"), ("energy", "f8"), ("variance", "f8")])
-EPISODE: Final = np.dtype(
-    [(name, "i8") for name in ("at", "ns", "area", "open", "done")]
-    + [(name, "f8") for name in ("energy", "reward")]
-)
-"""Of an environment: time and integrals at its last decision, and what `step` finds.
-
-`ns` is the time since the decision before, `open` counts blocks without a reward.
-"""
+EPISODE: Final = np.dtype([("ns", "i8"), ("open", "i8"), ("done", "i8"), ("reward", "f8")])
+"""Time since the decision before, blocks without a reward, and of flow mode the reward."""
 
 
 def _many(one: Any, n: int) -> Any:
@@ -378,11 +366,11 @@ def step(  # type: ignore[no-untyped-def]
     for e in range(first, last):
         world = _one(many, e)
         trace, own, rule = world.trace[0], episode[e], world.rule[0]
-        own.reward, status = 0.0, ENDED
-        asked = trace.asked == 1
+        own.reward = _spent(world, goal) if trace.decisions else 0.0  # the first pays from 0 on
+        begin, status = trace.now, ENDED
         if number < 0:
             trace.asked, rule.server = -1, rules.POLICY
-        elif asked:
+        elif trace.asked == 1:
             policy.set_decision(world, action[e, 0], action[e, 1], action[e, 2])
             if not goal.limit:
                 owner[e, world.core.state[0].free_block] = number
@@ -390,7 +378,7 @@ def step(  # type: ignore[no-untyped-def]
             elif trace.segment == len(gain) - 1:
                 fifo = world.fifo[trace.queue]
                 images = min(trace.group, fifo.images)
-                own.reward = _gain(world, fifo.head, images, trace.segment, trace.width, gain)[0]
+                own.reward += _gain(world, fifo.head, images, trace.segment, trace.width, gain)[0]
         while status == ENDED:
             if not own.open:
                 rule.server = rules.OUTSIDE
@@ -398,22 +386,24 @@ def step(  # type: ignore[no-untyped-def]
             if not goal.limit:
                 trace.horizon = _settle(world, own, goal, owner, gain, settled, e)
             status = advance(world)
-        own.done = status != ASKED
-        if asked and goal.limit:  # requests in the system and power, by Little's law
-            energy = 0.0
-            for s in range(len(world.core.server)):
-                energy += world.core.server[s].energy
-            own.reward -= goal.latency * (trace.area - own.area)
-            own.reward -= goal.energy * (energy - own.energy)
-            own.area, own.energy = trace.area, energy
-            if trace.arrived - trace.completed > goal.limit:  # as if they stayed for a horizon
-                own.reward -= goal.latency * goal.limit * HORIZON_NS
-                own.done = 1
-        own.ns, own.at = trace.now - own.at, trace.now
+        own.reward -= _spent(world, goal)
+        own.ns, own.done = trace.now - begin, status != ASKED
+        if goal.limit and trace.arrived - trace.completed > goal.limit:
+            own.reward -= goal.latency * goal.limit * HORIZON_NS  # as if they stayed for a horizon
+            own.done = 1
         if not own.done:
             at = policy.features(world)
             for j in range(seen.shape[1]):
                 seen[e, j] = world.weights[at + j]
+
+
+@helper(counted=False)
+def _spent(world, goal):  # type: ignore[no-untyped-def]
+    """Requests in the system (Little's law) and power, integrated so far, at their prices."""
+    found = goal.latency * world.trace[0].area
+    for s in range(len(world.core.server)):
+        found += goal.energy * world.core.server[s].energy
+    return found
 
 
 @helper(counted=False)

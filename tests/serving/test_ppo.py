@@ -299,7 +299,7 @@ def test_loss_and_gradients_equal_the_oracle() -> None:
     kept = {key: getattr(buffer, key).reshape(512, -1).astype(float) for key in names}
     kept |= {key: one.detach().numpy().astype(float) for key, one in parameters.items()}
     train()
-    loss, gradients = loss_and_gradients(kept, fleet.epsilon)
+    loss, gradients = loss_and_gradients(kept, ppo.EPSILON)
     assert model.logger.name_to_value["train/loss"] == pytest.approx(loss, rel=1e-4)
     largest = max(np.abs(one).max() for one in gradients.values())
     for name, one in parameters.items():
