@@ -95,11 +95,6 @@ def train_router(
         paper mode of the most reward. A row every 12 updates: ``decisions``, ``seconds``,
         ``load``, mean ``reward``, entropies of the heads ``server``, ``width`` and ``group``, and
         on the first trace ``accuracy``, ``mean_ms`` and ``cost_ms``, the objective per request.
-
-    Raises
-    ------
-    MissingExtra
-        stable-baselines3 is not installed.
     """
     if mode not in ("flow", *PRESETS):
         raise InputError(f"mode: expected flow, {', '.join(PRESETS)}, got {mode!r:.60}")
@@ -141,7 +136,7 @@ def train_router(
             if update % 12 == 0:
                 measure()
             if not fleet.paper:
-                fleet.load = min(1.0, 0.2 + 2.0 * update / updates)
+                fleet.set_load(min(1.0, 0.2 + 2.0 * update / updates))
                 model.ent_coef = 0.01 * 0.05 ** (update / updates)
             model.learn(1, log_interval=None, reset_num_timesteps=False)  # one update
     except KeyboardInterrupt:
@@ -168,10 +163,10 @@ def make_model(fleet: Fleet, seed: int) -> PPO:
 
 
 class Model(PPO):
-    """In paper mode rewards come after their decisions; A = r - V (reconstructed)."""
+    """PPO whose rewards come after their decisions in paper mode."""
 
     def train(self) -> None:
-        """Learn from a rollout."""
+        """Learn from a rollout; A = r - V in paper mode (reconstructed)."""
         fleet: Any = self.env
         if fleet.paper:
             self.rollout_buffer.rewards[:] = _PAPER_SCALE * fleet.settled
@@ -241,6 +236,12 @@ class Fleet(VecEnv):
         parts = [part for one in linear for part in (one.weight.T, one.bias)]
         weights = np.concatenate([part.detach().numpy().ravel() for part in parts])
         return Policy(weights, *self.shape, self.state, EPSILON, self.paper)
+
+    def set_load(self, load: float) -> None:
+        """Requests come so much faster from now on: an episode is longer than a short training."""
+        later = np.maximum(self.arrival - self.world.trace["now"], 0)
+        self.arrival -= (later * (1 - self.load / load)).astype(np.int64)
+        self.load = load
 
     def reset(self) -> Any:
         """Every environment at the beginning of a window of some trace."""

@@ -248,6 +248,20 @@ def test_done_is_one_minus_the_discount() -> None:
     assert fleet_of(short(), "paper").step(np.zeros((1, 3)))[2] == 1
 
 
+def test_load_changes_what_is_to_come() -> None:
+    """Arrivals so far stay, the intervals to come are stretched, on and back."""
+    fleet = fleet_of(short(400))
+    for _ in range(30):
+        fleet.step(np.zeros((1, 3)))
+    before, now = fleet.arrival[0].copy(), fleet.world.trace["now"][0]
+    fleet.set_load(0.25)
+    wanted = np.where(before > now, now + 4.0 * (before - now), before)
+    assert fleet.arrival[0] == pytest.approx(wanted, abs=1)
+    assert (np.diff(fleet.arrival[0]) >= 0).all()
+    fleet.set_load(1.0)
+    assert fleet.arrival[0] == pytest.approx(before, abs=2)
+
+
 def test_server_head() -> None:
     """Epsilon 1: uniform; else at least epsilon / N."""
     heads = ppo.Mixed([3, 4, 6])
