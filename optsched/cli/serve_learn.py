@@ -66,20 +66,17 @@ def serve_train(
     decisions: Annotated[int, typer.Option(help="To learn from.", min=1)] = 10_000_000,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     plan: Annotated[str, typer.Option(help="auto, cold, or a file.")] = "auto",
-    imitate: Annotated[
-        str | None, typer.Option(help="A router to begin from, as for serve-sim.")
-    ] = None,
-    curves: Annotated[Path | None, typer.Option(help="Write the curves here (JSON lines).")] = None,
+    curve: Annotated[Path | None, typer.Option(help="Write the curve here (JSON lines).")] = None,
 ) -> None:
     """Train a router by PPO; Ctrl-C keeps the best policy so far."""
     import msgspec
 
-    from optsched.cli.serve import plan_of, router_of
+    from optsched.cli.serve import plan_of
     from optsched.files import check_outputs, write_atomic
     from optsched.problems.routing import Routing
     from optsched.serving.workload import reference
 
-    check_outputs([output, curves], [scenario])
+    check_outputs([output, curve], [scenario])
 
     def make(trace: int) -> Routing:
         return reference(rate=2500, burst=3, seed=1000 + trace)
@@ -87,16 +84,15 @@ def serve_train(
     problem: Any = make if scenario is None else Routing.read(scenario)
     from optsched.serving.ppo import train_router
 
-    found = train_router(
+    policy, rows = train_router(
         problem, mode, decisions=decisions, seed=seed, checkpoint=output,
         plan=plan_of(make(0) if scenario is None else problem, plan),
-        teacher=None if imitate is None else router_of(imitate),
         progress=lambda row: print(_line(row), flush=True),
     )  # fmt: skip
-    found.policy.save(output)
+    policy.save(output)
     print(f"wrote {output}; optsched serve-sim --router policy:{output}")
-    if curves is not None:
-        write_atomic(curves, b"".join(msgspec.json.encode(row) + b"\n" for row in found.curves))
+    if curve is not None:
+        write_atomic(curve, b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
 
 
 def _line(row: dict[str, float]) -> str:

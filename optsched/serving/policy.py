@@ -1,19 +1,21 @@
-"""A learned router as a file of weights: simulated by the kernels, without any other package."""
+"""A learned router: a network as a file of weights, whose decisions the kernels compute."""
 
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from optsched.compiled import helper
 from optsched.errors import InputError
 from optsched.files import read_bytes, unpack_arrays, write_atomic
 from optsched.limits import whole_number
-from optsched.problems.routing.checks import frozen
-from optsched.serving import actor, rules
-from optsched.serving.routers import Compiled
+from optsched.problems.routing.checks import frozen, non_negative
+from optsched.serving import rules
+from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING
 
 if TYPE_CHECKING:
     import os
@@ -22,9 +24,11 @@ if TYPE_CHECKING:
     from optsched.problems.routing.plan import Plan
 
 FORMAT: Final = "optsched.policy/1"
-STATES: Final = {"paper": actor.PAPER, "extended": actor.EXTENDED}
-_SIZES = ("servers", "segments", "widths")
-_MOST_BYTES = 2**26
+HIDDEN: Final = 64  # units of each of the two layers
+GROUPS: Final = 6  # a block has 1, 2, 4, ... 32 requests at most
+_PARTS: Final = 2**24  # random numbers are integers below
+_SIZES: Final = ("servers", "segments", "widths")
+_MOST_BYTES: Final = 2**26
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,12 +36,13 @@ class Policy:
     """A network that chooses server, width and group; a router as `Router` is one.
 
     Two layers of 64 tanh units, and a linear head each for server, width and group (1, 2, ... 32).
-    A width that the server can never run becomes the widest below it that it can.
+    Instead of a server that can never run the segment the next one is taken, instead of a width
+    that it can never run the widest below.
 
     Parameters
     ----------
     weights
-        Of both layers and the heads, weights before biases (`optsched.serving.actor.sizes`).
+        W1, b1, W2, b2 of the layers and W3, b3 of all heads, [input][unit], one after the other.
     servers, segments, widths
         What it was trained for.
     state
@@ -57,29 +62,23 @@ class Policy:
     sampled: bool = False
 
     def __post_init__(self) -> None:
-        for key in _SIZES:
-            whole_number(key, getattr(self, key), 1, 4096)
-        if not isinstance(self.state, str) or self.state not in STATES:
+        shape = [whole_number(key, getattr(self, key), 1, 4096) for key in _SIZES]
+        if self.state not in ("paper", "extended"):
             raise InputError(f"state: expected paper or extended, got {self.state!r:.60}")
-        if not 0 <= self.epsilon <= 1:
+        if non_negative("epsilon", self.epsilon) > 1:
             raise InputError(f"epsilon: expected a number in 0..1, got {self.epsilon!r:.60}")
-        count, _ = self.sizes
+        if not isinstance(self.sampled, bool):
+            raise InputError(f"sampled: expected true or false, got {self.sampled!r:.60}")
+        _, count, _ = sizes(self.state, *shape)
         found = np.asarray(self.weights)
-        if found.shape != (count,) or found.dtype.kind != "f":
+        if found.shape != (count,) or found.dtype.kind != "f" or not (abs(found) < 1e6).all():
             raise InputError(
-                f"weights: expected {count} numbers for {self.servers} servers, {self.segments} "
-                f"segments and {self.widths} widths, got {found.dtype} {found.shape}"
+                f"weights: expected {count} numbers below a million for {shape} servers, segments "
+                f"and widths, got {found.dtype} {found.shape}"
             )
-        if not (np.abs(found) < 1e6).all():  # NaN is not
-            raise InputError("weights: expected numbers below a million")
         object.__setattr__(self, "weights", frozen(found.astype(np.float64)))
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """Numbers of weights, and of what a decision computes with."""
-        return actor.sizes(STATES[self.state], self.servers, self.segments, self.widths)
-
-    def compiled(self, problem: Routing, _plan: Plan | None, seed: int) -> Compiled:
+    def compiled(self, problem: Routing, _plan: Plan | None, seed: int) -> rules.Compiled:
         """What the simulation's kernels read; a problem of other sizes is refused."""
         wanted = (len(problem.servers), problem.n_segments, problem.n_widths)
         for key, size in zip(_SIZES, wanted, strict=True):
@@ -87,18 +86,16 @@ class Policy:
                 raise InputError(
                     f"policy: was trained for {getattr(self, key)} {key}, the problem has {size}"
                 )
+        inputs, _, room = sizes(self.state, *wanted)
         rule = np.zeros(1, rules.RULE)
-        rule["server"], rule["state"] = rules.POLICY, STATES[self.state]
-        rule["sampled"], rule["epsilon"] = self.sampled, self.epsilon
-        rule["random"] = rules.first_random(seed)
-        weights = np.append(self.weights, np.zeros(self.sizes[1]))
-        return Compiled.outside()._replace(rule=rule, weights=weights)
+        rule["server"], rule["inputs"], rule["sampled"] = rules.POLICY, inputs, self.sampled
+        rule["epsilon"], rule["random"] = self.epsilon, rules.first_random(seed)
+        return rules.Compiled.of(rule, np.append(self.weights, np.zeros(room)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an ``.npz``, all of it or nothing."""
         stream = io.BytesIO()
-        kept = {key: np.array(value) for key, value in vars(self).items()}
-        np.savez(stream, allow_pickle=False, format=np.array(FORMAT), **kept)
+        np.savez(stream, allow_pickle=False, format=np.array(FORMAT), **vars(self))
         write_atomic(path, stream.getvalue())
 
     @classmethod
@@ -111,19 +108,158 @@ class Policy:
             Another file, a newer format, other shapes, or weights that are no numbers.
         """
         found: dict[str, Any] = unpack_arrays(read_bytes(path), str(path), _MOST_BYTES)
-        form = found.pop("format", np.array(""))
-        if form.shape or form.item() != FORMAT:
-            raise InputError(f"{path}: format: expected {FORMAT!r}, got {form!r:.60}")
-        fields = cls.__dataclass_fields__
-        for key in fields.keys() ^ found.keys():
-            raise InputError(f"{path}: {key}: {'unknown' if key in found else 'missing'}")
-        kinds = {"state": "U", "sampled": "b", "epsilon": "f"}
-        for key, value in found.items():
-            if key != "weights":
-                if value.shape or value.dtype.kind != kinds.get(key, "i"):
-                    raise InputError(f"{path}: {key}: expected one value, got {value!r:.60}")
-                found[key] = value.item()
+        weights, form = found.pop("weights", None), found.pop("format", "nothing")
         try:
-            return cls(**found)
+            if str(form) != FORMAT:
+                raise InputError(f"format: expected {FORMAT!r}, got {form!r:.60}")
+            for key in cls.__dataclass_fields__.keys() ^ found.keys() ^ {"weights"}:
+                raise InputError(f"{key}: {'unknown' if key in found else 'missing'}")
+            for key in (key for key, value in found.items() if value.shape):
+                raise InputError(f"{key}: expected one value, got {found[key]!r:.60}")
+            return cls(weights, **{key: value.item() for key, value in found.items()})
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
+
+
+def sizes(state: str, servers: int, segments: int, widths: int) -> tuple[int, int, int]:
+    """Numbers of features, of weights, and of what a forward pass writes."""
+    n = 2 + 3 * servers if state == "paper" else 3 + 3 * segments + 8 * servers
+    heads = servers + widths + GROUPS
+    return n, (n + HIDDEN + 2) * HIDDEN + (HIDDEN + 1) * heads, n + 2 * HIDDEN + heads
+
+
+# kernels; ``world.weights`` holds the parameters, and after them room for one forward pass
+
+
+@helper(counted=False, inline=True)
+def features(world):  # type: ignore[no-untyped-def]
+    """Write what the network sees at a decision; returns where it begins in ``world.weights``.
+
+    Reconstructed: Q requests at the router, C completed of those that arrived, and per server
+    MMACs that wait, power and U; then the head's segment, its last width and all before, requests
+    at the router by segment, the head's age, and per server ms that wait and run, free instances of
+    the head's segment, free memory, whether the segment is resident at full width. Counts, times
+    and U as log(1 + x), the rest as fractions.
+    """
+    x = world.weights
+    trace = world.trace[0]
+    core = world.core
+    servers, segments, widths = world.feasible.shape
+    n = world.rule[0].inputs
+    first = len(x) - (n + 2 * HIDDEN + servers + widths + GROUPS)
+    waiting = 0
+    for f in range(segments):
+        waiting += world.fifo[f].images
+    x[first] = math.log1p(waiting)
+    x[first + 1] = trace.completed / max(trace.arrived, 1)
+    at = first + 2
+    for s in range(servers):
+        server = core.server[s]
+        x[at] = math.log1p(max(0.0, server.queued_mmac) / 100.0)
+        x[at + 1] = server.watts / max(server.peak_w, 1e-9)
+        x[at + 2] = math.log1p(server.load / UNIT)
+        at += 3
+    if at == first + n:  # the paper's
+        return first
+    head = world.request[world.fifo[trace.queue].head]
+    prefix, k = head.tuple, trace.segment
+    for f in range(segments):
+        x[at + f] = 1.0 if f == k else 0.0
+        x[at + segments + f] = 0.0
+        x[at + 2 * segments + f] = math.log1p(world.fifo[f].images)
+    x[at + segments] = (head.width + 1) / widths if k else 0.0
+    for f in range(k, 0, -1):
+        x[at + segments + f] = (prefix % widths + 1) / widths
+        prefix //= widths
+    at += 3 * segments
+    x[at] = math.log1p((trace.now - world.arrival[world.fifo[trace.queue].head]) * 1e-6)
+    at += 1
+    for s in range(servers):
+        server = core.server[s]
+        free, full = 0, 0.0
+        for i in range(core.instance.shape[1]):
+            slot = core.instance[s, i]
+            if slot.segment == k and slot.state != EMPTY and slot.state != UNLOADING:
+                free += slot.state == FREE
+                if slot.width == widths - 1:
+                    full = 1.0
+        x[at] = math.log1p(max(0.0, server.queued) * 1e-6)
+        x[at + 1] = math.log1p(max(0.0, server.active) * 1e-6)
+        x[at + 2] = math.log1p(free)
+        x[at + 3] = 1.0 - server.used / max(server.vram, 1)
+        x[at + 4] = full
+        at += 5
+    return first
+
+
+@helper(counted=False, inline=True)
+def decide(world):  # type: ignore[no-untyped-def]
+    """Write server, width and group for the head of ``trace.queue``; False if that is not ours.
+
+    pi(s, w, g) = pi_server pi_width pi_group, a softmax each, the server's mixed with the uniform
+    distribution: (1 - epsilon) pi + epsilon / N (reconstructed).
+    """
+    rule = world.rule[0]
+    if rule.server != rules.POLICY:
+        return rules.decide(world)
+    x = world.weights
+    servers, _, widths = world.feasible.shape
+    at = features(world)
+    weight, at = _layer(x, 0, at, rule.inputs, HIDDEN, True)
+    weight, at = _layer(x, weight, at, HIDDEN, HIDDEN, True)
+    _, at = _layer(x, weight, at, HIDDEN, servers + widths + GROUPS, False)
+    s = _choose(x, at, servers, rule, rule.epsilon)
+    w = _choose(x, at + servers, widths, rule, 0.0)
+    set_decision(world, s, w, _choose(x, at + servers + widths, GROUPS, rule, 0.0))
+    return True
+
+
+@helper(counted=False, inline=True)
+def set_decision(world, s, w, g):  # type: ignore[no-untyped-def]
+    """Write the next server from s on and the widest width up to w that can be, and 2 to the g."""
+    trace = world.trace[0]
+    servers = len(world.feasible)
+    for _ in range(servers):
+        if not world.feasible[s, trace.segment, 0]:
+            s = (s + 1) % servers
+    while w > 0 and not world.feasible[s, trace.segment, w]:
+        w -= 1
+    trace.server, trace.width = s, w
+    trace.group = min(1 << g, world.core.state[0].max_batch)
+
+
+@helper(counted=False)
+def _layer(x, weight, given, n, m, squashed):  # type: ignore[no-untyped-def]
+    """``x[given + n:][:m] = x[given:][:n] @ W + b``; where the next weights begin, and the m."""
+    # unsigned: indices that may be negative are not vectorised, which takes twice as long
+    made, bias, columns = np.uint64(given + n), np.uint64(weight + n * m), np.uint64(m)
+    for j in range(columns):
+        x[made + j] = x[bias + j]
+    for i in range(n):
+        factor, row = x[given + i], np.uint64(weight + i * m)
+        for j in range(columns):
+            x[made + j] += factor * x[row + j]
+    if squashed:
+        for j in range(given + n, given + n + m):  # three times as fast as math.tanh
+            x[j] = 1.0 - 2.0 / (math.exp(2.0 * min(max(x[j], -20.0), 20.0)) + 1.0)
+    return weight + (n + 1) * m, given + n
+
+
+@helper(counted=False)
+def _choose(x, at, n, rule, epsilon):  # type: ignore[no-untyped-def]
+    """The likeliest of n logits; or one drawn by (1 - epsilon) softmax + epsilon / n."""
+    best, total = 0, 0.0
+    for j in range(n):
+        if x[at + j] > x[at + best]:
+            best = j
+    if not rule.sampled:
+        return best
+    most = x[at + best]
+    for j in range(n):
+        total += math.exp(x[at + j] - most)
+    left = (rules.draw(rule, _PARTS) + 0.5) / _PARTS
+    for j in range(n):
+        left -= (1.0 - epsilon) * math.exp(x[at + j] - most) / total + epsilon / n
+        if left < 0.0:
+            return j
+    return best

@@ -13,6 +13,7 @@ from optsched.problems.routing.checks import frozen, non_negative
 from optsched.problems.routing.problem import POINTS
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING
+from optsched.serving.rules import Compiled
 from optsched.serving.world import expected_delays
 
 if TYPE_CHECKING:
@@ -216,30 +217,6 @@ class MarginalCost:
             best.insert(0, table.ravel())
         worth = np.concatenate(best) * (problem.ms_per_point * 1e6 / POINTS)
         return Compiled.of(rule, weights=worth)
-
-
-class Compiled(NamedTuple):
-    """Rules as arrays, see `optsched.serving.world.World`."""
-
-    rule: Any
-    ladder: IntArray
-    ladder_mmac: Any
-    share: Any
-    weights: Any = np.zeros(0)
-
-    @classmethod
-    def of(cls, rule: Any, weights: Any = ()) -> Compiled:
-        """A rule that needs no tuples to choose from."""
-        ladder = np.zeros((0, 0), np.int64)
-        own = np.array(weights, np.float64)  # writable: a policy's has room for its layers
-        return cls(rule, frozen(ladder), frozen(np.zeros(0)), np.zeros((0, 2)), own)
-
-    @classmethod
-    def outside(cls) -> Compiled:
-        """No rules: decisions come from somewhere else."""
-        rule = np.zeros(1, rules.RULE)
-        rule["server"] = rules.OUTSIDE
-        return cls.of(rule)
 
 
 def pareto_tuples(problem: Routing) -> IntArray:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from optsched.compiled import helper
+from optsched.problems.routing.checks import frozen
 from optsched.problems.routing.plan import SLOTS
-from optsched.serving.actor import PARTS, act
 from optsched.serving.core import EMPTY, FREE, NEVER, UNIT, UNLOADING, load_of, slowdown
+
+if TYPE_CHECKING:
+    from optsched.schedule import IntArray
 
 OUTSIDE: Final = -1
 """Server rule of a router that somebody else computes."""
 
 RANDOM, ROUND_ROBIN, JSED, POWER_OF_TWO, MARGINAL = range(5)
 POLICY: Final = 16
-"""Server rule of a learned policy, which decides about all three."""
+"""Server rule of a learned policy, which decides about all three (`optsched.serving.policy`)."""
 
 STATIC, RANDOM_WIDTH, BACKLOG, FLUID = range(4)
 
@@ -24,17 +27,41 @@ GROUPS: Final = (1, 2, 4, 8, 16, 32)
 """What a random group (0) is drawn from."""
 
 RULE = np.dtype(
-    [(name, "i8") for name in ("server", "width", "group", "random", "turn", "state", "sampled")]
+    [(name, "i8") for name in ("server", "width", "group", "random", "turn", "inputs", "sampled")]
     + [(name, "f8") for name in ("target", "rate", "price", "epsilon")]
 )
 """Which rules, their numbers, and the states of random numbers and of round robin.
 
-`state`, `sampled` and `epsilon` are a learned policy's, see `optsched.serving.actor`.
+`inputs`, `sampled` and `epsilon` are a learned policy's, see `optsched.serving.policy`.
 """
 
 MODULUS: Final = 2**31 - 1
 _SPREAD = 1.3
 _EVICTION = 5
+
+
+class Compiled(NamedTuple):
+    """Rules as arrays, see `optsched.serving.world.World`."""
+
+    rule: Any
+    ladder: IntArray
+    ladder_mmac: Any
+    share: Any
+    weights: Any = np.zeros(0)
+
+    @classmethod
+    def of(cls, rule: Any, weights: Any = ()) -> Compiled:
+        """A rule that needs no tuples to choose from."""
+        ladder = np.zeros((0, 0), np.int64)
+        own = np.array(weights, np.float64)  # writable: a policy's has room for its layers
+        return cls(rule, frozen(ladder), frozen(np.zeros(0)), np.zeros((0, 2)), own)
+
+    @classmethod
+    def outside(cls) -> Compiled:
+        """No rules: decisions come from somewhere else."""
+        rule = np.zeros(1, RULE)
+        rule["server"] = OUTSIDE
+        return cls.of(rule)
 
 
 def first_random(seed: int) -> int:
@@ -49,16 +76,13 @@ def decide(world):  # type: ignore[no-untyped-def]
     rule = world.rule[0]
     if rule.server == OUTSIDE:
         return False
-    if rule.server == POLICY:
-        act(world, _draw(rule, PARTS), _draw(rule, PARTS), _draw(rule, PARTS))
-        return True
     trace = world.trace[0]
     k = trace.segment
     if rule.server == MARGINAL:
         _marginal(world, k)
         return True
     trace.width = _hosted(world, k, _width(world, k))
-    group = rule.group if rule.group else GROUPS[_draw(rule, len(GROUPS))]
+    group = rule.group if rule.group else GROUPS[draw(rule, len(GROUPS))]
     trace.group = min(group, world.core.state[0].max_batch)
     if rule.server == ROUND_ROBIN:
         trace.server = _next(world, k, trace.width)
@@ -79,7 +103,7 @@ def decide(world):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
-def _draw(rule, n):  # type: ignore[no-untyped-def]
+def draw(rule, n):  # type: ignore[no-untyped-def]
     """A random integer below n."""
     rule.random = rule.random * 48271 % MODULUS
     return rule.random * n // MODULUS
@@ -92,7 +116,7 @@ def _width(world, k):  # type: ignore[no-untyped-def]
     if rule.width == FLUID:
         return world.ladder[world.request[world.fifo[world.trace[0].queue].head].plan, k]
     if rule.width == RANDOM_WIDTH:
-        return _draw(rule, world.core.state[0].widths)
+        return draw(rule, world.core.state[0].widths)
     if rule.width == STATIC:
         return world.ladder[0, k]
     waiting, queued = 32.0, 0.0
@@ -124,7 +148,7 @@ def _any(world, k, w):  # type: ignore[no-untyped-def]
     n = 0
     for s in range(len(world.core.server)):
         n += world.feasible[s, k, w]
-    i = _draw(world.rule[0], max(n, 1))
+    i = draw(world.rule[0], max(n, 1))
     for s in range(len(world.core.server)):
         if world.feasible[s, k, w]:
             if i == 0:

@@ -18,14 +18,8 @@ from optsched.problems.routing.plan import SLOTS
 from optsched.problems.routing.problem import NS_PER_MS
 from optsched.serving import world
 from optsched.serving.core import NEVER, Settings, new_core, pin
-from optsched.serving.routers import (
-    Compiled,
-    CompiledRouter,
-    InfeasibleRoute,
-    OwnRouter,
-    Router,
-    View,
-)
+from optsched.serving.routers import CompiledRouter, InfeasibleRoute, OwnRouter, Router, View
+from optsched.serving.rules import Compiled
 from optsched.serving.world import World, advance
 
 if TYPE_CHECKING:

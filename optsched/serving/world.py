@@ -27,7 +27,8 @@ from optsched.serving.core import (
     records,
     settle,
 )
-from optsched.serving.rules import RULE, decide, delay
+from optsched.serving.policy import decide
+from optsched.serving.rules import RULE, delay
 
 if TYPE_CHECKING:
     from optsched.problems.routing import Routing

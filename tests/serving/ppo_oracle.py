@@ -27,23 +27,21 @@ def episode(fleet: Any, actions: Any) -> tuple[list[Any], list[float]]:
     """Step one simulator until its episode ends; the decisions and rewards."""
     made, rewards = [], []
     for action in actions:
-        _, reward, done, _ = fleet.step(np.array([action]))
+        _, reward, _, _ = fleet.step(np.array([action]))
         made.append(action)
         rewards.append(float(reward[0]))
-        if done[0]:
+        if not fleet.world.trace["decisions"].any():  # a new one
             break
     return made, rewards
 
 
-def loss_and_gradients(
-    kept: dict[str, Any], feasible: Any, epsilon: float
-) -> tuple[float, dict[str, Any]]:
-    """Of one batch; `kept` has the batch and the parameters by name, `feasible` [segment][server].
+def loss_and_gradients(kept: dict[str, Any], epsilon: float) -> tuple[float, dict[str, Any]]:
+    """Of one batch; `kept` has the batch and the parameters by name.
 
     Two layers of tanh for the actor, two for the critic; clip .2, value .5, entropy .05.
     """
-    seen, segment = kept["observations"][:, :-1], kept["observations"][:, -1].astype(int)
-    action, n = kept["actions"].astype(int), len(segment)
+    seen, action = kept["observations"], kept["actions"].astype(int)
+    n = len(seen)
     names = [
         [*(f"mlp_extractor.{net}_net.{i}" for i in (0, 2)), head]
         for net, head in (("policy", "action_net"), ("value", "value_net"))
@@ -64,20 +62,17 @@ def loss_and_gradients(
             slope = slope @ kept[f"{layers[i]}.weight"] * (1 - values[i] ** 2)
 
     hidden, critic = map(forward, names)
-    allowed = feasible[segment]
     likely, entropy = np.zeros(n), np.zeros(n)
     by_likely, by_entropy = [], []
     for i, z in enumerate(np.split(hidden[-1], [3, 7], axis=1)):
-        masked = np.where(allowed, z, -np.inf) if i == 0 else z
-        p = np.exp(masked - masked.max(1, keepdims=True))
+        p = np.exp(z - z.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)
         share = 1 - epsilon if i == 0 else 1.0
-        m = share * p + (1 - share) * allowed / allowed.sum(1, keepdims=True) if i == 0 else p
-        positive = np.where(m > 0, m, 1.0)
+        m = share * p + (1 - share) / p.shape[1]
         chosen = np.eye(m.shape[1])[action[:, i]]
-        likely += (np.log(positive) * chosen).sum(1)
-        entropy -= (m * np.log(positive)).sum(1)
-        for found, by_m in ((by_likely, chosen / positive), (by_entropy, -np.log(positive) - 1)):
+        likely += (np.log(m) * chosen).sum(1)
+        entropy -= (m * np.log(m)).sum(1)
+        for found, by_m in ((by_likely, chosen / m), (by_entropy, -np.log(m) - 1)):
             found.append(share * p * (by_m - (p * by_m).sum(1, keepdims=True)))
     ratio = np.exp(likely - kept["log_probs"].ravel())
     advantage = kept["advantages"].ravel()

@@ -16,7 +16,6 @@ from optsched.serving.core import Core, Settings
 from optsched.serving.routers import (
     JSED,
     Backlog,
-    Compiled,
     Decision,
     PowerOfTwo,
     Random,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from optsched.problems.routing.log import Log
     from optsched.serving.routers import View
+    from optsched.serving.rules import Compiled
 
 
 GONE = object()

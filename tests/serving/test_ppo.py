@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,14 +12,15 @@ from ppo_oracle import Replay, episode, loss_and_gradients
 
 from optsched.errors import InputError, MissingExtra
 from optsched.problems.routing.plan import Plan
-from optsched.serving import actor
-from optsched.serving.policy import Policy
-from optsched.serving.routers import MarginalCost, Router
+from optsched.serving import rules
+from optsched.serving.policy import Policy, sizes
 from optsched.serving.simulator import simulate
 from optsched.serving.workload import reference
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("stable_baselines3")
+from stable_baselines3.common.buffers import RolloutBuffer  # noqa: E402
+
 from optsched.serving import ppo  # noqa: E402
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch 
 FAST = [(0, 0), (1, 3), (2, 3), (2, 3), (3, 3), (3, 3)]
 ROWS = [(s, *row) for s in (0, 1) for row in FAST] + [(2, 0, 0), (2, 1, 3), (2, 2, 3), (2, 3, 3)]
 PLAN = Plan.of(ROWS)
-SIZE, _ = actor.sizes(actor.EXTENDED, 3, 4, 4)
+_, SIZE, _ = sizes("extended", 3, 4, 4)
 WEIGHTS = np.random.default_rng(0).normal(size=SIZE) * 0.3
 
 
@@ -43,9 +43,9 @@ def short(requests: int = 80, rate: float = 2500.0, **fields: Any) -> Routing:
     return found.replace(arrival_ms=(found.arrival[:requests] - found.arrival[0]) / 1e6)
 
 
-def fleet_of(problem: Routing, mode: str = "flow", n: int = 1, **named: Any) -> ppo.Fleet:
+def fleet_of(problem: Routing, mode: str = "flow", n: int = 1) -> ppo.Fleet:
     """A few simulators at the beginning of the trace."""
-    found = ppo.Fleet([problem], mode, PLAN, 0, n=n, **named)
+    found = ppo.Fleet([problem], mode, PLAN, 0, n=n)
     found.reset()
     return found
 
@@ -68,7 +68,7 @@ def test_exported_policy_decides_as_torch_does(mode: str) -> None:
     decisions = iter(lambda: tuple(model.policy.predict(fleet.seen, deterministic=True)[0][0]), ())
     made, _ = episode(fleet, decisions)
     assert len(set(made)) > 5
-    run = simulate(problem, fleet.policy(sampled=False), plan=PLAN)
+    run = simulate(problem, dataclasses.replace(fleet.policy(), sampled=False), plan=PLAN)
     again = simulate(problem, Replay(made), plan=PLAN)
     assert (run.log.batches == again.log.batches).all()  # type: ignore[union-attr]
 
@@ -112,10 +112,12 @@ def test_policy_is_saved_and_refuses_other_problems(tmp_path: Path) -> None:
     [
         ({"servers": np.array(4)}, "weights: expected"),
         ({"weights": np.zeros((2, 3))}, "weights: expected"),
-        ({"weights": np.full(SIZE, np.nan)}, "weights: expected numbers"),
+        ({"weights": np.full(SIZE, np.nan)}, "weights: expected"),
         ({"weights": np.array([None])}, "is not a file of arrays"),
-        ({"servers": np.array(1.5)}, "servers: expected one value"),
-        ({"epsilon": np.array(np.nan)}, "epsilon: expected a number in 0..1"),
+        ({"servers": np.array(1.5)}, "servers: expected an integer"),
+        ({"servers": np.array([3])}, "servers: expected one value"),
+        ({"sampled": np.array("no")}, "sampled: expected true or false"),
+        ({"epsilon": np.array(np.nan)}, "epsilon: expected a number"),
         ({"state": np.array("other")}, "state: expected paper or extended"),
         ({"format": np.array("optsched.policy/2")}, "format: expected"),
         ({"extra": np.array(1)}, "extra: unknown"),
@@ -154,7 +156,8 @@ def test_overload_ends_an_episode() -> None:
     fleet.goal["limit"] = 5
     made, rewards = episode(fleet, draws())
     assert 1 < len(made) < 40
-    assert min(rewards[:-1]) > -float(fleet.goal["penalty"][0]) > rewards[-1]
+    penalty = float(fleet.goal["latency"][0]) * 5 * ppo.HORIZON_NS
+    assert min(rewards[:-1]) > -penalty > rewards[-1]
 
 
 def test_settled_rewards_equal_a_replay() -> None:
@@ -162,7 +165,7 @@ def test_settled_rewards_equal_a_replay() -> None:
     problem = short(60, rate=1200)
     problem = problem.replace(mmac=np.repeat(problem.mmac[:, :1], 4, axis=1))  # of any input
     fleet = fleet_of(problem, "paper")
-    fleet.begin(1000)
+    fleet.settled = np.zeros((1000, 1))
     made, _ = episode(fleet, draws())
     log: Any = simulate(problem, Replay(made), plan=PLAN).log
     rows = log.batches
@@ -198,40 +201,33 @@ def test_settled_rewards_equal_a_replay() -> None:
     assert fleet.settled[: len(made), 0] == pytest.approx(np.array(wanted), rel=1e-6)
 
 
-def test_open_blocks_are_settled_beside() -> None:
-    """What `settle` finds is what comes when the policy goes on; the simulators stay."""
-    fleet = fleet_of(short(), "paper")
-    weights = np.zeros(len(fleet.weights()))
-    weights[[-13, -10, -3]] = 60.0  # certainly server 0, width 0, groups of 8
-    fleet.weights, fleet.epsilon = lambda: weights, 0.0
-    fleet.begin(1000)
-    for action, _ in zip(draws(), range(30), strict=False):
-        fleet.step(np.array([action]))
-    states = fleet.world.core.server, fleet.world.heap, fleet.seen, fleet.owner
-    before = [one.copy() for one in states]
-    found = fleet.settle()[:30, 0].copy()
-    assert (found != 0).all()
-    assert all((one == kept).all() for one, kept in zip(states, before, strict=True))
-    still_open = fleet.owner[fleet.owner >= 0]
-    fleet.settled[:] = 0
-    episode(fleet, iter(lambda: (0, 0, 3), None))
-    assert len(still_open) > 3
-    assert fleet.settled[still_open, 0] == pytest.approx(found[still_open], rel=1e-9)
+def test_open_blocks_are_settled() -> None:
+    """At the end of a rollout the policy goes on until all blocks have their rewards."""
+    fleet = fleet_of(short(1200, rate=1200), "paper", n=8)
+    ppo.make_model(fleet, 0)
+    rng = np.random.default_rng(1)
+    for number in range(ppo.STEPS):
+        fleet.step(rng.integers(0, [3, 4, 6], (8, 3)))
+        assert fleet.episode["open"].any() == (number < ppo.STEPS - 1)
+    assert (fleet.settled != 0).all()
+    assert (fleet.world.trace["asked"] == 1).all()
+    assert (fleet.world.rule["server"] == rules.OUTSIDE).all()
+    fleet.step(rng.integers(0, [3, 4, 6], (8, 3)))
 
 
 def test_discount_is_by_time() -> None:
     """Returns stay if an interval is split in two."""
 
     def returns(ns: list[float], rewards: list[float]) -> Any:
-        fleet: Any = SimpleNamespace(paper=False, begin=lambda steps: None)
-        spaces = ppo.spaces.Box(-1, 1, (1,)), ppo.spaces.MultiDiscrete([2])
-        buffer = ppo.Rollouts(len(ns), *spaces, device="cpu", gae_lambda=1.0, fleet=fleet)
         rng, zero = np.random.default_rng(0), np.zeros((1, 1))
+        box, choice = ppo.spaces.Box(-1, 1, (1,)), ppo.spaces.MultiDiscrete([2])
+        buffer = RolloutBuffer(len(ns), box, choice, device="cpu", gae_lambda=1.0, gamma=1.0)
+        end = np.zeros(1)
         for t, reward in zip(ns, rewards, strict=True):
-            fleet.discount = np.exp(np.array([t]) / -ppo.HORIZON_NS)
             value = torch.tensor([rng.normal()])
-            buffer.add(zero, zero, np.array([reward]), np.zeros(1), value, torch.zeros(1))
-        buffer.compute_returns_and_advantage(torch.tensor([4.0]), np.zeros(1))
+            buffer.add(zero, zero, np.array([reward]), end, value, torch.zeros(1))
+            end = 1 - np.exp(np.array([t]) / -ppo.HORIZON_NS)
+        buffer.compute_returns_and_advantage(torch.tensor([4.0]), end)
         return buffer.returns[:, 0]
 
     whole = returns([3e6, 9e6, 2e6], [1.0, -2.0, 3.0])
@@ -240,20 +236,54 @@ def test_discount_is_by_time() -> None:
     assert whole[-1] == pytest.approx(3.0 + 4.0 * np.exp(-2 / 50), rel=1e-5)
 
 
+def test_done_is_one_minus_the_discount() -> None:
+    """By the time that passed; 1 at an episode's end; in paper mode always."""
+    fleet = fleet_of(short())
+    before = fleet.world.trace["now"].copy()
+    _, _, end, _ = fleet.step(np.zeros((1, 3)))
+    passed = fleet.world.trace["now"] - before
+    assert end == pytest.approx(1 - np.exp(-passed[:, 0] / 50e6), rel=1e-5)
+    fleet.goal["limit"] = 1
+    assert max(fleet.step(np.zeros((1, 3)))[2][0] for _ in range(20)) == 1
+    assert fleet_of(short(), "paper").step(np.zeros((1, 3)))[2] == 1
+
+
+def test_load_changes_what_is_to_come() -> None:
+    """Arrivals so far stay, the intervals to come are stretched, on and back."""
+    fleet = fleet_of(short(400))
+    for _ in range(30):
+        fleet.step(np.zeros((1, 3)))
+    before, now = fleet.arrival[0].copy(), fleet.world.trace["now"][0]
+    fleet.set_load(0.25)
+    wanted = np.where(before > now, now + 4.0 * (before - now), before)
+    assert fleet.arrival[0] == pytest.approx(wanted, abs=1)
+    assert (np.diff(fleet.arrival[0]) >= 0).all()
+    fleet.set_load(1.0)
+    assert fleet.arrival[0] == pytest.approx(before, abs=2)
+
+
 def test_server_head() -> None:
-    """Epsilon 1: uniform over the feasible; else at least epsilon / N; never an infeasible one."""
+    """Epsilon 1: uniform; else at least epsilon / N."""
     heads = ppo.Mixed([3, 4, 6])
-    heads.allowed = torch.tensor([[True, True, True], [True, False, True]])
     logits = torch.randn(2, 13, generator=torch.Generator().manual_seed(0)) * 20
     heads.epsilon = 1.0
-    wanted = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.5, 0.0, 0.5]])
-    assert torch.allclose(heads.proba_distribution(logits).distribution[0].probs, wanted)
+    assert torch.allclose(
+        heads.proba_distribution(logits).distribution[0].probs, torch.tensor(1 / 3)
+    )
     heads.epsilon = 0.06
     found = heads.proba_distribution(logits).distribution[0].probs
-    assert found[1, 1] == 0
-    assert found[0].min() >= 0.02 - 1e-6
-    assert found[1, [0, 2]].min() >= 0.03 - 1e-6
+    assert found.min() >= 0.02 - 1e-6
     assert found.max() > 0.9
+
+
+def test_infeasible_servers_are_passed_over() -> None:
+    """A policy that is certain of a server without room for the segment gets the next one."""
+    plan = Plan.of([(0, k, 0) for k in (1, 2, 3)] * 4)  # all slots
+    weights = np.zeros(SIZE)
+    weights[-13] = 50.0
+    policy = Policy(weights, 3, 4, 4, epsilon=0.0)
+    rows = simulate(short(), policy, plan=plan).log.batches  # type: ignore[union-attr]
+    assert (rows["server"] == (rows["segment"] == 0)).all()
 
 
 @pytest.mark.parametrize("mode", ["flow", "paper"])
@@ -283,41 +313,12 @@ def test_loss_and_gradients_equal_the_oracle() -> None:
     kept = {key: getattr(buffer, key).reshape(512, -1).astype(float) for key in names}
     kept |= {key: one.detach().numpy().astype(float) for key, one in parameters.items()}
     train()
-    loss, gradients = loss_and_gradients(kept, fleet.world.feasible[:, :, 0].T, fleet.epsilon)
+    loss, gradients = loss_and_gradients(kept, ppo.EPSILON)
     assert model.logger.name_to_value["train/loss"] == pytest.approx(loss, rel=1e-4)
     largest = max(np.abs(one).max() for one in gradients.values())
     for name, one in parameters.items():
         found = kept[name] - one.detach().numpy()
         assert np.abs(found - gradients[name]).max() < 1e-4 * largest, name
-
-
-@pytest.mark.parametrize("teacher", [Router(group=8), MarginalCost(group=8)])
-def test_advice_is_the_teachers(teacher: Any) -> None:
-    """Who follows it has the teacher's history."""
-    problem = short()
-    fleet = fleet_of(problem, teacher=teacher)
-    made, _ = episode(fleet, iter(lambda: tuple(fleet.advice[0]), ()))
-    run = simulate(problem, teacher, plan=PLAN, log=False)
-    assert simulate(problem, Replay(made), plan=PLAN, log=False).cost == run.cost
-
-
-def test_imitation_agrees_with_the_teacher() -> None:
-    """After a few passes most decisions are the teacher's."""
-    fleet = fleet_of(short(1200), n=16, teacher=Router())
-    model: Any = ppo.make_model(fleet, 0)
-
-    def agreement() -> float:
-        seen, hits = fleet.reset(), []
-        for _ in range(40):
-            advice = fleet.advice.copy()
-            hits.append((model.policy.predict(seen, deterministic=True)[0] == advice).all(1).mean())
-            seen = fleet.step(advice)[0]
-        return float(np.mean(hits))
-
-    before = agreement()
-    ppo._imitate(model, fleet, steps=128, rounds=1, epochs=30)
-    assert before < 0.2
-    assert agreement() > 0.5
 
 
 def test_training_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,17 +332,17 @@ def test_training_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         if len(rows) in (2, 5):
             raise KeyboardInterrupt
 
-    named: dict[str, Any] = {"plan": PLAN, "teacher": None, "progress": progress}
+    named: dict[str, Any] = {"plan": PLAN, "progress": progress}
     path = tmp_path / "router.npz"
-    found = ppo.train_router(problem, seed=5, checkpoint=path, **named)
-    assert rows == found.curves
+    policy, curve = ppo.train_router(problem, seed=5, checkpoint=path, **named)
+    assert rows == curve
     assert rows[1]["decisions"] == 12 * 32 * 128
     assert rows[1]["cost_ms"] < 0.7 * rows[0]["cost_ms"]
-    run = simulate(problem, found.policy, plan=PLAN, log=False)
+    run = simulate(problem, policy, plan=PLAN, log=False)
     assert run.cost / 1e6 / problem.n_requests == min(row["cost_ms"] for row in rows)
-    assert (Policy.load(path).weights == found.policy.weights).all()
-    again = ppo.train_router(problem, seed=5, **named)
-    assert (again.policy.weights == found.policy.weights).all()
+    assert (Policy.load(path).weights == policy.weights).all()
+    again, _ = ppo.train_router(problem, seed=5, **named)
+    assert (again.weights == policy.weights).all()
 
 
 def test_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
