@@ -31,9 +31,14 @@ def slim_train(
         raise InputError(f"data: expected digits or cifar100, got {data!r:.60}")
     if data == "cifar100" and path is None:
         raise InputError("path: where are CIFAR-100's files? give --path FOLDER")
-    from optsched.serving.data import cifar100, digits
     from optsched.serving.network import SlimResNet
-    from optsched.serving.training import measure_accuracy, save_network, train_slim
+    from optsched.serving.training import (
+        cifar100,
+        digits,
+        measure_accuracy,
+        save_network,
+        train_slim,
+    )
 
     if data == "digits":
         train, test = digits(), digits("test")

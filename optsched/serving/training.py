@@ -1,34 +1,48 @@
-"""Training of all width tuples of a SlimResNet at once, and their accuracies."""
+"""Images, training of all width tuples of a SlimResNet at once, their accuracies, its files."""
 
 from __future__ import annotations
 
 import io
+import pickle
 from contextlib import suppress
 from itertools import product
 from math import ceil, cos, pi
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 from torch.optim.lr_scheduler import LambdaLR
 
-from optsched.errors import InputError
+from optsched.errors import InputError, MissingExtra
 from optsched.files import read_bytes, write_atomic
 from optsched.limits import number, whole_number
 from optsched.serving.network import SlimResNet
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
-    from optsched.serving.data import Images
-
-FORMAT = "optsched.slim-resnet/1"
+FORMAT: Final = "optsched.slim-resnet/1"
 
 _ARGUMENTS = ("classes", "channels", "blocks", "in_channels", "group_channels", "widths")
 _AT_ONCE = 512  # images of a measurement: bounds its memory
 _DRAWN = 2  # random tuples a step
+_TRAINED_ON = 1300  # digits; the other 497 are for testing
+_PIXELS = 3 * 32 * 32
+_MEAN = (0.5071, 0.4866, 0.4409)  # of CIFAR-100's training images, by colour
+_SD = (0.2673, 0.2564, 0.2762)
+
+
+class Images(NamedTuple):
+    """Images and their classes."""
+
+    x: Tensor
+    """float32, shape (n, channels, side, side); normalised."""
+    y: Tensor
+    """int64, shape (n,)."""
 
 
 class Epoch(NamedTuple):
@@ -103,39 +117,60 @@ def train_slim(
     return history
 
 
-def measure_accuracy(
-    net: SlimResNet, images: Images, tuples: Iterable[Sequence[int]] | None = None
-) -> dict[str, float]:
+def _add_gradients(net: SlimResNet, images: Images, rows: Tensor, draw: torch.Generator) -> Tensor:
+    """Both losses of `Epoch` on a batch; their gradients, summed over tuples, are in the net."""
+    weight, segments = next(net.parameters()), len(net.segments)
+    x, y = images.x[rows].to(weight), images.y[rows].to(weight.device)
+    logits = net(x, (len(net.widths) - 1,) * segments)
+    loss = cross_entropy(logits, y)
+    loss.backward()
+    answers = logits.detach().softmax(1)
+    drawn = torch.randint(len(net.widths), (_DRAWN, segments), generator=draw).tolist()
+    distilled = 0.0
+    for widths in ((0,) * segments, *drawn):
+        other = cross_entropy(net(x, widths), answers)
+        other.backward()
+        distilled += other.item() / (1 + _DRAWN)
+    return torch.tensor([loss.item(), distilled])
+
+
+def measure_accuracy(net: SlimResNet, images: Images) -> dict[str, float]:
     """Percent of images that each tuple of widths classifies rightly: the table of a `Routing`.
 
     Its keys are such as ``"0,1,2,3"``. What tuples that begin alike have in common is run once: all
     256 of four segments take a third of the work of 256 passes.
-
-    Parameters
-    ----------
-    net, images
-        Neither is changed.
-    tuples
-        Of width indices, one a segment; None: all of them.
     """
     _check_images(net, images)
-    every = product(range(len(net.widths)), repeat=len(net.segments))
-    right = {net.check_tuple(one): 0 for one in (every if tuples is None else tuples)}
-    prefixes = {one[:k] for one in right for k in range(1, len(one) + 1)}
     weight = next(net.parameters())
 
-    def walk(x: Tensor, y: Tensor, prefix: tuple[int, ...]) -> None:
-        if prefix in right:
-            right[prefix] += int((x.argmax(1) == y).sum())
+    def right(x: Tensor, y: Tensor, prefix: tuple[int, ...]) -> list[int]:
+        """Of every tuple that begins so, in their order."""
+        if len(prefix) == len(net.segments):
+            return [int((x.argmax(1) == y).sum())]
+        found = []
         for width in range(len(net.widths)):
-            if (*prefix, width) in prefixes:
-                found = net.segment(len(prefix), x, width, prefix[-1] if prefix else 0)
-                walk(found, y, (*prefix, width))
+            after = net.segment(len(prefix), x, width, prefix[-1] if prefix else 0)
+            found += right(after, y, (*prefix, width))
+        return found
 
+    tuples = list(product(range(len(net.widths)), repeat=len(net.segments)))
+    total = np.zeros(len(tuples), np.int64)
     with torch.inference_mode():
         for x, y in zip(images.x.split(_AT_ONCE), images.y.split(_AT_ONCE), strict=True):
-            walk(x.to(weight), y.to(weight.device), ())
-    return {",".join(map(str, one)): 100 * n / len(images.y) for one, n in right.items()}
+            total += right(x.to(weight), y.to(weight.device), ())
+    percent = (100 * total / len(images.y)).tolist()
+    return {",".join(map(str, one)): share for one, share in zip(tuples, percent, strict=True)}
+
+
+def _check_images(net: SlimResNet, images: Images) -> None:
+    shape = tuple(images.x.shape)
+    if len(shape) != 4 or shape[1] != net.in_channels or not all(shape):
+        raise InputError(f"images.x: expected (n, {net.in_channels}, side, side), got {shape}")
+    if images.y.shape != shape[:1]:
+        raise InputError(f"images.y: expected {shape[0]} classes, got {tuple(images.y.shape)}")
+    least, most = int(images.y.min()), int(images.y.max())
+    if least < 0 or most >= net.classes:
+        raise InputError(f"images.y: expected classes in 0..{net.classes - 1}, got {least}..{most}")
 
 
 def save_network(net: SlimResNet, path: str | os.PathLike[str]) -> None:
@@ -162,29 +197,100 @@ def load_network(path: str | os.PathLike[str]) -> SlimResNet:
     return net
 
 
-def _add_gradients(net: SlimResNet, images: Images, rows: Tensor, draw: torch.Generator) -> Tensor:
-    """Both losses of `Epoch` on a batch; their gradients, summed over tuples, are in the net."""
-    weight, segments = next(net.parameters()), len(net.segments)
-    x, y = images.x[rows].to(weight), images.y[rows].to(weight.device)
-    logits = net(x, (len(net.widths) - 1,) * segments)
-    loss = cross_entropy(logits, y)
-    loss.backward()
-    answers = logits.detach().softmax(1)
-    drawn = torch.randint(len(net.widths), (_DRAWN, segments), generator=draw).tolist()
-    distilled = 0.0
-    for widths in ((0,) * segments, *drawn):
-        other = cross_entropy(net(x, widths), answers)
-        other.backward()
-        distilled += other.item() / (1 + _DRAWN)
-    return torch.tensor([loss.item(), distilled])
+def digits(split: str = "train") -> Images:
+    """Handwritten digits of scikit-learn (1797 real images, grey, 8x8) at 16x16.
+
+    Parameters
+    ----------
+    split
+        ``"train"`` (1300 images) or ``"test"`` (497), always the same ones.
+    """
+    part = slice(_TRAINED_ON, None) if _is_test(split) else slice(_TRAINED_ON)
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise MissingExtra("digits", "serving") from None
+    data = load_digits()
+    # raw numbers of a bit generator are the same in every release of NumPy; permutations may not be
+    order = np.argsort(np.random.PCG64(0).random_raw(len(data.target)))
+    x = torch.tensor(data.images[order], dtype=torch.float32, device="cpu")[:, None]
+    x = interpolate(x, size=(16, 16), mode="bilinear", align_corners=False)
+    x = (x - x[:_TRAINED_ON].mean()) / x[:_TRAINED_ON].std()
+    y = torch.tensor(data.target[order], dtype=torch.int64, device="cpu")
+    return Images(x[part].contiguous(), y[part].contiguous())
 
 
-def _check_images(net: SlimResNet, images: Images) -> None:
-    shape = tuple(images.x.shape)
-    if len(shape) != 4 or shape[1] != net.in_channels or not all(shape):
-        raise InputError(f"images.x: expected (n, {net.in_channels}, side, side), got {shape}")
-    if images.y.shape != shape[:1]:
-        raise InputError(f"images.y: expected {shape[0]} classes, got {tuple(images.y.shape)}")
-    least, most = int(images.y.min()), int(images.y.max())
-    if least < 0 or most >= net.classes:
-        raise InputError(f"images.y: expected classes in 0..{net.classes - 1}, got {least}..{most}")
+def cifar100(folder: str | os.PathLike[str], split: str = "train") -> Images:
+    """CIFAR-100 (Krizhevsky 2009) from its unpacked archive; nothing is downloaded.
+
+    Parameters
+    ----------
+    folder
+        Holds ``train.bin`` and ``test.bin`` (binary version), or ``train`` and ``test`` (Python
+        version, read without running anything in it).
+    split
+        ``"train"`` or ``"test"``.
+
+    Raises
+    ------
+    InputError
+        No such file, or its content is not of that form; the message names file and sizes.
+    """
+    name = "test" if _is_test(split) else "train"
+    path = Path(folder) / f"{name}.bin"
+    if path.exists():
+        content = np.frombuffer(read_bytes(path), np.uint8)
+        if not len(content) or len(content) % (2 + _PIXELS):
+            raise InputError(
+                f"{path}: has {len(content)} bytes, expected a multiple of {2 + _PIXELS} (two "
+                f"labels and {_PIXELS} bytes an image)"
+            )
+        rows = content.reshape(-1, 2 + _PIXELS)  # coarse label, fine label, pixels
+        pixels, labels = rows[:, 2:], rows[:, 1]
+    elif (path := Path(folder) / name).exists():
+        pixels, labels = _unpickled(path)
+    else:
+        raise InputError(
+            f"{folder}: has neither {name}.bin nor {name}; unpack cifar-100-binary.tar.gz or "
+            "cifar-100-python.tar.gz and give the folder that holds them"
+        )
+    for i in np.flatnonzero((labels < 0) | (labels > 99))[:1]:
+        raise InputError(f"{path}: image {i}: expected a label in 0..99, got {labels[i]}")
+    x = torch.from_numpy(pixels.reshape(-1, 3, 32, 32).astype(np.float32))
+    x.div_(255).sub_(torch.tensor(_MEAN)[:, None, None]).div_(torch.tensor(_SD)[:, None, None])
+    return Images(x, torch.from_numpy(labels.astype(np.int64)))
+
+
+def _unpickled(path: Path) -> tuple[Any, Any]:
+    """Pixels and labels of the Python version."""
+    try:
+        found = _Unpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
+        data, labels = np.asarray(found[b"data"]), np.asarray(found[b"fine_labels"])
+    except Exception as error:  # broken pickles raise nearly anything
+        raise InputError(
+            f"{path}: is not CIFAR-100's Python version ({str(error) or type(error).__name__:.80})"
+        ) from None
+    right = data.dtype == np.uint8 and data.shape == (len(data), _PIXELS) and len(data)
+    if not right or labels.dtype.kind != "i" or labels.shape != (len(data),):
+        raise InputError(
+            f"{path}: expected data, uint8 of shape (n, {_PIXELS}), and n integers as fine_labels, "
+            f"got {data.dtype} {data.shape} and {labels.dtype} {labels.shape}"
+        )
+    return data, labels
+
+
+class _Unpickler(pickle.Unpickler):
+    """Rebuilds lists, dictionaries, numbers, texts and NumPy arrays; knows no other global."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return np.empty(0).__reduce__()[0]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is never loaded")
+
+
+def _is_test(split: str) -> bool:
+    if split not in ("train", "test"):
+        raise InputError(f"split: expected train or test, got {split!r:.60}")
+    return split == "test"
