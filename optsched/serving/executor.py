@@ -46,6 +46,7 @@ LOST: Final = ROUTE + 1
 """Besides the events of `world.feed`: a server has died."""
 
 _BREATH: Final = 0.1  # seconds after which progress is told and an interrupt seen at the latest
+_AWAKE: Final = 3e-4  # seconds before an arrival that are not slept: waking up takes as long
 
 Event = tuple[int, int, int, int]
 """What `world.feed` was told: event, server, which, now."""
@@ -317,7 +318,8 @@ class _Session(Controller):
         r, due = int(self.world.trace[0]["arrived"]), int(wake.min())
         if r < self.last and self.free:
             due = min(due, int(arrival[r]))
-        for s, slot in self.servers.receive(min(max(0, due - self._now()) / 1e9, _BREATH)):
+        wait = (due - self._now()) / 1e9 - _AWAKE
+        for s, slot in self.servers.receive(min(max(0, wait), _BREATH)):
             if slot < 0:
                 self._lose(s)
             else:

@@ -153,7 +153,7 @@ def profile(
     cases = [(j, i, v, n, m) for j in range(k) for i in range(w if j else 1) for v in range(w)
              for n in sizes for m in range(1, each + 1) if m == 1 or n == sizes[0]]  # fmt: skip
     inner = [row for row, (*_, n, m) in enumerate(cases) if m == 1 and sizes[0] < n < sizes[-1]]
-    held = {*rng.permutation(inner)[: len(cases) // 5].tolist()}
+    held = {*rng.permutation(inner)[: len(cases) // 5].tolist()}  # a fifth
     every = range(len(devices))
     ms = np.zeros((rounds, len(devices), len(cases)))
     with Servers(net, devices, side, sizes[-1]) as servers:
@@ -171,8 +171,7 @@ def profile(
                     tasks += [(s, j * each + slot, task) for slot in range(m)]
                 times = servers.run(tasks)
                 for s, c in enumerate(step):
-                    own = [ms for (to, *_), ms in zip(tasks, times, strict=True) if to == s]
-                    row[s, c] = np.mean(own)
+                    row[s, c] = np.mean([t for t, task in zip(times, tasks, strict=True) if task[0] == s])
                 sleep(max(times) / 1e3)  # servers rest between batches, as they do in use
             if on_progress is not None:
                 on_progress(done, rounds)
@@ -234,7 +233,8 @@ def fit(device: str, load_ms: float, samples: Sequence[Sample], mmac: FloatArray
     x = line.fit(a[seen], np.ones(int(seen.sum()))).coef_
     launch, own = float(x[0]), n * x[column]
     rest = ms - launch - own
-    least, best, slower = 0.9 * float((rest[many] ** 2).sum()), None, np.zeros(len(ms))
+    best, slower = None, np.zeros(len(ms))
+    least = float((0.9 * rest[many] ** 2 - 1e-12 * ms[many] ** 2).sum())
     work = n * mmac[k, i, w]
     for sat in np.geomspace(work.min() / 1e3, work.max() * 1e2, 26) if many.any() else ():
         u = work / sat / (1 + work / sat) + 0.02
