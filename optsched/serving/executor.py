@@ -31,7 +31,7 @@ except ImportError:
     raise MissingExtra("the executor", "serving") from None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -154,26 +154,12 @@ class Controller:
         return Log(self.problem, batches, entries, instances, decisions, end, provenance, True)
 
 
-def replay(problem: Routing, events: Iterable[Event], *given: Any) -> Controller:
-    """Feed recorded events again: commands and log are the same, bit for bit.
-
-    What is `given` are a `Controller`'s other arguments. A router in Python must decide the same.
-    """
-    found = Controller(problem, *given)
-    for event, s, which, now in events:
-        if event == LOST:
-            found.lose(s, now)
-        else:
-            found.feed(event, s, which, now)
-    return found
-
-
 @dataclass(frozen=True, eq=False)
 class LiveRun(Run):
     """A history of real requests; times are measured from the start of the trace.
 
-    `outputs` are class scores by request, NaN where there are none; `replay` feeds the `events`
-    again, and gives the `commands`.
+    `outputs` are class scores by request, NaN where there are none. A `Controller` that is fed the
+    `events` again gives the same `commands`, bit for bit.
     """
 
     outputs: Tensor
@@ -194,11 +180,9 @@ class Executor:
 
     Parameters
     ----------
-    net
-        Of the scenario's segments and widths.
-    problem
-        Servers with measured costs (`scenario`), and arrivals. Decisions and links take the time
-        that they take, not the scenario's.
+    net, problem
+        Measured costs and arrivals (`scenario`), and the network of its segments and widths.
+        Decisions and links take the time that they take, not the scenario's.
     router, plan, settings, seed
         See `simulate`.
     devices
@@ -236,7 +220,8 @@ class Executor:
         """Serve one image a request, each when it arrives.
 
         The first Ctrl-C stops the arrivals, and what has arrived is served; a second one ends all.
-        Requests on a server that dies are queued once more.
+        Requests on a server that dies are queued once more. `RequestsLost`: that was not enough;
+        `ServerFailed`: a server did not start, or an instance did not run.
 
         Parameters
         ----------
@@ -244,15 +229,6 @@ class Executor:
             Shape (requests, channels, side, side).
         on_progress
             Called about ten times a second with the requests that are done and all.
-
-        Raises
-        ------
-        RequestsLost
-            Servers have died, a request has lost its server twice, or none is left for it.
-        ServerFailed
-            A server did not start, or an instance did not run; the message has the reason.
-        InputError
-            The images do not fit.
         """
         given = torch.as_tensor(images)
         n, side = self.problem.n_requests, given.shape[-1] if given.ndim else 0
@@ -295,12 +271,7 @@ class _Session(Controller):
         with without_collector(), _on_interrupt(self._stop):
             self.origin = time.perf_counter_ns()
             while trace["completed"] < self.last:
-                try:
-                    self._go_on()
-                except InfeasibleRoute as error:
-                    if not self.died:
-                        raise
-                    self._fail(str(error))
+                self._go_on()
                 if on_progress is not None and self._now() > told + _BREATH * 1e9:
                     told = self._now()
                     on_progress(int(trace["completed"]), len(self.images))
@@ -355,7 +326,7 @@ class _Session(Controller):
         return ("load", int(instance["segment"]), int(instance["width"]))
 
     def _answered(self, s: int, slot: int) -> None:
-        """A batch, a load or an unload has ended."""
+        """A task has ended."""
         state = int(self.world.core.instance[s, slot]["state"])
         if state == BUSY:
             segment, _, requests, _ = self.batch(s, slot)
@@ -400,19 +371,18 @@ class _Session(Controller):
 @contextmanager
 def _on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
     """Call `stop` at the first Ctrl-C; the second is what it was before."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def once(*_: object) -> None:
         signal.signal(signal.SIGINT, before)
         stop()
 
-    before = signal.signal(signal.SIGINT, once) or signal.SIG_DFL
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, once) if main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if main:
+            signal.signal(signal.SIGINT, before)
 
 
 class Comparison(NamedTuple):
@@ -423,11 +393,9 @@ class Comparison(NamedTuple):
 
     def rows(self) -> list[tuple[str, float, float, float]]:
         """Name, simulated, measured, and how far the simulation is off, relatively."""
-        found = []
-        for name in ("mean_ms", "p50_ms", "p99_ms", "accuracy"):
-            a, b = (getattr(run.summary, name) or math.nan for run in self)
-            found.append((name, a, b, a / b - 1))
-        return found
+        names = ("mean_ms", "p50_ms", "p99_ms", "accuracy")
+        pairs = [[getattr(run.summary, name) or math.nan for run in self] for name in names]
+        return [(name, a, b, a / b - 1) for name, (a, b) in zip(names, pairs, strict=True)]
 
 
 def compare(

@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from optsched.problems.routing.problem import FloatArray
     from optsched.serving.network import SlimResNet
 
-_WARM: Final = 2
-"""Rounds that are not counted."""
-_TRIAL: Final = 200
-"""Requests that are served to see how long the router takes."""
+_WARM: Final = 2  # rounds that are not counted
+_TRIAL: Final = 200  # requests that are served to see how long the router takes
 
 
 class Sample(NamedTuple):
@@ -40,7 +38,11 @@ class Sample(NamedTuple):
 
 
 class DeviceCosts(NamedTuple):
-    """What batches take on one server, with the fields of `Server`."""
+    """What batches take on one server, with the fields of `Server`.
+
+    `error` is the mean relative one on the single batches that the fit has not seen,
+    `contention_error` that on all samples of several batches at a time.
+    """
 
     device: str
     launch_ms: float
@@ -49,23 +51,19 @@ class DeviceCosts(NamedTuple):
     sat_mmac: float | None
     contention: Contention | None
     error: float | None
-    """Mean relative error on the samples of single batches that the fit has not seen."""
     contention_error: float | None
-    """The same on all samples of several batches."""
     samples: list[Sample]
 
 
 class Costs(NamedTuple):
-    """What a network takes on this machine."""
+    """What a network takes on this machine, with the fields of `Routing`."""
 
     max_batch: int
     widths: Sequence[float]
     mmac: list[list[list[float]]]
     vram_mb: list[list[float]]
-    """Weights of an instance, and the activations of its largest batch."""
     devices: list[DeviceCosts]
     router_ms: float = 0.0
-    """What lies between the end of a request's batch and its next queue."""
 
 
 def scenario(
@@ -82,10 +80,8 @@ def scenario(
 
     Parameters
     ----------
-    costs
-        See `profile`.
-    accuracy
-        Of the network (`measure_accuracy`).
+    costs, accuracy
+        See `profile` and `measure_accuracy`.
     rate, burst, seconds, seed
         See `arrivals`.
     fields
@@ -125,10 +121,8 @@ def profile(
 
     Parameters
     ----------
-    net
-        Its weights do not matter.
-    devices
-        See `Servers`.
+    net, devices
+        Its weights do not matter; see `Servers`.
     batches
         Sizes; the largest becomes the scenario's `max_batch`.
     side
@@ -153,7 +147,7 @@ def profile(
     cases = [(j, i, v, n, m) for j in range(k) for i in range(w if j else 1) for v in range(w)
              for n in sizes for m in range(1, each + 1) if m == 1 or n == sizes[0]]  # fmt: skip
     inner = [row for row, (*_, n, m) in enumerate(cases) if m == 1 and sizes[0] < n < sizes[-1]]
-    held = {*rng.permutation(inner)[: len(cases) // 5].tolist()}  # a fifth
+    held = {*rng.permutation(inner)[: len(inner) // 4].tolist()}
     every = range(len(devices))
     ms = np.zeros((rounds, len(devices), len(cases)))
     with Servers(net, devices, side, sizes[-1]) as servers:
@@ -169,10 +163,12 @@ def profile(
                     j, i, v, n, m = cases[c]
                     task = ("run", j, v, [(i, list(range(n)))])
                     tasks += [(s, j * each + slot, task) for slot in range(m)]
-                times = servers.run(tasks)
+                times = np.array(servers.run(tasks))
                 for s, c in enumerate(step):
-                    row[s, c] = np.mean([t for t, task in zip(times, tasks, strict=True) if task[0] == s])
-                sleep(max(times) / 1e3)  # servers rest between batches, as they do in use
+                    row[s, c] = np.mean(
+                        [t for t, task in zip(times, tasks, strict=True) if task[0] == s]
+                    )
+                sleep(times.max() / 1e3)  # servers rest between batches, as they do in use
             if on_progress is not None:
                 on_progress(done, rounds)
         size = [[sum(p.nbytes for p in net.sliced(j, v).parameters()) + servers.memory.nbytes
@@ -189,14 +185,14 @@ def profile(
 
 
 def _router_ms(net: SlimResNet, costs: Costs, devices: Sequence[str], side: int) -> float:
-    """The median between batches of a request in a trial at a quarter of the machine's power."""
+    """The median ms from the end of a request's batch to its next queue, in a trial."""
     import torch
 
     from optsched.serving.executor import Executor
 
     k, w = np.shape(costs.vram_mb)
     alone = max(k * one.launch_ms + np.max(one.cost_ms, axis=(1, 2)).sum() for one in costs.devices)
-    rate = 250 * len(devices) / alone
+    rate = 250 * len(devices) / alone  # a quarter of the machine's power
     problem = scenario(costs, np.zeros((w,) * k), rate=rate, seconds=_TRIAL / rate)
     plan = Plan.of([(s, j, w - 1) for s in range(len(devices)) for j in range(k)])
     router = Router(RandomWidth(), RoundRobin(), 1)

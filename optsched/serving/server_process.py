@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from optsched.serving.network import SlimResNet
 
-_CHILD: Final = "from optsched.serving.server_process import main; main()"
 _MEMORY: Final = 2**30  # bytes of shared memory for activations
 
 Task = tuple[Any, ...]
@@ -57,17 +56,8 @@ class ServerFailed(OptschedError):
 class Servers:
     """Processes that run segments of a network; a context manager that ends them.
 
-    Parameters
-    ----------
-    net
-        Whose segments.
-    devices
-        Of every server: ``"cpu"`` (its share of the cores), ``"cpu:0,1"`` (these cores), or
-        ``"cuda:0"``.
-    side
-        Pixels of an image's side.
-    rows
-        Images that the shared memory is to hold; beyond 1 GiB it holds 4096 at most.
+    A device is ``"cpu"`` (a share of the cores), ``"cpu:0,1"`` (these cores), or ``"cuda:0"``. The
+    shared memory holds so many rows of images; beyond 1 GiB it holds 4096 at most.
     """
 
     def __init__(self, net: SlimResNet, devices: Sequence[str], side: int, rows: int) -> None:
@@ -116,7 +106,7 @@ class Servers:
         files = [memory, *(end.fileno() for _, end in pairs)]
         self._ends.append([end for end, _ in pairs])
         process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD, *map(str, files)],
+            [sys.executable, "-c", f"from {__name__} import main; main()", *map(str, files)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -142,13 +132,7 @@ class Servers:
             self._ends[s][slot].send_bytes(msgspec.msgpack.encode(task))
 
     def receive(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        """Servers and slots that have done their tasks; slot -1: the server has died.
-
-        Raises
-        ------
-        ServerFailed
-            A task could not be done, with the reason.
-        """
+        """Servers and slots that have done their tasks; slot -1: the server has died."""
         found = []
         for end in select.select(list(self._at), (), (), timeout)[0]:
             if end not in self._at:

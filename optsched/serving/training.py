@@ -37,25 +37,22 @@ _SD = (0.2673, 0.2564, 0.2762)
 
 
 class Images(NamedTuple):
-    """Images and their classes."""
+    """Normalised images, float32 of shape (n, channels, side, side), and classes, int64."""
 
     x: Tensor
-    """float32, shape (n, channels, side, side); normalised."""
     y: Tensor
-    """int64, shape (n,)."""
 
 
 class Epoch(NamedTuple):
-    """Progress of a training: mean cross-entropies of an epoch."""
+    """Mean cross-entropies: of the full tuple on labels, of the others on the full one's answers.
+
+    `epoch` counts from 1.
+    """
 
     epoch: int
-    """From 1."""
     epochs: int
-    """Asked for."""
     loss: float
-    """Of the full tuple on the labels."""
     distilled: float
-    """Of the other tuples on the full one's answers."""
 
 
 def train_slim(
@@ -84,12 +81,7 @@ def train_slim(
     batch, lr
         Images a step and the highest learning rate.
     on_progress
-        Called after every epoch.
-
-    Returns
-    -------
-    list of Epoch
-        Of every whole epoch: fewer than `epochs` after Ctrl-C.
+        Called after every epoch; all whole ones are returned.
     """
     _check_images(net, images)
     epochs, batch = whole_number("epochs", epochs, 1, 2**31), whole_number("batch", batch, 1, 2**31)
@@ -141,25 +133,21 @@ def measure_accuracy(net: SlimResNet, images: Images) -> dict[str, float]:
     256 of four segments take a third of the work of 256 passes.
     """
     _check_images(net, images)
-    weight = next(net.parameters())
+    weight, widths = next(net.parameters()), range(len(net.widths))
 
-    def right(x: Tensor, y: Tensor, prefix: tuple[int, ...]) -> list[int]:
-        """Of every tuple that begins so, in their order."""
-        if len(prefix) == len(net.segments):
+    def right(x: Tensor, y: Tensor, k: int, before: int) -> list[int]:
+        """Of every tuple that begins with what was run, in their order."""
+        if k == len(net.segments):
             return [int((x.argmax(1) == y).sum())]
-        found = []
-        for width in range(len(net.widths)):
-            after = net.segment(len(prefix), x, width, prefix[-1] if prefix else 0)
-            found += right(after, y, (*prefix, width))
-        return found
+        after = ((net.segment(k, x, width, before), width) for width in widths)
+        return [n for found, width in after for n in right(found, y, k + 1, width)]
 
-    tuples = list(product(range(len(net.widths)), repeat=len(net.segments)))
-    total = np.zeros(len(tuples), np.int64)
+    total = np.zeros(len(widths) ** len(net.segments), np.int64)
     with torch.inference_mode():
         for x, y in zip(images.x.split(_AT_ONCE), images.y.split(_AT_ONCE), strict=True):
-            total += right(x.to(weight), y.to(weight.device), ())
-    percent = (100 * total / len(images.y)).tolist()
-    return {",".join(map(str, one)): share for one, share in zip(tuples, percent, strict=True)}
+            total += right(x.to(weight), y.to(weight.device), 0, 0)
+    keys = (",".join(map(str, one)) for one in product(widths, repeat=len(net.segments)))
+    return dict(zip(keys, (100 * total / len(images.y)).tolist(), strict=True))
 
 
 def _check_images(net: SlimResNet, images: Images) -> None:
@@ -198,12 +186,9 @@ def load_network(path: str | os.PathLike[str]) -> SlimResNet:
 
 
 def digits(split: str = "train") -> Images:
-    """Handwritten digits of scikit-learn (1797 real images, grey, 8x8) at 16x16.
+    """Handwritten digits of scikit-learn (real images, grey, 8x8) at 16x16.
 
-    Parameters
-    ----------
-    split
-        ``"train"`` (1300 images) or ``"test"`` (497), always the same ones.
+    ``"train"`` are 1300 images and ``"test"`` 497, always the same ones.
     """
     part = slice(_TRAINED_ON, None) if _is_test(split) else slice(_TRAINED_ON)
     try:
@@ -223,18 +208,8 @@ def digits(split: str = "train") -> Images:
 def cifar100(folder: str | os.PathLike[str], split: str = "train") -> Images:
     """CIFAR-100 (Krizhevsky 2009) from its unpacked archive; nothing is downloaded.
 
-    Parameters
-    ----------
-    folder
-        Holds ``train.bin`` and ``test.bin`` (binary version), or ``train`` and ``test`` (Python
-        version, read without running anything in it).
-    split
-        ``"train"`` or ``"test"``.
-
-    Raises
-    ------
-    InputError
-        No such file, or its content is not of that form; the message names file and sizes.
+    The `folder` holds ``train.bin`` and ``test.bin`` (binary version), or ``train`` and ``test``
+    (Python version, read without running anything in it).
     """
     name = "test" if _is_test(split) else "train"
     path = Path(folder) / f"{name}.bin"

@@ -50,7 +50,6 @@ from optsched.serving.executor import (  # noqa: E402
     Executor,
     RequestsLost,
     compare,
-    replay,
 )
 from optsched.serving.network import SlimResNet  # noqa: E402
 
@@ -101,6 +100,17 @@ def direct(problem: Routing, run: Any, images: Any) -> Any:
     with torch.inference_mode():
         rows = problem.tuples[run.log.tuples].tolist()
         return torch.cat([NET(images[r : r + 1], row) for r, row in enumerate(rows)])
+
+
+def replay(problem: Routing, events: Any, *given: Any) -> Controller:
+    """What a controller does that is told the same again."""
+    found = Controller(problem, *given)
+    for event, *which in events:
+        if event == executor.LOST:
+            found.lose(which[0], which[2])
+        else:
+            found.feed(event, *which)
+    return found
 
 
 class Own:
