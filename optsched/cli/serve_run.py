@@ -74,13 +74,13 @@ def serve_run(
 
     net, there = load_network(network), digits("test").x
     images = there[[r % len(there) for r in range(problem.n_requests)]]
-    chosen, resident = router_of(router), plan_of(problem, plan)
+    executor = Executor(net, problem, router_of(router), plan_of(problem, plan), seed=seed)
     with _progress("requests") as tell:
         if compare:
-            found = side_by_side(net, problem, chosen, resident, images, None, seed, tell)
+            found = side_by_side(executor, images, tell)
             run = found.measured
         else:
-            run = Executor(net, problem, chosen, resident, seed=seed).run(images, tell)
+            run = executor.run(images, tell)
     if compare:
         print(f"{'':18}{'simulated':>12}{'measured':>12}{'off':>9}")
         for name, said, real, off in found.rows():

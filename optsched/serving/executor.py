@@ -56,23 +56,18 @@ Command = tuple[int, int, int, int]
 
 
 class Controller:
-    """The simulator's compiled functions in time that somebody else tells; see `simulate`."""
+    """The simulator's compiled functions in time that somebody else tells.
 
-    def __init__(
-        self,
-        problem: Routing,
-        router: Router | OwnRouter | None = None,
-        plan: Plan | None = None,
-        settings: Settings | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.problem = problem
-        self.router: Any = Router() if router is None else router
+    `given` are plan, settings and seed, see `simulate`.
+    """
+
+    def __init__(self, problem: Routing, router: Any = None, *given: Any) -> None:
+        self.problem, self.router = problem, Router() if router is None else router
         self.events: list[Event] = []
         self.commands: list[Command] = []
         self.waiting = False  # whether requests wait at the router: `ROUTE` is possible
         self._row: dict[tuple[int, int], int] = {}  # of the batch that a slot runs
-        self._use(new_world(problem, self.router, plan, settings, seed, log=True))
+        self._use(new_world(problem, self.router, *given, log=True))
         feed.prepare()  # type: ignore[attr-defined]
 
     def _use(self, world: Any) -> None:
@@ -399,15 +394,9 @@ class Comparison(NamedTuple):
 
 
 def compare(
-    net: SlimResNet,
-    problem: Routing,
-    router: Router | OwnRouter | None,
-    plan: Plan | None,
-    images: Tensor,
-    devices: Sequence[str] | None = None,
-    seed: int = 0,
-    on_progress: Callable[[int, int], object] | None = None,
+    executor: Executor, images: Tensor, on_progress: Callable[[int, int], object] | None = None
 ) -> Comparison:
-    """Simulate a scenario and serve it; arguments as of `Executor`."""
-    live = Executor(net, problem, router, plan, None, devices, seed).run(images, on_progress)
-    return Comparison(simulate(problem, router, plan=plan, seed=seed), live)
+    """Serve images as `Executor.run` does, and simulate the same."""
+    problem, router, plan, settings, seed = executor.given
+    simulated = simulate(problem, router, plan=plan, settings=settings, seed=seed)
+    return Comparison(simulated, executor.run(images, on_progress))

@@ -164,10 +164,8 @@ def profile(
                     task = ("run", j, v, [(i, list(range(n)))])
                     tasks += [(s, j * each + slot, task) for slot in range(m)]
                 times = np.array(servers.run(tasks))
-                for s, c in enumerate(step):
-                    row[s, c] = np.mean(
-                        [t for t, task in zip(times, tasks, strict=True) if task[0] == s]
-                    )
+                to = np.array(tasks, object)[:, 0]
+                row[every, step] = [times[to == s].mean() for s in every]
                 sleep(times.max() / 1e3)  # servers rest between batches, as they do in use
             if on_progress is not None:
                 on_progress(done, rounds)

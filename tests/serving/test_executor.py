@@ -185,7 +185,7 @@ def test_serve_and_compare() -> None:
     """Loads and widths at random, maybe mixed in a batch: the scores are those of the whole net."""
     problem = scene(60, 4.0)
     images = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    found = compare(NET, problem, MIXED, HALF, images)
+    found = compare(Executor(NET, problem, MIXED, HALF), images)
     run, log = found.measured, found.measured.log
     assert faults(log) == []
     assert (run.summary.completed, run.summary.energy_j) == (60, None)
