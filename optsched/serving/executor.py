@@ -99,17 +99,10 @@ class Controller:
         world.batch_row["end"][first : first + len(runs)] = -1  # until it is done
         return given
 
-    def batch(self, s: int, slot: int) -> tuple[int, int, Any, Any]:
-        """What an instance runs: segment, width, requests, and their input widths."""
+    def batch(self, s: int, slot: int) -> tuple[Any, Any]:
+        """What an instance runs: a row of the log, and the requests."""
         row = self.world.batch_row[self._row[s, slot]]
-        entries = self.world.request_row[row["first"] : row["first"] + row["images"]]
-        requests = entries["request"].copy()
-        return (
-            int(row["segment"]),
-            int(row["width"]),
-            requests,
-            self.world.request["width"][requests],
-        )
+        return row, self.world.request_row["request"][row["first"] :][: row["images"]].copy()
 
     def lose(self, s: int, now: int) -> list[tuple[int, int]]:
         """A server has died: nothing more goes there; its requests, and the segments they need."""
@@ -307,10 +300,11 @@ class _Session(Controller):
         self.spent += self._now() - begun
         for kind, to, slot, _ in commands:
             if kind == RUN:
-                segment, width, requests, inputs = self.batch(to, slot)
-                rows, wide = self.place[requests], sorted({*inputs.tolist()})
-                parts = [(i, rows[inputs == i].tolist()) for i in wide]
-                self.servers.send(to, slot, ("run", segment, width, parts))
+                row, requests = self.batch(to, slot)
+                rows, inputs = self.place[requests], self.world.request["width"][requests]
+                parts = [(i, rows[inputs == i].tolist()) for i in sorted({*inputs.tolist()})]
+                task = ("run", int(row["segment"]), int(row["width"]), parts)
+                self.servers.send(to, slot, task)
             elif kind == LOAD:
                 self.servers.send(to, slot, self._loading(to, slot))
             elif kind == UNLOAD:
@@ -324,8 +318,8 @@ class _Session(Controller):
         """A task has ended."""
         state = int(self.world.core.instance[s, slot]["state"])
         if state == BUSY:
-            segment, _, requests, _ = self.batch(s, slot)
-            if segment == self.problem.n_segments - 1:
+            row, requests = self.batch(s, slot)
+            if row["segment"] == self.problem.n_segments - 1:
                 rows = self.place[requests]
                 scores = self.memory[self.problem.n_segments % 2, :, : self.outputs.shape[1]]
                 self.outputs[requests] = scores[rows]

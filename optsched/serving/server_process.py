@@ -69,7 +69,7 @@ class Servers:
         self.rows = max(1, min(rows, max(_MEMORY // (8 * self.floats), 4096)))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ends: list[list[Connection]] = []
-        self._at: dict[Connection, tuple[int, int]] = {}
+        self._at: dict[Connection, tuple[int, int]] = {}  # server and slot
 
     def __enter__(self) -> Self:
         net = copy.deepcopy(self.net).cpu()
@@ -79,13 +79,13 @@ class Servers:
             try:
                 for _ in self.places:
                     self._start(memory.fileno())
-                for s, (ends, place) in enumerate(zip(self._ends, self.places, strict=True)):
+                for s, place in enumerate(self.places):
+                    end = self._ends[s][0]
                     try:
-                        ends[0].send_bytes(pickle.dumps((net, *place, self.sides, self.rows)))
-                        ends[0].recv_bytes()
+                        end.send_bytes(pickle.dumps((net, *place, self.sides, self.rows)))
+                        end.recv_bytes()
                     except (EOFError, OSError):
                         raise ServerFailed(f"{self.name(s)} did not start") from None
-                    self._at |= {end: (s, i) for i, end in enumerate(ends)}
             except BaseException:
                 self.__exit__()
                 raise
@@ -105,6 +105,7 @@ class Servers:
         pairs = [Pipe() for _ in range(SLOTS)]
         files = [memory, *(end.fileno() for _, end in pairs)]
         self._ends.append([end for end, _ in pairs])
+        self._at |= {end: (len(self._processes), i) for i, (end, _) in enumerate(pairs)}
         process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()", *map(str, files)],
             stdin=subprocess.DEVNULL,
@@ -167,10 +168,8 @@ class Servers:
 
 def parse_devices(devices: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Device and cores of every server; `InputError` for what is not there."""
-    known = list(range(available_cores()))
-    if hasattr(os, "sched_getaffinity"):
-        known = sorted(os.sched_getaffinity(0))
-    gpus = torch.cuda.device_count()
+    cores_of = getattr(os, "sched_getaffinity", lambda _: range(available_cores()))
+    known, gpus = sorted(cores_of(0)), torch.cuda.device_count()
     sharing = [i for i, one in enumerate(devices) if one == "cpu"]
     found = []
     for i, one in enumerate(devices):
@@ -212,8 +211,7 @@ def main() -> None:
     given = (net, torch.device(device), sides, _buffers(memory, rows))
     threads = [threading.Thread(target=_attend, args=(pipe, *given)) for pipe in pipes]
     gc.freeze()
-    with suppress(OSError):
-        pipes[0].send_bytes(b"")
+    pipes[0].send_bytes(b"")
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -223,35 +223,28 @@ def cifar100(folder: str | os.PathLike[str], split: str = "train") -> Images:
         rows = content.reshape(-1, 2 + _PIXELS)  # coarse label, fine label, pixels
         pixels, labels = rows[:, 2:], rows[:, 1]
     elif (path := Path(folder) / name).exists():
-        pixels, labels = _unpickled(path)
+        try:
+            found = _Unpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
+            pixels, labels = np.asarray(found[b"data"]), np.asarray(found[b"fine_labels"])
+        except Exception as error:  # broken pickles raise nearly anything
+            reason = str(error) or type(error).__name__
+            raise InputError(f"{path}: is not CIFAR-100's Python version ({reason:.80})") from None
     else:
         raise InputError(
             f"{folder}: has neither {name}.bin nor {name}; unpack cifar-100-binary.tar.gz or "
             "cifar-100-python.tar.gz and give the folder that holds them"
+        )
+    right = pixels.dtype == np.uint8 and pixels.size and pixels.shape == (len(pixels), _PIXELS)
+    if not right or labels.dtype.kind not in "iu" or labels.shape != pixels.shape[:1]:
+        raise InputError(
+            f"{path}: expected data, uint8 of shape (n, {_PIXELS}), and n integers as fine_labels, "
+            f"got {pixels.dtype} {pixels.shape} and {labels.dtype} {labels.shape}"
         )
     for i in np.flatnonzero((labels < 0) | (labels > 99))[:1]:
         raise InputError(f"{path}: image {i}: expected a label in 0..99, got {labels[i]}")
     x = torch.from_numpy(pixels.reshape(-1, 3, 32, 32).astype(np.float32))
     x.div_(255).sub_(torch.tensor(_MEAN)[:, None, None]).div_(torch.tensor(_SD)[:, None, None])
     return Images(x, torch.from_numpy(labels.astype(np.int64)))
-
-
-def _unpickled(path: Path) -> tuple[Any, Any]:
-    """Pixels and labels of the Python version."""
-    try:
-        found = _Unpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
-        data, labels = np.asarray(found[b"data"]), np.asarray(found[b"fine_labels"])
-    except Exception as error:  # broken pickles raise nearly anything
-        raise InputError(
-            f"{path}: is not CIFAR-100's Python version ({str(error) or type(error).__name__:.80})"
-        ) from None
-    right = data.dtype == np.uint8 and data.shape == (len(data), _PIXELS) and len(data)
-    if not right or labels.dtype.kind != "i" or labels.shape != (len(data),):
-        raise InputError(
-            f"{path}: expected data, uint8 of shape (n, {_PIXELS}), and n integers as fine_labels, "
-            f"got {data.dtype} {data.shape} and {labels.dtype} {labels.shape}"
-        )
-    return data, labels
 
 
 class _Unpickler(pickle.Unpickler):
