@@ -207,9 +207,9 @@ def fit(device: str, load_ms: float, samples: Sequence[Sample], mmac: FloatArray
     """Costs with the least relative errors; `mmac` is [segment][input width][width].
 
     First launch and costs, from single batches, by non-negative least squares. Then how many at a
-    time slow each other down, over a grid of `sat_mmac` and knees; the slope above the knee is such
-    that what all samples take together is right. Below it there is none: what a batch does to
-    itself is in its cost.
+    time slow each other down, over a grid of knees; the slope above the knee is such that what all
+    samples take together is right. Below it there is none: what a batch does to itself is in its
+    cost.
     """
     try:
         from sklearn.linear_model import LinearRegression
@@ -226,25 +226,21 @@ def fit(device: str, load_ms: float, samples: Sequence[Sample], mmac: FloatArray
     line = LinearRegression(positive=True, fit_intercept=False)
     x = line.fit(a[seen], np.ones(int(seen.sum()))).coef_
     launch, own = float(x[0]), n * x[column]
-    rest = ms - launch - own
-    best, slower = None, np.zeros(len(ms))
+    rest, best, slower = ms - launch - own, None, np.zeros(len(ms))
     least = float((0.9 * rest[many] ** 2 - 1e-12 * ms[many] ** 2).sum())
-    work = n * mmac[k, i, w]
-    for sat in np.geomspace(work.min() / 1e3, work.max() * 1e2, 26) if many.any() else ():
-        u = work / sat / (1 + work / sat) + 0.02
-        for knee in u.max() + (np.max(together * u) - u.max()) * np.linspace(0, 0.95, 20):
-            over = own * np.maximum(0, together * u - knee)
-            above = max(0.0, float(rest[many].sum() / max(over[many].sum(), 1e-300)))
-            off = float(((rest - above * over)[many] ** 2).sum())
-            if off < least:
-                least, slower = off, above * over
-                best = float(sat), Contention(float(knee), 0.0, above)
+    sat = float(mmac[k, i, w].min()) / 1e3  # every batch loads a server as much: U is their number
+    for knee in 1.02 * np.linspace(1, together.max(), 20)[: 19 * int(many.any())]:
+        over = own * np.maximum(0, 1.02 * together - knee)
+        above = max(0.0, float(rest[many].sum() / max(over[many].sum(), 1e-300)))
+        off = float(((rest - above * over)[many] ** 2).sum())
+        if off < least:
+            least, slower, best = off, above * over, Contention(float(knee), 0.0, above)
     fitted = launch + own + slower
     error = np.abs(fitted - ms) / ms
     cost: Any = x[1:].reshape(mmac.shape)
     cost[0] = cost[0, :1]  # images have no width
     return DeviceCosts(
-        device, launch, load_ms, cost.tolist(), best and best[0], best and best[1],
+        device, launch, load_ms, cost.tolist(), best and sat, best,
         float(error[held].mean()) if held.any() else None,
         float(error[many].mean()) if many.any() else None,
         [one._replace(fitted_ms=float(said)) for one, said in zip(samples, fitted, strict=True)],
