@@ -44,8 +44,10 @@ def serve_profile(
     problem.write(output)
     for one in costs.devices:
         error = "-" if one.error is None else f"{one.error:.1%}"
+        server = one.server
         print(
-            f"{one.device}: launch {one.launch_ms:.3f} ms, load {one.load_ms:.1f} ms, off {error}"
+            f"{server.id}: launch {server.launch_ms:.3f} ms, load {server.load_ms:.1f} ms, off "
+            f"{error}"
         )
     print(f"router {costs.router_ms:.3f} ms; wrote {output}: {problem.n_requests} requests")
 

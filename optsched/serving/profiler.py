@@ -38,18 +38,13 @@ class Sample(NamedTuple):
 
 
 class DeviceCosts(NamedTuple):
-    """What batches take on one server, with the fields of `Server`.
+    """What batches take on one server.
 
     `error` is the mean relative one on the single batches that the fit has not seen,
     `contention_error` that on all samples of several batches at a time.
     """
 
-    device: str
-    launch_ms: float
-    load_ms: float
-    cost_ms: list[list[list[float]]]
-    sat_mmac: float | None
-    contention: Contention | None
+    server: Server
     error: float | None
     contention_error: float | None
     samples: list[Sample]
@@ -87,20 +82,11 @@ def scenario(
     fields
         Other fields of `Routing`.
     """
-    room = SLOTS * max(map(max, costs.vram_mb))  # for as many instances as a server holds
-    servers = [
-        Server(
-            f"{one.device}-{s}", room, one.launch_ms, np.sum(one.cost_ms) / np.sum(costs.mmac),
-            0, 0, one.load_ms, one.sat_mmac, one.contention, one.cost_ms,
-        )
-        for s, one in enumerate(costs.devices)
-    ]  # fmt: skip
-    given: dict[str, Any] = {
-        "widths": costs.widths, "mmac": costs.mmac, "vram_mb": costs.vram_mb,
-        "accuracy": accuracy, "servers": servers, "max_batch": costs.max_batch,
-        "router_ms": costs.router_ms,
+    given = {key: value for key, value in costs._asdict().items() if key != "devices"} | {
+        "accuracy": accuracy,
+        "servers": [one.server for one in costs.devices],
         "arrival_ms": arrivals(rate, burst=burst, seconds=seconds, seed=seed),
-    }  # fmt: skip
+    }
     return Routing(**{**given, **fields})
 
 
@@ -171,14 +157,16 @@ def profile(
                 on_progress(done, rounds)
         size = [[sum(p.nbytes for p in net.sliced(j, v).parameters()) + servers.memory.nbytes
                  for v in range(w)] for j in range(k)]  # fmt: skip
+    vram_mb = (np.array(size) / 1e6).round(3)
+    room = SLOTS * float(vram_mb.max())  # for as many instances as a server holds
     found = []
     for s, (device, _) in enumerate(servers.places):
         medians = np.median(ms[_WARM:, s], axis=0).tolist()
         samples = [Sample(*case, took, c in held)
                    for c, (case, took) in enumerate(zip(cases, medians, strict=True))]  # fmt: skip
-        found.append(fit(device, float(np.median(loads, axis=0)[s]), samples, mmac))
-    sizes_mb = (np.array(size) / 1e6).round(3).tolist()
-    costs = Costs(sizes[-1], net.widths, mmac.tolist(), sizes_mb, found)
+        load_ms = float(np.median(loads, axis=0)[s])
+        found.append(fit(f"{device}-{s}", room, load_ms, samples, mmac))
+    costs = Costs(sizes[-1], net.widths, mmac.tolist(), vram_mb.tolist(), found)
     return costs._replace(router_ms=_router_ms(net, costs, devices, side))
 
 
@@ -189,7 +177,8 @@ def _router_ms(net: SlimResNet, costs: Costs, devices: Sequence[str], side: int)
     from optsched.serving.executor import Executor
 
     k, w = np.shape(costs.vram_mb)
-    alone = max(k * one.launch_ms + np.max(one.cost_ms, axis=(1, 2)).sum() for one in costs.devices)
+    alone = max(k * one.server.launch_ms + np.max(one.server.cost_ms, axis=(1, 2)).sum()
+                for one in costs.devices)  # fmt: skip
     rate = 250 * len(devices) / alone  # a quarter of the machine's power
     problem = scenario(costs, np.zeros((w,) * k), rate=rate, seconds=_TRIAL / rate)
     plan = Plan.of([(s, j, w - 1) for s in range(len(devices)) for j in range(k)])
@@ -203,7 +192,9 @@ def _router_ms(net: SlimResNet, costs: Costs, devices: Sequence[str], side: int)
     return float(np.median(gap[batches["segment"][order][1:] > 0])) / 1e6 if k > 1 else 0.0
 
 
-def fit(device: str, load_ms: float, samples: Sequence[Sample], mmac: FloatArray) -> DeviceCosts:
+def fit(
+    name: str, vram_mb: float, load_ms: float, samples: Sequence[Sample], mmac: FloatArray
+) -> DeviceCosts:
     """Costs with the least relative errors; `mmac` is [segment][input width][width].
 
     First launch and costs, from single batches, by non-negative least squares. Then how many at a
@@ -239,9 +230,10 @@ def fit(device: str, load_ms: float, samples: Sequence[Sample], mmac: FloatArray
     error = np.abs(fitted - ms) / ms
     cost: Any = x[1:].reshape(mmac.shape)
     cost[0] = cost[0, :1]  # images have no width
+    per_mmac = float(cost.sum() / mmac.sum())
     return DeviceCosts(
-        device, launch, load_ms, cost.tolist(), best and sat, best,
+        Server(name, vram_mb, launch, per_mmac, 0, 0, load_ms, best and sat, best, cost.tolist()),
         float(error[held].mean()) if held.any() else None,
         float(error[many].mean()) if many.any() else None,
         [one._replace(fitted_ms=float(said)) for one, said in zip(samples, fitted, strict=True)],
-    )  # fmt: skip
+    )

@@ -28,7 +28,7 @@ def costs(launch: float, cost: Any, cores: float = np.inf) -> Costs:
         Sample(*case, n, m, launch + n * float(cost[case]) * max(1.0, m / cores), m * n == 2)
         for case in CASES for n in (1, 2, 4, 8, 16) for m in (1, 2, 3)
     ]  # fmt: skip
-    own = [fit("cpu", load, samples, MMAC) for load in (2.0, 3.0)]
+    own = [fit(f"cpu-{s}", 48, 2.0 + s, samples, MMAC) for s in range(2)]
     return Costs(16, [0.5, 1.0], MMAC.tolist(), [[1, 2], [3, 4]], own)
 
 
@@ -38,9 +38,9 @@ def test_fit_recovers_costs(launch: float) -> None:
     cost = MMAC * np.array([[[0.3]], [[0.2]]])
     cost[1, 0, 0] *= not launch
     found = costs(launch, cost).devices[0]
-    assert found.launch_ms == pytest.approx(launch, abs=1e-6)
-    assert np.array(found.cost_ms) == pytest.approx(cost, abs=1e-6)
-    assert found.contention is None
+    assert found.server.launch_ms == pytest.approx(launch, abs=1e-6)
+    assert np.array(found.server.cost_ms) == pytest.approx(cost, abs=1e-6)
+    assert found.server.contention is None
     assert found.error == pytest.approx(0, abs=1e-6)
     for one in found.samples:
         assert one.fitted_ms == pytest.approx(one.ms, abs=1e-5)
@@ -95,7 +95,7 @@ def test_profile() -> None:
         assert alone == {(*case, n) for case in CASES for n in (1, 2, 4)}
         assert {row.together for row in one.samples} == set(range(1, 7))
         assert sum(row.held_out for row in one.samples) == 1  # a quarter of the 6 between the sizes
-        assert min(one.load_ms, *(row.ms for row in one.samples)) > 0
+        assert min(one.server.load_ms or 0, *(row.ms for row in one.samples)) > 0
         assert one.error is not None
     assert found.vram_mb[1][1] > found.vram_mb[1][0] > 0
     assert 0 < found.router_ms < 5
