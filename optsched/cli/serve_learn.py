@@ -48,7 +48,9 @@ def slim_train(
     else:
         train, test = (cifar100(path or ".", split) for split in ("train", "test"))
         net = SlimResNet(100, seed=seed)
-    train_slim(net, train, epochs=epochs, seed=seed, on_progress=lambda epoch: print(epoch))
+    train_slim(
+        net, train, epochs=epochs, seed=seed, on_progress=lambda epoch: print(epoch, flush=True)
+    )
     table = measure_accuracy(net, test)
     save_network(net, output)
     for w, width in enumerate(net.widths):
