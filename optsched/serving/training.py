@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import product
 from math import ceil, cos, pi
 from pathlib import Path
@@ -30,6 +30,7 @@ FORMAT: Final = "optsched.slim-resnet/1"
 _ARGUMENTS = ("classes", "channels", "blocks", "in_channels", "group_channels", "widths")
 _AT_ONCE = 512  # images of a measurement: bounds its memory
 _DRAWN = 2  # random tuples a step
+_SMALL = 500  # MMAC of a batch below which threads wait for each other longer than they work
 _TRAINED_ON = 1300  # digits; the other 497 are for testing
 _PIXELS = 3 * 32 * 32
 _MEAN = (0.5071, 0.4866, 0.4409)  # of CIFAR-100's training images, by colour
@@ -94,7 +95,11 @@ def train_slim(
         optimizer, lambda i: min(1, (i + 1) / steps) * (1 + cos(pi * i / steps / epochs)) / 2
     )
     history: list[Epoch] = []
-    with suppress(KeyboardInterrupt):  # a weight is from before or after a step: a valid net
+    work = batch * sum(rows[-1][-1] for rows in net.mmac(images.x.shape[-1]))
+    with ExitStack() as stack, suppress(KeyboardInterrupt):  # weights are valid between steps
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        if work < _SMALL:
+            torch.set_num_threads(1)
         while len(history) < epochs:
             losses = torch.zeros(2)
             for rows in torch.randperm(len(images.y), generator=draw).split(batch):
