@@ -31,9 +31,14 @@ def slim_train(
         raise InputError(f"data: expected digits or cifar100, got {data!r:.60}")
     if data == "cifar100" and path is None:
         raise InputError("path: where are CIFAR-100's files? give --path FOLDER")
-    from optsched.serving.data import cifar100, digits
     from optsched.serving.network import SlimResNet
-    from optsched.serving.training import measure_accuracy, save_network, train_slim
+    from optsched.serving.training import (
+        cifar100,
+        digits,
+        measure_accuracy,
+        save_network,
+        train_slim,
+    )
 
     if data == "digits":
         train, test = digits(), digits("test")
@@ -43,7 +48,9 @@ def slim_train(
     else:
         train, test = (cifar100(path or ".", split) for split in ("train", "test"))
         net = SlimResNet(100, seed=seed)
-    train_slim(net, train, epochs=epochs, seed=seed, on_progress=lambda epoch: print(epoch))
+    train_slim(
+        net, train, epochs=epochs, seed=seed, on_progress=lambda epoch: print(epoch, flush=True)
+    )
     table = measure_accuracy(net, test)
     save_network(net, output)
     for w, width in enumerate(net.widths):

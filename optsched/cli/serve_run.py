@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from optsched.cli.serve import PlanOption, RouterSpec, Scenario, Seed  # noqa: TC001 (typer)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 Network = Annotated[Path, typer.Option(help="What `optsched slim-train` wrote.")]
 
@@ -22,31 +27,29 @@ def serve_profile(
     seconds: Annotated[float, typer.Option(help="Length of its trace.")] = 20.0,
     seed: Seed = 0,
     side: Annotated[int, typer.Option(help="Pixels of an image's side.")] = 16,
-    costs: Annotated[
-        Path | None, typer.Option(help="Write all measured times and the fit here.")
-    ] = None,
 ) -> None:
     """Measure a network on this machine's devices, and make a scenario of it."""
     from optsched.files import check_outputs, read_text
     from optsched.strict_json import decode, parse
 
-    check_outputs([output, costs], [network, accuracy])
+    check_outputs([output], [network, accuracy])
     table = decode(parse(read_text(accuracy), str(accuracy)), dict[str, float], str(accuracy))
     from optsched.serving.profiler import profile, scenario
     from optsched.serving.training import load_network
 
     net = load_network(network)
-    found = profile(net, devices.split(","), side=side, seed=seed)
-    if costs is not None:
-        found.write(costs)
-    problem = scenario(found, table, rate=rate, burst=burst, seconds=seconds, seed=seed)
+    with _progress("rounds of measuring") as tell:
+        costs = profile(net, devices.split(","), side=side, seed=seed, on_progress=tell)
+    problem = scenario(costs, table, rate=rate, burst=burst, seconds=seconds, seed=seed)
     problem.write(output)
-    for one in found.devices:
+    for one in costs.devices:
         error = "-" if one.error is None else f"{one.error:.1%}"
+        server = one.server
         print(
-            f"{one.device}: launch {one.launch_ms:.3f} ms, load {one.load_ms:.1f} ms, off {error}"
+            f"{server.id}: launch {server.launch_ms:.3f} ms, load {server.load_ms:.1f} ms, off "
+            f"{error}"
         )
-    print(f"wrote {output}: {problem.n_requests} requests")
+    print(f"router {costs.router_ms:.3f} ms; wrote {output}: {problem.n_requests} requests")
 
 
 def serve_run(
@@ -67,26 +70,56 @@ def serve_run(
 
     check_outputs([log], [scenario, network])
     problem = Routing.read(scenario)
-    from optsched.serving.data import digits
     from optsched.serving.executor import Executor
     from optsched.serving.executor import compare as side_by_side
-    from optsched.serving.training import load_network
+    from optsched.serving.training import digits, load_network
 
     net, there = load_network(network), digits("test").x
     images = there[[r % len(there) for r in range(problem.n_requests)]]
-    chosen, resident = router_of(router), plan_of(problem, plan)
+    executor = Executor(net, problem, router_of(router), plan_of(problem, plan), seed=seed)
+    with _progress("requests") as tell:
+        if compare:
+            found = side_by_side(executor, images, tell)
+            run = found.measured
+        else:
+            run = executor.run(images, tell)
     if compare:
-        found = side_by_side(net, problem, chosen, resident, images)
         print(f"{'':18}{'simulated':>12}{'measured':>12}{'off':>9}")
         for name, said, real, off in found.rows():
             print(f"{name:18}{said:12.4g}{real:12.4g}{off:9.1%}")
-        run = found.measured
     else:
-        run = Executor(net, problem, chosen, resident, seed=seed).run(images)
         for key, value in summary_rows(run.summary):
             print(f"{key:18}{value}")
     if log is not None and run.log is not None:
         write_atomic(log, run.log.to_json())
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """After a second a bar on a terminal, elsewhere a line every five; both on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from optsched.progress_log import EVERY, FIRST_AFTER
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    columns = BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeElapsedColumn()
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    task, due = bar.add_task("", total=None), monotonic() + FIRST_AFTER
+
+    def tell(done: int, of: int) -> None:
+        nonlocal due
+        bar.update(task, completed=done, total=of)
+        if monotonic() >= due:
+            due = monotonic() + EVERY
+            bar.start()
+            if not console.is_terminal:
+                console.print(f"{done:,} of {of:,} {what}")
+
+    try:
+        yield tell
+    finally:
+        bar.stop()
 
 
 COMMANDS = (serve_profile, serve_run)

@@ -14,12 +14,14 @@ import numpy as np
 
 from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.problems.routing import Routing
-from optsched.serving.controller import LOST, Controller, Event
+from optsched.problems.routing.checks import frozen
+from optsched.problems.routing.log import Log
+from optsched.problems.routing.plan import SLOTS
 from optsched.serving.core import BUSY, DONE, LOAD, LOADED, LOADING, RUN, TICK, UNLOAD, UNLOADED
-from optsched.serving.routers import InfeasibleRoute
+from optsched.serving.routers import InfeasibleRoute, Router, View
 from optsched.serving.server_process import Servers, parse_devices
-from optsched.serving.simulator import Run, simulate
-from optsched.serving.world import ARRIVE, REQUEUE, ROUTE
+from optsched.serving.simulator import Run, ask, infeasible, new_world, simulate, twice
+from optsched.serving.world import ARRIVE, ASKED, ENDED, INFEASIBLE, REQUEUE, ROUTE, feed
 from optsched.strict_json import shortened, without_collector
 
 try:
@@ -33,26 +35,123 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optsched.problems.routing.plan import Plan
-    from optsched.serving.controller import Command
+    from optsched.problems.routing.problem import FloatArray
     from optsched.serving.core import Settings
     from optsched.serving.network import SlimResNet
-    from optsched.serving.routers import OwnRouter, Router
+    from optsched.serving.routers import OwnRouter
     from optsched.serving.server_process import Task
 
-_BREATH: Final = 0.1
-"""Seconds after which progress is told and an interrupt is seen at the latest."""
+LOST: Final = ROUTE + 1
+"""Besides the events of `world.feed`: a server has died."""
+
+_BREATH: Final = 0.1  # seconds after which progress is told and an interrupt seen at the latest
+_AWAKE: Final = 3e-4  # seconds before an arrival that are not slept: waking up takes as long
+
+Event = tuple[int, int, int, int]
+"""What `world.feed` was told: event, server, which, now."""
+
+Command = tuple[int, int, int, int]
+"""Kind, server, slot, and until when by the model; see `core.COMMAND`."""
+
+
+class Controller:
+    """The simulator's compiled functions in time that somebody else tells.
+
+    `given` are plan, settings and seed, see `simulate`.
+    """
+
+    def __init__(self, problem: Routing, router: Any = None, *given: Any) -> None:
+        self.problem, self.router = problem, Router() if router is None else router
+        self.events: list[Event] = []
+        self.commands: list[Command] = []
+        self.waiting = False  # whether requests wait at the router: `ROUTE` is possible
+        self._row: dict[tuple[int, int], int] = {}  # of the batch that a slot runs
+        self._use(new_world(problem, self.router, *given, log=True))
+        feed.prepare()  # type: ignore[attr-defined]
+
+    def _use(self, world: Any) -> None:
+        self.world, self.view = world, View(self.problem, world)
+
+    def feed(self, event: int, s: int, which: int, now: int) -> list[Command]:
+        """Let one thing happen, and return what the core commands."""
+        if self.world.trace["instances"][0] + SLOTS > len(self.world.instance_row):
+            self._use(self.world._replace(instance_row=twice(self.world.instance_row)))
+        world, core = self.world, self.world.core
+        if event == DONE:
+            world.batch_row["end"][self._row.pop((s, which))] = now
+        elif event in (LOADED, UNLOADED):  # the model's time is replaced
+            column = "ready" if event == LOADED else "unload"
+            world.instance_row[column][core.instance["row"][s, which]] = now
+        status = feed(world, event, s, which, now)
+        if status == ASKED:
+            ask(self.problem, self.router, self.view, world)
+            status = feed(world, ROUTE, 0, 0, now)
+        self.events.append((event, s, which, now))
+        if status == INFEASIBLE:
+            raise InfeasibleRoute(infeasible(self.problem, world))
+        self.waiting = status == ENDED
+        given: list[Command] = core.command[: core.state[0]["commands"]].tolist()
+        self.commands += given
+        runs = [command[1:3] for command in given if command[0] == RUN]
+        first = int(world.trace[0]["batches"]) - len(runs)
+        self._row |= {at: first + j for j, at in enumerate(runs)}
+        world.batch_row["end"][first : first + len(runs)] = -1  # until it is done
+        return given
+
+    def batch(self, s: int, slot: int) -> tuple[Any, Any]:
+        """What an instance runs: a row of the log, and the requests."""
+        row = self.world.batch_row[self._row[s, slot]]
+        return row, self.world.request_row["request"][row["first"] :][: row["images"]].copy()
+
+    def lose(self, s: int, now: int) -> list[tuple[int, int]]:
+        """A server has died: nothing more goes there; its requests, and the segments they need."""
+        world, core = self.world, self.world.core
+        self.events.append((LOST, s, 0, now))
+        busy = core.instance[s][core.instance[s]["state"] == BUSY]
+        found = []
+        for b in [*core.queue["head"][s].tolist(), *busy["first"].tolist()]:
+            while b >= 0:
+                block, r = core.block[b], int(core.block[b]["first"])
+                for _ in range(block["images"]):
+                    found.append((r, int(block["segment"])))
+                    r = int(world.request[r]["next"])
+                following, block["next"] = int(block["next"]), core.state["free_block"][0]
+                core.state["free_block"], b = b, following
+        self._row = {at: row for at, row in self._row.items() if at[0] != s}
+        there = world.instance_row[: world.trace["instances"][0]]
+        gone = (there["server"] == s) & (there["unload"] < 0)
+        there["unload"][gone] = now
+        there["ready"][gone] = np.minimum(there["ready"][gone], now)
+        core.server[s], core.instance[s], core.queue[s] = 0, 0, -1
+        core.server["wake"][s] = 2**62  # never
+        able = frozen(world.feasible & (np.arange(len(core.server)) != s)[:, None, None])
+        rows = {key: twice(getattr(world, key)) for key in ("batch_row", "request_row")}
+        self._use(world._replace(feasible=able, **rows))
+        return sorted(found)
+
+    def log(self, end: int | None, provenance: dict[str, Any]) -> Log:
+        """The history, without batches that were not done; `end`: when it was cut off."""
+        trace, world = self.world.trace[0], self.world
+        batches = world.batch_row[: trace["batches"]]
+        kept = batches["end"] >= 0
+        entries = world.request_row[: trace["entries"]][np.repeat(kept, batches["images"])]
+        batches = batches[kept]
+        batches["first"] = np.cumsum(batches["images"]) - batches["images"]
+        instances, decisions = world.instance_row[: trace["instances"]], int(trace["decisions"])
+        return Log(self.problem, batches, entries, instances, decisions, end, provenance, True)
 
 
 @dataclass(frozen=True, eq=False)
 class LiveRun(Run):
-    """A history of real requests; times are measured from the start of the trace."""
+    """A history of real requests; times are measured from the start of the trace.
+
+    `outputs` are class scores by request, NaN where there are none. A `Controller` that is fed the
+    `events` again gives the same `commands`, bit for bit.
+    """
 
     outputs: Tensor
-    """Class scores by request; NaN where there are none."""
     events: list[Event]
-    """What the router and the cores were told; `replay` feeds it again."""
     commands: list[Command]
-    """What the cores commanded."""
 
 
 class RequestsLost(OptschedError):
@@ -68,11 +167,9 @@ class Executor:
 
     Parameters
     ----------
-    net
-        Of the scenario's segments and widths.
-    problem
-        Servers with measured costs (`scenario`), and arrivals. Decisions and links take the time
-        that they take, not the scenario's.
+    net, problem
+        Measured costs and arrivals (`scenario`), and the network of its segments and widths.
+        Decisions and links take the time that they take, not the scenario's.
     router, plan, settings, seed
         See `simulate`.
     devices
@@ -91,18 +188,18 @@ class Executor:
     ) -> None:
         if not isinstance(problem, Routing):
             raise InputError(f"problem: expected a Routing, got {problem!r:.60}")
-        if not np.array_equal(problem.widths, net.widths):
-            raise InputError(f"net: widths {net.widths}, the scenario has {problem.widths}")
-        if len(net.channels) != problem.n_segments:
+        same = len(net.channels) == problem.n_segments
+        if not same or not np.array_equal(problem.widths, net.widths):
             raise InputError(
-                f"net: {len(net.channels)} segments, the scenario has {problem.n_segments}"
+                f"net: {len(net.channels)} segments of widths {net.widths}, the scenario has "
+                f"{problem.n_segments} of {problem.widths}"
             )
         self.net, self.problem = net, problem
         self.devices = ["cpu"] * len(problem.servers) if devices is None else devices
         if len(parse_devices(self.devices)) != len(problem.servers):
             raise InputError(f"devices: {len(self.devices)} for {len(problem.servers)} servers")
-        self.controller = lambda: Controller(problem, router, plan, settings, seed)
-        self.controller()  # what is wrong with router or plan is said now
+        self.given = problem, router, plan, settings, seed
+        Controller(*self.given)  # what is wrong with router or plan is said now
 
     def run(
         self, images: Tensor, on_progress: Callable[[int, int], object] | None = None
@@ -110,7 +207,8 @@ class Executor:
         """Serve one image a request, each when it arrives.
 
         The first Ctrl-C stops the arrivals, and what has arrived is served; a second one ends all.
-        Requests on a server that dies are queued once more.
+        Requests on a server that dies are queued once more. `RequestsLost`: that was not enough;
+        `ServerFailed`: a server did not start, or an instance did not run.
 
         Parameters
         ----------
@@ -118,15 +216,6 @@ class Executor:
             Shape (requests, channels, side, side).
         on_progress
             Called about ten times a second with the requests that are done and all.
-
-        Raises
-        ------
-        RequestsLost
-            Servers have died, a request has lost its server twice, or none is left for it.
-        ServerFailed
-            A server did not start, or an instance did not run; the message has the reason.
-        InputError
-            The images do not fit.
         """
         given = torch.as_tensor(images)
         n, side = self.problem.n_requests, given.shape[-1] if given.ndim else 0
@@ -142,162 +231,146 @@ class Executor:
                     f"{self.problem.mmac[k, -1, -1]:g}: that is of another net or image size"
                 )
         with Servers(self.net, self.devices, side, n) as servers:
-            return _Session(self, servers, given.detach().to("cpu", torch.float32)).run(on_progress)
+            # no torch in the loop: its threads would wait in a spin on the servers' cores
+            pixels = given.detach().to("cpu", torch.float32).flatten(1).numpy()
+            return _Session(servers, pixels, *self.given).run(on_progress)
 
 
-class _Session:
+class _Session(Controller):
     """One run: the trace is replayed, and what the cores command is done."""
 
-    def __init__(self, executor: Executor, servers: Servers, images: Tensor) -> None:
-        self.problem, self.controller = executor.problem, executor.controller()
-        # no torch in the loop: its threads would wait in a spin on the servers' cores
-        self.servers, self.images = servers, images.flatten(1).numpy()
-        self.memory = servers.memory.numpy()
-        self.outputs = np.full((len(images), executor.net.classes), np.nan, np.float32)
-        self.rows = list(range(servers.rows))  # of the shared memory, free
-        self.row = np.zeros(len(images), np.int64)  # of every request
-        self.open = True  # for arrivals
+    def __init__(self, servers: Servers, images: FloatArray, *given: Any) -> None:
+        super().__init__(*given)
+        self.servers, self.images, self.memory = servers, images, servers.memory.numpy()
+        self.outputs = np.full((len(images), servers.net.classes), np.nan, np.float32)
+        self.free = list(range(servers.rows))  # rows of the shared memory
+        self.place = np.zeros(len(images), np.int64)  # of every request
+        self.last = len(images)  # requests that are let in
+        self.died: list[int | str] = []
         self.again: set[int] = set()  # requests that were queued once more
         self.origin = self.spent = 0
 
     def run(self, on_progress: Callable[[int, int], object] | None) -> LiveRun:
         """Until all that were let in are done."""
-        trace, told, lost = self.controller.world.trace[0], 0.0, ""
-        slots = np.argwhere(self.controller.world.core.instance["state"]).tolist()
-        self.servers.run([[(s, i, self._loading(s, i))] for s, i in slots])  # the plan's
+        trace, told = self.world.trace[0], 0
+        slots = np.argwhere(self.world.core.instance["state"]).tolist()
+        self.servers.run([(s, i, self._loading(s, i)) for s, i in slots])  # the plan's
         with without_collector(), _on_interrupt(self._stop):
             self.origin = time.perf_counter_ns()
-            try:
-                while trace["completed"] < (len(self.images) if self.open else trace["arrived"]):
-                    self._go_on()
-                    if on_progress is not None and self._now() / 1e9 > told + _BREATH:
-                        told = self._now() / 1e9
-                        on_progress(int(trace["completed"]), len(self.images))
-            except (_Lost, InfeasibleRoute) as error:
-                if not self._dead():
-                    raise
-                lost = str(error)
-        return self._result(lost)
+            while trace["completed"] < self.last:
+                self._go_on()
+                if on_progress is not None and self._now() > told + _BREATH * 1e9:
+                    told = self._now()
+                    on_progress(int(trace["completed"]), len(self.images))
+        return self._result()
 
     def _stop(self) -> None:
-        self.open = False
+        self.last = int(self.world.trace[0]["arrived"])
 
     def _now(self) -> int:
         return time.perf_counter_ns() - self.origin
 
     def _go_on(self) -> None:
         """Wait for what happens next, and deal with all that is due."""
-        arrival, wake = self.problem.arrival, self.controller.world.core.server["wake"]
-        r, due = int(self.controller.world.trace[0]["arrived"]), int(wake.min())
-        if self._lets_in(r):
+        arrival, wake = self.problem.arrival, self.world.core.server["wake"]
+        r, due = int(self.world.trace[0]["arrived"]), int(wake.min())
+        if r < self.last and self.free:
             due = min(due, int(arrival[r]))
-        for s, slot in self.servers.receive(min(max(0, due - self._now()) / 1e9, _BREATH)):
+        wait = (due - self._now()) / 1e9 - _AWAKE
+        for s, slot in self.servers.receive(min(max(0, wait), _BREATH)):
             if slot < 0:
                 self._lose(s)
             else:
                 self._answered(s, slot)
-        while self._lets_in(r) and arrival[r] <= self._now():
-            self.row[r] = row = self.rows.pop()
+        while r < self.last and self.free and arrival[r] <= self._now():
+            self.place[r] = row = self.free.pop()
             self.memory[0, row, : self.images.shape[1]] = self.images[r]
-            self._feed(ARRIVE, 0, 0)
+            self._tell(ARRIVE, 0, 0)
             r += 1
         for s in np.flatnonzero(wake <= self._now()).tolist():
-            self._feed(TICK, s, 0)
-        while self.controller.waiting:
-            self._feed(ROUTE, 0, 0)
+            self._tell(TICK, s, 0)
+        while self.waiting:
+            self._tell(ROUTE, 0, 0)
 
-    def _lets_in(self, r: int) -> bool:
-        return self.open and r < len(self.images) and bool(self.rows)
-
-    def _feed(self, event: int, s: int, which: int) -> None:
-        """Tell the controller, and let the servers do what it commands."""
-        begun = time.perf_counter_ns()
-        commands = self.controller.feed(event, s, which, begun - self.origin)
-        self.spent += time.perf_counter_ns() - begun
+    def _tell(self, event: int, s: int, which: int) -> None:
+        """Let one thing happen, and the servers do what is commanded."""
+        begun = self._now()
+        commands = self.feed(event, s, which, begun)
+        self.spent += self._now() - begun
         for kind, to, slot, _ in commands:
             if kind == RUN:
-                segment, width, requests, inputs = self.controller.batch(to, slot)
-                rows, wide = self.row[requests], sorted({*inputs.tolist()})
-                parts = [(i, rows[inputs == i].tolist()) for i in wide]
-                self.servers.send(to, slot, ("run", segment, width, parts))
+                row, requests = self.batch(to, slot)
+                rows, inputs = self.place[requests], self.world.request["width"][requests]
+                parts = [(i, rows[inputs == i].tolist()) for i in sorted({*inputs.tolist()})]
+                task = ("run", int(row["segment"]), int(row["width"]), parts)
+                self.servers.send(to, slot, task)
             elif kind == LOAD:
                 self.servers.send(to, slot, self._loading(to, slot))
             elif kind == UNLOAD:
                 self.servers.send(to, slot, ("unload",))
 
     def _loading(self, s: int, slot: int) -> Task:
-        instance = self.controller.world.core.instance[s, slot]
+        instance = self.world.core.instance[s, slot]
         return ("load", int(instance["segment"]), int(instance["width"]))
 
     def _answered(self, s: int, slot: int) -> None:
-        """A batch, a load or an unload has ended."""
-        state = int(self.controller.world.core.instance[s, slot]["state"])
+        """A task has ended."""
+        state = int(self.world.core.instance[s, slot]["state"])
         if state == BUSY:
-            segment, _, requests, _ = self.controller.batch(s, slot)
-            if segment == self.problem.n_segments - 1:
-                rows = self.row[requests]
+            row, requests = self.batch(s, slot)
+            if row["segment"] == self.problem.n_segments - 1:
+                rows = self.place[requests]
                 scores = self.memory[self.problem.n_segments % 2, :, : self.outputs.shape[1]]
                 self.outputs[requests] = scores[rows]
-                self.rows += rows.tolist()
-        self._feed({BUSY: DONE, LOADING: LOADED}.get(state, UNLOADED), s, slot)
+                self.free += rows.tolist()
+        self._tell({BUSY: DONE, LOADING: LOADED}.get(state, UNLOADED), s, slot)
 
     def _lose(self, s: int) -> None:
         """A server has died: its requests get one more chance."""
-        found = self.controller.lose(s, self._now())
+        found = self.lose(s, self._now())
+        self.died.append(self.problem.servers[s].id)
         if not self.servers.alive:
-            raise _Lost("no server is left")
-        if twice := [self.problem.ids[r] for r, _ in found if r in self.again]:
-            raise _Lost(f"requests lost their server twice: {shortened([*map(repr, twice)])}")
+            self._fail("no server is left")
+        if lost := [repr(self.problem.ids[r]) for r, _ in found if r in self.again]:
+            self._fail(f"requests lost their server twice: {shortened(lost)}")
         for r, segment in found:
             self.again.add(r)
-            self._feed(REQUEUE, segment, r)
+            self._tell(REQUEUE, segment, r)
 
-    def _dead(self) -> list[int | str]:
-        return [
-            self.problem.servers[s].id for event, s, *_ in self.controller.events if event == LOST
-        ]
-
-    def _result(self, lost: str) -> LiveRun:
-        controller, dead = self.controller, self._dead()
-        told: dict[str, Any] = {"core_us": self.spent / 1e3 / max(1, len(controller.events))}
-        if dead:
-            told["died"] = dead
-        finish = controller.world.request["finish"]
-        log = controller.log(self._now() if (finish < 0).any() else None, told)
-        run = LiveRun(
+    def _result(self) -> LiveRun:
+        told: dict[str, Any] = {"core_us": self.spent / 1e3 / max(1, len(self.events))}
+        if self.died:
+            told["died"] = self.died
+        log = self.log(self._now() if (self.world.request["finish"] < 0).any() else None, told)
+        return LiveRun(
             self.problem, log, log.summary, log.cost, log.finish, torch.from_numpy(self.outputs),
-            controller.events, controller.commands,
+            self.events, self.commands,
         )  # fmt: skip
-        if lost:
-            ids = [repr(self.problem.ids[r]) for r in np.flatnonzero(finish < 0)]
-            raise RequestsLost(
-                f"servers died ({', '.join(map(repr, dead))}), {lost}; requests that are not done: "
-                f"{shortened(ids, 10)}; the history of the others is in .run", run,
-            )  # fmt: skip
-        return run
 
-
-class _Lost(Exception):
-    """Requests cannot be saved."""
+    def _fail(self, reason: str) -> None:
+        """Say which requests are lost."""
+        ids = [repr(self.problem.ids[r]) for r in np.flatnonzero(self.world.request["finish"] < 0)]
+        raise RequestsLost(
+            f"servers died ({', '.join(map(repr, self.died))}), {reason}; requests that are not "
+            f"done: {shortened(ids, 10)}; the history of the others is in .run", self._result(),
+        )  # fmt: skip
 
 
 @contextmanager
 def _on_interrupt(stop: Callable[[], object]) -> Iterator[None]:
     """Call `stop` at the first Ctrl-C; the second is what it was before."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
 
     def once(*_: object) -> None:
         signal.signal(signal.SIGINT, before)
         stop()
 
-    signal.signal(signal.SIGINT, once)
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, once) if main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if main:
+            signal.signal(signal.SIGINT, before)
 
 
 class Comparison(NamedTuple):
@@ -308,26 +381,15 @@ class Comparison(NamedTuple):
 
     def rows(self) -> list[tuple[str, float, float, float]]:
         """Name, simulated, measured, and how far the simulation is off, relatively."""
-        found = []
-        for name in ("mean_ms", "p99_ms", "accuracy", "batch"):
-            a, b = (
-                float(np.mean(run.log.batches["images"])) if name == "batch" and run.log
-                else getattr(run.summary, name) or math.nan
-                for run in self
-            )  # fmt: skip
-            found.append((name, a, b, a / b - 1))
-        return found
+        names = ("mean_ms", "p50_ms", "p99_ms", "accuracy")
+        pairs = [[getattr(run.summary, name) or math.nan for run in self] for name in names]
+        return [(name, a, b, a / b - 1) for name, (a, b) in zip(names, pairs, strict=True)]
 
 
 def compare(
-    net: SlimResNet,
-    problem: Routing,
-    router: Router | OwnRouter | None,
-    plan: Plan | None,
-    images: Tensor,
-    devices: Sequence[str] | None = None,
-    seed: int = 0,
+    executor: Executor, images: Tensor, on_progress: Callable[[int, int], object] | None = None
 ) -> Comparison:
-    """Simulate a scenario and serve it; arguments as of `Executor`."""
-    live = Executor(net, problem, router, plan, None, devices, seed).run(images)
-    return Comparison(simulate(problem, router, plan=plan, seed=seed), live)
+    """Serve images as `Executor.run` does, and simulate the same."""
+    problem, router, plan, settings, seed = executor.given
+    simulated = simulate(problem, router, plan=plan, settings=settings, seed=seed)
+    return Comparison(simulated, executor.run(images, on_progress))

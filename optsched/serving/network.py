@@ -41,16 +41,11 @@ class SlimResNet(nn.Module):
     in_channels
         Of an image.
     group_channels
-        Channels that are normalised together.
+        Channels that are normalised together; must divide those of every segment and width.
     widths
         Shares of the channels, ascending.
     seed
         Of the initial weights; torch's own generator is not touched.
-
-    Raises
-    ------
-    InputError
-        A number out of range, or channels that `group_channels` does not divide at some width.
     """
 
     def __init__(
@@ -74,8 +69,8 @@ class SlimResNet(nn.Module):
         self.widths = tuple(number("widths", "a share", w) for w in widths)
         if not self.widths or any(a >= b for a, b in pairwise((0.0, *self.widths, 1.0 + 1e-9))):
             raise InputError(f"widths: expected ascending shares in (0, 1], got {self.widths}")
-        segments, held = range(len(self.channels)), len(self.widths)
-        self.segments = nn.ModuleList(self._segment(k, held) for k in segments)
+        segments = range(len(self.channels))
+        self.segments = nn.ModuleList(Segment(self, k, len(self.widths)) for k in segments)
         draw = torch.Generator(device="cpu").manual_seed(whole_number("seed", seed, 0, 2**31 - 1))
         for weight in self.parameters():
             if weight.ndim > 1 and not weight.is_meta:  # norms begin as 1 and 0, offsets as 0
@@ -85,21 +80,23 @@ class SlimResNet(nn.Module):
 
     def forward(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """Logits, shape (n, classes), of images under a tuple of width indices, one a segment."""
+        if len(widths) != len(self.channels):
+            raise InputError(f"widths: expected {len(self.channels)} indices, got {widths!r:.60}")
         before = 0
-        for k, width in enumerate(self.check_tuple(widths)):
+        for k, width in enumerate(widths):
             x, before = self.segment(k, x, width, before), width
         return x
 
     def segment(self, k: int, x: Tensor, width: int, input_width: int = 0) -> Tensor:
         """Run one segment; see `Segment.forward`."""
-        return self.segments[self._index(k)](x, width, input_width)  # type: ignore[no-any-return]
+        whole_number("segment", k, 0, len(self.channels) - 1)
+        return self.segments[k](x, width, input_width)  # type: ignore[no-any-return]
 
     def sliced(self, k: int, width: int) -> Segment:
         """Copy of what one instance holds: segment k at widths up to this, for all input widths."""
-        held = whole_number("width", width, 0, len(self.widths) - 1) + 1
-        whole = self.segments[self._index(k)].state_dict()
+        whole = self.segments[k].state_dict()
         with torch.device("meta"):  # neither memory nor time for weights that are replaced
-            found = self._segment(k, held)
+            found = Segment(self, k, width + 1)
         corners = {
             name: whole[name][tuple(slice(n) for n in part.shape)].clone()
             for name, part in found.state_dict().items()
@@ -114,73 +111,46 @@ class SlimResNet(nn.Module):
             classes=self.classes, blocks=self.blocks, in_channels=self.in_channels,
         )  # fmt: skip
 
-    def check_tuple(self, widths: Sequence[int]) -> tuple[int, ...]:
-        """One width index a segment; `InputError` otherwise."""
-        if len(widths) != len(self.channels):
-            raise InputError(f"widths: expected {len(self.channels)} indices, got {widths!r:.60}")
-        return tuple(whole_number("widths", w, 0, len(self.widths) - 1) for w in widths)
-
-    def _index(self, k: int) -> int:
-        return whole_number("segment", k, 0, len(self.channels) - 1)
-
-    def _segment(self, k: int, held: int) -> Segment:
-        """Segment k for so many of its widths, its weights not yet drawn."""
-        inputs = self._channels(k - 1) if k else [self.in_channels]
-        return Segment(
-            inputs, self._channels(k)[:held], self.blocks, self.group_channels,
-            stem=k == 0, classes=self.classes if k == len(self.channels) - 1 else 0,
-        )  # fmt: skip
-
-    def _channels(self, k: int) -> list[int]:
+    def channels_of(self, k: int) -> list[int]:
         """Of segment k by width."""
-        found = [round(self.channels[k] * width) for width in self.widths]
+        found = [self.channels[k] * width for width in self.widths]
         for width, count in zip(self.widths, found, strict=True):
-            exact = math.isclose(count, self.channels[k] * width)
-            if not exact or not count or count % self.group_channels:
+            whole = math.isclose(count, round(count)) and round(count) > 0
+            if not whole or round(count) % self.group_channels:
                 raise InputError(
-                    f"channels: segment {k} has {self.channels[k] * width:g} of {self.channels[k]} "
-                    f"at width {width:g}, no multiple of group_channels {self.group_channels}; "
-                    "choose other channels, widths or group_channels"
+                    f"channels: segment {k} has {count:g} of {self.channels[k]} at width "
+                    f"{width:g}, no multiple of group_channels {self.group_channels}; choose other "
+                    "channels, widths or group_channels"
                 )
-        return found
+        return [round(count) for count in found]
 
 
 class Segment(nn.Module):
-    """One segment at all widths up to one of them: what an instance on a server runs.
+    """Segment k of a net at so many of its widths: what an instance on a server runs.
 
     An input enters only through convolutions, never through an identity shortcut, so zero channels
     added to it (`pad`) change nothing: the first segment begins with the stem, every other with a
     block that has a projection.
     """
 
-    def __init__(
-        self,
-        inputs: Sequence[int],
-        outputs: Sequence[int],
-        blocks: int,
-        group_channels: int,
-        *,
-        stem: bool,
-        classes: int,
-    ) -> None:
+    def __init__(self, net: SlimResNet, k: int, held: int) -> None:
         super().__init__()
-        self.inputs, self.outputs, self.classes = tuple(inputs), tuple(outputs), classes
-        most, first = outputs[-1], outputs[-1] if stem else inputs[-1]
-        self.stem = Convolution(inputs[-1], most, 3, group_channels) if stem else None
-        self.blocks = nn.ModuleList(
-            Block(most if i else first, most, group_channels, projection=not i and not stem)
-            for i in range(blocks)
-        )
-        if classes:  # only the last segment has any
-            self.weight = nn.Parameter(torch.empty(classes, most))
-            self.bias = nn.Parameter(torch.zeros(classes))
+        self.inputs = net.channels_of(k - 1) if k else [net.in_channels]
+        self.outputs = net.channels_of(k)[:held]
+        last, group = k == len(net.channels) - 1, net.group_channels
+        ci, co = self.inputs[-1], self.outputs[-1]
+        self.stem = None if k else Convolution(ci, co, 3, group)
+        first = Block(ci, co, group, 2) if k else Block(co, co, group)
+        rest = [Block(co, co, group) for _ in range(net.blocks - 1)]
+        self.blocks = nn.ModuleList([first, *rest])
+        self.weight = nn.Parameter(torch.empty(net.classes, co)) if last else None
+        self.bias = nn.Parameter(torch.zeros(net.classes)) if last else None
 
     def forward(self, x: Tensor, width: int, input_width: int = 0) -> Tensor:
         """Activations, or logits of the last segment, at the width of an index.
 
         `x` has shape (n, channels, side, side) with the channels of `input_width`, the index of the
-        widest in the batch (see `pad`; 0 for images). `InputError` if it has not, or if `width` is
-        not held here.
+        widest in the batch (see `pad`; 0 for images).
         """
         co = self.outputs[whole_number("width", width, 0, len(self.outputs) - 1)]
         ci = self.inputs[whole_number("input_width", input_width, 0, len(self.inputs) - 1)]
@@ -190,17 +160,17 @@ class Segment(nn.Module):
             x = self.stem(x, co).relu()
         for block in self.blocks:
             x = block(x, co)
-        return linear(x.mean((2, 3)), self.weight[:, :co], self.bias) if self.classes else x
+        return x if self.weight is None else linear(x.mean((2, 3)), self.weight[:, :co], self.bias)
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with a shortcut; one with a projection halves the side."""
+    """Two 3x3 convolutions with a shortcut, a projection if they have a stride."""
 
-    def __init__(self, ci: int, co: int, group_channels: int, *, projection: bool) -> None:
+    def __init__(self, ci: int, co: int, group: int, stride: int = 1) -> None:
         super().__init__()
-        self.first = Convolution(ci, co, 3, group_channels, 2 if projection else 1)
-        self.second = Convolution(co, co, 3, group_channels)
-        self.shortcut = Convolution(ci, co, 1, group_channels, 2) if projection else None
+        self.first = Convolution(ci, co, 3, group, stride)
+        self.second = Convolution(co, co, 3, group)
+        self.shortcut = Convolution(ci, co, 1, group, stride) if stride > 1 else None
 
     def forward(self, x: Tensor, co: int) -> Tensor:
         """Run the block with so many channels out."""
@@ -211,17 +181,17 @@ class Block(nn.Module):
 class Convolution(nn.Module):
     """A square kernel and a norm; runs with the first channels in and out, as many as asked."""
 
-    def __init__(self, ci: int, co: int, size: int, group_channels: int, stride: int = 1) -> None:
+    def __init__(self, ci: int, co: int, size: int, group: int, stride: int = 1) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(co, ci, size, size))
         self.scale, self.offset = nn.Parameter(torch.ones(co)), nn.Parameter(torch.zeros(co))
-        self.stride, self.group_channels = stride, group_channels
+        self.stride, self.group = stride, group
 
     def forward(self, x: Tensor, co: int) -> Tensor:
         """Shape (n, ci, side, side) to (n, co, side / stride, side / stride)."""
         weight = self.weight[:co, : x.shape[1]]
         x = conv2d(x, weight, stride=self.stride, padding=weight.shape[-1] // 2)
-        return group_norm(x, co // self.group_channels, self.scale[:co], self.offset[:co])
+        return group_norm(x, co // self.group, self.scale[:co], self.offset[:co])
 
 
 def pad(batches: Sequence[Tensor]) -> Tensor:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import itertools
-import json
+import math
 import mmap
 import os
 import pickle
@@ -18,7 +17,6 @@ import threading
 import time
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection, Pipe
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -40,11 +38,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.serving.network import Segment, SlimResNet
+    from optsched.serving.network import SlimResNet
 
-_CHILD: Final = "from optsched.serving.server_process import main; main()"
-_MEMORY: Final = 2**30
-"""Bytes of shared memory for activations."""
+_MEMORY: Final = 2**30  # bytes of shared memory for activations
 
 Task = tuple[Any, ...]
 """``("load", segment, width)``, ``("unload",)``, or ``("run", segment, width, parts)``.
@@ -60,45 +56,36 @@ class ServerFailed(OptschedError):
 class Servers:
     """Processes that run segments of a network; a context manager that ends them.
 
-    Parameters
-    ----------
-    net
-        Whose segments.
-    devices
-        Of every server: ``"cpu"`` (its share of the cores), ``"cpu:0,1"`` (these cores), or
-        ``"cuda:0"``.
-    side
-        Pixels of an image's side.
-    rows
-        Images that the shared memory is to hold; beyond 1 GiB it holds 4096 at most.
+    A device is ``"cpu"`` (a share of the cores), ``"cpu:0,1"`` (these cores), or ``"cuda:0"``. The
+    shared memory holds so many rows of images; beyond 1 GiB it holds 4096 at most.
     """
 
     def __init__(self, net: SlimResNet, devices: Sequence[str], side: int, rows: int) -> None:
         self.net, self.places = net, parse_devices(devices)
-        self.sides = [side, side]  # of every segment's input; all but the first halve it
-        for _ in net.channels[1:]:
-            self.sides.append(-(-self.sides[-1] // 2))
+        # of every segment's input, and of the output: all segments but the first halve it
+        self.sides = [-(-side // 2 ** max(k - 1, 0)) for k in range(len(net.channels) + 1)]
         outputs = [c * s**2 for c, s in zip(net.channels, self.sides[1:], strict=True)]
         self.floats = max(net.in_channels * side**2, net.classes, *outputs)
         self.rows = max(1, min(rows, max(_MEMORY // (8 * self.floats), 4096)))
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ends: list[list[Connection]] = []
-        self._at: dict[Connection, tuple[int, int]] = {}
+        self._at: dict[Connection, tuple[int, int]] = {}  # server and slot
 
     def __enter__(self) -> Self:
-        whole = pickle.dumps(copy.deepcopy(self.net).cpu().requires_grad_(False))
-        with _unnamed(len(whole)) as net, _unnamed(8 * self.rows * self.floats) as memory:
-            net.write(whole)
-            net.flush()
+        net = copy.deepcopy(self.net).cpu()
+        with _unnamed() as memory:
+            memory.truncate(8 * self.rows * self.floats)
             self.memory = _buffers(memory.fileno(), self.rows)
             try:
-                for device, cores in self.places:
-                    self._start(
-                        device=device, cores=cores, sides=self.sides, rows=self.rows,
-                        memory=memory.fileno(), net=net.fileno(),
-                    )  # fmt: skip
-                for s, ends in enumerate(self._ends):
-                    self._greet(s, ends)
+                for _ in self.places:
+                    self._start(memory.fileno())
+                for s, place in enumerate(self.places):
+                    end = self._ends[s][0]
+                    try:
+                        end.send_bytes(pickle.dumps((net, *place, self.sides, self.rows)))
+                        end.recv_bytes()
+                    except (EOFError, OSError):
+                        raise ServerFailed(f"{self.name(s)} did not start") from None
             except BaseException:
                 self.__exit__()
                 raise
@@ -114,33 +101,27 @@ class Servers:
                 process.kill()
                 process.wait()
 
-    def _start(self, **setup: Any) -> None:
+    def _start(self, memory: int) -> None:
         pairs = [Pipe() for _ in range(SLOTS)]
-        setup["pipes"] = [end.fileno() for _, end in pairs]
+        files = [memory, *(end.fileno() for _, end in pairs)]
         self._ends.append([end for end, _ in pairs])
-        self._processes.append(
-            subprocess.Popen(
-                [sys.executable, "-c", _CHILD, json.dumps(setup)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-                pass_fds=[setup["memory"], setup["net"], *setup["pipes"]],
-                start_new_session=True,  # Ctrl-C is for the parent alone
-            )
-        )  # fmt: skip
+        self._at |= {end: (len(self._processes), i) for i, (end, _) in enumerate(pairs)}
+        process = subprocess.Popen(
+            [sys.executable, "-c", f"from {__name__} import main; main()", *map(str, files)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            pass_fds=files,
+            start_new_session=True,  # Ctrl-C is for the parent alone
+        )
+        self._processes.append(process)
         for _, end in pairs:
             end.close()
 
-    def _greet(self, s: int, ends: list[Connection]) -> None:
-        try:
-            ends[0].recv_bytes()
-        except (EOFError, OSError):
-            raise ServerFailed(f"{self.name(s)} did not start") from None
-        self._at |= {end: (s, i) for i, end in enumerate(ends)}
-
     @property
-    def alive(self) -> set[int]:
-        """Servers that have not died."""
-        return {s for s, _ in self._at.values()}
+    def alive(self) -> bool:
+        """Whether any server has not died."""
+        return bool(self._at)
 
     def name(self, s: int) -> str:
         """A server in messages."""
@@ -152,13 +133,7 @@ class Servers:
             self._ends[s][slot].send_bytes(msgspec.msgpack.encode(task))
 
     def receive(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        """Servers and slots that have done their tasks; slot -1: the server has died.
-
-        Raises
-        ------
-        ServerFailed
-            A task could not be done, with the reason.
-        """
+        """Servers and slots that have done their tasks; slot -1: the server has died."""
         found = []
         for end in select.select(list(self._at), (), (), timeout)[0]:
             if end not in self._at:
@@ -176,46 +151,35 @@ class Servers:
             found.append((s, slot))
         return found
 
-    def run(self, lanes: Sequence[Sequence[tuple[int, int, Task]]]) -> list[list[float]]:
-        """Do lanes of (server, slot, task) side by side; the ms of every task."""
-        rest = [iter(lane) for lane in lanes]
-        begun: dict[tuple[int, int], tuple[int, int]] = {}
-        found: list[list[float]] = [[] for _ in lanes]
-        free = list(range(len(lanes)))
-        while free or begun:
-            for lane in free:
-                for s, slot, task in itertools.islice(rest[lane], 1):
-                    begun[s, slot] = lane, time.perf_counter_ns()
-                    self.send(s, slot, task)
-            free = []
-            for s, slot in self.receive() if begun else ():
+    def run(self, tasks: Sequence[tuple[int, int, Task]]) -> list[float]:
+        """Do tasks, (server, slot, task), side by side on different slots; the ms of each."""
+        begun: dict[tuple[int, int], float] = {}
+        ended: dict[tuple[int, int], float] = {}
+        for s, slot, task in tasks:
+            begun[s, slot] = time.perf_counter()
+            self.send(s, slot, task)
+        while len(ended) < len(begun):
+            for s, slot in self.receive():
                 if slot < 0:
                     raise ServerFailed(f"{self.name(s)} died")
-                lane, since = begun.pop((s, slot))
-                found[lane].append((time.perf_counter_ns() - since) / 1e6)
-                free.append(lane)
-        return found
+                ended[s, slot] = time.perf_counter()
+        return [1e3 * (ended[at] - since) for at, since in begun.items()]
 
 
-def parse_devices(devices: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
+def parse_devices(devices: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Device and cores of every server; `InputError` for what is not there."""
-    known = list(range(available_cores()))
-    if hasattr(os, "sched_getaffinity"):
-        known = sorted(os.sched_getaffinity(0))
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cores_of = getattr(os, "sched_getaffinity", lambda _: range(available_cores()))
+    known, gpus = sorted(cores_of(0)), torch.cuda.device_count()
     sharing = [i for i, one in enumerate(devices) if one == "cpu"]
-    found: list[tuple[str, tuple[int, ...]]] = []
+    found = []
     for i, one in enumerate(devices):
-        given = re.fullmatch(r"(cpu|cuda)(:\d+(,\d+)*)?", str(one))
-        kind, rest = given.group(1, 2) if given else ("", "")
-        numbers = tuple(map(int, rest[1:].split(","))) if rest else ()
-        if kind == "cuda" and (numbers or (0,)) in [(j,) for j in range(gpus)]:
-            found.append((f"cuda:{numbers[0] if numbers else 0}", ()))
-        elif kind == "cpu" and {*numbers} <= {*known}:
-            if not numbers:
-                share = known[sharing.index(i) :: len(sharing)]
-                numbers = tuple(share or [known[i % len(known)]])
-            found.append(("cpu", numbers))
+        given = re.fullmatch(r"cpu(?::(\d+(?:,\d+)*))?|cuda:(\d+)", str(one))
+        cores = [int(core) for core in given[1].split(",")] if given and given[1] else []
+        if given and given[2] and int(given[2]) < gpus:
+            found.append((one, cores))
+        elif given and not given[2] and {*cores} <= {*known}:
+            share = cores or known[sharing.index(i) :: len(sharing)]
+            found.append(("cpu", share or [known[i % len(known)]]))
         else:
             raise InputError(
                 f"devices[{i}]: expected cpu, cpu:0,1 (of cores {known}) or cuda:0 (of {gpus} "
@@ -224,12 +188,11 @@ def parse_devices(devices: Sequence[str]) -> list[tuple[str, tuple[int, ...]]]:
     return found
 
 
-def _unnamed(size: int) -> Any:
+def _unnamed() -> Any:
     """A file without a name: it goes with the last process that has it open."""
-    memfd = getattr(os, "memfd_create", None)
-    file: Any = os.fdopen(memfd(""), "w+b") if memfd else tempfile.TemporaryFile()  # noqa: SIM115
-    file.truncate(size)
-    return file
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create(""), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _buffers(memory: int, rows: int) -> Tensor:
@@ -237,26 +200,18 @@ def _buffers(memory: int, rows: int) -> Tensor:
     return torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.float32).view(2, rows, -1)
 
 
-# in the process
-
-
 def main() -> None:
-    """A server: its slots do tasks until the other side is gone."""
-    setup = SimpleNamespace(**json.loads(sys.argv[1]))
-    if setup.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, setup.cores)
+    """Run in the process of a server: its slots do tasks until the other side is gone."""
+    memory, *files = map(int, sys.argv[1:])
+    pipes = [Connection(file) for file in files]
+    net, device, cores, sides, rows = pickle.loads(pipes[0].recv_bytes())
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
     torch.set_num_threads(1)
-    net = pickle.loads(mmap.mmap(setup.net, 0, access=mmap.ACCESS_READ))
-    pipes = [Connection(pipe) for pipe in setup.pipes]
-    memory = _buffers(setup.memory, setup.rows)
-    slots = [_Slot(net, setup, memory) for _ in pipes]
+    given = (net, torch.device(device), sides, _buffers(memory, rows))
+    threads = [threading.Thread(target=_attend, args=(pipe, *given)) for pipe in pipes]
     gc.freeze()
-    with suppress(OSError):
-        pipes[0].send_bytes(b"")
-    threads = [
-        threading.Thread(target=slot.attend, args=[pipe], daemon=True)
-        for slot, pipe in zip(slots, pipes, strict=True)
-    ]
+    pipes[0].send_bytes(b"")
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -264,54 +219,44 @@ def main() -> None:
     os._exit(0)
 
 
-class _Slot:
-    """A place for an instance: does one task after the other."""
+def _attend(
+    pipe: Connection, net: SlimResNet, device: torch.device, sides: list[int], memory: Tensor
+) -> None:
+    """A place for an instance: do one task after the other."""
+    torch.set_num_threads(1)
+    gpu = device.type == "cuda"
+    stream: Any = torch.cuda.stream(torch.cuda.Stream(device)) if gpu else nullcontext()
+    segment: Any = None
 
-    def __init__(self, net: SlimResNet, setup: SimpleNamespace, memory: Tensor) -> None:
-        self.net, self.sides, self.memory = net, setup.sides, memory
-        self.device = torch.device(setup.device)
-        self.segment: Segment | None = None
-
-    def attend(self, pipe: Connection) -> None:
-        """Do tasks until the other side is gone."""
-        torch.set_num_threads(1)
-        gpu = self.device.type == "cuda"
-        stream: Any = torch.cuda.stream(torch.cuda.Stream(self.device)) if gpu else nullcontext()
-        tasks: dict[str, Any] = {"load": self.load, "run": self.run, "unload": self.unload}
-        with suppress(EOFError, OSError), torch.inference_mode(), stream:
-            while True:
-                (kind, *given), error = msgspec.msgpack.decode(pipe.recv_bytes()), ""
-                try:
-                    tasks[kind](*given)
-                    if gpu:
-                        torch.cuda.current_stream().synchronize()
-                except Exception as fault:
-                    error = f"{kind} {given}: {type(fault).__name__}: {fault}"
-                pipe.send_bytes(error.encode())
-
-    def load(self, k: int, width: int) -> None:
-        """Copy the weights."""
-        self.segment = segment = self.net.sliced(k, width).to(self.device)
-        side = self.sides[k]
+    def load(k: int, width: int) -> Any:
+        copied = net.sliced(k, width).to(device)
         for n in (1, 2):  # kernels and their memory are there before the first request comes
-            x = torch.zeros(n, segment.inputs[-1], side, side, device=self.device)
-            segment(x, width, len(segment.inputs) - 1)
+            x = torch.zeros(n, copied.inputs[-1], sides[k], sides[k], device=device)
+            copied(x, width, len(copied.inputs) - 1)
+        return copied
 
-    def unload(self) -> None:
-        """Free them."""
-        self.segment = None
-        torch.cuda.empty_cache()  # nothing without a GPU
-
-    def run(self, k: int, width: int, parts: list[tuple[int, list[int]]]) -> None:
-        """Read one buffer and write the other."""
-        segment, side = self.segment, self.sides[k]
-        assert segment is not None
+    def run(k: int, width: int, parts: list[tuple[int, list[int]]]) -> None:
         inputs = []
         for i, rows in parts:
-            c = segment.inputs[i]
-            x = self.memory[k % 2, :, : c * side**2].index_select(0, torch.tensor(rows))
-            inputs.append(x.view(-1, c, side, side).to(self.device))
+            shape = (segment.inputs[i], sides[k], sides[k])
+            x = memory[k % 2, :, : math.prod(shape)].index_select(0, torch.tensor(rows))
+            inputs.append(x.view(-1, *shape).to(device))
         x = pad(inputs) if len(inputs) > 1 else inputs[0]
         found = segment(x, width, parts[-1][0]).flatten(1).cpu()
         at = torch.tensor([row for _, rows in parts for row in rows])
-        self.memory[(k + 1) % 2, :, : found.shape[1]].index_copy_(0, at, found)
+        memory[(k + 1) % 2, :, : found.shape[1]].index_copy_(0, at, found)
+
+    with suppress(EOFError, OSError), torch.inference_mode(), stream:
+        while True:
+            (kind, *given), error = msgspec.msgpack.decode(pipe.recv_bytes()), ""
+            try:
+                if kind == "run":
+                    run(*given)
+                else:  # what was there goes
+                    segment = load(*given) if kind == "load" else None
+                    torch.cuda.empty_cache()  # nothing without a GPU
+                if gpu:
+                    torch.cuda.current_stream().synchronize()
+            except Exception as fault:
+                error = f"{kind} {given}: {type(fault).__name__}: {fault}"
+            pipe.send_bytes(error.encode())

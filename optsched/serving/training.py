@@ -1,47 +1,59 @@
-"""Training of all width tuples of a SlimResNet at once, and their accuracies."""
+"""Images, training of all width tuples of a SlimResNet at once, their accuracies, its files."""
 
 from __future__ import annotations
 
 import io
-from contextlib import suppress
+import pickle
+from contextlib import ExitStack, suppress
 from itertools import product
 from math import ceil, cos, pi
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, interpolate
 from torch.optim.lr_scheduler import LambdaLR
 
-from optsched.errors import InputError
+from optsched.errors import InputError, MissingExtra
 from optsched.files import read_bytes, write_atomic
 from optsched.limits import number, whole_number
 from optsched.serving.network import SlimResNet
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
-    from optsched.serving.data import Images
-
-FORMAT = "optsched.slim-resnet/1"
+FORMAT: Final = "optsched.slim-resnet/1"
 
 _ARGUMENTS = ("classes", "channels", "blocks", "in_channels", "group_channels", "widths")
 _AT_ONCE = 512  # images of a measurement: bounds its memory
 _DRAWN = 2  # random tuples a step
+_SMALL = 500  # MMAC of a batch below which threads wait for each other longer than they work
+_TRAINED_ON = 1300  # digits; the other 497 are for testing
+_PIXELS = 3 * 32 * 32
+_MEAN = (0.5071, 0.4866, 0.4409)  # of CIFAR-100's training images, by colour
+_SD = (0.2673, 0.2564, 0.2762)
+
+
+class Images(NamedTuple):
+    """Normalised images, float32 of shape (n, channels, side, side), and classes, int64."""
+
+    x: Tensor
+    y: Tensor
 
 
 class Epoch(NamedTuple):
-    """Progress of a training: mean cross-entropies of an epoch."""
+    """Mean cross-entropies: of the full tuple on labels, of the others on the full one's answers.
+
+    `epoch` counts from 1.
+    """
 
     epoch: int
-    """From 1."""
     epochs: int
-    """Asked for."""
     loss: float
-    """Of the full tuple on the labels."""
     distilled: float
-    """Of the other tuples on the full one's answers."""
 
 
 def train_slim(
@@ -70,12 +82,7 @@ def train_slim(
     batch, lr
         Images a step and the highest learning rate.
     on_progress
-        Called after every epoch.
-
-    Returns
-    -------
-    list of Epoch
-        Of every whole epoch: fewer than `epochs` after Ctrl-C.
+        Called after every epoch; all whole ones are returned.
     """
     _check_images(net, images)
     epochs, batch = whole_number("epochs", epochs, 1, 2**31), whole_number("batch", batch, 1, 2**31)
@@ -88,7 +95,11 @@ def train_slim(
         optimizer, lambda i: min(1, (i + 1) / steps) * (1 + cos(pi * i / steps / epochs)) / 2
     )
     history: list[Epoch] = []
-    with suppress(KeyboardInterrupt):  # a weight is from before or after a step: a valid net
+    work = batch * sum(rows[-1][-1] for rows in net.mmac(images.x.shape[-1]))
+    with ExitStack() as stack, suppress(KeyboardInterrupt):  # weights are valid between steps
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        if work < _SMALL:
+            torch.set_num_threads(1)
         while len(history) < epochs:
             losses = torch.zeros(2)
             for rows in torch.randperm(len(images.y), generator=draw).split(batch):
@@ -103,39 +114,56 @@ def train_slim(
     return history
 
 
-def measure_accuracy(
-    net: SlimResNet, images: Images, tuples: Iterable[Sequence[int]] | None = None
-) -> dict[str, float]:
+def _add_gradients(net: SlimResNet, images: Images, rows: Tensor, draw: torch.Generator) -> Tensor:
+    """Both losses of `Epoch` on a batch; their gradients, summed over tuples, are in the net."""
+    weight, segments = next(net.parameters()), len(net.segments)
+    x, y = images.x[rows].to(weight), images.y[rows].to(weight.device)
+    logits = net(x, (len(net.widths) - 1,) * segments)
+    loss = cross_entropy(logits, y)
+    loss.backward()
+    answers = logits.detach().softmax(1)
+    drawn = torch.randint(len(net.widths), (_DRAWN, segments), generator=draw).tolist()
+    distilled = 0.0
+    for widths in ((0,) * segments, *drawn):
+        other = cross_entropy(net(x, widths), answers)
+        other.backward()
+        distilled += other.item() / (1 + _DRAWN)
+    return torch.tensor([loss.item(), distilled])
+
+
+def measure_accuracy(net: SlimResNet, images: Images) -> dict[str, float]:
     """Percent of images that each tuple of widths classifies rightly: the table of a `Routing`.
 
     Its keys are such as ``"0,1,2,3"``. What tuples that begin alike have in common is run once: all
     256 of four segments take a third of the work of 256 passes.
-
-    Parameters
-    ----------
-    net, images
-        Neither is changed.
-    tuples
-        Of width indices, one a segment; None: all of them.
     """
     _check_images(net, images)
-    every = product(range(len(net.widths)), repeat=len(net.segments))
-    right = {net.check_tuple(one): 0 for one in (every if tuples is None else tuples)}
-    prefixes = {one[:k] for one in right for k in range(1, len(one) + 1)}
-    weight = next(net.parameters())
+    weight, widths = next(net.parameters()), range(len(net.widths))
 
-    def walk(x: Tensor, y: Tensor, prefix: tuple[int, ...]) -> None:
-        if prefix in right:
-            right[prefix] += int((x.argmax(1) == y).sum())
-        for width in range(len(net.widths)):
-            if (*prefix, width) in prefixes:
-                found = net.segment(len(prefix), x, width, prefix[-1] if prefix else 0)
-                walk(found, y, (*prefix, width))
+    def right(x: Tensor, y: Tensor, k: int, before: int) -> list[int]:
+        """Of every tuple that begins with what was run, in their order."""
+        if k == len(net.segments):
+            return [int((x.argmax(1) == y).sum())]
+        after = ((net.segment(k, x, width, before), width) for width in widths)
+        return [n for found, width in after for n in right(found, y, k + 1, width)]
 
+    total = np.zeros(len(widths) ** len(net.segments), np.int64)
     with torch.inference_mode():
         for x, y in zip(images.x.split(_AT_ONCE), images.y.split(_AT_ONCE), strict=True):
-            walk(x.to(weight), y.to(weight.device), ())
-    return {",".join(map(str, one)): 100 * n / len(images.y) for one, n in right.items()}
+            total += right(x.to(weight), y.to(weight.device), 0, 0)
+    keys = (",".join(map(str, one)) for one in product(widths, repeat=len(net.segments)))
+    return dict(zip(keys, (100 * total / len(images.y)).tolist(), strict=True))
+
+
+def _check_images(net: SlimResNet, images: Images) -> None:
+    shape = tuple(images.x.shape)
+    if len(shape) != 4 or shape[1] != net.in_channels or not all(shape):
+        raise InputError(f"images.x: expected (n, {net.in_channels}, side, side), got {shape}")
+    if images.y.shape != shape[:1]:
+        raise InputError(f"images.y: expected {shape[0]} classes, got {tuple(images.y.shape)}")
+    least, most = int(images.y.min()), int(images.y.max())
+    if least < 0 or most >= net.classes:
+        raise InputError(f"images.y: expected classes in 0..{net.classes - 1}, got {least}..{most}")
 
 
 def save_network(net: SlimResNet, path: str | os.PathLike[str]) -> None:
@@ -162,29 +190,80 @@ def load_network(path: str | os.PathLike[str]) -> SlimResNet:
     return net
 
 
-def _add_gradients(net: SlimResNet, images: Images, rows: Tensor, draw: torch.Generator) -> Tensor:
-    """Both losses of `Epoch` on a batch; their gradients, summed over tuples, are in the net."""
-    weight, segments = next(net.parameters()), len(net.segments)
-    x, y = images.x[rows].to(weight), images.y[rows].to(weight.device)
-    logits = net(x, (len(net.widths) - 1,) * segments)
-    loss = cross_entropy(logits, y)
-    loss.backward()
-    answers = logits.detach().softmax(1)
-    drawn = torch.randint(len(net.widths), (_DRAWN, segments), generator=draw).tolist()
-    distilled = 0.0
-    for widths in ((0,) * segments, *drawn):
-        other = cross_entropy(net(x, widths), answers)
-        other.backward()
-        distilled += other.item() / (1 + _DRAWN)
-    return torch.tensor([loss.item(), distilled])
+def digits(split: str = "train") -> Images:
+    """Handwritten digits of scikit-learn (real images, grey, 8x8) at 16x16.
+
+    ``"train"`` are 1300 images and ``"test"`` 497, always the same ones.
+    """
+    part = slice(_TRAINED_ON, None) if _is_test(split) else slice(_TRAINED_ON)
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise MissingExtra("digits", "serving") from None
+    data = load_digits()
+    # raw numbers of a bit generator are the same in every release of NumPy; permutations may not be
+    order = np.argsort(np.random.PCG64(0).random_raw(len(data.target)))
+    x = torch.tensor(data.images[order], dtype=torch.float32, device="cpu")[:, None]
+    x = interpolate(x, size=(16, 16), mode="bilinear", align_corners=False)
+    x = (x - x[:_TRAINED_ON].mean()) / x[:_TRAINED_ON].std()
+    y = torch.tensor(data.target[order], dtype=torch.int64, device="cpu")
+    return Images(x[part].contiguous(), y[part].contiguous())
 
 
-def _check_images(net: SlimResNet, images: Images) -> None:
-    shape = tuple(images.x.shape)
-    if len(shape) != 4 or shape[1] != net.in_channels or not all(shape):
-        raise InputError(f"images.x: expected (n, {net.in_channels}, side, side), got {shape}")
-    if images.y.shape != shape[:1]:
-        raise InputError(f"images.y: expected {shape[0]} classes, got {tuple(images.y.shape)}")
-    least, most = int(images.y.min()), int(images.y.max())
-    if least < 0 or most >= net.classes:
-        raise InputError(f"images.y: expected classes in 0..{net.classes - 1}, got {least}..{most}")
+def cifar100(folder: str | os.PathLike[str], split: str = "train") -> Images:
+    """CIFAR-100 (Krizhevsky 2009) from its unpacked archive; nothing is downloaded.
+
+    The `folder` holds ``train.bin`` and ``test.bin`` (binary version), or ``train`` and ``test``
+    (Python version, read without running anything in it).
+    """
+    name = "test" if _is_test(split) else "train"
+    path = Path(folder) / f"{name}.bin"
+    if path.exists():
+        content = np.frombuffer(read_bytes(path), np.uint8)
+        if not len(content) or len(content) % (2 + _PIXELS):
+            raise InputError(
+                f"{path}: has {len(content)} bytes, expected a multiple of {2 + _PIXELS} (two "
+                f"labels and {_PIXELS} bytes an image)"
+            )
+        rows = content.reshape(-1, 2 + _PIXELS)  # coarse label, fine label, pixels
+        pixels, labels = rows[:, 2:], rows[:, 1]
+    elif (path := Path(folder) / name).exists():
+        try:
+            found = _Unpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load()
+            pixels, labels = np.asarray(found[b"data"]), np.asarray(found[b"fine_labels"])
+        except Exception as error:  # broken pickles raise nearly anything
+            reason = str(error) or type(error).__name__
+            raise InputError(f"{path}: is not CIFAR-100's Python version ({reason:.80})") from None
+    else:
+        raise InputError(
+            f"{folder}: has neither {name}.bin nor {name}; unpack cifar-100-binary.tar.gz or "
+            "cifar-100-python.tar.gz and give the folder that holds them"
+        )
+    right = pixels.dtype == np.uint8 and pixels.size and pixels.shape == (len(pixels), _PIXELS)
+    if not right or labels.dtype.kind not in "iu" or labels.shape != pixels.shape[:1]:
+        raise InputError(
+            f"{path}: expected data, uint8 of shape (n, {_PIXELS}), and n integers as fine_labels, "
+            f"got {pixels.dtype} {pixels.shape} and {labels.dtype} {labels.shape}"
+        )
+    for i in np.flatnonzero((labels < 0) | (labels > 99))[:1]:
+        raise InputError(f"{path}: image {i}: expected a label in 0..99, got {labels[i]}")
+    x = torch.from_numpy(pixels.reshape(-1, 3, 32, 32).astype(np.float32))
+    x.div_(255).sub_(torch.tensor(_MEAN)[:, None, None]).div_(torch.tensor(_SD)[:, None, None])
+    return Images(x, torch.from_numpy(labels.astype(np.int64)))
+
+
+class _Unpickler(pickle.Unpickler):
+    """Rebuilds lists, dictionaries, numbers, texts and NumPy arrays; knows no other global."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray") and name == "_reconstruct":
+            return np.empty(0).__reduce__()[0]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is never loaded")
+
+
+def _is_test(split: str) -> bool:
+    if split not in ("train", "test"):
+        raise InputError(f"split: expected train or test, got {split!r:.60}")
+    return split == "test"

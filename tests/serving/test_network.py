@@ -170,7 +170,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     net = small()
     with pytest.raises(InputError, match="widths: expected 4 indices"):
         net(IMAGES, (0, 0))
-    with pytest.raises(InputError, match=r"widths: .* 0\.\.3, got 4"):
+    with pytest.raises(InputError, match=r"width: .* 0\.\.3, got 4"):
         net(IMAGES, (0, 0, 4, 0))
     with pytest.raises(InputError, match=r"segment: .* 0\.\.3, got -1"):
         net.segment(-1, IMAGES, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from optsched.errors import InputError
 from optsched.problems.routing import Routing
 from optsched.problems.routing.plan import Plan
-from optsched.serving.profiler import FORMAT, Costs, Sample, fit, nnls, profile, scenario
+from optsched.serving.profiler import Costs, Sample, fit, profile, scenario
 from optsched.serving.routers import Router, Static
 from optsched.serving.simulator import simulate
 
@@ -29,24 +28,8 @@ def costs(launch: float, cost: Any, cores: float = np.inf) -> Costs:
         Sample(*case, n, m, launch + n * float(cost[case]) * max(1.0, m / cores), m * n == 2)
         for case in CASES for n in (1, 2, 4, 8, 16) for m in (1, 2, 3)
     ]  # fmt: skip
-    own = [fit("cpu", load, samples, MMAC) for load in (2.0, 3.0)]
-    return Costs(FORMAT, 16, [0.5, 1.0], MMAC.tolist(), [[1, 2], [3, 4]], own)
-
-
-def test_nnls() -> None:
-    """Against the best of all sets of positive variables, by brute force."""
-    for seed in range(30):
-        rng = np.random.default_rng(seed)
-        a, b = rng.normal(size=(12, 4)), rng.normal(size=12)
-        best = float(np.linalg.norm(b))
-        for bits in range(1, 16):
-            on = [j for j in range(4) if bits >> j & 1]
-            x = np.linalg.lstsq(a[:, on], b, rcond=None)[0]
-            if (x >= 0).all():
-                best = min(best, float(np.linalg.norm(a[:, on] @ x - b)))
-        found = nnls(a, b)
-        assert (found >= 0).all()
-        assert np.linalg.norm(a @ found - b) == pytest.approx(best, abs=1e-9), f"seed {seed}"
+    own = [fit(f"cpu-{s}", 48, 2.0 + s, samples, MMAC) for s in range(2)]
+    return Costs(16, [0.5, 1.0], MMAC.tolist(), [[1, 2], [3, 4]], own)
 
 
 @pytest.mark.parametrize("launch", [0.0, 0.4])
@@ -55,9 +38,9 @@ def test_fit_recovers_costs(launch: float) -> None:
     cost = MMAC * np.array([[[0.3]], [[0.2]]])
     cost[1, 0, 0] *= not launch
     found = costs(launch, cost).devices[0]
-    assert found.launch_ms == pytest.approx(launch, abs=1e-6)
-    assert np.array(found.cost_ms) == pytest.approx(cost, abs=1e-6)
-    assert found.contention is None
+    assert found.server.launch_ms == pytest.approx(launch, abs=1e-6)
+    assert np.array(found.server.cost_ms) == pytest.approx(cost, abs=1e-6)
+    assert found.server.contention is None
     assert found.error == pytest.approx(0, abs=1e-6)
     for one in found.samples:
         assert one.fitted_ms == pytest.approx(one.ms, abs=1e-5)
@@ -76,11 +59,9 @@ def test_fit_recovers_contention(cores: int) -> None:
     assert took == pytest.approx([max(1.0, m / cores) for m in (1, 2, 3)], rel=0.05)
 
 
-def test_round_trip(tmp_path: Path) -> None:
-    """What is written is what is read, and makes a scenario that can be simulated and written."""
-    given, path = costs(0.5, MMAC * 0.1, 1), tmp_path / "costs.json"
-    given.write(path)
-    assert Costs.read(path) == given
+def test_scenario(tmp_path: Path) -> None:
+    """Costs make a scenario that can be simulated, written and read."""
+    given, path = costs(0.5, MMAC * 0.1, 1), tmp_path / "scenario.json"
     table = {"0,0": 70.0, "0,1": 72.0, "1,0": 71.0, "1,1": 75.0}
     problem = scenario(given, table, rate=200, seconds=1, seed=3, router_ms=0.1)
     assert [one.id for one in problem.servers] == ["cpu-0", "cpu-1"]
@@ -88,47 +69,11 @@ def test_round_trip(tmp_path: Path) -> None:
     assert problem.cost[1, 1, 0, 1] == pytest.approx(0.5e6, rel=1e-3)
     assert [one.load_ms for one in problem.servers] == [2.0, 3.0]
     assert [one.vram_mb for one in problem.servers] == [48, 48]
-    assert scenario(given, table, vram_mb=7).servers[0].vram_mb == 7
     assert problem.router_ms == 0.1
     problem.write(path)
     assert Routing.read(path).sha256 == problem.sha256
     assert problem.n_requests > 100
     assert simulate(problem).summary.completion == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"format": "optsched.serving-costs/2"}, "newer"),
-        ({"more": 1}, "unknown field"),
-        ({"widths": [1.0, 0.5]}, "widths: expected ascending"),
-        ({"widths": [], "mmac": []}, "widths"),
-        ({"widths": [0.1 * j for j in range(1, 10)], "mmac": [[[1.0] * 9] * 9] * 30}, "too many"),
-        ({"mmac": [[[1.0, -2.0]]]}, r"mmac\[0\]\[0\]\[1\]: expected a number >= 0"),
-        ({"vram_mb": [[1.0, 2.0]]}, "vram_mb: expected 2 rows"),
-        ({"max_batch": 0}, "max_batch: expected an integer"),
-        ({"devices": []}, "servers: expected at least one"),
-        ({"devices.0.launch_ms": 1e300}, "launch_ms: expected at most"),
-        ({"devices.0.cost_ms": [[[1.0]]]}, r"cost_ms\[0\]: expected shape"),
-        ({"devices.0.sat_mmac": None}, "contention: needs sat_mmac"),
-        ({"devices.0.contention": [0.9, 0.5]}, r"devices\[0\].contention"),
-        ({"devices.1.samples.0": [0, 0, 0, 1, 1, "x", False, 0.0]}, r"samples\[0\]\[5\].*\"x\""),
-    ],
-)
-def test_hostile_documents(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    """The place, the rule and the value."""
-    path = tmp_path / "costs.json"
-    costs(0.5, MMAC, 1).write(path)
-    tree = json.loads(path.read_text())
-    for key, value in change.items():
-        *steps, last = [int(step) if step.isdigit() else step for step in key.split(".")]
-        node = tree
-        for step in steps:
-            node = node[step]
-        node[last] = value
-    path.write_text(json.dumps(tree))
-    with pytest.raises(InputError, match=f"{path}.*{message}"):
-        Costs.read(path)
 
 
 def network() -> Any:
@@ -139,22 +84,21 @@ def network() -> Any:
     return SlimResNet(3, (4, 8), 1, 1, 2, (0.5, 1.0))
 
 
-def test_profile(tmp_path: Path) -> None:
-    """Real processes: every case is there, the document is whole, and the scenario works."""
+def test_profile() -> None:
+    """Real processes: every case is there, and the scenario works."""
     told: list[tuple[int, int]] = []
-    found = profile(network(), ["cpu", "cpu"], (1, 2, 4), side=8, repeats=3, instances=2,
+    found = profile(network(), ["cpu", "cpu"], (1, 2, 4), side=8, repeats=3,
                     on_progress=lambda *at: told.append(at))  # fmt: skip
     assert told == [(j, len(told)) for j in range(1, len(told) + 1)]
     for one in found.devices:
         alone = {row[:4] for row in one.samples if row.together == 1}
         assert alone == {(*case, n) for case in CASES for n in (1, 2, 4)}
-        assert {row.together for row in one.samples} == {1, 2}
-        assert sum(row.held_out for row in one.samples) == len(alone) // 5
-        assert min(one.load_ms, *(row.ms for row in one.samples)) > 0
+        assert {row.together for row in one.samples} == set(range(1, 7))
+        assert sum(row.held_out for row in one.samples) == 1  # a quarter of the 6 between the sizes
+        assert min(one.server.load_ms or 0, *(row.ms for row in one.samples)) > 0
         assert one.error is not None
     assert found.vram_mb[1][1] > found.vram_mb[1][0] > 0
-    found.write(tmp_path / "costs.json")
-    assert Costs.read(tmp_path / "costs.json") == found
+    assert 0 < found.router_ms < 5
     assert simulate(scenario(found, np.ones((2, 2)), rate=50), ROUTER).summary.completion == 1
 
 
@@ -162,7 +106,7 @@ def test_profile(tmp_path: Path) -> None:
     ("fields", "message"),
     [
         ({"batches": ()}, "batches: expected at least one"), ({"batches": (0,)}, "batches"),
-        ({"repeats": 0}, "repeats"), ({"instances": 13}, "instances"), ({"seed": -1}, "seed"),
+        ({"repeats": 0}, "repeats"), ({"seed": -1}, "seed"),
         ({"side": 0}, "side"), ({"devices": ["cpu", "gpu"]}, r"devices\[1\]"),
     ],
 )  # fmt: skip

@@ -18,8 +18,8 @@ from torch.nn.functional import cross_entropy  # noqa: E402
 
 from optsched.errors import InputError, MissingExtra  # noqa: E402
 from optsched.serving import training  # noqa: E402
-from optsched.serving.data import Images, cifar100, digits  # noqa: E402
 from optsched.serving.network import SlimResNet  # noqa: E402
+from optsched.serving.training import Images, cifar100, digits  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,7 +117,7 @@ def test_interrupted_training_keeps_the_net() -> None:
 
 
 def test_accuracy_of_every_tuple_is_that_of_a_direct_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every prefix run once, and only the tuples that were asked for."""
+    """With every prefix run once."""
     images, net, calls = some(digits("test"), 497), tiny((8, 8, 16)), []
     direct = {}
     for widths in product(range(2), repeat=3):
@@ -127,10 +127,6 @@ def test_accuracy_of_every_tuple_is_that_of_a_direct_pass(monkeypatch: pytest.Mo
     monkeypatch.setattr(SlimResNet, "segment", lambda *given: calls.append(given[1]) or run(*given))
     assert training.measure_accuracy(net, images) == pytest.approx(direct)
     assert [calls.count(k) for k in range(3)] == [2, 4, 8]
-    calls.clear()
-    two = training.measure_accuracy(net, images, [(1, 0, 1), (1, 0, 0)])
-    assert two == pytest.approx({key: direct[key] for key in ("1,0,1", "1,0,0")})
-    assert [calls.count(k) for k in range(3)] == [1, 1, 2]
 
 
 def test_images_that_do_not_fit_are_refused() -> None:
@@ -211,11 +207,11 @@ def test_broken_cifar_files_are_refused(tmp_path: Path) -> None:
         ("test", {**good, b"x": [Hostile(harm)]}, r"asks for (posix|nt)\.system"),
         ("test", b"cbuiltins\neval\n(S'1'\ntR.", r"asks for builtins\.eval"),
         ("test", pickle.dumps(good)[:-20], "is not CIFAR-100's Python version"),
-        ("test", [1], "expected a dictionary with data and fine_labels"),
-        ("test", {**good, b"data": good[b"data"][:, 1:]}, r"data: .* got uint8 \(3, 3071\)"),
-        ("test", {**good, b"data": good[b"data"] * 1.0}, "data: .* got float64"),
-        ("test", {**good, b"fine_labels": [1, 2]}, "fine_labels: expected 3 labels, got 2"),
-        ("test", {**good, b"fine_labels": [1, 2, "3"]}, "fine_labels: expected integers"),
+        ("test", [1], "is not CIFAR-100's Python version"),
+        ("test", {**good, b"data": good[b"data"][:, 1:]}, r"data, .* got uint8 \(3, 3071\)"),
+        ("test", {**good, b"data": good[b"data"] * 1.0}, "data, .* got float64"),
+        ("test", {**good, b"fine_labels": [1, 2]}, r"fine_labels, got .* int64 \(2,\)"),
+        ("test", {**good, b"fine_labels": [1, 2, "3"]}, "integers as fine_labels, got .* and <U"),
         ("test", {**good, b"fine_labels": [1, 2, -3]}, "image 2: .* got -3"),
         ("test.bin", b"\0" * 3073, "has 3073 bytes, expected a multiple of 3074"),
         ("test.bin", b"", "has 0 bytes"),
