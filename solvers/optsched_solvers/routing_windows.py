@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,9 +14,10 @@ from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log
 from optsched.registry import Support
 from optsched.result import Result
 from optsched_solvers.cores import confined
-from optsched_solvers.cpsat_call import STOP, Call
+from optsched_solvers.cpsat_call import Call
 from optsched_solvers.loading import load
 from optsched_solvers.routing_windows_bound import hosts_of, one_segment_bound
+from optsched_solvers.routing_windows_search import EVERY, Annealing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -27,14 +27,19 @@ if TYPE_CHECKING:
     from optsched.problem import Problem
     from optsched.problems.routing.plan import Plan
 
-MOST: Final = 100_000
+MOST: Final = 30_000
 """Requests times tuples."""
 
-EFFORT: Final = (8.0, 1.5)
-"""CP-SAT's deterministic seconds for the whole at first, and for a window."""
+PROVED: Final = 3_000
+"""Requests times tuples up to which CP-SAT follows; above, it finds and proves nothing."""
 
-WINDOW: Final = 6
-"""Requests of the first windows; they grow when none improves."""
+STEPS: Final = 2_000
+"""Of annealing per request, before CP-SAT."""
+
+STEP: Final = 100
+"""Iterations that a step of annealing counts."""
+
+_Best = tuple[int, list["Batch"]]
 
 
 class Batch(NamedTuple):
@@ -90,7 +95,8 @@ class Window:
         free = [0] * len(self.of)
         there = problem.arrival.tolist()
         before = [0] * problem.n_requests
-        rows, entries = [], []
+        rows = []
+        entries: list[tuple[int, int]] = []
         for batch in sorted(batches, key=lambda one: (one.start, one.segment)):
             k, pool, w, _, requests = batch
             own = [i for i, of in enumerate(self.of) if of == self.pools[pool]]
@@ -140,7 +146,9 @@ class Window:
         return len(log.instances) > len(self.of)
 
     def keeps(self, log: Log) -> bool:
-        """Whether the plan's instances are there in it from the beginning to the end."""
+        """Whether the plan's instances are there all the time, and all requests are served."""
+        if log.horizon is not None or len(log.entries) != self.problem.n_operations:
+            return False
         kept = log.instances[(log.instances["ready"] == 0) & (log.instances["unload"] < 0)]
         rows = Counter(map(tuple, kept[["server", "segment", "width"]].tolist()))
         return not Counter(self.plan.instances) - rows
@@ -181,7 +189,7 @@ def solve(
     Options, threads and iterations are those of `CpSat`.
     """
     window = Window(problem, plan)
-    best: tuple[int, list[Batch]] | None = None
+    best: _Best | None = None
     claims = True
     if monitor.sequences is not None:
         warm = Log.of_rows(problem, monitor.sequences)
@@ -192,83 +200,70 @@ def solve(
         batches = window.batches(log)
         if batches is not None and (best is None or log.cost < best[0]):
             best = log.cost, batches
+        if monitor.should_stop():
+            break
     if monitor.objective is None or monitor.should_stop():
         return Result("unknown")
     if claims:
         least = one_segment_bound(problem, window.hosts, monitor.objective, monitor.should_stop)
         monitor.bound(least, "one segment")
-    if best is None or monitor.should_stop() or not load(monitor, "ortools.sat.python.cp_model"):
-        return Result("unknown")
-    _Run(window, best, claims and window.is_full, limits, monitor).run()
+    if best is not None and problem.n_requests and not monitor.should_stop():
+        best = _anneal(window, best, monitor, limits)
+        small = _is_small(problem) and not monitor.should_stop()
+        if small and load(monitor, "ortools.sat.python.cp_model"):
+            _Run(window, best, claims and window.is_full, limits, monitor).run()
     return Result("unknown")
 
 
+def _is_small(problem: Routing) -> bool:
+    return problem.n_requests * len(problem.tuples) <= PROVED
+
+
+def _anneal(window: Window, best: _Best, monitor: Monitor, limits: Limits) -> _Best:
+    """Better batches: all the time for many requests, a few steps where a proof may follow."""
+    annealing = Annealing(window, best[1], limits.seed)
+    most: float = STEPS * window.problem.n_requests if _is_small(window.problem) else math.inf
+    if limits.iterations is not None:
+        most = min(most, limits.iterations / STEP)
+    began, left = monitor.elapsed, monitor.remaining
+
+    def progress(step: int) -> float:
+        if step:
+            monitor.advance(EVERY * STEP)
+        if monitor.should_stop():
+            return 1.0
+        return max(step / most, (monitor.elapsed - began) / left)
+
+    def improved() -> None:
+        nonlocal best
+        log = window.log(annealing.batches())
+        if log.cost < best[0]:
+            best = log.cost, window.batches(log) or []
+            monitor.incumbent(log.rows(), log.cost, "annealing")
+
+    annealing.run(progress, improved)
+    return best
+
+
 class _Run(Call):
-    """Many calls: the whole problem, then windows of it, all others' batches kept."""
+    """One call of CP-SAT."""
 
-    def __init__(
-        self, window: Window, best: tuple[int, list[Batch]], claims: bool, limits: Limits,
-        monitor: Monitor,
-    ) -> None:  # fmt: skip
-        self.window, self.best, self.claims = window, best, claims
-        self.spent, self.effort, self.whole = 0.0, 0.0, False
-        self.built: Any = None
-        super().__init__(None, limits, monitor)
-
-    def _search(self) -> None:
-        n = self.window.problem.n_requests
-        dice = random.Random(self.limits.seed)
-        with confined(self.cores):
-            if self._try(range(n), EFFORT[0]):
-                return
-            size, effort = WINDOW, EFFORT[1]
-            while size < n:
-                before = self.best[0]
-                firsts = list(range(-(size // 2), n - size // 2, max(1, size // 2)))
-                dice.shuffle(firsts)
-                for first in firsts:
-                    if self._ended():
-                        return
-                    self._try(range(max(0, first), min(n, first + size)), effort)
-                if self.best[0] == before:
-                    size, effort = size + 2, effort * 1.5
-            while not self._ended():
-                effort *= 4
-                if self._try(range(n), effort):
-                    return
-
-    def _ended(self) -> bool:
-        most = self.limits.iterations
-        used_up = most is not None and self.spent * 1e6 >= most
-        return used_up or self.invalid or self.failure is not None or self.monitor.should_stop()
-
-    def _try(self, free: range, effort: float) -> bool:
-        """Improve the batches of these requests; whether an optimum was proved."""
+    def __init__(self, window: Window, best: _Best, claims: bool, limits: Limits, monitor: Monitor):
         from optsched_solvers.routing_windows_model import Model
 
-        if self._ended():
-            return False
-        cost, batches = self.best
-        self.whole, self.effort = len(free) == self.window.problem.n_requests, effort
-        least = self.monitor.lower_bound or 0 if self.claims else 0
-        self.built = Model(self.window, batches, cost, least, free)
-        self.model = self.built.model
-        self.solver = self._solver()
-        if self.whole and self.claims:
-            self.solver.best_bound_callback = self._bound
-        solved = self._solved()
-        self.spent += max(1e-3, self.solver.response_proto.deterministic_time)
-        if solved and self.whole:
-            self._bound(self.solver.best_objective_bound)
-        return solved and self.whole
+        self.window, self.claims = window, claims
+        self.built = Model(window, best[1], best[0], (monitor.lower_bound or 0) * claims)
+        super().__init__(self.built.model, limits, monitor)
+        self.solver.best_bound_callback = self._bound
+
+    def _search(self) -> None:
+        with confined(self.cores):
+            if self._solved():
+                self._bound(self.solver.best_objective_bound)
 
     def _solution(self, value: Callable[[Any], int]) -> None:
         log = self.window.log(self.built.batches(value))
-        if log.cost < self.best[0]:
-            found = self.window.batches(log)
-            assert found is not None
-            self.best = log.cost, found
-            self.monitor.incumbent(log.rows(), log.cost, "cpsat")
+        self.monitor.incumbent(log.rows(), log.cost, "cpsat")
 
     def _bound(self, bound: float) -> None:
         try:
@@ -276,15 +271,3 @@ class _Run(Call):
                 self.monitor.bound(math.ceil(bound - 1e-3), "cpsat")
         except BaseException as error:
             self._fail(error)
-
-    def _solver(self) -> Any:
-        solver = super()._solver()
-        given, limits = solver.parameters, self.limits
-        if "max_deterministic_time" not in limits.options.get("parameters", {}):
-            left = self.effort
-            if limits.iterations is not None:
-                left = min(left, max(1e-6, limits.iterations * 1e-6 - self.spent))
-            given.max_deterministic_time = left
-        if limits.time_limit is not None:
-            given.max_time_in_seconds = max(0.0, self.monitor.remaining - STOP)
-        return solver

@@ -81,7 +81,7 @@ def one_segment_bound(
 
 
 def _least(problem: Routing, s: int, k: int) -> Any:
-    """ns of an image by input and width, which may be padded to one that costs less."""
+    """Time of an image in ns, by input and width, which may be padded to one that costs less."""
     return np.minimum.accumulate(problem.cost[s, k, ::-1], axis=0)[::-1]
 
 
@@ -155,14 +155,3 @@ def _merged(pieces: list[tuple[Any, Any]], base: int, grain: int) -> tuple[Any, 
         if new.sum() <= STATES:
             return cost[order][new], (rough[new] << grain) + base, grain
         grain += 1
-
-
-def alone_path(problem: Routing, hosts: list[list[Hosts]]) -> tuple[IntArray, IntArray, int]:
-    """Per segment the least time before and from it on, and the least cost of a lone request."""
-    least = steps(problem, hosts)
-    head = np.concatenate([[0], np.cumsum(least.min(axis=0))[:-1]])
-    tail = least.min(axis=0)[::-1].cumsum()[::-1]
-    return head, tail, int((least.sum(axis=1) + lost_ns(problem)).min())
-
-
-__all__ = ["Hosts", "alone_path", "hosts_of", "lost_ns", "one_segment_bound", "steps"]
