@@ -173,6 +173,8 @@ def online_runs(problem: Routing, plan: Plan, seed: int = 0) -> Iterator[Log]:
             try:
                 run = simulate(problem, router, plan=plan, settings=settings, seed=seed)
             except routers.InfeasibleRoute:  # the plan has no instance that is wide enough
-                continue
+                break
             assert run.log is not None
             yield run.log
+            if len(run.log.instances) == len(plan.instances):
+                break

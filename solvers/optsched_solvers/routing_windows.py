@@ -36,6 +36,9 @@ PROVED: Final = 3_000
 STEPS: Final = 2_000
 """Of annealing per request, before CP-SAT."""
 
+BOUNDING: Final = 0.2
+"""Share of the time that the bound of single segments gets."""
+
 STEP: Final = 100
 """Iterations that a step of annealing counts."""
 
@@ -205,8 +208,13 @@ def solve(
     if monitor.objective is None or monitor.should_stop():
         return Result("unknown")
     if claims:
-        least = one_segment_bound(problem, window.hosts, monitor.objective, monitor.should_stop)
-        monitor.bound(least, "one segment")
+        end = monitor.elapsed + BOUNDING * monitor.remaining
+        monitor.bound(
+            one_segment_bound(
+                problem, window.hosts, monitor.objective,
+                lambda: monitor.should_stop() or monitor.elapsed > end,
+            ), "one segment",
+        )  # fmt: skip
     if best is not None and problem.n_requests and not monitor.should_stop():
         best = _anneal(window, best, monitor, limits)
         small = _is_small(problem) and not monitor.should_stop()

@@ -24,7 +24,7 @@ class Hosts(NamedTuple):
 
     server: int
     """One of them."""
-    count: int
+    machines: int
     width: int
     """Of the widest."""
 
@@ -112,7 +112,7 @@ def _segment(
             busy = np.ceil(int(problem.launch[s]) + images * cost.min() - 1e-3).astype(np.int64)
             options.append((first, busy, least))
         first += count
-    ends = np.cumsum([0, *(one.count for one in hosts[k])])
+    ends = np.cumsum([0, *(one.machines for one in hosts[k])])
     lone = int((before + alone[:, k] + after).min())
     arrival = problem.arrival
     ready = np.append(arrival + before.min(), 2**61)

@@ -37,7 +37,7 @@ def scenario(seed: int, requests: int, servers: int) -> tuple[Routing, serving.P
         widths=(0.5, 1.0),
         mmac=[[[round(dice.uniform(0.1, 1), 3) for _ in range(2)] for _ in range(1 + k)]
               for k in range(2)],
-        vram_mb=size, accuracy=[[50.0, 50.3], [50.2, 50.9]], max_batch=dice.choice((2, 3, 64)),
+        vram_mb=size, accuracy=[[50.0, 50.3], [50.2, 50.9]], max_batch=dice.choice((2, 3)) if requests < 4 else 2,
         servers=[
             Server(
                 f"s{s}", sum(size[k, w] for s2, k, w in rows if s2 == s),
@@ -100,7 +100,7 @@ def solved(problem: Routing, plan: serving.Plan, **given: Any) -> optsched.Resul
 @pytest.mark.parametrize(("requests", "servers"), [(4, 1), (3, 2)])
 def test_against_enumeration(requests: int, servers: int) -> None:
     """The optimum, proved; no router is better, no bound is above it."""
-    for seed in range(4):
+    for seed in range(5 - requests):
         problem, plan = scenario(seed, requests, servers)
         least = least_cost(problem, plan)
         result = solved(problem, plan, time_limit=20)
@@ -113,8 +113,8 @@ def test_against_enumeration(requests: int, servers: int) -> None:
 def test_one_segment_bound() -> None:
     """It is never above the optimum, and above what requests take alone where they must wait."""
     better = 0
-    for seed in range(10):
-        problem, plan = scenario(seed, 4, 1)
+    for seed in range(12):
+        problem, plan = scenario(seed, 3, 1)
         hosts = hosts_of(problem, plan, [0])
         least = least_cost(problem, plan)
         bound = one_segment_bound(problem, hosts, 2**60, lambda: False)
@@ -122,7 +122,7 @@ def test_one_segment_bound() -> None:
         better += bound > problem.lower_bound()
         roomy = hosts_of(problem, plan, [10_000])
         assert one_segment_bound(problem, roomy, 2**60, lambda: False) <= bound, seed
-    assert better >= 5
+    assert better >= 6
 
 
 def test_one_segment_is_exact() -> None:
@@ -138,11 +138,11 @@ def test_one_segment_is_exact() -> None:
 
 def test_never_worse_than_the_hint() -> None:
     """Not than the best router, nor than a warm start, however little time there is."""
-    base = serving.reference(rate=7500, seconds=0.003, seed=3, router_ms=None)
+    base = serving.reference(rate=7500, seconds=0.0013, seed=3, router_ms=None)
     servers = [Server(one.id, one.vram_mb, one.launch_ms, one.ms_per_mmac, 0, 0)
                for one in base.servers]  # fmt: skip
     problem = base.replace(servers=servers)
-    plan = serving.plan_instances(problem)
+    plan = serving.Plan.of([*((0, k, 3) for k in range(4)), *((2, k, 1) for k in range(4))])
     online = min(log.cost for log in online_runs(problem, plan))
     first = solved(problem, plan, iterations=20_000)
     assert first.objective <= online
@@ -150,7 +150,6 @@ def test_never_worse_than_the_hint() -> None:
     assert again.objective <= first.objective
     same = solved(problem, plan, iterations=20_000)
     assert same.objective == first.objective
-    problem.lower_bound()
     cold = serving.simulate(problem, serving.MarginalCost()).schedule
     other = solved(problem, plan, iterations=1, warm_start=cold)
     assert other.lower_bound == problem.lower_bound()  # the plan's bound says nothing here
