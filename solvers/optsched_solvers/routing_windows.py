@@ -36,7 +36,7 @@ PROVED: Final = 3_000
 STEPS: Final = 2_000
 """Of annealing per request, before CP-SAT."""
 
-BOUNDING: Final = 0.2
+BOUNDING: Final = 0.35
 """Share of the time that the bound of single segments gets."""
 
 STEP: Final = 100
@@ -213,6 +213,7 @@ def solve(
             one_segment_bound(
                 problem, window.hosts, monitor.objective,
                 lambda: monitor.should_stop() or monitor.elapsed > end,
+                2 if limits.iterations is None else 1,
             ), "one segment",
         )  # fmt: skip
     if best is not None and problem.n_requests and not monitor.should_stop():

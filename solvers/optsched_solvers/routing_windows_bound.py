@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from optsched.problems.routing.plan import Plan
     from optsched.schedule import IntArray
 
-STATES: Final = 500
-"""States per request; more are merged, which only lowers the bound."""
+STATES: Final = (300, 2000)
+"""States per request, in two rounds; when there are more, some are merged, which lowers it."""
+
+PIVOTS: Final = 200
+"""Cheapest states that others are compared with, whether they are dominated."""
 
 
 class Hosts(NamedTuple):
@@ -72,12 +75,19 @@ def steps(problem: Routing, hosts: list[list[Hosts]]) -> IntArray:
 
 
 def one_segment_bound(
-    problem: Routing, hosts: list[list[Hosts]], upper: int, stop: Callable[[], bool]
-) -> int:
-    """The best bound of all segments, or `upper` if nothing is below it; 0 if it was stopped."""
+    problem: Routing, hosts: list[list[Hosts]], upper: int, stop: Callable[[], bool],
+    rounds: int = len(STATES),
+) -> int:  # fmt: skip
+    """The best bound of all segments, or `upper` if nothing is below it.
+
+    Of the second round only the segment that was best in the first has a part.
+    """
     if not problem.n_requests:
         return 0
-    return max(_segment(problem, hosts, k, upper, stop) for k in range(problem.n_segments))
+    found = [_segment(problem, hosts, k, upper, STATES[0], stop) for k in range(problem.n_segments)]
+    best = int(np.argmax(found))
+    more = [_segment(problem, hosts, best, upper, states, stop) for states in STATES[1:rounds]]
+    return max(*found, *more)
 
 
 def _least(problem: Routing, s: int, k: int) -> Any:
@@ -86,7 +96,12 @@ def _least(problem: Routing, s: int, k: int) -> Any:
 
 
 def _segment(
-    problem: Routing, hosts: list[list[Hosts]], k: int, upper: int, stop: Callable[[], bool]
+    problem: Routing,
+    hosts: list[list[Hosts]],
+    k: int,
+    upper: int,
+    states: int,
+    stop: Callable[[], bool],
 ) -> int:
     """Requests wait for instances of segment k only: exact up to merged states.
 
@@ -124,7 +139,7 @@ def _segment(
             return 0
         if not layers[j]:
             continue
-        cost, free, grain = _merged(layers[j], int(ready[j]), max(0, grain - 2))
+        cost, free, grain = _merged(layers[j], int(ready[j]), max(0, grain - 2), states)
         layers[j] = []
         for at, busy, least in options:
             group = slice(at, int(ends[np.searchsorted(ends, at, "right")]))
@@ -143,15 +158,27 @@ def _segment(
     return min((int(cost.min()) for cost, _ in layers[n]), default=upper)
 
 
-def _merged(pieces: list[tuple[Any, Any]], base: int, grain: int) -> tuple[Any, Any, int]:
-    """States without doubles, times rounded down such that few are left."""
-    cost = np.concatenate([piece[0] for piece in pieces])
-    free = np.concatenate([piece[1] for piece in pieces]) - base
+def _merged(
+    pieces: list[tuple[Any, Any]], base: int, grain: int, states: int
+) -> tuple[Any, Any, int]:
+    """States that are not dominated, times rounded down such that few are left."""
+    all_costs = np.concatenate([piece[0] for piece in pieces])
+    all_free = np.concatenate([piece[1] for piece in pieces]) - base
     while True:
-        rough = free >> grain
-        order = np.lexsort((cost, *rough.T))
-        rough = rough[order]
-        new = np.append(True, (np.diff(rough, axis=0) != 0).any(axis=1))
-        if new.sum() <= STATES:
-            return cost[order][new], (rough[new] << grain) + base, grain
-        grain += 1
+        free = all_free >> grain
+        order = np.lexsort((all_costs, *free.T))
+        free = free[order]
+        new = np.append(True, (np.diff(free, axis=0) != 0).any(axis=1))
+        cost, free = all_costs[order][new], free[new]
+        if len(cost) <= 20 * states:
+            order = np.argsort(cost, kind="stable")
+            cost, free = cost[order], free[order]
+            for i in range(PIVOTS):
+                if i >= len(cost) - 1:
+                    break
+                worse = (free[i + 1 :] >= free[i]).all(axis=1)
+                kept = np.append(np.full(i + 1, True), ~worse)
+                cost, free = cost[kept], free[kept]
+            if len(cost) <= states:
+                return cost, (free << grain) + base, grain
+        grain += 1 + (len(cost) > 4 * states)
