@@ -1,4 +1,4 @@
-"""Clairvoyant routing of few requests on a plan's instances: CP-SAT, whole and in windows."""
+"""Clairvoyant routing of few requests on a plan's instances: annealing, CP-SAT, and a bound."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def solve(
 
     The bound is one on histories in which the plan's instances are resident all the time, whatever
     else is loaded where a server has room for it; it is not told if a warm start is no such one.
-    Options, threads and iterations are those of `CpSat`.
+    Options and threads are those of `CpSat`; a step of annealing counts `STEP` iterations.
     """
     window = Window(problem, plan)
     best: _Best | None = None

@@ -157,5 +157,5 @@ class Annealing:
                     end[r], width[r] = done, w
             self.there[k + 1], self.width[k + 1] = end, width
             index = [i * widths + w for i, w in zip(index, width, strict=True)]
-        lost: int = sum([self.lost[i] for i in index])
-        return sum(self.there[-1]) - self.arrived + lost
+        total: int = sum(self.there[-1]) - self.arrived + sum([self.lost[i] for i in index])
+        return total
