@@ -17,7 +17,8 @@ engine                 its rooms
                        `disjunctive_state`, `disjunctive_propagation`, `edge_finding`,
                        `tree_search`; `giffler_thompson`, `giffler_thompson_tree`,
                        `giffler_thompson_node`
-`cpsat`                `cpsat_model`; for periods `cycle_cpsat`, `cycle_cpsat_model`
+`cpsat`                `cpsat_model`; for periods `cycle_cpsat`, `cycle_cpsat_model`; for routing
+                       `routing_windows` over `_bound`, `_search` and `_model`
 `genetic`              `operation_based`, `crossover`; for periods `cycle_genetic`
 =====================  ===========================================================================
 

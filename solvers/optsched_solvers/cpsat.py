@@ -48,7 +48,7 @@ class CpSat:
     """
 
     name = "cpsat"
-    answers = ("orders", "periodic orders", "resources", "quotas")
+    answers = ("orders", "periodic orders", "resources", "quotas", "routes")
     options: Mapping[str, str] = MappingProxyType(
         {
             "mode": "'solve' (default), or 'bound': lift the lower bound and look for nothing else",
@@ -56,6 +56,7 @@ class CpSat:
             "symmetry": "break the symmetry of identical jobs (default true)",
             "parameters": "mapping of further CP-SAT parameters",
             "ties": "quota plans with nodes: break ties exactly (default true)",
+            "plan": "routing: a Plan or a file optsched.routing-plan/1 (default: the best plan)",
         }
     )
 
@@ -69,6 +70,10 @@ class CpSat:
             from optsched_solvers import quota_cpsat
 
             return quota_cpsat.supports(problem)
+        if problem.answers == "routes":
+            from optsched_solvers import routing_windows
+
+            return routing_windows.supports(problem)
         if problem.answers == "periodic orders":
             return Support(True)
         return supported_objective(problem)
@@ -83,6 +88,10 @@ class CpSat:
             from optsched_solvers import quota_cpsat
 
             return quota_cpsat.solve(problem, limits, monitor)  # type: ignore[arg-type]
+        if problem.answers == "routes":
+            from optsched_solvers import routing
+
+            return routing.clairvoyant(problem, limits, monitor)  # type: ignore[arg-type]
         if problem.answers == "periodic orders":
             from optsched_solvers import cycle_cpsat
 

@@ -13,11 +13,12 @@ from optsched.result import Result
 from optsched_solvers.loading import load
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from optsched.limits import Limits
     from optsched.monitor import Monitor
     from optsched.problem import Problem
+    from optsched.problems.routing.log import Log
     from optsched.problems.routing.plan import Plan
 
 NOT_LOADED = "the limit came before compiled code was loaded (see `optsched warmup`)"
@@ -137,3 +138,43 @@ class Ppo(_Routed):
         if path is None:
             raise InputError("options: ppo needs policy, a file that `optsched serve-train` wrote")
         return Policy.load(path)
+
+
+def clairvoyant(problem: Routing, limits: Limits, monitor: Monitor) -> Result:
+    """`cpsat` of routing: better than every built-in router, knowing all arrivals; and a bound."""
+    from optsched_solvers import routing_windows
+    from optsched_solvers.cpsat import _checked_symmetry
+
+    _checked_symmetry(limits)
+    plan = plan_of(problem, limits.options.get("plan"))
+    if plan is None:
+        raise InputError("options: plan: cpsat loads nothing at run time, it needs a plan")
+    if not load(monitor, "optsched.serving.world:advance"):
+        return Result("unknown", reason=NOT_LOADED)
+    return routing_windows.solve(
+        problem, plan, online_runs(problem, plan, limits.seed), limits, monitor
+    )
+
+
+def online_runs(problem: Routing, plan: Plan, seed: int = 0) -> Iterator[Log]:
+    """Histories of built-in routers with a plan, with and without loads at run time."""
+    from optsched.serving import routers
+    from optsched.serving.core import Settings
+    from optsched.serving.simulator import simulate
+
+    most = problem.max_batch
+    chosen: list[Any] = [routers.MarginalCost(group=min(g, most)) for g in (10, 4, 2, 1)]
+    chosen += [routers.Router(routers.Backlog(), routers.JSED(), min(8, most))]
+    for row in problem.tuples[routers.pareto_tuples(problem)].tolist()[-32:]:
+        rule = routers.Static(tuple(row))
+        chosen += [routers.Router(rule, routers.JSED(), min(g, most)) for g in (8, 1)]
+    for router in chosen:
+        for settings in (Settings(), Settings(cap=1)):
+            try:
+                run = simulate(problem, router, plan=plan, settings=settings, seed=seed)
+            except routers.InfeasibleRoute:  # the plan has no instance that is wide enough
+                break
+            assert run.log is not None
+            yield run.log
+            if len(run.log.instances) == len(plan.instances):
+                break
