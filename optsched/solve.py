@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
@@ -256,7 +257,7 @@ def _provenance(problem: Problem, engine: Solver, monitor: Monitor) -> dict[str,
     limits = monitor.limits
     given = {
         "iterations": limits.iterations,
-        "options": dict(limits.options) or None,
+        "options": {key: _plain(value) for key, value in limits.options.items()} or None,
         "interrupted": monitor.interrupted or None,
     }
     return {
@@ -266,6 +267,14 @@ def _provenance(problem: Problem, engine: Solver, monitor: Monitor) -> dict[str,
         "instance_sha256": problem.sha256,
         **{key: value for key, value in given.items() if value is not None},
     }
+
+
+def _plain(value: Any) -> Any:
+    """An option as documents keep it: an object (a plan) by its kind, a path as text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    kept = value is None or isinstance(value, (bool, int, float, str, list, dict))
+    return value if kept else type(value).__name__
 
 
 def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, Any]:

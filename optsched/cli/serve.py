@@ -245,15 +245,9 @@ def router_of(spec: str) -> Any:
 
 def plan_of(problem: Routing, given: str) -> Plan | None:
     """The plan that a text means: ``auto``, ``cold`` or a file."""
-    if given == "cold":
-        return None
-    if given == "auto":
-        from optsched_solvers.routing_models import best_plan
+    from optsched_solvers.routing import plan_of
 
-        return best_plan(problem)
-    from optsched.problems.routing.plan import Plan
-
-    return Plan.read(given, problem)
+    return plan_of(problem, None if given == "auto" else given)
 
 
 def _demo(seed: int, settings: Settings) -> None:

@@ -62,6 +62,9 @@ def serve_run(
         bool, typer.Option("--compare", help="Put the simulation beside it.")
     ] = False,
     log: Annotated[Path | None, typer.Option(help="Write the log here.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="As serve-profile's [default: CPU cores].")
+    ] = None,
 ) -> None:
     """Serve the scikit-learn digits for real, in a process per server, at the scenario's times."""
     from optsched.cli.serve import plan_of, router_of, summary_rows
@@ -76,7 +79,10 @@ def serve_run(
 
     net, there = load_network(network), digits("test").x
     images = there[[r % len(there) for r in range(problem.n_requests)]]
-    executor = Executor(net, problem, router_of(router), plan_of(problem, plan), seed=seed)
+    executor = Executor(
+        net, problem, router_of(router), plan_of(problem, plan), seed=seed,
+        devices=None if devices is None else devices.split(","),
+    )  # fmt: skip
     with _progress("requests") as tell:
         if compare:
             found = side_by_side(executor, images, tell)
