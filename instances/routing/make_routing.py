@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from optsched.serving.workload import LINKS, reference
+from optsched.problems.routing.workload import LINKS, reference
 
 
 def write_all(folder: Path) -> None:

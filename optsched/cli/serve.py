@@ -11,10 +11,10 @@ import typer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from optsched.bench.routers import Point
     from optsched.problems.routing import Routing
     from optsched.problems.routing.plan import Plan
     from optsched.serving.core import Settings
-    from optsched.serving.front import Point
 
 Scenario = Annotated[
     Path,
@@ -49,7 +49,7 @@ def serve_make(
 ) -> None:
     """Make a scenario: a reference cluster and generated or recorded arrivals."""
     from optsched.files import check_outputs
-    from optsched.serving.workload import read_arrivals, reference
+    from optsched.problems.routing.workload import read_arrivals, reference
 
     check_outputs([output], [arrivals])
     given = {} if arrivals is None else {"arrival_ms": read_arrivals(arrivals)}
@@ -167,9 +167,9 @@ def serve_bench(
     """Compare routers on the same traces, with 95 % intervals over seeds."""
     import msgspec
 
+    from optsched.bench.routers import pareto
     from optsched.files import check_outputs, write_atomic
-    from optsched.serving.front import pareto
-    from optsched.serving.workload import reference
+    from optsched.problems.routing.workload import reference
 
     check_outputs([output], [])
     chosen = {spec: router_of(spec) for spec in routers or DEMO}
@@ -252,8 +252,8 @@ def plan_of(problem: Routing, given: str) -> Plan | None:
 
 def _demo(seed: int, settings: Settings) -> None:
     """Routers on two seconds of bursts, cold and with the best plan."""
-    from optsched.serving.front import pareto
-    from optsched.serving.workload import reference
+    from optsched.bench.routers import pareto
+    from optsched.problems.routing.workload import reference
 
     problem = reference(rate=2500, burst=3, seconds=2, seed=seed)
     _tell_compiling()

@@ -81,7 +81,7 @@ def serve_train(
     from optsched.cli.serve import plan_of
     from optsched.files import check_outputs, write_atomic
     from optsched.problems.routing import Routing
-    from optsched.serving.workload import reference
+    from optsched.problems.routing.workload import reference
 
     check_outputs([output, curve], [scenario])
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from optsched.bench.routers import MEASURES, Point, front_of
 from optsched.errors import InputError
 from optsched.files import read_text, write_atomic
 from optsched.plots.look import oklch, plain
 from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
-from optsched.serving.front import MEASURES, Point, front_of
 from optsched.strict_json import check_format, decode, parse
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def pareto(
     path
         File to write: ``.png``, ``.svg``, ``.pdf`` or ``.html``.
     x, y
-        Two of `optsched.serving.front.MEASURES`.
+        Two of `optsched.bench.routers.MEASURES`.
 
     Raises
     ------

@@ -15,8 +15,8 @@ from optsched.problems.routing.log import Log, Summary
 from optsched.problems.routing.log_check import check_log
 from optsched.problems.routing.log_report import explain, telemetry
 from optsched.problems.routing.plan import Plan
+from optsched.problems.routing.workload import arrivals, network_mmac, read_arrivals, reference
 from optsched.serving.core import Settings
-from optsched.serving.front import Point, front_of, pareto
 from optsched.serving.routers import (
     JSED,
     Backlog,
@@ -34,9 +34,9 @@ from optsched.serving.routers import (
     pareto_tuples,
 )
 from optsched.serving.simulator import Run, simulate
-from optsched.serving.workload import arrivals, network_mmac, read_arrivals, reference
 
 _LATE = {
+    "optsched.bench.routers": ("Point", "front_of", "pareto"),
     "optsched.serving.executor": ("Executor", "compare"),
     "optsched.serving.network": ("SlimResNet",),
     "optsched.serving.policy": ("Policy",),
@@ -49,15 +49,15 @@ _LATE = {
 
 __all__ = [
     "JSED", "Backlog", "Decision", "Fluid", "InfeasibleRoute", "Log", "MarginalCost", "Plan",
-    "Point", "PowerOfTwo", "Random", "RandomWidth", "RoundRobin", "Router", "Run", "Settings",
+    "PowerOfTwo", "Random", "RandomWidth", "RoundRobin", "Router", "Run", "Settings",
     "Static", "Summary", "View", "additive", "arrivals", "calibrated", "check_log", "explain",
-    "front_of", "nearest", "network_mmac", "pareto", "pareto_tuples",
+    "nearest", "network_mmac", "pareto_tuples",
     "plan_instances", "read_arrivals", "reference", "simulate", "telemetry",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs torch or a solver on first use."""
+    """Load what needs torch or a solver, and what stands above, on first use."""
     if name == "plan_instances":
         return import_module("optsched_solvers.routing_models").best_plan
     for home, names in _LATE.items():

@@ -14,7 +14,7 @@ from torch.nn.functional import pad as enlarged
 from optsched.errors import InputError
 from optsched.limits import number, whole_number
 from optsched.problems.routing.accuracy import WIDTHS
-from optsched.serving.workload import network_mmac
+from optsched.problems.routing.workload import network_mmac
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ from optsched.errors import InputError, MissingExtra
 from optsched.limits import whole_number
 from optsched.problems.routing import Contention, Routing, Server
 from optsched.problems.routing.plan import SLOTS, Plan
+from optsched.problems.routing.workload import arrivals
 from optsched.serving.routers import RandomWidth, RoundRobin, Router
-from optsched.serving.workload import arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

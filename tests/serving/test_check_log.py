@@ -15,9 +15,9 @@ from routing_problems import GONE, Anything, Resident, document, mutated, plain,
 from optsched.errors import InputError
 from optsched.problems.routing import Link, Routing, Server, log_document
 from optsched.problems.routing.log_check import check_log
+from optsched.problems.routing.workload import reference
 from optsched.serving.routers import Backlog, Decision, RandomWidth, RoundRobin, Router, Static
 from optsched.serving.simulator import simulate
-from optsched.serving.workload import reference
 from optsched.testing import check_router
 from optsched.testing.routing_problems import random_routing
 

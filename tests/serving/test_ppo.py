@@ -12,10 +12,10 @@ from ppo_oracle import Replay, episode, loss_and_gradients
 
 from optsched.errors import InputError, MissingExtra
 from optsched.problems.routing.plan import Plan
+from optsched.problems.routing.workload import reference
 from optsched.serving import rules
 from optsched.serving.policy import Policy, sizes
 from optsched.serving.simulator import simulate
-from optsched.serving.workload import reference
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("stable_baselines3")

@@ -15,9 +15,9 @@ from optsched.errors import InputError
 from optsched.problems.routing import Contention, Link, Routing, Server, log_document
 from optsched.problems.routing.accuracy import additive, calibrated, nearest
 from optsched.problems.routing.document import from_tree, to_json
+from optsched.problems.routing.workload import network_mmac, read_arrivals, reference
 from optsched.serving.routers import JSED, Router, Static
 from optsched.serving.simulator import simulate
-from optsched.serving.workload import network_mmac, read_arrivals, reference
 from optsched.testing.routing_problems import random_routing
 
 if TYPE_CHECKING:

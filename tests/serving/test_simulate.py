@@ -17,10 +17,10 @@ import optsched
 from optsched.errors import InputError
 from optsched.problems.routing import Contention
 from optsched.problems.routing.log_check import check_log
+from optsched.problems.routing.workload import arrivals, reference
 from optsched.serving.core import Settings
 from optsched.serving.routers import JSED, Decision, InfeasibleRoute, Router, Static
 from optsched.serving.simulator import new_world, simulate
-from optsched.serving.workload import arrivals, reference
 from optsched.serving.world import DRAINED, advance
 from optsched.testing.routing_problems import random_routing
 
