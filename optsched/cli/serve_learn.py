@@ -70,7 +70,7 @@ def serve_train(
         str,
         typer.Option(help="flow: the objective itself; paper, paper-relaxed: Slim Scheduler's."),
     ] = "flow",
-    decisions: Annotated[int, typer.Option(help="To learn from.", min=1)] = 10_000_000,
+    decisions: Annotated[int, typer.Option(help="To learn from.", min=1)] = 3_000_000,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     plan: Annotated[str, typer.Option(help="auto, cold, or a file.")] = "auto",
     curve: Annotated[Path | None, typer.Option(help="Write the curve here (JSON lines).")] = None,

@@ -59,7 +59,7 @@ def train_router(
     problem: Routing | Callable[[int], Routing],
     mode: str = "flow",
     *,
-    decisions: int = 10_000_000,
+    decisions: int = 3_000_000,
     seed: int = 0,
     plan: Plan | None = None,
     progress: Callable[[Row], None] | None = None,
