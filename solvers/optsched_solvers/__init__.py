@@ -18,7 +18,7 @@ engine                 its rooms
                        `tree_search`; `giffler_thompson`, `giffler_thompson_tree`,
                        `giffler_thompson_node`
 `cpsat`                `cpsat_model`; for periods `cycle_cpsat`, `cycle_cpsat_model`; for routing
-                       `routing_windows` over `_bound`, `_search` and `_model`
+                       `routing_windows` over `_search`, `_model` and `_bound`
 `genetic`              `operation_based`, `crossover`; for periods `cycle_genetic`
 =====================  ===========================================================================
 

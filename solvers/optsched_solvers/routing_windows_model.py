@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from optsched_solvers.routing_window import Batch
 from optsched_solvers.routing_windows_bound import lost_ns, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched_solvers.routing_windows import Batch, Window
+    from optsched_solvers.routing_window import Window
 
 _PARTS: Final = 1000  # of a ns, in which work is counted
 
@@ -67,8 +68,6 @@ class Model:
 
     def batches(self, value: Callable[[Any], int]) -> list[Batch]:
         """The batches of a solution."""
-        from optsched_solvers.routing_windows import Batch
-
         found = []
         for one in self.led:
             members = tuple(q for q, joins in one.joins.items() if value(joins))

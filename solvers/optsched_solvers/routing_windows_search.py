@@ -6,12 +6,13 @@ import math
 import random
 from typing import TYPE_CHECKING, Any, Final
 
+from optsched_solvers.routing_window import Batch
 from optsched_solvers.routing_windows_bound import lost_ns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched_solvers.routing_windows import Batch, Window
+    from optsched_solvers.routing_window import Window
 
     Row = tuple[int, int, tuple[int, ...]]  # pool, width, requests
 
@@ -66,8 +67,6 @@ class Annealing:
 
     def batches(self) -> list[Batch]:
         """The best so far, told by when their requests are there."""
-        from optsched_solvers.routing_windows import Batch
-
         kept, self.rows = self.rows, list(self.best[1])
         self._timed(0)
         found = [
