@@ -49,7 +49,7 @@ STATE = np.dtype(
 SERVER = np.dtype(
     [(name, "i8") for name in (
         "vram", "launch", "load_time",  # kB, ns
-        "used", "freeing",  # kB held, and of that about to be freed
+        "used", "wanted",  # kB held; the key for which room is being made, + 1
         "waiting",  # a bit for every key (segment, width) with blocks
         "load", "running",  # U in 1/UNIT, batches
         "instances", "since", "wake",
@@ -230,10 +230,13 @@ def handle(core, s, event, which, now):  # type: ignore[no-untyped-def]
             _wake(core, s, now + state.idle)
     elif event == UNLOADED:
         slot = core.instance[s, which]
-        memory = core.vram[slot.segment, slot.width]
         slot.state = EMPTY
-        server.used -= memory
-        server.freeing -= memory
+        server.used -= core.vram[slot.segment, slot.width]
+        if server.wanted:  # before anybody else takes the room
+            k, w = (server.wanted - 1) // state.widths, (server.wanted - 1) % state.widths
+            if server.used + core.vram[k, w] <= server.vram:
+                server.wanted = 0
+                _load(core, s, k, w, now)
     elif event == TICK:
         _unload_idle(core, s, now)
     blocked = 0
@@ -380,7 +383,6 @@ def _unload_idle(core, s, now):  # type: ignore[no-untyped-def]
 def _unload(core, s, i):  # type: ignore[no-untyped-def]
     slot = core.instance[s, i]
     slot.state = UNLOADING
-    core.server[s].freeing += core.vram[slot.segment, slot.width]
     _command(core, UNLOAD, s, i, 0)
 
 
@@ -389,13 +391,13 @@ def _maybe_load(core, s, k, w, now):  # type: ignore[no-untyped-def]
     """Load an instance for (k, w) if there is room; make room only if nothing serves it."""
     state = core.state[0]
     server = core.server[s]
-    if server.freeing:  # room for somebody older, whom a load now would rob of it
+    if server.wanted:  # a load now would take the room of who made it
         return
-    hosts, empty = 0, -1
+    hosts, has_slot = 0, False
     for i in range(SLOTS):
         slot = core.instance[s, i]
         if slot.state == EMPTY:
-            empty = i if empty < 0 else empty
+            has_slot = True
         elif slot.segment == k and slot.width >= w and slot.state != UNLOADING:
             if slot.state == LOADING:
                 return
@@ -403,26 +405,36 @@ def _maybe_load(core, s, k, w, now):  # type: ignore[no-untyped-def]
     full = server.saturation > 0.0 and server.load > state.util_block
     if hosts >= state.cap or (server.running and full):
         return
-    need = core.vram[k, w]
-    if empty >= 0 and server.used + need <= server.vram:
-        slot = core.instance[s, empty]
-        slot.state = LOADING
-        slot.segment = k
-        slot.width = w
-        slot.id = server.instances
-        slot.pinned = 0
-        server.instances += 1
-        server.used += need
-        slot.until = now + server.load_time
-        _command(core, LOAD, s, empty, slot.until)
+    if has_slot and server.used + core.vram[k, w] <= server.vram:
+        _load(core, s, k, w, now)
     elif hosts == 0:
-        _evict(core, s, need, empty >= 0)
+        _evict(core, s, k, w, has_slot)
 
 
-@helper(NONE, CORE, INT, INT, types.boolean, counted=False, inline=True)
-def _evict(core, s, need, has_slot):  # type: ignore[no-untyped-def]
-    """Unload what has been idle longest until so much is free; nothing if that is not enough."""
+@helper(NONE, CORE, INT, INT, INT, INT, counted=False, inline=True)
+def _load(core, s, k, w, now):  # type: ignore[no-untyped-def]
+    """Load an instance into the first empty slot."""
     server = core.server[s]
+    i = 0
+    while core.instance[s, i].state != EMPTY:
+        i += 1
+    slot = core.instance[s, i]
+    slot.state = LOADING
+    slot.segment = k
+    slot.width = w
+    slot.id = server.instances
+    slot.pinned = 0
+    server.instances += 1
+    server.used += core.vram[k, w]
+    slot.until = now + server.load_time
+    _command(core, LOAD, s, i, slot.until)
+
+
+@helper(NONE, CORE, INT, INT, INT, types.boolean, counted=False, inline=True)
+def _evict(core, s, k, w, has_slot):  # type: ignore[no-untyped-def]
+    """Unload what has been idle longest until (k, w) fits; nothing if that is not enough."""
+    server = core.server[s]
+    need = core.vram[k, w]
     room = most = server.vram - server.used
     can_slot = has_slot
     for i in range(SLOTS):
@@ -432,6 +444,7 @@ def _evict(core, s, need, has_slot):  # type: ignore[no-untyped-def]
             can_slot = True
     if most < need or not can_slot:
         return
+    server.wanted = k * core.state[0].widths + w + 1
     while room < need or not has_slot:
         longest, since = -1, NEVER
         for i in range(SLOTS):

@@ -211,6 +211,15 @@ def test_a_load_robs_nobody_of_room() -> None:
     assert (run.finish / 1e6).tolist() == [9.0, 17.0, 18.0]
 
 
+def test_room_is_for_whom_it_was_made() -> None:
+    """An older request, whose segment has an instance already, does not get it."""
+    given = {"vram_mb": 2.0, "instance_mb": [[1.0]] * 3, "load_ms": 1.0, "max_batch": 1}
+    problem = plain([0.0, 3.2, 3.5], k=3, **given)
+    patient = Settings(starve_ms=1000.0)
+    run = simulate(problem, Router(Static((0, 0, 0)), JSED(), 1), settings=patient)
+    assert run.finish[0] == 6e6  # each segment is loaded and run for 1 ms
+
+
 def test_random_groups_are_no_larger_than_batches() -> None:
     """Of up to 32 requests where a batch holds 4."""
     run = simulate(plain([0.0] * 64, max_batch=4), Router(Static((0,)), JSED(), 0))
