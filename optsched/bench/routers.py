@@ -24,7 +24,8 @@ MEASURES = ("accuracy", "mean_ms", "p99_ms", "joules_per_image", "cost_ms", "thr
 
 _HIGH = ("accuracy", "throughput_per_s")
 _LATE = 0.05
-"""A trace whose last request is done later than this share of it after its end is saturated."""
+_SOON = 50_000_000  # ns
+"""A trace whose last request is done later than this after its end is saturated."""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -80,6 +81,8 @@ def pareto(
     if not given or not routers:
         raise InputError("seeds, routers: expected at least one of each")
     traces = [problem if isinstance(problem, Routing) else problem(seed) for seed in given]
+    if not all(trace.n_requests for trace in traces):
+        raise InputError("problem: a trace without requests has nothing to compare")
     found = []
     for name, router in routers.items():
         runs = [
@@ -131,10 +134,8 @@ def _measures(run: Run) -> dict[str, float]:
 
 def _saturated(run: Run) -> bool:
     arrival = run.problem.arrival
-    if not len(arrival):
-        return False
     late = int(run.finish.max()) - int(arrival[-1])
-    return bool((run.finish < 0).any()) or late > _LATE * int(arrival[-1])
+    return bool((run.finish < 0).any()) or late > max(_LATE * int(arrival[-1]), _SOON)
 
 
 def _student(n: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,7 +79,7 @@ def serve_plan(
     for s, server in enumerate(problem.servers):
         own = [f"{k}@{problem.widths[w]:g}" for at, k, w in plan.instances if at == s]
         print(f"{server.id}: {' '.join(own) or 'nothing'}")
-    print(f"{plan.status}, accuracy {plan.accuracy:.2f} % at {headroom:g} x {problem.rate:.0f}/s")
+    print(f"{plan.status}, accuracy {plan.accuracy:.2f} % at {plan.rate:.0f} requests/s")
     if output is not None:
         plan.write(output, problem)
         print(f"wrote {output}")
@@ -171,12 +172,18 @@ def serve_bench(
     from optsched.files import check_outputs, write_atomic
     from optsched.problems.routing.workload import reference
 
-    check_outputs([output], [])
+    files = [spec.partition(":")[2] for spec in routers or () if spec.startswith("policy:")]
+    files += [plan] if plan not in ("auto", "cold") else []
+    check_outputs([output], [Path(file) for file in files])
     chosen = {spec: router_of(spec) for spec in routers or DEMO}
     points: list[Point] = []
+    cases = [(name, *_load(name)) for name in loads.split(",")]
+    last = first_seed + seeds - 1
+    plans = [
+        plan_of(reference(rate=rate, seconds=seconds, seed=last), plan) for _, rate, _ in cases
+    ]
     _tell_compiling()
-    for name in loads.split(","):
-        rate, burst = _load(name)
+    for (name, rate, burst), there in zip(cases, plans, strict=True):
 
         def make(seed: int, rate: float = rate, burst: float = burst) -> Routing:
             return reference(rate=rate, burst=burst, seconds=seconds, seed=seed)
@@ -185,8 +192,7 @@ def serve_bench(
         print(_HEADER)
         points += pareto(
             make, chosen, seeds=range(first_seed, first_seed + seeds),
-            plan=plan_of(reference(rate=rate, seconds=seconds, seed=first_seed), plan),
-            load=name, on_point=_print_point,
+            plan=there, load=name, on_point=_print_point,
         )  # fmt: skip
     document = {"format": "optsched.serving-bench/1", "points": points}
     write_atomic(output, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
@@ -219,8 +225,8 @@ def router_of(spec: str) -> Any:
     if spec == "marginal":
         return routers.MarginalCost()
     widths: dict[str, Callable[[str], routers.WidthRule]] = {
-        "random": lambda _: routers.RandomWidth(),
-        "fluid": lambda _: routers.Fluid(),
+        "random": lambda given: {"": routers.RandomWidth()}[given],
+        "fluid": lambda given: {"": routers.Fluid()}[given],
         "static": lambda given: routers.Static(tuple(int(w) for w in given.split(","))),
         "backlog": lambda given: routers.Backlog(float(given.removesuffix("ms") or 6)),
     }
@@ -289,11 +295,16 @@ def summary_rows(summary: Any) -> list[tuple[str, str]]:
 def _load(text: str) -> tuple[float, float]:
     from optsched.errors import InputError
 
-    rate, _, burst = text.partition("x")
+    rate, x, burst = text.partition("x")
     try:
-        return float(rate), float(burst or 1)
+        found = float(rate), float(burst if x else 1)
     except ValueError:
-        raise InputError(f"loads: expected RATE or RATExBURST, got {text!r:.60}") from None
+        found = 0.0, 0.0
+    if not (0 < found[0] < math.inf and 1 <= found[1] < math.inf):
+        raise InputError(
+            f"loads: expected RATE or RATExBURST, a rate > 0 and a burst >= 1, got {text!r:.60}"
+        )
+    return found
 
 
 def _tell_compiling() -> None:

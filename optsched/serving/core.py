@@ -143,6 +143,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         whole_number("cap", self.cap, 1, SLOTS)
+        if not isinstance(self.strict, bool):
+            raise InputError(f"strict: expected true or false, got {self.strict!r:.60}")
         non_negative("util_block", self.util_block)
         milliseconds("idle_ms", self.idle_ms)
         milliseconds("starve_ms", self.starve_ms)

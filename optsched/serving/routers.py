@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from optsched.errors import InputError, OptschedError
+from optsched.errors import InputError
 from optsched.limits import whole_number
 from optsched.problems.routing.checks import frozen, non_negative
 from optsched.problems.routing.problem import POINTS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optsched.serving.world import World
 
 
-class InfeasibleRoute(OptschedError):
+class InfeasibleRoute(InputError):
     """A router sent a block where it can never run; the message names the decision."""
 
 
@@ -349,6 +349,8 @@ class View:
 
     def expected_delay(self, width: int, group: int) -> Any:
         """When each server would be done with so many of the head, in ms; inf: never."""
+        whole_number("width", width, 0, self.problem.n_widths - 1)
+        whole_number("group", group, 1, self.problem.max_batch)
         found = np.zeros(len(self.problem.servers))
         expected_delays(self._world, width, group, found)
         return found / 1e6

@@ -18,7 +18,14 @@ from optsched.problems.routing.plan import SLOTS
 from optsched.problems.routing.problem import NS_PER_MS
 from optsched.serving import world
 from optsched.serving.core import NEVER, Settings, new_core, pin
-from optsched.serving.routers import CompiledRouter, InfeasibleRoute, OwnRouter, Router, View
+from optsched.serving.routers import (
+    CompiledRouter,
+    InfeasibleRoute,
+    MarginalCost,
+    OwnRouter,
+    Router,
+    View,
+)
 from optsched.serving.rules import Compiled
 from optsched.serving.world import World, advance
 
@@ -119,7 +126,13 @@ def simulate(
             raise InfeasibleRoute(infeasible(problem, state))
         else:
             raise InternalError("the simulation has stopped before all requests are done")
-    return _run(problem, state, seed, cut=horizon_ms is not None)
+    known = isinstance(chosen, Router | MarginalCost)
+    told = {
+        "seed": seed, "router": repr(chosen) if known else type(chosen).__name__,
+        "plan": "cold" if plan is None else [list(row) for row in plan.instances],
+        "settings": vars(settings or Settings()),
+    }  # fmt: skip
+    return _run(problem, state, told, cut=horizon_ms is not None)
 
 
 def new_world(
@@ -133,9 +146,11 @@ def new_world(
 ) -> World:
     """A simulation at its beginning; see `simulate`."""
     seed = whole_number("seed", seed, 0, 2**31 - 1)
-    if hasattr(router, "compiled"):
+    if not isinstance(settings, Settings | None):
+        raise InputError(f"settings: expected Settings, got {settings!r:.60}")
+    if hasattr(router, "compiled") and not isinstance(router, type):
         rule = router.compiled(problem, plan, seed)
-    elif callable(getattr(router, "route", None)):
+    elif callable(getattr(router, "route", None)) and not isinstance(router, type):
         rule = Compiled.outside()
     else:
         raise InputError(f"router: expected a Router or route(view), got {router!r:.60}")
@@ -175,6 +190,11 @@ def ask(problem: Routing, router: Any, view: View, state: World) -> None:
     limits = (len(problem.servers), problem.n_widths, problem.max_batch + 1)
     names = ("server", "width", "group")
     given = [getattr(decision, name, None) for name in names]
+    if given == [None] * 3:
+        raise InfeasibleRoute(
+            f"decision {int(trace['decisions'])} of {type(router).__name__}.route: expected a "
+            f"Decision(server, width, group), got {decision!r:.60}"
+        )
     for name, value, limit in zip(names, given, limits, strict=True):
         least = int(name == "group")
         if not isinstance(value, (int, np.integer)) or not least <= value < limit:
@@ -200,14 +220,13 @@ def twice(rows: Any) -> Any:
     return np.concatenate([rows, np.zeros(len(rows), rows.dtype)])
 
 
-def _run(problem: Routing, state: World, seed: int, *, cut: bool) -> Run:
+def _run(problem: Routing, state: World, told: dict[str, Any], *, cut: bool) -> Run:
     trace = state.trace[0]
     end, decisions = int(trace["now"]), int(trace["decisions"])
     if trace["logs"]:
         history = Log(
             problem, state.batch_row[: trace["batches"]], state.request_row[: trace["entries"]],
-            state.instance_row[: trace["instances"]], decisions, end if cut else None,
-            {"seed": seed},
+            state.instance_row[: trace["instances"]], decisions, end if cut else None, told,
         )  # fmt: skip
         return Run(problem, history, history.summary, history.cost, history.finish)
     finish = state.request["finish"]

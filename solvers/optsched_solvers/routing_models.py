@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from optsched.problems.routing import Routing
 
+MOST_TUPLES: Final = 4096
+
 BATCH: Final = 8
 """Mean batch that the models assume."""
 
@@ -69,21 +71,23 @@ def best_plan(
     Returns
     -------
     Plan
-        With its status and bound by the model. If not even the narrowest tuple fits the rate, the
-        plan for the highest rate that fits, found by halving the headroom.
+        With its status and bound by the model. If not even the narrowest tuple fits the rate, a
+        plan for a lower one, its `rate`, found by halving.
 
     Raises
     ------
     InputError
-        Servers cannot hold an instance of every segment.
+        Servers cannot hold an instance of every segment, or no plan was found in time.
     """
     if not 0 < number("headroom", "a number", headroom) < np.inf:
         raise InputError(f"headroom: expected a finite number > 0, got {headroom!r:.60}")
     given = problem.rate if rate is None else number("rate", "requests per second", rate)
-    target = max(given, 1e-3) * headroom
     end = time.monotonic() + time_limit
-    for _ in range(12):
-        fluid = _solve(problem, target, None, time_limit)
+    busy = _times(problem).busy
+    least = busy.min(axis=(0, 2, 3)).sum()  # ns of an image, at best
+    target = min(max(given, 1e-3) * headroom, 1e9 * SLOTS * len(busy) * BUSY / max(least, 1e-3))
+    for _ in range(60):
+        fluid = _solve(problem, target, None, end - time.monotonic())
         if fluid is not None:
             weight = _weights(problem, fluid.shares)
             found = _solve(problem, target, None, end - time.monotonic(), weight)
@@ -151,6 +155,11 @@ def _solve(
 
     solver: Any = pywraplp.Solver.CreateSolver("GLOP" if weight is None else "SCIP")
     servers, (segments, widths) = len(problem.servers), problem.vram.shape
+    if len(problem.tuples) > MOST_TUPLES:
+        raise InputError(
+            f"widths: the planner's model takes {MOST_TUPLES} tuples, here are "
+            f"{len(problem.tuples)}; give a plan of your own, or start cold"
+        )
     times, per_ns = _times(problem), rate / 1e9
     share = [solver.NumVar(0, 1, "") for _ in problem.tuples]
     solver.Add(solver.Sum(share) == 1)
@@ -207,6 +216,8 @@ def _solve(
     solver.SetTimeLimit(max(1, round(seconds * 1000)))
     status = solver.Solve()
     if status not in (solver.OPTIMAL, solver.FEASIBLE):
+        if status == solver.NOT_SOLVED or seconds <= 0:
+            raise InputError("time_limit: no plan was found in time; give more")
         return None
     found = np.array([one.solution_value() for one in share])
     rows = () if plan is None else plan.instances

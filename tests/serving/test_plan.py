@@ -111,7 +111,7 @@ def test_histories_on_a_plan(seed: int) -> None:
 def test_a_rate_that_nothing_serves() -> None:
     """The plan is for the highest rate that fits, found by halving."""
     problem = one_server(0)
-    plan = plan_instances(problem, rate=1e6, headroom=1.0)
+    plan = plan_instances(problem, rate=1e6, headroom=1e9)
     assert plan.rate is not None and 0 < plan.rate < 2e3 and plan.instances
     with pytest.raises(InputError, match="cannot hold an instance of every segment"):
         plan_instances(plain(k=2, n=1, vram_mb=1.5))
@@ -130,6 +130,8 @@ def test_documents(tmp_path: Path) -> None:
         ({"instances.0.count": 12}, "its instances take"),
         ({"instances.0.width": 2}, "width: expected an integer in 0..1, got 2"),
         ({"instances.0.x": 2}, "x"),
+        ({"status": "proved"}, "status: expected optimal or feasible"),
+        ({"shares": {"0,2": 1.0}}, "shares: expected widths of every segment"),
         ({"format": "optsched.routing-plan/2"}, "optsched.routing-plan/2"),
     ):
         with pytest.raises(InputError) as caught:

@@ -83,7 +83,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"vram_mb.1": GONE}, "vram_mb: expected 2 rows of 2 numbers"),
     ({"accuracy": {"0,0": 50.0}}, "accuracy: 3 of 4 tuples are missing"),
     ({"accuracy.0,2": 50.0}, "accuracy: expected 2 indices of widths such as"),
-    ({"accuracy.0,1": 101.0}, "accuracy: tuple 1: expected a percentage"),
+    ({"accuracy.0,1": 101.0}, 'accuracy["0,1"]: expected a percentage'),
     ({"accuracy.0,1": GONE, "accuracy_prior": "guess"}, "accuracy_prior: expected additive or ne"),
     ({"accuracy": {"0,1": 50.0}, "accuracy_prior": "additive"}, "accuracy: the additive prior ne"),
     ({"requests.1.id": "x"}, "requests[1].id: 'x' is also the id of requests[0]"),

@@ -106,13 +106,11 @@ def completed(percent: FloatArray, widths: npt.ArrayLike, prior: str) -> FloatAr
     Raises
     ------
     InputError
-        Another prior, no tuple known, or for ``"additive"`` a uniform one missing.
+        No tuple known, or for ``"additive"`` a uniform one missing.
     """
     known = {
         tuple(at): float(percent[tuple(at)]) for at in np.argwhere(~np.isnan(percent)).tolist()
     }
-    if prior not in ("additive", "nearest"):
-        raise InputError(f"accuracy_prior: expected additive or nearest, got {prior!r:.60}")
     if not known:
         raise InputError("accuracy: no tuple is given")
     guess = additive(known, len(percent)) if prior == "additive" else nearest(known, widths)

@@ -99,6 +99,8 @@ def accuracy_table(
 ) -> npt.NDArray[np.int64]:
     """Accuracies of all tuples in 1/10,000 of a percent."""
     n = len(widths)
+    if prior not in (None, "additive", "nearest"):
+        raise InputError(f"accuracy_prior: expected additive or nearest, got {prior!r:.60}")
     if isinstance(given, Mapping):
         percent = np.full((n,) * segments, np.nan)
         for key, value in given.items():
@@ -119,13 +121,14 @@ def accuracy_table(
             raise InputError(f"accuracy: expected {n**segments} numbers, got {percent.size}")
     flat = percent.ravel()
     for at in np.flatnonzero(~((flat >= 0) & (flat <= 100)))[:1]:
-        raise InputError(f"accuracy: tuple {at}: expected a percentage in 0..100, got {flat[at]}")
+        key = ",".join(map(str, np.unravel_index(at, (n,) * segments)))
+        raise InputError(f'accuracy["{key}"]: expected a percentage in 0..100, got {flat[at]}')
     return frozen(np.rint(flat * 10_000).astype(np.int64))
 
 
 def _tuple(key: Any, n: int, segments: int) -> tuple[int, ...]:
     parts = key.split(",") if isinstance(key, str) else []
-    if len(parts) != segments or not all(p.isdigit() and int(p) < n for p in parts):
+    if len(parts) != segments or not {*parts} <= {*map(str, range(n))}:
         raise InputError(
             f"accuracy: expected {segments} indices of widths such as "
             f'"{",".join(["0"] * segments)}", got {key!r:.60}'

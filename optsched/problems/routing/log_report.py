@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.errors import InputError
 from optsched.limits import whole_number
 from optsched.problems.routing.problem import NS_PER_MS
 
@@ -113,6 +114,8 @@ def explain(log: Log, batch: int) -> str:
         There is no such batch.
     """
     problem, rows = log.problem, log.batches
+    if not len(rows):
+        raise InputError("batch: the log has none")
     b = whole_number("batch", batch, 0, len(rows) - 1)
     row = rows[b]
     entries = log.entries[row["first"] : row["first"] + row["images"]]

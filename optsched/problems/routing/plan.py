@@ -93,6 +93,8 @@ class Plan:
         """
         limits = (len(problem.servers), problem.n_segments, problem.n_widths)
         for row in self.instances:
+            if not isinstance(row, tuple) or len(row) != len(limits):
+                raise InputError(f"plan: expected (server, segment, width), got {row!r:.60}")
             for name, value, limit in zip(("server", "segment", "width"), row, limits, strict=True):
                 if not 0 <= value < limit:
                     raise InputError(
@@ -135,10 +137,18 @@ class Plan:
                 raise InputError(f"{name}: instances[{i}].server: there is no {row.server!r:.60}")
             count = whole_number(f"{name}: instances[{i}].count", row.count, 0, SLOTS)
             rows += [(number[row.server], row.segment, row.width)] * count
-        shares = {
-            tuple(int(w) for w in key.split(",") if w.isdigit()): value
-            for key, value in found.shares.items()
-        }
+        if found.status not in ("optimal", "feasible"):
+            raise InputError(
+                f"{name}: status: expected optimal or feasible, got {found.status!r:.60}"
+            )
+        named = {",".join(map(str, row)): tuple(row) for row in problem.tuples.tolist()}
+        for key, value in found.shares.items():
+            if key not in named or not 0 <= value <= 1 + 1e-6:
+                raise InputError(
+                    f"{name}: shares: expected widths of every segment and a number in 0..1, got "
+                    f"{key!r:.60}: {value!r:.60}"
+                )
+        shares = {named[key]: value for key, value in found.shares.items()}
         plan = cls(
             tuple(sorted(rows)), found.status, found.objective_ms, found.lower_bound_ms,
             found.accuracy, found.rate, shares,

@@ -191,8 +191,8 @@ class Routing(Problem):
             raise InputError(f"widths: expected ascending numbers in (0, 1], got {widths!r:.60}")
         work = _work("mmac", mmac, n)
         k = len(work)
-        if n**k > MOST_TUPLES:
-            raise InputError(f"mmac: {n} widths to the power of {k} segments: too many tuples")
+        if n**k > MOST_TUPLES or k > 32:
+            raise InputError(f"mmac: {n} widths to the power of {k} segments: too many")
         memory = table("vram_mb", vram_mb, 2)
         if memory.shape != (k, n):
             raise InputError(f"vram_mb: expected {k} rows of {n} numbers, got {memory.shape}")
