@@ -1,8 +1,7 @@
 """Serving of slimmable networks: which server, width and batch every request gets.
 
-Scenarios `reference`, `arrivals`, `read_arrivals`; routers and `simulate`; `plan_instances`;
-`check_log`; `pareto`. With the extra ``serving``: `SlimResNet`, `train_slim`, `profile`,
-`Executor`, `train_router`.
+Scenarios, routers and `simulate`; `plan_instances`; `check_log`; `pareto`. With the extra
+``serving``: `SlimResNet`, `train_slim`, `profile`, `Executor`, `train_router`.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ __all__ = [
     "JSED", "Backlog", "Decision", "Fluid", "InfeasibleRoute", "Log", "MarginalCost", "Plan",
     "PowerOfTwo", "Random", "RandomWidth", "RoundRobin", "Router", "Run", "Settings",
     "Static", "Summary", "View", "additive", "arrivals", "calibrated", "check_log", "explain",
-    "nearest", "network_mmac", "pareto_tuples",
-    "plan_instances", "read_arrivals", "reference", "simulate", "telemetry",
+    "nearest", "network_mmac", "pareto_tuples", "plan_instances", "read_arrivals", "reference",
+    "simulate", "telemetry",
 ]  # fmt: skip
 
 

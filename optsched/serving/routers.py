@@ -46,14 +46,6 @@ class OwnRouter(Protocol):
         ...
 
 
-class CompiledRouter(Protocol):
-    """A router whose rules the simulation's kernels know."""
-
-    def compiled(self, problem: Routing, plan: Plan | None, seed: int, /) -> Compiled:
-        """What they read."""
-        ...
-
-
 @dataclass(frozen=True)
 class Random:
     """Any server."""
@@ -239,9 +231,8 @@ def _shares(problem: Routing, plan: Plan | None, headroom: float) -> tuple[IntAr
 
     found = fluid_shares(problem, plan, rate=problem.rate * headroom)
     rows = np.flatnonzero(found > 1e-9)
-    return problem.tuples[rows], np.stack(
-        [found[rows] / found[rows].sum(), 0 * found[rows]], axis=1
-    )
+    share = found[rows] / found[rows].sum()
+    return problem.tuples[rows], np.stack([share, 0 * share], axis=1)
 
 
 class View:

@@ -183,22 +183,12 @@ def delay(world, s):  # type: ignore[no-untyped-def]
     found = server.launch + _SPREAD * work
     if k > 0 and head.server != s:
         found += world.transfer[k - 1, head.width]
-    if not _resident(core, s, k, w):
+    hosts, _ = _hosts(core, s, k, w, trace.now)
+    if hosts == 0:
         found += server.load_time
         if server.used + core.vram[k, w] > server.vram:
             found += _EVICTION * server.load_time
     return found
-
-
-@helper(counted=False, inline=True)
-def _resident(core, s, k, w):  # type: ignore[no-untyped-def]
-    """Whether an instance that can run (k, w) is there or comes."""
-    for i in range(SLOTS):
-        slot = core.instance[s, i]
-        there = slot.state != EMPTY and slot.state != UNLOADING
-        if there and slot.segment == k and slot.width >= w:
-            return True
-    return False
 
 
 @helper(counted=False, inline=True)

@@ -16,22 +16,15 @@ from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
 from optsched.problems.routing.log_report import telemetry
 from optsched.problems.routing.plan import SLOTS
 from optsched.problems.routing.problem import NS_PER_MS
-from optsched.serving import world
+from optsched.serving import routers, world
 from optsched.serving.core import NEVER, Settings, new_core, pin
-from optsched.serving.routers import (
-    CompiledRouter,
-    InfeasibleRoute,
-    MarginalCost,
-    OwnRouter,
-    Router,
-    View,
-)
 from optsched.serving.rules import Compiled
 from optsched.serving.world import World, advance
 
 if TYPE_CHECKING:
     from optsched.problems.routing.plan import Plan
     from optsched.schedule import Schedule
+    from optsched.serving.policy import Policy
 
 _ROWS = 1024  # instances that a log has room for before it grows
 
@@ -67,7 +60,7 @@ class Run:
 
 def simulate(
     problem: Routing,
-    router: CompiledRouter | OwnRouter | None = None,
+    router: routers.Router | routers.MarginalCost | Policy | routers.OwnRouter | None = None,
     *,
     plan: Plan | None = None,
     settings: Settings | None = None,
@@ -109,24 +102,24 @@ def simulate(
     """
     if not isinstance(problem, Routing):
         raise InputError(f"problem: expected a Routing, got {problem!r:.60}")
-    chosen = Router() if router is None else router
+    chosen = routers.Router() if router is None else router
     state = new_world(problem, chosen, plan, settings, seed, log=log)
     if horizon_ms is not None:
         state.trace["horizon"] = round(milliseconds("horizon_ms", horizon_ms) * NS_PER_MS)
-    view = View(problem, state)
+    view = routers.View(problem, state)
     while (status := advance(state)) > world.DRAINED:
         if status == world.ASKED:
             ask(problem, chosen, view, state)
         elif status == world.FULL:
             state = state._replace(instance_row=twice(state.instance_row))
-            view = View(problem, state)
+            view = routers.View(problem, state)
         elif status == world.ENDED:
             break
         elif status == world.INFEASIBLE:
-            raise InfeasibleRoute(infeasible(problem, state))
+            raise routers.InfeasibleRoute(infeasible(problem, state))
         else:
             raise InternalError("the simulation has stopped before all requests are done")
-    known = isinstance(chosen, Router | MarginalCost)
+    known = isinstance(chosen, routers.Router | routers.MarginalCost)
     told = {
         "seed": seed, "router": repr(chosen) if known else type(chosen).__name__,
         "plan": "cold" if plan is None else [list(row) for row in plan.instances],
@@ -183,7 +176,7 @@ def new_world(
     )  # fmt: skip
 
 
-def ask(problem: Routing, router: Any, view: View, state: World) -> None:
+def ask(problem: Routing, router: Any, view: routers.View, state: World) -> None:
     """Write a router's decision into the simulation."""
     decision = router.route(view)
     trace = state.trace[0]
@@ -191,14 +184,14 @@ def ask(problem: Routing, router: Any, view: View, state: World) -> None:
     names = ("server", "width", "group")
     given = [getattr(decision, name, None) for name in names]
     if given == [None] * 3:
-        raise InfeasibleRoute(
+        raise routers.InfeasibleRoute(
             f"decision {int(trace['decisions'])} of {type(router).__name__}.route: expected a "
             f"Decision(server, width, group), got {decision!r:.60}"
         )
     for name, value, limit in zip(names, given, limits, strict=True):
         least = int(name == "group")
         if not isinstance(value, (int, np.integer)) or not least <= value < limit:
-            raise InfeasibleRoute(
+            raise routers.InfeasibleRoute(
                 f"decision {int(trace['decisions'])} of {type(router).__name__}.route: {name}: "
                 f"expected an integer in {least}..{limit - 1}, got {value!r:.60}"
             )
