@@ -146,12 +146,13 @@ def front(seeds: range) -> None:
                 for p in own
             )
             for c in cold
+            if not c.saturated
         ]
         print(
             f"{load}/s: {len(own)} points of the sweep on its front; hypervolume "
             f"{hypervolume(swept):.1f}, of the 256 static tuples "
             f"{hypervolume(tuples):.1f} ({sum(p.saturated for p in tuples)} saturated); "
-            f"cold points dominated: {sum(beaten)} of {len(beaten)}"
+            f"cold points that are not saturated, dominated: {sum(beaten)} of {len(beaten)}"
         )
 
 
