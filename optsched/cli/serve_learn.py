@@ -31,6 +31,8 @@ def slim_train(
         raise InputError(f"data: expected digits or cifar100, got {data!r:.60}")
     if data == "cifar100" and path is None:
         raise InputError("path: where are CIFAR-100's files? give --path FOLDER")
+    if data == "digits" and path is not None:
+        raise InputError("path: goes with --data cifar100; the digits ship with scikit-learn")
     from optsched.serving.network import SlimResNet
     from optsched.serving.training import (
         cifar100,
@@ -49,7 +51,14 @@ def slim_train(
         train, test = (cifar100(path or ".", split) for split in ("train", "test"))
         net = SlimResNet(100, seed=seed)
     train_slim(
-        net, train, epochs=epochs, seed=seed, on_progress=lambda epoch: print(epoch, flush=True)
+        net,
+        train,
+        epochs=epochs,
+        seed=seed,
+        on_progress=lambda one: print(
+            f"epoch {one.epoch} of {one.epochs}: loss {one.loss:.4f}, others {one.distilled:.4f}",
+            flush=True,
+        ),
     )
     table = measure_accuracy(net, test)
     save_network(net, output)

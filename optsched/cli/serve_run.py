@@ -34,10 +34,17 @@ def serve_profile(
 
     check_outputs([output], [network, accuracy])
     table = decode(parse(read_text(accuracy), str(accuracy)), dict[str, float], str(accuracy))
+    import numpy as np
+
+    from optsched.problems.routing.checks import accuracy_table
+    from optsched.problems.routing.workload import arrivals
     from optsched.serving.profiler import profile, scenario
     from optsched.serving.training import load_network
 
     net = load_network(network)
+    # what can be wrong is said before minutes of measuring
+    accuracy_table(table, np.array(net.widths), len(net.channels), None)
+    arrivals(rate, burst=burst, seconds=seconds, seed=seed)
     with _progress("rounds of measuring") as tell:
         costs = profile(net, devices.split(","), side=side, seed=seed, on_progress=tell)
     problem = scenario(costs, table, rate=rate, burst=burst, seconds=seconds, seed=seed)
@@ -73,7 +80,7 @@ def serve_run(
 
     check_outputs([log], [scenario, network])
     problem = Routing.read(scenario)
-    from optsched.serving.executor import Executor
+    from optsched.serving.executor import Executor, RequestsLost
     from optsched.serving.executor import compare as side_by_side
     from optsched.serving.training import digits, load_network
 
@@ -83,12 +90,17 @@ def serve_run(
         net, problem, router_of(router), plan_of(problem, plan), seed=seed,
         devices=None if devices is None else devices.split(","),
     )  # fmt: skip
-    with _progress("requests") as tell:
-        if compare:
-            found = side_by_side(executor, images, tell)
-            run = found.measured
-        else:
-            run = executor.run(images, tell)
+    try:
+        with _progress("requests") as tell:
+            if compare:
+                found = side_by_side(executor, images, tell)
+                run = found.measured
+            else:
+                run = executor.run(images, tell)
+    except RequestsLost as lost:
+        if log is not None and lost.run.log is not None:
+            write_atomic(log, lost.run.log.to_json())
+        raise
     if compare:
         print(f"{'':18}{'simulated':>12}{'measured':>12}{'off':>9}")
         for name, said, real, off in found.rows():

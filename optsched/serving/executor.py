@@ -48,10 +48,7 @@ _BREATH: Final = 0.1  # seconds after which progress is told and an interrupt se
 _AWAKE: Final = 3e-4  # seconds before an arrival that are not slept: waking up takes as long
 
 Event = tuple[int, int, int, int]
-"""What `world.feed` was told: event, server, which, now."""
-
-Command = tuple[int, int, int, int]
-"""Kind, server, slot, and until when by the model; see `core.COMMAND`."""
+"""Event, server, which, now, see `world.feed`; kind, server, slot, until, see `core.COMMAND`."""
 
 
 class Controller:
@@ -63,7 +60,7 @@ class Controller:
     def __init__(self, problem: Routing, router: Any = None, *given: Any) -> None:
         self.problem, self.router = problem, Router() if router is None else router
         self.events: list[Event] = []
-        self.commands: list[Command] = []
+        self.commands: list[Event] = []
         self.waiting = False  # whether requests wait at the router: `ROUTE` is possible
         self._row: dict[tuple[int, int], int] = {}  # of the batch that a slot runs
         self._use(new_world(problem, self.router, *given, log=True))
@@ -72,7 +69,7 @@ class Controller:
     def _use(self, world: Any) -> None:
         self.world, self.view = world, View(self.problem, world)
 
-    def feed(self, event: int, s: int, which: int, now: int) -> list[Command]:
+    def feed(self, event: int, s: int, which: int, now: int) -> list[Event]:
         """Let one thing happen, and return what the core commands."""
         if self.world.trace["instances"][0] + SLOTS > len(self.world.instance_row):
             self._use(self.world._replace(instance_row=twice(self.world.instance_row)))
@@ -90,7 +87,7 @@ class Controller:
         if status == INFEASIBLE:
             raise InfeasibleRoute(infeasible(self.problem, world))
         self.waiting = status == ENDED
-        given: list[Command] = core.command[: core.state[0]["commands"]].tolist()
+        given: list[Event] = core.command[: core.state[0]["commands"]].tolist()
         self.commands += given
         runs = [command[1:3] for command in given if command[0] == RUN]
         first = int(world.trace[0]["batches"]) - len(runs)
@@ -151,7 +148,7 @@ class LiveRun(Run):
 
     outputs: Tensor
     events: list[Event]
-    commands: list[Command]
+    commands: list[Event]
 
 
 class RequestsLost(OptschedError):
@@ -352,7 +349,7 @@ class _Session(Controller):
         ids = [repr(self.problem.ids[r]) for r in np.flatnonzero(self.world.request["finish"] < 0)]
         raise RequestsLost(
             f"servers died ({', '.join(map(repr, self.died))}), {reason}; requests that are not "
-            f"done: {shortened(ids, 10)}; the history of the others is in .run", self._result(),
+            f"done: {shortened(ids, 10)}", self._result(),
         )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ class SlimResNet(nn.Module):
     ) -> None:
         super().__init__()
         self.classes = whole_number("classes", classes, 1, _MOST)
-        self.blocks = whole_number("blocks", blocks, 1, _MOST)
+        self.blocks = whole_number("blocks", blocks, 1, 64)
         self.in_channels = whole_number("in_channels", in_channels, 1, _MOST)
         self.group_channels = whole_number("group_channels", group_channels, 1, _MOST)
         self.channels = tuple(whole_number("channels", c, 1, _MOST) for c in channels)
@@ -94,6 +94,8 @@ class SlimResNet(nn.Module):
 
     def sliced(self, k: int, width: int) -> Segment:
         """Copy of what one instance holds: segment k at widths up to this, for all input widths."""
+        whole_number("segment", k, 0, len(self.channels) - 1)
+        whole_number("width", width, 0, len(self.widths) - 1)
         whole = self.segments[k].state_dict()
         with torch.device("meta"):  # neither memory nor time for weights that are replaced
             found = Segment(self, k, width + 1)

@@ -40,13 +40,11 @@ class Sample(NamedTuple):
 class DeviceCosts(NamedTuple):
     """What batches take on one server.
 
-    `error` is the mean relative one on the single batches that the fit has not seen,
-    `contention_error` that on all samples of several batches at a time.
+    `error` is the mean relative one on the single batches that the fit has not seen.
     """
 
     server: Server
     error: float | None
-    contention_error: float | None
     samples: list[Sample]
 
 
@@ -129,6 +127,8 @@ def profile(
     rounds = _WARM + whole_number("repeats", repeats, 1, 10_000)
     mmac = np.array([part * len(net.widths) if len(part) == 1 else part for part in net.mmac(side)])
     k, w, _ = mmac.shape
+    if not len(devices) or k > SLOTS:
+        raise InputError(f"devices, net: {len(devices)} devices, {k} segments (at most {SLOTS})")
     each = SLOTS // k  # instances of a segment
     cases = [(j, i, v, n, m) for j in range(k) for i in range(w if j else 1) for v in range(w)
              for n in sizes for m in range(1, each + 1) if m == 1 or n == sizes[0]]  # fmt: skip
@@ -234,6 +234,5 @@ def fit(
     return DeviceCosts(
         Server(name, vram_mb, launch, per_mmac, 0, 0, load_ms, best and sat, best, cost.tolist()),
         float(error[held].mean()) if held.any() else None,
-        float(error[many].mean()) if many.any() else None,
         [one._replace(fitted_ms=float(said)) for one, said in zip(samples, fitted, strict=True)],
     )

@@ -204,7 +204,10 @@ def main() -> None:
     """Run in the process of a server: its slots do tasks until the other side is gone."""
     memory, *files = map(int, sys.argv[1:])
     pipes = [Connection(file) for file in files]
-    net, device, cores, sides, rows = pickle.loads(pipes[0].recv_bytes())
+    try:
+        net, device, cores, sides, rows = pickle.loads(pipes[0].recv_bytes())
+    except (EOFError, OSError):  # nobody is there any more
+        os._exit(1)
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(1)

@@ -150,6 +150,8 @@ def new_world(
     n, k, servers = problem.n_requests, problem.n_segments, len(problem.servers)
     core = new_core(problem, n + 1, settings or Settings())
     if plan is not None:
+        if not hasattr(plan, "check"):
+            raise InputError(f"plan: expected a Plan, got {plan!r:.60}")
         plan.check(problem)
         for row in plan.instances:
             pin(core, *row)

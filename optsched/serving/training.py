@@ -107,6 +107,8 @@ def train_slim(
                 losses += len(rows) * _add_gradients(net, images, rows, draw)
                 optimizer.step()
                 schedule.step()
+            if not losses.isfinite().all():
+                raise InputError("lr, images.x: the loss is no number any more; lower the rate")
             history.append(Epoch(len(history) + 1, epochs, *(losses / len(images.y)).tolist()))
             if on_progress is not None:
                 on_progress(history[-1])
@@ -183,6 +185,8 @@ def load_network(path: str | os.PathLike[str]) -> SlimResNet:
         with torch.device("meta"):  # shapes are compared before memory is taken
             net = SlimResNet(**found["arguments"])
         net.load_state_dict(found["weights"], assign=True)
+        if not all(w.dtype == torch.float32 and w.isfinite().all() for w in net.parameters()):
+            raise InputError("weights: expected finite numbers of 32 bits")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # torch and pickle raise nearly anything

@@ -198,7 +198,10 @@ def _serve(world, s, event, which, now):  # type: ignore[no-untyped-def]
             _log_batch(world, s, i, now, end)
         elif kind == LOAD:
             slot.row = trace.instances
-            _log_instance(world, s, i, now, end)
+            row = world.instance_row[trace.instances]
+            trace.instances += 1
+            row.server, row.id, row.segment, row.width = s, slot.id, slot.segment, slot.width
+            row.load, row.ready, row.unload = now, end, -1
         elif kind == UNLOAD:
             world.instance_row[slot.row].unload = now
 
@@ -235,16 +238,6 @@ def _log_batch(world, s, i, now, end):  # type: ignore[no-untyped-def]
             trace.entries += 1
             r = world.request[r].next
         b = block.next
-
-
-@helper(NONE, WORLD, INT, INT, INT, INT, counted=False, inline=True)
-def _log_instance(world, s, i, now, ready):  # type: ignore[no-untyped-def]
-    trace = world.trace[0]
-    slot = world.core.instance[s, i]
-    row = world.instance_row[trace.instances]
-    trace.instances += 1
-    row.server, row.id, row.segment, row.width = s, slot.id, slot.segment, slot.width
-    row.load, row.ready, row.unload = now, ready, -1
 
 
 @helper(NONE, WORLD, INT, INT, counted=False, inline=True)

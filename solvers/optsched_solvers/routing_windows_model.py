@@ -55,6 +55,8 @@ class Model:
             here = [self._batch(p, i) for p in range(n)]
             for r in range(n):
                 self._join(r, i, here)
+            if i and (np.diff(problem.cost[:, i], axis=1) < 0).any():
+                self._attain(i, here)
             self.led += here
         for rows, count in zip(self.intervals, window.counts, strict=True):
             if count == 1:
@@ -174,6 +176,18 @@ class Model:
                     work = int(np.floor(problem.cost[s, k, i, w] * _PARTS)) * images
                     model.add(_PARTS * took >= launch + work).only_enforce_if(on, before, width)
         return led
+
+    def _attain(self, k: int, here: list[_Led]) -> None:
+        """Some request has the widest input: where a wider one costs less, it is not made up."""
+        model = self.model
+        for led in here:
+            for i, before in enumerate(led.before):
+                found = [~before, ~next(iter(led.joins.values()))]
+                for q, join in led.joins.items():
+                    found.append(model.new_bool_var(""))
+                    model.add_implication(found[-1], join)
+                    model.add_implication(found[-1], self.width[q, k - 1][i])
+                model.add_bool_or(found)
 
     def _join(self, q: int, k: int, here: list[_Led]) -> None:
         """A request runs in one batch, at its width, after its last one."""

@@ -50,7 +50,6 @@ def test_fit_recovers_costs(launch: float) -> None:
 def test_fit_recovers_contention(cores: int) -> None:
     """Batches that share cores do so in a simulation of the fitted costs."""
     given = costs(0.01, MMAC, cores)
-    assert given.devices[0].contention_error == pytest.approx(0, abs=0.03)
     problem = scenario(given, np.ones((2, 2)), rate=0).replace(arrival_ms=[0.0] * 3)
     log = simulate(problem, ROUTER, plan=Plan.of([(0, 0, 1)] * 3 + [(0, 1, 1)])).log
     assert log is not None

@@ -236,3 +236,15 @@ def test_digits_reach_the_goal() -> None:
         uniform += [table[",".join([str(w)] * 4)] / 3 for w in range(4)]
     assert min(means) >= 97.5, means
     assert all(b >= a - 0.5 for a, b in pairwise(uniform)), uniform
+
+
+def test_networks_of_other_numbers_are_refused(tmp_path: Path) -> None:
+    """Weights are finite and have 32 bits; a rate that is too high is told."""
+    net = SlimResNet(10, channels=(8, 8), blocks=1, in_channels=1, group_channels=2).double()
+    for _ in range(2):
+        training.save_network(net, tmp_path / "net.pt")
+        with pytest.raises(InputError, match=r"net\.pt: weights: expected finite numbers"):
+            training.load_network(tmp_path / "net.pt")
+        next(net.float().parameters()).data[:] = float("nan")
+    with pytest.raises(InputError, match="the loss is no number"):
+        training.train_slim(net, digits(), epochs=1)

@@ -162,3 +162,14 @@ def test_refusals() -> None:
         optsched.solve(problem, CpSat(), options={"plan": "cold"})
     with pytest.raises(InputError, match="no instance of segment 0"):
         optsched.solve(problem, CpSat(), options={"plan": serving.Plan.of([])})
+
+
+def test_a_wider_input_that_costs_less() -> None:
+    """It is not made up: the proof is of what a history can be."""
+    mmac = [[[1.671, 4.523]], [[2.928, 4.771], [1.908, 3.969]]]
+    given = {"vram_mb": 40.0, "instance_mb": [[10, 20]] * 2, "launch_ms": 0.5}
+    problem = plain(
+        k=2, n=2, mmac=mmac, accuracy=[50, 55, 55, 60], max_batch=2, ms_per_point=0.1, **given
+    )
+    result = solved(problem, serving.Plan.of([(0, 0, 1), (0, 1, 1)]), time_limit=20)
+    assert result.status == "optimal" and result.objective == 6_599_000
