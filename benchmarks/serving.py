@@ -3,8 +3,10 @@
     python benchmarks/serving.py routers [--seeds 16] [--first-seed 0] [--out FILE.json]
     python benchmarks/serving.py front   [--seeds 16]      a price sweep against all static tuples
     python benchmarks/serving.py paper   [--seeds 16] [--policy FILE.npz ...]
-    python benchmarks/serving.py speed                     decisions per second, Python beside it
+    python benchmarks/serving.py speed [--policy FILE.npz] decisions per second, Python beside it
     python benchmarks/serving.py plan                      the planner against the hand-made plan
+    python benchmarks/serving.py learn [--modes flow paper] [--seeds 5] [--decisions N]
+    python benchmarks/serving.py executor --scenario S.json --network NET.pt
     python benchmarks/serving.py windows [--seeds 4]       what a router that knew all could reach
 
 The cluster is `optsched.serving.reference`: plausible devices, nobody's measurements. Everything
@@ -29,7 +31,7 @@ import numpy as np
 from machine import machine
 
 import optsched
-from optsched import serving
+from optsched import Routing, serving
 from optsched.files import write_atomic
 from optsched.serving import MarginalCost, Plan, Router, Settings
 from optsched.serving.simulator import new_world
@@ -39,7 +41,6 @@ from optsched_solvers.routing import online_runs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched import Routing
     from optsched.serving import Point
 
 LOADS = {"2500x3": (2500, 3.0), "4500x2.5": (4500, 2.5), "2500": (2500, 1.0), "4500": (4500, 1.0)}
@@ -205,21 +206,39 @@ def paper(seeds: range, policies: list[Path]) -> None:
         print(f"  {seconds:2} s: mean latency {statistics.mean(runs):8.0f} ms")
 
 
-def speed() -> None:
+def speed(policies: list[Path]) -> None:
     """Decisions a second on one core, best of 9; and the same sources as plain Python."""
     print(machine())
-    problem = serving.reference(rate=2500, burst=3, seconds=8, seed=0)
     plan = Plan.of(HAND_MADE)
-    for name in ("static 0,2,3,3", "static 0,0,2,3", "backlog 6 ms", "auto (marginal cost)"):
+    names = ("static 0,2,3,3", "static 0,0,2,3", "backlog 6 ms", "auto (marginal cost)")
+    chosen = {name: routers()[name] for name in names}
+    chosen |= {path.stem: serving.Policy.load(path) for path in policies}
+
+    def rate(router: Any, log: bool, times: int, plain: bool = False) -> float:
+        seconds = 0.05 if plain else 8
+        problem = serving.reference(rate=2500, burst=3, seconds=seconds, seed=0)
+        best = math.inf
+        for _ in range(times):
+            world = new_world(problem, router, plan, Settings(), log=log)
+            world = readable(world) if plain else world
+            begin = time.process_time()
+            (advance.py_func if plain else advance)(world)  # type: ignore[attr-defined]
+            best = min(best, time.process_time() - begin)
+        return int(world.trace["decisions"][0]) / best
+
+    for name, router in chosen.items():
         for log in (False, True):
-            best = math.inf
-            for _ in range(9):
-                world = new_world(problem, routers()[name], plan, Settings(), log=log)
-                begin = time.process_time()
-                advance(world)
-                best = min(best, time.process_time() - begin)
-            rate = int(world.trace["decisions"][0]) / best
-            print(f"{name:24} {'full log' if log else 'no log':9} {rate / 1e6:6.2f} M decisions/s")
+            found = rate(router, log, 9)
+            print(f"{name:24} {'full log' if log else 'no log':9} {found / 1e6:6.2f} M decisions/s")
+    compiled, plain = rate(chosen[names[0]], True, 9), rate(chosen[names[0]], True, 1, plain=True)
+    print(f"{names[0]}, full log, as plain Python: {plain:,.0f}/s, a {compiled / plain:,.0f}th")
+
+
+def readable(given: Any) -> Any:
+    """The same memory, such that the source of kernels can read it."""
+    if isinstance(given, tuple):
+        return type(given)(*map(readable, given))
+    return given.view(np.recarray) if given.dtype.names else given
 
 
 def plans() -> None:
@@ -277,14 +296,67 @@ def windows(seeds: range) -> None:
         )
 
 
+def learn(modes: list[str], seeds: range, decisions: int) -> None:
+    """PPO, trained on 16 traces of 2500/s in bursts of 3, beside `auto` on eight others."""
+    print(machine())
+    make = trace_maker("2500x3")
+    plan = plan_for("2500x3")
+
+    def told(name: str, router: Any) -> None:
+        runs = [serving.simulate(make(i), router, plan=plan, seed=i, log=False) for i in range(8)]
+        keys = ("accuracy", "mean_ms", "p99_ms")
+        mean = {key: statistics.mean(getattr(run.summary, key) for run in runs) for key in keys}
+        mean["cost_ms"] = statistics.mean(run.cost / run.summary.completed / 1e6 for run in runs)
+        images = sum(run.summary.completed for run in runs)
+        mean["J/image"] = sum(run.summary.energy_j or 0 for run in runs) / images
+        print(f"{name:28}", "  ".join(f"{key} {value:.4g}" for key, value in mean.items()))
+
+    told("auto", MarginalCost())
+    for mode in modes:
+        for seed in seeds:
+            begin = time.perf_counter()
+            policy, _ = serving.train_router(
+                lambda i: make(100 + i), mode, decisions=decisions, seed=seed, plan=plan
+            )
+            rate = decisions / (time.perf_counter() - begin)
+            print(f"{mode}, seed {seed}: {decisions:,} decisions, {rate:,.0f}/s")
+            told(f"{mode} {seed}", policy)
+            if mode != "flow":
+                told(f"{mode} {seed}, most likely", dataclasses.replace(policy, sampled=False))
+            policy.save(f"{mode}-{seed}.npz")
+
+
+def executor(scenario: Path, network: Path) -> None:
+    """Simulated and measured latencies of digits at several rates, on this machine's cores."""
+    print(machine())
+    base, net = Routing.read(scenario), serving.load_network(network)
+    x = serving.digits("test").x
+    fixed = Router(serving.Static((3, 2, 2, 1)), serving.JSED(), 8)
+    for rate in (60, 150, 220):
+        problem = base.replace(arrival_ms=serving.arrivals(rate, seconds=12, seed=2))
+        plan = serving.plan_instances(problem)
+        images = x[[r % len(x) for r in range(problem.n_requests)]]
+        for name, router in (("static 3,2,2,1", fixed), ("auto", MarginalCost())):
+            found = serving.compare(serving.Executor(net, problem, router, plan), images)
+            rows = found.simulated.log.batches
+            busy = (rows["end"] - rows["start"]).sum() / 12e9 / len(problem.servers)
+            cells = "  ".join(f"{key} {a:.4g} / {b:.4g}" for key, a, b, _ in found.rows()[:3])
+            print(f"{rate:4}/s {name:16} busy {busy:.2f}  {cells}")
+
+
 def main() -> int:
     """Run one of the studies."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("what", choices=("routers", "front", "paper", "speed", "plan", "windows"))
+    studies = ("routers", "front", "paper", "speed", "plan", "windows", "learn", "executor")
+    parser.add_argument("what", choices=studies)
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--policy", type=Path, nargs="*", default=[])
+    parser.add_argument("--modes", nargs="*", default=["flow"])
+    parser.add_argument("--decisions", type=int, default=3_000_000)
+    parser.add_argument("--scenario", type=Path, help="what optsched serve-profile wrote")
+    parser.add_argument("--network", type=Path, help="what optsched slim-train wrote")
     given = parser.parse_args()
     seeds = range(given.first_seed, given.first_seed + given.seeds)
     if given.what == "routers":
@@ -294,9 +366,15 @@ def main() -> int:
     elif given.what == "paper":
         paper(seeds, given.policy)
     elif given.what == "speed":
-        speed()
+        speed(given.policy)
     elif given.what == "windows":
         windows(seeds)
+    elif given.what == "learn":
+        learn(given.modes, seeds, given.decisions)
+    elif given.what == "executor":
+        if given.scenario is None or given.network is None:
+            parser.error("executor needs --scenario and --network")
+        executor(given.scenario, given.network)
     else:
         plans()
     return 0
