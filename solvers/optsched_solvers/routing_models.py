@@ -170,10 +170,9 @@ def _solve(
         for i in inputs[k]
         for w in range(widths)
     }
-    before = np.hstack([np.zeros((len(problem.tuples), 1), np.int64), problem.tuples[:, :-1]])
     for k in range(segments):
         for i, w in product(inputs[k], range(widths)):
-            own = np.flatnonzero((before[:, k] == i) & (problem.tuples[:, k] == w))
+            own = np.flatnonzero((problem.inputs[:, k] == i) & (problem.tuples[:, k] == w))
             moved = solver.Sum([flow[s, k, i, w] for s in range(servers)])
             solver.Add(moved == solver.Sum([share[j] for j in own]))
     count: Any = np.zeros((servers, segments, widths), np.int64)
@@ -210,8 +209,7 @@ def _solve(
                 cost += _waiting(problem, solver, times.whole[s, k], weight, count, s, k)
         knee = 1.0 if server.contention is None else server.contention.knee
         solver.Add(solver.Sum(load) <= knee)
-    lost = (problem.accuracy.max() - problem.accuracy) * (problem.ms_per_point * NS_PER_MS / POINTS)
-    cost += [value * one for value, one in zip(lost.tolist(), share, strict=True)]
+    cost += [value * one for value, one in zip(problem.lost.tolist(), share, strict=True)]
     solver.Minimize(solver.Sum(cost))
     solver.SetTimeLimit(max(1, round(seconds * 1000)))
     status = solver.Solve()
@@ -264,8 +262,6 @@ def _weights(problem: Routing, shares: dict[tuple[int, ...], float]) -> Any:
 
 def _best_alone(problem: Routing) -> int:
     """The tuple that costs a lone request least, lost accuracy included."""
-    before = np.hstack([np.zeros((len(problem.tuples), 1), np.int64), problem.tuples[:, :-1]])
     segments = np.arange(problem.n_segments)
-    alone = problem.cost[:, segments, before, problem.tuples].sum(axis=2).min(axis=0)
-    lost = (problem.accuracy.max() - problem.accuracy) * (problem.ms_per_point * NS_PER_MS / POINTS)
-    return int((alone + lost).argmin())
+    alone = problem.cost[:, segments, problem.inputs, problem.tuples].sum(axis=2).min(axis=0)
+    return int((alone + problem.lost).argmin())

@@ -10,7 +10,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log
-from optsched_solvers.routing_windows_bound import hosts_of
+from optsched_solvers.routing_windows_bound import hosts_of, kinds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,8 +38,7 @@ class Window:
 
     def __init__(self, problem: Routing, plan: Plan) -> None:
         self.problem, self.plan = problem, plan
-        times = [(int(a), b.tobytes()) for a, b in zip(problem.launch, problem.cost, strict=True)]
-        kind = [times.index(one) for one in times]
+        kind = kinds(problem)
         self.of = [(k, w, kind[s]) for s, k, w in plan.instances]
         self.pools = sorted(set(self.of))
         self.counts = [self.of.count(one) for one in self.pools]

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.problems.routing.problem import NS_PER_MS, POINTS
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -32,13 +30,18 @@ class Hosts(NamedTuple):
     """Of the widest."""
 
 
+def kinds(problem: Routing) -> list[int]:
+    """Of every server the first one that takes the same times."""
+    times = [(int(a), b.tobytes()) for a, b in zip(problem.launch, problem.cost, strict=True)]
+    return [times.index(one) for one in times]
+
+
 def hosts_of(problem: Routing, plan: Plan, room: Sequence[int]) -> list[list[Hosts]]:
     """Per segment the plan's instances by kind of server, and those that could be loaded besides.
 
     `room` is the memory that the plan leaves on every server, kB.
     """
-    times = [(int(a), b.tobytes()) for a, b in zip(problem.launch, problem.cost, strict=True)]
-    kind = [times.index(one) for one in times]
+    kind = kinds(problem)
     found = []
     for k, sizes in enumerate(problem.vram.tolist()):
         rows = []
@@ -56,18 +59,16 @@ def hosts_of(problem: Routing, plan: Plan, room: Sequence[int]) -> list[list[Hos
 
 def lost_ns(problem: Routing) -> IntArray:
     """What a tuple's lost accuracy costs at least, ns."""
-    lost = problem.accuracy.max() - problem.accuracy
-    found: IntArray = np.floor(lost * (problem.ms_per_point * NS_PER_MS / POINTS)).astype(np.int64)
+    found: IntArray = np.floor(problem.lost).astype(np.int64)
     return found
 
 
 def steps(problem: Routing, hosts: list[list[Hosts]]) -> IntArray:
     """Least ns of a lone request, [tuple][segment]; a width that nothing runs takes for ever."""
-    before = np.hstack([np.zeros((len(problem.tuples), 1), np.int64), problem.tuples[:, :-1]])
     found = np.full(problem.tuples.shape, 2**40)
     for k, rows in enumerate(hosts):
         for s, _, widest in rows:
-            cost = _least(problem, s, k)[before[:, k], problem.tuples[:, k]]
+            cost = problem.padded_cost[s, k, problem.inputs[:, k], problem.tuples[:, k]]
             took = np.ceil(int(problem.launch[s]) + cost).astype(np.int64)
             took[problem.tuples[:, k] > widest] = 2**40
             found[:, k] = np.minimum(found[:, k], took)
@@ -90,11 +91,6 @@ def one_segment_bound(
     return max(*found, *more)
 
 
-def _least(problem: Routing, s: int, k: int) -> Any:
-    """Time of an image in ns, by input and width, which may be padded to one that costs less."""
-    return np.minimum.accumulate(problem.cost[s, k, ::-1], axis=0)[::-1]
-
-
 def _segment(
     problem: Routing,
     hosts: list[list[Hosts]],
@@ -111,14 +107,14 @@ def _segment(
     """
     n, alone = problem.n_requests, steps(problem, hosts)
     before, after = alone[:, :k].sum(axis=1), alone[:, k + 1 :].sum(axis=1) + lost_ns(problem)
-    inputs = problem.tuples[:, k - 1] if k else np.zeros(len(alone), np.int64)
+    inputs = problem.inputs[:, k]
     images = np.arange(1, min(n, problem.max_batch) + 1)
     options: list[tuple[int, IntArray, IntArray]] = []
     head, first = 2**62, 0
     for s, count, widest in hosts[k]:
         for w in range(widest + 1):
             own = np.flatnonzero(problem.tuples[:, k] == w)
-            cost = _least(problem, s, k)[:, w]
+            cost = problem.padded_cost[s, k, :, w]
             work = cost[inputs[own], None] + (images - 1) * cost.min()
             took = np.ceil(int(problem.launch[s]) + work - 1e-3).astype(np.int64)
             rest = after[own, None] + took

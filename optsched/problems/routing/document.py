@@ -124,7 +124,7 @@ def to_json(problem: Routing) -> bytes:
     members = [("format", encode(FORMAT))]
     members += [("name", encode(problem.name))] * bool(problem.name)
     members += [(key, encode(value)) for key, value in rows.items() if key != "servers"]
-    members += [("servers", _lines(rows["servers"])), ("requests", _lines(requests))]
+    members += [("servers", lines(rows["servers"])), ("requests", lines(requests))]
     body = b",\n".join(b'  "%s": %s' % (key.encode(), value) for key, value in members)
     return b"{\n" + body + b"\n}\n"
 
@@ -175,7 +175,8 @@ def _plain(rows: Any) -> _Rows:
     return [[float(value) for value in row] for row in rows]
 
 
-def _lines(rows: list[Any]) -> bytes:
+def lines(rows: list[Any]) -> bytes:
+    """An array of a document, an entry a line."""
     if not rows:
         return b"[]"
     return b"[\n    " + b",\n    ".join(msgspec.json.encode(row) for row in rows) + b"\n  ]"

@@ -11,6 +11,7 @@ from optsched.errors import InputError
 from optsched.files import read_text
 from optsched.limits import whole_number
 from optsched.problems.routing.checks import milliseconds
+from optsched.problems.routing.document import lines
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
 from optsched.problems.routing.problem import NS_PER_MS
 from optsched.strict_json import MAX_INTEGER, check_format, decode, parse, without_collector
@@ -181,7 +182,7 @@ def to_json(log: Log) -> bytes:
         members.append(("horizon_ms", encode(log.horizon / NS_PER_MS)))
     members += [
         ("provenance", encode(provenance)), ("summary", encode(log.summary)),
-        ("instances", _lines(instances)), ("batches", _lines(batches)),
+        ("instances", lines(instances)), ("batches", lines(batches)),
     ]  # fmt: skip
     body = b",\n".join(b'  "%s": %s' % (key.encode(), value) for key, value in members)
     return b"{\n" + body + b"\n}\n"
@@ -189,9 +190,3 @@ def to_json(log: Log) -> bytes:
 
 def _ns(place: str, given: float) -> int:
     return round(milliseconds(place, given) * NS_PER_MS)
-
-
-def _lines(rows: list[Any]) -> bytes:
-    if not rows:
-        return b"[]"
-    return b"[\n    " + b",\n    ".join(msgspec.json.encode(row) for row in rows) + b"\n  ]"

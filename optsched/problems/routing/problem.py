@@ -299,11 +299,28 @@ class Routing(Problem):
         return frozen(np.array(rows, np.int64).reshape(-1, self.n_segments))
 
     @cached_property
+    def inputs(self) -> IntArray:
+        """Of all tuples the width of every segment's input, [tuple][segment]; 0 of segment 0."""
+        return frozen(np.insert(self.tuples[:, :-1], 0, 0, axis=1))
+
+    @cached_property
     def tuple_mmac(self) -> FloatArray:
         """MMACs of an image by tuple."""
-        before = np.hstack([np.zeros((len(self.tuples), 1), np.int64), self.tuples[:, :-1]])
-        work: FloatArray = self.mmac[np.arange(self.n_segments), before, self.tuples].sum(axis=1)
+        segments = np.arange(self.n_segments)
+        work: FloatArray = self.mmac[segments, self.inputs, self.tuples].sum(axis=1)
         return frozen(work)
+
+    @cached_property
+    def padded_cost(self) -> FloatArray:
+        """As `cost`, of inputs that may be padded to a width that costs less."""
+        least: FloatArray = np.minimum.accumulate(self.cost[:, :, ::-1], axis=2)[:, :, ::-1]
+        return frozen(least)
+
+    @cached_property
+    def lost(self) -> FloatArray:
+        """What the accuracy that a tuple loses counts, ns."""
+        lost = self.accuracy.max() - self.accuracy
+        return frozen(lost * (self.ms_per_point * NS_PER_MS / POINTS))
 
     # judging
 
@@ -330,19 +347,16 @@ class Routing(Problem):
         Inputs may be padded to a width that costs less; the router may have begun its decision
         before the request arrived, so that its time does not count.
         """
-        k, servers = self.n_segments, len(self.servers)
-        before = np.hstack([np.zeros((len(self.tuples), 1), np.int64), self.tuples[:, :-1]])
-        cost = np.minimum.accumulate(self.cost[:, :, ::-1], axis=2)[:, :, ::-1]
-        best = np.zeros((servers, len(self.tuples)))
-        for i in range(k):
-            step = self.launch[:, None] + cost[:, i, before[:, i], self.tuples[:, i]]
+        best = np.zeros((len(self.servers), len(self.tuples)))
+        for i in range(self.n_segments):
+            before = self.inputs[:, i]
+            step = self.launch[:, None] + self.padded_cost[:, i, before, self.tuples[:, i]]
             if i:
-                moved = best.min(axis=0) + self.transfer[i - 1, before[:, i]]
+                moved = best.min(axis=0) + self.transfer[i - 1, before]
                 best = np.minimum(best, moved)
             best = best + np.ceil(step)
         latency = best.min(axis=0)
-        lost = (self.accuracy.max() - self.accuracy) * (self.ms_per_point * NS_PER_MS / POINTS)
-        return int(latency.min()), math.floor((latency + lost).min())
+        return int(latency.min()), math.floor((latency + self.lost).min())
 
     def lower_bound(self) -> int:
         """Every request alone on its best path and tuple; the servers idle until the last is done.
