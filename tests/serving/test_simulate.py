@@ -142,6 +142,36 @@ def test_a_router_in_python_is_as_good_as_a_compiled_one(seed: int) -> None:
     assert one.log.rows().to_lists() == other.log.rows().to_lists()  # type: ignore[union-attr]
 
 
+def test_what_a_router_sees() -> None:
+    """Two requests at 0, one 2 ms later while the first two run, on a plan of two instances."""
+    seen: list[dict[str, Any]] = []
+
+    def route(view: View) -> Decision:
+        seen.append({
+            "now": view.now, "segment": view.segment, "head": view.head.tolist(),
+            "ages": view.ages.tolist(), "waiting": view.waiting.tolist(),
+            "prefix": view.prefix, "inputs": view.input_widths.tolist(),
+            "queued": view.queued.tolist(), "running": view.running.tolist(),
+            "free": view.free_instances.tolist(), "there": view.resident_instances.tolist(),
+            "vram": view.free_vram_mb.tolist(), "u": view.utilisation.tolist(),
+            "watts": view.watts.tolist(),
+        })  # fmt: skip
+        return Decision(0, 1, 2)
+
+    problem = plain([0.0, 0.0, 2.0], k=2, n=2, ms_per_mmac=2.0, vram_mb=10.0)
+    plan = Resident([(0, 0, 1), (0, 1, 1)])
+    simulate(problem, Says(route), plan=plan)
+    instances = [[[0, 1], [0, 1]]]
+    nothing = {"prefix": (), "segment": 0, "queued": [0.0], "there": instances, "vram": [8.0]}
+    idle = {"running": [0.0], "free": instances, "u": [0.0], "watts": [10.0]}
+    busy = {"running": [4.0], "free": [[[0, 0], [0, 1]]], "u": [1.0], "watts": [100.0]}
+    at_0 = {"now": 0.0, "head": [0, 1], "ages": [0.0, 0.0], "waiting": [2, 0], "inputs": [0, 0]}
+    at_2 = {"now": 2.0, "head": [2], "ages": [0.0], "waiting": [1, 0], "inputs": [0]}
+    assert seen[:2] == [nothing | idle | at_0, nothing | busy | at_2]
+    later = {"now": 4.0, "segment": 1, "head": [0, 1], "prefix": (1,), "inputs": [1, 1]}
+    assert seen[2] == seen[2] | later | {"ages": [4.0, 4.0]}
+
+
 # oracles
 
 
