@@ -6,15 +6,17 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import conv2d, group_norm, linear
-from torch.nn.functional import pad as enlarged
-
-from optsched.errors import InputError
+from optsched.errors import InputError, MissingExtra
 from optsched.limits import number, whole_number
 from optsched.problems.routing.accuracy import WIDTHS
 from optsched.problems.routing.workload import network_mmac
+
+try:
+    import torch
+    from torch import Tensor, nn
+    from torch.nn.functional import conv2d, group_norm, linear
+except ImportError:
+    raise MissingExtra("a slimmable network", "serving") from None
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,4 +201,6 @@ class Convolution(nn.Module):
 def pad(batches: Sequence[Tensor]) -> Tensor:
     """One batch of several that differ in channels: zeros up to the widest, after the channels."""
     widest = max(part.shape[1] for part in batches)
-    return torch.cat([enlarged(part, (0, 0, 0, 0, 0, widest - part.shape[1])) for part in batches])
+    return torch.cat(
+        [nn.functional.pad(part, (0, 0, 0, 0, 0, widest - part.shape[1])) for part in batches]
+    )

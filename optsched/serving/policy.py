@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "optsched.policy/1"
 HIDDEN: Final = 64  # units of each of the two layers
-GROUPS: Final = 6  # a block has 1, 2, 4, ... 32 requests at most
+GROUPS: Final = len(rules.GROUPS)  # a block has 1, 2, 4, ... 32 requests at most
 _PARTS: Final = 2**24  # random numbers are integers below
 _SIZES: Final = ("servers", "segments", "widths")
 _MOST_BYTES: Final = 2**26

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.errors import InputError, MissingExtra
+from optsched.errors import InputError
 from optsched.limits import whole_number
 from optsched.problems.routing import Contention, Routing, Server
 from optsched.problems.routing.plan import SLOTS, Plan
@@ -202,10 +202,8 @@ def fit(
     samples take together is right. Below it there is none: what a batch does to itself is in its
     cost.
     """
-    try:
-        from sklearn.linear_model import LinearRegression
-    except ImportError:
-        raise MissingExtra("the profiler", "serving") from None
+    from sklearn.linear_model import LinearRegression
+
     case = np.array([one[:4] for one in samples])
     k, i, w, n = case.T
     together, ms = np.array([one[4:6] for one in samples], np.float64).T

@@ -131,7 +131,7 @@ class Routing(Problem):
     ids
         Names of the requests; their numbers if None.
     accuracy_prior
-        Fills an incomplete table: ``"additive"`` or ``"nearest"`` (`optsched.serving.accuracy`).
+        Fills an incomplete table: ``"additive"`` or ``"nearest"`` (`optsched.serving.additive`).
     router_ms
         What a decision takes: the router makes one after the other. None: none.
     link
