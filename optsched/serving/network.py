@@ -201,6 +201,5 @@ class Convolution(nn.Module):
 def pad(batches: Sequence[Tensor]) -> Tensor:
     """One batch of several that differ in channels: zeros up to the widest, after the channels."""
     widest = max(part.shape[1] for part in batches)
-    return torch.cat(
-        [nn.functional.pad(part, (0, 0, 0, 0, 0, widest - part.shape[1])) for part in batches]
-    )
+    more = nn.functional.pad
+    return torch.cat([more(part, (0, 0, 0, 0, 0, widest - part.shape[1])) for part in batches])

@@ -199,8 +199,7 @@ def fit(
 
     First launch and costs, from single batches, by non-negative least squares. Then how many at a
     time slow each other down, over a grid of knees; the slope above the knee is such that what all
-    samples take together is right. Below it there is none: what a batch does to itself is in its
-    cost.
+    samples take together is right. Below it there is none: a batch's own share is in its cost.
     """
     from sklearn.linear_model import LinearRegression
 
