@@ -124,8 +124,6 @@ def serve_sim(
         problem, router_of(router), plan=plan_of(problem, plan), settings=settings, seed=seed,
         horizon_ms=horizon_ms,
     )  # fmt: skip
-    for key, value in summary_rows(found.summary):
-        print(f"{key:18}{value}")
     if log is not None:
         write_atomic(log, found.log.to_json())  # type: ignore[union-attr]
     if schedule is not None:
@@ -134,6 +132,8 @@ def serve_sim(
         import msgspec
 
         write_atomic(telemetry, b"".join(msgspec.json.encode(r) + b"\n" for r in found.telemetry))
+    for key, value in summary_rows(found.summary):  # last: who reads may stop in the middle
+        print(f"{key:18}{value}")
 
 
 def serve_check(

@@ -101,6 +101,8 @@ def serve_run(
         if log is not None and lost.run.log is not None:
             write_atomic(log, lost.run.log.to_json())
         raise
+    if log is not None and run.log is not None:
+        write_atomic(log, run.log.to_json())
     if compare:
         print(f"{'':18}{'simulated':>12}{'measured':>12}{'off':>9}")
         for name, said, real, off in found.rows():
@@ -108,8 +110,6 @@ def serve_run(
     else:
         for key, value in summary_rows(run.summary):
             print(f"{key:18}{value}")
-    if log is not None and run.log is not None:
-        write_atomic(log, run.log.to_json())
 
 
 @contextmanager
