@@ -1,6 +1,8 @@
-"""Elastic training jobs: the uncertainty signal's formulas and the micro-level controller.
+"""Elastic training jobs: the uncertainty signal, the micro-level controller, uneven data shares.
 
-Needs NumPy only; the exact roundings load their compiled kernels on first use.
+Formulas and controller need NumPy only, the exact roundings load their compiled kernels on first
+use. With the extra ``torch``: `EntropyMeter`; `StepPlan`, `UnevenDistributedSampler`,
+`VariableBatchLoader`.
 """
 
 from __future__ import annotations
@@ -10,9 +12,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from optsched.elastic import equations
+    from optsched.elastic.meter import EntropyMeter as EntropyMeter
+    from optsched.elastic.meter import Uncertainty as Uncertainty
     from optsched.elastic.micro import MicroController, MicroStep
+    from optsched.elastic.sampling import StepPlan as StepPlan
+    from optsched.elastic.sampling import UnevenDistributedSampler as UnevenDistributedSampler
+    from optsched.elastic.sampling import VariableBatchLoader as VariableBatchLoader
 
-_HOME: Final = {"MicroController": "micro", "MicroStep": "micro"}
+_HOME: Final = {
+    "EntropyMeter": "meter", "MicroController": "micro", "MicroStep": "micro",
+    "StepPlan": "sampling", "Uncertainty": "meter", "UnevenDistributedSampler": "sampling",
+    "VariableBatchLoader": "sampling",
+}  # fmt: skip
 
 __all__ = ["MicroController", "MicroStep", "equations"]
 
@@ -29,4 +40,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *_HOME})

@@ -1,0 +1,428 @@
+"""Uneven shares of a data set under DistributedDataParallel: plan of steps, sampler and loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.errors import InputError, MissingExtra
+from optsched.limits import whole_number
+
+try:
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+except ImportError:
+    raise MissingExtra("sampling for DistributedDataParallel", "torch") from None
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy.typing as npt
+
+    IntArray = npt.NDArray[np.int64]
+
+_MOST: Final = 2**40
+_WORD: Final = 2**32 - 1  # what a random stream is named by
+_SHARDS, _PASS, _ORDER = range(3)  # random streams
+_OURS: Final = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How many samples every rank computes in every step of a pass over the data.
+
+    Every rank makes the same number of steps, since a missing one blocks the all-reduce of the
+    others for ever.
+
+    Parameters
+    ----------
+    counts
+        N_r, samples of every rank in the pass, integers >= 0, not all 0.
+    batches
+        b_r, most samples of a rank in a step, integers >= 1.
+
+    Raises
+    ------
+    InputError
+        Not integers, out of range, or not one of each for every rank.
+
+    Notes
+    -----
+    Sizes of one rank differ by at most 1 between steps, and so do the totals, which depend on
+    sum(counts) and `steps` alone. A rank with fewer samples than steps joins the others with empty
+    batches. Averaging over ranks, as DistributedDataParallel does, gives the gradient of the mean
+    loss over all samples of a step if rank r multiplies its summed loss by `sum_scale`, or its mean
+    loss by `loss_scale`.
+    """
+
+    counts: tuple[int, ...]
+    batches: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        counts, batches = _counts(self.counts), _integers("batches", self.batches, 1)
+        if len(counts) != len(batches):
+            raise InputError(
+                f"batches: expected {len(counts)} numbers, one a rank like counts, got "
+                f"{len(batches)}"
+            )
+        object.__setattr__(self, "counts", counts)
+        object.__setattr__(self, "batches", batches)
+
+    @property
+    def ranks(self) -> int:
+        """R, the number of ranks."""
+        return len(self.counts)
+
+    @property
+    def steps(self) -> int:
+        """K, steps of every rank: max ceil(N_r / b_r)."""
+        return max(-(-n // b) for n, b in zip(self.counts, self.batches, strict=True))
+
+    def size(self, rank: int, step: int) -> int:
+        """n_r, samples of a rank in a step; maybe 0."""
+        r, k = whole_number("rank", rank, 0, self.ranks - 1), self._step(step)
+        return int(_size(self.counts, r, k, self.steps))
+
+    def total(self, step: int) -> int:
+        """Samples of all ranks in a step, at least 1."""
+        return int(_share(sum(self.counts), self._step(step), self.steps))
+
+    def loss_scale(self, rank: int, step: int) -> float:
+        """R * n_r / total, for a *mean* loss; an empty batch's mean loss is NaN, even times 0."""
+        return self.ranks * self.size(rank, step) / self.total(step)
+
+    def sum_scale(self, step: int) -> float:
+        """R / total, for a *summed* loss; safe with empty batches, whose summed loss is 0."""
+        return self.ranks / self.total(step)
+
+    def _step(self, step: int) -> int:
+        return whole_number("step", step, 0, self.steps - 1)
+
+
+class UnevenDistributedSampler(Sampler[int]):
+    """Indices of one rank in a pass, where ranks have different numbers of samples.
+
+    Parameters
+    ----------
+    dataset
+        Data with a length, or a length.
+    counts
+        Samples of every rank in a pass, integers >= 0, not all 0.
+    rank
+        Own rank, 0 <= rank < len(counts).
+    epoch
+        Number of the pass.
+    seed
+        Of all shuffling, the same on all ranks, 0 <= seed < 2**32.
+    exposure
+        ``"partition"``: every sample exactly once in a pass, by one of the ranks. ``"resample"``:
+        every rank has a shard of its own for ever, of 1/R of the data, and draws its count from it.
+        A smaller count rotates through the shard without replacement, pass after pass; a larger one
+        draws every sample floor or ceil times in a pass.
+    steps
+        Of a partition: steps that ranks make together (`StepPlan.steps`). What all ranks compute in
+        a step then depends on seed, epoch, data and `steps` only, not on counts or ranks.
+
+    Raises
+    ------
+    InputError
+        An argument is out of range; the counts of a partition do not add up to the data; data for
+        ``"resample"`` are fewer than ranks.
+
+    Notes
+    -----
+    Indices depend on the arguments alone: not on any global random state, platform or version.
+    """
+
+    def __init__(
+        self, dataset: Any, counts: Sequence[int], rank: int, *, epoch: int = 0, seed: int = 0,
+        exposure: str = "partition", steps: int = 1,
+    ) -> None:  # fmt: skip
+        if exposure not in ("partition", "resample"):
+            raise InputError(f"exposure: expected partition or resample, got {exposure!r:.60}")
+        self.exposure = exposure
+        self.samples = _length(dataset)
+        self.seed = whole_number("seed", seed, 0, _WORD)
+        self.epoch = whole_number("epoch", epoch, 0, _WORD)
+        self.steps = whole_number("steps", steps, 1, _MOST)
+        self.counts = self._fitting(counts)
+        self.rank = whole_number("rank", rank, 0, len(self.counts) - 1)
+        self.pointers = (0,) * len(self.counts)
+
+    def __len__(self) -> int:
+        return self.counts[self.rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order().tolist())
+
+    def order(self) -> IntArray:
+        """All indices of this rank in the pass, shape (counts[rank],)."""
+        ranks, count = len(self.counts), self.counts[self.rank]
+        if self.exposure == "resample":
+            shard = _permutation(self.samples, _SHARDS, self.seed)[self.rank :: ranks]
+            drawn = (self.pointers[self.rank] + np.arange(count)) % len(shard)
+            return shard[drawn][_permutation(count, _ORDER, self.seed, self.epoch, self.rank)]
+        step, before = np.arange(self.steps), sum(self.counts[: self.rank])
+        total, own = (_share(n, step, self.steps) for n in (self.samples, before))
+        size = _size(self.counts, self.rank, step, self.steps)
+        begin = np.cumsum(total) - total + own - (np.cumsum(size) - size)
+        place = np.repeat(begin, size) + np.arange(count)
+        return _permutation(self.samples, _PASS, self.seed, self.epoch)[place]
+
+    def set_epoch(
+        self, epoch: int, counts: Sequence[int] | None = None, steps: int | None = None
+    ) -> None:
+        """Go on to a pass, maybe with other counts and steps.
+
+        Shards are rotated by the counts of the passes gone by; all of them start anew if the number
+        of ranks changes. The same epoch again changes counts and steps only.
+
+        Raises
+        ------
+        InputError
+            As at the beginning, or the pass lies in the past.
+        """
+        new = whole_number("epoch", epoch, 0, _WORD)
+        if new < self.epoch:
+            raise InputError(
+                f"epoch: pass {new} comes before the present one, {self.epoch}: make a new sampler"
+            )
+        taken = self.counts if counts is None else self._fitting(counts)
+        whole_number("rank", self.rank, 0, len(taken) - 1)
+        self.steps = self.steps if steps is None else whole_number("steps", steps, 1, _MOST)
+        if len(taken) != len(self.counts):
+            self.pointers = (0,) * len(taken)
+        elif self.exposure == "resample":
+            gone = new - self.epoch
+            self.pointers = tuple(
+                (at + gone * count) % self._shard(r)
+                for r, (at, count) in enumerate(zip(self.pointers, self.counts, strict=True))
+            )
+        self.epoch, self.counts = new, taken
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes from pass to pass; equal on all ranks, so one may save it."""
+        return {
+            "epoch": self.epoch, "seed": self.seed, "samples": self.samples, "steps": self.steps,
+            "counts": list(self.counts), "pointers": list(self.pointers),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Be where the saved sampler was.
+
+        Raises
+        ------
+        InputError
+            The state is none, or of another seed, data set or number of ranks.
+        """
+        given = _complete(state, self.state_dict())
+        for name, own in (("seed", self.seed), ("samples", self.samples)):
+            if given[name] != own:
+                raise InputError(f"state: its {name} is {given[name]!r:.60}, here it is {own}")
+        epoch = whole_number("state: epoch", given["epoch"], 0, _WORD)
+        steps = whole_number("state: steps", given["steps"], 1, _MOST)
+        counts = self._fitting(given["counts"])
+        pointers = _integers("state: pointers", given["pointers"], 0)
+        if not len(counts) == len(pointers) == len(self.counts):
+            raise InputError(
+                f"state: of {len(counts)} ranks, here are {len(self.counts)}: make a new sampler "
+                f"with epoch={epoch + 1} instead, shards start anew"
+            )
+        if self.exposure == "resample":
+            for r, at in enumerate(pointers):
+                whole_number(f"state: pointer of rank {r}", at, 0, self._shard(r) - 1)
+        self.epoch, self.steps, self.counts, self.pointers = epoch, steps, counts, pointers
+
+    def _shard(self, rank: int) -> int:
+        """Samples in a shard."""
+        return len(range(rank, self.samples, len(self.counts)))
+
+    def _fitting(self, given: Any) -> tuple[int, ...]:
+        """Counts that go with the data."""
+        counts = _counts(given)
+        if self.exposure == "partition" and sum(counts) != self.samples:
+            raise InputError(
+                f"counts: they add up to {sum(counts)}, the data have {self.samples} samples: make "
+                'them equal, or use exposure="resample"'
+            )
+        if self.exposure == "resample" and self.samples < len(counts):
+            raise InputError(
+                f"counts: {len(counts)} ranks, but the data have {self.samples} samples: every "
+                "shard needs one, use fewer ranks"
+            )
+        return counts
+
+
+class VariableBatchLoader:
+    """Batches of one rank, as a plan says, each with the factor for its summed loss.
+
+    Iterating gives ``(batch, scale)`` once a step: `batch` is what a DataLoader gives, with 0
+    samples in it where the rank has none; ``scale * summed loss`` is what to call backward on.
+
+    Parameters
+    ----------
+    dataset
+        Data with a length and indices. Those of a TensorDataset are taken as a whole batch.
+    plan
+        Samples and batches of all ranks.
+    rank, epoch, seed, exposure
+        See `UnevenDistributedSampler`.
+    options
+        Of torch's DataLoader: num_workers, pin_memory, collate_fn, ...; not those that choose
+        samples. Its processes are seeded by seed, epoch and rank, unless a generator is given.
+
+    Raises
+    ------
+    InputError
+        See `UnevenDistributedSampler`; the data are iterable only; an option is refused.
+    """
+
+    def __init__(
+        self, dataset: Any, plan: StepPlan, rank: int, *, epoch: int = 0, seed: int = 0,
+        exposure: str = "partition", **options: Any,
+    ) -> None:  # fmt: skip
+        self.plan = _plan(plan)
+        if not hasattr(dataset, "__getitem__"):
+            raise InputError(f"dataset: expected data with indices, got {type(dataset).__name__}")
+        self.sampler = UnevenDistributedSampler(
+            dataset, plan.counts, rank, epoch=epoch, seed=seed, exposure=exposure, steps=plan.steps
+        )
+        for name in _OURS:
+            if name in options:
+                raise InputError(f"{name}: the plan decides which samples come, leave it out")
+        whole = type(dataset) is TensorDataset and not any(options.values())
+        self._tensors = dataset.tensors if whole else None
+        self._seeded = options.get("generator") is None
+        self._lists: list[list[int]] = []
+        options["generator"] = torch.Generator() if self._seeded else options["generator"]
+        try:
+            self._loader: DataLoader[Any] = DataLoader(
+                dataset, batch_sampler=self._lists, **options
+            )
+        except (TypeError, ValueError) as error:
+            raise InputError(f"options of the DataLoader: {error}") from None
+
+    def __len__(self) -> int:
+        return self.plan.steps
+
+    def __iter__(self) -> Iterator[tuple[Any, float]]:
+        plan, sampler = self.plan, self.sampler
+        sizes = _size(plan.counts, sampler.rank, np.arange(plan.steps), plan.steps)
+        parts = np.split(sampler.order(), np.cumsum(sizes)[:-1])
+        for step, (part, batch) in enumerate(zip(parts, self._fetched(parts), strict=True)):
+            yield batch if len(part) else _emptied(batch), plan.sum_scale(step)
+
+    def _fetched(self, parts: list[IntArray]) -> Iterator[Any]:
+        if self._tensors is not None:
+            return ([t[torch.from_numpy(i)] for t in self._tensors or ()] for i in parts)
+        # an empty batch is made from a batch of one sample, which has its shapes and types
+        self._lists[:] = [part.tolist() or [0] for part in parts]
+        if self._seeded:
+            words = (_ORDER, self.sampler.seed, self.sampler.epoch, self.sampler.rank)
+            self._loader.generator.manual_seed(int(_stream(*words).random_raw() >> 1))
+        return iter(self._loader)
+
+    def set_epoch(self, epoch: int, plan: StepPlan | None = None) -> None:
+        """Go on to a pass, maybe with another plan; see `UnevenDistributedSampler.set_epoch`."""
+        new = self.plan if plan is None else _plan(plan)
+        self.sampler.set_epoch(epoch, new.counts, new.steps)
+        self.plan = new
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the sampler, and the batches; equal on all ranks."""
+        return {**self.sampler.state_dict(), "batches": list(self.plan.batches)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Be where the saved loader was; see `UnevenDistributedSampler.load_state_dict`."""
+        given = _complete(state, self.state_dict())
+        plan = StepPlan(given["counts"], given["batches"])
+        self.sampler.load_state_dict({**given, "steps": plan.steps})
+        self.plan = plan
+
+
+def _share(count: Any, step: Any, steps: int) -> Any:
+    """Share of a step in a count spread over so many steps: the first ones get the rest."""
+    return (count + steps - 1 - step) // steps
+
+
+def _size(counts: tuple[int, ...], rank: int, step: Any, steps: int) -> Any:
+    """Samples of a rank in a step; one rank's rest begins where the last one's ended."""
+    first = sum(counts[:rank])
+    return _share(first + counts[rank], step, steps) - _share(first, step, steps)
+
+
+def _stream(*words: int) -> np.random.PCG64:
+    return np.random.PCG64(np.random.SeedSequence(words))
+
+
+def _permutation(size: int, *words: int) -> IntArray:
+    """By raw random words, the only ones that NumPy promises never to change."""
+    return np.argsort(_stream(*words).random_raw(size), kind="stable")
+
+
+def _integers(name: str, given: Any, least: int) -> tuple[int, ...]:
+    try:
+        items = () if isinstance(given, (str, bytes, Mapping, set)) else tuple(given)
+    except TypeError:
+        items = ()
+    if not items:
+        raise InputError(f"{name}: expected a list of integers, one a rank, got {given!r:.60}")
+    return tuple(whole_number(f"{name}: rank {r}", x, least, _MOST) for r, x in enumerate(items))
+
+
+def _counts(given: Any) -> tuple[int, ...]:
+    counts = _integers("counts", given, 0)
+    if not any(counts):
+        raise InputError("counts: all are 0, expected a sample for at least one rank")
+    return counts
+
+
+def _plan(given: Any) -> StepPlan:
+    if not isinstance(given, StepPlan):
+        raise InputError(f"plan: expected a StepPlan(counts, batches), got {given!r:.60}")
+    return given
+
+
+def _length(dataset: Any) -> int:
+    if isinstance(dataset, IterableDataset):
+        raise InputError(
+            "dataset: an IterableDataset has no indices to share out: use one with __getitem__ and "
+            "__len__"
+        )
+    try:
+        size = dataset if isinstance(dataset, (int, np.integer)) else len(dataset)
+    except (TypeError, NotImplementedError):
+        raise InputError(
+            f"dataset: expected data with a length, or a length, got {type(dataset).__name__}"
+        ) from None
+    return whole_number("dataset: its length", size, 1, _MOST)
+
+
+def _complete(state: Any, like: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(state, dict) or not like.keys() <= state.keys():
+        raise InputError(
+            f"state: expected what state_dict() returns ({', '.join(like)}), got {state!r:.60}"
+        )
+    return state
+
+
+def _emptied(batch: Any) -> Any:
+    """The same structure without samples."""
+    if isinstance(batch, (torch.Tensor, np.ndarray)) and batch.ndim:
+        return batch[:0]
+    if isinstance(batch, Mapping):
+        return type(batch)({name: _emptied(value) for name, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, (list, tuple)):
+        if all(isinstance(item, (str, bytes)) for item in batch):
+            return type(batch)()
+        items = [_emptied(item) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+    if batch is None or isinstance(batch, (str, bytes, int, float)):
+        return batch
+    raise InputError(
+        f"collate_fn: cannot empty a {type(batch).__name__}: give it tensors, lists, tuples or "
+        "dicts, or every rank a sample in every step (counts >= steps)"
+    )
