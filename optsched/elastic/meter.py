@@ -1,0 +1,192 @@
+"""Entropy and margin of a model's predictions, summed up in any training loop."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from optsched.errors import InputError, MissingExtra
+from optsched.limits import whole_number
+
+try:
+    import torch
+    import torch.distributed as dist
+except ImportError:
+    raise MissingExtra("EntropyMeter", "torch") from None
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_TYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class Uncertainty(NamedTuple):
+    """Means over the samples of a pass: H and Q in [0, 1], and the number of samples."""
+
+    entropy: float
+    margin: float | None
+    count: int  # type: ignore[assignment]  # a tuple's method of this name is of no use here
+
+
+class EntropyMeter:
+    """How uncertain a model is, from its logits: one line a step, one line a pass.
+
+    Parameters
+    ----------
+    num_classes
+        C, at least 2.
+    margin
+        Also sum up the margin ambiguity; `Uncertainty.margin` is None otherwise.
+    dim
+        Axis of the classes; all other axes are samples (of a batch, of a sequence, of an image).
+    ignore_index
+        Samples with this target are not counted, as in torch's cross entropy.
+
+    Raises
+    ------
+    InputError
+        An argument is out of range.
+
+    Notes
+    -----
+    With p = softmax(logits) over the classes and p_1, p_2 the two largest of it, a sample has the
+    entropy -sum p ln p, normalised -sum p ln p / ln C, and the margin ambiguity 1 - (p_1 - p_2).
+    `compute` gives H and Q of this rank: the means of the last two over the samples of its pass.
+    Source: Sun & Huh, Entropy, Appl. Sci. 2026, 16, 3725, equations (2), (3), (13)-(17).
+
+    Probabilities are float32, for float64 logits float64; sums are float64 on the logits' device.
+    Nothing waits for the device before `compute`, and nothing joins the graph of gradients. A logit
+    of -inf has probability 0 and adds no entropy.
+    """
+
+    def __init__(
+        self, num_classes: int, *, margin: bool = False, dim: int = -1,
+        ignore_index: int | None = None,
+    ) -> None:  # fmt: skip
+        self.num_classes = whole_number("num_classes", num_classes, 1, 2**31)
+        if self.num_classes == 1:
+            raise InputError(
+                "num_classes: expected at least 2, got 1: the logit z of a binary model makes two "
+                "classes, torch.stack([torch.zeros_like(z), z], dim=-1)"
+            )
+        self.margin, self.dim = bool(margin), whole_number("dim", dim, -64, 63)
+        self.ignore_index = ignore_index
+        if ignore_index is not None:
+            self.ignore_index = whole_number("ignore_index", ignore_index, -(2**63), 2**63 - 1)
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new pass."""
+        self._unmasked = 0
+        self._sums: list[Tensor | float] = [0.0, 0.0, 0.0]  # of entropy, p_1 - p_2, masked samples
+
+    def update(
+        self, logits: Tensor, target: Tensor | None = None, mask: Tensor | None = None
+    ) -> None:
+        """Count the samples of one batch.
+
+        Parameters
+        ----------
+        logits
+            Of any shape with C at axis `dim`; half, bfloat16, single or double precision.
+        target
+            Class of every sample, the shape of `logits` without that axis; for `ignore_index`.
+        mask
+            Samples to count, booleans of the same shape.
+
+        Raises
+        ------
+        InputError
+            A wrong type, shape or device, or no target although `ignore_index` is set.
+        """
+        shape = self._shape(logits)
+        keep = self._kept(shape, logits.device, target, mask)
+        if not logits.numel():
+            return
+        wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
+        with torch.no_grad():
+            p = torch.softmax(logits, self.dim, wide)
+            values = [torch.special.entr(p)]
+            if self.margin:
+                first, second = p.topk(2, self.dim).values.unbind(self.dim)
+                values.append(first - second)
+            if keep is None:
+                self._unmasked += shape.numel()
+            else:
+                values[0] = values[0].sum(self.dim)
+                values = [torch.where(keep, value, 0.0) for value in values]
+                self._sums[2] = self._sums[2] + keep.sum()
+            for i, value in enumerate(values):
+                # not in place: a sum made in inference mode could not be changed outside of it
+                self._sums[i] = self._sums[i] + value.sum(dtype=torch.float64)
+
+    def compute(self, reduce: bool = False) -> Uncertainty:
+        """Means over all samples since the last `reset`.
+
+        Parameters
+        ----------
+        reduce
+            Over all ranks of the default process group, by one all-reduce, which all must join.
+
+        Raises
+        ------
+        InputError
+            No sample was counted, logits were NaN or +inf, or there is no process group.
+        """
+        entropy, margin, count = (float(value) for value in self._sums)
+        count += self._unmasked
+        if reduce:
+            if not (dist.is_available() and dist.is_initialized()):
+                raise InputError(
+                    "reduce: there is no process group: leave it out, or call "
+                    "torch.distributed.init_process_group before"
+                )
+            device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+            sums = torch.tensor([entropy, margin, count], dtype=torch.float64, device=device)
+            dist.all_reduce(sums)
+            entropy, margin, count = sums.tolist()
+        if count == 0:
+            raise InputError("compute: no sample was counted: call update(logits) before")
+        if math.isnan(entropy):
+            raise InputError(
+                "compute: logits were NaN, +inf, or -inf in all classes: the model has diverged, "
+                "or such samples need a mask; reset() begins anew"
+            )
+        mean = min(max(entropy / count / math.log(self.num_classes), 0.0), 1.0)
+        ambiguity = min(max(1.0 - margin / count, 0.0), 1.0) if self.margin else None
+        return Uncertainty(mean, ambiguity, int(count))
+
+    def _shape(self, logits: Tensor) -> torch.Size:
+        """Shape of the samples."""
+        if not isinstance(logits, torch.Tensor) or logits.dtype not in _TYPES:
+            kind = getattr(logits, "dtype", type(logits).__name__)
+            raise InputError(f"logits: expected a tensor of floating point numbers, got {kind}")
+        shape, axes = logits.shape, logits.dim()
+        if not -axes <= self.dim < axes or shape[self.dim] != self.num_classes:
+            raise InputError(
+                f"logits: expected {self.num_classes} classes at axis {self.dim}, got the shape "
+                f"{tuple(shape)}: set num_classes and dim"
+            )
+        axis = self.dim % axes
+        return shape[:axis] + shape[axis + 1 :]
+
+    def _kept(
+        self, shape: torch.Size, device: torch.device, target: Tensor | None, mask: Tensor | None
+    ) -> Tensor | None:
+        """Which samples count; None: all."""
+        if target is None and self.ignore_index is not None:
+            raise InputError("target: needed because ignore_index is set")
+        for name, given in (("target", target), ("mask", mask)):
+            if given is None:
+                continue
+            if not isinstance(given, torch.Tensor) or given.shape != shape:
+                got = getattr(given, "shape", type(given).__name__)
+                raise InputError(f"{name}: expected a tensor of shape {tuple(shape)}, got {got}")
+            if given.device != device:
+                raise InputError(f"{name}: is on {given.device}, the logits are on {device}")
+        if mask is not None and mask.dtype is not torch.bool:
+            raise InputError(f"mask: expected booleans, got {mask.dtype}: give mask.bool()")
+        if self.ignore_index is None or target is None:
+            return mask
+        keep = target != self.ignore_index
+        return keep if mask is None else keep & mask
