@@ -91,11 +91,11 @@ def simulate(
     if not isinstance(nodes, Nodes):
         raise InputError(f"nodes: expected Nodes such as Nodes(16, gpus=8), got {told(nodes)}")
     jobs = workload if isinstance(workload, Workload) else Workload.of(workload, seed=settings.seed)
-    chosen = _policy(policy)
+    chosen = chosen_policy(policy)
     check_fits(jobs, nodes, settings)
     _check_groups(jobs, chosen)
     log = _log(jobs, chosen, nodes, settings, engine, on_progress)
-    return Run(jobs, nodes, settings, chosen.name, _options(chosen), log)
+    return Run(jobs, nodes, settings, chosen.name, policy_options(chosen), log)
 
 
 def _check_timing(settings: Settings) -> None:
@@ -118,7 +118,7 @@ def _listed(changes: Any) -> Sequence[NodeChange]:
     return list(changes)
 
 
-def _policy(policy: Any) -> Policy:
+def chosen_policy(policy: Any) -> Policy:
     """The policy of this name, or this object if it is one."""
     if isinstance(policy, str):
         from optsched.cluster.policies import get
@@ -164,7 +164,7 @@ def _check_groups(workload: Workload, policy: Policy) -> None:
             )
 
 
-def _options(policy: Policy) -> dict[str, Any]:
+def policy_options(policy: Policy) -> dict[str, Any]:
     """Values of the options that the policy names."""
     names = getattr(policy, "options", ())
     if not isinstance(names, (tuple, list, frozenset, set, dict)):

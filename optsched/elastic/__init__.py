@@ -1,8 +1,7 @@
-"""Elastic training jobs: the uncertainty signal, the micro-level controller, uneven data shares.
+"""Elastic training: uncertainty, uneven data shares, and jobs that share a pool of workers.
 
-Formulas and controller need NumPy only, the exact roundings load their compiled kernels on first
-use. With the extra ``torch``: `EntropyMeter`; `StepPlan`, `UnevenDistributedSampler`,
-`VariableBatchLoader`.
+Formulas and `MicroController` need NumPy only, the exact roundings load their compiled kernels on
+first use; the rest needs the extra ``torch``.
 """
 
 from __future__ import annotations
@@ -11,33 +10,47 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from optsched.elastic import equations
+    from optsched.elastic import equations as equations
+    from optsched.elastic.job import Call as Call
+    from optsched.elastic.job import TrainingJob as TrainingJob
+    from optsched.elastic.job import read_jobs as read_jobs
     from optsched.elastic.meter import EntropyMeter as EntropyMeter
     from optsched.elastic.meter import Uncertainty as Uncertainty
-    from optsched.elastic.micro import MicroController, MicroStep
+    from optsched.elastic.micro import MicroController as MicroController
+    from optsched.elastic.micro import MicroStep as MicroStep
+    from optsched.elastic.runner import JobStatus as JobStatus
+    from optsched.elastic.runner import LiveRun as LiveRun
+    from optsched.elastic.runner import Replay as Replay
+    from optsched.elastic.runner import Status as Status
+    from optsched.elastic.runner import run as run
     from optsched.elastic.sampling import StepPlan as StepPlan
     from optsched.elastic.sampling import UnevenDistributedSampler as UnevenDistributedSampler
     from optsched.elastic.sampling import VariableBatchLoader as VariableBatchLoader
+    from optsched.elastic.training import read_checkpoint as read_checkpoint
 
 _HOME: Final = {
-    "EntropyMeter": "meter", "MicroController": "micro", "MicroStep": "micro",
-    "StepPlan": "sampling", "Uncertainty": "meter", "UnevenDistributedSampler": "sampling",
-    "VariableBatchLoader": "sampling",
-}  # fmt: skip
+    "job": ("Call", "TrainingJob", "read_jobs"),
+    "meter": ("EntropyMeter", "Uncertainty"),
+    "micro": ("MicroController", "MicroStep"),
+    "runner": ("JobStatus", "LiveRun", "Replay", "Status", "run"),
+    "sampling": ("StepPlan", "UnevenDistributedSampler", "VariableBatchLoader"),
+    "training": ("read_checkpoint",),
+}
+_MODULE: Final = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["MicroController", "MicroStep", "equations"]
+__all__ = ["equations", *sorted(_MODULE)]
 
 
 def __getattr__(name: str) -> Any:
     """Load public names on first use."""
     if name == "equations":
         return import_module("optsched.elastic.equations")
-    if name not in _HOME:
+    if name not in _MODULE:
         raise AttributeError(f"module 'optsched.elastic' has no attribute {name!r}")
-    value = getattr(import_module(f"optsched.elastic.{_HOME[name]}"), name)
+    value = getattr(import_module(f"optsched.elastic.{_MODULE[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_HOME})
+    return sorted(__all__)

@@ -55,6 +55,8 @@ class TimeToTarget:
     name: ClassVar[str] = "time_to_target"
     options: ClassVar[tuple[str, ...]] = ("sigma", "pool", "surplus")
     clairvoyant: bool = False
+    signal: ClassVar[str] = "metric"
+    """Of real jobs: the curve of what they are to reach, see `optsched.elastic.run`."""
 
     def __init__(self, *, sigma: float = 0.5, pool: bool = True, surplus: str = "round") -> None:
         self.sigma = number("sigma", sigma, 0.0, 10.0, above=True)

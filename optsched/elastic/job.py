@@ -1,0 +1,287 @@
+"""One elastic training job: what it trains, on how many workers, and when it is done."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pickle
+import sys
+import tomllib
+from collections.abc import Callable, Mapping  # noqa: TC003 (fields)
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optsched.cluster.job_checks import ascending, integer, line, one_of, real, told, truth
+from optsched.elastic.micro import MicroController
+from optsched.errors import InputError
+from optsched.files import read_text
+
+if TYPE_CHECKING:
+    import os
+    from types import ModuleType
+
+EXPOSURES = ("partition", "resample")
+_HOME = "optsched.elastic.workloads"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function by its place, called in the worker that needs it: nothing is imported before.
+
+    Parameters
+    ----------
+    place
+        ``module:function``, ``FILE.py:function``, or the name of a function of
+        `optsched.elastic.workloads`.
+    options
+        Its keyword arguments.
+    """
+
+    place: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, *given: Any) -> Any:
+        """What the function returns."""
+        home, _, name = self.place.rpartition(":")
+        module = _module(home or _HOME)
+        if not callable(made := getattr(module, name, None)):
+            raise InputError(f"{self.place}: there is no such function")
+        return made(*given, **self.options)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingJob:
+    """A job for `run`. All functions go to worker processes: define them at the top of a module.
+
+    Parameters
+    ----------
+    name
+        Distinct among the jobs of a run.
+    model, data
+        Functions without arguments: a module, whose output has the classes on axis 1, and a pair
+        of map-style datasets of (input, class), for training and for validation.
+    optimizer
+        Function of the parameters; its learning rates are multiplied by the micro level's factor.
+    loss
+        Function of output and target: the *sum* over the samples. None: cross entropy.
+    metric
+        Function of output and target: a number per sample, whose mean over the validation data is
+        compared with `target`. None: 1 for a right class, so that the mean is the accuracy.
+    sizes
+        Allowed numbers of workers, ascending.
+    batch_size
+        Global: of all workers together, at any size.
+    passes
+        Passes over the data, at most.
+    samples
+        Done after the first pass with so many training samples in all.
+    target
+        Done after the first pass whose validation metric is at least this, at most 1.
+    submit
+        Arrival, in seconds after the start of the run.
+    priority, weight, group, preemptible, template
+        As in `optsched.cluster.Job`. Jobs of one template are taken to have equal pass times.
+    expected_passes, pass_seconds
+        What policies believe before anything is measured: passes to the end (default `passes`),
+        and the time of one on one worker.
+    micro
+        Options of `MicroController` (without samples, budget and rate): workers get unequal shares;
+        and ``exposure``, ``"resample"`` (default) or ``"partition"``, see `VariableBatchLoader`.
+        None: equal shares of every batch.
+    seed
+        Of weights, order and dropout.
+
+    Raises
+    ------
+    InputError
+        A field of a wrong type or range; the message names the job and the field.
+    """
+
+    name: str
+    model: Callable[[], Any]
+    data: Callable[[], Any]
+    optimizer: Callable[[Any], Any]
+    loss: Callable[[Any, Any], Any] | None = None
+    metric: Callable[[Any, Any], Any] | None = None
+    sizes: tuple[int, ...] = (1,)
+    batch_size: int = 64
+    passes: int = 10
+    samples: int | None = None
+    target: float | None = None
+    submit: float = 0.0
+    priority: int = 50
+    weight: float = 1.0
+    group: str = ""
+    preemptible: bool = True
+    template: str = ""
+    expected_passes: int | None = None
+    pass_seconds: float | None = None
+    micro: Mapping[str, Any] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        at = f"job {told(line('job.name', self.name, empty=False))}: "
+        if self.name.startswith(".") or set(self.name) & set('/\\:*?"<>|'):
+            raise InputError(f"{at}name: it becomes a folder, so no leading dot and none of /\\:*")
+        own: dict[str, Any] = {"sizes": ascending(f"{at}sizes", self.sizes)}
+        if own["sizes"][0] == 0:
+            raise InputError(f"{at}sizes: expected numbers of workers >= 1, got 0")
+        for key, least, most in (
+            ("batch_size", own["sizes"][-1], 2**30), ("passes", 1, 10**6), ("samples", 1, 2**53),
+            ("priority", 1, 99), ("expected_passes", 1, 10**6), ("seed", 0, 2**53),
+        ):  # fmt: skip
+            if (value := getattr(self, key)) is not None:
+                own[key] = integer(f"{at}{key}", value, least, most)
+        own["submit"] = real(f"{at}submit", self.submit)
+        own["weight"] = real(f"{at}weight", self.weight, above=True)
+        for key in ("target", "pass_seconds"):
+            if (value := getattr(self, key)) is not None:
+                own[key] = real(f"{at}{key}", value, above=True)
+        if (own.get("target") or 0) > 1:
+            raise InputError(f"{at}target: expected a metric of at most 1, got {self.target}")
+        for key in ("group", "template"):
+            line(f"{at}{key}", getattr(self, key))
+        truth(f"{at}preemptible", self.preemptible)
+        for key in ("model", "data", "optimizer", "loss", "metric"):
+            optional = key in ("loss", "metric") and getattr(self, key) is None
+            if not optional and not callable(getattr(self, key)):
+                raise InputError(f"{at}{key}: expected a function, got {told(getattr(self, key))}")
+        self.__dict__.update(own)
+        try:
+            for size in self.sizes if self.micro is not None else ():
+                self.controller(size, 10**6, 1e-3).step([0.5] * size, [0.5] * size)
+        except (InputError, TypeError) as error:
+            raise InputError(f"{at}micro: {error}") from None
+
+    @property
+    def completion(self) -> str:
+        """What ends it: ``"target"``, ``"samples"`` or ``"epochs"`` (its passes)."""
+        return "target" if self.target is not None else "samples" if self.samples else "epochs"
+
+    @property
+    def exposure(self) -> str:
+        """How workers draw samples."""
+        return "partition" if self.micro is None else self.micro.get("exposure", "resample")
+
+    def controller(self, workers: int, samples: int, rate: float) -> MicroController:
+        """A fresh micro level for data of so many samples and this initial learning rate."""
+        options = dict(self.micro or {})
+        exposure = one_of("exposure", options.pop("exposure", "resample"), EXPOSURES)
+        if options.get("as_printed") and exposure == "partition":
+            raise InputError("as_printed: its samples do not add up; take exposure='resample'")
+        options.setdefault("batch_bounds", (min(2, self.batch_size // workers), self.batch_size))
+        options.setdefault("rate_bounds", (min(1e-5, rate), max(1e-2, rate)))
+        options["batch_bounds"] = tuple(options["batch_bounds"])
+        options["rate_bounds"] = tuple(options["rate_bounds"])
+        return MicroController(self.batch_size, samples=samples, rate=rate, **options)
+
+
+def modules_of(job: TrainingJob) -> set[str]:
+    """Modules of a job's functions."""
+    found = set()
+    for key in ("model", "data", "optimizer"):
+        function: Any = getattr(job, key)
+        function = getattr(function, "func", function)  # functools.partial
+        if not isinstance(function, Call):
+            found.add(str(getattr(function, "__module__", "__main__")))
+        elif not (home := function.place.rpartition(":")[0]).endswith(".py"):
+            found.add(home or _HOME)
+    return found
+
+
+def pickled(job: TrainingJob) -> bytes:
+    """A job as workers get it; `InputError` if a function cannot go to another process."""
+    for key in ("model", "data", "optimizer", "loss", "metric"):
+        try:
+            pickle.dumps(getattr(job, key))
+        except Exception as error:
+            raise InputError(
+                f"job {told(job.name)}: {key}: cannot go to another process ({error}); use a "
+                "function at the top of a module, or functools.partial of one"
+            ) from None
+    return pickle.dumps(job)
+
+
+def read_jobs(path: str | os.PathLike[str]) -> list[TrainingJob]:
+    """Jobs of a TOML file: one table ``[[jobs]]`` each, with the fields of `TrainingJob`.
+
+    Functions are texts (see `Call`), or tables ``{call = "cnn", classes = 5}`` with arguments;
+    paths of Python files are relative to the TOML file.
+
+    Raises
+    ------
+    InputError
+        With file, job and field.
+    """
+    try:
+        tree = tomllib.loads(read_text(path))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: no TOML ({error})") from None
+    rows = tree.pop("jobs", None)
+    if tree or not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
+        extra = f", and no {told(next(iter(tree)))}" if tree else ""
+        raise InputError(f"{path}: expected tables [[jobs]]{extra}")
+    known = [f.name for f in fields(TrainingJob)]
+    found = []
+    for i, row in enumerate(rows):
+        place = f"{path}: jobs[{i}]"
+        for key in row:
+            if key not in known:
+                close = difflib.get_close_matches(key, known, 1)
+                raise InputError(
+                    f"{place}: there is no field {told(key)}"
+                    + (f" (did you mean {close[0]}?)" if close else "")
+                )
+        for key in ("name", "model", "data", "optimizer"):
+            if key not in row:
+                raise InputError(f"{place}: {key} is missing")
+        for key in ("model", "data", "optimizer", "loss", "metric"):
+            if key in row:
+                row[key] = _call(f"{place}.{key}", row[key], Path(path).parent)
+        if isinstance(row.get("sizes"), list):
+            row["sizes"] = tuple(row["sizes"])
+        try:
+            found.append(TrainingJob(**row))
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+    return found
+
+
+def _call(place: str, value: Any, folder: Path) -> Call:
+    options = dict(value) if isinstance(value, dict) else {"call": value}
+    call = options.pop("call", None)
+    if not isinstance(call, str) or not call.rpartition(":")[2].isidentifier():
+        raise InputError(
+            f'{place}: expected "module:function", "FILE.py:function" or a table with call = such '
+            f"a text, got {told(value)}"
+        )
+    home, _, name = call.rpartition(":")
+    if home.endswith(".py"):
+        if not (folder / home).is_file():
+            raise InputError(f"{place}: {folder / home}: no such file")
+        call = f"{(folder / home).resolve()}:{name}"
+    elif not home and name not in _built_in():
+        raise InputError(f"{place}: there is no {told(name)}; built in: {', '.join(_built_in())}")
+    elif home and importlib.util.find_spec(home.partition(".")[0]) is None:
+        raise InputError(f"{place}: there is no module {told(home)}")
+    return Call(call, options)
+
+
+def _built_in() -> list[str]:
+    """Names that a file may use without a module; read without torch."""
+    return ["logistic", "mlp", "cnn", "digits", "sgd", "adam"]
+
+
+def _module(home: str) -> ModuleType:
+    if not home.endswith(".py"):
+        return importlib.import_module(home)
+    name = f"_optsched_{Path(home).stem}"
+    if (module := sys.modules.get(name)) is None or module.__file__ != home:
+        spec = importlib.util.spec_from_file_location(name, home)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        sys.path.insert(0, str(Path(home).parent))  # as Python does with a script
+        spec.loader.exec_module(module)
+    return module

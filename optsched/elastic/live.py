@@ -1,0 +1,248 @@
+"""Jobs that really run, as policies see simulated ones: measured times, the same `ClusterView`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.cluster.job import COMPLETIONS, WORK, Job
+from optsched.cluster.policy import ClusterView
+from optsched.cluster.speedup import Amdahl, Table
+from optsched.cluster.workload import Workload, csr
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from optsched.cluster.settings import Settings
+    from optsched.elastic.job import TrainingJob
+    from optsched.elastic.micro import MicroController
+
+UNBORN: Final = "unborn"
+PENDING: Final = "pending"
+JOINING: Final = "joining"
+RUNNING: Final = "running"
+ENDED: Final = "ended"
+FAILED: Final = "failed"
+
+UNMEASURED: Final = Amdahl(0.1)
+"""Speed-up believed of sizes of which nothing is known."""
+
+
+@dataclass(eq=False)
+class LiveJob:
+    """What the scheduler knows of a job; times in ms."""
+
+    spec: TrainingJob
+    number: int
+    """In the workload: by submit time, then as given."""
+    payload: bytes = b""
+    """The job as workers get it."""
+    submit: int = 0
+    phase: str = UNBORN
+    slots: tuple[int, ...] = ()
+    answers: set[int] = field(default_factory=set)
+    """Slots that have not answered yet."""
+    told: Any = None
+    """What rank 0 has answered."""
+    log: list[dict[str, Any]] = field(default_factory=list)
+    """Record of every pass, see `training.Member.train`."""
+    controller: MicroController | None = None
+    samples: int = 0
+    rate: float = 0.0
+    """Size of the training data and initial learning rate, once a worker has said them."""
+    at_end: bool = False
+    """Whether it ended a pass at this very instant."""
+    began: int = 0
+    """Of the open pass."""
+    stay: int = 0
+    """Start of the open stay."""
+    joined: int = 0
+    """When its workers were ready."""
+    stay_passes: int = 0
+    """Passes before the open stay."""
+    attained: int = 0
+    starts: int = 0
+    first_start: int = -1
+    entered: int = 0
+    preemptions: int = 0
+    crashes: int = 0
+    """In a row."""
+    finished: int = -1
+    reason: str = ""
+    """Why it failed."""
+
+    @property
+    def passes(self) -> int:
+        """Passes completed."""
+        return len(self.log)
+
+    @property
+    def active(self) -> bool:
+        """Whether it has arrived and is not over."""
+        return self.phase in (PENDING, JOINING, RUNNING)
+
+    @property
+    def done(self) -> bool:
+        """Whether its last pass was the last (1)."""
+        spec = self.spec
+        if not self.log or self.passes >= spec.passes:
+            return bool(self.log)
+        if spec.target is not None:
+            return bool(self.log[-1]["metric"] >= spec.target)
+        seen = sum(sum(record["samples"]) for record in self.log)
+        return spec.samples is not None and seen >= spec.samples
+
+    @property
+    def expected(self) -> int:
+        """Passes to its end, as believed at the start."""
+        spec = self.spec
+        if spec.samples is not None and spec.target is None and self.samples:
+            return min(spec.passes, -(-spec.samples // self.samples))
+        return min(spec.expected_passes or spec.passes, spec.passes)
+
+
+def uncertainty(record: dict[str, Any]) -> float:
+    """U of a pass (26): the mean entropy over the samples."""
+    counts = np.array(record["samples"], np.float64)
+    return float(counts @ np.array(record["entropy"]) / max(counts.sum(), 1.0))
+
+
+class PassTimes:
+    """Milliseconds of passes by template and size; the median counts."""
+
+    def __init__(self) -> None:
+        self._times: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        self.starts: list[int] = []
+        """From being given workers to the first pass."""
+
+    def add(self, job: TrainingJob, size: int, time: int) -> None:
+        """One more pass was measured."""
+        self._times[_kind(job)][size].append(max(1, time))
+
+    def of(self, job: TrainingJob) -> tuple[float, Table]:
+        """Time of a pass on one worker, and the speed-up at the job's sizes.
+
+        By what is measured of its template; what is not, from what is by `UNMEASURED`; nothing at
+        all, from `pass_seconds`, the mean of the other jobs, or a second.
+        """
+        known = {g: float(median(times)) for g, times in self._times[_kind(job)].items()}
+        one = known.get(1)
+        if one is None and known:
+            nearest = min(known)
+            one = known[nearest] * UNMEASURED.of(nearest)
+        if one is None and job.pass_seconds is not None:
+            one = job.pass_seconds * 1e3
+        if one is None:
+            others = [
+                median(times) * UNMEASURED.of(g)
+                for sizes in self._times.values()
+                for g, times in sizes.items()
+            ]
+            one = float(np.mean(others)) if others else 1e3
+        speeds = {g: one / known[g] if g in known else UNMEASURED.of(g) for g in job.sizes}
+        return one, Table(speeds | {1: 1.0})
+
+
+def _kind(job: TrainingJob) -> str:
+    return f"template {job.template}" if job.template else f"job {job.name}"
+
+
+def workload(jobs: Sequence[LiveJob], times: PassTimes, signal: str, name: str = "") -> Workload:
+    """The jobs as `optsched.cluster` knows them, by what is measured so far; times in ms.
+
+    Parameters
+    ----------
+    jobs
+        By number.
+    times
+        Of their passes.
+    signal
+        The curve that is reported: ``"uncertainty"``, or ``"metric"``, its distance from 1.
+    """
+    rows, curves = [], []
+    target, initial = np.full(len(jobs), np.nan), np.full(len(jobs), np.nan)
+    passes = np.zeros(len(jobs), np.int64)
+    for i, job in enumerate(jobs):
+        spec = job.spec
+        one, speedup = times.of(spec)
+        over = job.phase == ENDED
+        rows.append(Job(
+            name=spec.name, submit=job.submit, sizes=spec.sizes, speedup=speedup,
+            work=max(1, round(one * WORK)) * job.expected, passes=job.expected,
+            completion="epochs", priority=spec.priority, weight=spec.weight, group=spec.group,
+            preemptible=spec.preemptible, template=spec.template,
+        ))  # fmt: skip
+        passes[i] = job.passes if over else max(job.expected, job.passes + 1)
+        if spec.target is not None:
+            target[i] = 1.0 - spec.target
+        curves.append([
+            uncertainty(record) if signal == "uncertainty" else 1.0 - record["metric"]
+            for record in job.log
+        ])  # fmt: skip
+    made = Workload.of(rows, time_unit="ms", name=name)
+    ptr, observed = csr(curves, np.float64)
+    completion = [COMPLETIONS.index(job.spec.completion) for job in jobs]
+    return made.changed(
+        passes=passes, pass_work=made.pass_work, work=made.pass_work * passes, target=target,
+        initial=initial, observed_ptr=ptr, observed=observed, believed=made.believed,
+        completion=np.array(completion),
+    )  # fmt: skip
+
+
+def view(
+    jobs: Iterable[LiveJob], work: Workload, settings: Settings, slots: int, now: int
+) -> ClusterView:
+    """The active jobs at one instant; the slots are one node.
+
+    A job within a pass is not preemptible: quotas change at the ends of passes.
+    """
+    active = [job for job in jobs if job.active]
+    ids = np.array([job.number for job in active], np.int64)
+    held = np.array([len(job.slots) for job in active], np.int64)
+    ends = np.array([job.phase == PENDING or job.at_end for job in active], np.bool_)
+    passes = np.array([job.passes for job in active], np.int64)
+    pass_work = work.pass_work[ids]
+    done = passes * pass_work
+    for i, job in enumerate(active):
+        if job.phase == RUNNING and not job.at_end:
+            done[i] += min(int(pass_work[i]), (now - job.began) * rate_of(work, job))
+    rows = [range(int(work.size_ptr[j]), int(work.size_ptr[j + 1])) for j in ids]
+    size_ptr, at = csr(rows, np.int64)
+    observed_ptr, seen = csr(
+        [range(int(work.observed_ptr[j]), int(work.observed_ptr[j + 1])) for j in ids], np.int64
+    )
+    held_ptr, held_count = csr([[count] if count else [] for count in held.tolist()], np.int64)
+    columns: dict[str, Any] = {
+        "job": ids, "gpus": held, "running": held > 0,
+        "submit": work.submit[ids], "done": done, "passes": passes, "pass_work": pass_work,
+        "first_start": np.array([job.first_start for job in active], np.int64),
+        "entered": np.array([job.entered for job in active], np.int64),
+        "attained": np.array(
+            [job.attained + len(job.slots) * (now - job.stay) for job in active], np.int64
+        ),
+        "remaining": np.maximum(work.believed[ids] - done, 1),
+        "at_pass_end": ends,
+        "starts": np.array([job.starts for job in active], np.int64),
+        "size_ptr": size_ptr, "size": work.size[at], "rate": work.rate[at],
+        "priority": work.priority[ids], "weight": work.weight[ids], "group": work.group[ids],
+        "template": work.template[ids], "preemptible": work.preemptible[ids] & ends,
+        "restart_cost": np.full(len(ids), settings.restart_cost, np.int64),
+        "observed_ptr": observed_ptr, "observed": work.observed[seen],
+        "free": np.array([slots - int(held.sum())], np.int64),
+        "capacity": np.array([slots], np.int64),
+        "held_ptr": held_ptr, "held_node": np.zeros(len(held_count), np.int64),
+        "held_count": held_count,
+    }  # fmt: skip
+    for column in columns.values():
+        column.flags.writeable = False
+    return ClusterView(time=now, workload=work, settings=settings, **columns)
+
+
+def rate_of(work: Workload, job: LiveJob) -> int:
+    """Work per ms at its present size."""
+    k = int(np.searchsorted(work.sizes_of(job.number), len(job.slots)))
+    return int(work.rates_of(job.number)[k])

@@ -1,0 +1,396 @@
+"""`run`: really train elastic jobs under a policy, and put a simulation beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+
+from optsched.cluster.job import WORK
+from optsched.cluster.job_checks import integer, told
+from optsched.cluster.log import Log
+from optsched.cluster.nodes import Nodes
+from optsched.cluster.policy import ClusterView, Decision
+from optsched.cluster.run import Run
+from optsched.elastic import live
+from optsched.elastic.job import TrainingJob, modules_of, pickled
+from optsched.elastic.live import ENDED, FAILED, LiveJob, PassTimes
+from optsched.elastic.scheduler import Scheduler, Stay, signal_of
+from optsched.elastic.workers import Processes
+from optsched.errors import InputError, MissingExtra
+from optsched.files import read_bytes, write_atomic
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from optsched.cluster.policy import Policy
+
+STATE: Final = "run.json"
+
+
+class JobStatus(NamedTuple):
+    """A job in the live table."""
+
+    name: str
+    phase: str
+    """unborn, pending, joining, running, ended or failed."""
+    slots: tuple[int, ...]
+    passes: int
+    most: int
+    """Passes at most."""
+    uncertainty: float | None
+    """U of the last pass (26)."""
+    metric: float | None
+    target: float | None
+    jct: float
+    """Seconds since it was submitted, at most until its end."""
+    reason: str
+    """Why it failed."""
+
+
+class Status(NamedTuple):
+    """What `on_progress` is told."""
+
+    time: float
+    """Seconds since the start."""
+    jobs: list[JobStatus]
+
+
+class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a later process needs to go on, beside the checkpoints; lists by job."""
+
+    names: list[str]
+    clock: int = 0
+    stays: list[Stay] = []
+    first_start: list[int] = []
+    finished: list[int] = []
+    preemptions: list[int] = []
+    failed: list[str] = []
+    format: Literal["optsched.elastic-run/1"] = "optsched.elastic-run/1"
+
+
+@dataclass(frozen=True, eq=False)
+class LiveRun(Run):
+    """What came of real training; times in ms. A `Run`, so metrics, history and plots are there."""
+
+    live: tuple[LiveJob, ...]
+    times: PassTimes
+    """Measured pass times."""
+    complete: bool
+    """False: interrupted."""
+    overhead: float
+    """Share of the wall time in which the scheduler was at work."""
+
+    @property
+    def records(self) -> dict[str, list[dict[str, Any]]]:
+        """By job a record per pass.
+
+        It has ``samples, batches, entropy, margin`` by rank, the ``rate`` factor, the mean training
+        ``loss`` and the validation ``metric``.
+        """
+        return {job.spec.name: job.log for job in self.live}
+
+    @property
+    def quotas(self) -> dict[str, list[int]]:
+        """Workers of every pass, by job: what `Replay` takes."""
+        return {name: [len(r["samples"]) for r in log] for name, log in self.records.items()}
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Jobs that failed, and why."""
+        return {job.spec.name: job.reason for job in self.live if job.phase == FAILED}
+
+    def simulated(self, policy: Policy | str | None = None) -> Run:
+        """The jobs that ended, simulated: with their passes, and the times measured here.
+
+        Parameters
+        ----------
+        policy
+            Another one; None: this run's.
+
+        Notes
+        -----
+        Every start costs the median of all starts. The simulator charges it from the second one on;
+        the first is put into the work.
+        """
+        from optsched.cluster.simulate import chosen_policy, simulate
+
+        chosen = chosen_policy(self.policy if policy is None else policy)
+        work = live.workload(self.live, self.times, signal_of(chosen))
+        work = work.take([job.phase == ENDED for job in self.live])
+        cost = self.settings.restart_cost
+        return simulate(
+            work.changed(work=work.work + cost * WORK), BetweenPasses(chosen), self.nodes,
+            engine="generic", restart_cost=cost, checkpoint="pass",
+        )  # fmt: skip
+
+
+class BetweenPasses:
+    """Any policy, told that no job can be preempted within a pass: as `run` tells it."""
+
+    options: tuple[str, ...] = ()
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.name, self.clairvoyant = policy, policy.name, policy.clairvoyant
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Its decision."""
+        whole = view.preemptible & view.at_pass_end
+        columns = {f.name: getattr(view, f.name) for f in dataclasses.fields(view)}
+        return self.policy.decide(ClusterView(**columns | {"preemptible": whole}))
+
+
+class Replay:
+    """A policy that gives every pass of every job the workers that it had before.
+
+    Parameters
+    ----------
+    quotas
+        `LiveRun.quotas`: workers by pass, by name of the job; the last one counts for later passes.
+    """
+
+    name = "replay"
+    clairvoyant = False
+
+    def __init__(self, quotas: Mapping[str, Sequence[int]]) -> None:
+        self.quotas = {name: [*sizes] for name, sizes in quotas.items()}
+
+    def decide(self, view: ClusterView) -> Decision:
+        """The recorded sizes, first come first served, as far as there are workers."""
+        left = int(view.capacity.sum() - view.gpus[~view.at_pass_end].sum())
+        quota = view.gpus.copy()
+        for i in np.flatnonzero(view.at_pass_end).tolist():
+            name = view.workload.names[view.job[i]]
+            if name not in self.quotas:
+                raise InputError(f"quotas: there are none of job {told(name)}")
+            row = self.quotas[name]
+            wanted = row[min(int(view.passes[i]), len(row) - 1)] if row else 0
+            quota[i] = wanted if wanted <= left else 0
+            left -= int(quota[i])
+        return Decision(quota)
+
+
+def run(
+    jobs: Iterable[TrainingJob],
+    slots: int,
+    policy: Policy | str = "time_to_target",
+    *,
+    devices: Sequence[str] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    on_progress: Callable[[Status], object] | None = None,
+) -> LiveRun:
+    """Train jobs on a shared pool of workers; a policy decides at the end of every pass.
+
+    Jobs whose number of workers changes go on from their checkpoint. A worker that dies costs the
+    open pass of its job; a job whose own code raises fails, and the others go on. Ctrl-C returns
+    what has happened until then.
+
+    Parameters
+    ----------
+    jobs
+        What to train.
+    slots
+        Workers: processes of one thread each, or GPUs.
+    policy
+        A policy of `optsched.cluster` or its name. It sees estimates (`TrainingJob`), then measured
+        times; as curve of a job the uncertainty (26) after every pass, or, if it has an attribute
+        ``signal = "metric"``, 1 - metric. Within a pass no job is preemptible.
+    devices
+        Of every slot; None: the GPUs if there are so many, else the CPU.
+    folder
+        For the checkpoints, ``<job>/checkpoint.pt``, and what is needed to resume. None: nothing is
+        kept.
+    resume
+        Go on with the run in `folder`, whose clock goes on too.
+    on_progress
+        Told the state of all jobs after every change.
+
+    Raises
+    ------
+    InputError
+        A wrong argument, a job that cannot run, a folder with another run in it.
+    PolicyError, Stalled
+        As in `optsched.cluster.simulate`.
+    MissingExtra
+        Without torch.
+    """
+    from optsched.cluster.simulate import chosen_policy
+
+    if importlib.util.find_spec("torch") is None:
+        raise MissingExtra("elastic training", "torch")
+    slots = integer("slots", slots, 1, 4096)
+    places = _devices(devices, slots)
+    known = _jobs(jobs, slots)
+    chosen = chosen_policy(policy)
+    if on_progress is not None and not callable(on_progress):
+        raise InputError(f"on_progress: expected a function, got {told(on_progress)}")
+    if resume and folder is None:
+        raise InputError("resume: name the folder of the run")
+    with ExitStack() as stack:
+        if folder is None:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="optsched-")))
+        else:
+            place = Path(folder)
+        saved = _prepared(place, known, resume)
+        modules = {module for job in known for module in modules_of(job.spec)}
+        pool = stack.enter_context(Processes(places, modules, saved.clock))
+
+        def tell(scheduler: Scheduler) -> None:
+            if folder is not None:
+                _save(place, scheduler)
+            if on_progress is not None:
+                on_progress(_status(scheduler))
+
+        given = (PassTimes(), saved.stays, tell)
+        scheduler = Scheduler(known, pool, slots, chosen, str(place), *given)
+        tell(scheduler)
+        scheduler.rehearse()
+        pool.begin()
+        complete = scheduler.run()
+        tell(scheduler)
+        return _result(scheduler, complete, saved.clock)
+
+
+def _gpus() -> int:
+    """GPUs of this machine; torch is not imported where there can be none."""
+    if not Path("/dev/nvidiactl").exists():
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _devices(devices: Sequence[str] | None, slots: int) -> list[str]:
+    """The device of every slot."""
+    if devices is None:
+        return [f"cuda:{k}" for k in range(slots)] if _gpus() >= slots else ["cpu"] * slots
+    if isinstance(devices, str) or len(devices) != slots:
+        raise InputError(f"devices: expected {slots}, one a slot, got {told(devices)}")
+    known = ["cpu", *(f"cuda:{k}" for k in range(_gpus()))]
+    for k, device in enumerate(devices):
+        if device not in known:
+            raise InputError(
+                f"devices[{k}]: expected one of {', '.join(known)}, got {told(device)}"
+            )
+    return list(devices)
+
+
+def _jobs(jobs: Iterable[TrainingJob], slots: int) -> list[LiveJob]:
+    """The jobs by submit time, with the sizes that there are workers for."""
+    if isinstance(jobs, (str, bytes)) or not hasattr(jobs, "__iter__"):
+        raise InputError(f"jobs: expected a list of TrainingJob, got {told(jobs)}")
+    specs = list(jobs)
+    for i, spec in enumerate(specs):
+        if not isinstance(spec, TrainingJob):
+            raise InputError(f"jobs[{i}]: expected a TrainingJob, got {told(spec)}")
+        if spec.name in {other.name for other in specs[:i]}:
+            raise InputError(f"jobs[{i}].name: {told(spec.name)} is there twice")
+        if spec.sizes[0] > slots:
+            raise InputError(
+                f"job {told(spec.name)}: needs {spec.sizes[0]} workers, there are {slots} slots"
+            )
+    if not specs:
+        raise InputError("jobs: empty; name at least one")
+    known = []
+    for i, spec in enumerate(sorted(specs, key=lambda spec: spec.submit)):
+        fitting = dataclasses.replace(spec, sizes=tuple(g for g in spec.sizes if g <= slots))
+        known.append(LiveJob(fitting, i, pickled(fitting), round(spec.submit * 1e3)))
+    return known
+
+
+def _prepared(place: Path, jobs: Sequence[LiveJob], resume: bool) -> _Saved:
+    """The folders; with `resume` the jobs as they were when the run in it ended."""
+    names = [job.spec.name for job in jobs]
+    state = place / STATE
+    try:
+        for name in names:
+            (place / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"folder: {place} cannot be written ({error.strerror})") from None
+    if not resume:
+        if state.exists():
+            raise InputError(
+                f"folder: {place} has a run in it; go on with it (resume), or name another"
+            )
+        return _Saved(names)
+    try:
+        saved = msgspec.json.decode(read_bytes(state), type=_Saved)
+    except msgspec.DecodeError as error:
+        raise InputError(f"{state}: is no state of a run ({error})") from None
+    if saved.names != names:
+        raise InputError(f"{state}: is of the jobs {told(saved.names)}, expected {told(names)}")
+    for job in jobs:
+        job.first_start = saved.first_start[job.number]
+        job.finished, job.reason = saved.finished[job.number], saved.failed[job.number]
+        job.preemptions = saved.preemptions[job.number]
+        job.phase = FAILED if job.reason else ENDED if job.finished >= 0 else job.phase
+        if (file := place / job.spec.name / "checkpoint.pt").exists():
+            from optsched.elastic.training import read_checkpoint
+
+            job.log = read_checkpoint(file, job.spec.name)["log"]
+        if job.phase not in (ENDED, FAILED) and job.done:  # killed before it was noted
+            job.phase, job.finished = ENDED, saved.clock
+        mine = [stay for stay in saved.stays if stay.job == job.number]
+        job.starts = len(mine)
+        job.attained = sum(len(stay.slots) * (stay.end - stay.start) for stay in mine)
+    return saved
+
+
+def _save(place: Path, scheduler: Scheduler) -> None:
+    """Note the state of the run, open stays as if they ended now."""
+    jobs = scheduler.jobs
+    saved = _Saved(
+        [job.spec.name for job in jobs],
+        scheduler.now,
+        scheduler.all_stays(),
+        [job.first_start for job in jobs],
+        [job.finished for job in jobs],
+        [job.preemptions for job in jobs],
+        [job.reason for job in jobs],
+    )
+    write_atomic(place / STATE, msgspec.json.encode(saved))
+
+
+def _status(scheduler: Scheduler) -> Status:
+    rows = []
+    for job in scheduler.jobs:
+        last = job.log[-1] if job.log else None
+        until = job.finished if job.finished >= 0 else scheduler.now
+        rows.append(JobStatus(
+            job.spec.name, job.phase, job.slots, job.passes, job.spec.passes,
+            None if last is None else live.uncertainty(last),
+            None if last is None else last["metric"],
+            job.spec.target, max(0, until - job.submit) / 1e3, job.reason,
+        ))  # fmt: skip
+    return Status(scheduler.now / 1e3, rows)
+
+
+def _result(scheduler: Scheduler, complete: bool, origin: int) -> LiveRun:
+    jobs, work = scheduler.jobs, scheduler.workload()
+    stays = sorted(scheduler.stays, key=lambda stay: (stay.start, stay.job))
+    gpus = np.array([len(stay.slots) for stay in stays], np.int64)
+    columns = np.array([stay[:4] for stay in stays], np.int64).reshape(-1, 4).T.copy()
+    job, start, end, restart = columns
+    passes = np.array([stay.passes for stay in stays], np.int64)
+    log = Log(
+        job, start, end, restart, gpus, half=np.zeros_like(job), work=passes * work.pass_work[job],
+        node_ptr=np.arange(len(stays) + 1), node=np.zeros_like(job), count=gpus.copy(),
+        finished=np.array([job.finished for job in jobs], np.int64),
+        preemptions=np.array([job.preemptions for job in jobs], np.int64),
+    )  # fmt: skip
+    from optsched.cluster.simulate import policy_options
+
+    policy, wall = scheduler.policy, max(scheduler.now - origin, 1) / 1e3
+    return LiveRun(
+        work, Nodes(1, gpus=scheduler.slots), scheduler.settings(), policy.name,
+        policy_options(policy), log, tuple(jobs), scheduler.times, complete, scheduler.busy / wall,
+    )  # fmt: skip

@@ -1,0 +1,340 @@
+"""The scheduler of real jobs: at the end of every pass a policy says who gets how many workers."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from optsched.cluster.errors import PolicyError, Stalled
+from optsched.cluster.job_checks import told
+from optsched.cluster.settings import Settings
+from optsched.elastic import live
+from optsched.elastic.live import ENDED, FAILED, JOINING, PENDING, RUNNING, UNBORN
+from optsched.elastic.workers import Order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from optsched.cluster.policy import ClusterView, Decision, Policy
+    from optsched.cluster.workload import Workload
+    from optsched.elastic.live import LiveJob, PassTimes
+    from optsched.elastic.workers import Event, Pool
+
+MOST_CRASHES: Final = 3
+"""A job whose workers die so often in a row, without a pass between, has failed."""
+
+
+class Stay(NamedTuple):
+    """A job on the same workers; times in ms."""
+
+    job: int
+    start: int
+    end: int
+    restart: int
+    """Until its workers were ready."""
+    slots: tuple[int, ...]
+    passes: int
+    """Completed in it."""
+
+
+class Scheduler:
+    """Asks the policy at arrivals, ends of passes and crashes, and tells the workers.
+
+    Parameters
+    ----------
+    jobs
+        By submit time.
+    pool
+        The workers.
+    slots
+        How many.
+    policy
+        Any of `optsched.cluster`.
+    folder
+        Of the checkpoints, one folder a job below it.
+    times
+        Of passes, as far as they are known.
+    stays
+        Of an earlier part of the same run.
+    on_event
+        Called after every change.
+    """
+
+    def __init__(
+        self, jobs: Sequence[LiveJob], pool: Pool, slots: int, policy: Policy, folder: str,
+        times: PassTimes, stays: Sequence[Stay] = (),
+        on_event: Callable[[Scheduler], object] | None = None,
+    ) -> None:  # fmt: skip
+        self.jobs, self.pool, self.slots, self.policy, self.folder = (
+            jobs,
+            pool,
+            slots,
+            policy,
+            folder,
+        )
+        self.times, self.stays, self.on_event = times, list(stays), on_event
+        self.signal = signal_of(policy)
+        self.asked = 0
+        self.busy = 0.0
+        """Seconds spent on decisions and bookkeeping."""
+        self.now = 0
+        self._owner: list[LiveJob | None] = [None] * slots
+        self._ask = self._news = True
+        self._wake: int | None = None
+        self._work: Workload | None = None
+
+    def rehearse(self) -> None:
+        """Let the policy decide once for nobody: what it compiles is compiled then."""
+        first = live.LiveJob(self.jobs[0].spec, 0, phase=PENDING)
+        work = live.workload([first], self.times, self.signal)
+        self.policy.decide(live.view([first], work, self.settings(), self.slots, 0))
+
+    def run(self) -> bool:
+        """Until all jobs are over; False: interrupted."""
+        try:
+            self._told([])
+            while any(job.phase not in (ENDED, FAILED) for job in self.jobs):
+                events = self.pool.wait(self._until())
+                self._told(events)
+        except KeyboardInterrupt:
+            return False
+        finally:
+            self.now = self.pool.now()
+            for job in self.jobs:
+                if job.slots:
+                    self._close(job)
+        return True
+
+    def _told(self, events: list[Event]) -> None:
+        """Take in what has happened at this instant, and decide."""
+        begun = time.perf_counter()
+        self.now = self.pool.now()
+        for event in events:
+            self._hear(event)
+        for job in self.jobs:
+            if job.phase == UNBORN and job.submit <= self.now:
+                job.phase, job.entered, self._ask = PENDING, job.submit, True
+        if self._wake is not None and self.now >= self._wake:
+            self._ask = True
+        if self._ask:
+            self._news = True
+            self._decide()
+        if self._news and self.on_event is not None:
+            self.on_event(self)
+        self._news = False
+        self.busy += time.perf_counter() - begun
+
+    def _until(self) -> int | None:
+        """When something happens that no worker says; `Stalled` if nothing ever does."""
+        times = [job.submit for job in self.jobs if job.phase == UNBORN]
+        if self._wake is not None:
+            times.append(self._wake)
+        if not times and not any(job.slots for job in self.jobs):
+            waiting = ", ".join(told(job.spec.name) for job in self.jobs if job.phase == PENDING)
+            raise Stalled(
+                f"policy {told(self.policy.name)} starts none of the pending jobs, and nothing "
+                f"else will happen: {waiting}"
+            )
+        return min(times, default=None)
+
+    def _hear(self, event: Event) -> None:
+        job = self._owner[event.slot]
+        if event.kind == "died":
+            self._crash(job, event.slot)
+            return
+        if job is None:
+            return
+        if event.kind == "failed":
+            self._release(job, kill=True)
+            self._fail(job, event.told)
+            return
+        job.answers.discard(event.slot)
+        if event.slot == job.slots[0]:
+            job.told = event.told
+        if job.answers:
+            return
+        if job.phase == JOINING:
+            job.samples, job.rate = job.told
+            if job.samples < len(job.slots):
+                self._release(job, kill=True)
+                self._fail(job, f"{job.samples} training samples for {len(job.slots)} workers")
+                return
+            job.phase, job.joined, self._news = RUNNING, self.now, True
+            self.times.starts.append(self.now - job.stay)
+            self._begin(job)
+        else:
+            self._passed(job)
+
+    def _passed(self, job: LiveJob) -> None:
+        self.times.add(job.spec, len(job.slots), self.now - job.began)
+        job.log.append(job.told)
+        job.crashes, self._work, self._ask = 0, None, True
+        if job.done:
+            self._release(job)
+            job.phase, job.finished = ENDED, self.now
+        else:
+            job.at_end = True
+
+    def _crash(self, job: LiveJob | None, slot: int) -> None:
+        """A worker is dead; its job goes on from its checkpoint."""
+        if job is None:
+            self.pool.kill([slot])
+            return
+        self._release(job, kill=True)
+        job.crashes += 1
+        job.controller = None  # it has been asked for the pass that is done again
+        job.phase, job.entered = PENDING, self.now
+        if job.crashes >= MOST_CRASHES:
+            self._fail(job, f"its workers died {job.crashes} times in pass {job.passes + 1}")
+
+    def _fail(self, job: LiveJob, reason: str) -> None:
+        job.phase, job.reason, self._ask = FAILED, reason, True
+
+    def _release(self, job: LiveJob, kill: bool = False) -> None:
+        """Take all its workers from a job."""
+        (self.pool.kill if kill else self.pool.leave)(job.slots)
+        self._close(job)
+        for slot in job.slots:
+            self._owner[slot] = None
+        job.slots, job.at_end, self._ask = (), False, True
+        job.answers.clear()
+
+    def _stay(self, job: LiveJob) -> Stay:
+        """The open stay of a job, as if it ended now."""
+        restart = (self.now if job.phase == JOINING else job.joined) - job.stay
+        done = job.passes - job.stay_passes
+        return Stay(job.number, job.stay, self.now, restart, job.slots, done)
+
+    def all_stays(self) -> list[Stay]:
+        """Those that have ended, and the open ones up to now."""
+        return self.stays + [self._stay(job) for job in self.jobs if job.slots]
+
+    def _close(self, job: LiveJob) -> None:
+        """Note the stay that ends now."""
+        self.stays.append(self._stay(job))
+        job.attained += len(job.slots) * (self.now - job.stay)
+
+    def _begin(self, job: LiveJob) -> None:
+        """The next pass on the workers that it has."""
+        job.at_end, job.began, job.answers = False, self.now, set(job.slots)
+        self.pool.order(job.slots, next_pass(job))
+
+    def workload(self) -> Workload:
+        """The jobs by what is measured so far."""
+        if self._work is None:
+            self._work = live.workload(self.jobs, self.times, self.signal)
+        return self._work
+
+    def settings(self) -> Settings:
+        """How a simulation would treat these jobs."""
+        costs = self.times.starts
+        cost = int(np.median(costs)) if costs else 0
+        return Settings(restart_cost=cost, resize="pass", checkpoint="pass")
+
+    def _decide(self) -> None:
+        self._ask, self._wake = False, None
+        if not any(job.active for job in self.jobs):
+            return
+        view = live.view(self.jobs, self.workload(), self.settings(), self.slots, self.now)
+        decision = self.policy.decide(view)
+        self.asked += 1
+        quota = self._checked(view, decision)
+        active = [self.jobs[j] for j in view.job]
+        for job, gpus in zip(active, quota, strict=True):
+            if job.at_end and gpus != len(job.slots):
+                self._release(job)
+                job.phase, job.entered = PENDING, self.now
+                job.preemptions += gpus == 0
+        free = [slot for slot, owner in enumerate(self._owner) if owner is None]
+        order = range(len(active)) if decision.order is None else decision.order.tolist()
+        rest = [i for i in range(len(active)) if i not in set(order)]
+        starting: list[int] = []
+        for i in [*order, *rest]:
+            if active[i].phase == PENDING and 0 < quota[i] <= len(free) - sum(
+                quota[k] for k in starting
+            ):
+                starting.append(i)
+        for i in sorted(starting):
+            self._start(active[i], tuple(free[: quota[i]]))
+            del free[: quota[i]]
+        for job in active:
+            if job.at_end:  # as before
+                self._begin(job)
+        self._ask = False  # what was released here has been given away
+
+    def _start(self, job: LiveJob, slots: tuple[int, ...]) -> None:
+        job.phase, job.slots, job.answers = JOINING, slots, set(slots)
+        job.stay = job.entered = self.now
+        job.stay_passes = job.passes
+        job.starts += 1
+        if job.first_start < 0:
+            job.first_start = self.now
+        for slot in slots:
+            self._owner[slot] = job
+        past: list[list[int]] = []
+        for record in reversed(job.log):
+            if len(record["samples"]) != len(slots):
+                break
+            past.insert(0, record["samples"])
+        folder = f"{self.folder}/{job.spec.name}"
+        self.pool.join(slots, job.payload, folder, job.passes, past)
+
+    def _checked(self, view: ClusterView, decision: Decision) -> list[int]:
+        """The quotas, if they can be."""
+        place = f"policy {told(self.policy.name)} at {self.now} ms"
+        if decision.share:
+            raise PolicyError(f"{place}: share: real jobs do not share workers")
+        quota = np.asarray(decision.quota)
+        if quota.shape != view.job.shape or quota.dtype.kind not in "iu":
+            raise PolicyError(
+                f"{place}: quota: expected {len(view.job)} integers, got {told(quota)}"
+            )
+        for i, gpus in enumerate(quota.tolist()):
+            job = self.jobs[view.job[i]]
+            name, held = told(job.spec.name), len(job.slots)
+            if gpus and gpus not in job.spec.sizes:
+                sizes = ", ".join(map(str, job.spec.sizes))
+                raise PolicyError(
+                    f"{place}: job {name}: quota {gpus} is none of its sizes ({sizes})"
+                )
+            if held and gpus != held and not job.at_end:
+                raise PolicyError(
+                    f"{place}: job {name}: is within a pass, and not preemptible then; its quota "
+                    f"stays {held}, got {gpus}"
+                )
+            if held and not gpus and not job.spec.preemptible:
+                raise PolicyError(f"{place}: job {name}: is not preemptible, but would lose all")
+        if quota.sum() > self.slots and not decision.best_effort:
+            raise PolicyError(f"{place}: over-allocation: {quota.sum()} workers of {self.slots}")
+        if (wake := decision.wake_at) is not None:
+            if wake <= self.now:
+                raise PolicyError(f"{place}: wake_at: expected a time after now, got {told(wake)}")
+            self._wake = int(wake)
+        return [int(gpus) for gpus in quota]
+
+
+def signal_of(policy: Policy) -> str:
+    """The curve of a job that a policy is shown."""
+    return str(getattr(policy, "signal", "uncertainty"))
+
+
+def next_pass(job: LiveJob) -> Order:
+    """The shares of the next pass: equal ones, or by the micro level from the last pass."""
+    workers = len(job.slots)
+    if job.spec.micro is None or not job.log:
+        equal = [_equal(total, workers) for total in (job.samples, job.spec.batch_size)]
+        return Order(job.passes, equal[0], equal[1], 1.0)
+    if job.controller is None:  # at first, and again after a resumption: from all that is logged
+        job.controller = job.spec.controller(workers, job.samples, job.rate)
+        for k, record in enumerate(job.log[:-1]):
+            following = len(job.log[k + 1]["samples"])
+            job.controller.step(record["entropy"], record["margin"], following)
+    last = job.log[-1]
+    step = job.controller.step(last["entropy"], last["margin"], workers)
+    return Order(job.passes, step.samples.tolist(), step.batches.tolist(), step.rate_factor)
+
+
+def _equal(total: int, parts: int) -> list[int]:
+    return [total // parts + (k < total % parts) for k in range(parts)]

@@ -1,0 +1,223 @@
+"""One worker's part of one job: build, restore, train a pass, validate, checkpoint."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.elastic.meter import EntropyMeter
+from optsched.elastic.sampling import StepPlan, VariableBatchLoader
+from optsched.errors import InputError, MissingExtra
+
+try:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from optsched.arraypipe.saving.files import check_plain, copied, load, replace_file
+except ImportError:
+    raise MissingExtra("elastic training", "torch") from None
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from optsched.elastic.job import TrainingJob
+    from optsched.elastic.workers import Join, Order
+
+FORMAT: Final = "optsched.elastic/1"
+_PATIENCE: Final = timedelta(seconds=600)  # for the others: who dies is found by the scheduler
+
+
+class Member:
+    """A rank of a job between two changes of its workers; weights stay in memory from pass to pass.
+
+    Random numbers of a pass depend on (seed, pass, rank) alone, so a pass that is done again after
+    a crash gives the same bits.
+
+    Parameters
+    ----------
+    job, join
+        Which job, and this worker's place in it.
+    data
+        What ``job.data()`` has returned.
+    """
+
+    def __init__(self, job: TrainingJob, join: Join, data: tuple[Any, Any]) -> None:
+        self.job, self.join, self.device = job, join, torch.device(join.device)
+        self.train_data, self.validation = data
+        _seed_all(job.seed, 0, 0)
+        self.model = job.model().to(self.device)
+        self.optimizer = job.optimizer(self.model.parameters())
+        self.rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.log: list[dict[str, Any]] = []
+        self.file = Path(join.folder) / "checkpoint.pt"
+        if join.done:
+            self._restore()
+        self.ddp: Any = self.model
+        if join.workers > 1:
+            gpu = self.device.type == "cuda"
+            dist.init_process_group(
+                "nccl" if gpu else "gloo",
+                store=dist.FileStore(  # type: ignore[attr-defined]
+                    join.store, join.workers),
+                rank=join.rank, world_size=join.workers, timeout=_PATIENCE,
+            )  # fmt: skip
+            self.ddp = DistributedDataParallel(self.model, [self.device] if gpu else None)
+        self.loss = job.loss or _cross_entropy
+        self.metric = job.metric or _right
+        self.loader: VariableBatchLoader | None = None
+
+    def train(self, order: Order) -> dict[str, Any]:
+        """One pass (Algorithm 1 of the paper, lines 4-8 and 16-20); its record.
+
+        The record has the lists ``samples, batches, entropy, margin`` by rank, the ``rate`` factor,
+        the mean training ``loss`` and the validation ``metric``. Rank 0 has written the checkpoint
+        when it returns.
+        """
+        plan = StepPlan(tuple(order.samples), tuple(order.batches))
+        loader = self._loader(order, plan)
+        _seed_all(self.job.seed, order.number + 1, self.join.rank)
+        for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
+            group["lr"] = rate * order.rate
+        self.model.train()
+        meter: EntropyMeter | None = None
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        for (x, y), scale in loader:
+            out = self.ddp(x.to(self.device))
+            if meter is None:
+                meter = EntropyMeter(out.shape[1], margin=True, dim=1)
+            meter.update(out)
+            total = self.loss(out, y.to(self.device))
+            self.optimizer.zero_grad()
+            (total * scale).backward()
+            self.optimizer.step()
+            loss += total.detach()
+        own = (
+            [0.0, 0.0] if meter is None or not order.samples[self.join.rank] else [*meter.compute()]
+        )
+        score, count = self._validate()
+        rows = self._gathered([*own[:2], float(loss), score, count])
+        record = {
+            "samples": list(order.samples),
+            "batches": list(order.batches),
+            "rate": order.rate,
+            "entropy": [row[0] for row in rows],
+            "margin": [row[1] for row in rows],
+            "loss": sum(row[2] for row in rows) / max(sum(order.samples), 1),
+            "metric": sum(row[3] for row in rows) / max(sum(row[4] for row in rows), 1.0),
+        }
+        self.log.append(record)
+        if self.join.rank == 0:
+            self._save(order.number + 1)
+        return record
+
+    def leave(self) -> None:
+        """Be free for another job."""
+        if self.join.workers > 1:
+            dist.destroy_process_group()
+
+    def _loader(self, order: Order, plan: StepPlan) -> VariableBatchLoader:
+        """The loader at this pass; a fresh one is led through the past, to draw on from there."""
+        job, join = self.job, self.join
+        if self.loader is None:
+            first = order.number - len(join.past)
+            plans = [*(_any_steps(counts) for counts in join.past), plan]
+            self.loader = VariableBatchLoader(
+                self.train_data, plans[0], join.rank, epoch=first, seed=job.seed,
+                exposure=job.exposure, pin_memory=self.device.type == "cuda",
+            )  # fmt: skip
+            for k, each in enumerate(plans[1:], first + 1):
+                self.loader.set_epoch(k, each)
+        else:
+            self.loader.set_epoch(order.number, plan)
+        return self.loader
+
+    def _validate(self) -> tuple[float, float]:
+        """Sum of the metric over this rank's share of the validation data, and their number."""
+        if self.join.workers > 1:
+            for buffer in self.model.buffers():  # a rank's own statistics are of its own batches
+                dist.broadcast(buffer, 0)
+        self.model.eval()
+        share = range(self.join.rank, len(self.validation), self.join.workers)
+        score = torch.zeros((), dtype=torch.float64, device=self.device)
+        with torch.inference_mode():
+            for x, y in torch.utils.data.DataLoader(
+                torch.utils.data.Subset(self.validation, share), batch_size=256
+            ):
+                found = self.metric(self.model(x.to(self.device)), y.to(self.device))
+                score += found.to(torch.float64).sum()
+        return float(score), float(len(share))
+
+    def _gathered(self, row: list[float]) -> list[list[float]]:
+        """The rows of all ranks, on each."""
+        if self.join.workers == 1:
+            return [row]
+        mine = torch.tensor(row, dtype=torch.float64, device=self.device)
+        rows = [torch.empty_like(mine) for _ in range(self.join.workers)]
+        dist.all_gather(rows, mine)
+        return [found.tolist() for found in rows]
+
+    def _save(self, done: int) -> None:
+        state = {
+            "format": FORMAT, "job": self.job.name, "passes": done, "log": self.log,
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
+        }  # fmt: skip
+        state = copied(state)
+        check_plain(state, f"checkpoint of job {self.job.name}")
+        replace_file(self.file, state)
+
+    def _restore(self) -> None:
+        state = read_checkpoint(self.file, self.job.name)
+        if state["passes"] != self.join.done:
+            raise InputError(
+                f"{self.file}: was written after {state['passes']} passes, not {self.join.done}"
+            )
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            line = str(error).strip().splitlines()[0]
+            raise InputError(f"{self.file}: is of another model or optimizer ({line})") from None
+        self.log = state["log"]
+
+
+def read_checkpoint(file: Path, name: str) -> dict[str, Any]:
+    """A job's checkpoint: ``passes``, ``log`` (a record per pass), ``model`` and ``optimizer``.
+
+    Raises
+    ------
+    InputError
+        It cannot be read, or is another job's.
+    """
+    state: Any = load(file)
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise InputError(f"{file}: is no checkpoint of format {FORMAT}")
+    if state["job"] != name:
+        raise InputError(f"{file}: is of job {state['job']!r}, expected {name!r}")
+    return state
+
+
+def _any_steps(counts: Sequence[int]) -> StepPlan:
+    """Of a pass gone by, whose samples count and not its steps."""
+    return StepPlan(tuple(counts), tuple(max(1, n) for n in counts))
+
+
+def _seed_all(*key: int) -> None:
+    seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (of user code)
+
+
+def _cross_entropy(out: Tensor, target: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(out, target, reduction="sum")
+
+
+def _right(out: Tensor, target: Tensor) -> Tensor:
+    return out.argmax(1) == target

@@ -1,0 +1,269 @@
+"""Persistent worker processes, one a slot: jobs come and go, importing torch is paid once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
+
+from optsched.errors import OptschedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_FAREWELL: Final = 2.0  # seconds for workers to end by themselves
+
+
+class Join(NamedTuple):
+    """What a worker is told to become a rank of a job."""
+
+    rank: int
+    workers: int
+    device: str
+    store: str
+    """File by which the ranks find each other."""
+    folder: str
+    """Of the job's checkpoint."""
+    done: int
+    """Passes in the checkpoint; 0: there is none."""
+    past: list[list[int]]
+    """Samples of every rank in the last passes on so many workers, oldest first."""
+
+
+class Order(NamedTuple):
+    """What the next pass is."""
+
+    number: int
+    """From 0."""
+    samples: list[int]
+    """Of every rank."""
+    batches: list[int]
+    rate: float
+    """Factor on the initial learning rates."""
+
+
+class Event(NamedTuple):
+    """What a worker says.
+
+    ``"joined"`` (data size and learning rate), ``"passed"`` (its record), ``"failed"`` (why), or
+    ``"died"``.
+    """
+
+    slot: int
+    kind: str
+    told: Any = None
+
+
+class Pool(Protocol):
+    """Workers as the scheduler sees them; tests have one in simulated time."""
+
+    def now(self) -> int:
+        """Milliseconds since the start."""
+        ...
+
+    def join(
+        self, slots: Sequence[int], job: bytes, folder: str, done: int, past: list[list[int]]
+    ) -> None:
+        """Make these slots the ranks of a job; every one answers ``joined`` or ``failed``."""
+        ...
+
+    def order(self, slots: Sequence[int], order: Order) -> None:
+        """Train a pass; every slot answers ``passed`` or ``failed``."""
+        ...
+
+    def leave(self, slots: Iterable[int]) -> None:
+        """Free these slots, between passes."""
+        ...
+
+    def kill(self, slots: Iterable[int]) -> None:
+        """Free these slots at once, whatever they do; they are new ones then."""
+        ...
+
+    def wait(self, until: int | None) -> list[Event]:
+        """What has happened, at the latest at this time; nothing if it came first."""
+        ...
+
+
+class Processes:
+    """A `Pool` of processes on this machine.
+
+    Parameters
+    ----------
+    devices
+        Of every slot: ``"cpu"`` or ``"cuda:0"``.
+    modules
+        Imported once, before any worker starts, where the platform can fork them.
+    origin
+        Milliseconds that the clock shows at the start.
+    """
+
+    def __init__(
+        self, devices: Sequence[str], modules: Iterable[str] = (), origin: int = 0
+    ) -> None:
+        self.devices = devices
+        methods = multiprocessing.get_all_start_methods()
+        self._context: Any = multiprocessing.get_context(
+            "forkserver" if "forkserver" in methods else "spawn"
+        )
+        if "forkserver" in methods:
+            # what DistributedDataParallel imports when it is first made takes over a second
+            own = ["torch._dynamo", "optsched.elastic.training"]
+            self._context.set_forkserver_preload([*own, *sorted({*modules} - {"__main__"})])
+        self._origin, self._begun = origin, time.monotonic()
+        self._stores = Path(tempfile.mkdtemp(prefix="optsched-elastic-"))
+        self._count = 0
+        self._pipes: list[Any] = [None] * len(devices)
+        self._workers: list[Any] = [None] * len(devices)
+
+    def __enter__(self) -> Self:
+        for slot in range(len(self.devices)):
+            self._start(slot)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pipe in self._pipes:
+            if pipe is not None:
+                pipe.close()
+        end = time.monotonic() + _FAREWELL
+        for worker in self._workers:
+            if worker is not None:
+                worker.join(max(0.0, end - time.monotonic()))
+                worker.kill()
+                worker.join()
+        shutil.rmtree(self._stores, ignore_errors=True)
+
+    def begin(self) -> None:
+        """Wait until all workers are there, and start the clock."""
+        waiting = set(range(len(self.devices)))
+        while waiting:
+            for event in self._heard(None):
+                if event.kind == "died":
+                    raise OptschedError(
+                        "a worker process ended before it began; in a script, call run() below "
+                        'if __name__ == "__main__":'
+                    )
+                waiting.discard(event.slot)
+        self._begun = time.monotonic()
+
+    def now(self) -> int:
+        """Milliseconds since the start."""
+        return self._origin + int((time.monotonic() - self._begun) * 1e3)
+
+    def join(
+        self, slots: Sequence[int], job: bytes, folder: str, done: int, past: list[list[int]]
+    ) -> None:
+        """Make these slots the ranks of a job."""
+        self._count += 1
+        store = str(self._stores / str(self._count))
+        for rank, slot in enumerate(slots):
+            given = (len(slots), self.devices[slot], store, folder, done, past)
+            self._send(slot, ("join", job, Join(rank, *given)))
+
+    def order(self, slots: Sequence[int], order: Order) -> None:
+        """Train a pass."""
+        for slot in slots:
+            self._send(slot, ("order", order))
+
+    def leave(self, slots: Iterable[int]) -> None:
+        """Free these slots, between passes."""
+        for slot in slots:
+            self._send(slot, ("leave",))
+
+    def kill(self, slots: Iterable[int]) -> None:
+        """Free these slots at once."""
+        for slot in slots:
+            self._workers[slot].kill()
+            self._workers[slot].join()
+            self._pipes[slot].close()
+            self._start(slot)
+
+    def wait(self, until: int | None) -> list[Event]:
+        """What has happened, at the latest at this time."""
+        left = None if until is None else max(0.0, (until - self.now()) / 1e3)
+        return [event for event in self._heard(left) if event.kind != "ready"]
+
+    def _heard(self, left: float | None) -> list[Event]:
+        at = {pipe: slot for slot, pipe in enumerate(self._pipes)}
+        found = []
+        pipes: list[Any] = wait(list(at), left)
+        for pipe in pipes:
+            try:
+                found.append(Event(at[pipe], *pipe.recv()))
+            except (EOFError, OSError):
+                found.append(Event(at[pipe], "died"))
+        return found
+
+    def _start(self, slot: int) -> None:
+        self._pipes[slot], end = self._context.Pipe()
+        self._workers[slot] = self._context.Process(
+            target=_work, args=(end,), daemon=True, name=f"optsched worker {slot}"
+        )
+        self._workers[slot].start()
+        end.close()
+
+    def _send(self, slot: int, message: tuple[Any, ...]) -> None:
+        with suppress(OSError):  # that it is dead `wait` says
+            self._pipes[slot].send(message)
+
+
+def _work(pipe: Any) -> None:
+    """Run in a worker: do what is told until the scheduler is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow, daemon=True).start()
+    import torch
+
+    torch.set_num_threads(1)
+    torch.backends.cudnn.deterministic = True
+    pipe.send(("ready",))
+    member: Any = None
+    data: dict[bytes, Any] = {}
+    with suppress(EOFError, OSError):
+        while True:
+            kind, *given = pipe.recv()
+            try:
+                if kind == "join":
+                    job, join = given
+                    member, told = _joined(job, join, data)
+                    pipe.send(("joined", told))
+                elif kind == "order":
+                    pipe.send(("passed", member.train(*given)))
+                else:
+                    member.leave()
+                    member = None
+            except Exception as error:
+                pipe.send(("failed", f"{type(error).__name__}: {error}"[:2000]))
+                pipe.recv()  # until it is killed: peers that wait for it hear of it by that
+    os._exit(0)
+
+
+def _joined(job: bytes, join: Join, data: dict[bytes, Any]) -> tuple[Any, Any]:
+    import torch
+
+    from optsched.elastic.training import Member
+
+    spec = pickle.loads(job)
+    if join.device.startswith("cuda"):
+        torch.cuda.set_device(join.device)
+    key = pickle.dumps(spec.data)
+    if key not in data:
+        data.clear()  # the data of one job at a time
+        data[key] = spec.data()
+    member = Member(spec, join, data[key])
+    return member, (len(member.train_data), member.rates[0])
+
+
+def _follow() -> None:
+    """End with the scheduler, also in the middle of a pass: nothing is written for nobody."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+    os._exit(1)
