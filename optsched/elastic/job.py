@@ -84,7 +84,7 @@ class TrainingJob:
     priority, weight, group, preemptible, template
         As in `optsched.cluster.Job`. Jobs of one template are taken to have equal pass times.
     expected_passes, pass_seconds
-        What policies believe before anything is measured: passes to the end (default `passes`),
+        What policies believe before anything is measured: passes to the target (default `passes`),
         and the time of one on one worker.
     micro
         Options of `MicroController` (without samples, budget and rate): workers get unequal shares;

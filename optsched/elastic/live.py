@@ -99,10 +99,12 @@ class LiveJob:
     @property
     def expected(self) -> int:
         """Passes to its end, as believed at the start."""
-        spec = self.spec
-        if spec.samples is not None and spec.target is None and self.samples:
-            return min(spec.passes, -(-spec.samples // self.samples))
-        return min(spec.expected_passes or spec.passes, spec.passes)
+        spec, most = self.spec, self.spec.passes
+        if spec.target is not None:
+            return min(spec.expected_passes or most, most)
+        if spec.samples is not None and self.samples:
+            return min(-(-spec.samples // self.samples), most)
+        return most
 
 
 def uncertainty(record: dict[str, Any]) -> float:

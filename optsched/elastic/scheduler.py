@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from optsched.elastic.live import LiveJob, PassTimes
     from optsched.elastic.workers import Event, Pool
 
-MOST_CRASHES: Final = 3
+MOST_CRASHES: Final = 10
 """A job whose workers die so often in a row, without a pass between, has failed."""
 
 

@@ -24,7 +24,6 @@ class _Jobs(NamedTuple):
 
     names: tuple[str, ...]
     slots: list[int]
-    preemptible: list[bool]
     submit: list[int]
     group: list[int]
     priority: list[int]
@@ -66,7 +65,7 @@ class Cluster:
             slots[i] = int(view.gpus[i])  # also if another size is the largest by now
         tasks = TaskColumns(
             [jobs.names[j] for j in rows], slots,
-            [jobs.preemptible[j] for j in rows], [jobs.submit[j] for j in rows],
+            view.preemptible.tolist(), [jobs.submit[j] for j in rows],
             [jobs.group[j] for j in rows], [jobs.priority[j] for j in rows],
             [None] * len(rows), kind, view.running.tolist(), held,
         )  # fmt: skip
@@ -143,7 +142,7 @@ def _jobs_of(w: Workload, limit: int) -> _Jobs:
             priority[j] = w.groups[g].priority
     kinds: dict[int, Kind] = {s: (s, False, None) for s in set(slots)}
     return _Jobs(
-        w.names, slots, w.preemptible.tolist(), w.submit.tolist(), group, priority,
+        w.names, slots, w.submit.tolist(), group, priority,
         [kinds[s] for s in slots], weight, max_slots, frozenset(kinds),
     )  # fmt: skip
 

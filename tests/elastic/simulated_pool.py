@@ -1,0 +1,102 @@
+"""A pool of workers in simulated time: the scheduler of real jobs without processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from optsched.elastic.live import LiveJob, PassTimes
+from optsched.elastic.scheduler import Scheduler
+from optsched.elastic.workers import Event, Order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from optsched.elastic import TrainingJob
+
+
+class SimulatedPool:
+    """Workers that take as long as they are told; a job's payload is its name.
+
+    Parameters
+    ----------
+    pass_time
+        Milliseconds of a pass of a job on so many workers.
+    start
+        Milliseconds to join a job.
+    """
+
+    def __init__(self, slots: int, pass_time: Callable[[str, int], int], start: int = 0) -> None:
+        self.pass_time, self.start = pass_time, start
+        self.time = 0
+        self.due: list[tuple[int, Event]] = []
+        self.job: list[str | None] = [None] * slots
+        self.killed: list[int] = []
+        self.metric: Callable[[str, int], float] = lambda name, done: 0.0
+        self.joins: list[tuple[str, int, int, list[list[int]]]] = []
+
+    def now(self) -> int:
+        """Milliseconds since the start."""
+        return self.time
+
+    def join(
+        self, slots: Sequence[int], job: bytes, folder: str, done: int, past: list[list[int]]
+    ) -> None:
+        """Every slot answers after `start`."""
+        self.joins.append((job.decode(), len(slots), done, past))
+        for slot in slots:
+            assert self.job[slot] is None, "a worker has two jobs"
+            self.job[slot] = job.decode()
+            self.due.append((self.time + self.start, Event(slot, "joined", (1000, 0.1))))
+
+    def order(self, slots: Sequence[int], order: Order) -> None:
+        """Every slot answers after the pass time."""
+        name = self.job[slots[0]]
+        assert name is not None
+        assert {self.job[slot] for slot in slots} == {name}
+        assert len(order.samples) == len(order.batches) == len(slots)
+        told = {
+            "samples": order.samples, "batches": order.batches, "rate": order.rate, "loss": 0.0,
+            "entropy": [0.9 / (1 + order.number)] * len(slots),
+            "margin": [0.5] * len(slots), "metric": self.metric(name, order.number + 1),
+        }  # fmt: skip
+        end = self.time + self.pass_time(name, len(slots))
+        self.due += [(end, Event(slot, "passed", told)) for slot in slots]
+
+    def leave(self, slots: Iterable[int]) -> None:
+        """Free slots."""
+        for slot in slots:
+            assert self.job[slot] is not None
+            self.job[slot] = None
+
+    def kill(self, slots: Iterable[int]) -> None:
+        """Free slots, whatever they do."""
+        for slot in slots:
+            self.killed.append(slot)
+            self.job[slot] = None
+            self.due = [(time, event) for time, event in self.due if event.slot != slot]
+
+    def wait(self, until: int | None) -> list[Event]:
+        """The next events."""
+        first = min((time for time, _ in self.due), default=None)
+        assert first is not None or until is not None, "waits for ever"
+        if first is None or (until is not None and until < first):
+            assert until is not None
+            self.time = max(self.time, until)
+            return []
+        self.time = first
+        events = [event for time, event in self.due if time == first]
+        self.due = [(time, event) for time, event in self.due if time != first]
+        return events
+
+
+def scheduled(
+    jobs: Sequence[TrainingJob], pool: SimulatedPool, policy: Any, times: PassTimes | None = None
+) -> Scheduler:
+    """The scheduler after a run of these jobs, which are in order of arrival."""
+    known = [
+        LiveJob(spec, i, spec.name.encode(), round(spec.submit * 1e3))
+        for i, spec in enumerate(jobs)
+    ]
+    scheduler = Scheduler(known, pool, len(pool.job), policy, "", times or PassTimes())
+    assert scheduler.run()
+    return scheduler

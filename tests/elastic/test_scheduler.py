@@ -1,0 +1,263 @@
+"""The scheduler of real jobs: it decides as the simulator does, and keeps its rules in crashes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_pool import SimulatedPool, scheduled
+
+from optsched import InputError
+from optsched.cluster import Decision, Nodes, PolicyError, Stalled, policies, simulate
+from optsched.elastic import Replay, TrainingJob, live
+from optsched.elastic.live import PassTimes
+from optsched.elastic.runner import BetweenPasses
+from optsched.elastic.workers import Event
+
+SPEED = {1: 1.0, 2: 1.6, 4: 2.5}
+POLICIES = [name for name in policies.names() if name not in ("goodput", "lucid")]
+
+
+def job(name: str, **given: Any) -> TrainingJob:
+    """A job whose functions are never called."""
+    return TrainingJob(name=name, model=int, data=int, optimizer=int, **given)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[TrainingJob]:
+    """Some jobs whose passes take whole milliseconds at every size."""
+    submit, found = 0.0, []
+    for i in range(draw(st.integers(1, 6))):
+        submit += draw(st.sampled_from([0.0, 0.7, 3.3]))
+        target = {"target": 1.0, "template": draw(st.sampled_from(["", "t"]))}
+        given = target if draw(st.booleans()) else {}
+        same = 2.0 if given.get("template") else None  # jobs of a template take equal times
+        found.append(job(
+            f"j{i}", submit=submit, passes=draw(st.integers(1, 4)),
+            expected_passes=draw(st.integers(1, 4)), **given,
+            sizes=draw(st.sampled_from([(1,), (2,), (1, 2), (1, 2, 4)])),
+            pass_seconds=same or draw(st.sampled_from([1.2, 2.0, 4.4, 5.2])),
+            priority=draw(st.sampled_from([10, 50, 90])), group=draw(st.sampled_from("ab")),
+            preemptible=draw(st.booleans()),
+        ))  # fmt: skip
+    return found
+
+
+def measured(jobs: list[TrainingJob]) -> tuple[dict[tuple[str, int], int], PassTimes]:
+    """Milliseconds of a pass by job and size, and the same as measurements."""
+    found, times = {}, PassTimes()
+    for one in jobs:
+        for g in {1, *one.sizes}:
+            found[one.name, g] = round((one.pass_seconds or 1.0) * 1e3 / SPEED[g])
+            times.add(one, g, found[one.name, g])
+    return found, times
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(jobs=workloads(), slots=st.sampled_from([4, 5]))
+def test_decides_as_the_simulator(name: str, jobs: list[TrainingJob], slots: int) -> None:
+    """The same jobs with known pass times: every stay is that of the simulation."""
+    milliseconds, times = measured(jobs)
+    needed = {one.name: one.passes for one in jobs}
+    jobs = [replace(one, passes=one.passes if one.target is None else 9) for one in jobs]
+    policy = policies.get(name)
+    if policy.clairvoyant:  # nobody knows more of real jobs than was believed
+        jobs = [replace(one, expected_passes=needed[one.name]) for one in jobs]
+    pool = SimulatedPool(slots, lambda job, g: milliseconds[job, g])
+    pool.metric = lambda job, done: min(1.0, done / needed[job])
+    scheduler = scheduled(jobs, pool, policy, times)
+    work = live.workload(scheduler.jobs, times, scheduler.signal)
+    run = simulate(
+        work, BetweenPasses(policy), Nodes(1, gpus=slots), checkpoint="pass", engine="generic"
+    )
+    log = run.log
+    found = sorted((stay.start, stay.job, stay.end, len(stay.slots)) for stay in scheduler.stays)
+    columns = (log.start, log.job, log.end, log.gpus)
+    assert found == list(zip(*(column.tolist() for column in columns), strict=True))
+    assert [one.finished for one in scheduler.jobs] == log.finished.tolist()
+    assert [one.preemptions for one in scheduler.jobs] == log.preemptions.tolist()
+
+
+class Always:
+    """A policy that answers what it was given."""
+
+    clairvoyant = False
+
+    def __init__(self, answer: Any) -> None:
+        self.answer, self.name = answer, "always"
+
+    def decide(self, view: Any) -> Decision:
+        """What it was given."""
+        return self.answer(view)  # type: ignore[no-any-return]
+
+
+def everything(view: Any) -> Decision:
+    """Every job on one worker, as far as there are any."""
+    left, quota = int(view.free.sum()), view.gpus.copy()
+    for i in np.flatnonzero(~view.running)[:left].tolist():
+        quota[i] = 1
+    return Decision(quota)
+
+
+@given(
+    kills=st.lists(st.tuples(st.integers(0, 30_000), st.integers(0, 1)), max_size=5),
+    policy=st.sampled_from(["elastic_fifo", "elastic_srtf", "entropy", "time_to_target", "fifo"]),
+)
+def test_crashes(kills: list[tuple[int, int]], policy: str) -> None:
+    """A worker that dies costs its job the open pass, and nobody else anything but time."""
+    jobs = [job(f"j{i}", passes=3 + i, sizes=(1, 2), submit=1.3 * i, micro={}) for i in range(3)]
+    pool = SimulatedPool(2, lambda name, g: 2000 // g, start=30)
+    pool.due = [(time, Event(slot, "died")) for time, slot in kills]
+    alive = pool.kill
+
+    def kill(slots: Any) -> None:  # deaths to come stay
+        later = [(time, event) for time, event in pool.due if event.kind == "died"]
+        alive(slots)
+        pool.due = [row for row in pool.due if row[1].kind != "died"] + later
+
+    pool.kill = kill  # type: ignore[method-assign]
+    scheduler = scheduled(jobs, pool, policies.get(policy))
+    assert all(one.phase == "ended" and one.passes == 3 + i for i, one in enumerate(scheduler.jobs))
+    for name, size, done, past in pool.joins:  # who starts again continues where the pass log ends
+        assert len(past) <= done
+        assert all(len(row) == size for row in past), name
+    for a in scheduler.stays:
+        for b in scheduler.stays:
+            apart = a.end <= b.start or b.end <= a.start or not {*a.slots} & {*b.slots}
+            assert a is b or apart, "two jobs on one worker"
+    for one in scheduler.jobs:
+        assert sum(stay.passes for stay in scheduler.stays if stay.job == one.number) == one.passes
+
+
+def test_crash_repeats_the_same_pass() -> None:
+    """The micro level plans the pass that is done again as it did before."""
+
+    class Recording(SimulatedPool):
+        orders: list[Any]
+
+        def order(self, slots: Any, order: Any) -> None:
+            self.orders.append(order)
+            super().order(slots, order)
+
+    found = []
+    for deaths in ([], [(2500, Event(1, "died"))], [(4100, Event(0, "died"))]):
+        pool = Recording(2, lambda name, g: 1000)
+        pool.orders, pool.due = [], [*deaths]
+        order = pool.order
+
+        def uneven(slots: Any, given: Any, order: Any = order, pool: Any = pool) -> None:
+            order(slots, given)
+            for _, event in pool.due:
+                if event.kind == "passed":
+                    event.told["entropy"] = [0.9 / (1 + given.number), 0.3]
+
+        pool.order = uneven  # type: ignore[method-assign]
+        scheduled([job("a", passes=6, sizes=(2,), micro={})], pool, policies.get("elastic_fifo"))
+        found.append({order.number: order for order in pool.orders})
+        assert len(pool.orders) == 6 + len(deaths)
+    assert found[0] == found[1] == found[2]
+    assert len({tuple(order.samples) for order in found[0].values()}) > 3
+
+
+def test_hopeless_jobs_fail() -> None:
+    """Workers that always die, or code that raises, fail the job; the others go on."""
+
+    class Deadly(SimulatedPool):
+        def order(self, slots: Any, order: Any) -> None:
+            if self.job[slots[0]] == "bad":
+                self.due.append((self.time + 5, Event(slots[-1], "died")))
+            elif self.job[slots[0]] == "raises":
+                self.due.append((self.time + 5, Event(slots[0], "failed", "ValueError: no")))
+            else:
+                super().order(slots, order)
+
+    pool = Deadly(2, lambda name, g: 1000)
+    jobs = [job(name, passes=2, sizes=(1, 2)) for name in ("bad", "good", "raises")]
+    scheduler = scheduled(jobs, pool, policies.get("elastic_fifo"))
+    bad, good, raises = scheduler.jobs
+    assert (bad.phase, good.phase, raises.phase) == ("failed", "ended", "failed")
+    assert "died 10 times in pass 1" in bad.reason
+    assert raises.reason == "ValueError: no"
+    assert good.finished >= 0 > bad.finished
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (lambda view: Decision(np.full(len(view.job), 2)), "quota 2 is none of its sizes"),
+        (lambda view: Decision(np.ones(3, np.int64)), "over-allocation: 3 workers of 2"),
+        (lambda view: Decision(np.zeros(1, np.int64)), "expected 3 integers"),
+        (lambda view: Decision(np.ones(3)), "expected 3 integers"),
+        (lambda view: Decision(view.gpus.copy(), wake_at=view.time), "wake_at"),
+        (lambda view: Decision(view.gpus.copy(), share={0: 1}), "share"),
+    ],
+)  # fmt: skip
+def test_illegal_decisions(answer: Any, words: str) -> None:
+    """An illegal decision names policy, job and rule."""
+    jobs = [job(f"j{i}", sizes=(1,)) for i in range(3)]
+    with pytest.raises(PolicyError, match=words):
+        scheduled(jobs, SimulatedPool(2, lambda name, g: 1000), Always(answer))
+
+
+def test_no_change_within_a_pass() -> None:
+    """A job within a pass keeps its workers."""
+    jobs = [job("a", passes=3), job("b", passes=3, submit=0.5)]
+    late = Always(lambda view: Decision((view.submit > 0).astype(np.int64)))
+    with pytest.raises(PolicyError, match='"a": is within a pass'):
+        first = Always(lambda view: late.decide(view) if view.time else everything(view))
+        scheduled(jobs, SimulatedPool(1, lambda name, g: 1000), first)
+
+
+def test_stalled_and_woken() -> None:
+    """Jobs that nobody starts are an error at once; a policy that wants to be asked later is."""
+    jobs = [job("a", passes=1), job("b", passes=1)]
+    with pytest.raises(Stalled, match='"a", "b"'):
+        scheduled(jobs, SimulatedPool(1, lambda n, g: 1000), Always(lambda v: Decision(v.gpus + 0)))
+
+    def patient(view: Any) -> Decision:
+        if view.time < 700:
+            return Decision(view.gpus + 0, wake_at=700)
+        return everything(view)
+
+    scheduler = scheduled(jobs, SimulatedPool(1, lambda n, g: 1000), Always(patient))
+    assert [one.finished for one in scheduler.jobs] == [1700, 2700]
+
+
+@given(jobs=workloads(), policy=st.sampled_from(["elastic_fifo", "time_to_target", "srtf"]))
+def test_replay(jobs: list[TrainingJob], policy: str) -> None:
+    """`Replay` gives every pass the workers that it had."""
+    milliseconds, _ = measured(jobs)
+
+    def quotas(chosen: Any) -> dict[str, list[int]]:
+        pool = SimulatedPool(4, lambda name, g: milliseconds[name, g])
+        found = scheduled(jobs, pool, chosen)
+        return {one.spec.name: [len(r["samples"]) for r in one.log] for one in found.jobs}
+
+    first = quotas(policies.get(policy))
+    assert quotas(Replay(first)) == first
+
+
+def test_replay_of_an_unknown_job() -> None:
+    """A job without recorded workers is named."""
+    with pytest.raises(InputError, match='job "a"'):
+        scheduled([job("a")], SimulatedPool(1, lambda name, g: 1), Replay({}))
+
+
+def test_pass_times() -> None:
+    """What is not measured is believed from what is, by template, then from the user."""
+    one, two = job("one", sizes=(1, 2), template="t"), job("two", sizes=(2, 4), template="t")
+    times = PassTimes()
+    assert times.of(job("x", pass_seconds=3.0))[0] == 3000
+    assert times.of(job("x"))[0] == 1000
+    times.add(one, 1, 1000)
+    times.add(one, 2, 700)
+    times.add(one, 2, 500)
+    times.add(one, 2, 550)
+    base, speed = times.of(two)
+    assert (base, speed.of(2)) == (1000, pytest.approx(1000 / 550))
+    assert speed.of(4) == live.UNMEASURED.of(4)
+    assert times.of(job("x"))[0] > 0
