@@ -149,7 +149,7 @@ class BetweenPasses:
 
 
 class Replay:
-    """A policy that gives every pass of every job the workers that it had before.
+    """A policy that gives every pass the workers that it had before; jobs have to be preemptible.
 
     Parameters
     ----------
@@ -317,7 +317,7 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], resume: bool) -> _Saved:
     except OSError as error:
         raise InputError(f"folder: {place} cannot be written ({error.strerror})") from None
     if not resume:
-        if state.exists():
+        if any(file.exists() for file in (state, *(place / n / "checkpoint.pt" for n in names))):
             raise InputError(
                 f"folder: {place} has a run in it; go on with it (resume), or name another"
             )

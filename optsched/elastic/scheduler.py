@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -105,6 +105,7 @@ class Scheduler:
             for job in self.jobs:
                 if job.slots:
                     self._close(job)
+                    job.slots, job.phase = (), PENDING
         return True
 
     def _told(self, events: list[Event]) -> None:
@@ -147,6 +148,9 @@ class Scheduler:
         if job is None:
             return
         if event.kind == "failed":
+            if self.pool.dead(job.slots):  # the others lose their connection first
+                self._crash(job, event.slot)
+                return
             self._release(job, kill=True)
             self._fail(job, event.told)
             return
@@ -156,20 +160,26 @@ class Scheduler:
         if job.answers:
             return
         if job.phase == JOINING:
-            job.samples, job.rate = job.told
-            if job.samples < len(job.slots):
-                self._release(job, kill=True)
-                self._fail(job, f"{job.samples} training samples for {len(job.slots)} workers")
-                return
-            job.phase, job.joined, self._news = RUNNING, self.now, True
-            self.times.starts.append(self.now - job.stay)
-            self._begin(job)
+            self._joined(job)
         else:
-            self._passed(job)
+            self.times.add(job.spec, len(job.slots), self.now - job.began)
+            self._passed(job, job.told)
 
-    def _passed(self, job: LiveJob) -> None:
-        self.times.add(job.spec, len(job.slots), self.now - job.began)
-        job.log.append(job.told)
+    def _joined(self, job: LiveJob) -> None:
+        job.samples, job.rate, untold = job.told
+        if job.samples < len(job.slots):
+            self._release(job)
+            self._fail(job, f"{job.samples} training samples for {len(job.slots)} workers")
+            return
+        job.phase, job.joined, self._news = RUNNING, self.now, True
+        self.times.starts.append(self.now - job.stay)
+        if untold is None:
+            self._begin(job)
+        else:  # of the pass in which a worker died
+            self._passed(job, untold)
+
+    def _passed(self, job: LiveJob, record: dict[str, Any]) -> None:
+        job.log.append(record)
         job.crashes, self._work, self._ask = 0, None, True
         if job.done:
             self._release(job)
@@ -273,13 +283,8 @@ class Scheduler:
             job.first_start = self.now
         for slot in slots:
             self._owner[slot] = job
-        past: list[list[int]] = []
-        for record in reversed(job.log):
-            if len(record["samples"]) != len(slots):
-                break
-            past.insert(0, record["samples"])
         folder = f"{self.folder}/{job.spec.name}"
-        self.pool.join(slots, job.payload, folder, job.passes, past)
+        self.pool.join(slots, job.payload, folder, job.passes)
 
     def _checked(self, view: ClusterView, decision: Decision) -> list[int]:
         """The quotas, if they can be."""

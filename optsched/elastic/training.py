@@ -56,8 +56,10 @@ class Member:
         self.optimizer = job.optimizer(self.model.parameters())
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.log: list[dict[str, Any]] = []
+        self.untold: dict[str, Any] | None = None
+        """Record of a pass that was saved when a worker died before it could tell."""
         self.file = Path(join.folder) / "checkpoint.pt"
-        if join.done:
+        if self.file.exists():
             self._restore()
         self.ddp: Any = self.model
         if join.workers > 1:
@@ -126,8 +128,11 @@ class Member:
         """The loader at this pass; a fresh one is led through the past, to draw on from there."""
         job, join = self.job, self.join
         if self.loader is None:
-            first = order.number - len(join.past)
-            plans = [*(_any_steps(counts) for counts in join.past), plan]
+            past = [record["samples"] for record in self.log[: order.number]]
+            first = order.number
+            while first and len(past[first - 1]) == join.workers:
+                first -= 1
+            plans = [*map(_any_steps, past[first:]), plan]
             self.loader = VariableBatchLoader(
                 self.train_data, plans[0], join.rank, epoch=first, seed=job.seed,
                 exposure=job.exposure, pin_memory=self.device.type == "cuda",
@@ -174,7 +179,9 @@ class Member:
 
     def _restore(self) -> None:
         state = read_checkpoint(self.file, self.job.name)
-        if state["passes"] != self.join.done:
+        if state["passes"] == self.join.done + 1:
+            self.untold = state["log"][-1]
+        elif state["passes"] != self.join.done:
             raise InputError(
                 f"{self.file}: was written after {state['passes']} passes, not {self.join.done}"
             )

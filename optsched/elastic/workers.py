@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _FAREWELL: Final = 2.0  # seconds for workers to end by themselves
+_MOMENT: Final = 0.5  # seconds in which the death of a process is seen after that of its sockets
 
 
 class Join(NamedTuple):
@@ -34,9 +35,7 @@ class Join(NamedTuple):
     folder: str
     """Of the job's checkpoint."""
     done: int
-    """Passes in the checkpoint; 0: there is none."""
-    past: list[list[int]]
-    """Samples of every rank in the last passes on so many workers, oldest first."""
+    """Passes that the scheduler knows of; the checkpoint may have one more."""
 
 
 class Order(NamedTuple):
@@ -54,8 +53,8 @@ class Order(NamedTuple):
 class Event(NamedTuple):
     """What a worker says.
 
-    ``"joined"`` (data size and learning rate), ``"passed"`` (its record), ``"failed"`` (why), or
-    ``"died"``.
+    ``"joined"`` (data size, learning rate, and the record of a pass that was saved but not told, or
+    None), ``"passed"`` (its record), ``"failed"`` (why), or ``"died"``.
     """
 
     slot: int
@@ -70,9 +69,7 @@ class Pool(Protocol):
         """Milliseconds since the start."""
         ...
 
-    def join(
-        self, slots: Sequence[int], job: bytes, folder: str, done: int, past: list[list[int]]
-    ) -> None:
+    def join(self, slots: Sequence[int], job: bytes, folder: str, done: int) -> None:
         """Make these slots the ranks of a job; every one answers ``joined`` or ``failed``."""
         ...
 
@@ -86,6 +83,10 @@ class Pool(Protocol):
 
     def kill(self, slots: Iterable[int]) -> None:
         """Free these slots at once, whatever they do; they are new ones then."""
+        ...
+
+    def dead(self, slots: Iterable[int]) -> bool:
+        """Whether one of these is dead, or dies within moments: then its peers fail by that."""
         ...
 
     def wait(self, until: int | None) -> list[Event]:
@@ -158,14 +159,12 @@ class Processes:
         """Milliseconds since the start."""
         return self._origin + int((time.monotonic() - self._begun) * 1e3)
 
-    def join(
-        self, slots: Sequence[int], job: bytes, folder: str, done: int, past: list[list[int]]
-    ) -> None:
+    def join(self, slots: Sequence[int], job: bytes, folder: str, done: int) -> None:
         """Make these slots the ranks of a job."""
         self._count += 1
         store = str(self._stores / str(self._count))
         for rank, slot in enumerate(slots):
-            given = (len(slots), self.devices[slot], store, folder, done, past)
+            given = (len(slots), self.devices[slot], store, folder, done)
             self._send(slot, ("join", job, Join(rank, *given)))
 
     def order(self, slots: Sequence[int], order: Order) -> None:
@@ -185,6 +184,10 @@ class Processes:
             self._workers[slot].join()
             self._pipes[slot].close()
             self._start(slot)
+
+    def dead(self, slots: Iterable[int]) -> bool:
+        """Whether one of these is dead, or dies within moments."""
+        return bool(wait([self._workers[slot].sentinel for slot in slots], _MOMENT))
 
     def wait(self, until: int | None) -> list[Event]:
         """What has happened, at the latest at this time."""
@@ -258,7 +261,7 @@ def _joined(job: bytes, join: Join, data: dict[bytes, Any]) -> tuple[Any, Any]:
         data.clear()  # the data of one job at a time
         data[key] = spec.data()
     member = Member(spec, join, data[key])
-    return member, (len(member.train_data), member.rates[0])
+    return member, (len(member.train_data), member.rates[0], member.untold)
 
 
 def _follow() -> None:

@@ -32,21 +32,21 @@ class SimulatedPool:
         self.job: list[str | None] = [None] * slots
         self.killed: list[int] = []
         self.metric: Callable[[str, int], float] = lambda name, done: 0.0
-        self.joins: list[tuple[str, int, int, list[list[int]]]] = []
+        self.joins: list[tuple[str, int]] = []
+        self.untold: dict[str, dict[int, Any]] = {}  # records of passes saved but not told
 
     def now(self) -> int:
         """Milliseconds since the start."""
         return self.time
 
-    def join(
-        self, slots: Sequence[int], job: bytes, folder: str, done: int, past: list[list[int]]
-    ) -> None:
+    def join(self, slots: Sequence[int], job: bytes, folder: str, done: int) -> None:
         """Every slot answers after `start`."""
-        self.joins.append((job.decode(), len(slots), done, past))
+        self.joins.append((job.decode(), done))
+        untold = self.untold.get(job.decode(), {}).pop(done, None)
         for slot in slots:
             assert self.job[slot] is None, "a worker has two jobs"
             self.job[slot] = job.decode()
-            self.due.append((self.time + self.start, Event(slot, "joined", (1000, 0.1))))
+            self.due.append((self.time + self.start, Event(slot, "joined", (1000, 0.1, untold))))
 
     def order(self, slots: Sequence[int], order: Order) -> None:
         """Every slot answers after the pass time."""
@@ -74,6 +74,10 @@ class SimulatedPool:
             self.killed.append(slot)
             self.job[slot] = None
             self.due = [(time, event) for time, event in self.due if event.slot != slot]
+
+    def dead(self, slots: Iterable[int]) -> bool:
+        """Nobody dies without a word."""
+        return False
 
     def wait(self, until: int | None) -> list[Event]:
         """The next events."""

@@ -1,0 +1,92 @@
+"""Models, data and jobs that worker processes of tests import."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from optsched.elastic import TrainingJob
+
+SAMPLES = 203
+
+
+def data(samples: int = SAMPLES, seed: int = 0, dtype: str = "float64") -> Any:
+    """Three noisy clusters, (training, validation)."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (samples + 60,), generator=generator)
+    x = torch.randn(samples + 60, 6, generator=generator, dtype=getattr(torch, dtype)) + y[:, None]
+    return TensorDataset(x[:samples], y[:samples]), TensorDataset(x[samples:], y[samples:])
+
+
+def net(dropout: float = 0.0, norm: bool = False, dtype: str = "float64") -> nn.Module:
+    """A small network."""
+    layers: list[nn.Module] = [nn.Linear(6, 8)]
+    layers += [nn.BatchNorm1d(8)] if norm else []
+    layers += [nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 3)]
+    return nn.Sequential(*layers).to(getattr(torch, dtype))
+
+
+def adam(parameters: Any) -> Any:
+    """An optimizer with a state."""
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def slow_data(seconds: float) -> Any:
+    """Data of which every batch takes some time."""
+    train, validation = data()
+    return Slow(train, seconds), validation
+
+
+class Slow(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    """Reading a sample takes some time."""
+
+    def __init__(self, inner: Any, seconds: float) -> None:
+        self.inner, self.seconds = inner, seconds
+
+    def __len__(self) -> int:
+        """As many as there are inside."""
+        return len(self.inner)
+
+    def __getitem__(self, i: int) -> Any:
+        """A sample, slowly."""
+        import time
+
+        time.sleep(self.seconds)
+        return self.inner[i]
+
+
+def dies_once(place: str, after: int) -> Any:
+    """A network whose process is killed at its n-th training step, once."""
+    inner = net(dropout=0.3)
+    inner.register_forward_hook(partial(_die, place, after, [0]))
+    return inner
+
+
+def _die(place: str, after: int, count: list[int], module: Any, *_: Any) -> None:
+    count[0] += module.training
+    if count[0] == after:
+        try:
+            Path(place).touch(exist_ok=False)
+        except FileExistsError:
+            return
+        os.kill(os.getpid(), 9)
+
+
+def raises() -> Any:
+    """A network that cannot be made."""
+    raise ValueError("no such layer")
+
+
+def job(name: str, **given: Any) -> TrainingJob:
+    """A small job."""
+    fields: dict[str, Any] = {
+        "model": partial(net, dropout=0.3), "data": data, "optimizer": adam, "batch_size": 20,
+        "passes": 4, "sizes": (1, 2),
+    }  # fmt: skip
+    return TrainingJob(name=name, **fields | given)
