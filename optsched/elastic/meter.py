@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_SMALL, _TOGETHER = 2**15, 16  # small batches, of so many logits, are summed up so many at once
 
 
 class Uncertainty(NamedTuple):
@@ -55,8 +56,9 @@ class EntropyMeter:
     Source: Sun & Huh, Entropy, Appl. Sci. 2026, 16, 3725, equations (2), (3), (13)-(17).
 
     Probabilities are float32, for float64 logits float64; sums are float64 on the logits' device.
-    Nothing waits for the device before `compute`, and nothing joins the graph of gradients. A logit
-    of -inf has probability 0 and adds no entropy.
+    Copies of small batches wait there and are summed up together: next to a small model's step, the
+    cost of an operation is its call. Nothing waits for the device before `compute`, and nothing
+    joins the graph of gradients. A logit of -inf has probability 0 and adds no entropy.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class EntropyMeter:
     def reset(self) -> None:
         """Begin a new pass."""
         self._unmasked = 0
+        self._waiting: list[Tensor] = []
         self._sums: list[Tensor | float] = [0.0, 0.0, 0.0]  # of entropy, p_1 - p_2, masked samples
 
     def update(
@@ -99,21 +102,35 @@ class EntropyMeter:
         InputError
             A wrong type, shape or device, or no target although `ignore_index` is set.
         """
-        shape = self._shape(logits)
-        keep = self._kept(shape, logits.device, target, mask)
-        if not logits.numel():
-            return
-        wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
+        shape = self._checked(logits)
+        plain = target is None and mask is None and self.ignore_index is None
+        keep = None if plain else self._kept(shape, logits.device, target, mask)
+        size = logits.numel()
+        if size and keep is None:
+            self._unmasked += size // self.num_classes
+        if size > _SMALL or (size and keep is not None):
+            self._add(logits, self.dim, keep)
+        elif size:
+            self._waiting.append(logits.detach().clone())
+            if len(self._waiting) == _TOGETHER:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            last = (x.movedim(self.dim, -1).reshape(-1, self.num_classes) for x in self._waiting)
+            self._add(torch.cat(list(last)), -1)
+            self._waiting.clear()
+
+    def _add(self, logits: Tensor, dim: int, keep: Tensor | None = None) -> None:
         with torch.no_grad():
-            p = torch.softmax(logits, self.dim, wide)
+            wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
+            p = torch.softmax(logits, dim, wide)
             values = [torch.special.entr(p)]
             if self.margin:
-                first, second = p.topk(2, self.dim).values.unbind(self.dim)
+                first, second = p.topk(2, dim).values.unbind(dim)
                 values.append(first - second)
-            if keep is None:
-                self._unmasked += shape.numel()
-            else:
-                values[0] = values[0].sum(self.dim)
+            if keep is not None:
+                values[0] = values[0].sum(dim)
                 values = [torch.where(keep, value, 0.0) for value in values]
                 self._sums[2] = self._sums[2] + keep.sum()
             for i, value in enumerate(values):
@@ -133,6 +150,7 @@ class EntropyMeter:
         InputError
             No sample was counted, logits were NaN or +inf, or there is no process group.
         """
+        self._flush()
         entropy, margin, count = (float(value) for value in self._sums)
         count += self._unmasked
         if reduce:
@@ -156,24 +174,24 @@ class EntropyMeter:
         ambiguity = min(max(1.0 - margin / count, 0.0), 1.0) if self.margin else None
         return Uncertainty(mean, ambiguity, int(count))
 
-    def _shape(self, logits: Tensor) -> torch.Size:
-        """Shape of the samples."""
+    def _checked(self, logits: Tensor) -> torch.Size:
+        """Shape of the logits."""
         if not isinstance(logits, torch.Tensor) or logits.dtype not in _TYPES:
             kind = getattr(logits, "dtype", type(logits).__name__)
             raise InputError(f"logits: expected a tensor of floating point numbers, got {kind}")
-        shape, axes = logits.shape, logits.dim()
-        if not -axes <= self.dim < axes or shape[self.dim] != self.num_classes:
+        shape, dim = logits.shape, self.dim
+        if not -len(shape) <= dim < len(shape) or shape[dim] != self.num_classes:
             raise InputError(
-                f"logits: expected {self.num_classes} classes at axis {self.dim}, got the shape "
+                f"logits: expected {self.num_classes} classes at axis {dim}, got the shape "
                 f"{tuple(shape)}: set num_classes and dim"
             )
-        axis = self.dim % axes
-        return shape[:axis] + shape[axis + 1 :]
+        return shape
 
     def _kept(
         self, shape: torch.Size, device: torch.device, target: Tensor | None, mask: Tensor | None
     ) -> Tensor | None:
         """Which samples count; None: all."""
+        shape = torch.Size(n for i, n in enumerate(shape) if i != self.dim % len(shape))
         if target is None and self.ignore_index is not None:
             raise InputError("target: needed because ignore_index is set")
         for name, given in (("target", target), ("mask", mask)):
