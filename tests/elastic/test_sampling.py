@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -305,7 +306,9 @@ def same(
 
 def test_gradients_under_ddp(tmp_path: Path) -> None:
     """Two and three ranks, uneven and empty batches, several optimiser steps."""
-    torch.multiprocessing.spawn(proof, (str(tmp_path),), nprocs=3)
+    multiprocessing.set_forkserver_preload(["torch", "torch._dynamo"])  # slow: once, not thrice
+    start = torch.multiprocessing.start_processes
+    start(proof, (str(tmp_path),), nprocs=3, start_method="forkserver")
 
 
 GOOD = StepPlan([3, 3], [2, 2])
