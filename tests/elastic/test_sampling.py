@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import multiprocessing
+import os
+import re
+import socket
 from collections import Counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -304,11 +306,39 @@ def same(
             theirs.step()
 
 
+def start(ranks: int, task: Any, *rest: str) -> None:
+    """Run a function of rank and texts in so many processes."""
+    multiprocessing.set_forkserver_preload(["torch", "torch._dynamo"])  # slow: once, not thrice
+    torch.multiprocessing.start_processes(task, rest, nprocs=ranks, start_method="forkserver")
+
+
 def test_gradients_under_ddp(tmp_path: Path) -> None:
     """Two and three ranks, uneven and empty batches, several optimiser steps."""
-    multiprocessing.set_forkserver_preload(["torch", "torch._dynamo"])  # slow: once, not thrice
-    start = torch.multiprocessing.start_processes
-    start(proof, (str(tmp_path),), nprocs=3, start_method="forkserver")
+    start(3, proof, str(tmp_path))
+
+
+def script(rank: int, code: str, port: str, folder: str) -> None:
+    """Run a script as torchrun would, for 2 ranks."""
+    ours = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update(ours)
+    with open(f"{folder}/{rank}", "w") as out, contextlib.redirect_stdout(out):
+        exec(compile(code, "train.py", "exec"), {"__name__": "__main__"})
+
+
+def test_the_page_on_ddp(tmp_path: Path) -> None:
+    """Its script trains; the short excerpts are lines of the script."""
+    page = Path(__file__).parents[2] / "docs" / "elastic-ddp.md"
+    *excerpts, code = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert excerpts
+    for excerpt in excerpts:
+        assert set(excerpt.splitlines()) <= set(code.splitlines())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    start(2, script, code, str(port), str(tmp_path))
+    lines = (tmp_path / "0").read_text().splitlines()
+    first, last = (float(line.split()[1]) for line in (lines[0], lines[-1]))
+    assert len(lines) == 5
+    assert last < 0.6 * first
 
 
 GOOD = StepPlan([3, 3], [2, 2])
@@ -325,7 +355,7 @@ GOOD = StepPlan([3, 3], [2, 2])
         (lambda: StepPlan([1, -2], [1, 1]), "counts: rank 1: .* got -2"),
         (lambda: StepPlan([0, 0], [1, 1]), "counts: all are 0"),
         (lambda: StepPlan([1, 1], [1, 0]), "batches: rank 1: .* got 0"),
-        (lambda: StepPlan([1, 1], [1]), "batches: expected 2 numbers.* got 1"),
+        (lambda: StepPlan([1, 1], [1]), "batches: expected 2, as many as counts: 1"),
         (lambda: GOOD.size(2, 0), "rank: expected an integer in 0..1, got 2"),
         (lambda: GOOD.size(0, 2), "step: expected an integer in 0..1, got 2"),
         (lambda: GOOD.total(-1), "step: "),
@@ -342,7 +372,7 @@ GOOD = StepPlan([3, 3], [2, 2])
         (lambda: VariableBatchLoader(6, GOOD, 0), "dataset: expected data with indices, got int"),
         (lambda: VariableBatchLoader(Stream(), GOOD, 0), "dataset: an IterableDataset"),
         (lambda: VariableBatchLoader([1] * 6, [3, 3], 0), "plan: expected a StepPlan"),
-        (lambda: VariableBatchLoader([1] * 6, GOOD, 0, batch_size=4), "batch_size: the plan"),
+        (lambda: VariableBatchLoader([1] * 6, GOOD, 0, batch_size=4), "options.*batch_size"),
         (lambda: VariableBatchLoader([1] * 6, GOOD, 0, workers=1), "options.*workers"),
         (lambda: VariableBatchLoader([1] * 6, GOOD, 0, num_workers=-1), "options.*num_workers"),
     ],
