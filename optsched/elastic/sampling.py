@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _MOST: Final = 2**40
 _WORD: Final = 2**32 - 1  # what a random stream is named by
-_SHARDS, _PASS, _ORDER = range(3)  # random streams
+_SHARDS, _PASS, _ORDER, _WORKERS = range(4)  # random streams
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,7 @@ class UnevenDistributedSampler(Sampler[int]):
         """
         new = whole_number("epoch", epoch, 0, _WORD)
         if new < self.epoch:
-            raise InputError(
-                f"epoch: pass {new} comes before the present one, {self.epoch}: make a new sampler"
-            )
+            raise InputError(f"epoch: {new} comes before {self.epoch}: make a new sampler")
         taken = self.counts if counts is None else self._fitting(counts)
         whole_number("rank", self.rank, 0, len(taken) - 1)
         self.steps = self.steps if steps is None else whole_number("steps", steps, 1, _MOST)
@@ -209,9 +207,9 @@ class UnevenDistributedSampler(Sampler[int]):
         counts = self._fitting(state["counts"])
         pointers = _integers("state: pointers", state["pointers"], 0)
         if not len(counts) == len(pointers) == len(self.counts):
+            here, new = len(self.counts), epoch + 1
             raise InputError(
-                f"state: of {len(counts)} ranks, here are {len(self.counts)}: make a new sampler "
-                f"with epoch={epoch + 1} instead, shards start anew"
+                f"state: of {len(counts)} ranks, not {here}: begin at epoch={new} anew"
             )
         self.epoch, self.steps, self.counts, self.pointers = epoch, steps, counts, pointers
 
@@ -222,13 +220,11 @@ class UnevenDistributedSampler(Sampler[int]):
         counts = _counts(given)
         if self.exposure == "partition" and sum(counts) != self.samples:
             raise InputError(
-                f"counts: they add up to {sum(counts)}, the data have {self.samples} samples: make "
-                'them equal, or use exposure="resample"'
+                f"counts: they add up to {sum(counts)}, but the data have {self.samples} samples: "
+                'make them equal, or set exposure="resample"'
             )
-        if self.exposure == "resample" and self.samples < len(counts):
-            raise InputError(
-                f"counts: {len(counts)} ranks resample {self.samples} samples: use fewer ranks"
-            )
+        if self.samples < len(counts) and self.exposure == "resample":
+            raise InputError(f"counts: more ranks than data, {self.samples} samples: use fewer")
         return counts
 
 
@@ -248,7 +244,7 @@ class VariableBatchLoader:
         See `UnevenDistributedSampler`.
     options
         Of torch's DataLoader, such as num_workers, pin_memory, collate_fn; its processes are seeded
-        by seed, epoch and rank unless a generator is given.
+        by seed, epoch and rank, unless a generator is given.
     """
 
     def __init__(
@@ -263,13 +259,12 @@ class VariableBatchLoader:
         )
         whole = type(dataset) is TensorDataset and not any(options.values())
         self._tensors = dataset.tensors if whole else None
-        self._seeded = options.get("generator") is None
         self._lists: list[list[int]] = []
-        options["generator"] = torch.Generator() if self._seeded else options["generator"]
+        self._random = torch.Generator()
+        options = {"generator": self._random, **options}
+        self._loader: DataLoader[Any]
         try:
-            self._loader: DataLoader[Any] = DataLoader(
-                dataset, batch_sampler=self._lists, **options
-            )
+            self._loader = DataLoader(dataset, batch_sampler=self._lists, **options)
         except (TypeError, ValueError) as error:
             raise InputError(f"options of torch's DataLoader: {error}") from None
 
@@ -288,9 +283,8 @@ class VariableBatchLoader:
             return ([t[torch.from_numpy(i)] for t in self._tensors or ()] for i in parts)
         # an empty batch is made from a batch of one sample, which has its shapes and types
         self._lists[:] = [part.tolist() or [0] for part in parts]
-        if self._seeded:
-            words = (_ORDER, self.sampler.seed, self.sampler.epoch, self.sampler.rank)
-            self._loader.generator.manual_seed(int(_stream(*words).random_raw() >> 1))
+        words = (_WORKERS, self.sampler.seed, self.sampler.epoch, self.sampler.rank)
+        self._random.manual_seed(int(_stream(*words).random_raw() >> 1))
         return iter(self._loader)
 
     def set_epoch(self, epoch: int, plan: StepPlan | None = None) -> None:
@@ -300,7 +294,7 @@ class VariableBatchLoader:
         self.plan = new
 
     def state_dict(self) -> dict[str, Any]:
-        """The sampler's, and the batches; equal on all ranks."""
+        """The sampler's and the batches; equal on all ranks."""
         return {**self.sampler.state_dict(), "batches": list(self.plan.batches)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -345,7 +339,7 @@ def _integers(name: str, given: Any, least: int) -> tuple[int, ...]:
 def _counts(given: Any) -> tuple[int, ...]:
     counts = _integers("counts", given, 0)
     if not any(counts):
-        raise InputError("counts: all are 0, expected a sample for at least one rank")
+        raise InputError("counts: all are 0, give a rank some")
     return counts
 
 
@@ -357,9 +351,7 @@ def _plan(given: Any) -> StepPlan:
 
 def _length(dataset: Any) -> int:
     if isinstance(dataset, IterableDataset):
-        raise InputError(
-            "dataset: an IterableDataset has no indices to share out, use one that has"
-        )
+        raise InputError("dataset: an IterableDataset has no indices, use one that has")
     try:
         size = dataset if isinstance(dataset, (int, np.integer)) else len(dataset)
     except (TypeError, NotImplementedError):
@@ -381,7 +373,5 @@ def _emptied(batch: Any) -> Any:
         return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
     if batch is None or isinstance(batch, (str, bytes, int, float)):
         return batch
-    raise InputError(
-        f"collate_fn: cannot empty a {type(batch).__name__}: give it tensors, lists, tuples or "
-        "dicts, or every rank a sample in every step (counts >= steps)"
-    )
+    kind = type(batch).__name__
+    raise InputError(f"collate_fn: no empty {kind} is known: use tensors, tuples, lists, dicts")

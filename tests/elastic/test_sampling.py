@@ -225,7 +225,7 @@ def test_batches_of_any_data() -> None:
     assert sorted(raw.x.shape for raw in raws) == [(0, 2, 3), (0, 2, 3), (1, 2, 3)]
     assert {type(raw) for raw in raws} == {Raw}
     odd = VariableBatchLoader(Samples(), plan, 1, collate_fn=lambda samples: object())
-    with pytest.raises(InputError, match="collate_fn: cannot empty a object"):
+    with pytest.raises(InputError, match="collate_fn: no empty object"):
         list(odd)
 
 
@@ -359,13 +359,13 @@ GOOD = StepPlan([3, 3], [2, 2])
         (lambda: GOOD.size(2, 0), "rank: expected an integer in 0..1, got 2"),
         (lambda: GOOD.size(0, 2), "step: expected an integer in 0..1, got 2"),
         (lambda: GOOD.total(-1), "step: "),
-        (lambda: UnevenDistributedSampler(7, [3, 3], 0), "add up to 6, the data have 7"),
+        (lambda: UnevenDistributedSampler(7, [3, 3], 0), "add up to 6, but the data have 7"),
         (lambda: UnevenDistributedSampler(6, [3, 3], 2), "rank: .* got 2"),
         (lambda: UnevenDistributedSampler(6, [3, 3], 0, epoch=-1), "epoch: "),
         (lambda: UnevenDistributedSampler(6, [3, 3], 0, seed=2**32), "seed: "),
         (lambda: UnevenDistributedSampler(6, [3, 3], 0, steps=0), "steps: "),
         (lambda: UnevenDistributedSampler(6, [3, 3], 0, exposure="all"), "exposure: .* 'all'"),
-        (lambda: UnevenDistributedSampler(1, [3, 3], 0, exposure="resample"), "fewer ranks"),
+        (lambda: UnevenDistributedSampler(1, [3, 3], 0, exposure="resample"), "use fewer"),
         (lambda: UnevenDistributedSampler(Stream(), [3], 0), "dataset: an IterableDataset"),
         (lambda: UnevenDistributedSampler(object(), [3], 0), "dataset: .* got object"),
         (lambda: UnevenDistributedSampler([], [3], 0), "dataset: its length: .* got 0"),
@@ -388,7 +388,7 @@ def test_refused_changes_change_nothing() -> None:
     loader = VariableBatchLoader([1] * 6, GOOD, 1, epoch=2)
     before = loader.state_dict()
     for call, says in (
-        (lambda: loader.set_epoch(1), "epoch: pass 1 comes before"),
+        (lambda: loader.set_epoch(1), "epoch: 1 comes before 2"),
         (lambda: loader.set_epoch(3, StepPlan([3, 4], [2, 2])), "add up to 7"),
         (lambda: loader.set_epoch(3, StepPlan([6], [2])), "rank: "),
         (lambda: loader.load_state_dict({}), "state: expected what state_dict"),
@@ -402,5 +402,5 @@ def test_refused_changes_change_nothing() -> None:
             call()
         assert loader.state_dict() == before
     three = VariableBatchLoader([1] * 6, StepPlan([2, 2, 2], [1, 1, 1]), 0)
-    with pytest.raises(InputError, match="of 2 ranks, here are 3: make a new sampler with epoch=3"):
+    with pytest.raises(InputError, match="of 2 ranks, not 3: begin at epoch=3"):
         three.load_state_dict(before)
