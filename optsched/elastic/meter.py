@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TYPES: Final = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_SMALL, _TOGETHER = 2**15, 16  # small batches, of so many logits, are summed up so many at once
 
 
 class Uncertainty(NamedTuple):
@@ -42,11 +43,6 @@ class EntropyMeter:
     ignore_index
         Samples with this target are not counted, as in torch's cross entropy.
 
-    Raises
-    ------
-    InputError
-        An argument is out of range.
-
     Notes
     -----
     With p = softmax(logits) over the classes and p_1, p_2 the two largest of it, a sample has the
@@ -54,9 +50,9 @@ class EntropyMeter:
     `compute` gives H and Q of this rank: the means of the last two over the samples of its pass.
     Source: Sun & Huh, Entropy, Appl. Sci. 2026, 16, 3725, equations (2), (3), (13)-(17).
 
-    Probabilities are float32, for float64 logits float64; sums are float64 on the logits' device.
-    Nothing waits for the device before `compute`, and nothing joins the graph of gradients. A logit
-    of -inf has probability 0 and adds no entropy.
+    Sums are float64 on the logits' device, outside the graph of gradients; nothing waits for the
+    device before `compute`. Copies of small batches are kept there and summed up together: next to
+    a small model's step, what an operation costs is its call. A logit of -inf adds no entropy.
     """
 
     def __init__(
@@ -66,18 +62,18 @@ class EntropyMeter:
         self.num_classes = whole_number("num_classes", num_classes, 1, 2**31)
         if self.num_classes == 1:
             raise InputError(
-                "num_classes: expected at least 2, got 1: the logit z of a binary model makes two "
-                "classes, torch.stack([torch.zeros_like(z), z], dim=-1)"
+                "num_classes: 1: the logit z of two classes is torch.stack([0 * z, z], -1)"
             )
         self.margin, self.dim = bool(margin), whole_number("dim", dim, -64, 63)
-        self.ignore_index = ignore_index
         if ignore_index is not None:
-            self.ignore_index = whole_number("ignore_index", ignore_index, -(2**63), 2**63 - 1)
+            whole_number("ignore_index", ignore_index, -(2**63), 2**63 - 1)
+        self.ignore_index = ignore_index
         self.reset()
 
     def reset(self) -> None:
         """Begin a new pass."""
         self._unmasked = 0
+        self._waiting: list[Tensor] = []
         self._sums: list[Tensor | float] = [0.0, 0.0, 0.0]  # of entropy, p_1 - p_2, masked samples
 
     def update(
@@ -93,27 +89,44 @@ class EntropyMeter:
             Class of every sample, the shape of `logits` without that axis; for `ignore_index`.
         mask
             Samples to count, booleans of the same shape.
-
-        Raises
-        ------
-        InputError
-            A wrong type, shape or device, or no target although `ignore_index` is set.
         """
-        shape = self._shape(logits)
-        keep = self._kept(shape, logits.device, target, mask)
-        if not logits.numel():
-            return
-        wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
+        if not isinstance(logits, torch.Tensor) or logits.dtype not in _TYPES:
+            kind = getattr(logits, "dtype", type(logits).__name__)
+            raise InputError(f"logits: expected a tensor of floating point numbers, got {kind}")
+        shape, dim = logits.shape, self.dim
+        if not -len(shape) <= dim < len(shape) or shape[dim] != self.num_classes:
+            raise InputError(
+                f"logits: expected {self.num_classes} classes at axis {dim}, got the shape "
+                f"{tuple(shape)}: set num_classes and dim"
+            )
+        plain = target is None and mask is None and self.ignore_index is None
+        keep = None if plain else self._kept(logits, target, mask)
+        size = logits.numel()
+        if keep is None:
+            self._unmasked += size // self.num_classes
+        if size > _SMALL or (size and keep is not None):
+            self._add(logits, dim, keep)
+        elif size:
+            self._waiting.append(logits.detach().clone())
+            if len(self._waiting) == _TOGETHER:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            last = (x.movedim(self.dim, -1).reshape(-1, self.num_classes) for x in self._waiting)
+            self._add(torch.cat(list(last)), -1)
+            self._waiting.clear()
+
+    def _add(self, logits: Tensor, dim: int, keep: Tensor | None = None) -> None:
         with torch.no_grad():
-            p = torch.softmax(logits, self.dim, wide)
+            wide = torch.float64 if logits.dtype is torch.float64 else torch.float32
+            p = torch.softmax(logits, dim, wide)
             values = [torch.special.entr(p)]
             if self.margin:
-                first, second = p.topk(2, self.dim).values.unbind(self.dim)
+                first, second = p.topk(2, dim).values.unbind(dim)
                 values.append(first - second)
-            if keep is None:
-                self._unmasked += shape.numel()
-            else:
-                values[0] = values[0].sum(self.dim)
+            if keep is not None:
+                values[0] = values[0].sum(dim)
                 values = [torch.where(keep, value, 0.0) for value in values]
                 self._sums[2] = self._sums[2] + keep.sum()
             for i, value in enumerate(values):
@@ -133,14 +146,12 @@ class EntropyMeter:
         InputError
             No sample was counted, logits were NaN or +inf, or there is no process group.
         """
+        self._flush()
         entropy, margin, count = (float(value) for value in self._sums)
         count += self._unmasked
         if reduce:
             if not (dist.is_available() and dist.is_initialized()):
-                raise InputError(
-                    "reduce: there is no process group: leave it out, or call "
-                    "torch.distributed.init_process_group before"
-                )
+                raise InputError("reduce: there is no process group: leave it out, or make one")
             device = "cuda" if dist.get_backend() == "nccl" else "cpu"
             sums = torch.tensor([entropy, margin, count], dtype=torch.float64, device=device)
             dist.all_reduce(sums)
@@ -148,42 +159,23 @@ class EntropyMeter:
         if count == 0:
             raise InputError("compute: no sample was counted: call update(logits) before")
         if math.isnan(entropy):
-            raise InputError(
-                "compute: logits were NaN, +inf, or -inf in all classes: the model has diverged, "
-                "or such samples need a mask; reset() begins anew"
-            )
+            raise InputError("compute: logits were NaN, +inf, or -inf in all classes: mask them")
         mean = min(max(entropy / count / math.log(self.num_classes), 0.0), 1.0)
         ambiguity = min(max(1.0 - margin / count, 0.0), 1.0) if self.margin else None
         return Uncertainty(mean, ambiguity, int(count))
 
-    def _shape(self, logits: Tensor) -> torch.Size:
-        """Shape of the samples."""
-        if not isinstance(logits, torch.Tensor) or logits.dtype not in _TYPES:
-            kind = getattr(logits, "dtype", type(logits).__name__)
-            raise InputError(f"logits: expected a tensor of floating point numbers, got {kind}")
-        shape, axes = logits.shape, logits.dim()
-        if not -axes <= self.dim < axes or shape[self.dim] != self.num_classes:
-            raise InputError(
-                f"logits: expected {self.num_classes} classes at axis {self.dim}, got the shape "
-                f"{tuple(shape)}: set num_classes and dim"
-            )
-        axis = self.dim % axes
-        return shape[:axis] + shape[axis + 1 :]
-
-    def _kept(
-        self, shape: torch.Size, device: torch.device, target: Tensor | None, mask: Tensor | None
-    ) -> Tensor | None:
+    def _kept(self, logits: Tensor, target: Tensor | None, mask: Tensor | None) -> Tensor | None:
         """Which samples count; None: all."""
-        if target is None and self.ignore_index is not None:
-            raise InputError("target: needed because ignore_index is set")
+        axis = self.dim % logits.dim()
+        shape, device = logits.shape[:axis] + logits.shape[axis + 1 :], logits.device
         for name, given in (("target", target), ("mask", mask)):
-            if given is None:
+            if isinstance(given, torch.Tensor) and (given.shape, given.device) == (shape, device):
                 continue
-            if not isinstance(given, torch.Tensor) or given.shape != shape:
-                got = getattr(given, "shape", type(given).__name__)
-                raise InputError(f"{name}: expected a tensor of shape {tuple(shape)}, got {got}")
-            if given.device != device:
-                raise InputError(f"{name}: is on {given.device}, the logits are on {device}")
+            if given is not None or (name == "target" and self.ignore_index is not None):
+                got = f"{given!r:.60}"
+                if isinstance(given, torch.Tensor):
+                    got = f"{tuple(given.shape)}, {given.device}"
+                raise InputError(f"{name}: expected a tensor {tuple(shape)}, {device}, got {got}")
         if mask is not None and mask.dtype is not torch.bool:
             raise InputError(f"mask: expected booleans, got {mask.dtype}: give mask.bool()")
         if self.ignore_index is None or target is None:

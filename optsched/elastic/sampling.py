@@ -26,16 +26,12 @@ if TYPE_CHECKING:
 
 _MOST: Final = 2**40
 _WORD: Final = 2**32 - 1  # what a random stream is named by
-_SHARDS, _PASS, _ORDER = range(3)  # random streams
-_OURS: Final = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+_SHARDS, _PASS, _ORDER, _WORKERS = range(4)  # random streams
 
 
 @dataclass(frozen=True)
 class StepPlan:
     """How many samples every rank computes in every step of a pass over the data.
-
-    Every rank makes the same number of steps, since a missing one blocks the all-reduce of the
-    others for ever.
 
     Parameters
     ----------
@@ -51,11 +47,10 @@ class StepPlan:
 
     Notes
     -----
-    Sizes of one rank differ by at most 1 between steps, and so do the totals, which depend on
-    sum(counts) and `steps` alone. A rank with fewer samples than steps joins the others with empty
-    batches. Averaging over ranks, as DistributedDataParallel does, gives the gradient of the mean
-    loss over all samples of a step if rank r multiplies its summed loss by `sum_scale`, or its mean
-    loss by `loss_scale`.
+    Every rank makes all steps, with an empty batch if need be: a missing one would block the
+    all-reduce of the others. Sizes of a rank differ by at most 1, and so do totals. The mean over
+    ranks, DistributedDataParallel's gradient, is that of the mean loss over all samples of the step
+    if every rank multiplies its summed loss by `sum_scale`, or its mean loss by `loss_scale`.
     """
 
     counts: tuple[int, ...]
@@ -64,10 +59,7 @@ class StepPlan:
     def __post_init__(self) -> None:
         counts, batches = _counts(self.counts), _integers("batches", self.batches, 1)
         if len(counts) != len(batches):
-            raise InputError(
-                f"batches: expected {len(counts)} numbers, one a rank like counts, got "
-                f"{len(batches)}"
-            )
+            raise InputError(f"batches: expected {len(counts)}, as many as counts: {len(batches)}")
         object.__setattr__(self, "counts", counts)
         object.__setattr__(self, "batches", batches)
 
@@ -112,25 +104,24 @@ class UnevenDistributedSampler(Sampler[int]):
     counts
         Samples of every rank in a pass, integers >= 0, not all 0.
     rank
-        Own rank, 0 <= rank < len(counts).
+        This one, 0 <= rank < len(counts).
     epoch
         Number of the pass.
     seed
         Of all shuffling, the same on all ranks, 0 <= seed < 2**32.
     exposure
-        ``"partition"``: every sample exactly once in a pass, by one of the ranks. ``"resample"``:
-        every rank has a shard of its own for ever, of 1/R of the data, and draws its count from it.
-        A smaller count rotates through the shard without replacement, pass after pass; a larger one
-        draws every sample floor or ceil times in a pass.
+        ``"partition"``: every sample once in a pass, by one of the ranks. ``"resample"``: every
+        rank draws from a shard of its own, 1/R of the data, for ever the same. Fewer draws than
+        samples rotate through the shard, pass after pass; more draw each floor or ceil times.
     steps
-        Of a partition: steps that ranks make together (`StepPlan.steps`). What all ranks compute in
-        a step then depends on seed, epoch, data and `steps` only, not on counts or ranks.
+        Of a partition, `StepPlan.steps`: what all ranks together compute in a step then depends on
+        seed, epoch, data and `steps` only, not on counts or ranks.
 
     Raises
     ------
     InputError
-        An argument is out of range; the counts of a partition do not add up to the data; data for
-        ``"resample"`` are fewer than ranks.
+        An argument is out of range, the counts of a partition do not add up to the data, or data
+        to resample are fewer than ranks.
 
     Notes
     -----
@@ -177,19 +168,12 @@ class UnevenDistributedSampler(Sampler[int]):
     ) -> None:
         """Go on to a pass, maybe with other counts and steps.
 
-        Shards are rotated by the counts of the passes gone by; all of them start anew if the number
-        of ranks changes. The same epoch again changes counts and steps only.
-
-        Raises
-        ------
-        InputError
-            As at the beginning, or the pass lies in the past.
+        Shards are rotated by the counts of the passes gone by, and start anew if the number of
+        ranks changes. A pass of the past is an InputError.
         """
         new = whole_number("epoch", epoch, 0, _WORD)
         if new < self.epoch:
-            raise InputError(
-                f"epoch: pass {new} comes before the present one, {self.epoch}: make a new sampler"
-            )
+            raise InputError(f"epoch: {new} comes before {self.epoch}: make a new sampler")
         taken = self.counts if counts is None else self._fitting(counts)
         whole_number("rank", self.rank, 0, len(taken) - 1)
         self.steps = self.steps if steps is None else whole_number("steps", steps, 1, _MOST)
@@ -211,73 +195,56 @@ class UnevenDistributedSampler(Sampler[int]):
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Be where the saved sampler was.
-
-        Raises
-        ------
-        InputError
-            The state is none, or of another seed, data set or number of ranks.
-        """
-        given = _complete(state, self.state_dict())
-        for name, own in (("seed", self.seed), ("samples", self.samples)):
-            if given[name] != own:
-                raise InputError(f"state: its {name} is {given[name]!r:.60}, here it is {own}")
-        epoch = whole_number("state: epoch", given["epoch"], 0, _WORD)
-        steps = whole_number("state: steps", given["steps"], 1, _MOST)
-        counts = self._fitting(given["counts"])
-        pointers = _integers("state: pointers", given["pointers"], 0)
+        """Be where the saved sampler was; InputError if seed, data or number of ranks differ."""
+        own = self.state_dict()
+        if not isinstance(state, dict) or not own.keys() <= state.keys():
+            raise InputError(f"state: expected what state_dict() returns, got {state!r:.60}")
+        for name in ("seed", "samples"):
+            if state[name] != own[name]:
+                raise InputError(f"state: its {name} is {state[name]!r:.60}, here {own[name]}")
+        epoch = whole_number("state: epoch", state["epoch"], 0, _WORD)
+        steps = whole_number("state: steps", state["steps"], 1, _MOST)
+        counts = self._fitting(state["counts"])
+        pointers = _integers("state: pointers", state["pointers"], 0)
         if not len(counts) == len(pointers) == len(self.counts):
+            here, new = len(self.counts), epoch + 1
             raise InputError(
-                f"state: of {len(counts)} ranks, here are {len(self.counts)}: make a new sampler "
-                f"with epoch={epoch + 1} instead, shards start anew"
+                f"state: of {len(counts)} ranks, not {here}: begin at epoch={new} anew"
             )
-        if self.exposure == "resample":
-            for r, at in enumerate(pointers):
-                whole_number(f"state: pointer of rank {r}", at, 0, self._shard(r) - 1)
         self.epoch, self.steps, self.counts, self.pointers = epoch, steps, counts, pointers
 
     def _shard(self, rank: int) -> int:
-        """Samples in a shard."""
         return len(range(rank, self.samples, len(self.counts)))
 
     def _fitting(self, given: Any) -> tuple[int, ...]:
-        """Counts that go with the data."""
         counts = _counts(given)
         if self.exposure == "partition" and sum(counts) != self.samples:
             raise InputError(
-                f"counts: they add up to {sum(counts)}, the data have {self.samples} samples: make "
-                'them equal, or use exposure="resample"'
+                f"counts: they add up to {sum(counts)}, but the data have {self.samples} samples: "
+                'make them equal, or set exposure="resample"'
             )
-        if self.exposure == "resample" and self.samples < len(counts):
-            raise InputError(
-                f"counts: {len(counts)} ranks, but the data have {self.samples} samples: every "
-                "shard needs one, use fewer ranks"
-            )
+        if self.samples < len(counts) and self.exposure == "resample":
+            raise InputError(f"counts: more ranks than data, {self.samples} samples: use fewer")
         return counts
 
 
 class VariableBatchLoader:
     """Batches of one rank, as a plan says, each with the factor for its summed loss.
 
-    Iterating gives ``(batch, scale)`` once a step: `batch` is what a DataLoader gives, with 0
-    samples in it where the rank has none; ``scale * summed loss`` is what to call backward on.
+    Iterating gives ``(batch, scale)`` once a step: a batch as of torch's DataLoader, maybe with 0
+    samples in it; call backward on ``scale * summed loss``.
 
     Parameters
     ----------
     dataset
-        Data with a length and indices. Those of a TensorDataset are taken as a whole batch.
+        Data with a length and indices; a TensorDataset is indexed by whole batches.
     plan
         Samples and batches of all ranks.
     rank, epoch, seed, exposure
         See `UnevenDistributedSampler`.
     options
-        Of torch's DataLoader: num_workers, pin_memory, collate_fn, ...; not those that choose
-        samples. Its processes are seeded by seed, epoch and rank, unless a generator is given.
-
-    Raises
-    ------
-    InputError
-        See `UnevenDistributedSampler`; the data are iterable only; an option is refused.
+        Of torch's DataLoader, such as num_workers, pin_memory, collate_fn; its processes are seeded
+        by seed, epoch and rank, unless a generator is given.
     """
 
     def __init__(
@@ -290,20 +257,16 @@ class VariableBatchLoader:
         self.sampler = UnevenDistributedSampler(
             dataset, plan.counts, rank, epoch=epoch, seed=seed, exposure=exposure, steps=plan.steps
         )
-        for name in _OURS:
-            if name in options:
-                raise InputError(f"{name}: the plan decides which samples come, leave it out")
         whole = type(dataset) is TensorDataset and not any(options.values())
         self._tensors = dataset.tensors if whole else None
-        self._seeded = options.get("generator") is None
         self._lists: list[list[int]] = []
-        options["generator"] = torch.Generator() if self._seeded else options["generator"]
+        self._random = torch.Generator()
+        options = {"generator": self._random, **options}
+        self._loader: DataLoader[Any]
         try:
-            self._loader: DataLoader[Any] = DataLoader(
-                dataset, batch_sampler=self._lists, **options
-            )
+            self._loader = DataLoader(dataset, batch_sampler=self._lists, **options)
         except (TypeError, ValueError) as error:
-            raise InputError(f"options of the DataLoader: {error}") from None
+            raise InputError(f"options of torch's DataLoader: {error}") from None
 
     def __len__(self) -> int:
         return self.plan.steps
@@ -320,9 +283,8 @@ class VariableBatchLoader:
             return ([t[torch.from_numpy(i)] for t in self._tensors or ()] for i in parts)
         # an empty batch is made from a batch of one sample, which has its shapes and types
         self._lists[:] = [part.tolist() or [0] for part in parts]
-        if self._seeded:
-            words = (_ORDER, self.sampler.seed, self.sampler.epoch, self.sampler.rank)
-            self._loader.generator.manual_seed(int(_stream(*words).random_raw() >> 1))
+        words = (_WORKERS, self.sampler.seed, self.sampler.epoch, self.sampler.rank)
+        self._random.manual_seed(int(_stream(*words).random_raw() >> 1))
         return iter(self._loader)
 
     def set_epoch(self, epoch: int, plan: StepPlan | None = None) -> None:
@@ -332,14 +294,15 @@ class VariableBatchLoader:
         self.plan = new
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the sampler, and the batches; equal on all ranks."""
+        """The sampler's and the batches; equal on all ranks."""
         return {**self.sampler.state_dict(), "batches": list(self.plan.batches)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Be where the saved loader was; see `UnevenDistributedSampler.load_state_dict`."""
-        given = _complete(state, self.state_dict())
-        plan = StepPlan(given["counts"], given["batches"])
-        self.sampler.load_state_dict({**given, "steps": plan.steps})
+        if not isinstance(state, dict) or not {"counts", "batches"} <= state.keys():
+            raise InputError(f"state: expected what state_dict() returns, got {state!r:.60}")
+        plan = StepPlan(state["counts"], state["batches"])
+        self.sampler.load_state_dict({**state, "steps": plan.steps})
         self.plan = plan
 
 
@@ -376,7 +339,7 @@ def _integers(name: str, given: Any, least: int) -> tuple[int, ...]:
 def _counts(given: Any) -> tuple[int, ...]:
     counts = _integers("counts", given, 0)
     if not any(counts):
-        raise InputError("counts: all are 0, expected a sample for at least one rank")
+        raise InputError("counts: all are 0, give a rank some")
     return counts
 
 
@@ -388,25 +351,13 @@ def _plan(given: Any) -> StepPlan:
 
 def _length(dataset: Any) -> int:
     if isinstance(dataset, IterableDataset):
-        raise InputError(
-            "dataset: an IterableDataset has no indices to share out: use one with __getitem__ and "
-            "__len__"
-        )
+        raise InputError("dataset: an IterableDataset has no indices, use one that has")
     try:
         size = dataset if isinstance(dataset, (int, np.integer)) else len(dataset)
     except (TypeError, NotImplementedError):
-        raise InputError(
-            f"dataset: expected data with a length, or a length, got {type(dataset).__name__}"
-        ) from None
+        got = type(dataset).__name__
+        raise InputError(f"dataset: expected data with a length, got {got}") from None
     return whole_number("dataset: its length", size, 1, _MOST)
-
-
-def _complete(state: Any, like: dict[str, Any]) -> dict[str, Any]:
-    if not isinstance(state, dict) or not like.keys() <= state.keys():
-        raise InputError(
-            f"state: expected what state_dict() returns ({', '.join(like)}), got {state!r:.60}"
-        )
-    return state
 
 
 def _emptied(batch: Any) -> Any:
@@ -422,7 +373,5 @@ def _emptied(batch: Any) -> Any:
         return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
     if batch is None or isinstance(batch, (str, bytes, int, float)):
         return batch
-    raise InputError(
-        f"collate_fn: cannot empty a {type(batch).__name__}: give it tensors, lists, tuples or "
-        "dicts, or every rank a sample in every step (counts >= steps)"
-    )
+    kind = type(batch).__name__
+    raise InputError(f"collate_fn: no empty {kind} is known: use tensors, tuples, lists, dicts")

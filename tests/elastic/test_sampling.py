@@ -1,0 +1,406 @@
+"""Step plan, uneven sampler and variable-batch loader, alone and under DistributedDataParallel."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import multiprocessing
+import os
+import re
+import socket
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+
+from torch import distributed as dist  # noqa: E402
+from torch.nn.functional import cross_entropy  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+from torch.utils.data import Dataset, IterableDataset, TensorDataset, default_collate  # noqa: E402
+
+from optsched import InputError  # noqa: E402
+from optsched.elastic import (  # noqa: E402
+    EntropyMeter,
+    StepPlan,
+    UnevenDistributedSampler,
+    VariableBatchLoader,
+)
+
+
+class Samples(Dataset[Any]):
+    """Six samples, of dicts with a text."""
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        """One sample."""
+        return {"x": np.full((2, 3), i, np.float32), "pair": (i, str(i)), "raw": torch.tensor(i)}
+
+
+class Stream(IterableDataset[Any]):
+    """Samples without indices."""
+
+    def __iter__(self) -> Any:
+        """None at all."""
+        return iter(())
+
+
+class Raw(NamedTuple):
+    """A batch that a user collates."""
+
+    x: Any
+    longest: int
+
+
+def collated(samples: list[Any]) -> Raw:
+    """Samples in an array, and a number."""
+    return Raw(np.stack([s["x"] for s in samples]), 7)
+
+
+@st.composite
+def plans(draw: Any) -> StepPlan:
+    """Plans of 1 to 5 ranks; some have nothing to do, or less than a sample a step."""
+    ranks = draw(st.integers(1, 5))
+    counts = draw(st.lists(st.integers(0, 40), min_size=ranks, max_size=ranks).filter(any))
+    return StepPlan(counts, draw(st.lists(st.integers(1, 9), min_size=ranks, max_size=ranks)))
+
+
+def orders(plan: StepPlan, data: int, epoch: int, exposure: str = "partition") -> list[list[int]]:
+    """Indices of all ranks in a pass."""
+    return [
+        list(
+            UnevenDistributedSampler(
+                data, plan.counts, r, epoch=epoch, seed=3, exposure=exposure, steps=plan.steps
+            )
+        )
+        for r in range(plan.ranks)
+    ]
+
+
+@given(plans())
+def test_plan(plan: StepPlan) -> None:
+    """Every sample has its step, no batch is too large, sizes and totals are even, scales fit."""
+    steps, total = range(plan.steps), sum(plan.counts)
+    pairs = list(zip(plan.counts, plan.batches, strict=True))
+    assert plan.steps == max(-(-n // b) for n, b in pairs)
+    for r, (count, batch) in enumerate(pairs):
+        sizes = [plan.size(r, k) for k in steps]
+        assert sum(sizes) == count
+        assert max(sizes) <= batch
+        assert max(sizes) - min(sizes) <= 1
+    totals = [plan.total(k) for k in steps]
+    assert totals == [total // plan.steps + (k < total % plan.steps) for k in steps]
+    for k in steps:
+        sizes = [plan.size(r, k) for r in range(plan.ranks)]
+        assert sum(sizes) == totals[k] > 0
+        assert sum(plan.loss_scale(r, k) for r in range(plan.ranks)) == pytest.approx(plan.ranks)
+        for r, size in enumerate(sizes):
+            assert plan.loss_scale(r, k) == pytest.approx(size * plan.sum_scale(k))
+
+
+@given(plans(), st.integers(0, 5))
+def test_partition(plan: StepPlan, epoch: int) -> None:
+    """Each sample once a pass; what a step computes does not depend on how ranks share it."""
+    data = sum(plan.counts)
+    mine, other = orders(plan, data, epoch), orders(plan, data, epoch + 1)
+    assert sorted(i for rank in mine for i in rank) == list(range(data))
+    assert data < 20 or mine != other
+    alone = UnevenDistributedSampler(data, [data], 0, epoch=epoch, seed=3).order()
+    loaders = [
+        VariableBatchLoader(TensorDataset(torch.arange(data)), plan, r, epoch=epoch, seed=3)
+        for r in range(plan.ranks)
+    ]
+    at = 0
+    for k, batches in enumerate(zip(*loaders, strict=True)):
+        assert {scale for _, scale in batches} == {plan.sum_scale(k)}
+        assert [len(batch[0]) for batch, _ in batches] == [
+            plan.size(r, k) for r in range(plan.ranks)
+        ]
+        union = torch.cat([batch[0] for batch, _ in batches])
+        assert union.tolist() == alone[at : at + plan.total(k)].tolist()
+        at += plan.total(k)
+
+
+@given(plans(), st.integers(5, 60), st.lists(st.integers(1, 3), min_size=1, max_size=6))
+def test_resample(plan: StepPlan, data: int, gaps: list[int]) -> None:
+    """Shards are fixed and disjoint; over any passes a rank draws each of its samples equally."""
+    counts, ranks = plan.counts, plan.ranks
+    seen: list[Counter[int]] = [Counter() for _ in counts]
+    samplers = [
+        UnevenDistributedSampler(data, counts, r, seed=3, exposure="resample") for r in range(ranks)
+    ]
+    for sampler, times in zip(samplers, seen, strict=True):
+        epoch = 0
+        shard = len(range(sampler.rank, data, ranks))
+        for gap in gaps:
+            drawn = Counter(sampler)
+            assert sum(drawn.values()) == len(sampler) == counts[sampler.rank]
+            floor = len(sampler) // shard
+            assert set(drawn.values()) <= {floor, floor + 1} - {0}
+            if gap == 1:
+                times.update(drawn)
+            epoch += gap
+            sampler.set_epoch(epoch)
+        if set(gaps) == {1} and times:  # no pass was left out
+            every = [times[i] for i in times] + [0] * (shard - len(times))
+            assert max(every) - min(every) <= 1
+    owners = [set(times) for times in seen]
+    assert sum(map(len, owners)) == len(set().union(*owners))
+
+
+def test_resampling_rotates_and_covers() -> None:
+    """Half a shard a pass: two passes see all of it; other counts go on; other ranks start anew."""
+    sampler = UnevenDistributedSampler(20, [5, 8], 0, exposure="resample")
+    first = set(sampler)
+    sampler.set_epoch(1, [3, 8])
+    second = list(sampler)
+    assert len(second) == 3
+    sampler.set_epoch(1)  # the same pass: nothing moves
+    assert list(sampler) == second
+    sampler.set_epoch(2, [2, 8])
+    assert len(first | set(second) | set(sampler)) == 10
+    sampler.set_epoch(3)
+    assert set(sampler) < first
+    sampler.set_epoch(4, [5, 8, 7])
+    assert sampler.pointers == (0, 0, 0)
+
+
+@pytest.mark.parametrize("exposure", ["partition", "resample"])
+def test_state_round_trip(exposure: str) -> None:
+    """One rank's state sets all ranks where they were, whatever the counts were since."""
+    data, plan = TensorDataset(torch.arange(30)), StepPlan([20, 10], [4, 4])
+    loaders = [VariableBatchLoader(data, plan, r, seed=9, exposure=exposure) for r in range(2)]
+    for epoch, counts in ((1, [12, 18]), (3, [7, 23])):
+        for loader in loaders:
+            loader.set_epoch(epoch, StepPlan(counts, [3, 5]))
+    state = loaders[0].state_dict()
+    assert state == loaders[1].state_dict()
+    for r, loader in enumerate(loaders):
+        again = VariableBatchLoader(data, plan, r, seed=9, exposure=exposure)
+        again.load_state_dict(copy.deepcopy(state))
+        for epoch in (3, 4):
+            again.set_epoch(epoch)
+            loader.set_epoch(epoch)
+            assert len(again) == len(loader)
+            for (batch, scale), (other, factor) in zip(again, loader, strict=True):
+                assert torch.equal(batch[0], other[0])
+                assert scale == factor
+
+
+def test_order_is_what_it_was() -> None:
+    """Independent of global random states, and the same on every platform and version."""
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    sampler = UnevenDistributedSampler(10, [7, 3], 0, epoch=2, seed=4)
+    assert list(sampler) == [9, 6, 0, 7, 5, 4, 1]
+    loader = VariableBatchLoader(Samples(), StepPlan([4, 2], [2, 1]), 1)
+    assert len(list(loader)) == len(loader) == 2
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_batches_of_any_data() -> None:
+    """What torch's DataLoader gives; an empty batch has the same structure, types and shapes."""
+    plan = StepPlan([5, 1], [2, 2])
+    full, few = (VariableBatchLoader(Samples(), plan, r) for r in range(2))
+    data = Samples()
+    want = default_collate([data[i] for i in list(full.sampler)[: plan.size(0, 0)]])
+    (first, scale), *_ = full
+    assert scale == 1.0
+    assert first["pair"][1] == want["pair"][1]
+    assert torch.equal(first["x"], want["x"])
+    empty = next(batch for k, (batch, _) in enumerate(few) if not plan.size(1, k))
+    assert empty["x"].shape == (0, 2, 3)
+    assert empty["pair"][0].dtype == torch.int64
+    assert not empty["pair"][1]
+    assert empty["raw"].shape == (0,)
+    raws = [batch for batch, _ in VariableBatchLoader(Samples(), plan, 1, collate_fn=collated)]
+    assert sorted(raw.x.shape for raw in raws) == [(0, 2, 3), (0, 2, 3), (1, 2, 3)]
+    assert {type(raw) for raw in raws} == {Raw}
+    odd = VariableBatchLoader(Samples(), plan, 1, collate_fn=lambda samples: object())
+    with pytest.raises(InputError, match="collate_fn: no empty object"):
+        list(odd)
+
+
+def test_worker_processes() -> None:
+    """The same batches with num_workers; direct indexing gives what a DataLoader gives."""
+    data = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.arange(6))
+    plan = StepPlan([4, 2], [2, 1])
+    loaders = [
+        VariableBatchLoader(data, plan, 0, **options)
+        for options in ({}, {"num_workers": 1}, {"collate_fn": default_collate})
+    ]
+    for batches in zip(*loaders, strict=True):
+        (x, y), _ = batches[0]
+        for (other, label), _ in batches[1:]:
+            assert torch.equal(x, other)
+            assert torch.equal(y, label)
+
+
+def proof(rank: int, folder: str) -> None:
+    """In every of 3 processes: gradients are those of one process with the union batch."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=3)
+    pair = dist.new_group([0, 1])
+    # an even split, very uneven ones, fewer samples than steps, none at all
+    for counts, batches, mean in (
+        ([16, 16], [4, 4], False), ([20, 5], [8, 2], True), ([30, 1], [4, 4], False),
+        ([13, 0, 20], [3, 1, 6], False), ([2, 40, 9], [1, 16, 2], False), ([9, 9, 9], [2, 3, 9], 1),
+    ):  # fmt: skip
+        if rank < len(counts):
+            group = pair if len(counts) == 2 else dist.group.WORLD
+            plan = StepPlan(counts, batches)
+            for exposure in ("partition", "resample"):
+                for dtype, near in ((torch.float64, 1e-12), (torch.float32, 1e-6)):
+                    same(rank, plan, bool(mean), exposure, dtype, near, group)
+    meter = EntropyMeter(10, margin=True)
+    logits = torch.randn(3, 7, 10, generator=torch.Generator().manual_seed(0))
+    for z in logits[rank, : 3 * rank]:  # rank 0 has nothing
+        meter.update(z)
+    reduced, alone = meter.compute(reduce=True), EntropyMeter(10, margin=True)
+    alone.update(torch.cat([logits[1, :3], logits[2, :6]]))
+    assert reduced == pytest.approx(alone.compute())
+    dist.destroy_process_group()
+
+
+def same(
+    rank: int, plan: StepPlan, mean: bool, exposure: str, dtype: Any, near: float, group: Any
+) -> None:
+    """Train twice, with all ranks and alone, comparing every gradient."""
+    some = torch.Generator().manual_seed(1)
+    size = sum(plan.counts)
+    data = TensorDataset(
+        torch.randn(size, 1, 4, 4, dtype=dtype, generator=some),
+        torch.randint(3, (size,), generator=some),
+    )
+    torch.manual_seed(2)
+    alone = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(16, 3)
+    ).to(dtype)
+    model = DistributedDataParallel(copy.deepcopy(alone), process_group=group)
+    ours, theirs = (torch.optim.Adam(m.parameters(), 0.01) for m in (model, alone))
+    loaders = [VariableBatchLoader(data, plan, r, exposure=exposure) for r in range(plan.ranks)]
+    for epoch in range(2):
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        for step, batches in enumerate(zip(*loaders, strict=True)):
+            (x, y), scale = batches[rank]
+            ours.zero_grad()
+            if mean:
+                (plan.loss_scale(rank, step) * cross_entropy(model(x), y)).backward()
+            else:
+                (scale * cross_entropy(model(x), y, reduction="sum")).backward()
+            x, y = (torch.cat(parts) for parts in zip(*(b for b, _ in batches), strict=True))
+            theirs.zero_grad()
+            cross_entropy(alone(x), y).backward()
+            for mine, other in zip(model.parameters(), alone.parameters(), strict=True):
+                assert (mine.grad - other.grad).abs().max() <= near, (plan, step, exposure)
+            ours.step()
+            theirs.step()
+
+
+def start(ranks: int, task: Any, *rest: str) -> None:
+    """Run a function of rank and texts in so many processes."""
+    multiprocessing.set_forkserver_preload(["torch", "torch._dynamo"])  # slow: once, not thrice
+    torch.multiprocessing.start_processes(task, rest, nprocs=ranks, start_method="forkserver")
+
+
+def test_gradients_under_ddp(tmp_path: Path) -> None:
+    """Two and three ranks, uneven and empty batches, several optimiser steps."""
+    start(3, proof, str(tmp_path))
+
+
+def script(rank: int, code: str, port: str, folder: str) -> None:
+    """Run a script as torchrun would, for 2 ranks."""
+    ours = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update(ours)
+    with open(f"{folder}/{rank}", "w") as out, contextlib.redirect_stdout(out):
+        exec(compile(code, "train.py", "exec"), {"__name__": "__main__"})
+
+
+def test_the_page_on_ddp(tmp_path: Path) -> None:
+    """Its script trains; the short excerpts are lines of the script."""
+    page = Path(__file__).parents[2] / "docs" / "elastic-ddp.md"
+    *excerpts, code = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert excerpts
+    for excerpt in excerpts:
+        assert set(excerpt.splitlines()) <= set(code.splitlines())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    start(2, script, code, str(port), str(tmp_path))
+    lines = (tmp_path / "0").read_text().splitlines()
+    first, last = (float(line.split()[1]) for line in (lines[0], lines[-1]))
+    assert len(lines) == 5
+    assert last < 0.6 * first
+
+
+GOOD = StepPlan([3, 3], [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: StepPlan([], []), "counts: expected a list of integers"),
+        (lambda: StepPlan("12", [1, 1]), "counts: expected a list of integers"),
+        (lambda: StepPlan(5, [1]), "counts: expected a list of integers"),
+        (lambda: StepPlan([1, 2.0], [1, 1]), "counts: rank 1: expected an integer"),
+        (lambda: StepPlan([True, 2], [1, 1]), "counts: rank 0"),
+        (lambda: StepPlan([1, -2], [1, 1]), "counts: rank 1: .* got -2"),
+        (lambda: StepPlan([0, 0], [1, 1]), "counts: all are 0"),
+        (lambda: StepPlan([1, 1], [1, 0]), "batches: rank 1: .* got 0"),
+        (lambda: StepPlan([1, 1], [1]), "batches: expected 2, as many as counts: 1"),
+        (lambda: GOOD.size(2, 0), "rank: expected an integer in 0..1, got 2"),
+        (lambda: GOOD.size(0, 2), "step: expected an integer in 0..1, got 2"),
+        (lambda: GOOD.total(-1), "step: "),
+        (lambda: UnevenDistributedSampler(7, [3, 3], 0), "add up to 6, but the data have 7"),
+        (lambda: UnevenDistributedSampler(6, [3, 3], 2), "rank: .* got 2"),
+        (lambda: UnevenDistributedSampler(6, [3, 3], 0, epoch=-1), "epoch: "),
+        (lambda: UnevenDistributedSampler(6, [3, 3], 0, seed=2**32), "seed: "),
+        (lambda: UnevenDistributedSampler(6, [3, 3], 0, steps=0), "steps: "),
+        (lambda: UnevenDistributedSampler(6, [3, 3], 0, exposure="all"), "exposure: .* 'all'"),
+        (lambda: UnevenDistributedSampler(1, [3, 3], 0, exposure="resample"), "use fewer"),
+        (lambda: UnevenDistributedSampler(Stream(), [3], 0), "dataset: an IterableDataset"),
+        (lambda: UnevenDistributedSampler(object(), [3], 0), "dataset: .* got object"),
+        (lambda: UnevenDistributedSampler([], [3], 0), "dataset: its length: .* got 0"),
+        (lambda: VariableBatchLoader(6, GOOD, 0), "dataset: expected data with indices, got int"),
+        (lambda: VariableBatchLoader(Stream(), GOOD, 0), "dataset: an IterableDataset"),
+        (lambda: VariableBatchLoader([1] * 6, [3, 3], 0), "plan: expected a StepPlan"),
+        (lambda: VariableBatchLoader([1] * 6, GOOD, 0, batch_size=4), "options.*batch_size"),
+        (lambda: VariableBatchLoader([1] * 6, GOOD, 0, workers=1), "options.*workers"),
+        (lambda: VariableBatchLoader([1] * 6, GOOD, 0, num_workers=-1), "options.*num_workers"),
+    ],
+)  # fmt: skip
+def test_refusals(call: Any, says: str) -> None:
+    """A sentence with the field and the value."""
+    with pytest.raises(InputError, match=says):
+        call()
+
+
+def test_refused_changes_change_nothing() -> None:
+    """Passes of the past, counts and states of other data: the loader stays as it was."""
+    loader = VariableBatchLoader([1] * 6, GOOD, 1, epoch=2)
+    before = loader.state_dict()
+    for call, says in (
+        (lambda: loader.set_epoch(1), "epoch: 1 comes before 2"),
+        (lambda: loader.set_epoch(3, StepPlan([3, 4], [2, 2])), "add up to 7"),
+        (lambda: loader.set_epoch(3, StepPlan([6], [2])), "rank: "),
+        (lambda: loader.load_state_dict({}), "state: expected what state_dict"),
+        (lambda: loader.load_state_dict(None), "state: "),  # type: ignore[arg-type]
+        (lambda: loader.load_state_dict({**before, "seed": 1}), "state: its seed is 1"),
+        (lambda: loader.load_state_dict({**before, "samples": 7}), "its samples is 7"),
+        (lambda: loader.load_state_dict({**before, "pointers": [0]}), "state: "),
+        (lambda: loader.load_state_dict({**before, "epoch": "1"}), "state: epoch"),
+    ):
+        with pytest.raises(InputError, match=says):
+            call()
+        assert loader.state_dict() == before
+    three = VariableBatchLoader([1] * 6, StepPlan([2, 2, 2], [1, 1, 1]), 0)
+    with pytest.raises(InputError, match="of 2 ranks, not 3: begin at epoch=3"):
+        three.load_state_dict(before)
