@@ -48,7 +48,7 @@ def test_several_policies_and_all_files(site: Cli) -> None:
     """One row each; histories that verify, metrics that read back, a CSV, a page, a picture."""
     ran = site(
         "simulate", "t.csv", "--policy", "fifo,sjf", "--compare", "srtf", "--gpus", "20",
-        "--restart", "40", "--estimate-error", "0.5", "--seed", "3",
+        "--restart", "40", "--estimate-error", "0.5", "--seed", "3", "--micro-factor", "0.9",
         "-o", "h.schedule.json", "--metrics", "m.json", "--csv", "t2.csv", "--plot", "p.html",
     )  # fmt: skip
     assert ran.code == 0, ran.err
@@ -59,7 +59,7 @@ def test_several_policies_and_all_files(site: Cli) -> None:
         assert f"wrote h.{name}.schedule.json" in ran.out
     document = metrics_json.read("m.json")
     assert list(document.runs) == ["fifo", "sjf", "srtf"] and document.nodes == [8, 8, 4]
-    jobs = read_trace("t.csv").with_estimate_error(0.5, 3)
+    jobs = read_trace("t.csv").with_micro_factor(0.9).with_estimate_error(0.5, 3)
     run = simulate(jobs, "srtf", Nodes.of([8, 8, 4]), restart_cost=40, seed=3)
     assert document.runs["srtf"].metrics["jct_mean"] == run.metrics.jct_mean
     assert document.runs["srtf"].settings["restart_cost"] == 40

@@ -32,6 +32,9 @@ def simulate(
     estimate_error: Annotated[
         float, typer.Option(help="Sigma of lognormal errors in believed work.")
     ] = 0.0,
+    micro_factor: Annotated[
+        float, typer.Option(help="Work of every job times this: a measured gain inside jobs.")
+    ] = 1.0,
     restart: Annotated[
         int, typer.Option(help="Time without progress after a preemption or a resize.")
     ] = 0,
@@ -117,7 +120,7 @@ def simulate(
         trace, cluster, seed=seed, limit=limit, largest=largest, sort=sort,
         ignore_columns=ignore_columns, time_unit=time_unit, priority_as=priority_as,
         type_as=type_as, amdahl=amdahl, sizes=sizes, passes=passes, load=load, rigid=rigid,
-        estimate_error=estimate_error,
+        estimate_error=estimate_error, micro_factor=micro_factor,
     )  # fmt: skip
     settings = {
         "restart_cost": restart, "resize": resize, "checkpoint": checkpoint, "timing": timing,

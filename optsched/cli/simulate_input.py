@@ -130,6 +130,7 @@ def workload(
     *,
     seed: int,
     estimate_error: float,
+    micro_factor: float,
     amdahl: float | None,
     sizes: str | None,
     passes: int | None,
@@ -160,6 +161,8 @@ def workload(
         found = _generated(
             word[1], _jobs(trace, word[2]), nodes.total, seed, law, allowed, load, rigid, time_unit
         )
+    if micro_factor != 1.0:
+        found = found.with_micro_factor(micro_factor)
     return found.with_estimate_error(estimate_error, seed) if estimate_error else found
 
 

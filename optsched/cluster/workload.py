@@ -175,6 +175,18 @@ class Workload:
         factor = np.exp(sigma * random.standard_normal(len(self)))
         return self.changed(estimate=self.estimate * factor)
 
+    def with_micro_factor(self, factor: float) -> Workload:
+        """Every work times a factor: that of the micro level inside the jobs, as it was measured.
+
+        It is reported (`Metrics.micro_factor`), and multiplies factors that jobs have already.
+        """
+        from optsched.cluster.workload_columns import times_factor
+
+        whole = self.micro_factor * real("micro_factor", factor, above=True)
+        return self.changed(
+            work=times_factor(self.nominal, whole), nominal=self.nominal, micro_factor=whole
+        )
+
     def changed(self, **columns: Any) -> Workload:
         """The same workload with other columns, checked again.
 

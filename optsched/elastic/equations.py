@@ -15,17 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.elastic.values import (
-    batch_bounds,
-    finite,
-    fraction,
-    number,
-    positive,
-    rate_bounds,
-    unit_sum,
-    unit_values,
-    weight_bounds,
-)
+from optsched.cluster.job_checks import real
 from optsched.errors import InputError
 from optsched.limits import whole_number
 
@@ -41,28 +31,6 @@ BETA: Final = 0.3
 """Default part of the last weights in the new ones (21): that of the paper's Table 3."""
 RATES: Final = (1e-5, 1e-2)
 """Default bounds of the learning rate."""
-
-
-def samples_per_pass(gpus: int, per_gpu: int, samples: int, *, as_printed: bool = False) -> int:
-    """Samples that a job sees in one epoch (12).
-
-    Parameters
-    ----------
-    gpus
-        Its quota.
-    per_gpu
-        Samples a GPU sees in an epoch (rho).
-    samples
-        Size of its data.
-
-    Notes
-    -----
-    Printed: quota times rho. With a fixed number of epochs a smaller quota then means *less
-    training*, and what is saved is not a gain. Here an epoch is a pass over the data.
-    """
-    whole = {"gpus": gpus, "per_gpu": per_gpu, "samples": samples}
-    g, rho, size = (whole_number(name, value, 0, 2**31) for name, value in whole.items())
-    return g * rho if as_printed else size
 
 
 def relative_uncertainty(values: Any, *, as_printed: bool = False) -> FloatArray:
@@ -91,7 +59,7 @@ def relative_uncertainty(values: Any, *, as_printed: bool = False) -> FloatArray
 
 def combined(relative_h: Any, relative_q: Any, alpha: float = 1.0) -> FloatArray:
     """Entropy and margin in one number a worker, alpha * H + (1 - alpha) * Q (19)."""
-    part = fraction("alpha", alpha)
+    part = real("alpha", alpha, 0.0, 1.0)
     h, q = finite("H", relative_h), finite("Q", relative_q)
     if len(h) != len(q):
         raise InputError(f"Q: expected {len(h)} values, one a worker, got {len(q)}")
@@ -127,7 +95,7 @@ def smoothed_weights(
     with numbers of at least 0.5, and the division leaves the bounds. Here both have mean 1, and the
     projection onto bounds and sum is clip(mu * w, least, most).
     """
-    keep = fraction("beta", beta)
+    keep = real("beta", beta, 0.0, 1.0)
     if keep == 1.0:
         raise InputError("beta: expected a number in [0, 1), got 1 (weights would never change)")
     low, high = weight_bounds(bounds)
@@ -282,9 +250,9 @@ def learning_rate(
     last rate in every epoch, which compounds and has the opposite sign. A U or U_0 of 0 leaves
     the rate as it is.
     """
-    eta, now, start = (positive(n, x) for n, x in (("rate", rate), ("U", U), ("U_0", U_0)))
+    eta, now, start = (real(n, x) for n, x in (("rate", rate), ("U", U), ("U_0", U_0)))
     least, most = rate_bounds(bounds)
-    power = number("gamma", gamma)
+    power = real("gamma", gamma, -math.inf)
     ratio = now / start if now > 0 and start > 0 else 1.0
     exponent = math.log(ratio) * (power if as_printed else -power)
     return min(max(eta * math.exp(min(exponent, 700.0)), least), most)
@@ -296,8 +264,8 @@ def improvement(previous: float | None, now: float) -> float:
     0 if there is no previous value: at the start, after a preemption, and across a change of the
     quota, where the paper leaves it open.
     """
-    u = positive("U", now)
-    return 0.0 if previous is None else positive("previous", previous) - u
+    u = real("U", now)
+    return 0.0 if previous is None else real("previous", previous) - u
 
 
 def score(U: Any, delta_U: Any, lam: float = 0.5, rank_normalise: bool = False) -> FloatArray:
@@ -319,7 +287,7 @@ def score(U: Any, delta_U: Any, lam: float = 0.5, rank_normalise: bool = False) 
     -------
     FloatArray, shape (jobs,)
     """
-    part = fraction("lam", lam)
+    part = real("lam", lam, 0.0, 1.0)
     level, gain = finite("U", U, least=0), np.maximum(finite("delta_U", delta_U, least=0), 0.0)
     if len(level) != len(gain):
         raise InputError(f"delta_U: expected {len(level)} values, one a job, got {len(gain)}")
@@ -330,81 +298,6 @@ def score(U: Any, delta_U: Any, lam: float = 0.5, rank_normalise: bool = False) 
     return part * level + (1.0 - part) * gain
 
 
-def quotas(
-    scores: Any, budget: int, minimum: Any, maximum: Any, *, as_printed: bool = False
-) -> IntArray:
-    """GPUs in proportion to the scores, within bounds (31).
-
-    Parameters
-    ----------
-    scores
-        S of every admitted job, shape (jobs,), >= 0.
-    budget
-        GPUs to share.
-    minimum, maximum
-        Whole GPUs a job, shape (jobs,), or one number for all.
-
-    Returns
-    -------
-    IntArray, shape (jobs,)
-        `optsched_solvers.quota.proportional`. Printed: clip(round(G * S / sum S)), whose sum can
-        miss the budget either way; the paper's "correction" is undefined and not done, and without
-        any score the shares are 0/0, taken as 0.
-
-    Raises
-    ------
-    InputError
-        The minima exceed the budget: admit first (printed: nothing is checked).
-    """
-    if not as_printed:
-        from optsched_solvers.quota import proportional
-
-        return proportional(scores, budget, minimum, maximum)
-    s, total = finite("scores", scores, least=0), whole_number("budget", budget, 0, 2**30)
-    shares = total * s / s.sum() if len(s) and s.sum() > 0 else np.zeros(len(s))
-    return np.clip(np.rint(shares), minimum, maximum).astype(np.int64)
-
-
-def placements(quota: Any, free: Any, *, as_printed: bool = False) -> IntArray | None:
-    """GPUs of every job on every node (32), or None if they do not fit.
-
-    Parameters
-    ----------
-    quota
-        GPUs of every job, shape (jobs,).
-    free
-        Free GPUs of every node, shape (nodes,).
-
-    Returns
-    -------
-    IntArray, shape (jobs, nodes), or None
-        Jobs in turn, each on as few nodes as it can: the node with least room that holds it, else
-        the emptiest node wholly, and on. Printed: one GPU a node and job at most (binary), which no
-        job wider than the cluster has nodes can obey.
-    """
-    from optsched_solvers.quota.inputs import integers
-
-    sizes, room = integers("quota", quota), integers("free", free).copy()
-    for name, values in (("quota", sizes), ("free", room)):
-        for j in np.flatnonzero(values < 0)[:1]:
-            raise InputError(f"{name}: expected numbers >= 0, got {values[j]} at {j}")
-    y = np.zeros((len(sizes), len(room)), np.int64)
-    for j, size in enumerate(sizes.tolist()):
-        while size > 0:
-            fits = np.flatnonzero(room >= size)
-            if as_printed or not len(fits):
-                n = int(np.argmax(np.where(y[j] > 0, -1, room) if as_printed else room))
-                if room[n] == 0 or (as_printed and y[j, n] > 0):
-                    return None
-                some = 1 if as_printed else int(room[n])
-            else:
-                n, some = int(fits[np.argmin(room[fits])]), size
-            y[j, n] += some
-            room[n] -= some
-            size -= some
-    return y
-
-
 def _ranks(values: FloatArray) -> FloatArray:
     """Mean ranks in [0, 1]; 0 for a single job."""
     if len(values) < 2:
@@ -412,3 +305,57 @@ def _ranks(values: FloatArray) -> FloatArray:
     _, place, count = np.unique(values, return_inverse=True, return_counts=True)
     first = np.cumsum(count) - count
     return np.asarray((first + (count - 1) / 2)[place] / (len(values) - 1))
+
+
+def finite(name: str, given: Any, *, least: int = 1) -> FloatArray:
+    """A vector of at least so many finite numbers."""
+    try:
+        array = np.asarray(given)
+        plain = array.astype(np.float64) if array.dtype.kind in "iuf" or not array.size else None
+    except (TypeError, ValueError, OverflowError):
+        plain = None
+    if plain is None or plain.ndim != 1 or len(plain) < least or not np.isfinite(plain).all():
+        raise InputError(f"{name}: expected a vector of finite numbers, got {given!r:.60}")
+    return plain
+
+
+def unit_values(name: str, given: Any) -> FloatArray:
+    """A vector of numbers in [0, 1]."""
+    values = finite(name, given)
+    for r in np.flatnonzero((values < 0) | (values > 1 + 1e-9))[:1]:
+        raise InputError(f"{name}: worker {r} has {values[r]}, expected a number in [0, 1]")
+    return np.minimum(values, 1.0)
+
+
+def unit_sum(name: str, given: Any) -> FloatArray:
+    """A vector of numbers >= 0 that add up to 1."""
+    values = finite(name, given)
+    for r in np.flatnonzero(values < 0)[:1]:
+        raise InputError(f"{name}: worker {r} has {values[r]}, expected a number >= 0")
+    if abs(float(values.sum()) - 1.0) > 1e-9:
+        raise InputError(f"{name}: expected numbers that add up to 1, got {float(values.sum()):g}")
+    return values
+
+
+def weight_bounds(bounds: Any) -> tuple[float, float]:
+    """Bounds of weights with mean 1."""
+    pair = finite("weight bounds", bounds)
+    if len(pair) != 2 or not 0 < pair[0] <= 1 <= pair[1]:
+        raise InputError(f"weight bounds: expected 0 < least <= 1 <= most, got {bounds!r:.60}")
+    return float(pair[0]), float(pair[1])
+
+
+def batch_bounds(bounds: Any) -> tuple[int, int]:
+    """Bounds of a worker's batch."""
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise InputError(f"batch bounds: expected (least, most), got {bounds!r:.60}")
+    least = whole_number("batch bounds", bounds[0], 1, 2**30)
+    return least, whole_number("batch bounds", bounds[1], least, 2**30)
+
+
+def rate_bounds(bounds: Any) -> tuple[float, float]:
+    """Bounds of the learning rate."""
+    pair = finite("rate bounds", bounds)
+    if len(pair) != 2 or not 0 < pair[0] <= pair[1]:
+        raise InputError(f"rate bounds: expected 0 < least <= most, got {bounds!r:.60}")
+    return float(pair[0]), float(pair[1])

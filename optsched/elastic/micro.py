@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.elastic import equations as eq
-from optsched.elastic import values
 from optsched.errors import InputError
 from optsched.limits import whole_number
 
@@ -81,9 +80,9 @@ class MicroController:
         rate_bounds: tuple[float, float] = eq.RATES, as_printed: bool = False,
     ) -> None:  # fmt: skip
         self.budget = whole_number("budget", budget, 1, 2**30)
-        self.batch_bounds = values.batch_bounds(batch_bounds)
+        self.batch_bounds = eq.batch_bounds(batch_bounds)
         self.samples = None if samples is None else whole_number("samples", samples, 1, 2**30)
-        self.weight_bounds = values.weight_bounds(weight_bounds)
+        self.weight_bounds = eq.weight_bounds(weight_bounds)
         self.as_printed = bool(as_printed)
         one = np.ones(1)
         eq.combined(one, one, alpha)
@@ -117,10 +116,10 @@ class MicroController:
             Values outside [0, 1], of the wrong number, or a budget that so many workers cannot
             share.
         """
-        h = values.unit_values("H", H)
+        h = eq.unit_values("H", H)
         if Q is None and self.alpha < 1:
             raise InputError("Q: margin uncertainties are needed because alpha < 1")
-        q = h if Q is None else values.unit_values("Q", Q)
+        q = h if Q is None else eq.unit_values("Q", Q)
         size = len(h) if workers is None else whole_number("workers", workers, 1, 2**20)
         known = self._weights is not None and len(self._weights) == len(h)
         used = self._weights if known and self._weights is not None else _equal(len(h))

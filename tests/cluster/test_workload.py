@@ -276,6 +276,18 @@ def test_estimate_errors() -> None:
     assert (one.work == w.work).all()
 
 
+def test_micro_factors() -> None:
+    """They multiply the nominal work, on top of each other, and are reported."""
+    w = Workload.of([plain(work=10**9, passes=4), plain(name="b", work=10**9, micro_factor=0.5)])
+    half = w.with_micro_factor(0.8)
+    assert half.work.tolist() == [8 * 10**8, 4 * 10**8]
+    assert half.micro_factor.tolist() == [0.8, 0.4] and half.nominal.tolist() == [10**9] * 2
+    assert half.believed.tolist() == half.work.tolist() and half.pass_work[0] == 2 * 10**8
+    assert w.with_micro_factor(1.0) == w
+    with pytest.raises(InputError, match="micro_factor"):
+        w.with_micro_factor(0.0)
+
+
 def test_groups_are_given_or_found() -> None:
     """Those given first, then in the order of the jobs."""
     w = Workload.of([plain(group="b"), plain(name="c", group="z")], groups=[Group("z", 3.0)])

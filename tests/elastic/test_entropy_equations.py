@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from optsched import InputError, elastic
 from optsched.elastic import equations as eq
+from optsched_solvers.quota import proportional
 
 UNIT = st.floats(0.0, 1.0, allow_subnormal=False)
 ENTROPIES = st.lists(UNIT, min_size=1, max_size=8)
@@ -71,15 +72,6 @@ def test_weights_keep_bounds_and_sum(H: list[float], beta: float, passes: int) -
 def test_uniform_entropy_gives_uniform_weights(workers: int, h: float) -> None:
     """Equal entropies, also all 0, leave everybody with an equal part."""
     assert resolved([h] * workers) == pytest.approx(np.full(workers, 1 / workers))
-
-
-def test_printed_samples_shrink_with_the_quota() -> None:
-    """(12) P: half the GPUs see half the data in a pass, and a run of 50 trains half as much."""
-    assert eq.samples_per_pass(2, 15_000, 60_000, as_printed=True) == 30_000
-    assert eq.samples_per_pass(1, 15_000, 60_000, as_printed=True) == 15_000
-    assert (
-        eq.samples_per_pass(1, 15_000, 60_000) == eq.samples_per_pass(4, 15_000, 60_000) == 60_000
-    )
 
 
 def test_printed_counts_leave_a_negative_rest() -> None:
@@ -187,37 +179,19 @@ def test_level_of_the_score_outweighs_the_fall() -> None:
 
 def test_printed_quotas_miss_the_budget() -> None:
     """(31) P: rounding and clipping give too many GPUs, too few, or 0/0; ours exactly all."""
-    assert eq.quotas([1] * 10, 4, 1, 8, as_printed=True).sum() == 10  # J g_min > G
+
+    def printed(scores: list[int], budget: int, least: int, most: int) -> int:
+        s = np.array(scores, np.float64)
+        shares = budget * s / s.sum() if s.sum() else np.zeros(len(s))
+        return int(np.clip(np.rint(shares), least, most).sum())
+
+    assert printed([1] * 10, 4, 1, 8) == 10  # J g_min > G
     with pytest.raises(InputError, match="10 GPUs of a budget of 4"):
-        eq.quotas([1] * 10, 4, 1, 8)
-    assert eq.quotas([9, 1, 1], 12, 1, 4, as_printed=True).sum() == 6
-    assert eq.quotas([9, 1, 1], 12, 1, 4).tolist() == [4, 4, 4]
-    assert eq.quotas([1, 1, 1], 8, 0, 8, as_printed=True).sum() == 9
-    assert eq.quotas([0, 0, 0], 8, 0, 8, as_printed=True).sum() == 0
-    assert eq.quotas([0, 0, 0], 8, 0, 8).tolist() == [3, 3, 2]
-
-
-def test_printed_placement_needs_a_node_a_gpu() -> None:
-    """(32) P: with one GPU a node and job, four GPUs do not fit on two nodes of eight."""
-    assert eq.placements([4], [8, 8], as_printed=True) is None
-    assert np.asarray(eq.placements([4], [8, 8])).tolist() == [[4, 0]]
-    assert np.asarray(eq.placements([2], [8, 8], as_printed=True)).tolist() == [[1, 1]]
-    assert np.asarray(eq.placements([10, 3], [8, 4, 4])).tolist() == [[8, 2, 0], [0, 0, 3]]
-    assert eq.placements([10, 7], [8, 4, 4]) is None
-
-
-@given(
-    st.lists(st.integers(0, 12), max_size=5), st.lists(st.integers(0, 8), min_size=1, max_size=5)
-)
-def test_placements_fit(quota: list[int], free: list[int]) -> None:
-    """(32): every job has its GPUs and no node more than it has, whenever the sum fits."""
-    y = eq.placements(quota, free)
-    if sum(quota) > sum(free):
-        assert y is None
-        return
-    assert y is not None
-    assert y.sum(1).tolist() == quota
-    assert (y.sum(0) <= free).all()
+        proportional([1] * 10, 4, 1, 8)
+    assert printed([9, 1, 1], 12, 1, 4) == 6
+    assert proportional([9, 1, 1], 12, 1, 4).tolist() == [4, 4, 4]
+    assert (printed([1, 1, 1], 8, 0, 8), printed([0, 0, 0], 8, 0, 8)) == (9, 0)
+    assert proportional([0, 0, 0], 8, 0, 8).tolist() == [3, 3, 2]
 
 
 @given(
