@@ -34,22 +34,10 @@ RATES: Final = (1e-5, 1e-2)
 
 
 def relative_uncertainty(values: Any, *, as_printed: bool = False) -> FloatArray:
-    """Uncertainty of every worker relative to the others (18); for H and for Q.
+    """Uncertainty of every worker relative to the others (18): H or Q over its mean.
 
-    Parameters
-    ----------
-    values
-        H or Q, shape (workers,), in [0, 1].
-
-    Returns
-    -------
-    FloatArray, shape (workers,)
-        Of mean 1, all 1 if all values are 0. Printed: of sum 1.
-
-    Notes
-    -----
-    Printed, the values are near 1/R, and the bounds [0.5, 1.5] of (20) turn almost all of them into
-    0.5: the signal is lost.
+    Shape (workers,), values in [0, 1]; all 1 if all are 0. Printed: over the sum, so that values
+    are near 1/R, and the bounds [0.5, 1.5] of (20) turn almost all of them into 0.5.
     """
     h = unit_values("H", values)
     total = float(h.sum())
@@ -84,11 +72,6 @@ def smoothed_weights(
     bounds
         Least and most weight as a multiple of the mean, 0 < least <= 1 <= most.
 
-    Returns
-    -------
-    FloatArray, shape (workers,)
-        R times a weight lies within the bounds.
-
     Notes
     -----
     Printed: beta * w + (1 - beta) * clip(u), divided by its sum. That mixes weights of size 1/R
@@ -98,14 +81,12 @@ def smoothed_weights(
     keep = real("beta", beta, 0.0, 1.0)
     if keep == 1.0:
         raise InputError("beta: expected a number in [0, 1), got 1 (weights would never change)")
-    low, high = weight_bounds(bounds)
-    last, now = finite("previous", previous), finite("u", u)
+    low, high = pair("weight bounds", bounds, 1.0)
+    last, now = unit_sum("previous", previous), finite("u", u)
     if len(last) != len(now):
         raise InputError(f"previous: expected {len(now)} weights, one a worker, got {len(last)}")
-    if last.min() < 0 or now.min() < 0:
-        raise InputError(f"weights: expected numbers >= 0, got {min(last.min(), now.min())}")
-    if abs(float(last.sum()) - 1.0) > 1e-9:
-        raise InputError(f"previous: expected weights that add up to 1, got {float(last.sum()):g}")
+    if now.min() < 0:
+        raise InputError(f"u: expected numbers >= 0, got {now.min()}")
     if as_printed:
         mixed = keep * last + (1.0 - keep) * np.clip(now, low, high)
         return np.asarray(mixed / mixed.sum())
@@ -117,29 +98,10 @@ def smoothed_weights(
 
 
 def sample_counts(weights: Any, samples: int, *, as_printed: bool = False) -> IntArray:
-    """Samples of every worker in a pass (23), (24).
+    """Samples of every worker in a pass (23), (24), in proportion to weights that add up to 1.
 
-    Parameters
-    ----------
-    weights
-        Of the workers, shape (workers,), adding up to 1.
-    samples
-        Of all together.
-
-    Returns
-    -------
-    IntArray, shape (workers,)
-        Adds up to `samples`: shares rounded down, the rest to the largest fractions, ties by rank.
-
-    Raises
-    ------
-    InputError
-        A weight is negative, or they do not add up to 1.
-
-    Notes
-    -----
-    Printed: shares are rounded and the leftovers handed out, but leftovers may be negative; the
-    rounded shares are returned.
+    They add up to `samples`: shares rounded down, the rest to the largest fractions, ties by rank.
+    Printed: rounded shares, whose leftovers may be negative. Shapes (workers,).
     """
     w, total = unit_sum("weights", weights), whole_number("samples", samples, 0, 2**30)
     if as_printed:
@@ -154,30 +116,14 @@ def batch_sizes(
 ) -> IntArray:
     """Batch size of every worker (25), adding up to the global batch of (7).
 
-    Parameters
-    ----------
-    weights
-        Of the workers, shape (workers,), adding up to 1.
-    budget
-        The global batch size B.
-    bounds
-        Least and most samples of a worker.
-
-    Returns
-    -------
-    IntArray, shape (workers,)
-        budget * w within the bounds, by largest remainders, ties by rank.
+    Budget times weight within the bounds, by largest remainders, ties by rank; weights add up to 1;
+    shapes (workers,). Printed: clip(round(8 + 56 w)), which ignores the budget: four equal workers
+    get 22 each, 88 in all, whatever B is.
 
     Raises
     ------
     InputError
-        So many workers cannot share the budget within the bounds, a weight is negative, or they do
-        not add up to 1.
-
-    Notes
-    -----
-    Printed: clip(round(8 + 56 w)), which ignores the budget: four equal workers get 22 each, 88 in
-    all, whatever B is.
+        So many workers cannot share the budget within the bounds, or the weights are none.
     """
     w = unit_sum("weights", weights)
     least, most = batch_bounds(bounds)
@@ -206,19 +152,10 @@ def step_time(batches: Any) -> float:
 
 
 def uncertainty(weights: Any, H: Any, as_printed: bool = False) -> float:
-    """Uncertainty of a job, in [0, 1] (26).
+    """Uncertainty of a job, in [0, 1] (26): sum w_r H_r, shapes (workers,).
 
-    Parameters
-    ----------
-    weights
-        Of the workers, shape (workers,), adding up to 1.
-    H
-        Mean normalised entropy of every worker, shape (workers,), in [0, 1].
-
-    Notes
-    -----
     Printed: sum w_r H_r / sum H. At equal entropies that is 1/R, for .1 and .9 alike, and jobs with
-    unequal numbers of workers cannot be compared. Here it is sum w_r H_r.
+    unequal numbers of workers cannot be compared.
     """
     w, h = finite("weights", weights), unit_values("H", H)
     if len(w) != len(h):
@@ -232,26 +169,13 @@ def learning_rate(
 ) -> float:  # fmt: skip
     """Learning rate of a job of uncertainty U that began with U_0 (27).
 
-    Parameters
-    ----------
-    rate
-        The rate at the beginning; printed: that of the pass before.
-    U, U_0
-        Uncertainty now and at the beginning, >= 0.
-    gamma
-        Exponent; a negative one makes the rate decay while training converges.
-    bounds
-        Least and largest rate.
-
-    Notes
-    -----
-    Here clip(rate * (U / U_0)**-gamma): the text asks to reduce the rate when U rises, so it grows
-    while training converges (3.2 times at U / U_0 = .1). Printed: rate * (U / U_0)**gamma of the
-    last rate in every epoch, which compounds and has the opposite sign. A U or U_0 of 0 leaves
-    the rate as it is.
+    Here clip(rate * (U / U_0)**-gamma) of the *first* rate: the text asks to reduce the rate when U
+    rises, so it grows while training converges (3.2 times at U / U_0 = .1); a negative gamma makes
+    it decay. Printed: rate * (U / U_0)**gamma of the *last* rate in every epoch, which compounds
+    and has the opposite sign. A U or U_0 of 0 leaves the rate as it is.
     """
     eta, now, start = (real(n, x) for n, x in (("rate", rate), ("U", U), ("U_0", U_0)))
-    least, most = rate_bounds(bounds)
+    least, most = pair("rate bounds", bounds)
     power = real("gamma", gamma, -math.inf)
     ratio = now / start if now > 0 and start > 0 else 1.0
     exponent = math.log(ratio) * (power if as_printed else -power)
@@ -261,8 +185,8 @@ def learning_rate(
 def improvement(previous: float | None, now: float) -> float:
     """Fall of U in one pass over the data, previous - now (28).
 
-    0 if there is no previous value: at the start, after a preemption, and across a change of the
-    quota, where the paper leaves it open.
+    0 without a previous value: at the start, after a preemption, and across a change of the quota,
+    where the paper leaves it open.
     """
     u = real("U", now)
     return 0.0 if previous is None else real("previous", previous) - u
@@ -271,21 +195,9 @@ def improvement(previous: float | None, now: float) -> float:
 def score(U: Any, delta_U: Any, lam: float = 0.5, rank_normalise: bool = False) -> FloatArray:
     """Score of every job, lam * U + (1 - lam) * max(0, delta U) (29); the largest goes first.
 
-    Parameters
-    ----------
-    U
-        Uncertainty of every job, shape (jobs,), >= 0; an assumed value for jobs that never ran.
-    delta_U
-        Fall of U in the last pass (28), shape (jobs,).
-    lam
-        In [0, 1]; the paper gives no value.
-    rank_normalise
-        Replace both parts by their ranks in [0, 1], equal values sharing the mean rank: U is about
-        .3 to 1 and delta U .01 to .1, so without it lam weighs unequal things.
-
-    Returns
-    -------
-    FloatArray, shape (jobs,)
+    Shapes (jobs,); the paper gives no lam. `rank_normalise` replaces both parts by their ranks in
+    [0, 1], equal values sharing the mean rank: U is about .3 to 1 and delta U .01 to .1, so without
+    it lam weighs unequal things.
     """
     part = real("lam", lam, 0.0, 1.0)
     level, gain = finite("U", U, least=0), np.maximum(finite("delta_U", delta_U, least=0), 0.0)
@@ -337,12 +249,13 @@ def unit_sum(name: str, given: Any) -> FloatArray:
     return values
 
 
-def weight_bounds(bounds: Any) -> tuple[float, float]:
-    """Bounds of weights with mean 1."""
-    pair = finite("weight bounds", bounds)
-    if len(pair) != 2 or not 0 < pair[0] <= 1 <= pair[1]:
-        raise InputError(f"weight bounds: expected 0 < least <= 1 <= most, got {bounds!r:.60}")
-    return float(pair[0]), float(pair[1])
+def pair(name: str, bounds: Any, middle: float | None = None) -> tuple[float, float]:
+    """Two numbers, 0 < least <= middle <= most."""
+    low, high = found if len(found := finite(name, bounds)) == 2 else (0.0, 0.0)
+    if not 0 < low <= (low if middle is None else middle) <= high:
+        between = "" if middle is None else f" {middle:g} <="
+        raise InputError(f"{name}: expected 0 < least <={between} most, got {bounds!r:.60}")
+    return float(low), float(high)
 
 
 def batch_bounds(bounds: Any) -> tuple[int, int]:
@@ -351,11 +264,3 @@ def batch_bounds(bounds: Any) -> tuple[int, int]:
         raise InputError(f"batch bounds: expected (least, most), got {bounds!r:.60}")
     least = whole_number("batch bounds", bounds[0], 1, 2**30)
     return least, whole_number("batch bounds", bounds[1], least, 2**30)
-
-
-def rate_bounds(bounds: Any) -> tuple[float, float]:
-    """Bounds of the learning rate."""
-    pair = finite("rate bounds", bounds)
-    if len(pair) != 2 or not 0 < pair[0] <= pair[1]:
-        raise InputError(f"rate bounds: expected 0 < least <= most, got {bounds!r:.60}")
-    return float(pair[0]), float(pair[1])

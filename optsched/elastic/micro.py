@@ -82,7 +82,7 @@ class MicroController:
         self.budget = whole_number("budget", budget, 1, 2**30)
         self.batch_bounds = eq.batch_bounds(batch_bounds)
         self.samples = None if samples is None else whole_number("samples", samples, 1, 2**30)
-        self.weight_bounds = eq.weight_bounds(weight_bounds)
+        self.weight_bounds = eq.pair("weight bounds", weight_bounds, 1.0)
         self.as_printed = bool(as_printed)
         one = np.ones(1)
         eq.combined(one, one, alpha)
