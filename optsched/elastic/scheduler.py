@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView, Decision, Policy
     from optsched.cluster.workload import Workload
     from optsched.elastic.live import LiveJob, PassTimes
-    from optsched.elastic.workers import Event, Pool
+    from optsched.elastic.workers import Event, Processes
 
 MOST_CRASHES: Final = 10
 """A job whose workers die so often in a row, without a pass between, has failed."""
@@ -42,38 +42,17 @@ class Stay(NamedTuple):
 class Scheduler:
     """Asks the policy at arrivals, ends of passes and crashes, and tells the workers.
 
-    Parameters
-    ----------
-    jobs
-        By submit time.
-    pool
-        The workers.
-    slots
-        How many.
-    policy
-        Any of `optsched.cluster`.
-    folder
-        Of the checkpoints, one folder a job below it.
-    times
-        Of passes, as far as they are known.
-    stays
-        Of an earlier part of the same run.
-    on_event
-        Called after every change.
+    Jobs are by submit time, each with a folder for checkpoints below `folder`; `times` are the pass
+    times and `stays` the stays known before; `on_event` is called after every change.
     """
 
     def __init__(
-        self, jobs: Sequence[LiveJob], pool: Pool, slots: int, policy: Policy, folder: str,
+        self, jobs: Sequence[LiveJob], pool: Processes, slots: int, policy: Policy, folder: str,
         times: PassTimes, stays: Sequence[Stay] = (),
         on_event: Callable[[Scheduler], object] | None = None,
     ) -> None:  # fmt: skip
-        self.jobs, self.pool, self.slots, self.policy, self.folder = (
-            jobs,
-            pool,
-            slots,
-            policy,
-            folder,
-        )
+        self.jobs, self.pool, self.slots = jobs, pool, slots
+        self.policy, self.folder = policy, folder
         self.times, self.stays, self.on_event = times, list(stays), on_event
         self.signal = signal_of(policy)
         self.asked = 0

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from optsched.errors import OptschedError
 
@@ -62,40 +62,10 @@ class Event(NamedTuple):
     told: Any = None
 
 
-class Pool(Protocol):
-    """Workers as the scheduler sees them; tests have one in simulated time."""
-
-    def now(self) -> int:
-        """Milliseconds since the start."""
-        ...
-
-    def join(self, slots: Sequence[int], job: bytes, folder: str, done: int) -> None:
-        """Make these slots the ranks of a job; every one answers ``joined`` or ``failed``."""
-        ...
-
-    def order(self, slots: Sequence[int], order: Order) -> None:
-        """Train a pass; every slot answers ``passed`` or ``failed``."""
-        ...
-
-    def leave(self, slots: Iterable[int]) -> None:
-        """Free these slots, between passes."""
-        ...
-
-    def kill(self, slots: Iterable[int]) -> None:
-        """Free these slots at once, whatever they do; they are new ones then."""
-        ...
-
-    def dead(self, slots: Iterable[int]) -> bool:
-        """Whether one of these is dead, or dies within moments: then its peers fail by that."""
-        ...
-
-    def wait(self, until: int | None) -> list[Event]:
-        """What has happened, at the latest at this time; nothing if it came first."""
-        ...
-
-
 class Processes:
-    """A `Pool` of processes on this machine.
+    """A pool of worker processes on this machine; the scheduler's view of them.
+
+    All a worker is told it answers, see `Event`.
 
     Parameters
     ----------
@@ -160,7 +130,7 @@ class Processes:
         return self._origin + int((time.monotonic() - self._begun) * 1e3)
 
     def join(self, slots: Sequence[int], job: bytes, folder: str, done: int) -> None:
-        """Make these slots the ranks of a job."""
+        """Make these slots the ranks of a job; every one answers ``joined``."""
         self._count += 1
         store = str(self._stores / str(self._count))
         for rank, slot in enumerate(slots):
@@ -168,7 +138,7 @@ class Processes:
             self._send(slot, ("join", job, Join(rank, *given)))
 
     def order(self, slots: Sequence[int], order: Order) -> None:
-        """Train a pass."""
+        """Train a pass; every slot answers ``passed``."""
         for slot in slots:
             self._send(slot, ("order", order))
 
@@ -178,7 +148,7 @@ class Processes:
             self._send(slot, ("leave",))
 
     def kill(self, slots: Iterable[int]) -> None:
-        """Free these slots at once."""
+        """Free these slots at once, whatever they do: they are new processes then."""
         for slot in slots:
             self._workers[slot].kill()
             self._workers[slot].join()
@@ -186,11 +156,11 @@ class Processes:
             self._start(slot)
 
     def dead(self, slots: Iterable[int]) -> bool:
-        """Whether one of these is dead, or dies within moments."""
+        """Whether one of these is dead, or dies within moments: then its peers fail by that."""
         return bool(wait([self._workers[slot].sentinel for slot in slots], _MOMENT))
 
     def wait(self, until: int | None) -> list[Event]:
-        """What has happened, at the latest at this time."""
+        """What has happened, at the latest at this time; nothing if it came first."""
         left = None if until is None else max(0.0, (until - self.now()) / 1e3)
         return [event for event in self._heard(left) if event.kind != "ready"]
 

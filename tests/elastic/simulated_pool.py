@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.elastic.live import LiveJob, PassTimes
 from optsched.elastic.scheduler import Scheduler
-from optsched.elastic.workers import Event, Order
+from optsched.elastic.workers import Event, Order, Processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from optsched.elastic import TrainingJob
 
 
-class SimulatedPool:
+class SimulatedPool(Processes):
     """Workers that take as long as they are told; a job's payload is its name.
 
     Parameters
