@@ -44,33 +44,25 @@ class LiveJob:
     submit: int = 0
     phase: str = UNBORN
     slots: tuple[int, ...] = ()
-    answers: set[int] = field(default_factory=set)
-    """Slots that have not answered yet."""
-    told: Any = None
-    """What rank 0 has answered."""
+    answers: set[int] = field(default_factory=set)  # slots that have not answered yet
+    told: Any = None  # what rank 0 has answered
     log: list[dict[str, Any]] = field(default_factory=list)
     """Record of every pass, see `training.Member.train`."""
     controller: MicroController | None = None
-    samples: int = 0
-    rate: float = 0.0
-    """Size of the training data and initial learning rate, once a worker has said them."""
+    samples: int = 0  # of the training data, once a worker has said it
+    rate: float = 0.0  # initial learning rate, likewise
     at_end: bool = False
     """Whether it ended a pass at this very instant."""
-    began: int = 0
-    """Of the open pass."""
-    stay: int = 0
-    """Start of the open stay."""
-    joined: int = 0
-    """When its workers were ready."""
-    stay_passes: int = 0
-    """Passes before the open stay."""
+    began: int = 0  # of the open pass
+    stay: int = 0  # start of the open stay
+    joined: int = 0  # when its workers were ready
+    stay_passes: int = 0  # passes before the open stay
     attained: int = 0
     starts: int = 0
     first_start: int = -1
     entered: int = 0
     preemptions: int = 0
-    crashes: int = 0
-    """In a row."""
+    crashes: int = 0  # in a row
     finished: int = -1
     reason: str = ""
     """Why it failed."""
