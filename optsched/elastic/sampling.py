@@ -274,9 +274,10 @@ class VariableBatchLoader:
     def __iter__(self) -> Iterator[tuple[Any, float]]:
         plan, sampler = self.plan, self.sampler
         sizes = _size(plan.counts, sampler.rank, np.arange(plan.steps), plan.steps)
+        scales = plan.ranks / _share(sum(plan.counts), np.arange(plan.steps), plan.steps)
         parts = np.split(sampler.order(), np.cumsum(sizes)[:-1])
-        for step, (part, batch) in enumerate(zip(parts, self._fetched(parts), strict=True)):
-            yield batch if len(part) else _emptied(batch), plan.sum_scale(step)
+        for part, batch, scale in zip(parts, self._fetched(parts), scales.tolist(), strict=True):
+            yield batch if len(part) else _emptied(batch), scale
 
     def _fetched(self, parts: list[IntArray]) -> Iterator[Any]:
         if self._tensors is not None:

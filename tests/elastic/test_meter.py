@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,7 @@ from hypothesis import strategies as st
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from optsched import InputError  # noqa: E402
+from optsched import InputError, MissingExtra  # noqa: E402
 from optsched.elastic import EntropyMeter  # noqa: E402
 
 
@@ -142,3 +145,14 @@ def measured(logits: Any) -> None:
     meter = EntropyMeter(3)
     meter.update(logits)
     meter.compute()
+
+
+def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What needs torch says which extra to install; the controller does not need it."""
+    for name in ("meter", "sampling"):
+        monkeypatch.delitem(sys.modules, f"optsched.elastic.{name}", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for name in ("meter", "sampling"):
+        with pytest.raises(MissingExtra, match=re.escape("optsched[torch]")):
+            importlib.import_module(f"optsched.elastic.{name}")
+    importlib.import_module("optsched.elastic").MicroController()
