@@ -38,7 +38,9 @@ _HOME: Final = {
 }
 _MODULE: Final = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["equations", *sorted(_MODULE)]
+_TORCH: Final = ("meter", "sampling", "training")
+
+__all__ = ["equations", *(name for name, home in _MODULE.items() if home not in _TORCH)]
 
 
 def __getattr__(name: str) -> Any:
@@ -53,4 +55,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted(["equations", *_MODULE])

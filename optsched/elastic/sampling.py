@@ -188,30 +188,22 @@ class UnevenDistributedSampler(Sampler[int]):
         self.epoch, self.counts = new, taken
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes from pass to pass; equal on all ranks, so one may save it."""
-        return {
-            "epoch": self.epoch, "seed": self.seed, "samples": self.samples, "steps": self.steps,
-            "counts": list(self.counts), "pointers": list(self.pointers),
-        }  # fmt: skip
+        """What changes from pass to pass; equal on all ranks, so one may save it."""
+        return {"epoch": self.epoch, "counts": [*self.counts], "pointers": [*self.pointers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Be where the saved sampler was; InputError if seed, data or number of ranks differ."""
-        own = self.state_dict()
-        if not isinstance(state, dict) or not own.keys() <= state.keys():
+        """Be where the saved sampler was; `InputError` if the state is none, or of other ranks."""
+        if not isinstance(state, dict) or not self.state_dict().keys() <= state.keys():
             raise InputError(f"state: expected what state_dict() returns, got {state!r:.60}")
-        for name in ("seed", "samples"):
-            if state[name] != own[name]:
-                raise InputError(f"state: its {name} is {state[name]!r:.60}, here {own[name]}")
         epoch = whole_number("state: epoch", state["epoch"], 0, _WORD)
-        steps = whole_number("state: steps", state["steps"], 1, _MOST)
         counts = self._fitting(state["counts"])
         pointers = _integers("state: pointers", state["pointers"], 0)
         if not len(counts) == len(pointers) == len(self.counts):
-            here, new = len(self.counts), epoch + 1
             raise InputError(
-                f"state: of {len(counts)} ranks, not {here}: begin at epoch={new} anew"
+                f"state: of {len(counts)} ranks, not {len(self.counts)}: begin at "
+                f"epoch={epoch + 1} with a new sampler instead, shards start anew"
             )
-        self.epoch, self.steps, self.counts, self.pointers = epoch, steps, counts, pointers
+        self.epoch, self.counts, self.pointers = epoch, counts, pointers
 
     def _shard(self, rank: int) -> int:
         return len(range(rank, self.samples, len(self.counts)))
@@ -300,11 +292,14 @@ class VariableBatchLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Be where the saved loader was; see `UnevenDistributedSampler.load_state_dict`."""
-        if not isinstance(state, dict) or not {"counts", "batches"} <= state.keys():
-            raise InputError(f"state: expected what state_dict() returns, got {state!r:.60}")
-        plan = StepPlan(state["counts"], state["batches"])
-        self.sampler.load_state_dict({**state, "steps": plan.steps})
-        self.plan = plan
+        before = self.sampler.state_dict()
+        self.sampler.load_state_dict(state)
+        try:
+            self.plan = StepPlan(self.sampler.counts, state.get("batches", ()))
+        except InputError:
+            self.sampler.load_state_dict(before)
+            raise
+        self.sampler.steps = self.plan.steps
 
 
 def _share(count: Any, step: Any, steps: int) -> Any:
