@@ -242,7 +242,7 @@ def run(
             place = Path(folder)
         saved = _prepared(place, known, resume)
         modules = {module for job in known for module in modules_of(job.spec)}
-        pool = stack.enter_context(Processes(places, modules, saved.clock))
+        pool = Processes(places, modules, saved.clock)
 
         def tell(scheduler: Scheduler) -> None:
             if folder is not None:
@@ -252,7 +252,9 @@ def run(
 
         given = (PassTimes(), saved.stays, tell)
         scheduler = Scheduler(known, pool, slots, chosen, str(place), *given)
-        tell(scheduler)
+        scheduler.now = saved.clock
+        tell(scheduler)  # before workers are started, which takes seconds
+        stack.enter_context(pool)
         scheduler.rehearse()
         pool.begin()
         complete = scheduler.run()
