@@ -48,7 +48,7 @@ def elastic(
     from importlib import resources
 
     from optsched.cli import say
-    from optsched.cli.elastic_table import LiveTable
+    from optsched.cli.elastic_table import LiveTable, count
     from optsched.cli.simulate_input import policies
     from optsched.cli.simulate_output import Outputs
     from optsched.document_values import file_label
@@ -75,7 +75,7 @@ def elastic(
     outputs = Outputs(out, metrics, None, plot, (name,), {"jobs": file_label(str(jobs))})
     outputs.check(jobs)
     specs = read_jobs(jobs)
-    with LiveTable(f"{name}, {slots} worker{'s' * (slots > 1)}", quiet=quiet) as table:
+    with LiveTable(f"{name}, {count(slots, 'worker')}", quiet=quiet) as table:
         found = run(
             specs, slots, rule, devices=places, folder=folder, resume=resume, on_progress=table
         )
@@ -83,9 +83,12 @@ def elastic(
     table.summary(found)
     if compare:
         table.comparison(found)
-    for path in (out, metrics, plot):
-        if path is not None and (path != plot or found.metrics.ended.any()):
+    drawn = plot if found.metrics.ended.any() else None
+    for path in (out, metrics, drawn):
+        if path is not None:
             table.print(f"wrote {path}")
+    if drawn != plot:
+        table.print(f"{plot} is not written: no job has ended")
     for job, reason in found.failed.items():
         say(f"failed: job {job!r:.60}: {reason}")
     if not found.complete:

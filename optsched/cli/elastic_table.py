@@ -30,10 +30,7 @@ class LiveTable:
         self.title, self.quiet = title, quiet
         self.status: Status | None = None
         self._heard, self._ticking, self._due = 0.0, False, 0.0
-        console = Console(highlight=False, markup=False, emoji=False)
-        self._live = None
-        if console.is_terminal and not quiet:
-            self._live = Live(console=console, get_renderable=self.table, refresh_per_second=1)
+        self._live: Live | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -47,12 +44,14 @@ class LiveTable:
         """Show the state; from the second one on the clock runs."""
         old, self.status = self.status, status
         self._heard, self._ticking = monotonic(), old is not None
+        if old is None and not self.quiet and sys.stdout.isatty():
+            console = Console(highlight=False, markup=False, emoji=False)
+            self._live = Live(console=console, get_renderable=self.table, refresh_per_second=1)
+            self._live.start()
         if self._live is not None:
-            if not self._live.is_started:
-                self._live.start()
             self._live.refresh()
         elif old is None:
-            self.print(f"{self.title}, {len(status.jobs)} jobs; starting the workers")
+            self.print(f"{self.title}, {count(len(status.jobs), 'job')}; starting the workers")
         else:
             for before, job in zip(old.jobs, status.jobs, strict=True):
                 self._line(status.time, before, job)
@@ -66,7 +65,7 @@ class LiveTable:
         self._due = monotonic() + _BETWEEN
         words = [f"{time:7.1f} s  {plain(job.name, 40):16} {job.phase:8}"]
         if job.slots:
-            words.append(f"{len(job.slots)} worker{'s' * (len(job.slots) > 1)}")
+            words.append(count(len(job.slots), "worker"))
         if job.passes:
             words.append(f"pass {_passes(job)}, U {_three(job.uncertainty)}, metric {_metric(job)}")
         if job.phase in ("ended", "failed"):
@@ -104,7 +103,7 @@ class LiveTable:
             self._print_table(self.table())
         m = run.metrics
         ended = int(m.ended.sum())
-        line = f"{ended} of {m.jobs} jobs ended"
+        line = f"{ended} of {count(m.jobs, 'job')} ended"
         if ended:
             line += (
                 f": mean JCT {m.jct_mean / 1e3:.1f} s, mean queueing {m.queueing_mean / 1e3:.1f} s,"
@@ -146,6 +145,11 @@ class LiveTable:
                 print(text, flush=True)
             except OSError:
                 self.quiet = True
+
+
+def count(number: int, thing: str) -> str:
+    """Such as ``1 job``, ``2 jobs``."""
+    return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def _passes(job: JobStatus) -> str:
