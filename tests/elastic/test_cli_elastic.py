@@ -155,7 +155,7 @@ def test_interrupted(cli: Cli) -> None:
     words = ("elastic", "jobs.toml", "--slots", "1", "--folder", "kept")
     process = start(*words, "-o", "h.schedule.json", "--metrics", "m.json", "--plot", "p.html")
     assert process.stdout is not None
-    next(line for line in process.stdout if "pass 2/" in line)
+    next(line for line in process.stdout if re.search(r"pass [1-9]", line))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
@@ -165,7 +165,7 @@ def test_interrupted(cli: Cli) -> None:
     assert metrics_json.read("m.json").runs["time_to_target"].metrics["unfinished"] == 1
     assert not Path("p.html").exists()
     done = json.loads(Path("kept/run.json").read_text())
-    assert done["finished"] == [-1] and done["stays"][0][5] >= 2
+    assert done["finished"] == [-1] and done["stays"][0][5] >= 1
 
 
 def test_nobody_reads_on(cli: Cli) -> None:
