@@ -16,6 +16,7 @@ PAGES = [
     "docs/solvers.md", "docs/branch-and-bound.md", "docs/subset.md", "docs/quota.md",
     "docs/simulator.md", "docs/pytorch-csv.md", "docs/pipelines.md", "docs/single-job.md",
     "docs/rolling.md", "docs/arraypipe-study.md", "docs/serving.md",
+    "docs/elastic.md",
 ]  # fmt: skip
 
 
@@ -25,7 +26,14 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-COMMANDS = ("subset", "quota", "simulator", "pipelines", "serving")
+def write_files(page: str) -> None:
+    """Blocks that begin with the name of a file, such as ``# model.py``, are that file."""
+    for block in blocks(page, "python") + blocks(page, "toml"):
+        if name := re.match(r"# (\w+\.(py|toml))\n", block):
+            Path(name[1]).write_text(block)
+
+
+COMMANDS = ("subset", "quota", "simulator", "pipelines", "serving", "elastic")
 """Pages whose commands take long."""
 
 
@@ -36,7 +44,8 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     if page == "README.md":  # a profile; the machine may be busy, and its times do not matter
         monkeypatch.setattr("optsched.arraypipe.profile.PATIENCE", 0.0)
-    namespace: dict[str, object] = {}
+    write_files(page)
+    namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(page, "python"):
         exec(compile(block.replace("time_limit=5", "time_limit=3"), page, "exec"), namespace)
 
@@ -55,6 +64,7 @@ def test_optsched_commands_run(
     """Every `$ optsched ...` line exits with 0; with less time to solve than is shown."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("optsched.bench.run.warm_up", lambda: None)
+    write_files(page)
     run = Cli(tmp_path, monkeypatch, capsys)
     lines = [line for block in blocks(page, "console") for line in block.splitlines()]
     commands = [line[2:] for line in lines if line.startswith("$ optsched ")]

@@ -14,6 +14,7 @@ from optsched.cli.bound import bound
 from optsched.cli.convert import convert
 from optsched.cli.decide import decide
 from optsched.cli.dispatch import dispatch
+from optsched.cli.elastic import elastic
 from optsched.cli.manifest import manifest
 from optsched.cli.options import HELP, criterion, parse_options, with_objective
 from optsched.cli.pipeline import pipeline
@@ -271,7 +272,7 @@ def version() -> None:
     print(__version__)
 
 
-OTHERS = (bench, bound, convert, decide, dispatch, manifest, pipeline, simulate, warmup)
+OTHERS = (bench, bound, convert, decide, dispatch, elastic, manifest, pipeline, simulate, warmup)
 for command in (*OTHERS, *SERVE, *LEARN, *RUN):
     app.command()(command)
 

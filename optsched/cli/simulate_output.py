@@ -6,9 +6,10 @@ import csv
 import io
 import json
 import sys
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from optsched.errors import InputError, InternalError
+from optsched.errors import InputError, InternalError, MissingExtra
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,12 +33,11 @@ class Outputs(NamedTuple):
         from optsched.files import check_not_input, check_writable
 
         if self.plot is not None:
-            from optsched.plots.picture import picture_style
             from optsched.plots.simulation import check_suffix
 
             check_suffix(self.plot)
-            with picture_style():
-                pass
+            if find_spec("matplotlib") is None:  # importing it takes a second in which nothing runs
+                raise MissingExtra("plots", "plot")
         paths = [self.metrics, self.csv, self.plot, *self._histories().values()]
         there = [path for path in paths if path is not None]
         for path in there:

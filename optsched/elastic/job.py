@@ -8,7 +8,7 @@ import importlib.util
 import pickle
 import sys
 import tomllib
-from collections.abc import Callable, Mapping  # noqa: TC003 (fields)
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 EXPOSURES = ("partition", "resample")
+_MICRO = {
+    "alpha", "as_printed", "batch_bounds", "beta", "exposure", "gamma", "rate_bounds",
+    "weight_bounds",
+}  # fmt: skip
 _HOME = "optsched.elastic.workloads"
 
 
@@ -149,6 +153,10 @@ class TrainingJob:
             if not optional and not callable(getattr(self, key)):
                 raise InputError(f"{at}{key}: expected a function, got {told(getattr(self, key))}")
         self.__dict__.update(own)
+        if self.micro is not None and not isinstance(self.micro, Mapping):
+            raise InputError(f"{at}micro: expected a table of options, got {told(self.micro)}")
+        for key in set(self.micro or ()) - _MICRO:
+            raise InputError(f"{at}micro: no {told(key)}; it has {', '.join(sorted(_MICRO))}")
         try:
             for size in self.sizes if self.micro is not None else ():
                 self.controller(size, 10**6, 1e-3).step([0.5] * size, [0.5] * size)

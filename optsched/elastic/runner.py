@@ -24,7 +24,7 @@ from optsched.elastic.job import TrainingJob, modules_of, pickled
 from optsched.elastic.live import ENDED, FAILED, LiveJob, PassTimes
 from optsched.elastic.scheduler import Scheduler, Stay, signal_of
 from optsched.elastic.workers import Processes
-from optsched.errors import InputError, MissingExtra
+from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.files import read_bytes, write_atomic
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def run(
             place = Path(folder)
         saved = _prepared(place, known, resume)
         modules = {module for job in known for module in modules_of(job.spec)}
-        pool = stack.enter_context(Processes(places, modules, saved.clock))
+        pool = Processes(places, modules, saved.clock)
 
         def tell(scheduler: Scheduler) -> None:
             if folder is not None:
@@ -252,7 +252,15 @@ def run(
 
         given = (PassTimes(), saved.stays, tell)
         scheduler = Scheduler(known, pool, slots, chosen, str(place), *given)
-        tell(scheduler)
+        scheduler.now = saved.clock
+        tell(scheduler)  # before workers are started, which takes seconds
+        try:
+            stack.enter_context(pool)
+        except (EOFError, ConnectionError):  # from the process that imports for all workers
+            raise OptschedError(
+                f"the workers do not start, see above: one of {', '.join(sorted(modules))} cannot "
+                "be imported"
+            ) from None
         scheduler.rehearse()
         pool.begin()
         complete = scheduler.run()
@@ -311,6 +319,7 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], resume: bool) -> _Saved:
     """The folders; with `resume` the jobs as they were when the run in it ended."""
     names = [job.spec.name for job in jobs]
     state = place / STATE
+    content = read_bytes(state) if resume else b""
     try:
         for name in names:
             (place / name).mkdir(parents=True, exist_ok=True)
@@ -323,7 +332,7 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], resume: bool) -> _Saved:
             )
         return _Saved(names)
     try:
-        saved = msgspec.json.decode(read_bytes(state), type=_Saved)
+        saved = msgspec.json.decode(content, type=_Saved)
     except msgspec.DecodeError as error:
         raise InputError(f"{state}: is no state of a run ({error})") from None
     if saved.names != names:

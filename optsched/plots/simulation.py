@@ -30,6 +30,8 @@ def simulation_report(
 ) -> None:
     """All completion times, what they are made of, and the use of the cluster, in one file.
 
+    Of a single `optsched.elastic.LiveRun`: its workers over time, and what was learned by pass.
+
     Parameters
     ----------
     runs
@@ -49,7 +51,9 @@ def simulation_report(
     """
     if not runs:
         raise InputError("runs: expected at least one")
-    name = plain(title or next(iter(runs.values())).workload.name or "simulation")
+    some = next(iter(runs.values()))
+    kind = "elastic training" if hasattr(some, "live") else "simulation"
+    name = plain(title or some.workload.name or kind)
     if str(path).lower().endswith(".html"):
         with picture_style():
             drawing = rendered(_draw(runs, ""), ".svg").decode()
@@ -94,6 +98,10 @@ def table(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
 def _draw(runs: Mapping[str, Run], name: str) -> Figure:
     from matplotlib.figure import Figure
 
+    if len(runs) == 1 and hasattr(run := next(iter(runs.values())), "live"):  # real training
+        from optsched.plots.elastic import draw_elastic
+
+        return draw_elastic(run, name)
     height = 8.4 + 0.3 * len(runs)
     figure = Figure(figsize=(9, height), facecolor="white", layout="constrained")
     heights = [4.0, 1.2 + 0.3 * len(runs), 2.8]

@@ -1,0 +1,164 @@
+"""What ``optsched elastic`` shows: a live table, or a line per change where nobody watches."""
+
+from __future__ import annotations
+
+import io
+import sys
+from time import monotonic
+from typing import TYPE_CHECKING, Final, Self
+
+import numpy as np
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from optsched.plots.look import plain
+
+if TYPE_CHECKING:
+    from optsched.elastic import JobStatus, LiveRun, Status
+
+_STYLE: Final = {"running": "green", "joining": "green", "pending": "yellow", "failed": "red",
+                 "unborn": "dim", "ended": ""}  # fmt: skip
+_BETWEEN: Final = 0.5  # seconds between lines about nothing but passes
+_ACTIVE: Final = ("joining", "running")
+
+
+class LiveTable:
+    """To be told the state of a run; on stdout, which may go away without harm to the run."""
+
+    def __init__(self, title: str, *, quiet: bool) -> None:
+        self.title, self.quiet = title, quiet
+        self.status: Status | None = None
+        self._heard, self._ticking, self._due = 0.0, False, 0.0
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ticking = False
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, status: Status) -> None:
+        """Show the state; from the second one on the clock runs."""
+        old, self.status = self.status, status
+        self._heard, self._ticking = monotonic(), old is not None
+        if old is None and not self.quiet and sys.stdout.isatty():
+            console = Console(highlight=False, markup=False, emoji=False)
+            self._live = Live(console=console, get_renderable=self.table, refresh_per_second=1)
+            self._live.start()
+        if self._live is not None:
+            self._live.refresh()
+        elif old is None:
+            self.print(f"{self.title}, {count(len(status.jobs), 'job')}; starting the workers")
+        else:
+            for before, job in zip(old.jobs, status.jobs, strict=True):
+                self._line(status.time, before, job)
+
+    def _line(self, time: float, before: JobStatus, job: JobStatus) -> None:
+        """One change of a job."""
+        same = len(before.slots) == len(job.slots) and before.reason == job.reason
+        same &= before.phase == job.phase or (before.phase, job.phase) == _ACTIVE
+        if same and (before.passes == job.passes or monotonic() < self._due):
+            return
+        self._due = monotonic() + _BETWEEN
+        words = [f"{time:7.1f} s  {plain(job.name, 40):16} {job.phase:8}"]
+        if job.slots:
+            words.append(count(len(job.slots), "worker"))
+        if job.passes:
+            words.append(f"pass {_passes(job)}, U {_three(job.uncertainty)}, metric {_metric(job)}")
+        if job.phase in ("ended", "failed"):
+            words.append(f"JCT {job.jct:.1f} s")
+        self.print("  ".join([*words, plain(job.reason, 200)]).rstrip())
+
+    def table(self) -> Table:
+        """The state now; where a terminal is too low, jobs that run come first."""
+        assert self.status is not None
+        since = monotonic() - self._heard if self._ticking else 0.0
+        jobs = list(self.status.jobs)
+        room = self._live.console.height - 6 if self._live is not None else len(jobs)
+        if len(jobs) > room:
+            jobs.sort(key=lambda job: [*_STYLE].index(job.phase))
+        left_out = f", {len(jobs) - room} more jobs" if len(jobs) > room else ""
+        found = Table(title=f"{self.title}, {self.status.time + since:.0f} s{left_out}")
+        for header in ("job", "phase", "workers", "pass", "U", "metric", "JCT (s)"):
+            side = "left" if header in ("job", "phase") else "right"
+            found.add_column(header, justify=side, no_wrap=True)  # type: ignore[arg-type]
+        if any(job.reason for job in jobs):
+            found.add_column("why", overflow="ellipsis", no_wrap=True)
+        for job in jobs[: max(room, 1)]:
+            open_ = since if job.phase in ("pending", *_ACTIVE) else 0.0
+            cells = (
+                plain(job.name, 40), job.phase, str(len(job.slots) or ""), _passes(job),
+                _three(job.uncertainty), _metric(job),
+                "" if job.phase == "unborn" else f"{job.jct + open_:.1f}", plain(job.reason, 200),
+            )  # fmt: skip
+            found.add_row(*cells[: len(found.columns)], style=_STYLE[job.phase])
+        return found
+
+    def summary(self, run: LiveRun) -> None:
+        """The last state, unless it is on the screen, and means."""
+        if self._live is None:
+            self._print_table(self.table())
+        m = run.metrics
+        ended = int(m.ended.sum())
+        line = f"{ended} of {count(m.jobs, 'job')} ended"
+        if ended:
+            line += (
+                f": mean JCT {m.jct_mean / 1e3:.1f} s, mean queueing {m.queueing_mean / 1e3:.1f} s,"
+                f" makespan {m.makespan / 1e3:.1f} s"
+            )
+        self.print(f"{line}; the scheduler took {run.overhead:.1%} of the time")
+
+    def comparison(self, run: LiveRun) -> None:
+        """Simulated beside measured, of the jobs that ended."""
+        ended = np.flatnonzero(run.log.finished >= 0)
+        if not len(ended):
+            self.print("nothing to compare: no job ended")
+            return
+        simulated, submit = run.simulated(), run.workload.submit[ended]
+        found = Table()
+        for header in ("", "simulated (s)", "measured (s)", "off"):
+            found.add_column(header, justify="right" if header else "left", no_wrap=True)
+        one, two = simulated.jct, run.jct[ended]
+        rows = [*zip(simulated.workload.names, one, two, strict=True)]
+        rows += [("mean JCT", one.mean(), two.mean())]
+        ends = simulated.log.finished.max(), run.log.finished[ended].max()
+        rows += [("makespan", *(end - submit.min() for end in ends))]
+        for k, (name, said, real) in enumerate(rows):
+            off = f"{said / real - 1:+.1%}" if real else "-"
+            row = f"{said / 1e3:.2f}", f"{real / 1e3:.2f}", off
+            found.add_row(plain(name, 40), *row, end_section=k == len(two) - 1)
+        self._print_table(found)
+
+    def _print_table(self, table: Table) -> None:
+        wide = None if sys.stdout.isatty() else 120
+        console = Console(file=io.StringIO(), width=wide, markup=False, emoji=False)
+        console.print(table)
+        self.print(console.file.getvalue().rstrip("\n"))  # type: ignore[attr-defined]
+
+    def print(self, text: str) -> None:
+        """Unless nobody reads any more, as after `head`: no reason to lose the run."""
+        if not self.quiet:
+            try:
+                print(text, flush=True)
+            except OSError:
+                self.quiet = True
+
+
+def count(number: int, thing: str) -> str:
+    """Such as ``1 job``, ``2 jobs``."""
+    return f"{number} {thing}{'s' * (number != 1)}"
+
+
+def _passes(job: JobStatus) -> str:
+    return f"{job.passes}/{job.most}"
+
+
+def _metric(job: JobStatus) -> str:
+    return _three(job.metric) + ("" if job.target is None else f" of {job.target:g}")
+
+
+def _three(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

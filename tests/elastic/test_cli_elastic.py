@@ -1,0 +1,223 @@
+"""`optsched elastic` as users call it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from program import PATIENCE, PROGRAM, start
+
+import optsched
+from optsched.cli.elastic_table import LiveTable
+from optsched.elastic import JobStatus, Status, read_jobs
+from optsched.formats import metrics_json
+
+if TYPE_CHECKING:
+    from program import Cli
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+ROOT = Path(__file__).parents[2]
+GOOD = {"name": '"a"', "model": '"logistic"', "data": '"digits"', "optimizer": '"sgd"'}
+
+
+def table(**fields: str | None) -> str:
+    """A job as TOML; None leaves a field out."""
+    given = {key: value for key, value in (GOOD | fields).items() if value is not None}
+    return "[[jobs]]\n" + "".join(f"{key} = {value}\n" for key, value in given.items())
+
+
+LINEAR = """
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+
+def broken():
+    raise ValueError("no such thing\\nas this")
+"""
+THREE = (
+    table(name='"one"', passes="2", sizes="[1, 2]", micro="{}")
+    + table(name='"bad"', model='"own.py:broken"')
+    + table(name='"own"', model='"own.py:model"', passes="9", target="0.5", submit="0.1")
+)
+
+
+def test_all_outputs(cli: Cli) -> None:
+    """A job that fails: said in a sentence, exit code 1, and the rest is there."""
+    Path("own.py").write_text(LINEAR)
+    Path("jobs.toml").write_text(THREE)
+    ran = cli(
+        "elastic", "jobs.toml", "--slots", "2", "--policy", "elastic_fifo", "-o", "h.schedule.json",
+        "--metrics", "m.json", "--plot", "p.html", "--folder", "kept", "--compare",
+        "--devices", "cpu,cpu",
+    )  # fmt: skip
+    assert ran.code == 1
+    assert ran.err == "failed: job 'bad': ValueError: no such thing as this\n"
+    assert "2 of 3 jobs ended" in ran.out and "elastic_fifo, 2 workers, 3 jobs" in ran.out
+    rows = {line.split()[1]: line for line in ran.out.splitlines() if re.match("│.*/", line)}
+    assert "2/2" in rows["one"] and "failed" in rows["bad"] and "of 0.5" in rows["own"]
+    assert "simulated" in ran.out and "makespan" in ran.out
+    for name in ("h.schedule.json", "m.json", "p.html"):
+        assert f"wrote {name}" in ran.out
+    history = optsched.Schedule.read("h.schedule.json")
+    assert optsched.verify(history) == [] and history.n_resources == 2
+    assert set(history.provenance["jobs"]) == {"one", "bad", "own"}
+    document = metrics_json.read("m.json")
+    assert document.inputs == {"jobs": "jobs.toml"}
+    assert document.runs["elastic_fifo"].metrics["unfinished"] == 1
+    page = Path("p.html").read_text()
+    assert "<svg" in page and "elastic training" in page and "http:" not in page.split("<svg")[0]
+    assert Path("kept/one/checkpoint.pt").exists()
+
+    error = cli.refused("elastic", "jobs.toml", "--slots", "2", "--folder", "kept")
+    assert "has a run in it" in error
+    before = json.loads(Path("kept/run.json").read_text())
+    ran = cli(
+        "elastic", "jobs.toml", "--slots", "2", "--folder", "kept", "--resume", "--plot", "p.svg",
+        "--quiet",
+    )  # fmt: skip
+    assert (ran.code, ran.out) == (1, "") and Path("p.svg").exists()
+    assert json.loads(Path("kept/run.json").read_text())["stays"] == before["stays"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (table(batchsize="3"), 'jobs[0]: there is no field "batchsize" (did you mean batch_size?)'),
+        (table(model=None), "jobs[0]: model is missing"),
+        (table(passes='"3"'), 'job "a": passes: expected an integer'),
+        (table(weight="nan"), "weight: expected a finite number"),
+        (table(sizes="[2, 1]"), "sizes: expected ascending"),
+        (table(name="3"), "name: expected a string"),
+        (table(name='"a/b"'), "name: it becomes a folder"),
+        (table(model='"resnet"'), 'there is no "resnet"; built in: logistic, mlp, cnn'),
+        (table(model='"none.py:f"'), "none.py: no such file"),
+        (table(model='"no_module:f"'), 'there is no module "no_module"'),
+        (table(model='{cal = "cnn"}'), "jobs[0].model: expected"),
+        (table(micro="{step = 1}"), 'micro: no "step"; it has alpha'),
+        (table(micro="3"), "micro: expected a table of options"),
+        (table(micro="{alpha = 2}"), "micro: alpha"),
+        (table(target="2"), "target: expected a metric of at most 1"),
+        (table() + table(), 'jobs[1].name: "a" is there twice'),
+        (table(sizes="[4]"), 'job "a": needs 4 workers, there are 2 slots'),
+        ("", "expected tables [[jobs]]"),
+        ("slots = 3", 'expected tables [[jobs]], and no "slots"'),
+        ("[[jobs]\n", "no TOML"),
+        ("\x00", "no TOML"),
+    ],
+)
+def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
+    """One sentence, exit code 2, nothing started."""
+    Path("jobs.toml").write_text(text)
+    assert says in cli.refused("elastic", "jobs.toml", "--slots", "2", "-o", "h.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "jobs: name a file JOBS.toml, or give --demo"),
+        (("none.toml", "--slots", 2), "none.toml: no such file"),
+        (("jobs.toml", "--demo"), "demo: it has jobs of its own"),
+        (("jobs.toml",), "slots: how many workers"),
+        (("jobs.toml", "--slots", 0), "slots: expected an integer in 1..4096, got 0"),
+        (("jobs.toml", "--devices", "tpu"), 'devices[0]: expected one of cpu, got "tpu"'),
+        (("jobs.toml", "--slots", 2, "--devices", "cpu"), "devices: expected 2"),
+        (("jobs.toml", "--slots", 2, "--policy", "nice"), "policy: there is no 'nice'"),
+        (("jobs.toml", "--slots", 2, "--policy", "fifo,las"), "policy: expected one"),
+        (("jobs.toml", "--slots", 2, "--option", "x=1"), "has no option 'x'"),
+        (("jobs.toml", "--slots", 2, "--option", "x"), "option: expected KEY=VALUE"),
+        (("jobs.toml", "--slots", 2, "--resume"), "resume: name the folder"),
+        (("jobs.toml", "--slots", 2, "--resume", "--folder", "f"), "run.json: no such file"),
+        (("jobs.toml", "--slots", 2, "--folder", "shop.txt"), "folder: shop.txt cannot be written"),
+        (("jobs.toml", "--slots", 2, "-o", "jobs.toml"), "is the file that is read"),
+        (("jobs.toml", "--slots", 2, "--plot", "p.gif"), "p.gif: expected a file ending in"),
+        (("jobs.toml", "--slots", 2, "--metrics", "no/m.json"), "there is no folder no"),
+    ],
+)
+def test_bad_options(cli: Cli, words: tuple[Any, ...], says: str) -> None:
+    """Before any worker is started."""
+    Path("jobs.toml").write_text(table())
+    assert says in cli.refused("elastic", *words).replace("cpu, cuda:0", "cpu")
+
+
+def test_interrupted(cli: Cli) -> None:
+    """Ctrl-C: 130, what there is is written, and the run can go on."""
+    Path("jobs.toml").write_text(table(passes="100000", data='{call = "digits", repeat = 3}'))
+    words = ("elastic", "jobs.toml", "--slots", "1", "--folder", "kept")
+    process = start(*words, "-o", "h.schedule.json", "--metrics", "m.json", "--plot", "p.html")
+    assert process.stdout is not None
+    next(line for line in process.stdout if re.search(r"pass [1-9]", line))
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert err == "interrupted: go on with --folder kept --resume\n"
+    assert "0 of 1 job ended" in out and "p.html is not written" in out
+    assert optsched.verify(optsched.Schedule.read("h.schedule.json")) == []
+    assert metrics_json.read("m.json").runs["time_to_target"].metrics["unfinished"] == 1
+    assert not Path("p.html").exists()
+    done = json.loads(Path("kept/run.json").read_text())
+    assert done["finished"] == [-1] and done["stays"][0][5] >= 1
+
+
+def test_nobody_reads_on(cli: Cli) -> None:
+    """After `head` the training goes on, and its files are written."""
+    Path("jobs.toml").write_text(table(passes="2"))
+    reading, writing = os.pipe()
+    words = [*PROGRAM, "elastic", "jobs.toml", "--slots", "1", "--metrics", "m.json"]
+    process = subprocess.Popen(words, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    os.close(reading)
+    assert process.communicate(timeout=PATIENCE)[1] == b"" and process.returncode == 0
+    assert metrics_json.read("m.json").runs["time_to_target"].metrics["unfinished"] == 0
+
+
+def test_the_first_line_comes_without_torch(cli: Cli) -> None:
+    """What takes seconds comes after it."""
+    Path("jobs.toml").write_text(table())
+    code = """
+import sys
+from optsched.cli import elastic_table, main
+def stop(*_):
+    sys.exit(3 + any(name in sys.modules for name in ("torch", "sklearn", "matplotlib")))
+elastic_table.LiveTable.print = stop
+sys.argv = ["optsched", "elastic", "jobs.toml", "--slots", "1", "--plot", "p.html"]
+main()
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 3
+
+
+def test_live_table(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """On a terminal: a row a job; those that run first where there is no room for all."""
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("LINES", "12")
+    monkeypatch.setenv("COLUMNS", "100")
+    ended = JobStatus("[red]x", "ended", (), 3, 9, 0.25, 0.9875, 0.98, 1.5, "")
+    running = ended._replace(name="runs", phase="running", slots=(0, 1))
+    failed = ended._replace(name="fails", phase="failed", reason="ValueError: a\nb")
+    with LiveTable("fifo, 2 workers", quiet=False) as shown:
+        shown(Status(0.0, [ended, failed, running]))
+        shown(Status(4.0, [ended, failed, running]))
+    out = capsys.readouterr().out
+    assert "[red]x" in out and "0.988 of 0.98" in out and "3/9" in out and "ValueError: a" in out
+    with LiveTable("fifo, 2 workers", quiet=False) as shown:
+        shown(Status(0.0, [ended] * 20 + [running]))
+    out = capsys.readouterr().out
+    assert "15 more jobs" in out and "runs" in out
+
+
+def test_the_demo_is_that_of_the_page() -> None:
+    """docs/elastic.md shows the jobs of ``--demo``."""
+    text = (ROOT / "optsched/elastic/demo.toml").read_text()
+    assert f"```toml\n{text}```" in (ROOT / "docs/elastic.md").read_text()
+    jobs = read_jobs(ROOT / "optsched/elastic/demo.toml")
+    assert 4 <= len(jobs) <= 6 and any(job.micro == {} for job in jobs)
+    assert {re.sub(r".*:", "", job.model.place) for job in jobs} == {"logistic", "mlp", "cnn"}  # type: ignore[attr-defined]
