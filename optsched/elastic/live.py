@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -108,14 +107,16 @@ def uncertainty(record: dict[str, Any]) -> float:
 class PassTimes:
     """Milliseconds of passes by template and size; the median counts."""
 
-    def __init__(self) -> None:
-        self._times: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        self.starts: list[int] = []
+    def __init__(
+        self, known: dict[str, dict[int, list[int]]] | None = None, starts: Sequence[int] = ()
+    ) -> None:
+        self.known: dict[str, dict[int, list[int]]] = known or {}
+        self.starts = list(starts)
         """From being given workers to the first pass."""
 
     def add(self, job: TrainingJob, size: int, time: int) -> None:
         """One more pass was measured."""
-        self._times[_kind(job)][size].append(max(1, time))
+        self.known.setdefault(_kind(job), {}).setdefault(size, []).append(max(1, time))
 
     def of(self, job: TrainingJob) -> tuple[float, Table]:
         """Time of a pass on one worker, and the speed-up at the job's sizes.
@@ -123,7 +124,7 @@ class PassTimes:
         By what is measured of its template; what is not, from what is by `UNMEASURED`; nothing at
         all, from `pass_seconds`, the mean of the other jobs, or a second.
         """
-        known = {g: float(median(times)) for g, times in self._times[_kind(job)].items()}
+        known = {g: float(median(times)) for g, times in self.known.get(_kind(job), {}).items()}
         one = known.get(1)
         if one is None and known:
             nearest = min(known)
@@ -133,7 +134,7 @@ class PassTimes:
         if one is None:
             others = [
                 median(times) * UNMEASURED.of(g)
-                for sizes in self._times.values()
+                for sizes in self.known.values()
                 for g, times in sizes.items()
             ]
             one = float(np.mean(others)) if others else 1e3

@@ -24,7 +24,7 @@ from optsched.elastic.job import TrainingJob, modules_of, pickled
 from optsched.elastic.live import ENDED, FAILED, LiveJob, PassTimes
 from optsched.elastic.scheduler import Scheduler, Stay, signal_of
 from optsched.elastic.workers import Processes
-from optsched.errors import InputError, MissingExtra, OptschedError
+from optsched.errors import InputError, MissingExtra
 from optsched.files import read_bytes, write_atomic
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finished: list[int] = []
     preemptions: list[int] = []
     failed: list[str] = []
+    times: dict[str, dict[int, list[int]]] = {}
+    starts: list[int] = []
     format: Literal["optsched.elastic-run/1"] = "optsched.elastic-run/1"
 
 
@@ -250,17 +252,11 @@ def run(
             if on_progress is not None:
                 on_progress(_status(scheduler))
 
-        given = (PassTimes(), saved.stays, tell)
+        given = (PassTimes(saved.times, saved.starts), saved.stays, tell)
         scheduler = Scheduler(known, pool, slots, chosen, str(place), *given)
         scheduler.now = saved.clock
         tell(scheduler)  # before workers are started, which takes seconds
-        try:
-            stack.enter_context(pool)
-        except (EOFError, ConnectionError):  # from the process that imports for all workers
-            raise OptschedError(
-                f"the workers do not start, see above: one of {', '.join(sorted(modules))} cannot "
-                "be imported"
-            ) from None
+        stack.enter_context(pool)
         scheduler.rehearse()
         pool.begin()
         complete = scheduler.run()
@@ -302,6 +298,8 @@ def _jobs(jobs: Iterable[TrainingJob], slots: int) -> list[LiveJob]:
             raise InputError(f"jobs[{i}]: expected a TrainingJob, got {told(spec)}")
         if spec.name in {other.name for other in specs[:i]}:
             raise InputError(f"jobs[{i}].name: {told(spec.name)} is there twice")
+        if spec.name == STATE:
+            raise InputError(f"jobs[{i}].name: {told(STATE)} is the file of the run itself")
         if spec.sizes[0] > slots:
             raise InputError(
                 f"job {told(spec.name)}: needs {spec.sizes[0]} workers, there are {slots} slots"
@@ -365,6 +363,8 @@ def _save(place: Path, scheduler: Scheduler) -> None:
         [job.finished for job in jobs],
         [job.preemptions for job in jobs],
         [job.reason for job in jobs],
+        scheduler.times.known,
+        scheduler.times.starts,
     )
     write_atomic(place / STATE, msgspec.json.encode(saved))
 

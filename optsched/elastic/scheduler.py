@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -66,9 +67,14 @@ class Scheduler:
 
     def rehearse(self) -> None:
         """Let the policy decide once for nobody: what it compiles is compiled then."""
-        first = live.LiveJob(self.jobs[0].spec, 0, phase=PENDING)
-        work = live.workload([first], self.times, self.signal)
-        self.policy.decide(live.view([first], work, self.settings(), self.slots, 0))
+        record = {"samples": [1], "entropy": [0.5], "metric": 0.1}
+        fields: dict[str, Any] = {"target": 0.5, "template": "t", "sizes": (1,), "passes": 9}
+        job = live.LiveJob(
+            dataclasses.replace(self.jobs[0].spec, **fields), 0, phase=RUNNING, at_end=True,
+            slots=(0,), log=[record, record],
+        )  # fmt: skip
+        work = live.workload([job], self.times, self.signal)
+        self.policy.decide(live.view([job], work, self.settings(), self.slots, 1))
 
     def run(self) -> bool:
         """Until all jobs are over; False: interrupted."""

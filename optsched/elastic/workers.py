@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import pickle
@@ -72,7 +73,7 @@ class Processes:
     devices
         Of every slot: ``"cpu"`` or ``"cuda:0"``.
     modules
-        Imported once, before any worker starts, where the platform can fork them.
+        Imported by every worker before the clock starts; those of ours once for all.
     origin
         Milliseconds that the clock shows at the start.
     """
@@ -87,8 +88,11 @@ class Processes:
         )
         if "forkserver" in methods:
             # what DistributedDataParallel imports when it is first made takes over a second
-            own = ["torch._dynamo", "optsched.elastic.training"]
-            self._context.set_forkserver_preload([*own, *sorted({*modules} - {"__main__"})])
+            own = [module for module in modules if module.startswith("optsched.")]
+            self._context.set_forkserver_preload(
+                ["torch._dynamo", "optsched.elastic.training", *own]
+            )
+        self._modules = sorted({*modules} - {"__main__"})
         self._origin, self._begun = origin, time.monotonic()
         self._stores = Path(tempfile.mkdtemp(prefix="optsched-elastic-"))
         self._count = 0
@@ -178,7 +182,7 @@ class Processes:
     def _start(self, slot: int) -> None:
         self._pipes[slot], end = self._context.Pipe()
         self._workers[slot] = self._context.Process(
-            target=_work, args=(end,), daemon=True, name=f"optsched worker {slot}"
+            target=_work, args=(end, self._modules), daemon=True, name=f"optsched worker {slot}"
         )
         self._workers[slot].start()
         end.close()
@@ -188,7 +192,7 @@ class Processes:
             self._pipes[slot].send(message)
 
 
-def _work(pipe: Any) -> None:
+def _work(pipe: Any, modules: list[str]) -> None:
     """Run in a worker: do what is told until the scheduler is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_follow, daemon=True).start()
@@ -196,10 +200,13 @@ def _work(pipe: Any) -> None:
 
     torch.set_num_threads(1)
     torch.backends.cudnn.deterministic = True
-    pipe.send(("ready",))
+    for module in modules:
+        with suppress(Exception):  # what cannot be imported fails the job that needs it
+            importlib.import_module(module)
     member: Any = None
     data: dict[bytes, Any] = {}
     with suppress(EOFError, OSError):
+        pipe.send(("ready",))
         while True:
             kind, *given = pipe.recv()
             try:
