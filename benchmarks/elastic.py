@@ -103,15 +103,12 @@ def made(name: str, kind: Kind, **options: Any) -> TrainingJob:
     )  # fmt: skip
 
 
-# --- real beside simulated
-
-
 def workload(given: argparse.Namespace) -> None:
     """Every policy for real, and simulated with the times that were measured."""
     names = given.policies.split(";") if given.policies else list(POLICIES)
     jobs = jobs_of(6 if given.quick else len(JOBS), 0)
     policy = {name: get(POLICIES[name][0], **POLICIES[name][1]) for name in names}
-    print(f"\n{len(jobs)} jobs, {SLOTS} slots; load of the machine {os.getloadavg()[0]:.1f}")
+    print(f"\n{len(jobs)} jobs, {SLOTS} slots; load of the machine before {load():.1f}")
     runs: dict[str, list[LiveRun]] = {name: [] for name in names}
     for _ in range(given.repeats):
         for name in names:
@@ -132,26 +129,20 @@ def workload(given: argparse.Namespace) -> None:
     table(("policy", "real JCT", *COMPARED), beside)
     print("\n### Forecast: mean JCT of the row's policy, simulated from the column's run, to real")
     table(("simulated", *names), [
-        [b, *(f"{mean(runs[a][0].simulated(policy[b])) / mean(runs[b][0]) - 1:+.1%}"
+        [b, *(f"{runs[a][0].simulated(policy[b]).jct.mean() / runs[b][0].jct.mean() - 1:+.1%}"
               for a in names)]
         for b in names
     ])  # fmt: skip
     print("\n### Passes: milliseconds by workers")
-    rows = []
-    for kind in sorted({job.template for job in jobs}):
-        cells = [
-            spread(p for all_of in runs.values() for one in all_of for p in times(one, kind, size))
-            for size in (1, 2)
-        ]
-        rows.append([kind, *cells])
+    every = [one for all_of in runs.values() for one in all_of]
+    rows = [
+        [kind, *(spread(p for one in every for p in one.times._times[f"template {kind}"][size])
+                 for size in (1, 2))]
+        for kind in sorted({job.template for job in jobs})
+    ]  # fmt: skip
     table(("template", "1 worker: median (10 %, 90 %)", "2 workers"), rows)
-    starts = [t for all_of in runs.values() for one in all_of for t in one.times.starts]
-    print(f"\nStart of a job on its workers: {spread(starts)} ms")
-
-
-def mean(one: Run) -> float:
-    """Mean completion time."""
-    return one.metrics.jct_mean
+    starts = spread(t for one in every for t in one.times.starts)
+    print(f"\nStart of a job on its workers: {starts} ms; load of the machine {load():.1f}")
 
 
 COMPARED = ("simulated JCT", "error", "by job: median", "worst", "Kendall tau")
@@ -168,9 +159,9 @@ def compared(real: Run, simulated: Run) -> list[str]:
             f"{off.max():.1%}", f"{order:.2f}"]  # fmt: skip
 
 
-def times(one: LiveRun, template: str, size: int) -> list[int]:
-    """Measured passes of a template on so many workers."""
-    return one.times._times[f"template {template}"][size]
+def load() -> float:
+    """Processes that want to run, one minute's mean."""
+    return os.getloadavg()[0]
 
 
 def spread(values: Iterable[float]) -> str:
@@ -181,8 +172,6 @@ def spread(values: Iterable[float]) -> str:
     low, middle, high = np.percentile(x, (10, 50, 90))
     return f"{middle:.0f} ({low:.0f}, {high:.0f})"
 
-
-# --- macro and micro level
 
 SHORT = (
     ("mlp", Kind(Call("mlp", {"dropout": 0.3}), 10, 2, 0.5, 1e-3), 0.92),
@@ -195,99 +184,77 @@ SHORT = (
 """Ordinary learning rates."""
 
 
-class Cell(NamedTuple):
-    """A row of the ablation."""
-
-    label: str
-    macro: bool
-    micro: dict[str, Any] | None
-
-
-CELLS = (
-    Cell("neither (FIFO, gangs of 2)", False, None),
-    Cell("macro only", True, None),
-    Cell("micro only", False, {}),
-    Cell("both", True, {}),
-    Cell("micro only, samples partitioned", False, {"exposure": "partition"}),
-    Cell("both, samples partitioned", True, {"exposure": "partition"}),
-    Cell("micro only, constant rate (gamma 0)", False, {"gamma": 0.0}),
-)
+CELLS: dict[str, tuple[bool, dict[str, Any] | None]] = {
+    "neither (FIFO, gangs of 2)": (False, None),
+    "macro only": (True, None),
+    "micro only": (False, {}),
+    "both": (True, {}),
+    "micro only, samples partitioned": (False, {"exposure": "partition"}),
+    "micro only, constant rate (gamma 0)": (False, {"gamma": 0.0}),
+}
+"""Whether quotas change, and options of the micro level."""
 
 
 def ablation(given: argparse.Namespace) -> None:
     """Table 7 of the paper for real, and the simulator's rows with the factor measured here."""
-    seeds = 2 if given.quick else given.seeds
-    found: dict[str, list[dict[str, float]]] = {cell.label: [] for cell in CELLS}
-    for seed in range(seeds):
-        for cell in CELLS:
-            found[cell.label].append(ablated(cell, seed))
-    print(f"\n### Ablation: {len(SHORT)} jobs, {SLOTS} slots, {seeds} seeds")
-    keys = ("JCT", "makespan", "passes", "GPU time", "accuracy", "reached")
-    table(("", "JCT, s", "makespan, s", "passes", "GPU s a job", "accuracy", "targets reached"), [
-        [cell.label, *(format(Mean.of(row[key] for row in found[cell.label]),
-                              ".4f" if key == "accuracy" else ".2f") for key in keys)]
-        for cell in CELLS
+    seeds = range(2 if given.quick else given.seeds)
+    found = {label: [ablated(*cell, seed) for seed in seeds] for label, cell in CELLS.items()}
+    print(f"\n### Ablation: {len(SHORT)} jobs, {SLOTS} slots, {len(seeds)} seeds")
+    keys = ("JCT, s", "makespan, s", "passes", "GPU s a job", "accuracy", "targets reached")
+    table(("", *keys), [
+        [label, *(format(Mean.of(one[key] for one in rows), ".3f") for key in keys)]
+        for label, rows in found.items()
     ])  # fmt: skip
-    factors, base = {}, CELLS[0].label
-    for cell in CELLS:
-        if cell.micro is not None:
-            without = CELLS[1].label if cell.macro else base
-            factors[cell.label] = [
-                Mean.of(ours[key] / its[key]
-                        for ours, its in zip(found[cell.label], found[without], strict=True))
-                for key in ("passes", "GPU time")
-            ]  # fmt: skip
+    factors = {}
+    for label, (macro, micro) in CELLS.items():
+        if micro is not None:
+            pairs = [*zip(found[label], found[[*CELLS][macro]], strict=True)]
+            factors[label] = [Mean.of(ours[key] / its[key] for ours, its in pairs)
+                              for key in ("passes", "GPU s a job")]  # fmt: skip
     print("\n### Micro factor: with over without, ratios by seed")
     table(("", "passes", "GPU time"), [
         [label, *(f"{m:.3f}" for m in means)] for label, means in factors.items()
     ])  # fmt: skip
-    simulated(Bench(5 if given.quick else 20), factors[CELLS[2].label][0].value)
+    simulated(Bench(5 if given.quick else 20), factors["micro only"][0].value)
 
 
-def ablated(cell: Cell, seed: int) -> dict[str, float]:
+def ablated(macro: bool, micro: dict[str, Any] | None, seed: int) -> dict[str, float]:
     """One run: the jobs come at once in random order."""
     order = np.random.default_rng(seed).permutation(len(SHORT))
     jobs = [
         made(name, kind, seed=100 * seed + i, template=name, target=target, passes=MOST,
-             sizes=(1, 2) if cell.macro else (2,), micro=cell.micro, expected_passes=10)
+             sizes=(1, 2) if macro else (2,), micro=micro, expected_passes=10)
         for i, (name, kind, target) in enumerate(SHORT[k] for k in order)
     ]  # fmt: skip
-    policy = get("entropy", score="resolved") if cell.macro else "fifo"
-    one = run(jobs, SLOTS, policy)
-    last = [log[-1]["metric"] for log in one.records.values()]
+    one = run(jobs, SLOTS, get("entropy", score="resolved") if macro else get("fifo"))
+    last = np.array([log[-1]["metric"] for log in one.records.values()])
     return {
-        "JCT": one.metrics.jct_mean / 1e3,
-        "makespan": one.metrics.makespan / 1e3,
+        "JCT, s": one.metrics.jct_mean / 1e3,
+        "makespan, s": one.metrics.makespan / 1e3,
         "passes": float(np.mean([job.passes for job in one.live])),
-        "GPU time": one.metrics.gpu_time_mean / 1e3,
-        "accuracy": float(np.mean(last)),
-        "reached": float(np.mean([x >= job.spec.target for x, job in
-                                  zip(last, one.live, strict=True)])),
-    }  # fmt: skip
+        "GPU s a job": one.metrics.gpu_time_mean / 1e3,
+        "accuracy": float(last.mean()),
+        "targets reached": float((last >= [job.spec.target for job in one.live]).mean()),
+    }
 
 
 def simulated(bench: Bench, measured: float) -> None:
     """The paper's 25 jobs in the simulator: no factor, ours, and what Table 7 would need."""
-    macro = Row("macro", "entropy", {"score": "resolved"}, {"c": 0.35}, 0.3)
-    rigid = FIFO._replace(workload=RIGID | {"c": 0.35})
+    macro = Row("both", "entropy", {"score": "resolved"}, {"c": 0.35}, 0.3)
+    rigid = FIFO._replace(label="micro only", workload=RIGID | {"c": 0.35})
     keys = ("JCT", "queue", "service", "makespan")
     lines = []
-    for row, label in ((macro, "macro only"), (rigid, "neither")):
-        means = [bench.mean(row, key, 25, 4) for key in keys]
-        lines.append([label, "1", *(f"{Mean(m.value / HOUR, m.half / HOUR):.2f}" for m in means)])
-    for factor in (measured, NEEDED):
-        for row, label in ((rigid, "micro only"), (macro, "both")):
+    for factor in (1.0, measured, NEEDED):
+        for row in (rigid, macro):
             one = row._replace(workload=row.workload | {"micro_factor": factor})
             means = [bench.mean(one, key, 25, 4) for key in keys]
             hours = (f"{Mean(m.value / HOUR, m.half / HOUR):.2f}" for m in means)
-            lines.append([label, f"{factor:.3f}", *hours])
+            lines.append([row.label, f"{factor:.3f}", *hours])
     print("\n### Simulated: the paper's 25 jobs, 4 GPUs, hours")
     table(("", "micro factor", *keys), lines)
 
 
-# --- the learning rate rule (27)
-
-RULES: dict[str, dict[str, Any] | None] = {
+RULES: dict[str, dict[str, Any]] = {
     "constant": {"gamma": 0.0},
     "gamma .5 (ours)": {"gamma": 0.5},
     "gamma -.5 (decay)": {"gamma": -0.5},
@@ -303,7 +270,7 @@ def rate(given: argparse.Namespace) -> None:
     jobs = {
         (kind, eta, rule, seed): made(
             f"{kind} {eta} {rule} {seed}", Kind(model, 10, 1, 0.0, eta), seed=seed, passes=passes,
-            micro=None if micro is None else {"rate_bounds": (1e-5, 1e-2)} | micro,
+            micro=micro,
         )
         for kind, (model, _) in kinds.items()
         for eta in RATES
@@ -327,9 +294,6 @@ def rate(given: argparse.Namespace) -> None:
                 ])  # fmt: skip
     table(("model", "initial rate", "rule", "accuracy at the end",
            f"passes to target ({passes + 1}: never)", "last factor"), lines)  # fmt: skip
-
-
-# --- what it costs
 
 
 def cost(given: argparse.Namespace) -> None:
