@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from optsched.cluster.job import WORK
 from optsched.cluster.job_checks import integer, told
 from optsched.cluster.log import Log
 from optsched.cluster.nodes import Nodes
@@ -21,7 +20,7 @@ from optsched.cluster.policy import ClusterView, Decision
 from optsched.cluster.run import Run
 from optsched.elastic import live
 from optsched.elastic.job import TrainingJob, modules_of, pickled
-from optsched.elastic.live import ENDED, FAILED, LiveJob, PassTimes
+from optsched.elastic.live import ENDED, FAILED, PENDING, RUNNING, LiveJob, PassTimes
 from optsched.elastic.scheduler import Scheduler, Stay, signal_of
 from optsched.elastic.workers import Processes
 from optsched.errors import InputError, MissingExtra
@@ -120,34 +119,78 @@ class LiveRun(Run):
 
         Notes
         -----
-        Every start costs the median of all starts. The simulator charges it from the second one on;
-        the first is put into the work.
+        Passes and starts cost the mean of all that were measured, of their template and size. The
+        simulator charges starts from the second one on; the first is put into the work, at the
+        speed that the job began with. The policy is told what it would know of real jobs: believed
+        times until a pass has ended, and that no job can be preempted within one.
         """
+        from optsched.cluster.policies import get
         from optsched.cluster.simulate import chosen_policy, simulate
 
-        chosen = chosen_policy(self.policy if policy is None else policy)
-        work = live.workload(self.live, self.times, signal_of(chosen))
-        work = work.take([job.phase == ENDED for job in self.live])
-        cost = self.settings.restart_cost
+        chosen = get(self.policy, **self.options) if policy is None else chosen_policy(policy)
+        ended = [job for job in self.live if job.phase == ENDED]
+        work = live.workload(self.live, self.times.means(), signal_of(chosen))
+        work = work.take([job.number for job in ended])
+        cost = round(float(np.mean(self.times.starts or [0])))
+        first = [next(s for j, s in zip(self.log.job, self.log.gpus, strict=True)
+                      if j == job.number) for job in ended]  # fmt: skip
+        speed = [int(work.rates_of(i)[work.sizes_of(i) == g][0]) for i, g in enumerate(first)]
         return simulate(
-            work.changed(work=work.work + cost * WORK), BetweenPasses(chosen), self.nodes,
+            work.changed(work=work.work + cost * np.array(speed, np.int64)),
+            AsLive(chosen, ended, signal_of(chosen)), self.nodes,
             engine="generic", restart_cost=cost, checkpoint="pass",
         )  # fmt: skip
 
 
-class BetweenPasses:
-    """Any policy, told that no job can be preempted within a pass: as `run` tells it."""
+class AsLive:
+    """A policy in a simulation, told what it would know if the jobs were real.
+
+    Parameters
+    ----------
+    policy
+        Any.
+    jobs
+        Real ones that have ended, in the order of the simulated workload.
+    signal
+        The curve that it is shown.
+    """
 
     options: tuple[str, ...] = ()
+    clairvoyant = False
 
-    def __init__(self, policy: Policy) -> None:
-        self.policy, self.name, self.clairvoyant = policy, policy.name, policy.clairvoyant
+    def __init__(self, policy: Policy, jobs: Sequence[LiveJob], signal: str) -> None:
+        self.policy, self.name, self.signal, self.real = policy, policy.name, signal, jobs
+        self.times = PassTimes()
+        self.jobs = [
+            LiveJob(job.spec, i, submit=job.submit, samples=job.samples)
+            for i, job in enumerate(jobs)
+        ]
 
     def decide(self, view: ClusterView) -> Decision:
         """Its decision."""
-        whole = view.preemptible & view.at_pass_end
-        columns = {f.name: getattr(view, f.name) for f in dataclasses.fields(view)}
-        return self.policy.decide(ClusterView(**columns | {"preemptible": whole}))
+        at = {j: i for i, j in enumerate(view.job.tolist())}
+        for job, real in zip(self.jobs, self.real, strict=True):
+            i = at.get(job.number)
+            passes = int(view.passes[i]) if i is not None else real.passes
+            if job.active and passes > job.passes and job.slots:
+                took = view.workload.pass_work[job.number] // live.rate_of(view.workload, job)
+                self.times.add(job.spec, len(job.slots), int(took))
+            if i is None:
+                if job.active:
+                    job.phase, job.slots, job.log = ENDED, (), real.log
+                continue
+            job.log, job.slots = real.log[:passes], tuple(range(int(view.gpus[i])))
+            job.phase = RUNNING if job.slots else PENDING
+            job.at_end = bool(job.slots) and bool(view.at_pass_end[i])
+            job.first_start, job.entered = int(view.first_start[i]), int(view.entered[i])
+            job.attained, job.stay = int(view.attained[i]), view.time
+            job.starts = int(view.starts[i])
+            if job.slots:
+                within = int(view.done[i] - view.passes[i] * view.pass_work[i])
+                job.began = view.time - within // live.rate_of(view.workload, job)
+        work = live.workload(self.jobs, self.times, self.signal)
+        slots = int(view.capacity.sum())
+        return self.policy.decide(live.view(self.jobs, work, view.settings, slots, view.time))
 
 
 class Replay:
