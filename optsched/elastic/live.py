@@ -143,11 +143,10 @@ class PassTimes:
 
     def means(self) -> PassTimes:
         """The mean of every template and size: for sums, which a median would leave short."""
-        found = PassTimes()
-        for kind, sizes in self._times.items():
-            for g, times in sizes.items():
-                found._times[kind][g].append(round(float(np.mean(times))))
-        return found
+        return PassTimes({
+            kind: {g: [round(float(np.mean(times)))] for g, times in sizes.items()}
+            for kind, sizes in self.known.items()
+        })  # fmt: skip
 
 
 def _kind(job: TrainingJob) -> str:

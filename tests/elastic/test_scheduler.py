@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from simulated_pool import SimulatedPool, scheduled
 
 from optsched import InputError
-from optsched.cluster import Decision, Nodes, PolicyError, Stalled, policies, simulate
+from optsched.cluster import (
+    ClusterView,
+    Decision,
+    Nodes,
+    Policy,
+    PolicyError,
+    Stalled,
+    policies,
+    simulate,
+)  # fmt: skip
 from optsched.elastic import Replay, TrainingJob, live
 from optsched.elastic.live import PassTimes
-from optsched.elastic.runner import BetweenPasses
 from optsched.elastic.workers import Event
 
 SPEED = {1: 1.0, 2: 1.6, 4: 2.5}
@@ -55,6 +63,19 @@ def measured(jobs: list[TrainingJob]) -> tuple[dict[tuple[str, int], int], PassT
             found[one.name, g] = round((one.pass_seconds or 1.0) * 1e3 / SPEED[g])
             times.add(one, g, found[one.name, g])
     return found, times
+
+
+class BetweenPasses:
+    """A policy in a simulation, told as in reality that no job can be preempted within a pass."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.name, self.clairvoyant = policy, policy.name, policy.clairvoyant
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Its decision."""
+        columns = {field.name: getattr(view, field.name) for field in fields(view)}
+        whole = view.preemptible & view.at_pass_end
+        return self.policy.decide(ClusterView(**columns | {"preemptible": whole}))
 
 
 @pytest.mark.parametrize("name", POLICIES)
