@@ -98,12 +98,6 @@ class LiveJob:
         return most
 
 
-def uncertainty(record: dict[str, Any]) -> float:
-    """U of a pass (26): the mean entropy over the samples."""
-    counts = np.array(record["samples"], np.float64)
-    return float(counts @ np.array(record["entropy"]) / max(counts.sum(), 1.0))
-
-
 class PassTimes:
     """Milliseconds of passes by template and size; the median counts."""
 
@@ -182,7 +176,7 @@ def workload(jobs: Sequence[LiveJob], times: PassTimes, signal: str, name: str =
         if spec.target is not None:
             target[i] = 1.0 - spec.target
         curves.append([
-            uncertainty(record) if signal == "uncertainty" else 1.0 - record["metric"]
+            record["uncertainty"] if signal == "uncertainty" else 1.0 - record["metric"]
             for record in job.log
         ])  # fmt: skip
     made = Workload.of(rows, time_unit="ms", name=name)

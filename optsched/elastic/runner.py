@@ -83,6 +83,8 @@ class LiveRun(Run):
     """What came of real training; times in ms. A `Run`, so metrics, history and plots are there."""
 
     live: tuple[LiveJob, ...]
+    rule: Policy
+    """The policy."""
     times: PassTimes
     """Measured pass times."""
     complete: bool
@@ -124,10 +126,9 @@ class LiveRun(Run):
         speed that the job began with. The policy is told what it would know of real jobs: believed
         times until a pass has ended, and that no job can be preempted within one.
         """
-        from optsched.cluster.policies import get
         from optsched.cluster.simulate import chosen_policy, simulate
 
-        chosen = get(self.policy, **self.options) if policy is None else chosen_policy(policy)
+        chosen = self.rule if policy is None else chosen_policy(policy)
         ended = [job for job in self.live if job.phase == ENDED]
         work = live.workload(self.live, self.times.means(), signal_of(chosen))
         work = work.take([job.number for job in ended])
@@ -419,7 +420,7 @@ def _status(scheduler: Scheduler) -> Status:
         until = job.finished if job.finished >= 0 else scheduler.now
         rows.append(JobStatus(
             job.spec.name, job.phase, job.slots, job.passes, job.spec.passes,
-            None if last is None else live.uncertainty(last),
+            None if last is None else last["uncertainty"],
             None if last is None else last["metric"],
             job.spec.target, max(0, until - job.submit) / 1e3, job.reason,
         ))  # fmt: skip
@@ -444,5 +445,5 @@ def _result(scheduler: Scheduler, complete: bool, origin: int) -> LiveRun:
     policy, wall = scheduler.policy, max(scheduler.now - origin, 1) / 1e3
     return LiveRun(
         work, Nodes(1, gpus=scheduler.slots), scheduler.settings(), policy.name,
-        policy_options(policy), log, tuple(jobs), scheduler.times, complete, scheduler.busy / wall,
+        policy_options(policy), log, tuple(jobs), policy, scheduler.times, complete, scheduler.busy / wall,
     )  # fmt: skip

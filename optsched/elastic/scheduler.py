@@ -67,7 +67,7 @@ class Scheduler:
 
     def rehearse(self) -> None:
         """Let the policy decide once for nobody: what it compiles is compiled then."""
-        record = {"samples": [1], "entropy": [0.5], "metric": 0.1}
+        record = {"samples": [1], "uncertainty": 0.5, "metric": 0.1}
         fields: dict[str, Any] = {"target": 0.5, "template": "t", "sizes": (1,), "passes": 9}
         job = live.LiveJob(
             dataclasses.replace(self.jobs[0].spec, **fields), 0, phase=RUNNING, at_end=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from datetime import timedelta
 from pathlib import Path
@@ -79,8 +80,8 @@ class Member:
         """One pass (Algorithm 1 of the paper, lines 4-8 and 16-20); its record.
 
         The record has the lists ``samples, batches, entropy, margin`` by rank, the ``rate`` factor,
-        the mean training ``loss`` and the validation ``metric``. Rank 0 has written the checkpoint
-        when it returns.
+        U (26) as ``uncertainty``, the mean training ``loss`` and the validation ``metric``. Rank 0
+        has written the checkpoint when it returns.
         """
         plan = StepPlan(tuple(order.samples), tuple(order.batches))
         loader = self._loader(order, plan)
@@ -109,6 +110,8 @@ class Member:
             "samples": list(order.samples),
             "batches": list(order.batches),
             "rate": order.rate,
+            "uncertainty": float(np.dot(order.samples, [row[0] for row in rows]))
+            / sum(order.samples),
             "entropy": [row[0] for row in rows],
             "margin": [row[1] for row in rows],
             "loss": sum(row[2] for row in rows) / max(sum(order.samples), 1),
@@ -121,7 +124,9 @@ class Member:
 
     def leave(self) -> None:
         """Be free for another job."""
-        if self.join.workers > 1:
+        self.ddp = self.model = self.optimizer = self.loader = None
+        gc.collect()
+        if self.join.workers > 1:  # while a model holds the group, its end can block for ever
             dist.destroy_process_group()
 
     def _loader(self, order: Order, plan: StepPlan) -> VariableBatchLoader:

@@ -22,8 +22,6 @@ def draw_elastic(run: Any, title: str) -> Figure:
     """Of a `LiveRun`: workers, metric and uncertainty by pass, queueing and service by job."""
     from matplotlib.figure import Figure
 
-    from optsched.elastic.live import uncertainty
-
     jobs, slots = len(run.live), run.nodes.total
     heights = [0.8 + 0.35 * min(slots, 24), 2.6, 0.8 + 0.25 * min(jobs, 40)]
     figure = Figure(figsize=(9, sum(heights) + 0.8), facecolor="white", layout="constrained")
@@ -34,7 +32,7 @@ def draw_elastic(run: Any, title: str) -> Figure:
         passes = np.arange(1, job.passes + 1)
         look: dict[str, Any] = {"color": _colour(job.number), "lw": 1.4, "marker": ".", "ms": 4}
         metric.plot(passes, [record["metric"] for record in job.log], **look)
-        certain.plot(passes, [uncertainty(record) for record in job.log], **look)
+        certain.plot(passes, [record["uncertainty"] for record in job.log], **look)
         if job.spec.target is not None:
             metric.axhline(job.spec.target, color=_colour(job.number), lw=0.8, ls=(0, (4, 3)))
     dress(metric, "validation metric by pass (dashed: target)")

@@ -56,6 +56,7 @@ class SimulatedPool(Processes):
         assert len(order.samples) == len(order.batches) == len(slots)
         told = {
             "samples": order.samples, "batches": order.batches, "rate": order.rate, "loss": 0.0,
+            "uncertainty": 0.9 / (1 + order.number),
             "entropy": [0.9 / (1 + order.number)] * len(slots),
             "margin": [0.5] * len(slots), "metric": self.metric(name, order.number + 1),
         }  # fmt: skip

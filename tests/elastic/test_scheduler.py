@@ -185,7 +185,7 @@ def test_a_pass_that_was_saved_but_not_told() -> None:
     """It counts, once, and the policy decides about the next one."""
     pool = SimulatedPool(2, lambda name, g: 1000)
     pool.due = [(1500, Event(0, "died"))]
-    saved = {"samples": [500, 500], "entropy": [0.5, 0.5], "margin": [0, 0], "metric": 0.0}
+    saved = {"samples": [500, 500], "uncertainty": 0.5, "metric": 0.0}
     pool.untold["a"] = {1: saved}
     quotas = {"a": [2, 2, 1, 1]}
     scheduler = scheduled([job("a", passes=4, sizes=(1, 2))], pool, Replay(quotas))
