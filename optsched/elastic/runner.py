@@ -445,5 +445,6 @@ def _result(scheduler: Scheduler, complete: bool, origin: int) -> LiveRun:
     policy, wall = scheduler.policy, max(scheduler.now - origin, 1) / 1e3
     return LiveRun(
         work, Nodes(1, gpus=scheduler.slots), scheduler.settings(), policy.name,
-        policy_options(policy), log, tuple(jobs), policy, scheduler.times, complete, scheduler.busy / wall,
+        policy_options(policy), log, tuple(jobs), policy, scheduler.times, complete,
+        scheduler.busy / wall,
     )  # fmt: skip
