@@ -36,7 +36,7 @@ STATE: Final = "run.json"
 
 
 class JobStatus(NamedTuple):
-    """A job in the live table."""
+    """A job in the live table: times in seconds, values of its last pass."""
 
     name: str
     phase: str
@@ -44,35 +44,29 @@ class JobStatus(NamedTuple):
     slots: tuple[int, ...]
     passes: int
     most: int
-    """Passes at most."""
     uncertainty: float | None
-    """U of the last pass (26)."""
     metric: float | None
     target: float | None
     jct: float
-    """Seconds since it was submitted, at most until its end."""
+    """Since it was submitted, at most until its end."""
     reason: str
     """Why it failed."""
 
 
 class Status(NamedTuple):
-    """What `on_progress` is told."""
+    """What `on_progress` is told, `time` in seconds since the start."""
 
     time: float
-    """Seconds since the start."""
     jobs: list[JobStatus]
 
 
 class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a later process needs to go on, beside the checkpoints; lists by job."""
+    """What a later process needs to go on, beside the checkpoints."""
 
-    names: list[str]
+    jobs: dict[str, tuple[int, int, int, str]]
+    """First start, end, preemptions, and why it failed."""
     clock: int = 0
     stays: list[Stay] = []
-    first_start: list[int] = []
-    finished: list[int] = []
-    preemptions: list[int] = []
-    failed: list[str] = []
     times: dict[str, dict[int, list[int]]] = {}
     starts: list[int] = []
     format: Literal["optsched.elastic-run/1"] = "optsched.elastic-run/1"
@@ -138,33 +132,23 @@ class LiveRun(Run):
         speed = [int(work.rates_of(i)[work.sizes_of(i) == g][0]) for i, g in enumerate(first)]
         return simulate(
             work.changed(work=work.work + cost * np.array(speed, np.int64)),
-            AsLive(chosen, ended, signal_of(chosen)), self.nodes,
+            AsLive(chosen, ended), self.nodes,
             engine="generic", restart_cost=cost, checkpoint="pass",
         )  # fmt: skip
 
 
 class AsLive:
-    """A policy in a simulation, told what it would know if the jobs were real.
-
-    Parameters
-    ----------
-    policy
-        Any.
-    jobs
-        Real ones that have ended, in the order of the simulated workload.
-    signal
-        The curve that it is shown.
-    """
+    """A policy in a simulation of real jobs, told what it would know of them."""
 
     options: tuple[str, ...] = ()
     clairvoyant = False
 
-    def __init__(self, policy: Policy, jobs: Sequence[LiveJob], signal: str) -> None:
-        self.policy, self.name, self.signal, self.real = policy, policy.name, signal, jobs
+    def __init__(self, policy: Policy, real: Sequence[LiveJob]) -> None:
+        self.policy, self.name, self.real = policy, policy.name, real
         self.times = PassTimes()
         self.jobs = [
             LiveJob(job.spec, i, submit=job.submit, samples=job.samples)
-            for i, job in enumerate(jobs)
+            for i, job in enumerate(real)
         ]
 
     def decide(self, view: ClusterView) -> Decision:
@@ -172,8 +156,8 @@ class AsLive:
         at = {j: i for i, j in enumerate(view.job.tolist())}
         for job, real in zip(self.jobs, self.real, strict=True):
             i = at.get(job.number)
-            passes = int(view.passes[i]) if i is not None else real.passes
-            if job.active and passes > job.passes and job.slots:
+            passes = real.passes if i is None else int(view.passes[i])
+            if job.slots and passes > job.passes:
                 took = view.workload.pass_work[job.number] // live.rate_of(view.workload, job)
                 self.times.add(job.spec, len(job.slots), int(took))
             if i is None:
@@ -189,7 +173,7 @@ class AsLive:
             if job.slots:
                 within = int(view.done[i] - view.passes[i] * view.pass_work[i])
                 job.began = view.time - within // live.rate_of(view.workload, job)
-        work = live.workload(self.jobs, self.times, self.signal)
+        work = live.workload(self.jobs, self.times, signal_of(self.policy))
         slots = int(view.capacity.sum())
         return self.policy.decide(live.view(self.jobs, work, view.settings, slots, view.time))
 
@@ -359,37 +343,33 @@ def _jobs(jobs: Iterable[TrainingJob], slots: int) -> list[LiveJob]:
 
 def _prepared(place: Path, jobs: Sequence[LiveJob], resume: bool) -> _Saved:
     """The folders; with `resume` the jobs as they were when the run in it ended."""
-    names = [job.spec.name for job in jobs]
-    state = place / STATE
-    content = read_bytes(state) if resume else b""
+    state, names = place / STATE, [job.spec.name for job in jobs]
+    files = [place / name / "checkpoint.pt" for name in names]
+    if resume:
+        try:
+            saved = msgspec.json.decode(read_bytes(state), type=_Saved)
+        except msgspec.DecodeError as error:
+            raise InputError(f"{state}: is no state of a run ({error})") from None
+        if [*saved.jobs] != names:
+            raise InputError(f"{state}: is of jobs {told([*saved.jobs])}, expected {told(names)}")
+    elif any(file.exists() for file in (state, *files)):
+        raise InputError(f"folder: {place} has a run in it; resume it, or name another")
     try:
-        for name in names:
-            (place / name).mkdir(parents=True, exist_ok=True)
+        for file in files:
+            file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"folder: {place} cannot be written ({error.strerror})") from None
     if not resume:
-        if any(file.exists() for file in (state, *(place / n / "checkpoint.pt" for n in names))):
-            raise InputError(
-                f"folder: {place} has a run in it; go on with it (resume), or name another"
-            )
-        return _Saved(names)
-    try:
-        saved = msgspec.json.decode(content, type=_Saved)
-    except msgspec.DecodeError as error:
-        raise InputError(f"{state}: is no state of a run ({error})") from None
-    if saved.names != names:
-        raise InputError(f"{state}: is of the jobs {told(saved.names)}, expected {told(names)}")
-    for job in jobs:
-        job.first_start = saved.first_start[job.number]
-        job.finished, job.reason = saved.finished[job.number], saved.failed[job.number]
-        job.preemptions = saved.preemptions[job.number]
-        job.phase = FAILED if job.reason else ENDED if job.finished >= 0 else job.phase
-        if (file := place / job.spec.name / "checkpoint.pt").exists():
+        return _Saved({})
+    for job, file in zip(jobs, files, strict=True):
+        job.first_start, job.finished, job.preemptions, job.reason = saved.jobs[job.spec.name]
+        if file.exists():
             from optsched.elastic.training import read_checkpoint
 
             job.log = read_checkpoint(file, job.spec.name)["log"]
-        if job.phase not in (ENDED, FAILED) and job.done:  # killed before it was noted
-            job.phase, job.finished = ENDED, saved.clock
+        if job.finished < 0 and not job.reason and job.done:  # killed before it was noted
+            job.finished = saved.clock
+        job.phase = FAILED if job.reason else ENDED if job.finished >= 0 else job.phase
         mine = [stay for stay in saved.stays if stay.job == job.number]
         job.starts = len(mine)
         job.attained = sum(len(stay.slots) * (stay.end - stay.start) for stay in mine)
@@ -398,18 +378,12 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], resume: bool) -> _Saved:
 
 def _save(place: Path, scheduler: Scheduler) -> None:
     """Note the state of the run, open stays as if they ended now."""
-    jobs = scheduler.jobs
-    saved = _Saved(
-        [job.spec.name for job in jobs],
-        scheduler.now,
-        scheduler.all_stays(),
-        [job.first_start for job in jobs],
-        [job.finished for job in jobs],
-        [job.preemptions for job in jobs],
-        [job.reason for job in jobs],
-        scheduler.times.known,
-        scheduler.times.starts,
-    )
+    jobs = {
+        job.spec.name: (job.first_start, job.finished, job.preemptions, job.reason)
+        for job in scheduler.jobs
+    }
+    times = scheduler.times
+    saved = _Saved(jobs, scheduler.now, scheduler.all_stays(), times.known, times.starts)
     write_atomic(place / STATE, msgspec.json.encode(saved))
 
 
@@ -418,10 +392,9 @@ def _status(scheduler: Scheduler) -> Status:
     for job in scheduler.jobs:
         last = job.log[-1] if job.log else None
         until = job.finished if job.finished >= 0 else scheduler.now
+        u, metric = (last["uncertainty"], last["metric"]) if last else (None, None)
         rows.append(JobStatus(
-            job.spec.name, job.phase, job.slots, job.passes, job.spec.passes,
-            None if last is None else last["uncertainty"],
-            None if last is None else last["metric"],
+            job.spec.name, job.phase, job.slots, job.passes, job.spec.passes, u, metric,
             job.spec.target, max(0, until - job.submit) / 1e3, job.reason,
         ))  # fmt: skip
     return Status(scheduler.now / 1e3, rows)
