@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
+import math
 import pickle
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,25 +23,19 @@ if TYPE_CHECKING:
     import os
     from types import ModuleType
 
-EXPOSURES = ("partition", "resample")
-_MICRO = {
-    "alpha", "as_printed", "batch_bounds", "beta", "exposure", "gamma", "rate_bounds",
-    "weight_bounds",
-}  # fmt: skip
+_FUNCTIONS = ("model", "data", "optimizer", "loss", "metric")
+_MICRO = ("alpha", "as_printed", "batch_bounds", "beta", "exposure", "gamma", "rate_bounds",
+          "weight_bounds")  # fmt: skip
 _HOME = "optsched.elastic.workloads"
+_BUILT_IN = ("logistic", "mlp", "cnn", "digits", "sgd", "adam")  # of it, known without torch
 
 
 @dataclass(frozen=True)
 class Call:
     """A function by its place, called in the worker that needs it: nothing is imported before.
 
-    Parameters
-    ----------
-    place
-        ``module:function``, ``FILE.py:function``, or the name of a function of
-        `optsched.elastic.workloads`.
-    options
-        Its keyword arguments.
+    `place` is ``module:function``, ``FILE.py:function``, or the name of a function of
+    `optsched.elastic.workloads`; `options` are its keyword arguments.
     """
 
     place: str
@@ -132,31 +127,28 @@ class TrainingJob:
         own: dict[str, Any] = {"sizes": ascending(f"{at}sizes", self.sizes)}
         if own["sizes"][0] == 0:
             raise InputError(f"{at}sizes: expected numbers of workers >= 1, got 0")
+        given = {key: value for key, value in self.__dict__.items() if value is not None}
         for key, least, most in (
             ("batch_size", own["sizes"][-1], 2**30), ("passes", 1, 10**6), ("samples", 1, 2**53),
-            ("priority", 1, 99), ("expected_passes", 1, 10**6), ("seed", 0, 2**53),
+            ("priority", 1, 99), ("expected_passes", 1, 10**6), ("seed", 0, 2**32 - 1),
         ):  # fmt: skip
-            if (value := getattr(self, key)) is not None:
-                own[key] = integer(f"{at}{key}", value, least, most)
+            if key in given:
+                own[key] = integer(f"{at}{key}", given[key], least, most)
+        for key, top in (("weight", math.inf), ("target", 1.0), ("pass_seconds", math.inf)):
+            if key in given:
+                own[key] = real(f"{at}{key}", given[key], 0.0, top, above=True)
         own["submit"] = real(f"{at}submit", self.submit)
-        own["weight"] = real(f"{at}weight", self.weight, above=True)
-        for key in ("target", "pass_seconds"):
-            if (value := getattr(self, key)) is not None:
-                own[key] = real(f"{at}{key}", value, above=True)
-        if (own.get("target") or 0) > 1:
-            raise InputError(f"{at}target: expected a metric of at most 1, got {self.target}")
         for key in ("group", "template"):
             line(f"{at}{key}", getattr(self, key))
         truth(f"{at}preemptible", self.preemptible)
-        for key in ("model", "data", "optimizer", "loss", "metric"):
-            optional = key in ("loss", "metric") and getattr(self, key) is None
-            if not optional and not callable(getattr(self, key)):
-                raise InputError(f"{at}{key}: expected a function, got {told(getattr(self, key))}")
+        for key in _FUNCTIONS:
+            if not callable(given.get(key)) and (key in given or key in _FUNCTIONS[:3]):
+                raise InputError(f"{at}{key}: expected a function, got {told(given.get(key))}")
         self.__dict__.update(own)
         if self.micro is not None and not isinstance(self.micro, Mapping):
             raise InputError(f"{at}micro: expected a table of options, got {told(self.micro)}")
-        for key in set(self.micro or ()) - _MICRO:
-            raise InputError(f"{at}micro: no {told(key)}; it has {', '.join(sorted(_MICRO))}")
+        for key in sorted({*(self.micro or ())} - {*_MICRO}, key=str):
+            raise InputError(f"{at}micro: no {told(key)}; it has {', '.join(_MICRO)}")
         try:
             for size in self.sizes if self.micro is not None else ():
                 self.controller(size, 10**6, 1e-3).step([0.5] * size, [0.5] * size)
@@ -176,20 +168,21 @@ class TrainingJob:
     def controller(self, workers: int, samples: int, rate: float) -> MicroController:
         """A fresh micro level for data of so many samples and this initial learning rate."""
         options = dict(self.micro or {})
-        exposure = one_of("exposure", options.pop("exposure", "resample"), EXPOSURES)
+        words = ("partition", "resample")
+        exposure = one_of("exposure", options.pop("exposure", "resample"), words)
         if options.get("as_printed") and exposure == "partition":
             raise InputError("as_printed: its samples do not add up; take exposure='resample'")
-        options.setdefault("batch_bounds", (min(2, self.batch_size // workers), self.batch_size))
-        options.setdefault("rate_bounds", (min(1e-5, rate), max(1e-2, rate)))
-        options["batch_bounds"] = tuple(options["batch_bounds"])
-        options["rate_bounds"] = tuple(options["rate_bounds"])
-        return MicroController(self.batch_size, samples=samples, rate=rate, **options)
+        bounds = {
+            "batch_bounds": (min(2, self.batch_size // workers), self.batch_size),
+            "rate_bounds": (min(1e-5, rate), max(1e-2, rate)),
+        }
+        return MicroController(self.batch_size, samples=samples, rate=rate, **bounds | options)
 
 
 def modules_of(job: TrainingJob) -> set[str]:
     """Modules of a job's functions."""
     found = set()
-    for key in ("model", "data", "optimizer"):
+    for key in _FUNCTIONS[:3]:
         function: Any = getattr(job, key)
         function = getattr(function, "func", function)  # functools.partial
         if not isinstance(function, Call):
@@ -201,7 +194,7 @@ def modules_of(job: TrainingJob) -> set[str]:
 
 def pickled(job: TrainingJob) -> bytes:
     """A job as workers get it; `InputError` if a function cannot go to another process."""
-    for key in ("model", "data", "optimizer", "loss", "metric"):
+    for key in _FUNCTIONS:
         try:
             pickle.dumps(getattr(job, key))
         except Exception as error:
@@ -216,12 +209,7 @@ def read_jobs(path: str | os.PathLike[str]) -> list[TrainingJob]:
     """Jobs of a TOML file: one table ``[[jobs]]`` each, with the fields of `TrainingJob`.
 
     Functions are texts (see `Call`), or tables ``{call = "cnn", classes = 5}`` with arguments;
-    paths of Python files are relative to the TOML file.
-
-    Raises
-    ------
-    InputError
-        With file, job and field.
+    paths of Python files are relative to the TOML file. An InputError names file, job and field.
     """
     try:
         tree = tomllib.loads(read_text(path))
@@ -231,21 +219,16 @@ def read_jobs(path: str | os.PathLike[str]) -> list[TrainingJob]:
     if tree or not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
         extra = f", and no {told(next(iter(tree)))}" if tree else ""
         raise InputError(f"{path}: expected tables [[jobs]]{extra}")
-    known = [f.name for f in fields(TrainingJob)]
-    found = []
+    known, found = [f.name for f in fields(TrainingJob)], []
     for i, row in enumerate(rows):
         place = f"{path}: jobs[{i}]"
-        for key in row:
-            if key not in known:
-                close = difflib.get_close_matches(key, known, 1)
-                raise InputError(
-                    f"{place}: there is no field {told(key)}"
-                    + (f" (did you mean {close[0]}?)" if close else "")
-                )
-        for key in ("name", "model", "data", "optimizer"):
+        for key in row.keys() - known:
+            close = "".join(f" (did you mean {k}?)" for k in get_close_matches(key, known, 1))
+            raise InputError(f"{place}: there is no field {told(key)}{close}")
+        for key in ("name", *_FUNCTIONS[:3]):
             if key not in row:
                 raise InputError(f"{place}: {key} is missing")
-        for key in ("model", "data", "optimizer", "loss", "metric"):
+        for key in _FUNCTIONS:
             if key in row:
                 row[key] = _call(f"{place}.{key}", row[key], Path(path).parent)
         if isinstance(row.get("sizes"), list):
@@ -270,16 +253,11 @@ def _call(place: str, value: Any, folder: Path) -> Call:
         if not (folder / home).is_file():
             raise InputError(f"{place}: {folder / home}: no such file")
         call = f"{(folder / home).resolve()}:{name}"
-    elif not home and name not in _built_in():
-        raise InputError(f"{place}: there is no {told(name)}; built in: {', '.join(_built_in())}")
+    elif not home and name not in _BUILT_IN:
+        raise InputError(f"{place}: there is no {told(name)}; built in: {', '.join(_BUILT_IN)}")
     elif home and importlib.util.find_spec(home.partition(".")[0]) is None:
         raise InputError(f"{place}: there is no module {told(home)}")
     return Call(call, options)
-
-
-def _built_in() -> list[str]:
-    """Names that a file may use without a module; read without torch."""
-    return ["logistic", "mlp", "cnn", "digits", "sgd", "adam"]
 
 
 def _module(home: str) -> ModuleType:

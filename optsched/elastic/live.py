@@ -148,16 +148,9 @@ def _kind(job: TrainingJob) -> str:
 
 
 def workload(jobs: Sequence[LiveJob], times: PassTimes, signal: str, name: str = "") -> Workload:
-    """The jobs as `optsched.cluster` knows them, by what is measured so far; times in ms.
+    """The jobs, by number, as `optsched.cluster` knows them by what is measured; times in ms.
 
-    Parameters
-    ----------
-    jobs
-        By number.
-    times
-        Of their passes.
-    signal
-        The curve that is reported: ``"uncertainty"``, or ``"metric"``, its distance from 1.
+    `signal` is the curve that is reported: ``"uncertainty"``, or ``"metric"``, its distance from 1.
     """
     rows, curves = [], []
     target, initial = np.full(len(jobs), np.nan), np.full(len(jobs), np.nan)

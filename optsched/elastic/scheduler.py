@@ -89,8 +89,8 @@ class Scheduler:
             self.now = self.pool.now()
             for job in self.jobs:
                 if job.slots:
-                    self._close(job)
-                    job.slots, job.phase = (), PENDING
+                    self._release(job)
+                    job.phase = PENDING
         return True
 
     def _told(self, events: list[Event]) -> None:
@@ -127,15 +127,15 @@ class Scheduler:
 
     def _hear(self, event: Event) -> None:
         job = self._owner[event.slot]
-        if event.kind == "died":
-            self._crash(job, event.slot)
-            return
         if job is None:
+            if event.kind == "died":
+                self.pool.kill([event.slot])
+            return
+        # who loses the connection to a dead worker may be heard first
+        if event.kind == "died" or (event.kind == "failed" and self.pool.dead(job.slots)):
+            self._crash(job)
             return
         if event.kind == "failed":
-            if self.pool.dead(job.slots):  # the others lose their connection first
-                self._crash(job, event.slot)
-                return
             self._release(job, kill=True)
             self._fail(job, event.told)
             return
@@ -172,11 +172,8 @@ class Scheduler:
         else:
             job.at_end = True
 
-    def _crash(self, job: LiveJob | None, slot: int) -> None:
+    def _crash(self, job: LiveJob) -> None:
         """A worker is dead; its job goes on from its checkpoint."""
-        if job is None:
-            self.pool.kill([slot])
-            return
         self._release(job, kill=True)
         job.crashes += 1
         job.controller = None  # it has been asked for the pass that is done again
@@ -190,7 +187,8 @@ class Scheduler:
     def _release(self, job: LiveJob, kill: bool = False) -> None:
         """Take all its workers from a job."""
         (self.pool.kill if kill else self.pool.leave)(job.slots)
-        self._close(job)
+        self.stays.append(self._stay(job))
+        job.attained += len(job.slots) * (self.now - job.stay)
         for slot in job.slots:
             self._owner[slot] = None
         job.slots, job.at_end, self._ask = (), False, True
@@ -205,11 +203,6 @@ class Scheduler:
     def all_stays(self) -> list[Stay]:
         """Those that have ended, and the open ones up to now."""
         return self.stays + [self._stay(job) for job in self.jobs if job.slots]
-
-    def _close(self, job: LiveJob) -> None:
-        """Note the stay that ends now."""
-        self.stays.append(self._stay(job))
-        job.attained += len(job.slots) * (self.now - job.stay)
 
     def _begin(self, job: LiveJob) -> None:
         """The next pass on the workers that it has."""
@@ -243,14 +236,12 @@ class Scheduler:
                 job.phase, job.entered = PENDING, self.now
                 job.preemptions += gpus == 0
         free = [slot for slot, owner in enumerate(self._owner) if owner is None]
-        order = range(len(active)) if decision.order is None else decision.order.tolist()
-        rest = [i for i in range(len(active)) if i not in set(order)]
-        starting: list[int] = []
-        for i in [*order, *rest]:
-            if active[i].phase == PENDING and 0 < quota[i] <= len(free) - sum(
-                quota[k] for k in starting
-            ):
+        order = [] if decision.order is None else decision.order.tolist()
+        starting, left = [], len(free)
+        for i in dict.fromkeys([*order, *range(len(active))]):
+            if active[i].phase == PENDING and 0 < quota[i] <= left:
                 starting.append(i)
+                left -= quota[i]
         for i in sorted(starting):
             self._start(active[i], tuple(free[: quota[i]]))
             del free[: quota[i]]
@@ -278,31 +269,27 @@ class Scheduler:
             raise PolicyError(f"{place}: share: real jobs do not share workers")
         quota = np.asarray(decision.quota)
         if quota.shape != view.job.shape or quota.dtype.kind not in "iu":
-            raise PolicyError(
-                f"{place}: quota: expected {len(view.job)} integers, got {told(quota)}"
-            )
+            raise PolicyError(f"{place}: expected {len(view.job)} quotas, got {told(quota)}")
         for i, gpus in enumerate(quota.tolist()):
             job = self.jobs[view.job[i]]
-            name, held = told(job.spec.name), len(job.slots)
+            held, wrong = len(job.slots), ""
             if gpus and gpus not in job.spec.sizes:
                 sizes = ", ".join(map(str, job.spec.sizes))
-                raise PolicyError(
-                    f"{place}: job {name}: quota {gpus} is none of its sizes ({sizes})"
-                )
-            if held and gpus != held and not job.at_end:
-                raise PolicyError(
-                    f"{place}: job {name}: is within a pass, and not preemptible then; its quota "
-                    f"stays {held}, got {gpus}"
-                )
-            if held and not gpus and not job.spec.preemptible:
-                raise PolicyError(f"{place}: job {name}: is not preemptible, but would lose all")
+                wrong = f"quota {gpus} is none of its sizes ({sizes})"
+            elif held and gpus != held and not job.at_end:
+                wrong = f"is within a pass, where its quota stays {held}, got {gpus}"
+            elif held and not gpus and not job.spec.preemptible:
+                wrong = "is not preemptible, but would lose all workers"
+            if wrong:
+                raise PolicyError(f"{place}: job {told(job.spec.name)}: {wrong}")
         if quota.sum() > self.slots and not decision.best_effort:
             raise PolicyError(f"{place}: over-allocation: {quota.sum()} workers of {self.slots}")
         if (wake := decision.wake_at) is not None:
             if wake <= self.now:
                 raise PolicyError(f"{place}: wake_at: expected a time after now, got {told(wake)}")
             self._wake = int(wake)
-        return [int(gpus) for gpus in quota]
+        found: list[int] = quota.tolist()
+        return found
 
 
 def signal_of(policy: Policy) -> str:

@@ -64,18 +64,10 @@ class Event(NamedTuple):
 
 
 class Processes:
-    """A pool of worker processes on this machine; the scheduler's view of them.
+    """A pool of worker processes on this machine. All that a worker is told it answers: `Event`.
 
-    All a worker is told it answers, see `Event`.
-
-    Parameters
-    ----------
-    devices
-        Of every slot: ``"cpu"`` or ``"cuda:0"``.
-    modules
-        Imported by every worker before the clock starts; those of ours once for all.
-    origin
-        Milliseconds that the clock shows at the start.
+    `devices` are those of the slots, such as ``cpu`` or ``cuda:0``; `modules` are imported by every
+    worker before the clock starts, which then shows `origin` milliseconds.
     """
 
     def __init__(

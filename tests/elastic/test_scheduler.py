@@ -222,8 +222,8 @@ def test_hopeless_jobs_fail() -> None:
     [
         (lambda view: Decision(np.full(len(view.job), 2)), "quota 2 is none of its sizes"),
         (lambda view: Decision(np.ones(3, np.int64)), "over-allocation: 3 workers of 2"),
-        (lambda view: Decision(np.zeros(1, np.int64)), "expected 3 integers"),
-        (lambda view: Decision(np.ones(3)), "expected 3 integers"),
+        (lambda view: Decision(np.zeros(1, np.int64)), "expected 3 quotas"),
+        (lambda view: Decision(np.ones(3)), "expected 3 quotas"),
         (lambda view: Decision(view.gpus.copy(), wake_at=view.time), "wake_at"),
         (lambda view: Decision(view.gpus.copy(), share={0: 1}), "share"),
     ],
