@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,11 +15,12 @@ from optsched.cluster.speedup import Amdahl, Table
 from optsched.cluster.workload import Workload, csr
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from optsched.cluster.settings import Settings
     from optsched.elastic.job import TrainingJob
     from optsched.elastic.micro import MicroController
+    from optsched.schedule import IntArray
 
 UNBORN: Final = "unborn"
 PENDING: Final = "pending"
@@ -147,38 +149,32 @@ def _kind(job: TrainingJob) -> str:
     return f"template {job.template}" if job.template else f"job {job.name}"
 
 
-def workload(jobs: Sequence[LiveJob], times: PassTimes, signal: str, name: str = "") -> Workload:
+def workload(jobs: Sequence[LiveJob], times: PassTimes, signal: str) -> Workload:
     """The jobs, by number, as `optsched.cluster` knows them by what is measured; times in ms.
 
     `signal` is the curve that is reported: ``"uncertainty"``, or ``"metric"``, its distance from 1.
     """
     rows, curves = [], []
-    target, initial = np.full(len(jobs), np.nan), np.full(len(jobs), np.nan)
-    passes = np.zeros(len(jobs), np.int64)
-    for i, job in enumerate(jobs):
-        spec = job.spec
-        one, speedup = times.of(spec)
-        over = job.phase == ENDED
+    for job in jobs:
+        spec, (one, speedup) = job.spec, times.of(job.spec)
         rows.append(Job(
             name=spec.name, submit=job.submit, sizes=spec.sizes, speedup=speedup,
             work=max(1, round(one * WORK)) * job.expected, passes=job.expected,
-            completion="epochs", priority=spec.priority, weight=spec.weight, group=spec.group,
+            priority=spec.priority, weight=spec.weight, group=spec.group,
             preemptible=spec.preemptible, template=spec.template,
         ))  # fmt: skip
-        passes[i] = job.passes if over else max(job.expected, job.passes + 1)
-        if spec.target is not None:
-            target[i] = 1.0 - spec.target
-        curves.append([
-            record["uncertainty"] if signal == "uncertainty" else 1.0 - record["metric"]
-            for record in job.log
-        ])  # fmt: skip
-    made = Workload.of(rows, time_unit="ms", name=name)
+        curve = [r["uncertainty"] if signal != "metric" else 1.0 - r["metric"] for r in job.log]
+        curves.append(curve)
+    made = Workload.of(rows, time_unit="ms")
+    over = np.array([job.phase == ENDED for job in jobs])
+    done = np.array([job.passes for job in jobs], np.int64)
+    passes = np.where(over, done, np.maximum(made.passes, done + 1))
     ptr, observed = csr(curves, np.float64)
-    completion = [COMPLETIONS.index(job.spec.completion) for job in jobs]
     return made.changed(
-        passes=passes, pass_work=made.pass_work, work=made.pass_work * passes, target=target,
-        initial=initial, observed_ptr=ptr, observed=observed, believed=made.believed,
-        completion=np.array(completion),
+        passes=passes, pass_work=made.pass_work, work=made.pass_work * passes,
+        target=1.0 - np.array([job.spec.target or np.nan for job in jobs]),
+        observed_ptr=ptr, observed=observed, believed=made.believed,
+        completion=np.array([COMPLETIONS.index(job.spec.completion) for job in jobs]),
     )  # fmt: skip
 
 
@@ -190,35 +186,31 @@ def view(
     A job within a pass is not preemptible: quotas change at the ends of passes.
     """
     active = [job for job in jobs if job.active]
-    ids = np.array([job.number for job in active], np.int64)
-    held = np.array([len(job.slots) for job in active], np.int64)
-    ends = np.array([job.phase == PENDING or job.at_end for job in active], np.bool_)
-    passes = np.array([job.passes for job in active], np.int64)
+
+    def each(value: Callable[[LiveJob], int]) -> IntArray:
+        return np.array([value(job) for job in active], np.int64)
+
+    ids, passes = each(attrgetter("number")), each(attrgetter("passes"))
+    held = each(lambda job: len(job.slots))
+    ends = each(lambda job: job.phase == PENDING or job.at_end) != 0
     pass_work = work.pass_work[ids]
-    done = passes * pass_work
-    for i, job in enumerate(active):
-        if job.phase == RUNNING and not job.at_end:
-            done[i] += min(int(pass_work[i]), (now - job.began) * rate_of(work, job))
-    rows = [range(int(work.size_ptr[j]), int(work.size_ptr[j + 1])) for j in ids]
-    size_ptr, at = csr(rows, np.int64)
-    observed_ptr, seen = csr(
-        [range(int(work.observed_ptr[j]), int(work.observed_ptr[j + 1])) for j in ids], np.int64
-    )
+    within = each(lambda job: now - job.began if job.phase == RUNNING and not job.at_end else 0)
+    rates = each(lambda job: rate_of(work, job) if job.slots else 0)
+    done = passes * pass_work + np.minimum(within * rates, pass_work)
+    size_ptr, at = csr([range(*work.size_ptr[j : j + 2]) for j in ids], np.int64)
+    observed_ptr, seen = csr([range(*work.observed_ptr[j : j + 2]) for j in ids], np.int64)
     held_ptr, held_count = csr([[count] if count else [] for count in held.tolist()], np.int64)
     columns: dict[str, Any] = {
-        "job": ids, "gpus": held, "running": held > 0,
-        "submit": work.submit[ids], "done": done, "passes": passes, "pass_work": pass_work,
-        "first_start": np.array([job.first_start for job in active], np.int64),
-        "entered": np.array([job.entered for job in active], np.int64),
-        "attained": np.array(
-            [job.attained + len(job.slots) * (now - job.stay) for job in active], np.int64
-        ),
-        "remaining": np.maximum(work.believed[ids] - done, 1),
-        "at_pass_end": ends,
-        "starts": np.array([job.starts for job in active], np.int64),
+        key: each(attrgetter(key)) for key in ("first_start", "entered", "starts")
+    } | {
+        key: getattr(work, key)[ids]
+        for key in ("submit", "pass_work", "priority", "weight", "group", "template")
+    } | {
+        "job": ids, "gpus": held, "running": held > 0, "done": done, "passes": passes,
+        "attained": each(lambda job: job.attained) + held * (now - each(lambda job: job.stay)),
+        "remaining": np.maximum(work.believed[ids] - done, 1), "at_pass_end": ends,
         "size_ptr": size_ptr, "size": work.size[at], "rate": work.rate[at],
-        "priority": work.priority[ids], "weight": work.weight[ids], "group": work.group[ids],
-        "template": work.template[ids], "preemptible": work.preemptible[ids] & ends,
+        "preemptible": work.preemptible[ids] & ends,
         "restart_cost": np.full(len(ids), settings.restart_cost, np.int64),
         "observed_ptr": observed_ptr, "observed": work.observed[seen],
         "free": np.array([slots - int(held.sum())], np.int64),
