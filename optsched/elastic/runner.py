@@ -88,11 +88,7 @@ class LiveRun(Run):
 
     @property
     def records(self) -> dict[str, list[dict[str, Any]]]:
-        """By job a record per pass.
-
-        It has ``samples, batches, entropy, margin`` by rank, the ``rate`` factor, the mean training
-        ``loss`` and the validation ``metric``.
-        """
+        """By job what every pass has brought, see `training.Member.train`."""
         return {job.spec.name: job.log for job in self.live}
 
     @property
@@ -106,15 +102,8 @@ class LiveRun(Run):
         return {job.spec.name: job.reason for job in self.live if job.phase == FAILED}
 
     def simulated(self, policy: Policy | str | None = None) -> Run:
-        """The jobs that ended, simulated: with their passes, and the times measured here.
+        """The jobs that ended, simulated under this or another policy, with their passes.
 
-        Parameters
-        ----------
-        policy
-            Another one; None: this run's.
-
-        Notes
-        -----
         Passes and starts cost the mean of all that were measured, of their template and size. The
         simulator charges starts from the second one on; the first is put into the work, at the
         speed that the job began with. The policy is told what it would know of real jobs: believed
@@ -127,14 +116,11 @@ class LiveRun(Run):
         work = live.workload(self.live, self.times.means(), signal_of(chosen))
         work = work.take([job.number for job in ended])
         cost = round(float(np.mean(self.times.starts or [0])))
-        first = [next(s for j, s in zip(self.log.job, self.log.gpus, strict=True)
-                      if j == job.number) for job in ended]  # fmt: skip
+        first = [int(self.log.gpus[self.log.job == job.number][0]) for job in ended]
         speed = [int(work.rates_of(i)[work.sizes_of(i) == g][0]) for i, g in enumerate(first)]
-        return simulate(
-            work.changed(work=work.work + cost * np.array(speed, np.int64)),
-            AsLive(chosen, ended), self.nodes,
-            engine="generic", restart_cost=cost, checkpoint="pass",
-        )  # fmt: skip
+        work = work.changed(work=work.work + cost * np.array(speed, np.int64))
+        settings: Any = {"restart_cost": cost, "checkpoint": "pass", "engine": "generic"}
+        return simulate(work, AsLive(chosen, ended), self.nodes, **settings)
 
 
 class AsLive:
@@ -181,10 +167,8 @@ class AsLive:
 class Replay:
     """A policy that gives every pass the workers that it had before; jobs have to be preemptible.
 
-    Parameters
-    ----------
-    quotas
-        `LiveRun.quotas`: workers by pass, by name of the job; the last one counts for later passes.
+    `quotas` are `LiveRun.quotas`: workers by pass, by name of the job; the last one counts for
+    later passes.
     """
 
     name = "replay"
@@ -266,10 +250,9 @@ def run(
     if resume and folder is None:
         raise InputError("resume: name the folder of the run")
     with ExitStack() as stack:
-        if folder is None:
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="optsched-")))
-        else:
-            place = Path(folder)
+        if (kept := folder) is None:
+            kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="optsched-"))
+        place = Path(kept)
         saved = _prepared(place, known, resume)
         modules = {module for job in known for module in modules_of(job.spec)}
         pool = Processes(places, modules, saved.clock)
@@ -310,9 +293,7 @@ def _devices(devices: Sequence[str] | None, slots: int) -> list[str]:
     known = ["cpu", *(f"cuda:{k}" for k in range(_gpus()))]
     for k, device in enumerate(devices):
         if device not in known:
-            raise InputError(
-                f"devices[{k}]: expected one of {', '.join(known)}, got {told(device)}"
-            )
+            raise InputError(f"devices[{k}]: {told(device)} is none of {', '.join(known)}")
     return list(devices)
 
 
@@ -403,10 +384,8 @@ def _status(scheduler: Scheduler) -> Status:
 def _result(scheduler: Scheduler, complete: bool, origin: int) -> LiveRun:
     jobs, work = scheduler.jobs, scheduler.workload()
     stays = sorted(scheduler.stays, key=lambda stay: (stay.start, stay.job))
-    gpus = np.array([len(stay.slots) for stay in stays], np.int64)
-    columns = np.array([stay[:4] for stay in stays], np.int64).reshape(-1, 4).T.copy()
-    job, start, end, restart = columns
-    passes = np.array([stay.passes for stay in stays], np.int64)
+    table = [(*stay[:4], len(stay.slots), stay.passes) for stay in stays]
+    job, start, end, restart, gpus, passes = np.array(table, np.int64).reshape(-1, 6).T.copy()
     log = Log(
         job, start, end, restart, gpus, half=np.zeros_like(job), work=passes * work.pass_work[job],
         node_ptr=np.arange(len(stays) + 1), node=np.zeros_like(job), count=gpus.copy(),

@@ -24,8 +24,6 @@ except ImportError:
     raise MissingExtra("elastic training", "torch") from None
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from optsched.elastic.job import TrainingJob
@@ -38,15 +36,8 @@ _PATIENCE: Final = timedelta(seconds=600)  # for the others: who dies is found b
 class Member:
     """A rank of a job between two changes of its workers; weights stay in memory from pass to pass.
 
-    Random numbers of a pass depend on (seed, pass, rank) alone, so a pass that is done again after
-    a crash gives the same bits.
-
-    Parameters
-    ----------
-    job, join
-        Which job, and this worker's place in it.
-    data
-        What ``job.data()`` has returned.
+    `data` is what ``job.data()`` has returned. Random numbers of a pass depend on (seed, pass,
+    rank) alone, so a pass that is done again after a crash gives the same bits.
     """
 
     def __init__(self, job: TrainingJob, join: Join, data: tuple[Any, Any]) -> None:
@@ -67,8 +58,7 @@ class Member:
             gpu = self.device.type == "cuda"
             dist.init_process_group(
                 "nccl" if gpu else "gloo",
-                store=dist.FileStore(  # type: ignore[attr-defined]
-                    join.store, join.workers),
+                store=dist.FileStore(join.store, join.workers),  # type: ignore[attr-defined]
                 rank=join.rank, world_size=join.workers, timeout=_PATIENCE,
             )  # fmt: skip
             self.ddp = DistributedDataParallel(self.model, [self.device] if gpu else None)
@@ -83,8 +73,7 @@ class Member:
         U (26) as ``uncertainty``, the mean training ``loss`` and the validation ``metric``. Rank 0
         has written the checkpoint when it returns.
         """
-        plan = StepPlan(tuple(order.samples), tuple(order.batches))
-        loader = self._loader(order, plan)
+        loader = self._loader(order)
         _seed_all(self.job.seed, order.number + 1, self.join.rank)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * order.rate
@@ -101,22 +90,18 @@ class Member:
             (total * scale).backward()
             self.optimizer.step()
             loss += total.detach()
-        own = (
-            [0.0, 0.0] if meter is None or not order.samples[self.join.rank] else [*meter.compute()]
-        )
-        score, count = self._validate()
-        rows = self._gathered([*own[:2], float(loss), score, count])
+        entropy, margin = 0.0, None
+        if meter is not None and order.samples[self.join.rank]:
+            entropy, margin, _ = meter.compute()
+        rows = self._gathered([entropy, margin or 0.0, float(loss), *self._validate()])
+        entropies, margins, losses, scores, counts = map(list, zip(*rows, strict=True))
         record = {
-            "samples": list(order.samples),
-            "batches": list(order.batches),
-            "rate": order.rate,
-            "uncertainty": float(np.dot(order.samples, [row[0] for row in rows]))
-            / sum(order.samples),
-            "entropy": [row[0] for row in rows],
-            "margin": [row[1] for row in rows],
-            "loss": sum(row[2] for row in rows) / max(sum(order.samples), 1),
-            "metric": sum(row[3] for row in rows) / max(sum(row[4] for row in rows), 1.0),
-        }
+            "samples": [*order.samples], "batches": [*order.batches], "rate": order.rate,
+            "entropy": entropies, "margin": margins,
+            "uncertainty": float(np.dot(order.samples, entropies)) / sum(order.samples),
+            "loss": sum(losses) / sum(order.samples),
+            "metric": sum(scores) / max(sum(counts), 1.0),
+        }  # fmt: skip
         self.log.append(record)
         if self.join.rank == 0:
             self._save(order.number + 1)
@@ -129,15 +114,14 @@ class Member:
         if self.join.workers > 1:  # while a model holds the group, its end can block for ever
             dist.destroy_process_group()
 
-    def _loader(self, order: Order, plan: StepPlan) -> VariableBatchLoader:
+    def _loader(self, order: Order) -> VariableBatchLoader:
         """The loader at this pass; a fresh one is led through the past, to draw on from there."""
-        job, join = self.job, self.join
+        job, join, plan = self.job, self.join, _plan(order._asdict())
         if self.loader is None:
-            past = [record["samples"] for record in self.log[: order.number]]
             first = order.number
-            while first and len(past[first - 1]) == join.workers:
+            while first and len(self.log[first - 1]["samples"]) == join.workers:
                 first -= 1
-            plans = [*map(_any_steps, past[first:]), plan]
+            plans = [_plan(self.log[k]) for k in range(first, order.number)] + [plan]
             self.loader = VariableBatchLoader(
                 self.train_data, plans[0], join.rank, epoch=first, seed=job.seed,
                 exposure=job.exposure, pin_memory=self.device.type == "cuda",
@@ -174,11 +158,10 @@ class Member:
         return [found.tolist() for found in rows]
 
     def _save(self, done: int) -> None:
-        state = {
+        state = copied({
             "format": FORMAT, "job": self.job.name, "passes": done, "log": self.log,
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
-        }  # fmt: skip
-        state = copied(state)
+        })  # fmt: skip
         check_plain(state, f"checkpoint of job {self.job.name}")
         replace_file(self.file, state)
 
@@ -199,15 +182,12 @@ class Member:
         self.log = state["log"]
 
 
-def read_checkpoint(file: Path, name: str) -> dict[str, Any]:
+def read_checkpoint(file: Path | str, name: str) -> dict[str, Any]:
     """A job's checkpoint: ``passes``, ``log`` (a record per pass), ``model`` and ``optimizer``.
 
-    Raises
-    ------
-    InputError
-        It cannot be read, or is another job's.
+    `InputError`: it cannot be read, or is another job's.
     """
-    state: Any = load(file)
+    state: Any = load(Path(file))
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise InputError(f"{file}: is no checkpoint of format {FORMAT}")
     if state["job"] != name:
@@ -215,9 +195,8 @@ def read_checkpoint(file: Path, name: str) -> dict[str, Any]:
     return state
 
 
-def _any_steps(counts: Sequence[int]) -> StepPlan:
-    """Of a pass gone by, whose samples count and not its steps."""
-    return StepPlan(tuple(counts), tuple(max(1, n) for n in counts))
+def _plan(given: dict[str, Any]) -> StepPlan:
+    return StepPlan(tuple(given["samples"]), tuple(given["batches"]))
 
 
 def _seed_all(*key: int) -> None:

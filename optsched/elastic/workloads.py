@@ -23,15 +23,10 @@ if TYPE_CHECKING:
 def digits(
     classes: int = 10, repeat: int = 1, noise: float = 0.0
 ) -> tuple[TensorDataset, TensorDataset]:
-    """The 8x8 digits below `classes`, as (training, validation): every fifth validates.
+    """The 8x8 digits below `classes` (2 to 10), as (training, validation): every fifth validates.
 
-    Parameters
-    ----------
-    classes
-        2 to 10.
-    repeat
-        Copies of the training data, each with normal noise of this standard deviation but the
-        first: longer passes over harder data.
+    Training data come `repeat` times, but for the first time with normal noise of this standard
+    deviation: longer passes over harder data.
     """
     x, y = load_digits(n_class=classes, return_X_y=True)
     x, y = (x / 16.0).astype(np.float32).reshape(-1, 1, 8, 8), y.astype(np.int64)
@@ -42,10 +37,8 @@ def digits(
         for _ in range(repeat - 1)
     ]
     train = torch.from_numpy(np.concatenate(copies)), torch.from_numpy(np.tile(y[~held], repeat))
-    return (
-        TensorDataset(*train),
-        TensorDataset(torch.from_numpy(x[held]), torch.from_numpy(y[held])),
-    )
+    validation = torch.from_numpy(x[held]), torch.from_numpy(y[held])
+    return TensorDataset(*train), TensorDataset(*validation)
 
 
 def logistic(classes: int = 10) -> nn.Module:
