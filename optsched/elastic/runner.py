@@ -293,7 +293,9 @@ def _devices(devices: Sequence[str] | None, slots: int) -> list[str]:
     known = ["cpu", *(f"cuda:{k}" for k in range(_gpus()))]
     for k, device in enumerate(devices):
         if device not in known:
-            raise InputError(f"devices[{k}]: {told(device)} is none of {', '.join(known)}")
+            raise InputError(
+                f"devices[{k}]: expected one of {', '.join(known)}, got {told(device)}"
+            )
     return list(devices)
 
 
