@@ -209,9 +209,10 @@ def _work(pipe: Any, modules: list[str]) -> None:
                 elif kind == "order":
                     pipe.send(("passed", member.train(*given)))
                 else:
-                    member.leave()
+                    with suppress(Exception):
+                        member.leave()
                     member = None
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 pipe.send(("failed", f"{type(error).__name__}: {error}"[:2000]))
                 pipe.recv()  # until it is killed: peers that wait for it hear of it by that
     os._exit(0)
