@@ -104,7 +104,8 @@ def batch_sizes(
     budget: four equal workers get 22 each, 88 in all, whatever B is.
     """
     w = unit_sum("weights", weights)
-    least, most = batch_bounds(bounds)
+    pair("batch bounds", bounds)
+    least, most = (whole_number("batch bounds", bound, 1, 2**30) for bound in bounds)
     if as_printed:
         return np.clip(np.rint(least + (most - least) * w), least, most).astype(np.int64)
     total = whole_number("budget", budget, 1, 2**30)
@@ -207,8 +208,7 @@ def vector(
     if size not in (None, len(plain)):
         raise InputError(f"{name}: expected {size} values, got {len(plain)}")
     for i in np.flatnonzero((plain < least) | (plain > most))[:1]:
-        bounds = f"{least:g}..{most:g}"
-        raise InputError(f"{name}: value {i} is {plain[i]}, expected a number in {bounds}")
+        raise InputError(f"{name}: expected {least:g}..{most:g}, value {i} is {plain[i]}")
     return plain
 
 
@@ -235,11 +235,3 @@ def pair(name: str, bounds: Any, middle: float | None = None) -> tuple[float, fl
         between = "" if middle is None else f" {middle:g} <="
         raise InputError(f"{name}: expected 0 < least <={between} most, got {bounds!r:.60}")
     return low, high
-
-
-def batch_bounds(bounds: Any) -> tuple[int, int]:
-    """Bounds of a worker's batch."""
-    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-        raise InputError(f"batch bounds: expected (least, most), got {bounds!r:.60}")
-    least = whole_number("batch bounds", bounds[0], 1, 2**30)
-    return least, whole_number("batch bounds", bounds[1], least, 2**30)

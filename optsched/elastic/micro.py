@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from optsched.cluster.job_checks import real
 from optsched.elastic import equations as eq
 from optsched.errors import InputError
 from optsched.limits import whole_number
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    FloatArray = npt.NDArray[np.float64]
-    IntArray = npt.NDArray[np.int64]
+    from optsched.elastic.equations import FloatArray, IntArray
 
 
 class MicroStep(NamedTuple):
@@ -73,18 +71,16 @@ class MicroController:
         rate_bounds: tuple[float, float] = eq.RATES, as_printed: bool = False,
     ) -> None:  # fmt: skip
         self.budget = whole_number("budget", budget, 1, 2**30)
-        self.batch_bounds = eq.batch_bounds(batch_bounds)
-        self.samples = None if samples is None else whole_number("samples", samples, 1, 2**30)
-        self.weight_bounds = eq.pair("weight bounds", weight_bounds, 1.0)
+        self.samples = whole_number("samples", budget if samples is None else samples, 1, 2**30)
         self.as_printed = bool(as_printed)
         one = np.ones(1)
         eq.combined(one, one, alpha)
-        eq.smoothed_weights(one, one, beta, self.weight_bounds, as_printed=True)
+        eq.smoothed_weights(one, one, beta, weight_bounds, as_printed=True)
+        eq.batch_sizes(one, self.budget, batch_bounds, as_printed=True)
         eq.learning_rate(rate, 1.0, 1.0, gamma, rate_bounds)
-        if not rate > 0:
-            raise InputError(f"rate: expected a number > 0, got {rate!r:.60}")
         self.alpha, self.beta, self.gamma = float(alpha), float(beta), float(gamma)
-        self.rate, self.rate_bounds = float(rate), rate_bounds
+        self.batch_bounds, self.weight_bounds = batch_bounds, weight_bounds
+        self.rate, self.rate_bounds = real("rate", rate, above=True), rate_bounds
         self._weights: FloatArray = np.zeros(0)
         self._first: float | None = None
         self._last: float | None = None
@@ -106,11 +102,8 @@ class MicroController:
         known = len(self._weights) == len(h)
         used = self._weights if known else np.full(len(h), 1.0 / len(h))
         printed = self.as_printed
-        u = eq.combined(
-            eq.relative_uncertainty(h, as_printed=printed),
-            eq.relative_uncertainty(q, as_printed=printed),
-            self.alpha,
-        )
+        relative_h, relative_q = (eq.relative_uncertainty(x, as_printed=printed) for x in (h, q))
+        u = eq.combined(relative_h, relative_q, self.alpha)
         weights = eq.smoothed_weights(used, u, self.beta, self.weight_bounds, as_printed=printed)
         uncertainty = eq.uncertainty(weights if printed else used, h, printed)
         improvement = eq.improvement(self._last if known else None, uncertainty)
@@ -118,8 +111,7 @@ class MicroController:
         if size != len(h):
             weights = np.full(size, 1.0 / size)
         batches = eq.batch_sizes(weights, self.budget, self.batch_bounds, as_printed=printed)
-        total = self.budget if self.samples is None else self.samples
-        samples = eq.sample_counts(weights, total, as_printed=printed)
+        samples = eq.sample_counts(weights, self.samples, as_printed=printed)
         base = self._rate if printed else self.rate
         rate = eq.learning_rate(base, uncertainty, first, self.gamma, self.rate_bounds, printed)
         # nothing is remembered before everything has succeeded
