@@ -95,7 +95,7 @@ def test_what_a_training_loop_may_do() -> None:
         meter.update(torch.empty(0, 5))
     with torch.inference_mode():
         meter.update(large * 1)
-        meter.update(small * 1)
+        meter.update(small * 1, mask=torch.ones(3, dtype=torch.bool))
     with torch.autocast("cpu", torch.bfloat16):
         meter.update(large)
     assert not any(getattr(value, "requires_grad", False) for value in meter._sums)
