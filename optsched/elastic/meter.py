@@ -82,7 +82,8 @@ class EntropyMeter:
                 f"logits: expected {self.num_classes} classes at axis {dim}, got the shape "
                 f"{tuple(shape)}: set num_classes and dim"
             )
-        keep = self._kept(logits, target, mask)
+        plain = target is None and mask is None and self.ignore_index is None
+        keep = None if plain else self._kept(logits, target, mask)
         size = logits.numel()
         if keep is None:
             self._sums[2] = self._sums[2] + size // self.num_classes
