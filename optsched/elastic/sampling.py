@@ -316,15 +316,16 @@ def _plan(given: Any) -> StepPlan:
 
 def _emptied(batch: Any) -> Any:
     """The same structure without samples."""
+    kind: Any = type(batch)
     if isinstance(batch, (torch.Tensor, np.ndarray)) and batch.ndim:
         return batch[:0]
     if isinstance(batch, Mapping):
-        return type(batch)({name: _emptied(value) for name, value in batch.items()})  # type: ignore[call-arg]
+        return kind({name: _emptied(value) for name, value in batch.items()})
     if isinstance(batch, (list, tuple)):
         if all(isinstance(item, (str, bytes)) for item in batch):
-            return type(batch)()
+            return kind()
         items = [_emptied(item) for item in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+        return kind(*items) if hasattr(batch, "_fields") else kind(items)
     if batch is None or isinstance(batch, (str, bytes, int, float)):
         return batch
-    raise InputError(f"collate_fn: no empty {type(batch).__name__} is known: give tensors, lists")
+    raise InputError(f"collate_fn: no empty {kind.__name__} is known: give tensors, lists, dicts")
