@@ -9,50 +9,41 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from optsched.elastic import equations
+
 if TYPE_CHECKING:
-    from optsched.elastic import equations as equations
-    from optsched.elastic.job import Call as Call
-    from optsched.elastic.job import TrainingJob as TrainingJob
-    from optsched.elastic.job import read_jobs as read_jobs
+    from optsched.elastic.job import Call, TrainingJob, read_jobs
     from optsched.elastic.meter import EntropyMeter as EntropyMeter
     from optsched.elastic.meter import Uncertainty as Uncertainty
-    from optsched.elastic.micro import MicroController as MicroController
-    from optsched.elastic.micro import MicroStep as MicroStep
-    from optsched.elastic.runner import JobStatus as JobStatus
-    from optsched.elastic.runner import LiveRun as LiveRun
-    from optsched.elastic.runner import Replay as Replay
-    from optsched.elastic.runner import Status as Status
-    from optsched.elastic.runner import run as run
+    from optsched.elastic.micro import MicroController, MicroStep
+    from optsched.elastic.runner import JobStatus, LiveRun, Replay, Status, run
     from optsched.elastic.sampling import StepPlan as StepPlan
     from optsched.elastic.sampling import UnevenDistributedSampler as UnevenDistributedSampler
     from optsched.elastic.sampling import VariableBatchLoader as VariableBatchLoader
     from optsched.elastic.training import read_checkpoint as read_checkpoint
 
 _HOME: Final = {
-    "job": ("Call", "TrainingJob", "read_jobs"),
-    "meter": ("EntropyMeter", "Uncertainty"),
-    "micro": ("MicroController", "MicroStep"),
-    "runner": ("JobStatus", "LiveRun", "Replay", "Status", "run"),
-    "sampling": ("StepPlan", "UnevenDistributedSampler", "VariableBatchLoader"),
-    "training": ("read_checkpoint",),
-}
-_MODULE: Final = {name: module for module, names in _HOME.items() for name in names}
+    "Call": "job", "TrainingJob": "job", "read_jobs": "job", "EntropyMeter": "meter",
+    "Uncertainty": "meter", "MicroController": "micro", "MicroStep": "micro",
+    "JobStatus": "runner", "LiveRun": "runner", "Replay": "runner", "Status": "runner",
+    "run": "runner", "StepPlan": "sampling", "UnevenDistributedSampler": "sampling",
+    "VariableBatchLoader": "sampling", "read_checkpoint": "training",
+}  # fmt: skip
 
-_TORCH: Final = ("meter", "sampling", "training")
-
-__all__ = ["equations", *(name for name, home in _MODULE.items() if home not in _TORCH)]
+__all__ = [  # without those that need torch, so that * can be imported
+    "Call", "JobStatus", "LiveRun", "MicroController", "MicroStep", "Replay", "Status",
+    "TrainingJob", "equations", "read_jobs", "run",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Load public names on first use."""
-    if name == "equations":
-        return import_module("optsched.elastic.equations")
-    if name not in _MODULE:
+    if name not in _HOME:
         raise AttributeError(f"module 'optsched.elastic' has no attribute {name!r}")
-    value = getattr(import_module(f"optsched.elastic.{_MODULE[name]}"), name)
+    value = getattr(import_module(f"optsched.elastic.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted(["equations", *_MODULE])
+    return sorted(["equations", *_HOME])

@@ -2,10 +2,10 @@
 
 Source: Sun & Huh, Entropy, Appl. Sci. 2026, 16, 3725; numbers in parentheses are its equations.
 Every function is pure. `as_printed=True` keeps the paper's formula where it is ambiguous or wrong;
-what goes wrong is said in the notes, and asserted in the tests.
+the tests assert what goes wrong. Values out of range or number are an `InputError`.
 
 A job runs on R workers (ranks); H_r in [0, 1] is the mean normalised entropy of rank r's
-predictions, Q_r in [0, 1] its margin uncertainty. U is a job's uncertainty, S its score.
+predictions, Q_r in [0, 1] its margin uncertainty. U is a job's uncertainty.
 """
 
 from __future__ import annotations
@@ -40,17 +40,15 @@ def relative_uncertainty(values: Any, *, as_printed: bool = False) -> FloatArray
     are near 1/R, and the bounds [0.5, 1.5] of (20) turn almost all of them into 0.5.
     """
     h = unit_values("H", values)
-    total = float(h.sum())
-    share = h / total if total > 0 else np.full(len(h), 1.0 / len(h))
+    share = h / h.sum() if h.any() else np.full(len(h), 1.0 / len(h))
     return share if as_printed else share * len(h)
 
 
 def combined(relative_h: Any, relative_q: Any, alpha: float = 1.0) -> FloatArray:
     """Entropy and margin in one number a worker, alpha * H + (1 - alpha) * Q (19)."""
     part = real("alpha", alpha, 0.0, 1.0)
-    h, q = finite("H", relative_h), finite("Q", relative_q)
-    if len(h) != len(q):
-        raise InputError(f"Q: expected {len(h)} values, one a worker, got {len(q)}")
+    h = vector("H", relative_h)
+    q = vector("Q", relative_q, size=len(h))
     return part * h + (1.0 - part) * q
 
 
@@ -60,20 +58,9 @@ def smoothed_weights(
 ) -> FloatArray:  # fmt: skip
     """Weights of the workers after one pass, which add up to 1 (20)-(22).
 
-    Parameters
-    ----------
-    previous
-        The last weights, shape (workers,), adding up to 1; 1/R each to begin with, and again
-        whenever the number of workers changes.
-    u
-        What (19) gives, shape (workers,).
-    beta
-        Weight of the last weights, in [0, 1).
-    bounds
-        Least and most weight as a multiple of the mean, 0 < least <= 1 <= most.
+    `previous` are the last ones, 1/R each to begin with, and have the part `beta` < 1 in the new
+    ones; `u`, >= 0, is what (19) gives; shapes (workers,). `bounds` are multiples of the mean.
 
-    Notes
-    -----
     Printed: beta * w + (1 - beta) * clip(u), divided by its sum. That mixes weights of size 1/R
     with numbers of at least 0.5, and the division leaves the bounds. Here both have mean 1, and the
     projection onto bounds and sum is clip(mu * w, least, most).
@@ -82,19 +69,15 @@ def smoothed_weights(
     if keep == 1.0:
         raise InputError("beta: expected a number in [0, 1), got 1 (weights would never change)")
     low, high = pair("weight bounds", bounds, 1.0)
-    last, now = unit_sum("previous", previous), finite("u", u)
-    if len(last) != len(now):
-        raise InputError(f"previous: expected {len(now)} weights, one a worker, got {len(last)}")
-    if now.min() < 0:
-        raise InputError(f"u: expected numbers >= 0, got {now.min()}")
+    last = unit_sum("previous", previous)
+    workers = len(last)
+    now = (1.0 - keep) * np.clip(vector("u", u, 0.0, size=workers), low, high)
     if as_printed:
-        mixed = keep * last + (1.0 - keep) * np.clip(now, low, high)
+        mixed = keep * last + now
         return np.asarray(mixed / mixed.sum())
     from optsched_solvers.quota import continuous_shares
 
-    workers = len(now)
-    mixed = keep * last * workers + (1.0 - keep) * np.clip(now, low, high)
-    return continuous_shares(mixed, workers, low, high) / workers
+    return continuous_shares(keep * last * workers + now, workers, low, high) / workers
 
 
 def sample_counts(weights: Any, samples: int, *, as_printed: bool = False) -> IntArray:
@@ -114,19 +97,15 @@ def sample_counts(weights: Any, samples: int, *, as_printed: bool = False) -> In
 def batch_sizes(
     weights: Any, budget: int, bounds: tuple[int, int] = (8, 64), *, as_printed: bool = False
 ) -> IntArray:
-    """Batch size of every worker (25), adding up to the global batch of (7).
+    """Batch size of every worker (25), adding up to the budget B, the global batch of (7).
 
-    Budget times weight within the bounds, by largest remainders, ties by rank; weights add up to 1;
-    shapes (workers,). Printed: clip(round(8 + 56 w)), which ignores the budget: four equal workers
-    get 22 each, 88 in all, whatever B is.
-
-    Raises
-    ------
-    InputError
-        So many workers cannot share the budget within the bounds, or the weights are none.
+    Budget times weight within the bounds, rounded as in `sample_counts`; a budget that so many
+    workers cannot share is an `InputError`. Printed: clip(round(8 + 56 w)), which ignores the
+    budget: four equal workers get 22 each, 88 in all, whatever B is.
     """
     w = unit_sum("weights", weights)
-    least, most = batch_bounds(bounds)
+    pair("batch bounds", bounds)
+    least, most = (whole_number("batch bounds", bound, 1, 2**30) for bound in bounds)
     if as_printed:
         return np.clip(np.rint(least + (most - least) * w), least, most).astype(np.int64)
     total = whole_number("budget", budget, 1, 2**30)
@@ -145,8 +124,8 @@ def step_time(batches: Any) -> float:
 
     All workers wait for the one with the largest batch, so skewed batches lengthen service.
     """
-    b = finite("batches", batches)
-    if b.min() < 0 or b.sum() <= 0:
+    b = vector("batches", batches, 0.0)
+    if not b.any():
         raise InputError("batches: expected numbers >= 0, not all 0")
     return float(len(b) * b.max() / b.sum())
 
@@ -157,9 +136,8 @@ def uncertainty(weights: Any, H: Any, as_printed: bool = False) -> float:
     Printed: sum w_r H_r / sum H. At equal entropies that is 1/R, for .1 and .9 alike, and jobs with
     unequal numbers of workers cannot be compared.
     """
-    w, h = finite("weights", weights), unit_values("H", H)
-    if len(w) != len(h):
-        raise InputError(f"weights: expected {len(h)} values, one a worker, got {len(w)}")
+    h = unit_values("H", H)
+    w = vector("weights", weights, size=len(h))
     return float(w @ (relative_uncertainty(h, as_printed=True) if as_printed else h))
 
 
@@ -200,11 +178,8 @@ def score(U: Any, delta_U: Any, lam: float = 0.5, rank_normalise: bool = False) 
     it lam weighs unequal things.
     """
     part = real("lam", lam, 0.0, 1.0)
-    level, gain = finite("U", U, least=0), np.maximum(finite("delta_U", delta_U, least=0), 0.0)
-    if len(level) != len(gain):
-        raise InputError(f"delta_U: expected {len(level)} values, one a job, got {len(gain)}")
-    for j in np.flatnonzero(level < 0)[:1]:
-        raise InputError(f"U: job {j} has {level[j]}, expected a number >= 0")
+    level = vector("U", U, 0.0)
+    gain = np.maximum(vector("delta_U", delta_U, size=len(level)), 0.0)
     if rank_normalise:
         level, gain = _ranks(level), _ranks(gain)
     return part * level + (1.0 - part) * gain
@@ -219,31 +194,35 @@ def _ranks(values: FloatArray) -> FloatArray:
     return np.asarray((first + (count - 1) / 2)[place] / (len(values) - 1))
 
 
-def finite(name: str, given: Any, *, least: int = 1) -> FloatArray:
-    """A vector of at least so many finite numbers."""
+def vector(
+    name: str, given: Any, least: float = -math.inf, most: float = math.inf, size: int | None = None
+) -> FloatArray:
+    """Finite numbers within bounds, one a worker or job."""
     try:
         array = np.asarray(given)
         plain = array.astype(np.float64) if array.dtype.kind in "iuf" or not array.size else None
     except (TypeError, ValueError, OverflowError):
         plain = None
-    if plain is None or plain.ndim != 1 or len(plain) < least or not np.isfinite(plain).all():
+    if plain is None or plain.ndim != 1 or not np.isfinite(plain).all():
         raise InputError(f"{name}: expected a vector of finite numbers, got {given!r:.60}")
+    if size not in (None, len(plain)):
+        raise InputError(f"{name}: expected {size} values, got {len(plain)}")
+    for i in np.flatnonzero((plain < least) | (plain > most))[:1]:
+        raise InputError(f"{name}: expected {least:g}..{most:g}, value {i} is {plain[i]}")
     return plain
 
 
 def unit_values(name: str, given: Any) -> FloatArray:
-    """A vector of numbers in [0, 1]."""
-    values = finite(name, given)
-    for r in np.flatnonzero((values < 0) | (values > 1 + 1e-9))[:1]:
-        raise InputError(f"{name}: worker {r} has {values[r]}, expected a number in [0, 1]")
-    return np.minimum(values, 1.0)
+    """Numbers in [0, 1], at least one."""
+    values = vector(name, given, 0.0, 1.0)
+    if not len(values):
+        raise InputError(f"{name}: expected one value a worker, got none")
+    return values
 
 
 def unit_sum(name: str, given: Any) -> FloatArray:
-    """A vector of numbers >= 0 that add up to 1."""
-    values = finite(name, given)
-    for r in np.flatnonzero(values < 0)[:1]:
-        raise InputError(f"{name}: worker {r} has {values[r]}, expected a number >= 0")
+    """Numbers >= 0 that add up to 1."""
+    values = vector(name, given, 0.0)
     if abs(float(values.sum()) - 1.0) > 1e-9:
         raise InputError(f"{name}: expected numbers that add up to 1, got {float(values.sum()):g}")
     return values
@@ -251,16 +230,8 @@ def unit_sum(name: str, given: Any) -> FloatArray:
 
 def pair(name: str, bounds: Any, middle: float | None = None) -> tuple[float, float]:
     """Two numbers, 0 < least <= middle <= most."""
-    low, high = found if len(found := finite(name, bounds)) == 2 else (0.0, 0.0)
+    low, high = vector(name, bounds, size=2).tolist()
     if not 0 < low <= (low if middle is None else middle) <= high:
         between = "" if middle is None else f" {middle:g} <="
         raise InputError(f"{name}: expected 0 < least <={between} most, got {bounds!r:.60}")
-    return float(low), float(high)
-
-
-def batch_bounds(bounds: Any) -> tuple[int, int]:
-    """Bounds of a worker's batch."""
-    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-        raise InputError(f"batch bounds: expected (least, most), got {bounds!r:.60}")
-    least = whole_number("batch bounds", bounds[0], 1, 2**30)
-    return least, whole_number("batch bounds", bounds[1], least, 2**30)
+    return low, high

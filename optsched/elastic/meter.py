@@ -32,19 +32,10 @@ class Uncertainty(NamedTuple):
 class EntropyMeter:
     """How uncertain a model is, from its logits: one line a step, one line a pass.
 
-    Parameters
-    ----------
-    num_classes
-        C, at least 2.
-    margin
-        Also sum up the margin ambiguity; `Uncertainty.margin` is None otherwise.
-    dim
-        Axis of the classes; all other axes are samples (of a batch, of a sequence, of an image).
-    ignore_index
-        Samples with this target are not counted, as in torch's cross entropy.
+    `num_classes` is C, at least 2; `dim` their axis: all others are samples (of a batch, of a
+    sequence, of an image). With `margin` the ambiguity is summed up too, else `Uncertainty.margin`
+    is None. Samples with the target `ignore_index` are left out, as in torch's cross entropy.
 
-    Notes
-    -----
     With p = softmax(logits) over the classes and p_1, p_2 the two largest of it, a sample has the
     entropy -sum p ln p, normalised -sum p ln p / ln C, and the margin ambiguity 1 - (p_1 - p_2).
     `compute` gives H and Q of this rank: the means of the last two over the samples of its pass.
@@ -61,9 +52,7 @@ class EntropyMeter:
     ) -> None:  # fmt: skip
         self.num_classes = whole_number("num_classes", num_classes, 1, 2**31)
         if self.num_classes == 1:
-            raise InputError(
-                "num_classes: 1: the logit z of two classes is torch.stack([0 * z, z], -1)"
-            )
+            raise InputError("num_classes: 1: make one logit z two: torch.stack([0 * z, z], -1)")
         self.margin, self.dim = bool(margin), whole_number("dim", dim, -64, 63)
         if ignore_index is not None:
             whole_number("ignore_index", ignore_index, -(2**63), 2**63 - 1)
@@ -72,23 +61,17 @@ class EntropyMeter:
 
     def reset(self) -> None:
         """Begin a new pass."""
-        self._unmasked = 0
         self._waiting: list[Tensor] = []
-        self._sums: list[Tensor | float] = [0.0, 0.0, 0.0]  # of entropy, p_1 - p_2, masked samples
+        self._sums: list[Tensor | float] = [0.0, 0.0, 0.0]  # of entropy, p_1 - p_2, samples
 
     def update(
         self, logits: Tensor, target: Tensor | None = None, mask: Tensor | None = None
     ) -> None:
         """Count the samples of one batch.
 
-        Parameters
-        ----------
-        logits
-            Of any shape with C at axis `dim`; half, bfloat16, single or double precision.
-        target
-            Class of every sample, the shape of `logits` without that axis; for `ignore_index`.
-        mask
-            Samples to count, booleans of the same shape.
+        `logits` have any shape with C at axis `dim`; half, bfloat16, single or double precision.
+        `target`, the classes, which only `ignore_index` needs, and `mask`, booleans of what to
+        count, have that shape without the axis. Others are an `InputError`.
         """
         if not isinstance(logits, torch.Tensor) or logits.dtype not in _TYPES:
             kind = getattr(logits, "dtype", type(logits).__name__)
@@ -103,7 +86,7 @@ class EntropyMeter:
         keep = None if plain else self._kept(logits, target, mask)
         size = logits.numel()
         if keep is None:
-            self._unmasked += size // self.num_classes
+            self._sums[2] = self._sums[2] + size // self.num_classes
         if size > _SMALL or (size and keep is not None):
             self._add(logits, dim, keep)
         elif size:
@@ -128,27 +111,19 @@ class EntropyMeter:
             if keep is not None:
                 values[0] = values[0].sum(dim)
                 values = [torch.where(keep, value, 0.0) for value in values]
-                self._sums[2] = self._sums[2] + keep.sum()
+                self._sums[2] = self._sums[2] + keep.sum(dtype=torch.float64)
             for i, value in enumerate(values):
                 # not in place: a sum made in inference mode could not be changed outside of it
                 self._sums[i] = self._sums[i] + value.sum(dtype=torch.float64)
 
     def compute(self, reduce: bool = False) -> Uncertainty:
-        """Means over all samples since the last `reset`.
+        """Means over all samples since the last `reset`; `InputError` if there are none, or NaN.
 
-        Parameters
-        ----------
-        reduce
-            Over all ranks of the default process group, by one all-reduce, which all must join.
-
-        Raises
-        ------
-        InputError
-            No sample was counted, logits were NaN or +inf, or there is no process group.
+        `reduce`: over all ranks of the default process group, by one all-reduce, which all must
+        join.
         """
         self._flush()
         entropy, margin, count = (float(value) for value in self._sums)
-        count += self._unmasked
         if reduce:
             if not (dist.is_available() and dist.is_initialized()):
                 raise InputError("reduce: there is no process group: leave it out, or make one")
@@ -169,13 +144,14 @@ class EntropyMeter:
         axis = self.dim % logits.dim()
         shape, device = logits.shape[:axis] + logits.shape[axis + 1 :], logits.device
         for name, given in (("target", target), ("mask", mask)):
-            if isinstance(given, torch.Tensor) and (given.shape, given.device) == (shape, device):
+            if given is None and (name == "mask" or self.ignore_index is None):
                 continue
-            if given is not None or (name == "target" and self.ignore_index is not None):
-                got = f"{given!r:.60}"
-                if isinstance(given, torch.Tensor):
-                    got = f"{tuple(given.shape)}, {given.device}"
-                raise InputError(f"{name}: expected a tensor {tuple(shape)}, {device}, got {got}")
+            got = f"{given!r:.60}"
+            if isinstance(given, torch.Tensor):
+                if (given.shape, given.device) == (shape, device):
+                    continue
+                got = f"{tuple(given.shape)}, {given.device}"
+            raise InputError(f"{name}: expected a tensor {tuple(shape)}, {device}, got {got}")
         if mask is not None and mask.dtype is not torch.bool:
             raise InputError(f"mask: expected booleans, got {mask.dtype}: give mask.bool()")
         if self.ignore_index is None or target is None:

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from optsched.cluster.job_checks import real
 from optsched.elastic import equations as eq
 from optsched.errors import InputError
 from optsched.limits import whole_number
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    FloatArray = npt.NDArray[np.float64]
-    IntArray = npt.NDArray[np.int64]
+    from optsched.elastic.equations import FloatArray, IntArray
 
 
 class MicroStep(NamedTuple):
@@ -39,6 +37,11 @@ class MicroStep(NamedTuple):
 class MicroController:
     """Equations (18)-(28) of Sun & Huh 2026 for one job, one `step` after every pass.
 
+    Samples and batches are in proportion to the same weights, so all workers need the same number
+    of steps, up to rounding and as long as no batch is at a bound. The paper gives no `alpha` and
+    no `gamma`. U (26) is taken with the weights by which the pass was shared; printed, Algorithm 1
+    renews them first (lines 11 and 12). A parameter out of range is an `InputError`.
+
     Parameters
     ----------
     budget
@@ -59,18 +62,6 @@ class MicroController:
         Initial learning rate, and what it is kept within.
     as_printed
         Use the paper's formulas throughout: samples and batches then need not add up.
-
-    Raises
-    ------
-    InputError
-        A parameter has the wrong type or is out of range.
-
-    Notes
-    -----
-    Samples and batches are in proportion to the same weights, so all workers need the same number
-    of steps, up to rounding and as long as no batch is at a bound. `beta` is that of the paper's
-    Table 3; `alpha` and `gamma` are our defaults, the paper gives none. U (26) is taken with the
-    weights by which the pass was shared; printed, Algorithm 1 renews them first (lines 11 and 12).
     """
 
     def __init__(
@@ -80,19 +71,17 @@ class MicroController:
         rate_bounds: tuple[float, float] = eq.RATES, as_printed: bool = False,
     ) -> None:  # fmt: skip
         self.budget = whole_number("budget", budget, 1, 2**30)
-        self.batch_bounds = eq.batch_bounds(batch_bounds)
-        self.samples = None if samples is None else whole_number("samples", samples, 1, 2**30)
-        self.weight_bounds = eq.pair("weight bounds", weight_bounds, 1.0)
+        self.samples = whole_number("samples", budget if samples is None else samples, 1, 2**30)
         self.as_printed = bool(as_printed)
         one = np.ones(1)
         eq.combined(one, one, alpha)
-        eq.smoothed_weights(one, one, beta, self.weight_bounds, as_printed=True)
+        eq.smoothed_weights(one, one, beta, weight_bounds, as_printed=True)
+        eq.batch_sizes(one, self.budget, batch_bounds, as_printed=True)
         eq.learning_rate(rate, 1.0, 1.0, gamma, rate_bounds)
-        if not rate > 0:
-            raise InputError(f"rate: expected a number > 0, got {rate!r:.60}")
         self.alpha, self.beta, self.gamma = float(alpha), float(beta), float(gamma)
-        self.rate, self.rate_bounds = float(rate), rate_bounds
-        self._weights: FloatArray | None = None
+        self.batch_bounds, self.weight_bounds = batch_bounds, weight_bounds
+        self.rate, self.rate_bounds = real("rate", rate, above=True), rate_bounds
+        self._weights: FloatArray = np.zeros(0)
         self._first: float | None = None
         self._last: float | None = None
         self._rate = self.rate
@@ -100,50 +89,31 @@ class MicroController:
     def step(self, H: Any, Q: Any = None, workers: int | None = None) -> MicroStep:
         """Plan the next pass from what the last one measured.
 
-        Parameters
-        ----------
-        H
-            Mean normalised entropy of every worker, in [0, 1].
-        Q
-            Mean margin uncertainty of every worker, in [0, 1]; needed if alpha < 1.
-        workers
-            Number of workers of the next pass; None: as many as have measured. If it differs,
-            weights start anew, equal, and the learning rate goes on.
-
-        Raises
-        ------
-        InputError
-            Values outside [0, 1], of the wrong number, or a budget that so many workers cannot
-            share.
+        `H` and `Q` are the mean normalised entropy and margin uncertainty of every worker, in
+        [0, 1], shapes (workers,); `Q` is needed if alpha < 1. The next pass has as many workers, or
+        `workers`: then weights start anew, equal, and the learning rate goes on. Other values, or
+        a budget that so many workers cannot share, are an `InputError`.
         """
         h = eq.unit_values("H", H)
         if Q is None and self.alpha < 1:
             raise InputError("Q: margin uncertainties are needed because alpha < 1")
         q = h if Q is None else eq.unit_values("Q", Q)
         size = len(h) if workers is None else whole_number("workers", workers, 1, 2**20)
-        known = self._weights is not None and len(self._weights) == len(h)
-        used = self._weights if known and self._weights is not None else _equal(len(h))
-        u = eq.combined(
-            eq.relative_uncertainty(h, as_printed=self.as_printed),
-            eq.relative_uncertainty(q, as_printed=self.as_printed),
-            self.alpha,
-        )
-        renewed = eq.smoothed_weights(
-            used, u, self.beta, self.weight_bounds, as_printed=self.as_printed
-        )
-        uncertainty = eq.uncertainty(renewed if self.as_printed else used, h, self.as_printed)
+        known = len(self._weights) == len(h)
+        used = self._weights if known else np.full(len(h), 1.0 / len(h))
+        printed = self.as_printed
+        relative_h, relative_q = (eq.relative_uncertainty(x, as_printed=printed) for x in (h, q))
+        u = eq.combined(relative_h, relative_q, self.alpha)
+        weights = eq.smoothed_weights(used, u, self.beta, self.weight_bounds, as_printed=printed)
+        uncertainty = eq.uncertainty(weights if printed else used, h, printed)
         improvement = eq.improvement(self._last if known else None, uncertainty)
         first = uncertainty if self._first is None else self._first
-        weights = renewed if size == len(h) else _equal(size)
-        batches = eq.batch_sizes(
-            weights, self.budget, self.batch_bounds, as_printed=self.as_printed
-        )
-        total = self.budget if self.samples is None else self.samples
-        samples = eq.sample_counts(weights, total, as_printed=self.as_printed)
-        base = self._rate if self.as_printed else self.rate
-        rate = eq.learning_rate(
-            base, uncertainty, first, self.gamma, self.rate_bounds, self.as_printed
-        )
+        if size != len(h):
+            weights = np.full(size, 1.0 / size)
+        batches = eq.batch_sizes(weights, self.budget, self.batch_bounds, as_printed=printed)
+        samples = eq.sample_counts(weights, self.samples, as_printed=printed)
+        base = self._rate if printed else self.rate
+        rate = eq.learning_rate(base, uncertainty, first, self.gamma, self.rate_bounds, printed)
         # nothing is remembered before everything has succeeded
         self._weights, self._first, self._rate = weights, first, rate
         self._last = uncertainty if size == len(h) else None
@@ -151,7 +121,3 @@ class MicroController:
             samples, batches, rate / self.rate, weights, uncertainty, improvement,
             eq.step_time(batches),
         )  # fmt: skip
-
-
-def _equal(workers: int) -> FloatArray:
-    return np.full(workers, 1.0 / workers)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from optsched.cluster.job_checks import one_of
 from optsched.errors import InputError, MissingExtra
 from optsched.limits import whole_number
 
 try:
     import torch
-    from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset
+    from torch.utils.data import DataLoader, Sampler, TensorDataset
 except ImportError:
     raise MissingExtra("sampling for DistributedDataParallel", "torch") from None
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy.typing as npt
-
-    IntArray = npt.NDArray[np.int64]
+    from optsched.elastic.equations import IntArray
 
 _MOST: Final = 2**40
 _WORD: Final = 2**32 - 1  # what a random stream is named by
@@ -33,20 +33,9 @@ _SHARDS, _PASS, _ORDER, _WORKERS = range(4)  # random streams
 class StepPlan:
     """How many samples every rank computes in every step of a pass over the data.
 
-    Parameters
-    ----------
-    counts
-        N_r, samples of every rank in the pass, integers >= 0, not all 0.
-    batches
-        b_r, most samples of a rank in a step, integers >= 1.
+    `counts` are N_r, the samples of every rank in the pass, integers >= 0 and not all 0; `batches`
+    are b_r, the most samples of a rank in a step, integers >= 1; else it is an `InputError`.
 
-    Raises
-    ------
-    InputError
-        Not integers, out of range, or not one of each for every rank.
-
-    Notes
-    -----
     Every rank makes all steps, with an empty batch if need be: a missing one would block the
     all-reduce of the others. Sizes of a rank differ by at most 1, and so do totals. The mean over
     ranks, DistributedDataParallel's gradient, is that of the mean loss over all samples of the step
@@ -68,19 +57,20 @@ class StepPlan:
         """R, the number of ranks."""
         return len(self.counts)
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """K, steps of every rank: max ceil(N_r / b_r)."""
         return max(-(-n // b) for n, b in zip(self.counts, self.batches, strict=True))
 
     def size(self, rank: int, step: int) -> int:
         """n_r, samples of a rank in a step; maybe 0."""
-        r, k = whole_number("rank", rank, 0, self.ranks - 1), self._step(step)
-        return int(_size(self.counts, r, k, self.steps))
+        r = whole_number("rank", rank, 0, self.ranks - 1)
+        return int(_size(self.counts, r, whole_number("step", step, 0, self.steps - 1), self.steps))
 
     def total(self, step: int) -> int:
         """Samples of all ranks in a step, at least 1."""
-        return int(_share(sum(self.counts), self._step(step), self.steps))
+        k = whole_number("step", step, 0, self.steps - 1)
+        return int(_share(sum(self.counts), k, self.steps))
 
     def loss_scale(self, rank: int, step: int) -> float:
         """R * n_r / total, for a *mean* loss; an empty batch's mean loss is NaN, even times 0."""
@@ -90,23 +80,22 @@ class StepPlan:
         """R / total, for a *summed* loss; safe with empty batches, whose summed loss is 0."""
         return self.ranks / self.total(step)
 
-    def _step(self, step: int) -> int:
-        return whole_number("step", step, 0, self.steps - 1)
-
 
 class UnevenDistributedSampler(Sampler[int]):
     """Indices of one rank in a pass, where ranks have different numbers of samples.
+
+    They depend on the arguments alone: not on any global random state, platform or version. An
+    argument out of range is an `InputError`.
 
     Parameters
     ----------
     dataset
         Data with a length, or a length.
     counts
-        Samples of every rank in a pass, integers >= 0, not all 0.
-    rank
-        This one, 0 <= rank < len(counts).
-    epoch
-        Number of the pass.
+        Samples of every rank in a pass, integers >= 0, not all 0; those of a partition add up to
+        the data.
+    rank, epoch
+        This rank, 0 <= rank < len(counts), and the number of the pass.
     seed
         Of all shuffling, the same on all ranks, 0 <= seed < 2**32.
     exposure
@@ -116,26 +105,19 @@ class UnevenDistributedSampler(Sampler[int]):
     steps
         Of a partition, `StepPlan.steps`: what all ranks together compute in a step then depends on
         seed, epoch, data and `steps` only, not on counts or ranks.
-
-    Raises
-    ------
-    InputError
-        An argument is out of range, the counts of a partition do not add up to the data, or data
-        to resample are fewer than ranks.
-
-    Notes
-    -----
-    Indices depend on the arguments alone: not on any global random state, platform or version.
     """
 
     def __init__(
         self, dataset: Any, counts: Sequence[int], rank: int, *, epoch: int = 0, seed: int = 0,
         exposure: str = "partition", steps: int = 1,
     ) -> None:  # fmt: skip
-        if exposure not in ("partition", "resample"):
-            raise InputError(f"exposure: expected partition or resample, got {exposure!r:.60}")
-        self.exposure = exposure
-        self.samples = _length(dataset)
+        self.exposure = one_of("exposure", exposure, ("partition", "resample"))
+        try:
+            size = dataset if isinstance(dataset, (int, np.integer)) else len(dataset)
+        except (TypeError, NotImplementedError):
+            got = type(dataset).__name__
+            raise InputError(f"dataset: expected data with a length, got {got}") from None
+        self.samples = whole_number("dataset: its length", size, 1, _MOST)
         self.seed = whole_number("seed", seed, 0, _WORD)
         self.epoch = whole_number("epoch", epoch, 0, _WORD)
         self.steps = whole_number("steps", steps, 1, _MOST)
@@ -180,10 +162,10 @@ class UnevenDistributedSampler(Sampler[int]):
         if len(taken) != len(self.counts):
             self.pointers = (0,) * len(taken)
         elif self.exposure == "resample":
-            gone = new - self.epoch
+            ranks, gone = len(taken), new - self.epoch
             self.pointers = tuple(
-                (at + gone * count) % self._shard(r)
-                for r, (at, count) in enumerate(zip(self.pointers, self.counts, strict=True))
+                (self.pointers[r] + gone * self.counts[r]) % len(range(r, self.samples, ranks))
+                for r in range(ranks)
             )
         self.epoch, self.counts = new, taken
 
@@ -193,20 +175,15 @@ class UnevenDistributedSampler(Sampler[int]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Be where the saved sampler was; `InputError` if the state is none, or of other ranks."""
-        if not isinstance(state, dict) or not self.state_dict().keys() <= state.keys():
-            raise InputError(f"state: expected what state_dict() returns, got {state!r:.60}")
-        epoch = whole_number("state: epoch", state["epoch"], 0, _WORD)
-        counts = self._fitting(state["counts"])
-        pointers = _integers("state: pointers", state["pointers"], 0)
+        at, dealt, drawn = _fields(state, "epoch", "counts", "pointers")
+        epoch, counts = whole_number("state: epoch", at, 0, _WORD), self._fitting(dealt)
+        pointers = _integers("state: pointers", drawn, 0)
         if not len(counts) == len(pointers) == len(self.counts):
             raise InputError(
                 f"state: of {len(counts)} ranks, not {len(self.counts)}: begin at "
                 f"epoch={epoch + 1} with a new sampler instead, shards start anew"
             )
         self.epoch, self.counts, self.pointers = epoch, counts, pointers
-
-    def _shard(self, rank: int) -> int:
-        return len(range(rank, self.samples, len(self.counts)))
 
     def _fitting(self, given: Any) -> tuple[int, ...]:
         counts = _counts(given)
@@ -226,17 +203,10 @@ class VariableBatchLoader:
     Iterating gives ``(batch, scale)`` once a step: a batch as of torch's DataLoader, maybe with 0
     samples in it; call backward on ``scale * summed loss``.
 
-    Parameters
-    ----------
-    dataset
-        Data with a length and indices; a TensorDataset is indexed by whole batches.
-    plan
-        Samples and batches of all ranks.
-    rank, epoch, seed, exposure
-        See `UnevenDistributedSampler`.
-    options
-        Of torch's DataLoader, such as num_workers, pin_memory, collate_fn; its processes are seeded
-        by seed, epoch and rank, unless a generator is given.
+    `dataset` has a length and indices; a TensorDataset is indexed by whole batches. `plan` is that
+    of all ranks; for rank, epoch, seed and exposure see `UnevenDistributedSampler`. Options are
+    those of torch's DataLoader, such as num_workers, pin_memory, collate_fn; its processes are
+    seeded by seed, epoch and rank, unless a generator is given. What cannot be is an `InputError`.
     """
 
     def __init__(
@@ -254,7 +224,6 @@ class VariableBatchLoader:
         self._lists: list[list[int]] = []
         self._random = torch.Generator()
         options = {"generator": self._random, **options}
-        self._loader: DataLoader[Any]
         try:
             self._loader = DataLoader(dataset, batch_sampler=self._lists, **options)
         except (TypeError, ValueError) as error:
@@ -265,11 +234,10 @@ class VariableBatchLoader:
 
     def __iter__(self) -> Iterator[tuple[Any, float]]:
         plan, sampler = self.plan, self.sampler
-        sizes = _size(plan.counts, sampler.rank, np.arange(plan.steps), plan.steps)
-        scales = plan.ranks / _share(sum(plan.counts), np.arange(plan.steps), plan.steps)
+        sizes = [plan.size(sampler.rank, k) for k in range(plan.steps)]
         parts = np.split(sampler.order(), np.cumsum(sizes)[:-1])
-        for part, batch, scale in zip(parts, self._fetched(parts), scales.tolist(), strict=True):
-            yield batch if len(part) else _emptied(batch), scale
+        for k, (size, batch) in enumerate(zip(sizes, self._fetched(parts), strict=True)):
+            yield batch if size else _emptied(batch), plan.sum_scale(k)
 
     def _fetched(self, parts: list[IntArray]) -> Iterator[Any]:
         if self._tensors is not None:
@@ -292,14 +260,9 @@ class VariableBatchLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Be where the saved loader was; see `UnevenDistributedSampler.load_state_dict`."""
-        before = self.sampler.state_dict()
+        plan = StepPlan(*_fields(state, "counts", "batches"))
         self.sampler.load_state_dict(state)
-        try:
-            self.plan = StepPlan(self.sampler.counts, state.get("batches", ()))
-        except InputError:
-            self.sampler.load_state_dict(before)
-            raise
-        self.sampler.steps = self.plan.steps
+        self.plan, self.sampler.steps = plan, plan.steps
 
 
 def _share(count: Any, step: Any, steps: int) -> Any:
@@ -320,6 +283,12 @@ def _stream(*words: int) -> np.random.PCG64:
 def _permutation(size: int, *words: int) -> IntArray:
     """By raw random words, the only ones that NumPy promises never to change."""
     return np.argsort(_stream(*words).random_raw(size), kind="stable")
+
+
+def _fields(state: Any, *names: str) -> list[Any]:
+    if not isinstance(state, dict) or not state.keys() >= set(names):
+        raise InputError(f"state: expected what state_dict() returns, got {state!r:.60}")
+    return [state[name] for name in names]
 
 
 def _integers(name: str, given: Any, least: int) -> tuple[int, ...]:
@@ -345,29 +314,18 @@ def _plan(given: Any) -> StepPlan:
     return given
 
 
-def _length(dataset: Any) -> int:
-    if isinstance(dataset, IterableDataset):
-        raise InputError("dataset: an IterableDataset has no indices, use one that has")
-    try:
-        size = dataset if isinstance(dataset, (int, np.integer)) else len(dataset)
-    except (TypeError, NotImplementedError):
-        got = type(dataset).__name__
-        raise InputError(f"dataset: expected data with a length, got {got}") from None
-    return whole_number("dataset: its length", size, 1, _MOST)
-
-
 def _emptied(batch: Any) -> Any:
     """The same structure without samples."""
+    kind: Any = type(batch)
     if isinstance(batch, (torch.Tensor, np.ndarray)) and batch.ndim:
         return batch[:0]
     if isinstance(batch, Mapping):
-        return type(batch)({name: _emptied(value) for name, value in batch.items()})  # type: ignore[call-arg]
+        return kind({name: _emptied(value) for name, value in batch.items()})
     if isinstance(batch, (list, tuple)):
         if all(isinstance(item, (str, bytes)) for item in batch):
-            return type(batch)()
+            return kind()
         items = [_emptied(item) for item in batch]
-        return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
+        return kind(*items) if hasattr(batch, "_fields") else kind(items)
     if batch is None or isinstance(batch, (str, bytes, int, float)):
         return batch
-    kind = type(batch).__name__
-    raise InputError(f"collate_fn: no empty {kind} is known: use tensors, tuples, lists, dicts")
+    raise InputError(f"collate_fn: no empty {kind.__name__} is known: give tensors, lists, dicts")
