@@ -15,7 +15,8 @@ from rich.table import Table
 from optsched.plots.look import plain
 
 if TYPE_CHECKING:
-    from optsched.elastic import JobStatus, LiveRun, Status
+    from optsched.elastic import LiveRun, Status
+    from optsched.elastic.live import LiveJob
 
 _STYLE: Final = {"running": "green", "joining": "green", "pending": "yellow", "failed": "red",
                  "unborn": "dim", "ended": ""}  # fmt: skip
@@ -56,20 +57,22 @@ class LiveTable:
             for before, job in zip(old.jobs, status.jobs, strict=True):
                 self._line(status.time, before, job)
 
-    def _line(self, time: float, before: JobStatus, job: JobStatus) -> None:
+    def _line(self, time: float, before: LiveJob, job: LiveJob) -> None:
         """One change of a job."""
         same = len(before.slots) == len(job.slots) and before.reason == job.reason
         same &= before.phase == job.phase or (before.phase, job.phase) == _ACTIVE
         if same and (before.passes == job.passes or monotonic() < self._due):
             return
         self._due = monotonic() + _BETWEEN
-        words = [f"{time:7.1f} s  {plain(job.name, 40):16} {job.phase:8}"]
+        words = [f"{time:7.1f} s  {plain(job.spec.name, 40):16} {job.phase:8}"]
         if job.slots:
             words.append(count(len(job.slots), "worker"))
         if job.passes:
-            words.append(f"pass {_passes(job)}, U {_three(job.uncertainty)}, metric {_metric(job)}")
+            words.append(
+                f"pass {_passes(job)}, U {_last(job, 'uncertainty')}, metric {_metric(job)}"
+            )
         if job.phase in ("ended", "failed"):
-            words.append(f"JCT {job.jct:.1f} s")
+            words.append(f"JCT {_jct(job, time):.1f} s")
         self.print("  ".join([*words, plain(job.reason, 200)]).rstrip())
 
     def table(self) -> Table:
@@ -89,10 +92,11 @@ class LiveTable:
             found.add_column("why", overflow="ellipsis", no_wrap=True)
         for job in jobs[: max(room, 1)]:
             open_ = since if job.phase in ("pending", *_ACTIVE) else 0.0
+            since_submit = f"{_jct(job, self.status.time) + open_:.1f}"
             cells = (
-                plain(job.name, 40), job.phase, str(len(job.slots) or ""), _passes(job),
-                _three(job.uncertainty), _metric(job),
-                "" if job.phase == "unborn" else f"{job.jct + open_:.1f}", plain(job.reason, 200),
+                plain(job.spec.name, 40), job.phase, str(len(job.slots) or ""), _passes(job),
+                _last(job, "uncertainty"), _metric(job),
+                "" if job.phase == "unborn" else since_submit, plain(job.reason, 200),
             )  # fmt: skip
             found.add_row(*cells[: len(found.columns)], style=_STYLE[job.phase])
         return found
@@ -152,13 +156,19 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
-def _passes(job: JobStatus) -> str:
-    return f"{job.passes}/{job.most}"
+def _passes(job: LiveJob) -> str:
+    return f"{job.passes}/{job.spec.passes}"
 
 
-def _metric(job: JobStatus) -> str:
-    return _three(job.metric) + ("" if job.target is None else f" of {job.target:g}")
+def _jct(job: LiveJob, time: float) -> float:
+    """Seconds since it was submitted, at most until its end."""
+    return max(0.0, (job.finished / 1e3 if job.finished >= 0 else time) - job.spec.submit)
 
 
-def _three(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _metric(job: LiveJob) -> str:
+    target = job.spec.target
+    return _last(job, "metric") + ("" if target is None else f" of {target:g}")
+
+
+def _last(job: LiveJob, key: str) -> str:
+    return f"{job.log[-1][key]:.3f}" if job.log else "-"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optsched.elastic.meter import EntropyMeter as EntropyMeter
     from optsched.elastic.meter import Uncertainty as Uncertainty
     from optsched.elastic.micro import MicroController, MicroStep
-    from optsched.elastic.runner import JobStatus, LiveRun, Replay, Status, run
+    from optsched.elastic.runner import LiveRun, Replay, Status, run
     from optsched.elastic.sampling import StepPlan as StepPlan
     from optsched.elastic.sampling import UnevenDistributedSampler as UnevenDistributedSampler
     from optsched.elastic.sampling import VariableBatchLoader as VariableBatchLoader
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 _HOME: Final = {
     "Call": "job", "TrainingJob": "job", "read_jobs": "job", "EntropyMeter": "meter",
     "Uncertainty": "meter", "MicroController": "micro", "MicroStep": "micro",
-    "JobStatus": "runner", "LiveRun": "runner", "Replay": "runner", "Status": "runner",
+    "LiveRun": "runner", "Replay": "runner", "Status": "runner",
     "run": "runner", "StepPlan": "sampling", "UnevenDistributedSampler": "sampling",
     "VariableBatchLoader": "sampling", "read_checkpoint": "training",
 }  # fmt: skip
 
 __all__ = [  # without those that need torch, so that * can be imported
-    "Call", "JobStatus", "LiveRun", "MicroController", "MicroStep", "Replay", "Status",
+    "Call", "LiveRun", "MicroController", "MicroStep", "Replay", "Status",
     "TrainingJob", "equations", "read_jobs", "run",
 ]  # fmt: skip
 

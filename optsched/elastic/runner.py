@@ -35,29 +35,11 @@ if TYPE_CHECKING:
 STATE: Final = "run.json"
 
 
-class JobStatus(NamedTuple):
-    """A job in the live table: times in seconds, values of its last pass."""
-
-    name: str
-    phase: str
-    """unborn, pending, joining, running, ended or failed."""
-    slots: tuple[int, ...]
-    passes: int
-    most: int
-    uncertainty: float | None
-    metric: float | None
-    target: float | None
-    jct: float
-    """Since it was submitted, at most until its end."""
-    reason: str
-    """Why it failed."""
-
-
 class Status(NamedTuple):
-    """What `on_progress` is told, `time` in seconds since the start."""
+    """What `on_progress` is told: seconds since the start, and the jobs as they are then."""
 
     time: float
-    jobs: list[JobStatus]
+    jobs: list[LiveJob]
 
 
 class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -261,7 +243,8 @@ def run(
             if folder is not None:
                 _save(place, scheduler)
             if on_progress is not None:
-                on_progress(_status(scheduler))
+                jobs = [dataclasses.replace(job, log=[*job.log]) for job in scheduler.jobs]
+                on_progress(Status(scheduler.now / 1e3, jobs))
 
         given = (PassTimes(saved.times, saved.starts), saved.stays, tell)
         scheduler = Scheduler(known, pool, slots, chosen, str(place), *given)
@@ -368,19 +351,6 @@ def _save(place: Path, scheduler: Scheduler) -> None:
     times = scheduler.times
     saved = _Saved(jobs, scheduler.now, scheduler.all_stays(), times.known, times.starts)
     write_atomic(place / STATE, msgspec.json.encode(saved))
-
-
-def _status(scheduler: Scheduler) -> Status:
-    rows = []
-    for job in scheduler.jobs:
-        last = job.log[-1] if job.log else None
-        until = job.finished if job.finished >= 0 else scheduler.now
-        u, metric = (last["uncertainty"], last["metric"]) if last else (None, None)
-        rows.append(JobStatus(
-            job.spec.name, job.phase, job.slots, job.passes, job.spec.passes, u, metric,
-            job.spec.target, max(0, until - job.submit) / 1e3, job.reason,
-        ))  # fmt: skip
-    return Status(scheduler.now / 1e3, rows)
 
 
 def _result(scheduler: Scheduler, complete: bool, origin: int) -> LiveRun:

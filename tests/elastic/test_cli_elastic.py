@@ -16,7 +16,8 @@ from program import PATIENCE, PROGRAM, start
 
 import optsched
 from optsched.cli.elastic_table import LiveTable
-from optsched.elastic import JobStatus, Status, read_jobs
+from optsched.elastic import Status, TrainingJob, read_jobs
+from optsched.elastic.live import LiveJob
 from optsched.formats import metrics_json
 
 if TYPE_CHECKING:
@@ -200,9 +201,15 @@ def test_live_table(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("LINES", "12")
     monkeypatch.setenv("COLUMNS", "100")
-    ended = JobStatus("[red]x", "ended", (), 3, 9, 0.25, 0.9875, 0.98, 1.5, "")
-    running = ended._replace(name="runs", phase="running", slots=(0, 1))
-    failed = ended._replace(name="fails", phase="failed", reason="ValueError: a\nb")
+
+    def row(name: str, phase: str, **given: Any) -> LiveJob:
+        functions: Any = dict.fromkeys(("model", "data", "optimizer"), print)
+        spec = TrainingJob(name=name, passes=9, target=0.98, **functions)
+        log = [{"uncertainty": 0.25, "metric": 0.9875}] * 3
+        return LiveJob(spec, 0, phase=phase, log=log, **given)
+
+    ended, running = row("[red]x", "ended", finished=1500), row("runs", "running", slots=(0, 1))
+    failed = row("fails", "failed", reason="ValueError: a\nb")
     with LiveTable("fifo, 2 workers", quiet=False) as shown:
         shown(Status(0.0, [ended, failed, running]))
         shown(Status(4.0, [ended, failed, running]))
