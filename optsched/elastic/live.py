@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import attrgetter
-from statistics import median
+from statistics import fmean as mean
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -101,7 +101,7 @@ class LiveJob:
 
 
 class PassTimes:
-    """Milliseconds of passes by template and size; the median counts."""
+    """Milliseconds of passes by template and size; the mean counts."""
 
     def __init__(
         self, known: dict[str, dict[int, list[int]]] | None = None, starts: Sequence[int] = ()
@@ -120,7 +120,7 @@ class PassTimes:
         By what is measured of its template; what is not, from what is by `UNMEASURED`; nothing at
         all, from `pass_seconds`, the mean of the other jobs, or a second.
         """
-        known = {g: float(median(times)) for g, times in self.known.get(_kind(job), {}).items()}
+        known = {g: mean(times) for g, times in self.known.get(_kind(job), {}).items()}
         one = known.get(1)
         if one is None and known:
             nearest = min(known)
@@ -129,20 +129,13 @@ class PassTimes:
             one = job.pass_seconds * 1e3
         if one is None:
             others = [
-                median(times) * UNMEASURED.of(g)
+                mean(times) * UNMEASURED.of(g)
                 for sizes in self.known.values()
                 for g, times in sizes.items()
             ]
-            one = float(np.mean(others)) if others else 1e3
+            one = mean(others) if others else 1e3
         speeds = {g: one / known[g] if g in known else UNMEASURED.of(g) for g in job.sizes}
         return one, Table(speeds | {1: 1.0})
-
-    def means(self) -> PassTimes:
-        """The mean of every template and size: for sums, which a median would leave short."""
-        return PassTimes({
-            kind: {g: [round(float(np.mean(times)))] for g, times in sizes.items()}
-            for kind, sizes in self.known.items()
-        })  # fmt: skip
 
 
 def _kind(job: TrainingJob) -> str:

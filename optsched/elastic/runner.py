@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,8 +29,7 @@ from optsched.errors import InputError, MissingExtra
 from optsched.files import read_bytes, write_atomic
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from optsched.cluster.policy import Policy
 
@@ -45,9 +46,9 @@ class Status(NamedTuple):
 class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a later process needs to go on, beside the checkpoints."""
 
-    jobs: dict[str, tuple[int, int, int, str]]
-    """First start, end, preemptions, and why it failed."""
-    clock: int = 0
+    jobs: dict[str, tuple[int, int, int]]
+    """First start, end and preemptions."""
+    clock: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     stays: list[Stay] = []
     times: dict[str, dict[int, list[int]]] = {}
     starts: list[int] = []
@@ -86,7 +87,7 @@ class LiveRun(Run):
     def simulated(self, policy: Policy | str | None = None) -> Run:
         """The jobs that ended, simulated under this or another policy, with their passes.
 
-        Passes and starts cost the mean of all that were measured, of their template and size. The
+        Passes and starts cost the mean of all that were measured, passes by template and size. The
         simulator charges starts from the second one on; the first is put into the work, at the
         speed that the job began with. The policy is told what it would know of real jobs: believed
         times until a pass has ended, and that no job can be preempted within one.
@@ -95,9 +96,11 @@ class LiveRun(Run):
 
         chosen = self.rule if policy is None else chosen_policy(policy)
         ended = [job for job in self.live if job.phase == ENDED]
-        work = live.workload(self.live, self.times.means(), signal_of(chosen))
+        if not ended:
+            raise InputError("simulated: no job has ended")
+        work = live.workload(self.live, self.times, signal_of(chosen))
         work = work.take([job.number for job in ended])
-        cost = round(float(np.mean(self.times.starts or [0])))
+        cost = self.settings.restart_cost
         first = [int(self.log.gpus[self.log.job == job.number][0]) for job in ended]
         speed = [int(work.rates_of(i)[work.sizes_of(i) == g][0]) for i, g in enumerate(first)]
         work = work.changed(work=work.work + cost * np.array(speed, np.int64))
@@ -157,7 +160,15 @@ class Replay:
     clairvoyant = False
 
     def __init__(self, quotas: Mapping[str, Sequence[int]]) -> None:
-        self.quotas = {name: [*sizes] for name, sizes in quotas.items()}
+        if not isinstance(quotas, Mapping):
+            raise InputError(f"quotas: expected workers by pass by job, got {told(quotas)}")
+        self.quotas = {
+            name: [
+                integer(f"quotas: {told(name)}", g, 1)
+                for g in (sizes if isinstance(sizes, (list, tuple)) else [sizes])
+            ]
+            for name, sizes in quotas.items()
+        }
 
     def decide(self, view: ClusterView) -> Decision:
         """The recorded sizes, first come first served, as far as there are workers."""
@@ -180,7 +191,7 @@ def run(
     policy: Policy | str = "time_to_target",
     *,
     devices: Sequence[str] | None = None,
-    folder: str | os.PathLike[str] | None = None,
+    folder: str | PathLike[str] | None = None,
     resume: bool = False,
     on_progress: Callable[[Status], object] | None = None,
 ) -> LiveRun:
@@ -227,15 +238,16 @@ def run(
     places = _devices(devices, slots)
     known = _jobs(jobs, slots)
     chosen = chosen_policy(policy)
-    if on_progress is not None and not callable(on_progress):
-        raise InputError(f"on_progress: expected a function, got {told(on_progress)}")
+    if folder is not None and (not isinstance(folder, (str, PathLike)) or not str(folder)):
+        raise InputError(f"folder: expected a name, got {told(folder)}")
     if resume and folder is None:
         raise InputError("resume: name the folder of the run")
     with ExitStack() as stack:
         if (kept := folder) is None:
             kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="optsched-"))
         place = Path(kept)
-        saved = _prepared(place, known, resume)
+        _lock(place, resume, stack)
+        saved = _prepared(place, known, slots, resume)
         modules = {module for job in known for module in modules_of(job.spec)}
         pool = Processes(places, modules, saved.clock)
 
@@ -250,35 +262,33 @@ def run(
         scheduler = Scheduler(known, pool, slots, chosen, str(place), *given)
         scheduler.now = saved.clock
         tell(scheduler)  # before workers are started, which takes seconds
-        stack.enter_context(pool)
-        scheduler.rehearse()
-        pool.begin()
-        complete = scheduler.run()
+        stack.callback(pool.close)
+        complete = False
+        with suppress(KeyboardInterrupt):
+            pool.start()
+            scheduler.rehearse()
+            pool.begin()
+            complete = scheduler.run()
         tell(scheduler)
         return _result(scheduler, complete, saved.clock)
 
 
-def _gpus() -> int:
-    """GPUs of this machine; torch is not imported where there can be none."""
-    if not Path("/dev/nvidiactl").exists():
-        return 0
-    import torch
-
-    return torch.cuda.device_count()
-
-
 def _devices(devices: Sequence[str] | None, slots: int) -> list[str]:
     """The device of every slot."""
+    gpus = 0
+    if Path("/dev/nvidiactl").exists():  # else torch need not be imported
+        import torch
+
+        gpus = torch.cuda.device_count()
     if devices is None:
-        return [f"cuda:{k}" for k in range(slots)] if _gpus() >= slots else ["cpu"] * slots
-    if isinstance(devices, str) or len(devices) != slots:
+        return [f"cuda:{k}" for k in range(slots)] if gpus >= slots else ["cpu"] * slots
+    if not isinstance(devices, (list, tuple)) or len(devices) != slots:
         raise InputError(f"devices: expected {slots}, one a slot, got {told(devices)}")
-    known = ["cpu", *(f"cuda:{k}" for k in range(_gpus()))]
+    known = ["cpu", *(f"cuda:{k}" for k in range(gpus))]
     for k, device in enumerate(devices):
         if device not in known:
-            raise InputError(
-                f"devices[{k}]: expected one of {', '.join(known)}, got {told(device)}"
-            )
+            words = f"expected one of {', '.join(known)}, got {told(device)}"
+            raise InputError(f"devices[{k}]: {words}")
     return list(devices)
 
 
@@ -294,10 +304,8 @@ def _jobs(jobs: Iterable[TrainingJob], slots: int) -> list[LiveJob]:
             raise InputError(f"jobs[{i}].name: {told(spec.name)} is there twice")
         if spec.name == STATE:
             raise InputError(f"jobs[{i}].name: {told(STATE)} is the file of the run itself")
-        if spec.sizes[0] > slots:
-            raise InputError(
-                f"job {told(spec.name)}: needs {spec.sizes[0]} workers, there are {slots} slots"
-            )
+        if (least := spec.sizes[0]) > slots:
+            raise InputError(f"job {told(spec.name)}: needs {least} workers, there are {slots}")
     if not specs:
         raise InputError("jobs: empty; name at least one")
     known = []
@@ -307,7 +315,7 @@ def _jobs(jobs: Iterable[TrainingJob], slots: int) -> list[LiveJob]:
     return known
 
 
-def _prepared(place: Path, jobs: Sequence[LiveJob], resume: bool) -> _Saved:
+def _prepared(place: Path, jobs: Sequence[LiveJob], slots: int, resume: bool) -> _Saved:
     """The folders; with `resume` the jobs as they were when the run in it ended."""
     state, names = place / STATE, [job.spec.name for job in jobs]
     files = [place / name / "checkpoint.pt" for name in names]
@@ -318,6 +326,8 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], resume: bool) -> _Saved:
             raise InputError(f"{state}: is no state of a run ({error})") from None
         if [*saved.jobs] != names:
             raise InputError(f"{state}: is of jobs {told([*saved.jobs])}, expected {told(names)}")
+        if any(not 0 <= stay.job < len(jobs) or max(stay.slots) >= slots for stay in saved.stays):
+            raise InputError(f"slots: the run in {place} had more, or jobs that there are not")
     elif any(file.exists() for file in (state, *files)):
         raise InputError(f"folder: {place} has a run in it; resume it, or name another")
     try:
@@ -328,25 +338,41 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], resume: bool) -> _Saved:
     if not resume:
         return _Saved({})
     for job, file in zip(jobs, files, strict=True):
-        job.first_start, job.finished, job.preemptions, job.reason = saved.jobs[job.spec.name]
+        job.first_start, job.finished, job.preemptions = saved.jobs[job.spec.name]
         if file.exists():
             from optsched.elastic.training import read_checkpoint
 
             job.log = read_checkpoint(file, job.spec.name)["log"]
-        if job.finished < 0 and not job.reason and job.done:  # killed before it was noted
-            job.finished = saved.clock
-        job.phase = FAILED if job.reason else ENDED if job.finished >= 0 else job.phase
+        if job.done:
+            job.phase = ENDED
+            job.finished = saved.clock if job.finished < 0 else job.finished  # not noted yet
+        else:  # also one that had failed, or that is to make more passes than before
+            job.finished = -1
         mine = [stay for stay in saved.stays if stay.job == job.number]
         job.starts = len(mine)
         job.attained = sum(len(stay.slots) * (stay.end - stay.start) for stay in mine)
     return saved
 
 
+def _lock(place: Path, resume: bool, stack: ExitStack) -> None:
+    """One run at a time in a folder, where the platform can tell."""
+    with suppress(ImportError):
+        import fcntl
+
+        try:
+            if not resume:
+                place.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((place / ".lock").open("w"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            why = "a run goes on in it" if isinstance(error, BlockingIOError) else error.strerror
+            raise InputError(f"folder: {place} cannot be used ({why})") from None
+
+
 def _save(place: Path, scheduler: Scheduler) -> None:
     """Note the state of the run, open stays as if they ended now."""
     jobs = {
-        job.spec.name: (job.first_start, job.finished, job.preemptions, job.reason)
-        for job in scheduler.jobs
+        job.spec.name: (job.first_start, job.finished, job.preemptions) for job in scheduler.jobs
     }
     times = scheduler.times
     saved = _Saved(jobs, scheduler.now, scheduler.all_stays(), times.known, times.starts)

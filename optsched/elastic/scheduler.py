@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from optsched.cluster.errors import PolicyError, Stalled
 from optsched.cluster.job_checks import told
+from optsched.cluster.policy import Decision
 from optsched.cluster.settings import Settings
 from optsched.elastic import live
 from optsched.elastic.live import ENDED, FAILED, JOINING, PENDING, RUNNING, UNBORN
-from optsched.elastic.workers import Order
+from optsched.elastic.workers import MOST_CRASHES, Order
+from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from optsched.cluster.policy import ClusterView, Decision, Policy
+    from optsched.cluster.policy import ClusterView, Policy
     from optsched.cluster.workload import Workload
     from optsched.elastic.live import LiveJob, PassTimes
     from optsched.elastic.workers import Event, Processes
-
-MOST_CRASHES: Final = 10
-"""A job whose workers die so often in a row, without a pass between, has failed."""
 
 
 class Stay(NamedTuple):
@@ -33,11 +32,9 @@ class Stay(NamedTuple):
     job: int
     start: int
     end: int
-    restart: int
-    """Until its workers were ready."""
+    restart: int  # until its workers were ready
     slots: tuple[int, ...]
-    passes: int
-    """Completed in it."""
+    passes: int  # completed in it
 
 
 class Scheduler:
@@ -68,7 +65,8 @@ class Scheduler:
     def rehearse(self) -> None:
         """Let the policy decide once for nobody: what it compiles is compiled then."""
         record = {"samples": [1], "uncertainty": 0.5, "metric": 0.1}
-        fields: dict[str, Any] = {"target": 0.5, "template": "t", "sizes": (1,), "passes": 9}
+        fields: dict[str, Any] = {"target": 0.5, "template": "t", "sizes": (1,), "passes": 9,
+                                  "micro": None}  # fmt: skip
         job = live.LiveJob(
             dataclasses.replace(self.jobs[0].spec, **fields), 0, phase=RUNNING, at_end=True,
             slots=(0,), log=[record, record],
@@ -104,7 +102,7 @@ class Scheduler:
                 job.phase, job.entered, self._ask = PENDING, job.submit, True
         if self._wake is not None and self.now >= self._wake:
             self._ask = True
-        if self._ask:
+        while self._ask:
             self._news = True
             self._decide()
         if self._news and self.on_event is not None:
@@ -136,7 +134,6 @@ class Scheduler:
             self._crash(job)
             return
         if event.kind == "failed":
-            self._release(job, kill=True)
             self._fail(job, event.told)
             return
         job.answers.discard(event.slot)
@@ -153,7 +150,6 @@ class Scheduler:
     def _joined(self, job: LiveJob) -> None:
         job.samples, job.rate, untold = job.told
         if job.samples < len(job.slots):
-            self._release(job)
             self._fail(job, f"{job.samples} training samples for {len(job.slots)} workers")
             return
         job.phase, job.joined, self._news = RUNNING, self.now, True
@@ -182,6 +178,8 @@ class Scheduler:
             self._fail(job, f"its workers died {job.crashes} times in pass {job.passes + 1}")
 
     def _fail(self, job: LiveJob, reason: str) -> None:
+        if job.slots:
+            self._release(job, kill=True)
         job.phase, job.reason, self._ask = FAILED, reason, True
 
     def _release(self, job: LiveJob, kill: bool = False) -> None:
@@ -206,8 +204,13 @@ class Scheduler:
 
     def _begin(self, job: LiveJob) -> None:
         """The next pass on the workers that it has."""
+        try:
+            order = next_pass(job)
+        except InputError as error:
+            self._fail(job, f"micro: {error}")
+            return
         job.at_end, job.began, job.answers = False, self.now, set(job.slots)
-        self.pool.order(job.slots, next_pass(job))
+        self.pool.order(job.slots, order)
 
     def workload(self) -> Workload:
         """The jobs by what is measured so far."""
@@ -217,8 +220,7 @@ class Scheduler:
 
     def settings(self) -> Settings:
         """How a simulation would treat these jobs."""
-        costs = self.times.starts
-        cost = int(np.median(costs)) if costs else 0
+        cost = round(float(np.mean(self.times.starts or [0])))
         return Settings(restart_cost=cost, resize="pass", checkpoint="pass")
 
     def _decide(self) -> None:
@@ -245,10 +247,10 @@ class Scheduler:
         for i in sorted(starting):
             self._start(active[i], tuple(free[: quota[i]]))
             del free[: quota[i]]
+        self._ask = False  # what was released here has been given away
         for job in active:
             if job.at_end:  # as before
                 self._begin(job)
-        self._ask = False  # what was released here has been given away
 
     def _start(self, job: LiveJob, slots: tuple[int, ...]) -> None:
         job.phase, job.slots, job.answers = JOINING, slots, set(slots)
@@ -265,6 +267,8 @@ class Scheduler:
     def _checked(self, view: ClusterView, decision: Decision) -> list[int]:
         """The quotas, if they can be."""
         place = f"policy {told(self.policy.name)} at {self.now} ms"
+        if not isinstance(decision, Decision):
+            raise PolicyError(f"{place}: expected a Decision, got {told(decision)}")
         if decision.share:
             raise PolicyError(f"{place}: share: real jobs do not share workers")
         quota = np.asarray(decision.quota)

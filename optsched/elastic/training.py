@@ -43,7 +43,9 @@ class Member:
     def __init__(self, job: TrainingJob, join: Join, data: tuple[Any, Any]) -> None:
         self.job, self.join, self.device = job, join, torch.device(join.device)
         self.train_data, self.validation = data
-        _seed_all(job.seed, 0, 0)
+        if not len(self.validation):
+            raise InputError("data: there are no validation data")
+        seed_all(job.seed, 0, 0)
         self.model = job.model().to(self.device)
         self.optimizer = job.optimizer(self.model.parameters())
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -74,7 +76,7 @@ class Member:
         has written the checkpoint when it returns.
         """
         loader = self._loader(order)
-        _seed_all(self.job.seed, order.number + 1, self.join.rank)
+        seed_all(self.job.seed, order.number + 1, self.join.rank)
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * order.rate
         self.model.train()
@@ -145,7 +147,16 @@ class Member:
                 torch.utils.data.Subset(self.validation, share), batch_size=256
             ):
                 found = self.metric(self.model(x.to(self.device)), y.to(self.device))
-                score += found.to(torch.float64).sum()
+                if found.shape[:1] != (len(x),):
+                    raise InputError(
+                        f"metric: expected a number for each of {len(x)} samples, got the shape "
+                        f"{tuple(found.shape)}"
+                    )
+                score += (
+                    found.to(torch.float64).flatten(1).mean(1).sum()
+                    if found.ndim > 1
+                    else (found.to(torch.float64).sum())
+                )
         return float(score), float(len(share))
 
     def _gathered(self, row: list[float]) -> list[list[float]]:
@@ -174,6 +185,11 @@ class Member:
                 f"{self.file}: was written after {state['passes']} passes, not {self.join.done}"
             )
         try:
+            for now, then in zip(
+                self.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True
+            ):
+                if now.keys() != then.keys():
+                    raise ValueError("other settings of the optimizer")
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
@@ -190,7 +206,10 @@ def read_checkpoint(file: Path | str, name: str) -> dict[str, Any]:
     state: Any = load(Path(file))
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise InputError(f"{file}: is no checkpoint of format {FORMAT}")
-    if state["job"] != name:
+    keys = {"job", "passes", "log", "model", "optimizer"}
+    if not keys <= state.keys() or not isinstance(state["log"], list):
+        raise InputError(f"{file}: is damaged")
+    if state["job"] != name or len(state["log"]) != state["passes"]:
         raise InputError(f"{file}: is of job {state['job']!r}, expected {name!r}")
     return state
 
@@ -199,7 +218,8 @@ def _plan(given: dict[str, Any]) -> StepPlan:
     return StepPlan(tuple(given["samples"]), tuple(given["batches"]))
 
 
-def _seed_all(*key: int) -> None:
+def seed_all(*key: int) -> None:
+    """Seed torch, Python and NumPy by some numbers."""
     seed = int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0] >> 1)
     torch.manual_seed(seed)
     random.seed(seed)

@@ -12,16 +12,18 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from optsched.errors import OptschedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_FAREWELL: Final = 2.0  # seconds for workers to end by themselves
+MOST_CRASHES: Final = 10
+"""A job whose workers die so often in a row, without a pass between, has failed."""
 _MOMENT: Final = 0.5  # seconds in which the death of a process is seen after that of its sockets
 
 
@@ -31,24 +33,18 @@ class Join(NamedTuple):
     rank: int
     workers: int
     device: str
-    store: str
-    """File by which the ranks find each other."""
-    folder: str
-    """Of the job's checkpoint."""
-    done: int
-    """Passes that the scheduler knows of; the checkpoint may have one more."""
+    store: str  # file by which the ranks find each other
+    folder: str  # of the job's checkpoint
+    done: int  # passes that the scheduler knows of; the checkpoint may have one more
 
 
 class Order(NamedTuple):
-    """What the next pass is."""
+    """What the next pass is: its number from 0, and lists by rank."""
 
     number: int
-    """From 0."""
     samples: list[int]
-    """Of every rank."""
     batches: list[int]
-    rate: float
-    """Factor on the initial learning rates."""
+    rate: float  # factor on the initial learning rates
 
 
 class Event(NamedTuple):
@@ -74,16 +70,13 @@ class Processes:
         self, devices: Sequence[str], modules: Iterable[str] = (), origin: int = 0
     ) -> None:
         self.devices = devices
-        methods = multiprocessing.get_all_start_methods()
-        self._context: Any = multiprocessing.get_context(
-            "forkserver" if "forkserver" in methods else "spawn"
-        )
-        if "forkserver" in methods:
+        self._forks = "forkserver" in multiprocessing.get_all_start_methods()
+        self._context: Any = multiprocessing.get_context("forkserver" if self._forks else "spawn")
+        if self._forks:
             # what DistributedDataParallel imports when it is first made takes over a second
             own = [module for module in modules if module.startswith("optsched.")]
-            self._context.set_forkserver_preload(
-                ["torch._dynamo", "optsched.elastic.training", *own]
-            )
+            first = ["torch._dynamo", "optsched.elastic.training", *own]
+            self._context.set_forkserver_preload(first)
         self._modules = sorted({*modules} - {"__main__"})
         self._origin, self._begun = origin, time.monotonic()
         self._stores = Path(tempfile.mkdtemp(prefix="optsched-elastic-"))
@@ -91,34 +84,37 @@ class Processes:
         self._pipes: list[Any] = [None] * len(devices)
         self._workers: list[Any] = [None] * len(devices)
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
+        """Start all workers."""
+        if self._forks:  # what imports for all of them is not to hear of Ctrl-C
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            forkserver.ensure_running()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for slot in range(len(self.devices)):
             self._start(slot)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        for pipe in self._pipes:
-            if pipe is not None:
-                pipe.close()
-        end = time.monotonic() + _FAREWELL
-        for worker in self._workers:
-            if worker is not None:
-                worker.join(max(0.0, end - time.monotonic()))
-                worker.kill()
-                worker.join()
+    def close(self) -> None:
+        """End all workers."""
+        for worker in filter(None, self._workers):
+            worker.kill()
+            worker.join()
         shutil.rmtree(self._stores, ignore_errors=True)
 
     def begin(self) -> None:
         """Wait until all workers are there, and start the clock."""
-        waiting = set(range(len(self.devices)))
+        waiting, deaths = set(range(len(self.devices))), 0
         while waiting:
             for event in self._heard(None):
-                if event.kind == "died":
-                    raise OptschedError(
-                        "a worker process ended before it began; in a script, call run() below "
-                        'if __name__ == "__main__":'
-                    )
                 waiting.discard(event.slot)
+                if event.kind == "died":
+                    waiting.add(event.slot)
+                    deaths += 1
+                    self.kill([event.slot])
+            if deaths > MOST_CRASHES:
+                raise OptschedError(
+                    "the worker processes end before they begin; if a script calls run(), it is to "
+                    'be a file, and to do so below if __name__ == "__main__":'
+                )
         self._begun = time.monotonic()
 
     def now(self) -> int:
@@ -193,7 +189,7 @@ def _work(pipe: Any, modules: list[str]) -> None:
     torch.set_num_threads(1)
     torch.backends.cudnn.deterministic = True
     for module in modules:
-        with suppress(Exception):  # what cannot be imported fails the job that needs it
+        with suppress(Exception, SystemExit):  # what cannot be imported fails the job that needs it
             importlib.import_module(module)
     member: Any = None
     data: dict[bytes, Any] = {}
@@ -212,7 +208,7 @@ def _work(pipe: Any, modules: list[str]) -> None:
                     with suppress(Exception):
                         member.leave()
                     member = None
-            except (Exception, SystemExit) as error:
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
                 pipe.send(("failed", f"{type(error).__name__}: {error}"[:2000]))
                 pipe.recv()  # until it is killed: peers that wait for it hear of it by that
     os._exit(0)
@@ -221,7 +217,7 @@ def _work(pipe: Any, modules: list[str]) -> None:
 def _joined(job: bytes, join: Join, data: dict[bytes, Any]) -> tuple[Any, Any]:
     import torch
 
-    from optsched.elastic.training import Member
+    from optsched.elastic.training import Member, seed_all
 
     spec = pickle.loads(job)
     if join.device.startswith("cuda"):
@@ -229,6 +225,7 @@ def _joined(job: bytes, join: Join, data: dict[bytes, Any]) -> tuple[Any, Any]:
     key = pickle.dumps(spec.data)
     if key not in data:
         data.clear()  # the data of one job at a time
+        seed_all(0)  # the same data on all ranks, and after a crash
         data[key] = spec.data()
     member = Member(spec, join, data[key])
     return member, (len(member.train_data), member.rates[0], member.untold)

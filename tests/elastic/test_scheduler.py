@@ -291,6 +291,6 @@ def test_pass_times() -> None:
     times.add(one, 2, 500)
     times.add(one, 2, 550)
     base, speed = times.of(two)
-    assert (base, speed.of(2)) == (1000, pytest.approx(1000 / 550))
+    assert (base, speed.of(2)) == (1000, pytest.approx(1000 / 583.333))
     assert speed.of(4) == live.UNMEASURED.of(4)
     assert times.of(job("x"))[0] > 0

@@ -44,9 +44,9 @@ def same(a: Any, b: Any) -> bool:
 def alone(one: Any, quotas: list[int]) -> dict[str, Any]:
     """The oracle: a job trained in this process, its ranks' batches put together."""
     torch.manual_seed(0)
-    from optsched.elastic.training import _seed_all
+    from optsched.elastic.training import seed_all
 
-    _seed_all(one.seed, 0, 0)
+    seed_all(one.seed, 0, 0)
     model, (train, _) = one.model(), one.data()
     optimizer = one.optimizer(model.parameters())
     for number, workers in enumerate(quotas):
@@ -177,6 +177,55 @@ def test_resume(tmp_path: Path) -> None:
         assert same(*(states(tmp_path / part, name)[0] for part in ("whole", "half")))
     again = run(jobs, 2, Replay(quotas), folder=tmp_path / "half", resume=True)
     assert again.jct.tolist() == rest.jct.tolist()
+    assert again.simulated().jct.tolist() == rest.simulated().jct.tolist()
+    with pytest.raises(InputError, match=r"slots: the run in .* had more"):
+        run(jobs, 1, Replay(quotas), folder=tmp_path / "half", resume=True)
+    more = [jobs[0], job("b", passes=5, micro={})]
+    assert run(more, 2, Replay(quotas), folder=tmp_path / "half", resume=True).quotas["b"][3:] == [
+        2,
+        2,
+    ]
+
+
+def test_a_failed_job_is_tried_again_by_resuming(tmp_path: Path) -> None:
+    """With what was wrong put right; meanwhile nobody else may use the folder."""
+
+    def second(status: Any) -> None:
+        if status.time > 0 and not refused:
+            with pytest.raises(InputError, match="a run goes on in it"):
+                run([job("a")], 1, folder=tmp_path, resume=True)
+            refused.append(True)
+
+    refused: list[bool] = []
+    wrong = [job("a", model=cases.raises), job("micro", micro={}, optimizer=cases.still)]
+    found = run(wrong, 2, folder=tmp_path, on_progress=second)
+    assert refused
+    assert set(found.failed) == {"a", "micro"}
+    assert "rate" in found.failed["micro"]
+    right = run([job("a"), job("micro", micro={})], 2, folder=tmp_path, resume=True)
+    assert not right.failed
+    assert [*map(len, right.records.values())] == [4, 4]
+    (tmp_path / "run.json").write_text('{"jobs": {"a": 1}}')
+    with pytest.raises(InputError, match="is no state of a run"):
+        run([job("a")], 2, folder=tmp_path, resume=True)
+
+
+def test_data_are_equal_on_all_ranks() -> None:
+    """Also if they are drawn without a seed, whatever a worker did before."""
+    jobs = [job("before", sizes=(1,), passes=1), job("a", data=cases.drawn, sizes=(2,), passes=2)]
+    beside, alone = run(jobs, 2, "fifo"), run(jobs[1:], 2, "fifo")
+    assert beside.records["a"] == alone.records["a"]
+
+
+def test_metrics_of_many_dimensions() -> None:
+    """A sample's metric is the mean over its own axes; a mean over the batch is refused."""
+    jobs = [
+        job("pixels", model=cases.pixels, data=cases.images, passes=1),
+        job("mean", metric=cases.mean, passes=1),
+    ]
+    found = run(jobs, 2, "fifo")
+    assert 0 <= found.records["pixels"][0]["metric"] <= 1
+    assert "expected a number for each of" in found.failed["mean"]
 
 
 class Once:
@@ -233,12 +282,11 @@ def test_uncertainty_is_that_of_the_logits(tmp_path: Path) -> None:
         ({"jobs": []}, "jobs: empty"),
         ({"jobs": ["a"]}, r"jobs\[0\]"),
         ({"jobs": [job("a"), job("a")]}, "is there twice"),
-        ({"jobs": [job("a", model=lambda: 1)]}, 'job "a": model: cannot go to another process'),
+        ({"jobs": [job("a", model=lambda: 1)]}, 'job "a": a function cannot go to another process'),
         ({"policy": "best"}, "policy"),
         ({"devices": ["cpu"]}, "devices: expected 2"),
         ({"devices": ["cpu", "tpu"]}, r"devices\[1\]"),
         ({"resume": True}, "resume: name the folder"),
-        ({"on_progress": 3}, "on_progress"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(change: dict[str, Any], words: str) -> None:

@@ -83,6 +83,33 @@ def raises() -> Any:
     raise ValueError("no such layer")
 
 
+def still(parameters: Any) -> Any:
+    """An optimizer that does not move."""
+    return torch.optim.Adam(parameters, lr=0.0)
+
+
+def drawn() -> Any:
+    """Data that are drawn and split without a seed."""
+    x = torch.randn(260, 6, dtype=torch.float64)
+    return torch.utils.data.random_split(TensorDataset(x, (x[:, 0] > 0).long()), [200, 60])
+
+
+def images() -> Any:
+    """A class for every pixel."""
+    x = torch.randn(60, 1, 4, 4, dtype=torch.float64)
+    return (TensorDataset(x, (x[:, 0] > 0).long()),) * 2
+
+
+def pixels() -> nn.Module:
+    """A class for every pixel."""
+    return nn.Conv2d(1, 3, 1, dtype=torch.float64)
+
+
+def mean(out: Any, target: Any) -> Any:
+    """A mean over the batch, which is not what is wanted."""
+    return (out.argmax(1) == target).double().mean()
+
+
 def job(name: str, **given: Any) -> TrainingJob:
     """A small job."""
     fields: dict[str, Any] = {
