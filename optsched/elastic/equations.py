@@ -160,40 +160,6 @@ def learning_rate(
     return min(max(eta * math.exp(min(exponent, 700.0)), least), most)
 
 
-def improvement(previous: float | None, now: float) -> float:
-    """Fall of U in one pass over the data, previous - now (28).
-
-    0 without a previous value: at the start, after a preemption, and across a change of the quota,
-    where the paper leaves it open.
-    """
-    u = real("U", now)
-    return 0.0 if previous is None else real("previous", previous) - u
-
-
-def score(U: Any, delta_U: Any, lam: float = 0.5, rank_normalise: bool = False) -> FloatArray:
-    """Score of every job, lam * U + (1 - lam) * max(0, delta U) (29); the largest goes first.
-
-    Shapes (jobs,); the paper gives no lam. `rank_normalise` replaces both parts by their ranks in
-    [0, 1], equal values sharing the mean rank: U is about .3 to 1 and delta U .01 to .1, so without
-    it lam weighs unequal things.
-    """
-    part = real("lam", lam, 0.0, 1.0)
-    level = vector("U", U, 0.0)
-    gain = np.maximum(vector("delta_U", delta_U, size=len(level)), 0.0)
-    if rank_normalise:
-        level, gain = _ranks(level), _ranks(gain)
-    return part * level + (1.0 - part) * gain
-
-
-def _ranks(values: FloatArray) -> FloatArray:
-    """Mean ranks in [0, 1]; 0 for a single job."""
-    if len(values) < 2:
-        return np.zeros(len(values))
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    first = np.cumsum(count) - count
-    return np.asarray((first + (count - 1) / 2)[place] / (len(values) - 1))
-
-
 def vector(
     name: str, given: Any, least: float = -math.inf, most: float = math.inf, size: int | None = None
 ) -> FloatArray:

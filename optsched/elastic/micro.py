@@ -106,7 +106,7 @@ class MicroController:
         u = eq.combined(relative_h, relative_q, self.alpha)
         weights = eq.smoothed_weights(used, u, self.beta, self.weight_bounds, as_printed=printed)
         uncertainty = eq.uncertainty(weights if printed else used, h, printed)
-        improvement = eq.improvement(self._last if known else None, uncertainty)
+        improvement = self._last - uncertainty if known and self._last is not None else 0.0  # (28)
         first = uncertainty if self._first is None else self._first
         if size != len(h):
             weights = np.full(size, 1.0 / size)

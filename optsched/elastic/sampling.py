@@ -169,22 +169,6 @@ class UnevenDistributedSampler(Sampler[int]):
             )
         self.epoch, self.counts = new, taken
 
-    def state_dict(self) -> dict[str, Any]:
-        """What changes from pass to pass; equal on all ranks, so one may save it."""
-        return {"epoch": self.epoch, "counts": [*self.counts], "pointers": [*self.pointers]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Be where the saved sampler was; `InputError` if the state is none, or of other ranks."""
-        at, dealt, drawn = _fields(state, "epoch", "counts", "pointers")
-        epoch, counts = whole_number("state: epoch", at, 0, _WORD), self._fitting(dealt)
-        pointers = _integers("state: pointers", drawn, 0)
-        if not len(counts) == len(pointers) == len(self.counts):
-            raise InputError(
-                f"state: of {len(counts)} ranks, not {len(self.counts)}: begin at "
-                f"epoch={epoch + 1} with a new sampler instead, shards start anew"
-            )
-        self.epoch, self.counts, self.pointers = epoch, counts, pointers
-
     def _fitting(self, given: Any) -> tuple[int, ...]:
         counts = _counts(given)
         if self.exposure == "partition" and sum(counts) != self.samples:
@@ -254,16 +238,6 @@ class VariableBatchLoader:
         self.sampler.set_epoch(epoch, new.counts, new.steps)
         self.plan = new
 
-    def state_dict(self) -> dict[str, Any]:
-        """The sampler's and the batches; equal on all ranks."""
-        return {**self.sampler.state_dict(), "batches": list(self.plan.batches)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Be where the saved loader was; see `UnevenDistributedSampler.load_state_dict`."""
-        plan = StepPlan(*_fields(state, "counts", "batches"))
-        self.sampler.load_state_dict(state)
-        self.plan, self.sampler.steps = plan, plan.steps
-
 
 def _share(count: Any, step: Any, steps: int) -> Any:
     """Share of a step in a count spread over so many steps: the first ones get the rest."""
@@ -283,12 +257,6 @@ def _stream(*words: int) -> np.random.PCG64:
 def _permutation(size: int, *words: int) -> IntArray:
     """By raw random words, the only ones that NumPy promises never to change."""
     return np.argsort(_stream(*words).random_raw(size), kind="stable")
-
-
-def _fields(state: Any, *names: str) -> list[Any]:
-    if not isinstance(state, dict) or not state.keys() >= set(names):
-        raise InputError(f"state: expected what state_dict() returns, got {state!r:.60}")
-    return [state[name] for name in names]
 
 
 def _integers(name: str, given: Any, least: int) -> tuple[int, ...]:
