@@ -147,16 +147,12 @@ class Member:
                 torch.utils.data.Subset(self.validation, share), batch_size=256
             ):
                 found = self.metric(self.model(x.to(self.device)), y.to(self.device))
-                if found.shape[:1] != (len(x),):
+                if found.shape[:1] != x.shape[:1]:
                     raise InputError(
                         f"metric: expected a number for each of {len(x)} samples, got the shape "
                         f"{tuple(found.shape)}"
                     )
-                score += (
-                    found.to(torch.float64).flatten(1).mean(1).sum()
-                    if found.ndim > 1
-                    else (found.to(torch.float64).sum())
-                )
+                score += found.to(torch.float64).reshape(len(x), -1).mean(1).sum()
         return float(score), float(len(share))
 
     def _gathered(self, row: list[float]) -> list[list[float]]:
@@ -185,14 +181,12 @@ class Member:
                 f"{self.file}: was written after {state['passes']} passes, not {self.join.done}"
             )
         try:
-            for now, then in zip(
-                self.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True
-            ):
-                if now.keys() != then.keys():
-                    raise ValueError("other settings of the optimizer")
+            kept = [group.keys() for group in state["optimizer"]["param_groups"]]
+            if kept != [group.keys() for group in self.optimizer.param_groups]:
+                raise ValueError("other settings of the optimizer")
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (RuntimeError, TypeError, ValueError, KeyError) as error:
             line = str(error).strip().splitlines()[0]
             raise InputError(f"{self.file}: is of another model or optimizer ({line})") from None
         self.log = state["log"]
