@@ -137,7 +137,7 @@ def workload(given: argparse.Namespace) -> None:
     print("\n### Passes: milliseconds by workers")
     every = [one for all_of in runs.values() for one in all_of]
     rows = [
-        [kind, *(spread(p for one in every for p in one.times.known[f"template {kind}"][size])
+        [kind, *(spread(p for one in every for p in one.times.known[f"template {kind}"].get(size, ()))
                  for size in (1, 2))]
         for kind in sorted({job.template for job in jobs})
     ]  # fmt: skip

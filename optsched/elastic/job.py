@@ -44,8 +44,7 @@ class Call:
     def __call__(self, *given: Any) -> Any:
         """What the function returns."""
         home, _, name = self.place.rpartition(":")
-        module = _module(home or _HOME)
-        if not callable(made := getattr(module, name, None)):
+        if not callable(made := getattr(_module(home or _HOME), name, None)):
             raise InputError(f"{self.place}: there is no such function")
         return made(*given, **self.options)
 
@@ -72,12 +71,9 @@ class TrainingJob:
         Allowed numbers of workers, ascending.
     batch_size
         Global: of all workers together, at any size.
-    passes
-        Passes over the data, at most.
-    samples
-        Done after the first pass with so many training samples in all.
-    target
-        Done after the first pass whose validation metric is at least this, at most 1.
+    passes, samples, target
+        Done after so many passes over the data at the latest, or after the first with so many
+        training samples in all, or with a validation metric of at least `target` <= 1.
     submit
         Arrival, in seconds after the start of the run.
     priority, weight, group, preemptible, template
@@ -156,11 +152,6 @@ class TrainingJob:
             raise InputError(f"{at}micro: {error}") from None
 
     @property
-    def completion(self) -> str:
-        """What ends it: ``"target"``, ``"samples"`` or ``"epochs"`` (its passes)."""
-        return "target" if self.target is not None else "samples" if self.samples else "epochs"
-
-    @property
     def exposure(self) -> str:
         """How workers draw samples."""
         return "partition" if self.micro is None else self.micro.get("exposure", "resample")
@@ -168,8 +159,8 @@ class TrainingJob:
     def controller(self, workers: int, samples: int, rate: float) -> MicroController:
         """A fresh micro level for data of so many samples and this initial learning rate."""
         options = dict(self.micro or {})
-        words = ("partition", "resample")
-        exposure = one_of("exposure", options.pop("exposure", "resample"), words)
+        options.pop("exposure", None)
+        exposure = one_of("exposure", self.exposure, ("partition", "resample"))
         if options.get("as_printed") and exposure == "partition":
             raise InputError("as_printed: its samples do not add up; take exposure='resample'")
         bounds = {
@@ -181,15 +172,11 @@ class TrainingJob:
 
 def modules_of(job: TrainingJob) -> set[str]:
     """Modules of a job's functions."""
-    found = set()
-    for key in _FUNCTIONS[:3]:
-        function: Any = getattr(job, key)
-        function = getattr(function, "func", function)  # functools.partial
-        if not isinstance(function, Call):
-            found.add(str(getattr(function, "__module__", "__main__")))
-        elif not (home := function.place.rpartition(":")[0]).endswith(".py"):
-            found.add(home or _HOME)
-    return found
+    functions: list[Any] = [getattr(job, key) for key in _FUNCTIONS[:3]]
+    plain = [getattr(f, "func", f) for f in functions if not isinstance(f, Call)]  # of a partial
+    homes = [f.place.rpartition(":")[0] or _HOME for f in functions if isinstance(f, Call)]
+    homes += [str(getattr(f, "__module__", "__main__")) for f in plain]
+    return {home for home in homes if not home.endswith(".py")}
 
 
 def pickled(job: TrainingJob) -> bytes:
@@ -242,10 +229,8 @@ def _call(place: str, value: Any, folder: Path) -> Call:
     options = dict(value) if isinstance(value, dict) else {"call": value}
     call = options.pop("call", None)
     if not isinstance(call, str) or not call.rpartition(":")[2].isidentifier():
-        raise InputError(
-            f'{place}: expected "module:function", "FILE.py:function" or a table with call = such '
-            f"a text, got {told(value)}"
-        )
+        forms = '"module:function", "FILE.py:function" or {call = such a text, ...}'
+        raise InputError(f"{place}: expected {forms}, got {told(value)}")
     home, _, name = call.rpartition(":")
     if home.endswith(".py"):
         if not (folder / home).is_file():

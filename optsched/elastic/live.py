@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.job import COMPLETIONS, WORK, Job
+from optsched.cluster.job import WORK, Job
 from optsched.cluster.policy import ClusterView
 from optsched.cluster.speedup import Amdahl, Table
 from optsched.cluster.workload import Workload, csr
@@ -22,15 +22,10 @@ if TYPE_CHECKING:
     from optsched.elastic.micro import MicroController
     from optsched.schedule import IntArray
 
-UNBORN: Final = "unborn"
-PENDING: Final = "pending"
-JOINING: Final = "joining"
-RUNNING: Final = "running"
-ENDED: Final = "ended"
-FAILED: Final = "failed"
+UNBORN, PENDING, JOINING = "unborn", "pending", "joining"
+RUNNING, ENDED, FAILED = "running", "ended", "failed"
 
-UNMEASURED: Final = Amdahl(0.1)
-"""Speed-up believed of sizes of which nothing is known."""
+UNMEASURED: Final = Amdahl(0.1)  # believed of sizes of which nothing is known
 
 
 @dataclass(eq=False)
@@ -38,22 +33,18 @@ class LiveJob:
     """What the scheduler knows of a job; times in ms."""
 
     spec: TrainingJob
-    number: int
-    """In the workload: by submit time, then as given."""
-    payload: bytes = b""
-    """The job as workers get it."""
+    number: int  # in the workload: by submit time, then as given
+    payload: bytes = b""  # the job as workers get it
     submit: int = 0
     phase: str = UNBORN
     slots: tuple[int, ...] = ()
     answers: set[int] = field(default_factory=set)  # slots that have not answered yet
     told: Any = None  # what rank 0 has answered
-    log: list[dict[str, Any]] = field(default_factory=list)
-    """Record of every pass, see `training.Member.train`."""
+    log: list[dict[str, Any]] = field(default_factory=list)  # of `training.Member.train`
     controller: MicroController | None = None
     samples: int = 0  # of the training data, once a worker has said it
     rate: float = 0.0  # initial learning rate, likewise
-    at_end: bool = False
-    """Whether it ended a pass at this very instant."""
+    at_end: bool = False  # whether it ended a pass at this very instant
     began: int = 0  # of the open pass
     stay: int = 0  # start of the open stay
     joined: int = 0  # when its workers were ready
@@ -65,8 +56,7 @@ class LiveJob:
     preemptions: int = 0
     crashes: int = 0  # in a row
     finished: int = -1
-    reason: str = ""
-    """Why it failed."""
+    reason: str = ""  # why it failed
 
     @property
     def passes(self) -> int:
@@ -114,26 +104,25 @@ class PassTimes:
         """One more pass was measured."""
         self.known.setdefault(_kind(job), {}).setdefault(size, []).append(max(1, time))
 
+    def add_next(self, job: TrainingJob, size: int, source: PassTimes) -> None:
+        """Add what was measured next in another run, in the end its mean."""
+        row = source.known.get(_kind(job), {}).get(size) or [round(1e3 * (job.pass_seconds or 1))]
+        k = len(self.known.get(_kind(job), {}).get(size, ()))
+        self.add(job, size, row[k] if k < len(row) else round(mean(row)))
+
     def of(self, job: TrainingJob) -> tuple[float, Table]:
         """Time of a pass on one worker, and the speed-up at the job's sizes.
 
-        By what is measured of its template; what is not, from what is by `UNMEASURED`; nothing at
-        all, from `pass_seconds`, the mean of the other jobs, or a second.
+        By what is measured of its template, by `UNMEASURED` for other sizes; before anything is
+        measured `pass_seconds`, or a second.
         """
         known = {g: mean(times) for g, times in self.known.get(_kind(job), {}).items()}
         one = known.get(1)
         if one is None and known:
             nearest = min(known)
             one = known[nearest] * UNMEASURED.of(nearest)
-        if one is None and job.pass_seconds is not None:
-            one = job.pass_seconds * 1e3
         if one is None:
-            others = [
-                mean(times) * UNMEASURED.of(g)
-                for sizes in self.known.values()
-                for g, times in sizes.items()
-            ]
-            one = mean(others) if others else 1e3
+            one = 1e3 * (job.pass_seconds or 1.0)
         speeds = {g: one / known[g] if g in known else UNMEASURED.of(g) for g in job.sizes}
         return one, Table(speeds | {1: 1.0})
 
@@ -167,7 +156,6 @@ def workload(jobs: Sequence[LiveJob], times: PassTimes, signal: str) -> Workload
         passes=passes, pass_work=made.pass_work, work=made.pass_work * passes,
         target=1.0 - np.array([job.spec.target or np.nan for job in jobs]),
         observed_ptr=ptr, observed=observed, believed=made.believed,
-        completion=np.array([COMPLETIONS.index(job.spec.completion) for job in jobs]),
     )  # fmt: skip
 
 
@@ -218,5 +206,5 @@ def view(
 
 def rate_of(work: Workload, job: LiveJob) -> int:
     """Work per ms at its present size."""
-    k = int(np.searchsorted(work.sizes_of(job.number), len(job.slots)))
-    return int(work.rates_of(job.number)[k])
+    at = work.sizes_of(job.number) == len(job.slots)
+    return int(work.rates_of(job.number)[at][0])

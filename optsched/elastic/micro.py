@@ -16,22 +16,15 @@ if TYPE_CHECKING:
 
 
 class MicroStep(NamedTuple):
-    """What the next pass of a job looks like."""
+    """What the next pass of a job looks like; arrays by worker."""
 
     samples: IntArray
-    """Samples of every worker, shape (workers,)."""
     batches: IntArray
-    """Batch size of every worker, shape (workers,)."""
-    rate_factor: float
-    """What to multiply the *initial* learning rate by."""
-    weights: FloatArray
-    """Weights of the workers, adding up to 1, shape (workers,)."""
-    uncertainty: float
-    """U of the pass that was measured, in [0, 1]."""
-    improvement: float
-    """Fall of U since the pass before; 0 if the number of workers was another one."""
-    step_time: float
-    """Time of a step relative to equal batches, at least 1."""
+    rate_factor: float  # on the *initial* learning rate
+    weights: FloatArray  # adding up to 1
+    uncertainty: float  # U of the pass that was measured, in [0, 1]
+    improvement: float  # fall of U since the pass before; 0 if it had other workers
+    step_time: float  # of a step relative to equal batches, at least 1
 
 
 class MicroController:

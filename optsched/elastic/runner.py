@@ -46,8 +46,7 @@ class Status(NamedTuple):
 class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a later process needs to go on, beside the checkpoints."""
 
-    jobs: dict[str, tuple[int, int, int]]
-    """First start, end and preemptions."""
+    jobs: dict[str, tuple[int, int, int]]  # first start, end and preemptions
     clock: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     stays: list[Stay] = []
     times: dict[str, dict[int, list[int]]] = {}
@@ -61,13 +60,9 @@ class LiveRun(Run):
 
     live: tuple[LiveJob, ...]
     rule: Policy
-    """The policy."""
     times: PassTimes
-    """Measured pass times."""
-    complete: bool
-    """False: interrupted."""
-    overhead: float
-    """Share of the wall time in which the scheduler was at work."""
+    complete: bool  # False: interrupted
+    overhead: float  # share of the wall time in which the scheduler was at work
 
     @property
     def records(self) -> dict[str, list[dict[str, Any]]]:
@@ -90,7 +85,7 @@ class LiveRun(Run):
         Passes and starts cost the mean of all that were measured, passes by template and size. The
         simulator charges starts from the second one on; the first is put into the work, at the
         speed that the job began with. The policy is told what it would know of real jobs: believed
-        times until a pass has ended, and that no job can be preempted within one.
+        times, then those measured here one by one, and that nobody can be preempted within a pass.
         """
         from optsched.cluster.simulate import chosen_policy, simulate
 
@@ -105,7 +100,7 @@ class LiveRun(Run):
         speed = [int(work.rates_of(i)[work.sizes_of(i) == g][0]) for i, g in enumerate(first)]
         work = work.changed(work=work.work + cost * np.array(speed, np.int64))
         settings: Any = {"restart_cost": cost, "checkpoint": "pass", "engine": "generic"}
-        return simulate(work, AsLive(chosen, ended), self.nodes, **settings)
+        return simulate(work, AsLive(chosen, ended, self.times), self.nodes, **settings)
 
 
 class AsLive:
@@ -114,9 +109,9 @@ class AsLive:
     options: tuple[str, ...] = ()
     clairvoyant = False
 
-    def __init__(self, policy: Policy, real: Sequence[LiveJob]) -> None:
+    def __init__(self, policy: Policy, real: Sequence[LiveJob], measured: PassTimes) -> None:
         self.policy, self.name, self.real = policy, policy.name, real
-        self.times = PassTimes()
+        self.measured, self.times = measured, PassTimes()
         self.jobs = [
             LiveJob(job.spec, i, submit=job.submit, samples=job.samples)
             for i, job in enumerate(real)
@@ -129,8 +124,7 @@ class AsLive:
             i = at.get(job.number)
             passes = real.passes if i is None else int(view.passes[i])
             if job.slots and passes > job.passes:
-                took = view.workload.pass_work[job.number] // live.rate_of(view.workload, job)
-                self.times.add(job.spec, len(job.slots), int(took))
+                self.times.add_next(job.spec, len(job.slots), self.measured)
             if i is None:
                 if job.active:
                     job.phase, job.slots, job.log = ENDED, (), real.log
@@ -162,13 +156,8 @@ class Replay:
     def __init__(self, quotas: Mapping[str, Sequence[int]]) -> None:
         if not isinstance(quotas, Mapping):
             raise InputError(f"quotas: expected workers by pass by job, got {told(quotas)}")
-        self.quotas = {
-            name: [
-                integer(f"quotas: {told(name)}", g, 1)
-                for g in (sizes if isinstance(sizes, (list, tuple)) else [sizes])
-            ]
-            for name, sizes in quotas.items()
-        }
+        rows = {name: np.ravel(sizes) for name, sizes in quotas.items()}
+        self.quotas = {j: [integer(f"quotas: {j}", g, 1) for g in row] for j, row in rows.items()}
 
     def decide(self, view: ClusterView) -> Decision:
         """The recorded sizes, first come first served, as far as there are workers."""
@@ -203,8 +192,6 @@ def run(
 
     Parameters
     ----------
-    jobs
-        What to train.
     slots
         Workers: processes of one thread each, or GPUs.
     policy
@@ -214,21 +201,17 @@ def run(
     devices
         Of every slot; None: the GPUs if there are so many, else the CPU.
     folder
-        For the checkpoints, ``<job>/checkpoint.pt``, and what is needed to resume. None: nothing is
-        kept.
-    resume
-        Go on with the run in `folder`, whose clock goes on too.
+        For the checkpoints, ``<job>/checkpoint.pt``, and what is needed to resume; None: nothing is
+        kept. `resume` goes on with the run in it, whose clock goes on too; jobs that had failed
+        are tried again.
     on_progress
         Told the state of all jobs after every change.
 
     Raises
     ------
     InputError
-        A wrong argument, a job that cannot run, a folder with another run in it.
-    PolicyError, Stalled
-        As in `optsched.cluster.simulate`.
-    MissingExtra
-        Without torch.
+        A wrong argument, a job that cannot run, a folder with another run in it; `PolicyError` and
+        `Stalled` as in `optsched.cluster.simulate`; `MissingExtra` without torch.
     """
     from optsched.cluster.simulate import chosen_policy
 
@@ -287,8 +270,7 @@ def _devices(devices: Sequence[str] | None, slots: int) -> list[str]:
     known = ["cpu", *(f"cuda:{k}" for k in range(gpus))]
     for k, device in enumerate(devices):
         if device not in known:
-            words = f"expected one of {', '.join(known)}, got {told(device)}"
-            raise InputError(f"devices[{k}]: {words}")
+            raise InputError(f"devices[{k}]: expected {' or '.join(known)}, got {told(device)}")
     return list(devices)
 
 
@@ -300,19 +282,16 @@ def _jobs(jobs: Iterable[TrainingJob], slots: int) -> list[LiveJob]:
     for i, spec in enumerate(specs):
         if not isinstance(spec, TrainingJob):
             raise InputError(f"jobs[{i}]: expected a TrainingJob, got {told(spec)}")
-        if spec.name in {other.name for other in specs[:i]}:
-            raise InputError(f"jobs[{i}].name: {told(spec.name)} is there twice")
-        if spec.name == STATE:
-            raise InputError(f"jobs[{i}].name: {told(STATE)} is the file of the run itself")
+        if spec.name in {STATE, *(other.name for other in specs[:i])}:
+            raise InputError(f"jobs[{i}].name: {told(spec.name)} is there twice, or a file of ours")
         if (least := spec.sizes[0]) > slots:
             raise InputError(f"job {told(spec.name)}: needs {least} workers, there are {slots}")
     if not specs:
         raise InputError("jobs: empty; name at least one")
-    known = []
-    for i, spec in enumerate(sorted(specs, key=lambda spec: spec.submit)):
-        fitting = dataclasses.replace(spec, sizes=tuple(g for g in spec.sizes if g <= slots))
-        known.append(LiveJob(fitting, i, pickled(fitting), round(spec.submit * 1e3)))
-    return known
+    specs.sort(key=lambda spec: spec.submit)
+    for i, spec in enumerate(specs):
+        specs[i] = dataclasses.replace(spec, sizes=tuple(g for g in spec.sizes if g <= slots))
+    return [LiveJob(s, i, pickled(s), round(s.submit * 1e3)) for i, s in enumerate(specs)]
 
 
 def _prepared(place: Path, jobs: Sequence[LiveJob], slots: int, resume: bool) -> _Saved:

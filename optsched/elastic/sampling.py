@@ -15,6 +15,7 @@ from optsched.limits import whole_number
 
 try:
     import torch
+    from torch.utils._pytree import tree_map
     from torch.utils.data import DataLoader, Sampler, TensorDataset
 except ImportError:
     raise MissingExtra("sampling for DistributedDataParallel", "torch") from None
@@ -46,7 +47,10 @@ class StepPlan:
     batches: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        counts, batches = _counts(self.counts), _integers("batches", self.batches, 1)
+        counts = _integers("counts", self.counts, 0)
+        batches = _integers("batches", self.batches, 1)
+        if not any(counts):
+            raise InputError("counts: all are 0, give a rank some")
         if len(counts) != len(batches):
             raise InputError(f"batches: expected {len(counts)}, as many as counts: {len(batches)}")
         object.__setattr__(self, "counts", counts)
@@ -170,7 +174,7 @@ class UnevenDistributedSampler(Sampler[int]):
         self.epoch, self.counts = new, taken
 
     def _fitting(self, given: Any) -> tuple[int, ...]:
-        counts = _counts(given)
+        counts = _integers("counts", given, 0)
         if self.exposure == "partition" and sum(counts) != self.samples:
             raise InputError(
                 f"counts: they add up to {sum(counts)}, but the data have {self.samples} samples: "
@@ -269,13 +273,6 @@ def _integers(name: str, given: Any, least: int) -> tuple[int, ...]:
     return tuple(whole_number(f"{name}: rank {r}", x, least, _MOST) for r, x in enumerate(items))
 
 
-def _counts(given: Any) -> tuple[int, ...]:
-    counts = _integers("counts", given, 0)
-    if not any(counts):
-        raise InputError("counts: all are 0, give a rank some")
-    return counts
-
-
 def _plan(given: Any) -> StepPlan:
     if not isinstance(given, StepPlan):
         raise InputError(f"plan: expected a StepPlan(counts, batches), got {given!r:.60}")
@@ -284,16 +281,5 @@ def _plan(given: Any) -> StepPlan:
 
 def _emptied(batch: Any) -> Any:
     """The same structure without samples."""
-    kind: Any = type(batch)
-    if isinstance(batch, (torch.Tensor, np.ndarray)) and batch.ndim:
-        return batch[:0]
-    if isinstance(batch, Mapping):
-        return kind({name: _emptied(value) for name, value in batch.items()})
-    if isinstance(batch, (list, tuple)):
-        if all(isinstance(item, (str, bytes)) for item in batch):
-            return kind()
-        items = [_emptied(item) for item in batch]
-        return kind(*items) if hasattr(batch, "_fields") else kind(items)
-    if batch is None or isinstance(batch, (str, bytes, int, float)):
-        return batch
-    raise InputError(f"collate_fn: no empty {kind.__name__} is known: give tensors, lists, dicts")
+    arrays = (torch.Tensor, np.ndarray)
+    return tree_map(lambda x: x[:0] if isinstance(x, arrays) and x.ndim else x, batch)

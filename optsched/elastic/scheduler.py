@@ -53,10 +53,7 @@ class Scheduler:
         self.policy, self.folder = policy, folder
         self.times, self.stays, self.on_event = times, list(stays), on_event
         self.signal = signal_of(policy)
-        self.asked = 0
-        self.busy = 0.0
-        """Seconds spent on decisions and bookkeeping."""
-        self.now = 0
+        self.now, self.busy = 0, 0.0  # ms; seconds spent on decisions and bookkeeping
         self._owner: list[LiveJob | None] = [None] * slots
         self._ask = self._news = True
         self._wake: int | None = None
@@ -117,10 +114,8 @@ class Scheduler:
             times.append(self._wake)
         if not times and not any(job.slots for job in self.jobs):
             waiting = ", ".join(told(job.spec.name) for job in self.jobs if job.phase == PENDING)
-            raise Stalled(
-                f"policy {told(self.policy.name)} starts none of the pending jobs, and nothing "
-                f"else will happen: {waiting}"
-            )
+            policy = told(self.policy.name)
+            raise Stalled(f"policy {policy} starts no job, and nothing else will happen: {waiting}")
         return min(times, default=None)
 
     def _hear(self, event: Event) -> None:
@@ -229,7 +224,6 @@ class Scheduler:
             return
         view = live.view(self.jobs, self.workload(), self.settings(), self.slots, self.now)
         decision = self.policy.decide(view)
-        self.asked += 1
         quota = self._checked(view, decision)
         active = [self.jobs[j] for j in view.job]
         for job, gpus in zip(active, quota, strict=True):
@@ -261,16 +255,13 @@ class Scheduler:
             job.first_start = self.now
         for slot in slots:
             self._owner[slot] = job
-        folder = f"{self.folder}/{job.spec.name}"
-        self.pool.join(slots, job.payload, folder, job.passes)
+        self.pool.join(slots, job.payload, f"{self.folder}/{job.spec.name}", job.passes)
 
     def _checked(self, view: ClusterView, decision: Decision) -> list[int]:
         """The quotas, if they can be."""
         place = f"policy {told(self.policy.name)} at {self.now} ms"
-        if not isinstance(decision, Decision):
-            raise PolicyError(f"{place}: expected a Decision, got {told(decision)}")
-        if decision.share:
-            raise PolicyError(f"{place}: share: real jobs do not share workers")
+        if not isinstance(decision, Decision) or decision.share:
+            raise PolicyError(f"{place}: expected a Decision without share, got {told(decision)}")
         quota = np.asarray(decision.quota)
         if quota.shape != view.job.shape or quota.dtype.kind not in "iu":
             raise PolicyError(f"{place}: expected {len(view.job)} quotas, got {told(quota)}")
@@ -292,8 +283,7 @@ class Scheduler:
             if wake <= self.now:
                 raise PolicyError(f"{place}: wake_at: expected a time after now, got {told(wake)}")
             self._wake = int(wake)
-        found: list[int] = quota.tolist()
-        return found
+        return [*map(int, quota)]
 
 
 def signal_of(policy: Policy) -> str:

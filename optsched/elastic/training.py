@@ -50,8 +50,7 @@ class Member:
         self.optimizer = job.optimizer(self.model.parameters())
         self.rates = [group["lr"] for group in self.optimizer.param_groups]
         self.log: list[dict[str, Any]] = []
-        self.untold: dict[str, Any] | None = None
-        """Record of a pass that was saved when a worker died before it could tell."""
+        self.untold: dict[str, Any] | None = None  # of a pass that was saved, but not told
         self.file = Path(join.folder) / "checkpoint.pt"
         if self.file.exists():
             self._restore()
@@ -193,10 +192,7 @@ class Member:
 
 
 def read_checkpoint(file: Path | str, name: str) -> dict[str, Any]:
-    """A job's checkpoint: ``passes``, ``log`` (a record per pass), ``model`` and ``optimizer``.
-
-    `InputError`: it cannot be read, or is another job's.
-    """
+    """A job's ``passes``, ``log``, ``model`` and ``optimizer``; `InputError`: no such file."""
     state: Any = load(Path(file))
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise InputError(f"{file}: is no checkpoint of format {FORMAT}")

@@ -22,8 +22,8 @@ from optsched.errors import OptschedError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-MOST_CRASHES: Final = 10
-"""A job whose workers die so often in a row, without a pass between, has failed."""
+MOST_CRASHES: Final = 10  # of a job's workers in a row, without a pass between
+_TRAINING: Final = "optsched.elastic.training"
 _MOMENT: Final = 0.5  # seconds in which the death of a process is seen after that of its sockets
 
 
@@ -66,17 +66,14 @@ class Processes:
     worker before the clock starts, which then shows `origin` milliseconds.
     """
 
-    def __init__(
-        self, devices: Sequence[str], modules: Iterable[str] = (), origin: int = 0
-    ) -> None:
+    def __init__(self, devices: Sequence[str], modules: Iterable[str], origin: int = 0) -> None:
         self.devices = devices
         self._forks = "forkserver" in multiprocessing.get_all_start_methods()
         self._context: Any = multiprocessing.get_context("forkserver" if self._forks else "spawn")
         if self._forks:
             # what DistributedDataParallel imports when it is first made takes over a second
             own = [module for module in modules if module.startswith("optsched.")]
-            first = ["torch._dynamo", "optsched.elastic.training", *own]
-            self._context.set_forkserver_preload(first)
+            self._context.set_forkserver_preload(["torch._dynamo", _TRAINING, *own])
         self._modules = sorted({*modules} - {"__main__"})
         self._origin, self._begun = origin, time.monotonic()
         self._stores = Path(tempfile.mkdtemp(prefix="optsched-elastic-"))

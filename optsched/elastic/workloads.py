@@ -36,9 +36,9 @@ def digits(
         x[~held] + noise * random.standard_normal(x[~held].shape, np.float32)
         for _ in range(repeat - 1)
     ]
-    train = torch.from_numpy(np.concatenate(copies)), torch.from_numpy(np.tile(y[~held], repeat))
-    validation = torch.from_numpy(x[held]), torch.from_numpy(y[held])
-    return TensorDataset(*train), TensorDataset(*validation)
+    rows = (np.concatenate(copies), np.tile(y[~held], repeat)), (x[held], y[held])
+    train, validation = (TensorDataset(*map(torch.from_numpy, pair)) for pair in rows)
+    return train, validation
 
 
 def logistic(classes: int = 10) -> nn.Module:

@@ -131,7 +131,7 @@ def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
         (("jobs.toml", "--demo"), "demo: it has jobs of its own"),
         (("jobs.toml",), "slots: how many workers"),
         (("jobs.toml", "--slots", 0), "slots: expected an integer in 1..4096, got 0"),
-        (("jobs.toml", "--devices", "tpu"), 'devices[0]: expected one of cpu, got "tpu"'),
+        (("jobs.toml", "--devices", "tpu"), 'devices[0]: expected cpu, got "tpu"'),
         (("jobs.toml", "--slots", 2, "--devices", "cpu"), "devices: expected 2"),
         (("jobs.toml", "--slots", 2, "--policy", "nice"), "policy: there is no 'nice'"),
         (("jobs.toml", "--slots", 2, "--policy", "fifo,las"), "policy: expected one"),
@@ -151,7 +151,7 @@ def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
 def test_bad_options(cli: Cli, words: tuple[Any, ...], says: str) -> None:
     """Before any worker is started."""
     Path("jobs.toml").write_text(table())
-    assert says in cli.refused("elastic", *words).replace("cpu, cuda:0", "cpu")
+    assert says in cli.refused("elastic", *words).replace("cpu or cuda:0", "cpu")
 
 
 def test_interrupted(cli: Cli) -> None:

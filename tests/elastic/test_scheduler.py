@@ -225,7 +225,7 @@ def test_hopeless_jobs_fail() -> None:
         (lambda view: Decision(np.zeros(1, np.int64)), "expected 3 quotas"),
         (lambda view: Decision(np.ones(3)), "expected 3 quotas"),
         (lambda view: Decision(view.gpus.copy(), wake_at=view.time), "wake_at"),
-        (lambda view: Decision(view.gpus.copy(), share={0: 1}), "share"),
+        (lambda view: Decision(view.gpus.copy(), share={0: 1}), "without share"),
     ],
 )  # fmt: skip
 def test_illegal_decisions(answer: Any, words: str) -> None:
@@ -272,12 +272,8 @@ def test_replay(jobs: list[TrainingJob], policy: str) -> None:
 
     first = quotas(policies.get(policy))
     assert quotas(Replay(first)) == first
-
-
-def test_replay_of_an_unknown_job() -> None:
-    """A job without recorded workers is named."""
-    with pytest.raises(InputError, match='job "a"'):
-        scheduled([job("a")], SimulatedPool(1, lambda name, g: 1), Replay({}))
+    with pytest.raises(InputError, match='job "j0"'):
+        quotas(Replay({}))
 
 
 def test_pass_times() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from training_cases import job
 import optsched
 from optsched import InputError
 from optsched.elastic import LiveRun, Replay, StepPlan, VariableBatchLoader, read_checkpoint, run
+from optsched.elastic.training import seed_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,9 +43,6 @@ def same(a: Any, b: Any) -> bool:
 
 def alone(one: Any, quotas: list[int]) -> dict[str, Any]:
     """The oracle: a job trained in this process, its ranks' batches put together."""
-    torch.manual_seed(0)
-    from optsched.elastic.training import seed_all
-
     seed_all(one.seed, 0, 0)
     model, (train, _) = one.model(), one.data()
     optimizer = one.optimizer(model.parameters())
@@ -294,4 +291,3 @@ def test_wrong_arguments(change: dict[str, Any], words: str) -> None:
     given = {"jobs": [job("a")], "slots": 2} | change
     with pytest.raises(InputError, match=words):
         run(given.pop("jobs"), given.pop("slots"), **given)
-    time.sleep(0)
