@@ -136,11 +136,11 @@ def workload(given: argparse.Namespace) -> None:
     ])  # fmt: skip
     print("\n### Passes: milliseconds by workers")
     every = [one for all_of in runs.values() for one in all_of]
-    rows = [
-        [kind, *(spread(p for one in every for p in one.times.known[f"template {kind}"].get(size, ()))
-                 for size in (1, 2))]
-        for kind in sorted({job.template for job in jobs})
-    ]  # fmt: skip
+    rows = []
+    for kind in sorted({job.template for job in jobs}):
+        known = [one.times.known[f"template {kind}"] for one in every]
+        by_size = [spread(p for one in known for p in one.get(g, [])) for g in (1, 2)]
+        rows.append([kind, *by_size])
     table(("template", "1 worker: median (10 %, 90 %)", "2 workers"), rows)
     starts = spread(t for one in every for t in one.times.starts)
     print(f"\nStart of a job on its workers: {starts} ms; load of the machine {load():.1f}")
