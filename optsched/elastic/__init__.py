@@ -30,10 +30,9 @@ _HOME: Final = {
     "VariableBatchLoader": "sampling", "read_checkpoint": "training",
 }  # fmt: skip
 
-__all__ = [  # without those that need torch, so that * can be imported
-    "Call", "LiveRun", "MicroController", "MicroStep", "Replay", "Status",
-    "TrainingJob", "equations", "read_jobs", "run",
-]  # fmt: skip
+# without those that need torch, so that * can be imported
+__all__ = ["Call", "LiveRun", "MicroController", "MicroStep", "Replay", "Status", "TrainingJob",
+           "equations", "read_jobs", "run"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

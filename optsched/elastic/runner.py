@@ -218,9 +218,7 @@ def run(
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("elastic training", "torch")
     slots = integer("slots", slots, 1, 4096)
-    places = _devices(devices, slots)
-    known = _jobs(jobs, slots)
-    chosen = chosen_policy(policy)
+    places, known, chosen = _devices(devices, slots), _jobs(jobs, slots), chosen_policy(policy)
     if folder is not None and (not isinstance(folder, (str, PathLike)) or not str(folder)):
         raise InputError(f"folder: expected a name, got {told(folder)}")
     if resume and folder is None:

@@ -147,10 +147,8 @@ class Member:
             ):
                 found = self.metric(self.model(x.to(self.device)), y.to(self.device))
                 if found.shape[:1] != x.shape[:1]:
-                    raise InputError(
-                        f"metric: expected a number for each of {len(x)} samples, got the shape "
-                        f"{tuple(found.shape)}"
-                    )
+                    got = tuple(found.shape)
+                    raise InputError(f"metric: expected a number for each of {len(x)}, got {got}")
                 score += found.to(torch.float64).reshape(len(x), -1).mean(1).sum()
         return float(score), float(len(share))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -96,14 +97,11 @@ def test_kills(slow: float, tmp_path: Path) -> None:
         job("b", model=partial(cases.net, 0.2, True), **options),
     ]
     calm = run(jobs, 2, Replay(quotas), folder=tmp_path / "calm")
-    over, killed = threading.Event(), 0
-    random = np.random.default_rng(0)
+    over, killed, random = threading.Event(), 0, np.random.default_rng(0)
 
     def shoot() -> None:
         nonlocal killed
         while not over.wait(float(random.uniform(0.2, 0.8))) and killed < 6:
-            import multiprocessing
-
             workers = multiprocessing.active_children()
             if workers:
                 os.kill(workers[random.integers(len(workers))].pid or 0, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,6 @@ class Slow(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
     def __getitem__(self, i: int) -> Any:
         """A sample, slowly."""
-        import time
-
         time.sleep(self.seconds)
         return self.inner[i]
 
@@ -112,8 +111,7 @@ def mean(out: Any, target: Any) -> Any:
 
 def job(name: str, **given: Any) -> TrainingJob:
     """A small job."""
-    fields: dict[str, Any] = {
-        "model": partial(net, dropout=0.3), "data": data, "optimizer": adam, "batch_size": 20,
-        "passes": 4, "sizes": (1, 2),
-    }  # fmt: skip
-    return TrainingJob(name=name, **fields | given)
+    fields: dict[str, Any] = {"model": partial(net, dropout=0.3), "data": data, "optimizer": adam}
+    return TrainingJob(
+        name=name, **fields | {"batch_size": 20, "passes": 4, "sizes": (1, 2)} | given
+    )
