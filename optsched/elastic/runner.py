@@ -303,7 +303,7 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], slots: int, resume: bool) ->
             raise InputError(f"{state}: is no state of a run ({error})") from None
         if [*saved.jobs] != names:
             raise InputError(f"{state}: is of jobs {told([*saved.jobs])}, expected {told(names)}")
-        if any(not 0 <= stay.job < len(jobs) or max(stay.slots) >= slots for stay in saved.stays):
+        if any(not 0 <= stay.job < len(jobs) or max(stay.slots, default=slots) >= slots for stay in saved.stays):
             raise InputError(f"slots: the run in {place} had more, or jobs that there are not")
     elif any(file.exists() for file in (state, *files)):
         raise InputError(f"folder: {place} has a run in it; resume it, or name another")
