@@ -286,8 +286,7 @@ def _jobs(jobs: Iterable[TrainingJob], slots: int) -> list[LiveJob]:
             raise InputError(f"job {told(spec.name)}: needs {least} workers, there are {slots}")
     if not specs:
         raise InputError("jobs: empty; name at least one")
-    specs.sort(key=lambda spec: spec.submit)
-    for i, spec in enumerate(specs):
+    for i, spec in enumerate(specs := sorted(specs, key=lambda spec: spec.submit)):
         specs[i] = dataclasses.replace(spec, sizes=tuple(g for g in spec.sizes if g <= slots))
     return [LiveJob(s, i, pickled(s), round(s.submit * 1e3)) for i, s in enumerate(specs)]
 
@@ -303,7 +302,8 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], slots: int, resume: bool) ->
             raise InputError(f"{state}: is no state of a run ({error})") from None
         if [*saved.jobs] != names:
             raise InputError(f"{state}: is of jobs {told([*saved.jobs])}, expected {told(names)}")
-        if any(not 0 <= stay.job < len(jobs) or max(stay.slots, default=slots) >= slots for stay in saved.stays):
+        known, workers = range(len(jobs)), set(range(slots))
+        if any(s.job not in known or not {*s.slots} <= workers or not s.slots for s in saved.stays):
             raise InputError(f"slots: the run in {place} had more, or jobs that there are not")
     elif any(file.exists() for file in (state, *files)):
         raise InputError(f"folder: {place} has a run in it; resume it, or name another")
