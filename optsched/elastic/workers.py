@@ -12,7 +12,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -84,6 +84,7 @@ class Processes:
     def start(self) -> None:
         """Start all workers."""
         if self._forks:  # what imports for all of them is not to hear of Ctrl-C
+            resource_tracker.ensure_running()  # which ends with the signal unblocked
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
             forkserver.ensure_running()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -166,10 +167,9 @@ class Processes:
 
     def _start(self, slot: int) -> None:
         self._pipes[slot], end = self._context.Pipe()
-        self._workers[slot] = self._context.Process(
-            target=_work, args=(end, self._modules), daemon=True, name=f"optsched worker {slot}"
-        )
-        self._workers[slot].start()
+        worker = self._context.Process(target=_work, args=(end, self._modules), daemon=True)
+        worker.start()
+        self._workers[slot] = worker
         end.close()
 
     def _send(self, slot: int, message: tuple[Any, ...]) -> None:
