@@ -91,14 +91,16 @@ class Scheduler:
     def _told(self, events: list[Event]) -> None:
         """Take in what has happened at this instant, and decide."""
         begun = time.perf_counter()
-        self.now = self.pool.now()
+        now = self.pool.now()
+        if self._wake is not None and now >= self._wake:
+            self.now, self._news = self._wake, True  # at the very instant: `las` looks at it
+            self._decide()
+        self.now = now
         for event in events:
             self._hear(event)
         for job in self.jobs:
             if job.phase == UNBORN and job.submit <= self.now:
                 job.phase, job.entered, self._ask = PENDING, job.submit, True
-        if self._wake is not None and self.now >= self._wake:
-            self._ask = True
         while self._ask:
             self._news = True
             self._decide()
@@ -110,12 +112,10 @@ class Scheduler:
     def _until(self) -> int | None:
         """When something happens that no worker says; `Stalled` if nothing ever does."""
         times = [job.submit for job in self.jobs if job.phase == UNBORN]
-        if self._wake is not None:
-            times.append(self._wake)
+        times += [] if self._wake is None else [self._wake]
         if not times and not any(job.slots for job in self.jobs):
             waiting = ", ".join(told(job.spec.name) for job in self.jobs if job.phase == PENDING)
-            policy = told(self.policy.name)
-            raise Stalled(f"policy {policy} starts no job, and nothing else will happen: {waiting}")
+            raise Stalled(f"policy {told(self.policy.name)} starts none of them, ever: {waiting}")
         return min(times, default=None)
 
     def _hear(self, event: Event) -> None:

@@ -250,13 +250,12 @@ def test_stalled_and_woken() -> None:
     with pytest.raises(Stalled, match='"a", "b"'):
         scheduled(jobs, SimulatedPool(1, lambda n, g: 1000), Always(lambda v: Decision(v.gpus + 0)))
 
-    def patient(view: Any) -> Decision:
-        if view.time < 700:
-            return Decision(view.gpus + 0, wake_at=700)
-        return everything(view)
+    class Late(SimulatedPool):
+        def now(self) -> int:
+            return self.time + 3  # as of real clocks
 
-    scheduler = scheduled(jobs, SimulatedPool(1, lambda n, g: 1000), Always(patient))
-    assert [one.finished for one in scheduler.jobs] == [1700, 2700]
+    scheduler = scheduled(jobs, Late(1, lambda n, g: 1000), policies.get("las", round=700))
+    assert [one.finished for one in scheduler.jobs] == [1703, 3103]
 
 
 @given(jobs=workloads(), policy=st.sampled_from(["elastic_fifo", "time_to_target", "srtf"]))
