@@ -6,14 +6,15 @@ import importlib
 import importlib.util
 import math
 import pickle
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from optsched.arraypipe.command.script import imported
 from optsched.cluster.job_checks import ascending, integer, line, one_of, real, told, truth
 from optsched.elastic.micro import MicroController
 from optsched.errors import InputError
@@ -243,14 +244,6 @@ def _call(place: str, value: Any, folder: Path) -> Call:
     return Call(call, options)
 
 
+@cache
 def _module(home: str) -> ModuleType:
-    if not home.endswith(".py"):
-        return importlib.import_module(home)
-    name = f"_optsched_{Path(home).stem}"
-    if (module := sys.modules.get(name)) is None or module.__file__ != home:
-        spec = importlib.util.spec_from_file_location(name, home)
-        assert spec is not None and spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        sys.path.insert(0, str(Path(home).parent))  # as Python does with a script
-        spec.loader.exec_module(module)
-    return module
+    return imported(Path(home)) if home.endswith(".py") else importlib.import_module(home)

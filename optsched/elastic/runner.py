@@ -231,6 +231,7 @@ def run(
         saved = _prepared(place, known, slots, resume)
         modules = {module for job in known for module in modules_of(job.spec)}
         pool = Processes(places, modules, saved.clock)
+        stack.callback(pool.close)
 
         def tell(scheduler: Scheduler) -> None:
             if folder is not None:
@@ -243,7 +244,6 @@ def run(
         scheduler = Scheduler(known, pool, slots, chosen, str(place), *given)
         scheduler.now = saved.clock
         tell(scheduler)  # before workers are started, which takes seconds
-        stack.callback(pool.close)
         complete = False
         with suppress(KeyboardInterrupt):
             pool.start()

@@ -139,18 +139,17 @@ class Member:
             for buffer in self.model.buffers():  # a rank's own statistics are of its own batches
                 dist.broadcast(buffer, 0)
         self.model.eval()
-        share = range(self.join.rank, len(self.validation), self.join.workers)
+        ranks, size = self.join.workers, len(self.validation)
+        plan = StepPlan(tuple(len(range(r, size, ranks)) for r in range(ranks)), (256,) * ranks)
         score = torch.zeros((), dtype=torch.float64, device=self.device)
         with torch.inference_mode():
-            for x, y in torch.utils.data.DataLoader(
-                torch.utils.data.Subset(self.validation, share), batch_size=256
-            ):
+            for (x, y), _ in VariableBatchLoader(self.validation, plan, self.join.rank):
                 found = self.metric(self.model(x.to(self.device)), y.to(self.device))
                 if found.shape[:1] != x.shape[:1]:
                     got = tuple(found.shape)
                     raise InputError(f"metric: expected a number for each of {len(x)}, got {got}")
-                score += found.to(torch.float64).reshape(len(x), -1).mean(1).sum()
-        return float(score), float(len(share))
+                score += found.sum(dtype=torch.float64) / max(found[:1].numel(), 1)
+        return float(score), float(plan.counts[self.join.rank])
 
     def _gathered(self, row: list[float]) -> list[list[float]]:
         """The rows of all ranks, on each."""

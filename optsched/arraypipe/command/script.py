@@ -40,7 +40,7 @@ def load_trainer(script: str) -> ArrayTrainer:
         Without PyTorch.
     """
     path, name = script_parts(script)
-    module = _imported(path)
+    module = imported(path)
     make = getattr(module, name, None)
     if make is None:
         raise InputError(f"{path}: has no function {shown(name)}{_offers(module)}")
@@ -87,7 +87,8 @@ def script_parts(script: str) -> tuple[Path, str]:
     return path, name
 
 
-def _imported(path: Path) -> ModuleType:
+def imported(path: Path) -> ModuleType:
+    """A Python file as a module; what it raises is an `InputError` with the line."""
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: expected a Python file, such as train.py")
