@@ -29,8 +29,8 @@ from study_plots import draw
 from study_tables import Study, tables, written_into
 
 from optsched.cli.warmup import all_entries
-from optsched.compiling import compile_all
-from optsched.files import write_atomic
+from optsched.io.files import write_atomic
+from optsched.kernels.background import compile_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

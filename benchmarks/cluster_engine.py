@@ -32,7 +32,7 @@ from optsched.cluster.world_layout import (
     FREE_GPUS,
     WORLD,
 )
-from optsched.compiled import INT, entry
+from optsched.kernels.compile import INT, entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

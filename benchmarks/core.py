@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from machine import machine
 
 import optsched
-from optsched import document
 from optsched.formats import taillard
-from optsched.graph import evaluate
+from optsched.model import document
+from optsched.model.graph import evaluate
 from optsched.pipelines.generator import job_array
 
 if TYPE_CHECKING:
@@ -29,10 +29,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--repeat", type=int, default=21)
     repeat = options.parse_args().repeat
-    from optsched_solvers import dispatch, longest_path
+    from optsched.kernels import longest_path
+    from optsched_solvers.shop import dispatch
 
     print(machine("numpy", "numba", "msgspec"))
-    for code in ("pass", "import optsched", "import optsched_solvers.list_schedule"):
+    for code in ("pass", "import optsched", "import optsched_solvers.shop.list_schedule"):
         show(f"python -c '{code}'", lambda c=code: subprocess.run([sys.executable, "-c", c]), 5)
     ta71 = taillard.instance("ta71").graph()
     schedule = dispatch.run(ta71, "mwkr")

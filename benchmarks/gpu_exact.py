@@ -19,7 +19,7 @@ from optsched.arraypipe.states.budget import CUDA_CONTEXT
 from optsched.arraypipe.states.cuda_engine import CudaEngine
 from optsched.arraypipe.states.engines import HostEngine
 from optsched.arraypipe.states.slots import layout_of
-from optsched.train_alone import Trained, differences
+from optsched.arraypipe.train_alone import Trained, differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from optsched.arraypipe.job import JobStage
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 _CHUNKS = 16
 _CPU = torch.device("cpu")

@@ -174,7 +174,7 @@ def failed_claims(rows: Sequence[Row], logs: dict[str, int]) -> list[str]:
 
 def rule_and_bound() -> None:
     """Print CPU times of graph, one rule and all bounds, warm, in process."""
-    from optsched_solvers import dispatch
+    from optsched_solvers.shop import dispatch
 
     for model, jobs, stages in (("gpt2_xl", 30, 8), ("bert_large", 1000, 4),
                                 ("bert_large", 1000, 8), ("gpt2_xl", 64, 24)):  # fmt: skip

@@ -6,7 +6,7 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from optsched.limits import available_cores
+from optsched.solving.limits import available_cores
 
 
 def machine(*packages: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from plain import PER_OPERATION, Graph, Jobs, graph_of_jobs
 
 if TYPE_CHECKING:
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 HERE = Path(__file__).resolve().parent
 SHIPPED = HERE.parent / "instances"
@@ -107,7 +107,7 @@ def published() -> dict[str, Any]:
 
 def graph_of_schedule(graph: Schedule) -> Graph:
     """The disjunctive graph of any problem of ours as plain lists."""
-    from optsched import bounds
+    from optsched.model import bounds
 
     duration = graph.duration.tolist()
     tails, heads, lags = (column.tolist() for column in graph.arcs[:3])

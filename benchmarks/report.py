@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engines import RAW_CPSAT
 from rows import Known, Row, bound_gap, gap, incumbents
 
-from optsched.result import primal_integral
+from optsched.solving.result import primal_integral
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

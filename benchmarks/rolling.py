@@ -24,7 +24,7 @@ from optsched import JobArray
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from optsched.result import Result
+    from optsched.solving.result import Result
 
 BATCHES = {
     "vgg19": (128, 256, 512, 768),

@@ -116,7 +116,7 @@ class Row:
 
 
 def incumbents(steps: Sequence[Step]) -> list[tuple[float, int]]:
-    """Seconds and values of the schedules in a trace; see `optsched.result.primal_integral`."""
+    """Seconds and values of the schedules in a trace; see `optsched.solving.result`."""
     return [(at, value) for at, value, _ in steps if value is not None]
 
 

@@ -32,11 +32,11 @@ from machine import machine
 
 import optsched
 from optsched import Routing, serving
-from optsched.files import write_atomic
+from optsched.io.files import write_atomic
 from optsched.serving import MarginalCost, Plan, Router, Settings
 from optsched.serving.simulator import new_world
 from optsched.serving.world import advance
-from optsched_solvers.routing import online_runs
+from optsched_solvers.routing.routers import online_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,8 +24,8 @@ from machine import machine
 
 import optsched
 from optsched import JobArray, pipelines
-from optsched.occupancy import peak_memory
-from optsched.schedule import Resource
+from optsched.analysis.occupancy import peak_memory
+from optsched.model.schedule import Resource
 
 if TYPE_CHECKING:
     from optsched import Result, Schedule

@@ -38,7 +38,8 @@ def rates(engines: Sequence[Engine], instances: Sequence[Instance], seconds: flo
 def kernels(instance: Instance) -> None:
     """Print CPU times of graph, rule, evaluation and bound of one instance, warm, in process."""
     from optsched import JobShop
-    from optsched_solvers import dispatch, longest_path
+    from optsched.kernels import longest_path
+    from optsched_solvers.shop import dispatch
 
     assert instance.jobs is not None
     graph = JobShop(instance.jobs).graph()

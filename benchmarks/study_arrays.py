@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from study_baselines import Run, run_of, sum_of
 
 import optsched
-from optsched.rolling import rolling
+from optsched.analysis.rolling import rolling
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

@@ -11,13 +11,13 @@ from study_cases import Case, crossing_bandwidth
 
 import optsched
 from optsched import JobArray, pipelines
+from optsched.analysis.occupancy import horizon, setup_time
 from optsched.errors import InputError
-from optsched.occupancy import horizon, setup_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 PARTS: Final = ("forward", "backward", "recompute", "update", "switch", "bubble")
 

@@ -26,11 +26,11 @@ from optsched.bandwidth.metrics import bandwidth_loss, gbe
 from optsched.bandwidth.model import CountModel, alone, unlimited
 from optsched.bandwidth.rates import KILOBYTES
 from optsched.bandwidth.scenarios import packed, uniform
-from optsched_solvers.eha import Eha
-from optsched_solvers.pts import Pts
-from optsched_solvers.subset_baselines import Proximity, RandomSubset, Topo
-from optsched_solvers.subset_counts import Counts
-from optsched_solvers.subset_hybrid import Hybrid
+from optsched_solvers.gpus.counts import Counts
+from optsched_solvers.gpus.eha import Eha
+from optsched_solvers.gpus.hybrid import Hybrid
+from optsched_solvers.gpus.pts import Pts
+from optsched_solvers.literature.baselines import Proximity, RandomSubset, Topo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth import BandwidthModel, Cluster, ClusterState
     from optsched.bandwidth.measurements import MeasurementTable
     from optsched.bandwidth.model import Which
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 SOLVERS = (Counts(), Hybrid(), Eha(), Pts(), Topo(), Proximity(), RandomSubset())
 TRAFFIC = ("heavy", "moderate", "idle")
@@ -192,7 +192,7 @@ def _busy(cluster: Cluster, scenario: str) -> tuple[ClusterState, int]:
 
 
 def _prepared(model: BandwidthModel, state: ClusterState) -> tuple[IntArray, IntArray, IntArray]:
-    from optsched_solvers.subset_value import rule_of
+    from optsched_solvers.gpus.value import rule_of
 
     tables = model.tables()
     assert tables is not None
@@ -202,7 +202,7 @@ def _prepared(model: BandwidthModel, state: ClusterState) -> tuple[IntArray, Int
 
 
 def _prunings(model: BandwidthModel, state: ClusterState, k: int) -> float:
-    from optsched_solvers.subset_search import prune
+    from optsched_solvers.gpus.search import prune
 
     words, rule, jobs = _prepared(model, state)
     ids, cluster = np.array(state.free), model.cluster
@@ -217,8 +217,8 @@ def _prunings(model: BandwidthModel, state: ClusterState, k: int) -> float:
 
 
 def _spreads(model: BandwidthModel, state: ClusterState, k: int, times: int = 1) -> float:
-    from optsched_solvers.host_sets import candidates, fewest, previous_alike
-    from optsched_solvers.subset_search import first_best
+    from optsched_solvers.gpus.host_sets import candidates, fewest, previous_alike
+    from optsched_solvers.gpus.search import first_best
 
     words, rule, jobs = _prepared(model, state)
     room = state.room

@@ -32,7 +32,7 @@ from optsched.bandwidth.samples import TEST, held_out_samples, training_samples
 if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.model import BandwidthModel, CountModel, Selection
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 SETS = ("h100-16m", "h100-2g", "het-4mix", "synthetic")
 MODELS = ("prior", "process", "transformer")

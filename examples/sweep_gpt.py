@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from optsched.arraypipe import ArrayTrainer, Job
 from optsched.arraypipe.scheduling import schedule_for
-from optsched.train_alone import differences
+from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

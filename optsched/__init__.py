@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 
 from optsched.version import __version__
 
@@ -31,32 +29,44 @@ if TYPE_CHECKING:
         OptschedError,
         UnsupportedProblem,
     )
-    from optsched.limits import Limits
-    from optsched.monitor import Monitor, Progress
-    from optsched.problems.jobarray import JobArray
-    from optsched.problems.jobshop import JobShop
-    from optsched.problems.quota import QuotaJob, QuotaPlan
+    from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
+    from optsched.model.verify import Violation, verify
+    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.jobarray.problem import JobArray
+    from optsched.problems.jobshop.problem import JobShop
+    from optsched.problems.quota.problem import QuotaJob, QuotaPlan
     from optsched.problems.routing import Routing
-    from optsched.problems.subset import SubsetChoice
-    from optsched.registry import solvers
-    from optsched.result import Result
-    from optsched.schedule import Arcs, Objective, Resource, Rows, Schedule
-    from optsched.solve import solve
-    from optsched.verify import Violation, verify
-    from optsched.watcher import Watcher
+    from optsched.solving.limits import Limits
+    from optsched.solving.monitor import Monitor, Progress
+    from optsched.solving.result import Result
+    from optsched.solving.solve import solve
+    from optsched.solving.solver import solvers
+    from optsched.solving.watcher import Watcher
 
 _HOME = {
-    "Arcs": "schedule", "CyclicOrder": "errors", "InputError": "errors",
-    "InternalError": "errors", "JobArray": "problems.jobarray", "JobShop": "problems.jobshop",
-    "Limits": "limits", "MissingExtra": "errors", "Monitor": "monitor", "Objective": "schedule",
-    "OptschedError": "errors", "Progress": "monitor", "QuotaJob": "problems.quota",
-    "QuotaPlan": "problems.quota", "Resource": "schedule",
-    "Result": "result", "Routing": "problems.routing", "Rows": "schedule", "Schedule": "schedule",
-    "SubsetChoice": "problems.subset", "UnsupportedProblem": "errors", "Violation": "verify",
-    "Watcher": "watcher", "solve": "solve", "solvers": "registry", "verify": "verify",
-}  # fmt: skip
+    name: module
+    for module, names in {
+        "errors": "CyclicOrder InputError InternalError MissingExtra OptschedError "
+        "UnsupportedProblem",
+        "model.schedule": "Arcs Objective Resource Rows Schedule",
+        "model.verify": "verify",
+        "model.violation": "Violation",
+        "problems.gpus.problem": "SubsetChoice",
+        "problems.jobarray.problem": "JobArray",
+        "problems.jobshop.problem": "JobShop",
+        "problems.quota.problem": "QuotaJob QuotaPlan",
+        "problems.routing": "Routing",
+        "solving.limits": "Limits",
+        "solving.monitor": "Monitor Progress",
+        "solving.result": "Result",
+        "solving.solve": "solve",
+        "solving.solver": "solvers",
+        "solving.watcher": "Watcher",
+    }.items()
+    for name in names.split()
+}
 _MODULES = (
-    "bandwidth", "cluster", "elastic", "formats", "pipelines", "plots", "serving", "stop",
+    "bandwidth", "cluster", "elastic", "formats", "pipelines", "plots", "serving",
     "testing",
 )  # fmt: skip
 
@@ -74,6 +84,8 @@ def __getattr__(name: str) -> Any:
     """Load public names on first use: `import optsched` stays instant."""
     if name in _HOME:
         value = getattr(import_module(f"optsched.{_HOME[name]}"), name)
+    elif name == "stop":
+        value = import_module("optsched.solving.stop")
     elif name in _MODULES:
         value = import_module(f"optsched.{name}")
     else:
@@ -84,14 +96,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-class _Package(ModuleType):
-    """Two functions share their names with their modules; an import must not bind the modules."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in ("solve", "verify") and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

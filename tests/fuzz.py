@@ -22,9 +22,9 @@ from rolling_problems import awkward_array, random_rolling
 
 import optsched
 from optsched import JobArray
-from optsched.problems.jobarray_choice import choice_of, choosing
-from optsched.registry import solver as find_solver
-from optsched.registry import support
+from optsched.problems.jobarray.choice import choice_of, choosing
+from optsched.solving.solver import solver as find_solver
+from optsched.solving.solver import support
 from optsched.testing.best_period import TooLarge, best_period
 from optsched.testing.best_quota import best_quota
 from optsched.testing.brute_force import best_makespan, machine_orders
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from optsched import Schedule
-    from optsched.problem import Problem
+    from optsched.solving.problem import Problem
 
 ORDERS = 3000
 """Combinations of machine orders that brute force may try."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched import JobArray, JobShop, Schedule
-from optsched.schedule import NO_DEADLINE, Arcs, Resource, Rows
+from optsched.model.schedule import NO_DEADLINE, Arcs, Resource, Rows
 
 if TYPE_CHECKING:
     from random import Random

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.problems.subset import RATIO, Request, SubsetChoice
+from optsched.problems.gpus.problem import RATIO, Request, SubsetChoice
 from optsched.testing.best_subset import all_subsets, share
 from optsched.testing.subset_problems import *  # noqa: F403
 from optsched.testing.subset_problems import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from optsched.schedule import Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
 
 
 def rolling(

@@ -9,13 +9,13 @@ import numpy as np
 from random_problems import random_array
 
 from optsched import InputError, JobArray
-from optsched.schedule import Rows
+from optsched.model.schedule import Rows
 
 if TYPE_CHECKING:
     from random import Random
 
     from optsched import Schedule
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 def random_rolling(rng: Random, jobs: int = 2, stages: int = 2) -> JobArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optsched.schedule import NO_DEADLINE, Schedule
+from optsched.model.schedule import NO_DEADLINE, Schedule
 
 State = tuple[int, tuple[int, ...]]  # placed operations as bits, last operation on each resource
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from hypothesis import strategies as st
 
-from optsched.schedule import NO_DEADLINE, Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.schedule import NO_DEADLINE, Arcs, Objective, Resource, Rows, Schedule
 
 KINDS = ("F", "B", "U", "")
 

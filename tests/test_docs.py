@@ -78,7 +78,7 @@ def test_optsched_commands_run(
 def test_the_example_document_is_correct() -> None:
     """The document in the format's page reads and verifies."""
     import optsched
-    from optsched.document import read
+    from optsched.model.document import read
 
     (text,) = blocks("docs/schedule-format.md", "json")
     assert optsched.verify(read(text)) == []

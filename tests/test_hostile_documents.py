@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from strategies import periodic_schedules, schedules
 
 from optsched import InputError, JobArray, JobShop, Schedule
-from optsched.document import read, write
 from optsched.formats import jobarray_json, jobshop_json, taillard
 from optsched.formats.read_problem import read_problem
+from optsched.model.document import read, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -412,7 +412,7 @@ def test_fuzzed_text(text: str) -> None:
 
 def _read_or_refuse(text: str) -> None:
     from optsched.formats.read_problem import from_tree
-    from optsched.strict_json import parse
+    from optsched.io.strict_json import parse
 
     try:
         tree = parse(text, "f")

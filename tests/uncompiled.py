@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 from typing import TYPE_CHECKING, Any
 
 import optsched_solvers
-from optsched.plain_python import is_in_python
-from optsched_solvers import loading
+from optsched.kernels.plain_python import is_in_python
+from optsched_solvers import _loading as loading
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pytest
 
 
-for _module in iter_modules(optsched_solvers.__path__, "optsched_solvers."):
+for _module in walk_packages(optsched_solvers.__path__, "optsched_solvers."):
     import_module(_module.name)  # one that is imported later would keep a stand-in for ever
 
 

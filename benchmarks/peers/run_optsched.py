@@ -81,9 +81,9 @@ def rate(problem: Any, asked: dict[str, Any], clock: Clock) -> dict[str, Any]:
     Counted by the engine if it reports its steps; otherwise by the iterations asked for, as long as
     no proof ends it earlier. They are doubled until a run takes `seconds` of CPU time.
     """
-    from optsched.limits import Limits
-    from optsched.monitor import Monitor
-    from optsched.registry import solver
+    from optsched.solving.limits import Limits
+    from optsched.solving.monitor import Monitor
+    from optsched.solving.solver import solver
 
     engine = solver(asked["solver"])
 

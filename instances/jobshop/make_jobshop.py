@@ -17,7 +17,7 @@ from typing import Final
 from optsched.errors import InputError
 from optsched.formats import jobshop_json, standard, taillard
 from optsched.formats.taillard import Lehmer
-from optsched.problems.jobshop import JobShop
+from optsched.problems.jobshop.problem import JobShop
 
 VERSION: Final = 1
 HERE: Final = Path(__file__).parent

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import optsched
-from optsched.problems.quota_synthetic import synthetic
+from optsched.problems.quota.synthetic import synthetic
 
 HERE = Path(__file__).parent
 SEED = 5

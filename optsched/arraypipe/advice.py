@@ -20,10 +20,10 @@ from optsched.arraypipe.advising.whole import one_per_device
 from optsched.arraypipe.profiling.document import Link, Profile
 from optsched.arraypipe.profiling.problem import RESERVE, chosen
 from optsched.errors import InputError
+from optsched.io.strict_json import MAX_INTEGER
 from optsched.pipelines.profiles import bytes_of
-from optsched.problems.jobarray_epochs import epoch_multiplicity
-from optsched.problems.jobshop_checks import integer, told
-from optsched.strict_json import MAX_INTEGER
+from optsched.problems.jobarray.epochs import epoch_multiplicity
+from optsched.problems.jobshop.checks import integer, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.siblings import Owners, Shapes
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.arraypipe.worker import Memory
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
 
 Made = TypeVar("Made")

@@ -29,7 +29,7 @@ from optsched.arraypipe.saving.shards import (
     shard_of,
 )
 from optsched.errors import InputError
-from optsched.files import read_text
+from optsched.io.files import read_text
 
 if TYPE_CHECKING:
     import os

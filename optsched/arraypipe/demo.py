@@ -18,16 +18,16 @@ from optsched.arraypipe.command.files import made_folder
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.reporting.gantt_text import gantt_text
 from optsched.arraypipe.scheduling import schedule_for
+from optsched.arraypipe.train_alone import NotIdentical, differences
 from optsched.arraypipe.trainer import ArrayTrainer
 from optsched.errors import InputError
-from optsched.train_alone import NotIdentical, differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from optsched.arraypipe.profiling.document import Profile
     from optsched.arraypipe.run_result import RunResult
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 WIDTH: Final = 64
 CONTEXT: Final = 48

@@ -23,7 +23,7 @@ from optsched.arraypipe.planning.micro_order import MicroOrder, micro_order
 from optsched.arraypipe.planning.segments import Segment, Walk
 from optsched.arraypipe.planning.traces import counted_from_zero, identify_all
 from optsched.errors import CyclicOrder, InputError
-from optsched.schedule import Schedule
+from optsched.model.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

@@ -29,7 +29,7 @@ from optsched.arraypipe.profiling.links import measure_links
 from optsched.arraypipe.siblings import check_sibling, shapes_of
 from optsched.arraypipe.stages import fresh_model, fresh_stages
 from optsched.errors import InputError
-from optsched.strict_json import MAX_INTEGER
+from optsched.io.strict_json import MAX_INTEGER
 from optsched.version import __version__
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from optsched.arraypipe.command.files import RunFiles, RunSummary, made_folder, 
 from optsched.arraypipe.command.plain_warnings import plain_warnings
 from optsched.arraypipe.command.script import load_trainer, measured, script_parts
 from optsched.errors import InputError, MissingExtra
-from optsched.schedule import Schedule
+from optsched.model.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

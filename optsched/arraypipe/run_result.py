@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from optsched.arraypipe.optimizers import states_by_name
-from optsched.train_alone import Trained
+from optsched.arraypipe.train_alone import Trained
 
 if TYPE_CHECKING:
     from torch import nn
 
     from optsched.arraypipe.job_run import JobRun
     from optsched.arraypipe.reporting.report import Report
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.arraypipe.trainer import ArrayTrainer
-    from optsched.problems.jobarray import JobArray
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.problem import JobArray
 
 _PATIENCE: Final = 1800.0  # seconds that ranks wait for the measurements of the first one
 
@@ -85,7 +85,7 @@ def placed_problem(trainer: ArrayTrainer, devices: int) -> JobArray:
 def _solved(
     trainer: ArrayTrainer, devices: int, time_limit: float, say: Callable[[str], object]
 ) -> Schedule:
-    from optsched.solve import solve
+    from optsched.solving.solve import solve
 
     say(f"measuring {len(trainer.stages)} stages of {len(trainer.jobs)} jobs")
     with warnings.catch_warnings(record=True) as warned:

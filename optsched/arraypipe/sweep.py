@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from optsched.arraypipe.run_result import RunResult
     from optsched.arraypipe.sweeping.supply import Supply
     from optsched.arraypipe.sweeping.trials import Entry, Suggest, Trials, Value
+    from optsched.arraypipe.train_alone import Trained
     from optsched.arraypipe.trainer import ArrayTrainer
-    from optsched.schedule import Schedule
-    from optsched.train_alone import Trained
+    from optsched.model.schedule import Schedule
 
 Made = TypeVar("Made")
 

@@ -8,14 +8,14 @@ import numpy as np
 
 from optsched.arraypipe.planning.carried import COPIES
 from optsched.arraypipe.reporting.executed import executed, grouped
-from optsched.schedule import Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from optsched.arraypipe.course import Course, Record
     from optsched.arraypipe.reporting.executed import Executed
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 class Moved(NamedTuple):

@@ -32,10 +32,10 @@ from optsched.arraypipe.profiling.document import Profile
 from optsched.arraypipe.split import Names, Stages, build, check_chain, split, stage_names
 from optsched.arraypipe.stages import waits_for_all
 from optsched.arraypipe.states.budget import check_limit
+from optsched.arraypipe.train_alone import Trained, differences, train_alone
 from optsched.errors import InputError
+from optsched.model.schedule import Schedule
 from optsched.pipelines.profiles import bytes_of
-from optsched.schedule import Schedule
-from optsched.train_alone import Trained, differences, train_alone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.job import BuildModel, Data, Loss
     from optsched.arraypipe.ranks.ranks import Ranks
     from optsched.arraypipe.run_result import RunResult
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
 Checked: TypeAlias = "tuple[ExecutionPlan, CheckpointFolder | None, Settings]"
 """What a run is given, when it has been looked at."""

@@ -11,7 +11,7 @@ from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.policy import ANY, Policy
 from optsched.bandwidth.tables import BY_MASK, RECORD, RECORDS
-from optsched.plain_python import is_ready, run
+from optsched.kernels.plain_python import is_ready, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.state import ClusterState
     from optsched.bandwidth.tables import CountTables
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 MOST_LEAVES: Final = 2_000_000
 """Count vectors that a search evaluates; above, the answer is not said to be exact."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.measurements import Measurement
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
     Floats = npt.NDArray[np.float64]
 
@@ -380,8 +380,8 @@ class BottleneckBandwidth(CountModel):
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.bandwidth/1``, all of it or nothing."""
-        from optsched.files import write_atomic
         from optsched.formats.bandwidth_json import to_json
+        from optsched.io.files import write_atomic
 
         write_atomic(path, to_json(self))
 

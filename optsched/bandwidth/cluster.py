@@ -14,16 +14,16 @@ import numpy as np
 from optsched.bandwidth.intra import MOST_BY_SUBSET, IntraTable
 from optsched.bandwidth.links import check_links
 from optsched.bandwidth.rates import integral, kilobytes
-from optsched.document_values import label
 from optsched.errors import InputError
-from optsched.schedule import Resource
-from optsched.strict_json import shortened
+from optsched.io.strict_json import shortened
+from optsched.io.values import label
+from optsched.model.schedule import Resource
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
 
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 MOST_PER_HOST: Final = 256
 MOST_HOSTS: Final = 100_000
@@ -376,8 +376,8 @@ class Cluster:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.cluster/1``, all of it or nothing."""
-        from optsched.files import write_atomic
         from optsched.formats.cluster_json import to_json
+        from optsched.io.files import write_atomic
 
         write_atomic(path, to_json(self))
 

@@ -29,7 +29,7 @@ from optsched.bandwidth.tables import (
     WHOLE,
     WIDTH,
 )
-from optsched.compiled import INT, INTS, READ, entry, helper
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 # what is asked: one array, then host numbers, must-use flags, slices and domains by used host
 K: Final = 0

@@ -20,7 +20,7 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from optsched.bandwidth.contention import Traffic
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 class Infeasible(InputError):

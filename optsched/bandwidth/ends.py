@@ -12,7 +12,7 @@ from optsched.bandwidth.tables import CountTables
 
 if TYPE_CHECKING:
     from optsched.bandwidth.model import Selection
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 class End(BandwidthModel):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.gaussian import Floats
     from optsched.bandwidth.measurements import Measurement
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 BINDING: Final = 0.98
 """Share of the bandwidth within a host from which on a run shows that host, not the network."""

@@ -12,7 +12,7 @@ from optsched.bandwidth.rates import MOST
 if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.gaussian import Floats
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 LARGEST: Final = 8
 """So many of the largest counts are inputs, besides sums over all."""

@@ -19,13 +19,13 @@ from optsched.bandwidth.counts import popcount
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.pod_search import PodChoice, gpus_of
 from optsched.bandwidth.rates import MOST, NO_LIMIT, UNMEASURED, integral
-from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched.errors import InputError
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
     from optsched.bandwidth.model import CountModel
     from optsched.bandwidth.state import ClusterState
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 MOST_PARTITIONS: Final = 400_000
 """Partitions of k up to which they are listed."""

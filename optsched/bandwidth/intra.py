@@ -13,7 +13,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 MOST_BY_SUBSET: Final = 16
 """GPUs a host up to which every subset has its own value."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from optsched.bandwidth.measurements import Measurement
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 Repeated = Literal["first", "median"]
 

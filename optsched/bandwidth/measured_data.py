@@ -16,7 +16,7 @@ from optsched.bandwidth.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.patterns import parse_pattern
 from optsched.bandwidth.rates import kilobytes
 from optsched.errors import InputError
-from optsched.files import read_text
+from optsched.io.files import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,7 @@ class MeasuredData:
         sources differ, and so do hardware and payload. The network cards are those of the H100
         hosts therefore.
         """
-        from optsched.strict_json import parse
+        from optsched.io.strict_json import parse
 
         tables = {}
         for name in MIXED_HOSTS:

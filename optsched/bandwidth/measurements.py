@@ -119,7 +119,7 @@ class MeasurementTable:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the CSV, all of it or nothing."""
-        from optsched.files import write_atomic
         from optsched.formats.measurements_csv import to_csv
+        from optsched.io.files import write_atomic
 
         write_atomic(path, to_csv(self))

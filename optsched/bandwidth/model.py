@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.tables import CountTables
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 Selection: TypeAlias = npt.NDArray[np.bool_]
 Which: TypeAlias = Literal["value", "low", "high"]

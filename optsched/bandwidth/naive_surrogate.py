@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.measurements import MeasurementTable
     from optsched.bandwidth.model import Selection
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 EPOCHS: Final = 400
 

@@ -10,7 +10,7 @@ from optsched.bandwidth.intra import MOST_BY_SUBSET
 
 if TYPE_CHECKING:
     from optsched.bandwidth.cluster import HostType
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 Permutation: TypeAlias = tuple[int, ...]
 

@@ -12,7 +12,7 @@ import numpy as np
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 MOST_STATES: Final = 400_000
 """Patterns in an automaton; a cluster with more has no tables by pattern."""

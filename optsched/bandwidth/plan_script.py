@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.planner import Plan, Subset
     from optsched.bandwidth.wanted import Pattern
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 PAYLOAD: Final = 2 << 30
 """Bytes of a run if the plan does not say."""

@@ -24,7 +24,7 @@ from optsched.bandwidth.tables import (
     STEP,
     WIDTH,
 )
-from optsched.compiled import INT, INTS, READ, entry, helper
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 # an entry: these, then the joint value with every job of the pod
 COUNT: Final = 0

@@ -26,7 +26,7 @@ from optsched.bandwidth.tables import (
     STEP,
     WIDTH,
 )
-from optsched.compiled import INT, INTS, READ, helper
+from optsched.kernels.compile import INT, INTS, READ, helper
 
 POD: Final = 4
 """Numbers a pod in `PodTables.pods`."""

@@ -18,14 +18,14 @@ from optsched.bandwidth.pod_local import POD, assign_pod, local_values
 from optsched.bandwidth.pods import UNIT_BITS, PodBandwidth
 from optsched.bandwidth.rates import NO_LIMIT, integral
 from optsched.bandwidth.tables import WIDTH
-from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched.errors import InputError
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.bandwidth.state import ClusterState
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 ABOVE: Final = 1 << 40
 """More pods than there are."""

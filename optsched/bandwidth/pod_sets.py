@@ -34,7 +34,7 @@ from optsched.bandwidth.pod_windows import (
 )
 from optsched.bandwidth.pods import UNIT_BITS
 from optsched.bandwidth.rates import NO_LIMIT
-from optsched.compiled import INT, INTS, READ, entry, helper
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 MOST_JOBS: Final = 62
 MOST_SETS: Final = 1 << 17

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.model import Selection
     from optsched.bandwidth.pods import PodBandwidth
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 MOST_VECTORS: Final = 1_000_000
 """Count vectors of all pods together up to which they are enumerated."""

@@ -20,7 +20,7 @@ from optsched.bandwidth.pod_entries import COUNT, FIRST, JOINT, OWN, TOUCHED
 from optsched.bandwidth.pod_search import ABOVE, needed
 from optsched.bandwidth.pods import UNIT_BITS
 from optsched.bandwidth.rates import MOST, NO_LIMIT
-from optsched.compiled import INT, INTS, READ, helper
+from optsched.kernels.compile import INT, INTS, READ, helper
 
 # of a job: demand, first and last pod, upper bound of its joint capacity
 DEMAND: Final = 0

@@ -13,13 +13,13 @@ from optsched.bandwidth.cluster import Cluster, Host
 from optsched.bandwidth.model import BandwidthModel, CountModel, Selection, UnmeasuredPattern, Which
 from optsched.bandwidth.rates import MOST, UNMEASURED
 from optsched.errors import InputError
-from optsched.strict_json import shortened
+from optsched.io.strict_json import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from optsched.bandwidth.cluster import HostType
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 OneGpuPod: TypeAlias = Literal["nic", "zero"]
 

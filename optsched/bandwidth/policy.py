@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from optsched.bandwidth.rates import integral
 from optsched.errors import InputError
-from optsched.limits import number
-from optsched.strict_json import shortened
+from optsched.io.strict_json import shortened
+from optsched.solving.limits import number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.bandwidth.cluster import Cluster
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 def host_rates(cluster: Cluster) -> npt.NDArray[np.float64]:

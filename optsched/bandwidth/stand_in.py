@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster, HostType
     from optsched.bandwidth.measurements import Measurement
     from optsched.bandwidth.model import Which
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 DOUBT: Final = 3.0
 """A stand-in may be off by this factor either way: links do not tell protocols and drivers."""

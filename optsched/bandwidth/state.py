@@ -13,14 +13,14 @@ import numpy as np
 from optsched.bandwidth.cluster import Cluster
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.rates import MOST, integral
-from optsched.document_values import label
 from optsched.errors import InputError
+from optsched.io.values import label
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 @dataclass(frozen=True)
@@ -279,8 +279,8 @@ class ClusterState:
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.state/1``, all of it or nothing."""
-        from optsched.files import write_atomic
         from optsched.formats.state_json import to_json
+        from optsched.io.files import write_atomic
 
         write_atomic(path, to_json(self))
 

@@ -10,10 +10,10 @@ import numpy as np
 from optsched.bandwidth.counts import shared
 from optsched.bandwidth.rates import NO_LIMIT
 from optsched.bandwidth.tables import BOUND, COLUMNS, NETWORK, STEP, WIDTH
-from optsched.compiled import INT, INTS, READ, entry, helper
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 # the rules of a request
 K: Final = 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.state import ClusterState
     from optsched.bandwidth.tables import CountTables
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 _NODES: Final = 50_000
 """Nodes between two looks at the number of leaves."""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.model import Selection
     from optsched.bandwidth.surrogate_network import SurrogateNetwork
     from optsched.bandwidth.surrogate_training import Epoch
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 EPOCHS: Final = 350
 MOST_USED: Final = 256

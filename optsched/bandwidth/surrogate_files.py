@@ -15,8 +15,8 @@ from optsched.bandwidth.model import OPERATIONS
 from optsched.bandwidth.rates import MOST
 from optsched.bandwidth.surrogate_tokens import COUNT, Samples, Scaling
 from optsched.errors import InputError
-from optsched.files import check_writable, read_bytes, read_text, unpack_arrays, write_atomic
-from optsched.strict_json import check_format, decode, parse, shown
+from optsched.io.files import check_writable, read_bytes, read_text, unpack_arrays, write_atomic
+from optsched.io.strict_json import check_format, decode, parse, shown
 
 if TYPE_CHECKING:
     import os

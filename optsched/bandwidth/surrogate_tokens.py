@@ -11,7 +11,7 @@ from optsched.bandwidth.intra import IntraTable
 from optsched.bandwidth.measured import check_patterns
 from optsched.bandwidth.stand_in import intra_estimate
 from optsched.errors import InputError
-from optsched.strict_json import shortened
+from optsched.io.strict_json import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.measurements import Measurement
     from optsched.bandwidth.model import Selection
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
     Floats = npt.NDArray[np.float32]
 

@@ -184,7 +184,7 @@ def one_epoch(
     for batch in np.array_split(rows, max(1, round(len(rows) / BATCH))):
         optimizer.zero_grad(set_to_none=True)
         loss = _loss(network, examples.take(tensor(batch)), dropout)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
     return float(np.mean(losses))
@@ -229,7 +229,7 @@ def tune(
                 loss = _loss(network, examples.take(tensor(batch)), dropout)
                 for name, p in network.named_parameters():
                     loss = loss + PENALTY / 2 * (stiffness[name] * (p - anchor[name]) ** 2).sum()
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss.backward()
                 optimizer.step()
             schedule.step()
         return weights_of(network)

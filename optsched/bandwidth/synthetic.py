@@ -24,7 +24,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 Links = tuple[tuple[str, ...], ...]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.patterns import Automaton
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 # one array of integers holds everything: a kernel's call costs a microsecond for every few arrays
 HOSTS: Final = 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.bottleneck import BottleneckBandwidth
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.state import ClusterState
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 Pattern = tuple[int, ...]
 

@@ -8,15 +8,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.document_values import file_label
 from optsched.errors import InputError
-from optsched.files import read_text
+from optsched.io.files import read_text
+from optsched.io.values import file_label
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from optsched.problem import Problem
+    from optsched.solving.problem import Problem
 
 _TAILLARD = re.compile(r"ta[0-9]+")
 _FAMILY = re.compile(r"[A-Za-z_]+")

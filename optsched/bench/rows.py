@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from optsched.errors import InputError
-from optsched.files import check_writable, read_bytes, write_atomic
+from optsched.io.files import check_writable, read_bytes, write_atomic
 
 
 class Row(NamedTuple):

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from optsched.bench.rows import Row
-from optsched.limits import available_cores
-from optsched.schedule import Rows
-from optsched.verify import verify
+from optsched.model.schedule import Rows
+from optsched.model.verify import verify
+from optsched.solving.limits import available_cores
 from optsched.version import __version__
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from optsched.result import primal_gap, primal_integral
+from optsched.solving.result import primal_gap, primal_integral
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

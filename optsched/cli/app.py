@@ -25,9 +25,9 @@ from optsched.cli.simulate import simulate
 from optsched.cli.warmup import warmup
 
 if TYPE_CHECKING:
-    from optsched.problem import Problem
-    from optsched.result import Result
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.solving.problem import Problem
+    from optsched.solving.result import Result
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -88,9 +88,9 @@ def solve(
     """Solve an instance; Ctrl-C keeps the best schedule so far."""
     import optsched
     from optsched.cli.progress import ProgressLine
-    from optsched.files import check_not_input, check_writable
     from optsched.formats.read_problem import read_problem
-    from optsched.schedule import Schedule
+    from optsched.io.files import check_not_input, check_writable
+    from optsched.model.schedule import Schedule
 
     if output is not None:
         check_writable(output)
@@ -167,8 +167,8 @@ def show(file: ScheduleFile) -> None:
     """Objective, bound, gap; load and peak bytes per device; latency per job; critical path."""
     from rich.console import Console
 
-    from optsched.report import report
-    from optsched.report_table import render
+    from optsched.analysis.report import report
+    from optsched.analysis.report_table import render
 
     Console().print(render(report(_scheduled(file))), crop=False)
 
@@ -187,7 +187,7 @@ def plot(
     ] = None,
 ) -> None:
     """Draw a Gantt chart, or the Pareto front of routers [default: FILE with the suffix .png]."""
-    from optsched.files import check_outputs
+    from optsched.io.files import check_outputs
     from optsched.plots.gantt import gantt
     from optsched.plots.html import write as write_html
     from optsched.plots.picture import suffix_of
@@ -222,8 +222,8 @@ def trace(
     cycles: Cycles = None,
 ) -> None:
     """Write a trace for ui.perfetto.dev or chrome://tracing."""
-    from optsched.files import check_outputs
     from optsched.formats import perfetto
+    from optsched.io.files import check_outputs
 
     path = output or _beside(file, ".trace.json")
     check_outputs([path], [file])
@@ -257,7 +257,7 @@ def train_demo(
 ) -> None:
     """Train four sibling jobs by a schedule, and each alone: the weights must be bit-identical."""
     from optsched.arraypipe import run_demo
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
     plan = None if schedule is None else Schedule.read(schedule)
     print(run_demo(out, steps, schedule=plan, say=print))
@@ -280,7 +280,7 @@ for command in (*OTHERS, *SERVE, *LEARN, *RUN):
 def _scheduled(file: Path) -> Schedule:
     """The schedule in a file; `InputError` for an instance without orders and starts."""
     from optsched.errors import InputError
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
     schedule = Schedule.read(file)
     if not schedule.is_scheduled:

@@ -48,7 +48,7 @@ def profile(
 ) -> None:
     """Measure the blocks of a script's jobs, and what they keep and send."""
     from optsched.arraypipe.command.script import load_trainer, measured, script_parts
-    from optsched.files import check_outputs
+    from optsched.io.files import check_outputs
 
     path, _ = script_parts(script)
     target = output or Path(f"{path.stem}.profile.json")
@@ -115,7 +115,7 @@ def problem(
     """Write the instance of profiled jobs, for `optsched solve`; needs no PyTorch."""
     from optsched.arraypipe.command.plain_warnings import plain_warnings
     from optsched.arraypipe.profiling.document import Profile
-    from optsched.files import check_outputs
+    from optsched.io.files import check_outputs
 
     name = file.name.removesuffix(".json").removesuffix(".profile")
     target = output or file.parent / f"{name}.jobarray.json"
@@ -154,7 +154,7 @@ def plan(
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
     from optsched.arraypipe.plan import compile
     from optsched.arraypipe.reporting.explain import explain, headline
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
     known = None
     if profile is not None:
@@ -256,7 +256,7 @@ def demo(
 ) -> None:
     """Train four sibling jobs, prove the weights bit-identical to training each alone, advise."""
     from optsched.arraypipe import run_demo
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
     given = None if schedule is None else Schedule.read(schedule)
     print(run_demo(out, steps, schedule=given, say=print).story)
@@ -266,7 +266,7 @@ def _ranks_of(order: RunOrder) -> int:
     """How many processes a run needs: one per device."""
     from optsched.arraypipe.command.script import load_trainer
     from optsched.arraypipe.plan import compile
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
     if order.schedule is not None:
         given = Schedule.read(order.schedule)

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
-from optsched.strict_json import shown
+from optsched.io.strict_json import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

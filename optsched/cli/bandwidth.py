@@ -44,7 +44,7 @@ def import_(
 ) -> None:
     """Read logs of nccl-tests and write a CSV of measurements."""
     from optsched.bandwidth import MeasurementTable
-    from optsched.files import check_outputs
+    from optsched.io.files import check_outputs
 
     check_outputs([output], logs)
     table = MeasurementTable.from_nccl_logs(logs, op, _bytes(payload))
@@ -63,7 +63,7 @@ def fit(
 ) -> None:
     """Learn a model; without measurements it knows links and network cards only."""
     from optsched.bandwidth import BottleneckBandwidth, Cluster
-    from optsched.files import check_outputs
+    from optsched.io.files import check_outputs
 
     check_outputs([output], [cluster, *(measurements or ())])
     model = BottleneckBandwidth(Cluster.read(cluster))
@@ -91,7 +91,7 @@ def plan(
 ) -> None:
     """Write a shell script of the nccl-tests runs that are worth most."""
     from optsched.bandwidth import BottleneckBandwidth, Cluster, plan_measurements
-    from optsched.files import check_outputs, write_atomic
+    from optsched.io.files import check_outputs, write_atomic
 
     if (cluster is None) == (model is None):
         raise InputError("cluster, model: expected one of them")

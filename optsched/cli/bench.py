@@ -103,7 +103,7 @@ def bench(
 def _check_picture(plot: Path | None) -> None:
     if plot is None:
         return
-    from optsched.files import check_writable
+    from optsched.io.files import check_writable
     from optsched.plots.picture import picture_style, suffix_of
 
     suffix_of(plot)
@@ -131,10 +131,10 @@ def _tasks(
         No solver takes any of the instances.
     """
     from optsched.bench.run import Task
-    from optsched.limits import Limits
-    from optsched.limits import default_workers as usual
-    from optsched.registry import solver as find_solver
-    from optsched.registry import support
+    from optsched.solving.limits import Limits
+    from optsched.solving.limits import default_workers as usual
+    from optsched.solving.solver import solver as find_solver
+    from optsched.solving.solver import support
 
     names = list(dict.fromkeys(name.strip() for name in solvers.split(",") if name.strip()))
     if not names:

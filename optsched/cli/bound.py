@@ -12,7 +12,7 @@ import typer
 from optsched.cli.options import HELP, with_objective
 
 if TYPE_CHECKING:
-    from optsched.problem import Problem
+    from optsched.solving.problem import Problem
 
 PROVERS = ("branch_and_bound", "cpsat")
 """Solvers for a better bound, in order of preference."""
@@ -73,8 +73,8 @@ def named_bounds(problem: Problem) -> dict[str, int]:
         return {"best pattern": problem.lower_bound()}
     if problem.answers == "quotas":
         return {"hull or level": problem.lower_bound()}
-    from optsched.bounds import makespan_bounds
-    from optsched_solvers.bounds import one_machine_bound
+    from optsched.model.bounds import makespan_bounds
+    from optsched_solvers.shop.proof.one_machine import one_machine_bound
 
     own = getattr(problem, "bounds", None)
     found = dict(own()) if own is not None else makespan_bounds(problem.graph())
@@ -89,8 +89,8 @@ def _solved(
     """The solver's name, its bound, and why nothing is feasible if it proved that."""
     import optsched
     from optsched.cli.options import parse_options
-    from optsched.registry import solver as find_solver
-    from optsched.registry import support
+    from optsched.solving.solver import solver as find_solver
+    from optsched.solving.solver import support
 
     if solver is None:
         able = [name for name in PROVERS if name in optsched.solvers()]

@@ -10,8 +10,8 @@ import typer
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.problem import Problem
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.solving.problem import Problem
 
 SOURCES = ("auto", "standard", "taillard", "json", "csv")
 TARGETS = ("auto", "standard", "taillard", "jobshop", "jobarray", "schedule", "csv")
@@ -46,7 +46,7 @@ def convert(
 
     A CSV is that of PyTorch's pipelining: orders only, no times.
     """
-    from optsched.files import check_not_input, check_writable, write_atomic
+    from optsched.io.files import check_not_input, check_writable, write_atomic
 
     check_writable(output)
     check_not_input(output, source)
@@ -96,11 +96,11 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
     InputError
         The format cannot hold such a problem at all.
     """
-    from optsched import document
     from optsched.formats import jobarray_json, jobshop_json, standard, taillard
-    from optsched.problems.jobarray import JobArray
-    from optsched.problems.jobshop import JobShop
-    from optsched.schedule import Schedule
+    from optsched.model import document
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.problem import JobArray
+    from optsched.problems.jobshop.problem import JobShop
 
     if problem.answers == "resources":
         raise InputError(f"{name}: a choice of GPUs has one format only, optsched.subset/1")
@@ -127,7 +127,7 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
     back: JobShop
     if target == "jobshop":
         content = jobshop_json.to_json(shop)
-        from optsched.strict_json import parse
+        from optsched.io.strict_json import parse
 
         back = jobshop_json.from_tree(parse(content.decode(), name), name)
     elif target == "taillard":
@@ -142,7 +142,7 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
 
 def _read(path: Path, format: str, reentrant: bool) -> Problem:
     from optsched.formats.read_problem import read_problem
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
     problem = read_problem(path, format, reentrant)  # type: ignore[arg-type]
     if isinstance(problem, Schedule):
@@ -153,7 +153,7 @@ def _read(path: Path, format: str, reentrant: bool) -> Problem:
 def _read_orders(path: Path, job: Path | None) -> Schedule:
     from optsched.formats import pipelining_csv
     from optsched.formats.read_problem import read_problem
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
     if job is None:
         raise InputError(f"problem: missing; {path} holds orders only (--problem X.jobarray.json)")
@@ -164,9 +164,9 @@ def _read_orders(path: Path, job: Path | None) -> Schedule:
 
 
 def _write_csv(problem: Problem, output: Path, compact: bool, name: str) -> None:
-    from optsched.files import write_atomic
     from optsched.formats import pipelining_csv
-    from optsched.schedule import Schedule
+    from optsched.io.files import write_atomic
+    from optsched.model.schedule import Schedule
 
     if not isinstance(problem, Schedule):
         raise InputError(f"{name}: a CSV holds the orders of a schedule: solve it first")
@@ -199,6 +199,6 @@ def _differences(before: Problem, after: Problem) -> list[str]:
 
 
 def _kind(problem: Problem) -> str:
-    from optsched.problems.jobshop import JobShop
+    from optsched.problems.jobshop.problem import JobShop
 
     return "job shop" if isinstance(problem, JobShop) else "bare graph"

@@ -72,8 +72,8 @@ def decide(
 
 def answer(state: Path, overrides: Overrides) -> bytes:
     """The answer to the state in a file, or on stdin."""
-    from optsched.files import decode_text, read_text
     from optsched.formats.decide_json import read
+    from optsched.io.files import decode_text, read_text
 
     if str(state) == "-":
         name, text = "stdin", decode_text(sys.stdin.buffer.read(), "stdin")
@@ -94,9 +94,9 @@ def answer_all(overrides: Overrides, lines: BinaryIO, answers: BinaryIO) -> None
         An answer is written and flushed before the next line is read.
     """
     from optsched.errors import InputError
-    from optsched.files import decode_text
     from optsched.formats.decide_json import Answer, from_tree, to_json
-    from optsched.strict_json import parse
+    from optsched.io.files import decode_text
+    from optsched.io.strict_json import parse
 
     for number, line in enumerate(lines, 1):
         if not line.strip():

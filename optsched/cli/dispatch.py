@@ -60,8 +60,8 @@ def dispatch(
     """
     from optsched.bandwidth import Policy
     from optsched.errors import InputError
-    from optsched.files import check_outputs
     from optsched.formats import state_json
+    from optsched.io.files import check_outputs
 
     check_outputs([output], [state, cluster, model])
     found = _model(cluster, model)

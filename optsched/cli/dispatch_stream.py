@@ -12,7 +12,7 @@ from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
 from optsched.formats import state_json
 from optsched.formats.subset_json import policy_from_tree
-from optsched.strict_json import parse
+from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -51,10 +51,10 @@ def elastic(
     from optsched.cli.elastic_table import LiveTable, count
     from optsched.cli.simulate_input import policies
     from optsched.cli.simulate_output import Outputs
-    from optsched.document_values import file_label
     from optsched.elastic.job import read_jobs
     from optsched.elastic.runner import run
     from optsched.errors import InputError
+    from optsched.io.values import file_label
 
     if demo:
         if jobs is not None:

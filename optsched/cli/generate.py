@@ -60,7 +60,7 @@ def jobarray(
     name: Annotated[str, typer.Option(help="Name of the instance.")] = "",
 ) -> None:
     """A job array of a real model by the analytic cost model."""
-    from optsched.files import check_writable
+    from optsched.io.files import check_writable
     from optsched.pipelines.generator import job_array
 
     check_writable(output)
@@ -106,8 +106,8 @@ def taillard(
     machine_seed: Annotated[int, typer.Option(help="Seed of the routes.")] = 2,
 ) -> None:
     """A job shop by Taillard's generator (1993)."""
-    from optsched.files import check_writable
     from optsched.formats import taillard as generator
+    from optsched.io.files import check_writable
 
     check_writable(output)
     if instance is not None and (jobs, machines, time_seed, machine_seed) != (20, 15, 1, 2):
@@ -139,7 +139,7 @@ def cluster(
 ) -> None:
     """A made-up GPU cluster, with tenants and measurements if wanted."""
     from optsched.bandwidth import synthetic
-    from optsched.files import check_outputs
+    from optsched.io.files import check_outputs
 
     check_outputs([output, state, measurements])
     made = synthetic.cluster(kind or ["nvswitch"], hosts, seed, hosts_per_pod=hosts_per_pod)
@@ -169,8 +169,8 @@ def quota(
     name: Annotated[str, typer.Option(help="Name of the instance.")] = "",
 ) -> None:
     """A quota plan of jobs that scale by Amdahl's law."""
-    from optsched.files import check_writable
-    from optsched.problems.quota_synthetic import synthetic
+    from optsched.io.files import check_writable
+    from optsched.problems.quota.synthetic import synthetic
 
     check_writable(output)
     plan = synthetic(

@@ -11,8 +11,8 @@ import typer
 
 if TYPE_CHECKING:
     from optsched.formats.kubernetes import Gang
-    from optsched.problems.quota import QuotaPlan
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.problems.quota.problem import QuotaPlan
 
 _PATIENCE: Final = 60.0
 """Seconds for a plan: most take milliseconds, on a new machine kernels are compiled first."""
@@ -55,9 +55,9 @@ def manifest(
 ) -> None:
     """Write a Kubernetes List: an Indexed Job per running job, pods all or none (for kubectl)."""
     from optsched.errors import InputError
-    from optsched.files import check_not_input, check_writable, write_atomic
     from optsched.formats.kubernetes import Options, surplus, to_json
     from optsched.formats.kubernetes import manifest as written
+    from optsched.io.files import check_not_input, check_writable, write_atomic
 
     try:
         words = None if command is None else tuple(shlex.split(command))
@@ -86,11 +86,11 @@ def manifest(
 
 def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang], list[str]]:
     """The jobs to be started, and what else the user should know."""
-    from optsched import document
     from optsched.errors import InputError
-    from optsched.files import decode_text, read_text
     from optsched.formats import decide_json, kubernetes_gangs, quota_json
-    from optsched.strict_json import parse, shown, without_collector
+    from optsched.io.files import decode_text, read_text
+    from optsched.io.strict_json import parse, shown, without_collector
+    from optsched.model import document
 
     name, text = str(file), ""
     if name == "-":
@@ -128,7 +128,7 @@ def _is_error(tree: object) -> bool:
 
 def _answer(plan: QuotaPlan, schedule: Path | None) -> Schedule:
     import optsched
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
     if schedule is not None:
         return Schedule.read(schedule)

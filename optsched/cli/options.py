@@ -10,8 +10,8 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.problem import Problem
-    from optsched.stop import Criterion
+    from optsched.solving.problem import Problem
+    from optsched.solving.stop import Criterion
 
 HELP = "KEY=VALUE of the solver, VALUE as JSON or plain text; may be repeated."
 
@@ -37,7 +37,7 @@ def parse_options(given: Sequence[str]) -> dict[str, Any]:
 
 def criterion(gap: float | None, no_improvement: float | None) -> Criterion | None:
     """What the ``--stop-...`` options say; None if nothing."""
-    from optsched.stop import AnyOf, Gap, NoImprovement
+    from optsched.solving.stop import AnyOf, Gap, NoImprovement
 
     found: list[Criterion] = []
     if gap is not None:
@@ -55,7 +55,7 @@ def with_objective(problem: Problem, objective: str | None) -> Problem:
     InputError
         The problem has one objective only, or not this one.
     """
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
     if objective is None:
         return problem

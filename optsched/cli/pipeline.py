@@ -19,10 +19,10 @@ from optsched.cli.pipeline_jobs import (
 )
 from optsched.cli.pipeline_table import Row, comparison, details
 from optsched.errors import InputError
-from optsched.limits import whole_number
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 
 _PAGES = (".html", ".htm")
@@ -111,7 +111,7 @@ def pipeline(
     """A hand-made pipeline schedule: makespan, bubble, peak memory; or all of them in a table."""
     from rich.console import Console
 
-    from optsched.files import check_outputs
+    from optsched.io.files import check_outputs
     from optsched.pipelines import NAMES
     from optsched.pipelines.formulas import CHUNKED
 
@@ -190,7 +190,7 @@ def _cells(schedule: Schedule) -> str:
 def _write(
     schedule: Schedule, output: Path | None, plot: Path | None, csv: Path | None, cells: str | None
 ) -> None:
-    from optsched.files import write_atomic
+    from optsched.io.files import write_atomic
 
     if output is not None:
         schedule.write(output)

@@ -9,7 +9,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
 STAGES: Final = 8
 MICRO_BATCHES: Final = 32
@@ -70,7 +70,7 @@ class ModelJob:
         """The job as this pipeline wants it; activations are bytes."""
         from optsched.pipelines.equal_stages import layout
         from optsched.pipelines.formulas import SPLIT
-        from optsched.problems.jobarray import JobArray
+        from optsched.problems.jobarray.problem import JobArray
 
         stages, m = self.sizes["stages"], self.sizes["micro_batches"]
         _, place = layout(name, stages, self.sizes["chunks"])
@@ -89,7 +89,7 @@ class JobFile:
     """A job array from a file; its jobs follow each other as micro-batches."""
 
     def __init__(self, file: Path) -> None:
-        from optsched.problems.jobarray import JobArray
+        from optsched.problems.jobarray.problem import JobArray
 
         self.array = JobArray.read(file)
 

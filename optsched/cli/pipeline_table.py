@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from optsched.schedule import Schedule
-    from optsched.violation import Violation
+    from optsched.model.schedule import Schedule
+    from optsched.model.violation import Violation
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ def details(row: Row, console: Console) -> None:
     from rich import box
     from rich.table import Table
 
+    from optsched.analysis.report import report
     from optsched.plots.look import bytes_text, plain, time_text
-    from optsched.report import report
 
     schedule = row.schedule
     assert schedule is not None  # or there was an error
@@ -97,7 +97,7 @@ def _idle(schedule: Schedule) -> Fraction:
 
 
 def _peaks(schedule: Schedule) -> list[int]:
-    from optsched.occupancy import peak_memory
+    from optsched.analysis.occupancy import peak_memory
 
     return [peak_memory(schedule, r) for r in range(schedule.n_resources)]
 

@@ -49,7 +49,7 @@ def serve_make(
     ] = None,
 ) -> None:
     """Make a scenario: a reference cluster and generated or recorded arrivals."""
-    from optsched.files import check_outputs
+    from optsched.io.files import check_outputs
     from optsched.problems.routing.workload import read_arrivals, reference
 
     check_outputs([output], [arrivals])
@@ -69,9 +69,9 @@ def serve_plan(
     headroom: Annotated[float, typer.Option(help="Times the trace's mean rate.")] = 3.0,
 ) -> None:
     """Choose which instances are resident where, to proven optimality."""
-    from optsched.files import check_outputs
+    from optsched.io.files import check_outputs
     from optsched.problems.routing import Routing
-    from optsched_solvers.routing_models import best_plan
+    from optsched_solvers.routing.models import best_plan
 
     check_outputs([output], [scenario])
     problem = Routing.read(scenario)
@@ -103,7 +103,7 @@ def serve_sim(
 ) -> None:
     """Simulate a router on a scenario and print what it comes to."""
     from optsched.errors import InputError
-    from optsched.files import check_outputs, write_atomic
+    from optsched.io.files import check_outputs, write_atomic
     from optsched.problems.routing import Routing
     from optsched.serving.core import Settings
     from optsched.serving.simulator import simulate
@@ -169,7 +169,7 @@ def serve_bench(
     import msgspec
 
     from optsched.bench.routers import pareto
-    from optsched.files import check_outputs, write_atomic
+    from optsched.io.files import check_outputs, write_atomic
     from optsched.problems.routing.workload import reference
 
     files = [spec.partition(":")[2] for spec in routers or () if spec.startswith("policy:")]
@@ -251,7 +251,7 @@ def router_of(spec: str) -> Any:
 
 def plan_of(problem: Routing, given: str) -> Plan | None:
     """The plan that a text means: ``auto``, ``cold`` or a file."""
-    from optsched_solvers.routing import plan_of
+    from optsched_solvers.routing.routers import plan_of
 
     return plan_of(problem, None if given == "auto" else given)
 
@@ -308,7 +308,7 @@ def _load(text: str) -> tuple[float, float]:
 
 
 def _tell_compiling() -> None:
-    from optsched.plain_python import is_ready
+    from optsched.kernels.plain_python import is_ready
     from optsched.serving.world import advance
 
     if not is_ready(advance):

@@ -24,7 +24,7 @@ def slim_train(
     import msgspec
 
     from optsched.errors import InputError
-    from optsched.files import check_outputs, write_atomic
+    from optsched.io.files import check_outputs, write_atomic
 
     check_outputs([output, accuracy], [])
     if data not in ("digits", "cifar100"):
@@ -88,7 +88,7 @@ def serve_train(
     import msgspec
 
     from optsched.cli.serve import plan_of
-    from optsched.files import check_outputs, write_atomic
+    from optsched.io.files import check_outputs, write_atomic
     from optsched.problems.routing import Routing
     from optsched.problems.routing.workload import reference
 

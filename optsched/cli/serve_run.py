@@ -29,8 +29,8 @@ def serve_profile(
     side: Annotated[int, typer.Option(help="Pixels of an image's side.")] = 16,
 ) -> None:
     """Measure a network on this machine's devices, and make a scenario of it."""
-    from optsched.files import check_outputs, read_text
-    from optsched.strict_json import decode, parse
+    from optsched.io.files import check_outputs, read_text
+    from optsched.io.strict_json import decode, parse
 
     check_outputs([output], [network, accuracy])
     table = decode(parse(read_text(accuracy), str(accuracy)), dict[str, float], str(accuracy))
@@ -75,7 +75,7 @@ def serve_run(
 ) -> None:
     """Serve the scikit-learn digits for real, in a process per server, at the scenario's times."""
     from optsched.cli.serve import plan_of, router_of, summary_rows
-    from optsched.files import check_outputs, write_atomic
+    from optsched.io.files import check_outputs, write_atomic
     from optsched.problems.routing import Routing
 
     check_outputs([log], [scenario, network])
@@ -118,7 +118,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from optsched.progress_log import EVERY, FIRST_AFTER
+    from optsched.solving.progress_log import EVERY, FIRST_AFTER
 
     console = Console(stderr=True, highlight=False, markup=False)
     columns = BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeElapsedColumn()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from optsched.cli.options import parse_options
 from optsched.cluster.nodes import NodeChange, Nodes
-from optsched.document_values import file_label
 from optsched.errors import InputError
-from optsched.files import read_bytes
+from optsched.io.files import read_bytes
+from optsched.io.values import file_label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

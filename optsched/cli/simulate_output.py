@@ -30,7 +30,7 @@ class Outputs(NamedTuple):
 
     def check(self, *inputs: str | Path | None) -> None:
         """Refuse paths, such as those of inputs, before any work is spent on them."""
-        from optsched.files import check_not_input, check_writable
+        from optsched.io.files import check_not_input, check_writable
 
         if self.plot is not None:
             from optsched.plots.simulation import check_suffix
@@ -71,7 +71,7 @@ class Outputs(NamedTuple):
             write(runs, self.metrics, inputs=self.inputs)
             written.append(self.metrics)
         if self.csv is not None:
-            from optsched.files import write_atomic
+            from optsched.io.files import write_atomic
 
             write_atomic(self.csv, table_csv(runs))
             written.append(self.csv)
@@ -99,7 +99,7 @@ class Outputs(NamedTuple):
 
 
 def _write_history(run: Run, path: Path) -> None:
-    from optsched.verify import verify
+    from optsched.model.verify import verify
 
     violations = verify(run.history)
     if violations:

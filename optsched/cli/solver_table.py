@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import optsched
-from optsched.registry import answers, solver, support
+from optsched.solving.solver import answers, solver, support
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from optsched.problem import Problem
+    from optsched.solving.problem import Problem
 
 
 def solver_table(file: Path | None) -> None:

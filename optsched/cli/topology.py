@@ -44,7 +44,7 @@ def import_(
 ) -> None:
     """Write a cluster from topology matrices, host lists, and switches or labels."""
     from optsched.bandwidth.cluster import Cluster
-    from optsched.files import check_not_input, check_writable
+    from optsched.io.files import check_not_input, check_writable
 
     files = _pairs("topo", topo, "TYPE=FILE")
     lists = _pairs("hosts", hosts, "HOSTS=TYPE")

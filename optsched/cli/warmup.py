@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
-from pathlib import Path  # noqa: TC003  (typer looks at it)
-from pkgutil import iter_modules
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from optsched.compiled import Entry
+    from optsched.kernels.compile import Entry
 
-KERNELS = "optsched.compiled"
-PACKAGES = (
-    "optsched",
-    "optsched.arraypipe.states",
-    "optsched.bandwidth",
-    "optsched.cluster",
-    "optsched.serving",
-    "optsched_solvers",
-    "optsched_solvers.quota",
-)
+KERNELS = "optsched.kernels.compile"
+PACKAGES = ("optsched", "optsched_solvers")
 
 
 def warmup(
@@ -46,9 +37,9 @@ def warmup(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from optsched.compiled import folder
-    from optsched.compiling import compile_all
-    from optsched.limits import available_cores
+    from optsched.kernels.background import compile_all
+    from optsched.kernels.compile import folder
+    from optsched.solving.limits import available_cores
 
     if folder() is None:
         raise InputError("there is no folder for compiled kernels that can be written")
@@ -64,7 +55,7 @@ def warmup(
 
 def all_entries() -> tuple[list[Entry], list[str]]:
     """All kernels that Python calls, and why modules that have some could not be imported."""
-    from optsched.compiled import entries
+    from optsched.kernels.compile import entries
 
     found: dict[Entry, None] = {}
     failed = []
@@ -77,15 +68,13 @@ def all_entries() -> tuple[list[Entry], list[str]]:
 
 
 def kernel_modules() -> list[str]:
-    """Modules that have kernels: those that use `optsched.compiled`."""
+    """Modules that have kernels: those that use `optsched.kernels.compile`."""
     found = []
     for package in PACKAGES:
         spec = find_spec(package)
-        folders = [] if spec is None else spec.submodule_search_locations
-        for module in iter_modules(folders, f"{package}."):
-            there = module.module_finder.find_spec(module.name, None)
-            get_source = getattr(there and there.loader, "get_source", None)
-            source = get_source(module.name) if get_source else None
-            if source and f"from {KERNELS} import" in source:
-                found.append(module.name)
+        for folder in () if spec is None else spec.submodule_search_locations or ():
+            for path in Path(folder).rglob("*.py"):
+                if f"from {KERNELS} import" in path.read_text("utf-8"):
+                    inside = path.relative_to(folder).with_suffix("")
+                    found.append(".".join((package, *inside.parts)))
     return sorted(found)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from optsched.cluster.contention_bandwidth import BandwidthContention
     from optsched.cluster.policy import BoolArray, FloatArray
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 __all__ = [
     "BandwidthContention", "Both", "Contention", "NodeSpan", "PackingTable", "Placement", "rates",

@@ -29,7 +29,7 @@ from optsched.cluster.world_layout import (
     TOO_LATE,
     WORLD,
 )
-from optsched.compiled import INT, entry
+from optsched.kernels.compile import INT, entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from optsched.cluster.world_layout import (
     PHASE,
     WORLD,
 )
-from optsched.compiled import INT, INTS, READ, helper
+from optsched.kernels.compile import INT, INTS, READ, helper
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from optsched.cluster.nodes import Nodes
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
     FloatArray = npt.NDArray[np.float64]
 

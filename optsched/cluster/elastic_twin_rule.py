@@ -12,7 +12,7 @@ from typing import Final
 
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, entry, helper
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 FLOATS = types.Array(types.float64, 1, "C", readonly=True)
 

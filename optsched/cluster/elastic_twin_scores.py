@@ -32,7 +32,7 @@ from optsched.cluster.world_layout import (
     RUNNING_NOW,
     WORLD,
 )
-from optsched.compiled import INT, READ, entry, helper
+from optsched.kernels.compile import INT, READ, entry, helper
 
 if TYPE_CHECKING:
     from optsched.cluster.log import Log

@@ -31,7 +31,7 @@ from optsched.cluster.world_layout import (
     UNKNOWN_NODE,
     WAKE,
 )
-from optsched.strict_json import MAX_INTEGER
+from optsched.io.strict_json import MAX_INTEGER
 
 if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
     from optsched.cluster.world_layout import World
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 _OF_WORKLOAD: Final = (
     "submit", "pass_work", "priority", "weight", "group", "template", "preemptible",

@@ -11,7 +11,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from optsched.cluster.log import Log
     from optsched.cluster.run import Run
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 class Held(NamedTuple):

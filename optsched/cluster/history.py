@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.cluster.log import HALF_B, WHOLE
-from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
-from optsched.schedule import Arcs, Objective, Resource, Rows, Schedule
+from optsched.kernels.compile import INT, INTS, READ, entry
+from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
     from optsched.cluster.log import Log
     from optsched.cluster.run import Run
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 def history(run: Run) -> Schedule:

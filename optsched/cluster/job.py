@@ -19,7 +19,7 @@ from optsched.cluster.job_checks import (
 )
 from optsched.cluster.speedup import Linear, Speedup
 from optsched.errors import InputError
-from optsched.strict_json import MAX_INTEGER
+from optsched.io.strict_json import MAX_INTEGER
 
 WORK: Final = 10**6
 """Units of work in one unit of time on one GPU; also the rate of one GPU."""

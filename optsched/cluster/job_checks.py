@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.document_values import label
 from optsched.errors import InputError
-from optsched.strict_json import MAX_INTEGER, shown
+from optsched.io.strict_json import MAX_INTEGER, shown
+from optsched.io.values import label
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -54,7 +54,7 @@ from optsched.cluster.srtf_twin_walk import (
     wait_in_line,
     walk,
 )
-from optsched.compiled import INT, INTS, entry, helper
+from optsched.kernels.compile import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from optsched.cluster.nodes import Nodes
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 _QUEUE: Final = 1 << 54
 """Between the keys of two queues; more than any time."""

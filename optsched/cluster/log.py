@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 WHOLE: Final = 0
 HALF_A: Final = 1

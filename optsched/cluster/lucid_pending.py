@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, helper
+from optsched.kernels.compile import INT, INTS, helper
 
 if TYPE_CHECKING:
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 _GANGS = 8
 

@@ -29,7 +29,7 @@ from optsched.cluster.queue_twin_log import (
     record,
 )
 from optsched.cluster.queue_twin_nodes import CONSOLIDATED, board, place, release
-from optsched.compiled import INT, INTS, entry, helper
+from optsched.kernels.compile import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
     from optsched.cluster.contention import PackingTable
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from optsched.cluster.nodes import Nodes
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 NEVER: Final = 1 << 62
 MILLION: Final = 10**6

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from optsched.cluster.run import Run
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 PER_JOB: Final = ("jct", "queueing", "service", "waiting", "gpu_time", "rho")
 """Per-job metrics that have percentiles."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from optsched.cluster.job_checks import real, told
 from optsched.errors import InputError
-from optsched.files import read_text
+from optsched.io.files import read_text
 
 if TYPE_CHECKING:
     import os

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
     BoolArray = npt.NDArray[np.bool_]
     FloatArray = npt.NDArray[np.float64]

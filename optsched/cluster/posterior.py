@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, READ, entry, helper
+from optsched.kernels.compile import INT, READ, entry, helper
 
 if TYPE_CHECKING:
     import numpy.typing as npt

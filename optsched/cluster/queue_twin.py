@@ -27,8 +27,8 @@ from optsched.cluster.queue_twin_log import (
     record,
 )
 from optsched.cluster.queue_twin_nodes import ANYWHERE, CONSOLIDATED, board, place, release
-from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
+from optsched.kernels.compile import INT, INTS, READ, entry
 
 if TYPE_CHECKING:
     from optsched.cluster.log import Log

@@ -26,7 +26,7 @@ from optsched.cluster.queue_twin_log import (
     record,
 )
 from optsched.cluster.queue_twin_nodes import ANYWHERE, FREE_TOTAL, board, place, release
-from optsched.compiled import INT, INTS, entry, helper
+from optsched.kernels.compile import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
     from optsched.cluster.log import Log
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from optsched.cluster.queue_twin_input import Columns
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 NEVER: Final = 1 << 62
 

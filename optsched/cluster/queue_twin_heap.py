@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from optsched.compiled import INT, INTS, helper
+from optsched.kernels.compile import INT, INTS, helper
 
 
 @helper(INT, INTS, INTS, INT, INT, INT, counted=False)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 LUCID_NODE: Final = 8
 """GPUs of every node of Lucid's simulator."""

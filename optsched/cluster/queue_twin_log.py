@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.cluster.log import Log
-from optsched.compiled import INT, INTS, entry
+from optsched.kernels.compile import INT, INTS, entry
 
 if TYPE_CHECKING:
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 JOB: Final = 0
 START: Final = 1

@@ -14,12 +14,12 @@ from numba import types
 from numba.core.cgutils import true_bit
 from numba.extending import intrinsic
 
-from optsched.compiled import INT, INTS, entry, helper
+from optsched.kernels.compile import INT, INTS, entry, helper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 ANYWHERE: Final = 0
 """Fullest node that fits, else emptiest nodes wholly and the rest on the fullest that fits."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optsched.cluster.nodes import Nodes
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray, Schedule
+    from optsched.model.schedule import IntArray, Schedule
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ from optsched.cluster.srtf_twin_walk import (
     walk,
     walk_from,
 )
-from optsched.compiled import INT, entry, helper
+from optsched.kernels.compile import INT, entry, helper
 
 if TYPE_CHECKING:
     from optsched.cluster.log import Log

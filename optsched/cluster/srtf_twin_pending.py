@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, helper
+from optsched.kernels.compile import INT, INTS, helper
 
 if TYPE_CHECKING:
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 _SIZES: Final = 0
 _FIRST: Final = 1

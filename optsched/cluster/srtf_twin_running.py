@@ -13,7 +13,7 @@ from optsched.cluster.srtf_twin_state import (
     SEQUENCE_NOW,
     WALK,
 )
-from optsched.compiled import INT, INTS, helper
+from optsched.kernels.compile import INT, INTS, helper
 
 
 @helper(INT, INTS, INT, INT, INT, counted=False)

@@ -14,14 +14,14 @@ from optsched.cluster.queue_twin_input import Columns, columns
 from optsched.cluster.queue_twin_log import Record, grown, log, record
 from optsched.cluster.queue_twin_nodes import ANYWHERE, CONSOLIDATED, board
 from optsched.cluster.srtf_twin_pending import line_for
-from optsched.compiled import INTS
+from optsched.kernels.compile import INTS
 
 if TYPE_CHECKING:
     from optsched.cluster.log import Log
     from optsched.cluster.nodes import Nodes
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 NEVER: Final = 1 << 62
 

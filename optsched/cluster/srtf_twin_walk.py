@@ -72,7 +72,7 @@ from optsched.cluster.srtf_twin_state import (
     USED,
     WALK,
 )
-from optsched.compiled import INT, helper
+from optsched.kernels.compile import INT, helper
 
 _SIZE_MASK: Final = (1 << BITS) - 1
 

@@ -13,13 +13,13 @@ from optsched.cluster.job_checks import MOST_WORK, ascending, integer, one_of, r
 from optsched.cluster.speedup import Amdahl, Linear, Speedup
 from optsched.cluster.workload import Workload
 from optsched.errors import InputError
-from optsched.schedule import TIME_UNITS
-from optsched.strict_json import MAX_INTEGER
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 _PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from optsched.cluster.curve import Curve
     from optsched.cluster.job import Job
     from optsched.cluster.speedup import Speedup
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 class Group(NamedTuple):

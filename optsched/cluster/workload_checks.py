@@ -18,10 +18,10 @@ from optsched.cluster.job_checks import (
     told,
     word,
 )
-from optsched.document_values import MAX_NAME
 from optsched.errors import InputError
-from optsched.schedule import TIME_UNITS
-from optsched.strict_json import MAX_INTEGER
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import MAX_NAME
+from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.cluster.workload import Group, Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 _T = TypeVar("_T", bound=np.generic)
 

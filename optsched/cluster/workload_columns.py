@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.cluster.speedup import Speedup
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 def columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict[str, Any]:

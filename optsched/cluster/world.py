@@ -84,7 +84,7 @@ from optsched.cluster.world_stay import (
     sync,
     vacate,
 )
-from optsched.compiled import INT, entry, helper
+from optsched.kernels.compile import INT, entry, helper
 
 __all__ = [
     "MOST_IDLE", "NEVER", "advance", "apply", "at_pass_end", "attained_now", "done_now", "is_size",

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from optsched.cluster.nodes import Nodes
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 MOST_TIME: Final = 2**53
 """Behind it no event may lie."""

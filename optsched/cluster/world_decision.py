@@ -43,7 +43,7 @@ from optsched.cluster.world_layout import (
     WORLD,
 )
 from optsched.cluster.world_stay import is_size, release, start, start_beside, start_on
-from optsched.compiled import INT, entry, helper
+from optsched.kernels.compile import INT, entry, helper
 
 _STAYS: Final = 0
 _GOES: Final = 1

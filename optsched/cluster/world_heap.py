@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from optsched.cluster.world_layout import NEXT, RUNNING_NOW, SLOT, WORLD
-from optsched.compiled import INT, helper
+from optsched.kernels.compile import INT, helper
 
 
 @helper(INT, WORLD, INT, counted=False)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from numba import types
 
-from optsched.compiled import INTS, READ
+from optsched.kernels.compile import INTS, READ
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
     Table = npt.NDArray[np.int64]
 

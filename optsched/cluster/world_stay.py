@@ -62,7 +62,7 @@ from optsched.cluster.world_layout import (
     WORK_TOTAL,
     WORLD,
 )
-from optsched.compiled import INT, entry, helper
+from optsched.kernels.compile import INT, entry, helper
 
 NEVER: Final = 2**62
 """Later than any horizon."""

@@ -21,7 +21,7 @@ from optsched.cluster.world_layout import (
     WORLD,
 )
 from optsched.cluster.world_stay import at_pass_end, attained_now, done_now, remaining_now, set_rate
-from optsched.compiled import INT, INTS, READ, entry
+from optsched.kernels.compile import INT, INTS, READ, entry
 
 PRESENT: Final = ("job", "gpus", "done", "remaining", "running", "at_pass_end")
 """Rows of the table that `present` fills."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from optsched.cluster.job_checks import real
 from optsched.errors import InputError
-from optsched.limits import whole_number
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import numpy.typing as npt

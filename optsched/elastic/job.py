@@ -18,7 +18,7 @@ from optsched.arraypipe.command.script import imported
 from optsched.cluster.job_checks import ascending, integer, line, one_of, real, told, truth
 from optsched.elastic.micro import MicroController
 from optsched.errors import InputError
-from optsched.files import read_text
+from optsched.io.files import read_text
 
 if TYPE_CHECKING:
     import os

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optsched.cluster.settings import Settings
     from optsched.elastic.job import TrainingJob
     from optsched.elastic.micro import MicroController
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 UNBORN, PENDING, JOINING = "unborn", "pending", "joining"
 RUNNING, ENDED, FAILED = "running", "ended", "failed"

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.errors import InputError, MissingExtra
-from optsched.limits import whole_number
+from optsched.solving.limits import whole_number
 
 try:
     import torch

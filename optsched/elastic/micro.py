@@ -9,7 +9,7 @@ import numpy as np
 from optsched.cluster.job_checks import real
 from optsched.elastic import equations as eq
 from optsched.errors import InputError
-from optsched.limits import whole_number
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     from optsched.elastic.equations import FloatArray, IntArray

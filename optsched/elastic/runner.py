@@ -26,7 +26,7 @@ from optsched.elastic.live import ENDED, FAILED, PENDING, RUNNING, LiveJob, Pass
 from optsched.elastic.scheduler import Scheduler, Stay, signal_of
 from optsched.elastic.workers import Processes
 from optsched.errors import InputError, MissingExtra
-from optsched.files import read_bytes, write_atomic
+from optsched.io.files import read_bytes, write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -11,7 +11,7 @@ import numpy as np
 
 from optsched.cluster.job_checks import one_of
 from optsched.errors import InputError, MissingExtra
-from optsched.limits import whole_number
+from optsched.solving.limits import whole_number
 
 try:
     import torch

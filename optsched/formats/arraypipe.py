@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.files import read_text
-from optsched.strict_json import MAX_INTEGER, decode, parse
+from optsched.io.files import read_text
+from optsched.io.strict_json import MAX_INTEGER, decode, parse
 
 if TYPE_CHECKING:
     import os
 
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
 
@@ -54,7 +54,7 @@ def read(path: str | os.PathLike[str]) -> JobArray:
 
 def from_tree(tree: Any, name: str) -> JobArray:
     """The job array of a parsed document: no lags, switches or memory are published."""
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
     found = durations(tree, name)
     try:

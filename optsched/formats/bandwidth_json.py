@@ -12,9 +12,16 @@ from optsched.bandwidth.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.patterns import parse_pattern, written_pattern
 from optsched.bandwidth.rates import MOST
 from optsched.errors import InputError
-from optsched.files import read_text
 from optsched.formats import cluster_json
-from optsched.strict_json import MAX_INTEGER, check_format, decode, parse, shown, without_collector
+from optsched.io.files import read_text
+from optsched.io.strict_json import (
+    MAX_INTEGER,
+    check_format,
+    decode,
+    parse,
+    shown,
+    without_collector,
+)
 
 if TYPE_CHECKING:
     import os

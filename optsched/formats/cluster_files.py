@@ -9,7 +9,7 @@ from optsched.bandwidth.cluster import MOST_HOSTS, Cluster, Host
 from optsched.bandwidth.host_lists import expand
 from optsched.errors import InputError
 from optsched.formats import domain_labels, nvidia_topo, slurm_topology
-from optsched.strict_json import shortened
+from optsched.io.strict_json import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

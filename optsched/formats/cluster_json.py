@@ -10,8 +10,8 @@ from optsched.bandwidth.cluster import MOST_PER_HOST, Cluster, Host, HostType
 from optsched.bandwidth.intra import IntraTable
 from optsched.bandwidth.rates import KILOBYTES
 from optsched.errors import InputError
-from optsched.files import read_text
-from optsched.strict_json import check_format, decode, parse, shown, without_collector
+from optsched.io.files import read_text
+from optsched.io.strict_json import check_format, decode, parse, shown, without_collector
 
 if TYPE_CHECKING:
     import os

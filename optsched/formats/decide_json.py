@@ -9,9 +9,9 @@ import msgspec
 from optsched.cluster.determined.pools import Pool, checked_pools
 from optsched.cluster.determined.state import MOST_SLOTS, Agent, Group, State, Task
 from optsched.cluster.job_checks import integer, told
-from optsched.document_values import label
 from optsched.errors import InputError
-from optsched.strict_json import check_format, decode, parse, shown, without_collector
+from optsched.io.strict_json import check_format, decode, parse, shown, without_collector
+from optsched.io.values import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,8 +9,8 @@ import msgspec
 from optsched.bandwidth.rates import KILOBYTES
 
 if TYPE_CHECKING:
-    from optsched.problems.subset_choice import DispatchChoice
-    from optsched.result import Result
+    from optsched.problems.gpus.choice import DispatchChoice
+    from optsched.solving.result import Result
 
 FORMAT = "optsched.dispatch/1"
 
@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 def answer_of(choice: DispatchChoice, result: Result) -> Answer:
     """The answer of a solved request."""
-    from optsched.problems.subset_explain import limit_of
+    from optsched.problems.gpus.explain import limit_of
 
     problem, share = choice.problem, choice.share
     cluster = problem.cluster

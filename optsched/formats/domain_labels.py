@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from optsched.bandwidth.host_lists import expand
 from optsched.errors import InputError
-from optsched.files import read_text
 from optsched.formats.slurm_topology import Domains
+from optsched.io.files import read_text
 
 if TYPE_CHECKING:
     import os

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from optsched.document import Count, Signed  # noqa: TC001 (msgspec reads the annotations)
 from optsched.errors import InputError
-from optsched.problems.jobarray import CHOICES, FLAGS, PER_CUT, PER_JOB, PER_STAGE, JobArray
-from optsched.strict_json import MAX_INTEGER, check_format, decode, parse
+from optsched.io.strict_json import MAX_INTEGER, check_format, decode, parse
+from optsched.model.document import Count, Signed  # noqa: TC001 (msgspec reads the annotations)
+from optsched.problems.jobarray.problem import CHOICES, FLAGS, PER_CUT, PER_JOB, PER_STAGE, JobArray
 
 FORMAT = "optsched.jobarray/1"
 

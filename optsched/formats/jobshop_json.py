@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 
-from optsched import document
 from optsched.errors import InputError
-from optsched.problems.jobshop import JobShop
-from optsched.problems.jobshop_checks import MAX_MACHINES
-from optsched.schedule import NO_DEADLINE, Schedule
-from optsched.strict_json import MAX_INTEGER, check_format, decode
+from optsched.io.strict_json import MAX_INTEGER, check_format, decode
+from optsched.model import document
+from optsched.model.schedule import NO_DEADLINE, Schedule
+from optsched.problems.jobshop.checks import MAX_MACHINES
+from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

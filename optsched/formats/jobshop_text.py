@@ -6,8 +6,8 @@ import re
 from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
 from optsched.errors import InputError
-from optsched.problems.jobshop_checks import told
-from optsched.strict_json import MAX_INTEGER
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.problems.jobshop.checks import told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

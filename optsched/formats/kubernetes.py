@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from optsched.cluster.job_checks import integer, one_of, told
-from optsched.document_values import label
 from optsched.errors import InputError
+from optsched.io.values import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -14,8 +14,8 @@ from optsched.formats.kubernetes import Gang
 
 if TYPE_CHECKING:
     from optsched.formats.decide_json import Answer
-    from optsched.problems.quota import QuotaPlan
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.problems.quota.problem import QuotaPlan
 
 # n1/g0 of quota plans, n1g0 and the halves n1g0/a of histories, n1:0 of choices of GPUs
 _GPU: Final = re.compile(r"(?:(?P<plan>.+)/g\d+|(?P<run>.+)g\d+(?P<half>/[ab])?|(?P<host>.+):\d+)")

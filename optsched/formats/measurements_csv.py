@@ -13,8 +13,8 @@ from optsched.bandwidth.model import OPERATIONS
 from optsched.bandwidth.patterns import parse_pattern, written_pattern
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
-from optsched.files import read_text
 from optsched.formats.gpu_words import parse_gpus, written_gpus
+from optsched.io.files import read_text
 
 if TYPE_CHECKING:
     import os

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from optsched.document_values import plain
 from optsched.errors import InputError
-from optsched.files import read_text, write_atomic
-from optsched.strict_json import check_format, decode, parse
+from optsched.io.files import read_text, write_atomic
+from optsched.io.strict_json import check_format, decode, parse
+from optsched.io.values import plain
 from optsched.version import __version__
 
 if TYPE_CHECKING:

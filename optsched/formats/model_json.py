@@ -11,9 +11,9 @@ from optsched.bandwidth.measured import MeasuredBandwidth
 from optsched.bandwidth.model import CountModel
 from optsched.bandwidth.pods import PodBandwidth
 from optsched.errors import InputError
-from optsched.files import read_text, write_atomic
 from optsched.formats import bandwidth_json, cluster_json
-from optsched.strict_json import check_format, decode, parse, shown, without_collector
+from optsched.io.files import read_text, write_atomic
+from optsched.io.strict_json import check_format, decode, parse, shown, without_collector
 
 if TYPE_CHECKING:
     import os

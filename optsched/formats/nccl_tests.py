@@ -13,8 +13,8 @@ from optsched.bandwidth.measurements import Measurement, MeasurementTable, Mixed
 from optsched.bandwidth.model import OPERATIONS
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
-from optsched.files import read_text
 from optsched.formats.gpu_words import parse_gpus
+from optsched.io.files import read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from optsched.bandwidth.cluster import MOST_PER_HOST, HostType
 from optsched.bandwidth.links import PCIE, SELF, is_link
 from optsched.errors import InputError
-from optsched.files import read_text
+from optsched.io.files import read_text
 
 if TYPE_CHECKING:
     import os

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.occupancy import bars, check_cycles, holds_memory, memory_steps, setups
-from optsched.schedule import NO_DEADLINE
-from optsched.unroll import instances, unroll
+from optsched.analysis.occupancy import bars, check_cycles, holds_memory, memory_steps, setups
+from optsched.analysis.unroll import instances, unroll
+from optsched.model.schedule import NO_DEADLINE
 
 if TYPE_CHECKING:
     import os
 
-    from optsched.occupancy import Bars
-    from optsched.schedule import IntArray, Schedule
+    from optsched.analysis.occupancy import Bars
+    from optsched.model.schedule import IntArray, Schedule
 
 Event = dict[str, Any]
 
@@ -25,7 +25,7 @@ PROCESS: Final = 1
 
 def write(schedule: Schedule, path: str | os.PathLike[str], *, cycles: int = 3) -> None:
     """Write the trace of a schedule as JSON (whole file or nothing); see `trace`."""
-    from optsched.files import write_atomic
+    from optsched.io.files import write_atomic
 
     write_atomic(path, json.dumps(trace(schedule, cycles=cycles), separators=(",", ":")) + "\n")
 

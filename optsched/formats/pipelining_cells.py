@@ -8,7 +8,7 @@ import re
 from typing import Final, NamedTuple, NoReturn
 
 from optsched.errors import InputError
-from optsched.strict_json import shown
+from optsched.io.strict_json import shown
 
 KINDS: Final = ("F", "B", "I", "W")
 

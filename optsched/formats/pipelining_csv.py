@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.files import write_atomic
 from optsched.formats.pipelining_cells import KINDS, Block
 from optsched.formats.pipelining_csv_read import from_text, read
-from optsched.graph import check_permutations, evaluate
-from optsched.schedule import Arcs, IntArray, Resource, Rows, Schedule
+from optsched.io.files import write_atomic
+from optsched.model.graph import check_permutations, evaluate
+from optsched.model.schedule import Arcs, IntArray, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
     import os

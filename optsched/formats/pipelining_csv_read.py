@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optsched.document_values import file_label
 from optsched.errors import CyclicOrder, InputError
-from optsched.files import read_text
 from optsched.formats.pipelining_cells import Block, Cell, cells_of
-from optsched.graph import scheduled
-from optsched.schedule import Rows
+from optsched.io.files import read_text
+from optsched.io.values import file_label
+from optsched.model.graph import scheduled
+from optsched.model.schedule import Rows
 
 if TYPE_CHECKING:
     import os
 
-    from optsched.problems.jobarray import JobArray
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.problem import JobArray
 
 
 def read(path: str | os.PathLike[str], job: JobArray) -> Schedule:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from optsched.errors import InputError
-from optsched.files import read_text
-from optsched.problems.quota import Node, QuotaPlan
-from optsched.problems.quota_job import QuotaJob
-from optsched.strict_json import check_format, decode, parse, without_collector
+from optsched.io.files import read_text
+from optsched.io.strict_json import check_format, decode, parse, without_collector
+from optsched.problems.quota.job import QuotaJob
+from optsched.problems.quota.problem import Node, QuotaPlan
 
 if TYPE_CHECKING:
     import os

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, get_args
 
-from optsched import document
 from optsched.errors import InputError
-from optsched.files import read_text
 from optsched.formats import arraypipe, jobshop_json, standard, taillard
 from optsched.formats.jobshop_text import layout, lines_of
-from optsched.problems.jobshop import Format, JobShop
-from optsched.problems.jobshop_checks import told
-from optsched.schedule import Schedule
-from optsched.strict_json import check_kin, parse, shown, without_collector
+from optsched.io.files import read_text
+from optsched.io.strict_json import check_kin, parse, shown, without_collector
+from optsched.model import document
+from optsched.model.schedule import Schedule
+from optsched.problems.jobshop.checks import told
+from optsched.problems.jobshop.problem import Format, JobShop
 
 if TYPE_CHECKING:
     import os
 
-    from optsched.problem import Problem
+    from optsched.solving.problem import Problem
 
 READABLE = (
     "optsched.jobshop/1, optsched.jobarray/1, optsched.subset/1, optsched.quota/1, "

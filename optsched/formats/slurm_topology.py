@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from optsched.bandwidth.host_lists import expand
 from optsched.errors import InputError
-from optsched.files import read_text
+from optsched.io.files import read_text
 
 if TYPE_CHECKING:
     import os

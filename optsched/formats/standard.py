@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optsched.document_values import file_label
 from optsched.errors import InputError
-from optsched.files import read_text
 from optsched.formats.jobshop_text import (
     Line,
     check_durations,
@@ -17,8 +15,10 @@ from optsched.formats.jobshop_text import (
     numbers,
     sizes,
 )
-from optsched.problems.jobshop import JobShop
-from optsched.problems.jobshop_checks import MAX_MACHINES
+from optsched.io.files import read_text
+from optsched.io.values import file_label
+from optsched.problems.jobshop.checks import MAX_MACHINES
+from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
     import os

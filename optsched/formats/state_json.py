@@ -9,8 +9,8 @@ import msgspec
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.errors import InputError
-from optsched.files import read_text
-from optsched.strict_json import check_format, decode, parse, without_collector
+from optsched.io.files import read_text
+from optsched.io.strict_json import check_format, decode, parse, without_collector
 
 if TYPE_CHECKING:
     import os

@@ -11,10 +11,10 @@ import msgspec
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError
-from optsched.files import read_bytes, read_text
 from optsched.formats import model_json, state_json
-from optsched.problems.subset import Request, SubsetChoice
-from optsched.strict_json import check_format, decode, parse, shown
+from optsched.io.files import read_bytes, read_text
+from optsched.io.strict_json import check_format, decode, parse, shown
+from optsched.problems.gpus.problem import Request, SubsetChoice
 
 if TYPE_CHECKING:
     import os

@@ -9,7 +9,6 @@ import difflib
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
-from optsched.files import read_text
 from optsched.formats.jobshop_text import (
     Line,
     check_durations,
@@ -20,8 +19,9 @@ from optsched.formats.jobshop_text import (
     sizes,
 )
 from optsched.formats.standard import instance_name, refuse_windows, shop_of
-from optsched.problems.jobshop import JobShop
-from optsched.problems.jobshop_checks import integer, told
+from optsched.io.files import read_text
+from optsched.problems.jobshop.checks import integer, told
+from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
     import os

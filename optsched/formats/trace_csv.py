@@ -16,13 +16,13 @@ from optsched.cluster.job_checks import (
     told,
 )
 from optsched.cluster.speedup import Linear
-from optsched.document_values import file_label
 from optsched.errors import InputError
 from optsched.formats.trace_extras import check_one_workload, extras, own_sizes
 from optsched.formats.trace_table import COLUMNS, EXTRAS, TraceTable, first
 from optsched.formats.trace_write import write_trace
-from optsched.schedule import TIME_UNITS
-from optsched.strict_json import MAX_INTEGER, shown
+from optsched.io.strict_json import MAX_INTEGER, shown
+from optsched.io.values import file_label
+from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
     import os
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from optsched.cluster.nodes import Nodes
     from optsched.cluster.speedup import Speedup
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 class Profile(NamedTuple):

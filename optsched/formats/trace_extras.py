@@ -10,11 +10,11 @@ import numpy as np
 
 from optsched.cluster.job_checks import MOST_GPUS, told
 from optsched.errors import InputError
-from optsched.strict_json import MAX_INTEGER, shown
+from optsched.io.strict_json import MAX_INTEGER, shown
 
 if TYPE_CHECKING:
     from optsched.formats.trace_table import TraceTable
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 SEPARATOR: Final = "|"
 """Between the numbers of a cell of ``sizes``."""

@@ -12,16 +12,16 @@ import numpy as np
 
 from optsched.cluster.job_checks import CONTROL, MOST_GPUS, integer, told
 from optsched.errors import InputError
-from optsched.files import read_text
-from optsched.schedule import TIME_UNITS
-from optsched.strict_json import MAX_INTEGER, shown, without_collector
+from optsched.io.files import read_text
+from optsched.io.strict_json import MAX_INTEGER, shown, without_collector
+from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 COLUMNS: Final = ("job_id", "submit_time_s", "num_gpus", "duration_s", "priority", "type")
 EXTRAS: Final = (

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.files import write_atomic
 from optsched.formats.trace_extras import SEPARATOR
 from optsched.formats.trace_table import COLUMNS, PER_SECOND
-from optsched.strict_json import shown
+from optsched.io.files import write_atomic
+from optsched.io.strict_json import shown
 
 if TYPE_CHECKING:
     import os
 
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 _MOST_CELL = 131_000  # characters: what readers of CSV take
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
+from optsched.io.strict_json import MAX_INTEGER
 from optsched.pipelines.formulas import CHUNKED, NAMES, SPLIT
 from optsched.pipelines.places import wrapped, zigzag
-from optsched.problems.jobarray import JobArray
-from optsched.problems.jobarray_checks import MAX_BLOCKS
-from optsched.problems.jobshop_checks import integer, told
-from optsched.strict_json import MAX_INTEGER
+from optsched.problems.jobarray.checks import MAX_BLOCKS
+from optsched.problems.jobarray.problem import JobArray
+from optsched.problems.jobshop.checks import integer, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,15 +6,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from optsched.errors import InputError
-from optsched.graph import scheduled
-from optsched.problems.jobshop_checks import told
-from optsched.schedule import Rows
+from optsched.model.graph import scheduled
+from optsched.model.schedule import Rows
+from optsched.problems.jobshop.checks import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from optsched.problems.jobarray import JobArray
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.problem import JobArray
 
 Block: TypeAlias = tuple[str, int, int, int, int]
 """Kind, job, iteration, micro-batch and virtual stage of an operation: unique in a graph."""
@@ -105,7 +105,7 @@ def fixed(array: JobArray, name: str, rows: Sequence[Sequence[Step]]) -> Schedul
     provenance = {"pipeline": name}
     if graph.period is None:
         return scheduled(graph, sequences, provenance)
-    from optsched.rolling import rolling  # its kernels need a compiler
+    from optsched.analysis.rolling import rolling  # its kernels need a compiler
 
     return rolling(graph, sequences, provenance=provenance)
 
@@ -160,7 +160,7 @@ def one_stage_a_device(array: JobArray, name: str) -> int:
 
 def check_array(array: JobArray, name: str) -> None:
     """Refuse what is no job array."""
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
     if not isinstance(array, JobArray):
         raise InputError(f"{name}: expected a JobArray, got {told(array)}")

@@ -6,11 +6,11 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
-from optsched.problems.jobshop_checks import integer, told
-from optsched.strict_json import MAX_INTEGER
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.problems.jobshop.checks import integer, told
 
 if TYPE_CHECKING:
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 NAMES: Final = (
     "vanilla", "gpipe", "one_f_one_b", "interleaved", "bpipe", "chimera", "hanayo",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.problems.jobarray import JobArray
-from optsched.problems.jobarray_checks import MAX_BLOCKS
+from optsched.problems.jobarray.checks import MAX_BLOCKS
+from optsched.problems.jobarray.problem import JobArray
 
 if TYPE_CHECKING:
     from optsched.pipelines.profiles import Link

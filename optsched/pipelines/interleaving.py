@@ -9,8 +9,8 @@ from optsched.pipelines.fixed_order import Step, fixed, repeated
 from optsched.pipelines.places import chunks_of
 
 if TYPE_CHECKING:
-    from optsched.problems.jobarray import JobArray
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.problem import JobArray
 
 
 def interleaved(job: JobArray) -> Schedule:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
-from optsched.problems.jobshop_checks import told
+from optsched.problems.jobshop.checks import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable

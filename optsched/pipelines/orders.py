@@ -8,8 +8,8 @@ from optsched.errors import InputError
 from optsched.pipelines.fixed_order import Step, fixed, one_stage_a_device, repeated
 
 if TYPE_CHECKING:
-    from optsched.problems.jobarray import JobArray
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.problem import JobArray
 
 
 def vanilla(job: JobArray) -> Schedule:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.graph import scheduled
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.model.graph import scheduled
+from optsched.model.schedule import Arcs, Resource, Rows, Schedule
 from optsched.pipelines.fixed_order import (
     Step,
     blocks,
@@ -19,13 +21,11 @@ from optsched.pipelines.fixed_order import (
     units,
 )
 from optsched.pipelines.orders import one_f_one_b_steps
-from optsched.problems.jobarray_checks import MAX_BLOCKS
-from optsched.problems.jobshop_checks import integer
-from optsched.schedule import Arcs, Resource, Rows, Schedule
-from optsched.strict_json import MAX_INTEGER
+from optsched.problems.jobarray.checks import MAX_BLOCKS
+from optsched.problems.jobshop.checks import integer
 
 if TYPE_CHECKING:
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
 
 class _Copy(NamedTuple):

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
 from optsched.pipelines.fixed_order import check_array
-from optsched.problems.jobarray_checks import MAX_BLOCKS, flat
-from optsched.problems.jobshop_checks import integer
+from optsched.problems.jobarray.checks import MAX_BLOCKS, flat
+from optsched.problems.jobshop.checks import integer
 
 if TYPE_CHECKING:
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
 
 def wrapped(devices: int, chunks: int = 2) -> tuple[int, ...]:

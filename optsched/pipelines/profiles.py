@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.strict_json import MAX_INTEGER
 from optsched.pipelines.models import Layer, Model, model_of
 from optsched.pipelines.partition import balanced, naive
-from optsched.problems.jobarray_checks import flat, place_of
-from optsched.problems.jobshop_checks import integer, told
-from optsched.strict_json import MAX_INTEGER
+from optsched.problems.jobarray.checks import flat, place_of
+from optsched.problems.jobshop.checks import integer, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 # an A100; rates per microsecond
 FLOPS: Final = 156_000_000 * Fraction(45, 100)  # TF32 peak, the share of it that kernels reach

@@ -8,8 +8,8 @@ from optsched.errors import InputError
 from optsched.pipelines.fixed_order import Step, check_array, fixed, one_stage_a_device, repeated
 
 if TYPE_CHECKING:
-    from optsched.problems.jobarray import JobArray
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.problem import JobArray
 
 
 def zb_h1(job: JobArray) -> Schedule:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.files import write_atomic
+from optsched.io.files import write_atomic
 from optsched.plots.look import oklch, plain
 from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
 

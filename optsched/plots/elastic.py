@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.occupancy import bars
+from optsched.analysis.occupancy import bars
 from optsched.plots.lines import dress
 from optsched.plots.look import colour, plain, readable_unit, shade
 from optsched.plots.picture import INK

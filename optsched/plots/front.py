@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from optsched.bench.routers import MEASURES, Point, front_of
 from optsched.errors import InputError
-from optsched.files import read_text, write_atomic
+from optsched.io.files import read_text, write_atomic
+from optsched.io.strict_json import check_format, decode, parse
 from optsched.plots.look import oklch, plain
 from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
-from optsched.strict_json import check_format, decode, parse
 
 if TYPE_CHECKING:
     import os

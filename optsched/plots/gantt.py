@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from optsched.analysis.occupancy import Bars, bars, horizon, left_out, setups
+from optsched.analysis.report import Report, report
 from optsched.errors import InputError
-from optsched.occupancy import Bars, bars, horizon, left_out, setups
 from optsched.plots.lines import picture
 from optsched.plots.look import (
     Unit,
@@ -21,7 +22,6 @@ from optsched.plots.look import (
     worth,
 )
 from optsched.plots.picture import GRID, INK, MUTED, suffix_of
-from optsched.report import Report, report
 
 if TYPE_CHECKING:
     import os
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 
 def gantt(

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.files import write_atomic
-from optsched.occupancy import bars, holds_memory, horizon, memory_steps, setups
+from optsched.analysis.occupancy import bars, holds_memory, horizon, memory_steps, setups
+from optsched.analysis.report import Report, report
+from optsched.analysis.unroll import copies
+from optsched.io.files import write_atomic
+from optsched.model.schedule import NO_DEADLINE
 from optsched.plots.look import colour, plain, readable_unit, shades, worth
-from optsched.report import Report, report
-from optsched.schedule import NO_DEADLINE
-from optsched.unroll import copies
 
 if TYPE_CHECKING:
     import os
 
-    from optsched.iterations import JobReport
-    from optsched.schedule import Schedule
+    from optsched.analysis.iterations import JobReport
+    from optsched.model.schedule import Schedule
 
 
 def write(schedule: Schedule, path: str | os.PathLike[str], *, cycles: int = 3) -> None:

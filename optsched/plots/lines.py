@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from optsched.files import write_atomic
+from optsched.io.files import write_atomic
 from optsched.plots.look import oklch
 from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
 

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from optsched.report import Report
-    from optsched.schedule import Schedule
+    from optsched.analysis.report import Report
+    from optsched.model.schedule import Schedule
 
 # Hues in degrees of OKLCH. Neighbours in the list are far apart on the blue-yellow axis, which
 # people with a red-green deficiency see as well; the lightness differs between rounds.

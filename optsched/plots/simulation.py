@@ -6,7 +6,7 @@ import html
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
-from optsched.files import write_atomic
+from optsched.io.files import write_atomic
 from optsched.plots.jct import draw_cdf, draw_decomposition, times_of
 from optsched.plots.lines import picture
 from optsched.plots.look import plain, readable_unit

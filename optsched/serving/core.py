@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import from_dtype, types
 
-from optsched.compiled import INT, helper
 from optsched.errors import InputError
-from optsched.limits import whole_number
+from optsched.kernels.compile import INT, helper
 from optsched.problems.routing.checks import milliseconds, non_negative
 from optsched.problems.routing.plan import SLOTS
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     from optsched.problems.routing import Routing

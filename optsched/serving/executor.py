@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.errors import InputError, MissingExtra, OptschedError
+from optsched.io.strict_json import shortened, without_collector
 from optsched.problems.routing import Routing
 from optsched.problems.routing.checks import frozen
 from optsched.problems.routing.log import Log
@@ -22,7 +23,6 @@ from optsched.serving.routers import InfeasibleRoute, Router, View
 from optsched.serving.server_process import Servers, parse_devices
 from optsched.serving.simulator import Run, ask, infeasible, new_world, simulate, twice
 from optsched.serving.world import ARRIVE, ASKED, ENDED, INFEASIBLE, REQUEUE, ROUTE, feed
-from optsched.strict_json import shortened, without_collector
 
 try:
     import torch

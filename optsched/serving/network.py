@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError, MissingExtra
-from optsched.limits import number, whole_number
 from optsched.problems.routing.accuracy import WIDTHS
 from optsched.problems.routing.workload import network_mmac
+from optsched.solving.limits import number, whole_number
 
 try:
     import torch

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.compiled import helper
 from optsched.errors import InputError
-from optsched.files import read_bytes, unpack_arrays, write_atomic
-from optsched.limits import whole_number
+from optsched.io.files import read_bytes, unpack_arrays, write_atomic
+from optsched.kernels.compile import helper
 from optsched.problems.routing.checks import frozen, non_negative
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import os

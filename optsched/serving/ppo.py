@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, entry, helper
 from optsched.errors import InputError, MissingExtra
-from optsched.limits import whole_number
+from optsched.kernels.compile import INT, entry, helper
 from optsched.problems.routing import Routing
 from optsched.problems.routing.checks import frozen
 from optsched.problems.routing.problem import NS_PER_MS, POINTS
@@ -21,6 +20,7 @@ from optsched.serving.policy import GROUPS, Policy
 from optsched.serving.routers import Router
 from optsched.serving.simulator import new_world, simulate
 from optsched.serving.world import ASKED, ENDED, WORLD, World, advance
+from optsched.solving.limits import whole_number
 
 try:
     import torch

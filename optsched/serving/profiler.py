@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.limits import whole_number
 from optsched.problems.routing import Contention, Routing, Server
 from optsched.problems.routing.plan import SLOTS, Plan
 from optsched.problems.routing.workload import arrivals
 from optsched.serving.routers import RandomWidth, RoundRobin, Router
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

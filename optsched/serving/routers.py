@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.limits import whole_number
 from optsched.problems.routing.checks import frozen, non_negative
 from optsched.problems.routing.problem import POINTS
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING
 from optsched.serving.rules import Compiled
 from optsched.serving.world import expected_delays
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from optsched.model.schedule import IntArray
     from optsched.problems.routing import Routing
     from optsched.problems.routing.plan import Plan
-    from optsched.schedule import IntArray
     from optsched.serving.world import World
 
 
@@ -227,7 +227,7 @@ def _tuple(problem: Routing, widths: Sequence[int]) -> list[int]:
 
 
 def _shares(problem: Routing, plan: Plan | None, headroom: float) -> tuple[IntArray, Any]:
-    from optsched_solvers.routing_models import fluid_shares
+    from optsched_solvers.routing.models import fluid_shares
 
     found = fluid_shares(problem, plan, rate=problem.rate * headroom)
     rows = np.flatnonzero(found > 1e-9)

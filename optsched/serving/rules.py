@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.compiled import helper
+from optsched.kernels.compile import helper
 from optsched.problems.routing.checks import frozen
 from optsched.problems.routing.plan import SLOTS
 from optsched.serving.core import EMPTY, FREE, NEVER, UNIT, UNLOADING, load_of, slowdown
 
 if TYPE_CHECKING:
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 OUTSIDE: Final = -1
 """Server rule of a router that somebody else computes."""

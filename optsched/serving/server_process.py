@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from optsched.errors import InputError, MissingExtra, OptschedError
-from optsched.limits import available_cores
 from optsched.problems.routing.plan import SLOTS
+from optsched.solving.limits import available_cores
 
 try:
     import torch

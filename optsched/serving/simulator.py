@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import InputError, InternalError
-from optsched.limits import whole_number
 from optsched.problems.routing import Routing
 from optsched.problems.routing.checks import milliseconds
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
@@ -20,10 +19,11 @@ from optsched.serving import routers, world
 from optsched.serving.core import NEVER, Settings, new_core, pin
 from optsched.serving.rules import Compiled
 from optsched.serving.world import World, advance
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
+    from optsched.model.schedule import Schedule
     from optsched.problems.routing.plan import Plan
-    from optsched.schedule import Schedule
     from optsched.serving.policy import Policy
 
 _ROWS = 1024  # instances that a log has room for before it grows

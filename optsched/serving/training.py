@@ -17,9 +17,9 @@ from torch.nn.functional import cross_entropy, interpolate
 from torch.optim.lr_scheduler import LambdaLR
 
 from optsched.errors import InputError, MissingExtra
-from optsched.files import read_bytes, write_atomic
-from optsched.limits import number, whole_number
+from optsched.io.files import read_bytes, write_atomic
 from optsched.serving.network import SlimResNet
+from optsched.solving.limits import number, whole_number
 
 if TYPE_CHECKING:
     import os

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, entry, helper
+from optsched.kernels.compile import INT, entry, helper
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE
 from optsched.problems.routing.plan import SLOTS
 from optsched.serving.core import (

@@ -6,24 +6,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from optsched.arraypipe.train_alone import NotIdentical, Trained, differences, train_alone
     from optsched.testing.brute_force import best_makespan
     from optsched.testing.model_checks import check_bandwidth_model
     from optsched.testing.policy_checks import check_policy
     from optsched.testing.router_checks import check_router
     from optsched.testing.solver_checks import SolverTests, check_solver
-    from optsched.train_alone import NotIdentical, Trained, differences, train_alone
 
 _HOME = {
-    "NotIdentical": "optsched.train_alone",
+    "NotIdentical": "optsched.arraypipe.train_alone",
     "SolverTests": "optsched.testing.solver_checks",
     "best_makespan": "optsched.testing.brute_force",
     "check_bandwidth_model": "optsched.testing.model_checks",
     "check_policy": "optsched.testing.policy_checks",
     "check_router": "optsched.testing.router_checks",
     "check_solver": "optsched.testing.solver_checks",
-    "Trained": "optsched.train_alone",
-    "differences": "optsched.train_alone",
-    "train_alone": "optsched.train_alone",
+    "Trained": "optsched.arraypipe.train_alone",
+    "differences": "optsched.arraypipe.train_alone",
+    "train_alone": "optsched.arraypipe.train_alone",
 }
 
 __all__ = [

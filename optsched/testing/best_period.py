@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 _FAR = -(10**15)  # no path
 _CYCLE = 10**6  # more than a path has arcs

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.problems.quota import QuotaPlan
-    from optsched.problems.quota_job import QuotaJob
+    from optsched.problems.quota.job import QuotaJob
+    from optsched.problems.quota.problem import QuotaPlan
 
 Option = tuple[str, int]
 """Type and GPUs; ``("", 0)`` for none."""

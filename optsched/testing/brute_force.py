@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.schedule import NO_DEADLINE, Schedule
+from optsched.model.schedule import NO_DEADLINE, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import optsched
 from optsched.errors import UnsupportedProblem
-from optsched.limits import Limits
-from optsched.monitor import Monitor
+from optsched.solving.limits import Limits
+from optsched.solving.monitor import Monitor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from optsched.registry import Solver
-    from optsched.result import Result
+    from optsched.solving.result import Result
+    from optsched.solving.solver import Solver
 
 SHORT = 0.2
 """Seconds for a problem of a few jobs or GPUs, which searches without proof use up."""

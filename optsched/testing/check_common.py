@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import optsched
-from optsched.graph import evaluate
-from optsched.registry import answers, support
+from optsched.model.graph import evaluate
+from optsched.solving.solver import answers, support
 from optsched.testing.best_period import best_period
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.problems import small_problems
@@ -17,8 +17,8 @@ from optsched.testing.problems import small_problems
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from optsched.registry import Solver
-    from optsched.result import Result
+    from optsched.solving.result import Result
+    from optsched.solving.solver import Solver
 
     Check = Callable[[Solver, Sequence[Any], float], None]
 

@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import optsched
-from optsched.registry import answers
+from optsched.solving.solver import answers
 from optsched.testing.check_answers import (
     SHORT,
     STEPS,
@@ -23,9 +23,9 @@ from optsched.testing.quota_problems import optimum, quota_problems
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.problems.quota import QuotaPlan
-    from optsched.registry import Solver
-    from optsched.result import Result
+    from optsched.problems.quota.problem import QuotaPlan
+    from optsched.solving.result import Result
+    from optsched.solving.solver import Solver
 
 CASES = 60
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import optsched
 from optsched.errors import UnsupportedProblem
-from optsched.limits import Limits
-from optsched.monitor import Monitor
-from optsched.registry import support
+from optsched.solving.limits import Limits
+from optsched.solving.monitor import Monitor
+from optsched.solving.solver import support
 from optsched.testing.check_common import (
     SHORT,
     against_optimum,
@@ -29,7 +29,7 @@ from optsched.testing.variants import variants
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.registry import Solver
+    from optsched.solving.solver import Solver
 
 RANDOM = 12
 """Random graphs that brute force judges."""

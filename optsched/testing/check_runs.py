@@ -19,9 +19,9 @@ from optsched.testing.problems import small_problems, tiny_problems
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.registry import Solver
-    from optsched.result import Result
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.solving.result import Result
+    from optsched.solving.solver import Solver
 
 ITERATIONS = 2000
 """Most iterations of the reproducibility check; solvers define what an iteration is."""

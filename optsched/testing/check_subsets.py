@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import optsched
-from optsched.registry import answers
+from optsched.solving.solver import answers
 from optsched.testing.check_answers import (
     check_exact,
     check_runs,
@@ -19,9 +19,9 @@ from optsched.testing.subset_problems import optimum, subset_problems
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.problems.subset import SubsetChoice
-    from optsched.registry import Solver
-    from optsched.result import Result
+    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.solving.result import Result
+    from optsched.solving.solver import Solver
 
 CASES = 40
 

@@ -18,7 +18,7 @@ from optsched.testing.problems import small_problems
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from optsched.registry import Solver
+    from optsched.solving.solver import Solver
 
 BRIEFLY = 0.3
 """Seconds; what leaves a trace does so soon."""

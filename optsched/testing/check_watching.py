@@ -15,9 +15,9 @@ from optsched.testing.problems import small_problems
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.monitor import Progress
-    from optsched.registry import Solver
-    from optsched.result import Result
+    from optsched.solving.monitor import Progress
+    from optsched.solving.result import Result
+    from optsched.solving.solver import Solver
 
 LONG = 10.0
 """Seconds that a run may take which something else should end."""

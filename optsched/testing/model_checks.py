@@ -12,7 +12,7 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from optsched.bandwidth.model import Selection
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 SETS = 300
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from optsched.cluster.log import Log
     from optsched.cluster.policy import Policy
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 _FIELDS: Final = tuple(field.name for field in fields(ClusterView))
 _ANSWER: Final = tuple(field.name for field in fields(Decision))

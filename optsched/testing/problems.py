@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.problems.jobarray import JobArray
-from optsched.problems.jobshop import JobShop
-from optsched.schedule import NO_DEADLINE, Arcs, Resource, Rows, Schedule
+from optsched.model.schedule import NO_DEADLINE, Arcs, Resource, Rows, Schedule
+from optsched.problems.jobarray.problem import JobArray
+from optsched.problems.jobshop.problem import JobShop
 from optsched.testing.rolling_problems import small_rolling, tiny_rolling
 
 if TYPE_CHECKING:
-    from optsched.problem import Problem
+    from optsched.solving.problem import Problem
 
 
 def tiny_problems() -> list[Problem]:

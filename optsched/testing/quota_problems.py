@@ -6,8 +6,8 @@ import random
 from functools import cache
 from typing import Any
 
-from optsched.problems.quota import OBJECTIVES, Node, QuotaPlan
-from optsched.problems.quota_job import LOCALITIES, QuotaJob
+from optsched.problems.quota.job import LOCALITIES, QuotaJob
+from optsched.problems.quota.problem import OBJECTIVES, Node, QuotaPlan
 from optsched.testing.best_quota import best_quota
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from optsched.problems.jobarray import JobArray
+from optsched.problems.jobarray.problem import JobArray
 
 if TYPE_CHECKING:
-    from optsched.problem import Problem
+    from optsched.solving.problem import Problem
 
 
 def tiny_rolling() -> list[Problem]:

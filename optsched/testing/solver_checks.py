@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
-from optsched.registry import Solver, answers
-from optsched.registry import solver as find_solver
+from optsched.solving.solver import Solver, answers
+from optsched.solving.solver import solver as find_solver
 from optsched.testing.check_common import Skipped, schedules, warm_up
 from optsched.testing.check_quotas import (
     QUOTA_CHECKS,

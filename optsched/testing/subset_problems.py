@@ -16,7 +16,7 @@ from optsched.bandwidth.model import CountModel
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.rates import NO_LIMIT, UNMEASURED
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.problems.subset import SubsetChoice
+from optsched.problems.gpus.problem import SubsetChoice
 from optsched.testing.best_subset import all_subsets
 
 

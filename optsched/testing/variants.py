@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optsched.problems.jobshop import JobShop
-from optsched.schedule import NO_DEADLINE, Arcs, Resource, Rows, Schedule
+from optsched.model.schedule import NO_DEADLINE, Arcs, Resource, Rows, Schedule
+from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.problem import Problem
+    from optsched.solving.problem import Problem
 
 
 class Variant(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from arraypipe_models import adamw, build_model, data, loss, sgd
 
 from optsched.arraypipe import Job
-from optsched.train_alone import Trained, differences, train_alone
+from optsched.arraypipe.train_alone import Trained, differences, train_alone
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -20,7 +20,7 @@ from optsched.arraypipe.planning.messages import routes
 from optsched.arraypipe.planning.segments import Instance, Segment, device_stream
 from optsched.arraypipe.ranks.header import Header, Slot, check, slot_of, unpack
 from optsched.arraypipe.ranks.swap import Swap, first_cycle, is_heard, shorten
-from optsched.schedule import Resource, Rows, Schedule
+from optsched.model.schedule import Resource, Rows, Schedule
 
 if TYPE_CHECKING:
     import random

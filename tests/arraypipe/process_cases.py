@@ -60,7 +60,7 @@ from optsched.arraypipe.ranks.changes import Notices
 from optsched.arraypipe.ranks.credits import CreditedLinks
 from optsched.arraypipe.ranks.header import Slot, slot_of, unpack
 from optsched.arraypipe.ranks.links import LANES, GlooLinks, PeerLost
-from optsched.train_alone import differences
+from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,9 +27,9 @@ from optsched.arraypipe.states.beside import beside_states
 from optsched.arraypipe.states.budget import budget
 from optsched.arraypipe.states.slots import layout_of
 from optsched.arraypipe.states.visits import State
+from optsched.arraypipe.train_alone import differences, train_alone
 from optsched.arraypipe.worker import Worker
-from optsched.schedule import Rows
-from optsched.train_alone import differences, train_alone
+from optsched.model.schedule import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

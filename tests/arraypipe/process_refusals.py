@@ -32,8 +32,8 @@ from optsched.arraypipe.ranks import gather
 from optsched.arraypipe.ranks import ranks as process_run
 from optsched.arraypipe.ranks.links import Stalled
 from optsched.arraypipe.scheduling import schedule_for
+from optsched.arraypipe.train_alone import differences
 from optsched.arraypipe.worker import Worker
-from optsched.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

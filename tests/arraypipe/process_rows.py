@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from optsched import verify
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
-from optsched.train_alone import Trained, differences, train_alone
+from optsched.arraypipe.train_alone import Trained, differences, train_alone
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
     from optsched.arraypipe import RunResult
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 
 PROCESSES: Final[dict[str, Any]] = {"backend": "process", "timeout": 60.0}

@@ -24,7 +24,7 @@ from optsched.arraypipe import (  # noqa: E402
 )
 from optsched.arraypipe import trainer as trainer_module  # noqa: E402
 from optsched.arraypipe.saving import files as checkpoint_files  # noqa: E402
-from optsched.train_alone import Trained, differences  # noqa: E402
+from optsched.arraypipe.train_alone import Trained, differences  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,7 @@ from optsched.arraypipe import random_schedule
 from optsched.arraypipe.command import launch
 from optsched.arraypipe.profiling.document import Profile
 from optsched.cli.arraypipe_links import links
-from optsched.schedule import Schedule
+from optsched.model.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from optsched import InputError, Schedule, verify  # noqa: E402
 from optsched.arraypipe import demo, profile, random_schedule, run_demo  # noqa: E402
-from optsched.train_alone import NotIdentical  # noqa: E402
+from optsched.arraypipe.train_alone import NotIdentical  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

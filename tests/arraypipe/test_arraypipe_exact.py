@@ -18,7 +18,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from optsched import verify  # noqa: E402
 from optsched.arraypipe import Job, blocks, random_schedule  # noqa: E402
-from optsched.train_alone import Trained, differences, train_alone  # noqa: E402
+from optsched.arraypipe.train_alone import Trained, differences, train_alone  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

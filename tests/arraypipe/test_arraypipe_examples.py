@@ -10,7 +10,7 @@ import pytest
 from program import PATIENCE
 
 import optsched
-from optsched.schedule import Schedule
+from optsched.model.schedule import Schedule
 
 pytest.importorskip("torch")
 

@@ -18,7 +18,7 @@ from torch import nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe import ArrayTrainer, Job, JobFailed, random_schedule  # noqa: E402
-from optsched.train_alone import differences, train_alone  # noqa: E402
+from optsched.arraypipe.train_alone import differences, train_alone  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

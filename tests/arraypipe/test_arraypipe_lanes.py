@@ -35,7 +35,7 @@ from optsched.arraypipe import trainer as trainer_module  # noqa: E402
 from optsched.arraypipe.inline import InlineBackend  # noqa: E402
 from optsched.arraypipe.split import split  # noqa: E402
 from optsched.arraypipe.states import cuda_engine  # noqa: E402
-from optsched.train_alone import differences  # noqa: E402
+from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

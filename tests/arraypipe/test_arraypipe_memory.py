@@ -33,9 +33,9 @@ from optsched.arraypipe.states.slots import layout_of  # noqa: E402
 from optsched.arraypipe.states.state_store import Tenant  # noqa: E402
 from optsched.arraypipe.states.transfers import Transfers  # noqa: E402
 from optsched.arraypipe.states.visits import State, Visit  # noqa: E402
+from optsched.arraypipe.train_alone import Trained, differences  # noqa: E402
 from optsched.arraypipe.worker import Resident  # noqa: E402
 from optsched.formats import perfetto  # noqa: E402
-from optsched.train_alone import Trained, differences  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,8 @@ from optsched.arraypipe import memory as memory_module  # noqa: E402
 from optsched.arraypipe.residency import slot_bytes  # noqa: E402
 from optsched.arraypipe.states.slots import layout_of  # noqa: E402
 from optsched.arraypipe.states.visits import State  # noqa: E402
+from optsched.arraypipe.train_alone import differences  # noqa: E402
 from optsched.arraypipe.worker import Resident  # noqa: E402
-from optsched.train_alone import differences  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -19,8 +19,8 @@ from optsched.arraypipe.job import JobFailed  # noqa: E402
 from optsched.arraypipe.planning import rescheduling  # noqa: E402
 from optsched.arraypipe.planning.replan import Replanner  # noqa: E402
 from optsched.arraypipe.planning.rescheduling import Rescheduling  # noqa: E402
-from optsched.schedule import Rows  # noqa: E402
-from optsched.train_alone import differences  # noqa: E402
+from optsched.arraypipe.train_alone import differences  # noqa: E402
+from optsched.model.schedule import Rows  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -19,8 +19,8 @@ from optsched import InputError, JobArray, solve, verify  # noqa: E402
 from optsched.arraypipe import ArrayTrainer, Job, compile, random_schedule  # noqa: E402
 from optsched.arraypipe.planning.orders import random_rolling  # noqa: E402
 from optsched.arraypipe.planning.repair import with_job, without  # noqa: E402
+from optsched.arraypipe.train_alone import differences  # noqa: E402
 from optsched.pipelines import gpipe  # noqa: E402
-from optsched.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from optsched import Schedule
     from optsched.arraypipe.run_result import RunResult
-    from optsched.train_alone import Trained
+    from optsched.arraypipe.train_alone import Trained
 
 pytestmark = pytest.mark.torch
 

@@ -24,7 +24,7 @@ from optsched.arraypipe.ranks.gather import in_topological_order  # noqa: E402
 from optsched.arraypipe.reporting.report import compare  # noqa: E402
 from optsched.arraypipe.reporting.virtual_clock import replayed  # noqa: E402
 from optsched.arraypipe.trace import measured  # noqa: E402
-from optsched.train_alone import differences  # noqa: E402
+from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
     import random

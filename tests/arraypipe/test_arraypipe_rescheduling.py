@@ -25,7 +25,7 @@ from optsched.arraypipe.plan import compile  # noqa: E402
 from optsched.arraypipe.planning import rescheduling  # noqa: E402
 from optsched.arraypipe.planning.orders import random_rolling  # noqa: E402
 from optsched.arraypipe.planning.rescheduling import Rescheduling  # noqa: E402
-from optsched.train_alone import Trained, differences, train_alone  # noqa: E402
+from optsched.arraypipe.train_alone import Trained, differences, train_alone  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

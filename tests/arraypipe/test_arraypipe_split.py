@@ -26,7 +26,7 @@ from optsched.arraypipe.cutting.balance import balanced_cuts, counted_costs  # n
 from optsched.arraypipe.cutting.cuts import traced_stages  # noqa: E402
 from optsched.arraypipe.job import seed_generator  # noqa: E402
 from optsched.arraypipe.split import SplitPoint, split, stage_names  # noqa: E402
-from optsched.train_alone import differences  # noqa: E402
+from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

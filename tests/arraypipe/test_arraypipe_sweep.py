@@ -27,7 +27,7 @@ from optuna.trial import TrialState  # noqa: E402
 from optsched import InputError, MissingExtra  # noqa: E402
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule  # noqa: E402
 from optsched.arraypipe.sweep import ArraySweep, SweepResult  # noqa: E402
-from optsched.train_alone import differences, train_alone  # noqa: E402
+from optsched.arraypipe.train_alone import differences, train_alone  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -31,7 +31,7 @@ from test_arraypipe_sweep import (  # noqa: E402
 
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe.sweep import ArraySweep, SweepResult  # noqa: E402
-from optsched.train_alone import train_alone  # noqa: E402
+from optsched.arraypipe.train_alone import train_alone  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

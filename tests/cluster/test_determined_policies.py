@@ -16,9 +16,9 @@ from optsched.cluster.policies.fair_share import FairShare
 from optsched.cluster.policies.priority import Priority
 from optsched.cluster.settings import Settings
 from optsched.errors import InputError
+from optsched.model.verify import verify
 from optsched.testing.policy_checks import check_policy
 from optsched.testing.policy_worlds import policy_worlds
-from optsched.verify import verify
 
 WORK = 10**6
 

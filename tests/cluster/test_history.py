@@ -18,8 +18,8 @@ from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
 from optsched.cluster.synthetic import synthetic
 from optsched.errors import InputError
-from optsched.schedule import Schedule
-from optsched.verify import verify
+from optsched.model.schedule import Schedule
+from optsched.model.verify import verify
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from optsched.cluster.contention import PackingTable
 from optsched.cluster.log import HALF_A, HALF_B, WHOLE
 from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
-from optsched.verify import verify
+from optsched.model.verify import verify
 
 KINDS = ("a", "b", "c")
 

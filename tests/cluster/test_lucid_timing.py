@@ -16,7 +16,7 @@ from optsched.cluster import Job, Nodes, Workload
 from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
 from optsched.errors import InputError
-from optsched.verify import verify
+from optsched.model.verify import verify
 
 POLICIES = ("fifo", "sjf", "srtf", "las")
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from optsched.cluster import Curve, Job, Nodes, Settings, Workload, entropy_workload, simulate
 from optsched.cluster.job import WORK
 from optsched.cluster.policies import get
+from optsched.model.verify import verify
 from optsched.testing import check_policy
 from optsched.testing.policy_worlds import policy_worlds
-from optsched.verify import verify
 
 CASES = [
     ("elastic_fifo", {}), ("elastic_sjf", {}), ("elastic_sjf", {"clairvoyant": True}),

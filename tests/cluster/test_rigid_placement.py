@@ -24,7 +24,7 @@ from optsched.cluster.srtf_twin_pending import (
     line_for,
     take_first,
 )
-from optsched.compiled import INT, INTS, entry
+from optsched.kernels.compile import INT, INTS, entry
 
 
 @entry(INT, INTS, INT, INT, INTS, INTS, INT)

@@ -11,9 +11,9 @@ from optsched.cluster import Group, Job, Linear, Nodes, Settings, Workload
 from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
 from optsched.errors import InputError
+from optsched.model.verify import verify
 from optsched.testing import check_policy
 from optsched.testing.policy_worlds import policy_worlds
-from optsched.verify import verify
 
 CASES = [
     ("fifo", {}), ("sjf", {}), ("fifo", {"gang": 2}), ("fifo", {"backfill": "first_fit"}),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from optsched import JobArray, Schedule
-from optsched.graph import scheduled
-from optsched.schedule import Rows
+from optsched.model.graph import scheduled
+from optsched.model.schedule import Rows
 
 if TYPE_CHECKING:
     from random import Random

@@ -17,7 +17,7 @@ from optsched.bandwidth.cluster import Cluster, HostType
 from optsched.bandwidth.measurements import Measurement, MeasurementTable
 from optsched.errors import InputError
 from optsched.formats import bandwidth_json
-from optsched.strict_json import parse
+from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import json
 
 from optsched.cluster.determined import Agent, Group, Pool, State, Task, decide
 from optsched.formats import decide_json
-from optsched.strict_json import parse
+from optsched.io.strict_json import parse
 
 POOL = Pool(
     State(

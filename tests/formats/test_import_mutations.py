@@ -21,7 +21,7 @@ from optsched.formats import (
     slurm_topology,
     state_json,
 )
-from optsched.strict_json import parse
+from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from optsched import Arcs, JobArray, JobShop, Resource, Schedule
 from optsched.errors import InputError
 from optsched.formats import jobshop_json
 from optsched.formats.read_problem import read_problem
-from optsched.strict_json import parse
+from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ import optsched
 from optsched.errors import InputError
 from optsched.formats.kubernetes import Gang, Options, manifest, pods_of, surplus, to_json
 from optsched.formats.kubernetes_gangs import of_plan, of_schedule
-from optsched.schedule import Resource, Rows, Schedule
+from optsched.model.schedule import Resource, Rows, Schedule
 
 
 def job(made: Gang, **options: Any) -> dict[str, Any]:

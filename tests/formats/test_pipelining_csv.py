@@ -22,9 +22,9 @@ from pipelining_orders import (
 from optsched import JobArray, Schedule, verify
 from optsched.errors import CyclicOrder, InputError
 from optsched.formats import pipelining_csv
-from optsched.graph import scheduled
+from optsched.model.graph import scheduled
+from optsched.model.schedule import Arcs, Resource, Rows
 from optsched.pipelines import gpipe, one_f_one_b
-from optsched.schedule import Arcs, Resource, Rows
 
 if TYPE_CHECKING:
     from random import Random

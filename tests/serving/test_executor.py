@@ -18,6 +18,7 @@ import pytest
 
 import optsched
 from optsched.errors import InputError, MissingExtra
+from optsched.io.strict_json import parse
 from optsched.problems.routing import Routing, Server
 from optsched.problems.routing.log_document import from_tree, log_of
 from optsched.problems.routing.plan import Plan
@@ -35,7 +36,6 @@ from optsched.serving.routers import (
     Static,
 )
 from optsched.serving.world import ARRIVE, REQUEUE, ROUTE
-from optsched.strict_json import parse
 
 try:
     from optsched.problems.routing.log_check import check_log

@@ -12,10 +12,10 @@ from depth import seeds
 from routing_problems import mutated, plain
 
 from optsched.errors import InputError
+from optsched.model.verify import verify
 from optsched.serving import Fluid, MarginalCost, Plan, Router, check_log, plan_instances, simulate
 from optsched.testing.routing_problems import random_routing
-from optsched.verify import verify
-from optsched_solvers.routing_models import BATCH, BUSY, WAITING, _weights, fluid_shares
+from optsched_solvers.routing.models import BATCH, BUSY, WAITING, _weights, fluid_shares
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,10 +10,11 @@ import pytest
 from uncompiled import never_load, uncompile
 
 import optsched
-from optsched import InputError, JobArray, cycle_ratio, pipelines
+from optsched import InputError, JobArray, pipelines
+from optsched.kernels import cycle_ratio
 from optsched.pipelines.generator import job_array
-from optsched_solvers import list_schedule, recompute_choice
-from optsched_solvers.hand_made import NAMES
+from optsched_solvers.shop import list_schedule, recompute_choice
+from optsched_solvers.shop.hand_made import NAMES
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -9,17 +9,17 @@ import textwrap
 
 import pytest
 
-from optsched.limits import Limits
-from optsched.monitor import Monitor
-from optsched_solvers.cores import chosen_cores, confined
-from optsched_solvers.loading import load, loaded
+from optsched.solving.limits import Limits
+from optsched.solving.monitor import Monitor
+from optsched_solvers._cores import chosen_cores, confined
+from optsched_solvers._loading import load, loaded
 
 
 def test_loaded_module_is_available_even_without_time() -> None:
     """A limit of 0 seconds does not forbid what is there already."""
-    assert load(Monitor(Limits(time_limit=60)), "longest_path")
-    assert loaded("longest_path")
-    assert load(Monitor(Limits(time_limit=0)), "longest_path")
+    assert load(Monitor(Limits(time_limit=60)), "optsched.kernels.longest_path")
+    assert loaded("optsched.kernels.longest_path")
+    assert load(Monitor(Limits(time_limit=0)), "optsched.kernels.longest_path")
 
 
 def test_missing_module_raises_every_time() -> None:
@@ -46,7 +46,7 @@ def test_first_answer_does_not_wait_for_the_compiler(tmp_path: object) -> None:
         tmp_path,
         """
         import optsched
-        from optsched_solvers.loading import loaded
+        from optsched_solvers._loading import loaded
         for problem in (
             optsched.formats.taillard.instance("ta01"),
             optsched.JobArray(
@@ -56,7 +56,8 @@ def test_first_answer_does_not_wait_for_the_compiler(tmp_path: object) -> None:
         ):
             result = optsched.solve(problem, solver="dispatch", time_limit=2.5)
             assert result.status in ("feasible", "optimal") and result.lower_bound > 0, result
-            there = loaded("longest_path", "list_schedule") or result.status == "optimal"
+            kernels = "optsched.kernels.longest_path", "shop.list_schedule"
+            there = loaded(*kernels) or result.status == "optimal"
             assert there or "list_schedule" in result.missing, result
             assert result.seconds < 7, result.seconds
         """,
@@ -71,12 +72,12 @@ def test_without_a_limit_the_compiler_is_waited_for(tmp_path: object) -> None:
         tmp_path,
         """
         import optsched
-        from optsched import limits
-        from optsched_solvers.loading import loaded
+        from optsched.solving import limits
+        from optsched_solvers._loading import loaded
         limits.DEFAULT_TIME_LIMIT = 0.5
         result = optsched.solve(optsched.formats.taillard.instance("ta01"), "dispatch")
         assert not result.missing, result
-        assert loaded("longest_path", "list_schedule")
+        assert loaded("optsched.kernels.longest_path", "shop.list_schedule")
         assert result.history[-1].source.startswith("dispatch"), result
         """,
     )

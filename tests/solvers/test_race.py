@@ -8,11 +8,11 @@ import time
 import pytest
 
 import optsched
-from optsched.limits import Limits
-from optsched.monitor import Monitor
-from optsched.result import Result
-from optsched.schedule import Rows
-from optsched_solvers.race import Race
+from optsched.model.schedule import Rows
+from optsched.solving.limits import Limits
+from optsched.solving.monitor import Monitor
+from optsched.solving.result import Result
+from optsched_solvers._race import Race
 
 ROWS = Rows.of([[0]])
 

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from optsched.analysis.occupancy import peak_memory
 from optsched.arraypipe.advising.groups import longest_first
 from optsched.arraypipe.advising.option import Option
 from optsched.arraypipe.advising.situation import Seat, rolling_array, window
 from optsched.arraypipe.advising.whole import option
-from optsched.occupancy import peak_memory
 from optsched.pipelines import one_f_one_b
 from optsched.plots.look import bytes_text
-from optsched.solve import solve
+from optsched.solving.solve import solve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.arraypipe.advising.situation import Situation
-    from optsched.problems.jobarray import JobArray
-    from optsched.problems.jobarray_prefetch import ServerPrefetch
-    from optsched.schedule import IntArray, Schedule
+    from optsched.model.schedule import IntArray, Schedule
+    from optsched.problems.jobarray.prefetch import ServerPrefetch
+    from optsched.problems.jobarray.problem import JobArray
 
 NAME = "job array"
 _BLOCKS: Final = 2_000  # of a schedule that is made; beyond, blocks stand for several

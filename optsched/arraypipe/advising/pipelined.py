@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from optsched.analysis.occupancy import peak_memory
 from optsched.arraypipe.advising.groups import groupings, longest_first
 from optsched.arraypipe.advising.option import Option
 from optsched.arraypipe.advising.situation import Seat, ladder, rolling_array, window
 from optsched.arraypipe.advising.whole import Way, option, settings
 from optsched.errors import InputError
-from optsched.occupancy import peak_memory
 from optsched.pipelines import bubble, interleaved, one_f_one_b, wrapped, zb_h1
 from optsched.plots.look import bytes_text
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.arraypipe.advising.situation import Asked, Costs, Situation
-    from optsched.problems.jobarray import JobArray
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.problem import JobArray
 
 CHUNKS: Final = 2
 """Stages a device of the interleaved pipeline."""

@@ -10,13 +10,13 @@ import numpy as np
 
 from optsched.arraypipe.profiling.document import NOISY
 from optsched.pipelines.partition import balanced
-from optsched.problems.jobarray import JobArray
+from optsched.problems.jobarray.problem import JobArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.arraypipe.profiling.document import Link, Profile, ProfiledJob
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 WINDOW: Final = 2
 """Messages that a device may have received ahead, of every incoming channel."""

@@ -12,16 +12,16 @@ import msgspec
 from optsched.arraypipe.reporting.report import Report  # noqa: TC001 (msgspec reads the annotations)
 from optsched.arraypipe.reporting.text import duration
 from optsched.errors import InputError
-from optsched.files import read_text, write_atomic
+from optsched.io.files import read_text, write_atomic
+from optsched.io.strict_json import check_format, decode, parse
 from optsched.plots.look import plain
-from optsched.strict_json import check_format, decode, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from optsched.arraypipe.run_result import RunResult
     from optsched.arraypipe.trainer import ArrayTrainer
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 FORMAT: Final = "optsched.run/1"
 

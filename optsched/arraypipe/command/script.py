@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optsched.errors import InputError, MissingExtra, OptschedError
-from optsched.strict_json import shown
+from optsched.io.strict_json import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.arraypipe.planning.messages import KINDS
-from optsched.schedule import Arcs, Rows, Schedule
+from optsched.model.schedule import Arcs, Rows, Schedule
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -6,12 +6,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.errors import InputError
-from optsched.strict_json import shown
+from optsched.io.strict_json import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 
 KINDS: Final = {"F": "forward", "B": "backward", "R": "recompute", "U": "update"}

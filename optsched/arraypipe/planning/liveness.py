@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.graph import shortest_cycle
-from optsched.schedule_checks import cycle_of
+from optsched.model.checks import cycle_of
+from optsched.model.graph import shortest_cycle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 def token_free_cycle(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.schedule import Arcs, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
 _DURATION = {"F": 2, "R": 2, "B": 4, "U": 1}
 
@@ -108,7 +108,7 @@ def random_rolling(array: JobArray, *, spread: int = 2, seed: int = 0) -> Schedu
     Schedule
         With the least period of its orders and starts that keep it.
     """
-    from optsched.rolling import rolling  # compiled: only for those who need it
+    from optsched.analysis.rolling import rolling  # compiled: only for those who need it
 
     draw = random.Random(seed)
     graph = array.graph()

@@ -13,15 +13,15 @@ import numpy as np
 
 from optsched.arraypipe.planning.checks import KINDS, check_memory, identify
 from optsched.errors import InputError
-from optsched.problems.jobarray_cycle import answer_rows
-from optsched.schedule import _PER_OPERATION, Arcs, Rows, Schedule
+from optsched.model.schedule import _PER_OPERATION, Arcs, Rows, Schedule
+from optsched.problems.jobarray.cycle import answer_rows
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     import numpy.typing as npt
 
-    from optsched.problem import Problem
+    from optsched.solving.problem import Problem
 
 
 def without(schedule: Schedule, jobs: Collection[int]) -> Schedule:
@@ -186,10 +186,10 @@ def _retimed(schedule: Schedule, provenance: dict[str, Any]) -> Schedule:
     """The same orders with the earliest starts, and the least period if there is one."""
     assert schedule.sequences is not None
     if schedule.period is None:
-        from optsched.graph import scheduled
+        from optsched.model.graph import scheduled
 
         return scheduled(schedule.graph(), schedule.sequences, provenance)
-    from optsched.rolling import rolling
+    from optsched.analysis.rolling import rolling
 
     return rolling(schedule.graph(), schedule.sequences, schedule.offset, provenance)
 

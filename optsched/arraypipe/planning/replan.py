@@ -11,10 +11,10 @@ import threading
 import weakref
 
 from optsched.errors import InputError
-from optsched.limits import number, whole_number
-from optsched.problem import Problem
-from optsched.schedule import Schedule
-from optsched.strict_json import MAX_INTEGER
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.model.schedule import Schedule
+from optsched.solving.limits import number, whole_number
+from optsched.solving.problem import Problem
 
 _CHILD = "from optsched.arraypipe.planning.replan import _serve; _serve()"
 _NICE = 10  # the solver gets what the training leaves over
@@ -185,7 +185,7 @@ def _serve() -> None:
         os.nice(_NICE)
     problem, start, time_limit, workers = pickle.load(sys.stdin.buffer)
     from optsched.arraypipe.planning.repair import for_problem
-    from optsched.solve import solve
+    from optsched.solving.solve import solve
 
     parent = int(sys.argv[1])  # not asked here: it may be gone already
     schedule, reason = None, ""

@@ -18,8 +18,8 @@ from optsched.arraypipe.planning.repair import with_job, without
 from optsched.arraypipe.planning.replan import Replanner, gain
 from optsched.arraypipe.planning.seating import fits_seat
 from optsched.errors import InputError, OptschedError
-from optsched.problems.jobarray import PER_CUT, PER_JOB, PER_STAGE, JobArray
-from optsched.progress_log import LOGGER
+from optsched.problems.jobarray.problem import PER_CUT, PER_JOB, PER_STAGE, JobArray
+from optsched.solving.progress_log import LOGGER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan import ExecutionPlan
     from optsched.arraypipe.planning.seating import Seating
     from optsched.arraypipe.planning.segments import Segment
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 TIME_LIMIT: Final = 5.0
 """Seconds for the solver."""

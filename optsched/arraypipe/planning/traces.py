@@ -12,7 +12,7 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from optsched.arraypipe.planning.checks import Labels
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 
 def counted_from_zero(schedule: Schedule) -> Schedule:

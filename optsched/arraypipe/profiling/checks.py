@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from optsched.document_values import label
 from optsched.errors import InputError
-from optsched.strict_json import shown
+from optsched.io.strict_json import shown
+from optsched.io.values import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

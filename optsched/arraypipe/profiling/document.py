@@ -25,14 +25,14 @@ from optsched.arraypipe.profiling.entries import (
 )
 from optsched.arraypipe.profiling.fit import Curve, FitError, fit_error
 from optsched.errors import InputError
-from optsched.strict_json import MAX_INTEGER, check_format, decode, parse, shown
+from optsched.io.strict_json import MAX_INTEGER, check_format, decode, parse, shown
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from optsched.problems.jobarray import JobArray
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.problem import JobArray
 
 __all__ = [
     "FORMAT", "NOISY", "BlockEntry", "BoundaryEntry", "DeviceEntry", "Duration", "FitError",
@@ -109,13 +109,13 @@ class Profile:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Profile:
         """Read a ``*.profile.json`` document strictly; `InputError` names place, rule and value."""
-        from optsched.files import read_text
+        from optsched.io.files import read_text
 
         return from_text(read_text(path), str(path))
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the document (whole file or nothing)."""
-        from optsched.files import write_atomic
+        from optsched.io.files import write_atomic
 
         write_atomic(path, to_bytes(self))
 

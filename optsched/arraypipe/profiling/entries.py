@@ -6,8 +6,8 @@ from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
-from optsched.document import Count  # noqa: TC001 (msgspec reads the annotations)
-from optsched.strict_json import MAX_INTEGER
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.model.document import Count  # noqa: TC001 (msgspec reads the annotations)
 
 NOISY: Final = 0.25
 """IQR over median from which on a case is measured more often, and then warned about."""

@@ -17,16 +17,16 @@ import msgspec
 import numpy as np
 
 from optsched.arraypipe.profiling.entries import ProfiledJob
-from optsched.document_values import MAX_NAME, label
 from optsched.errors import InputError
+from optsched.io.strict_json import MAX_INTEGER, shown
+from optsched.io.values import MAX_NAME, label
 from optsched.pipelines.profiles import bytes_of
-from optsched.problems.jobarray_checks import flat, option_of, place_of
-from optsched.problems.jobshop_checks import integer
-from optsched.strict_json import MAX_INTEGER, shown
+from optsched.problems.jobarray.checks import flat, option_of, place_of
+from optsched.problems.jobshop.checks import integer
 
 if TYPE_CHECKING:
     from optsched.arraypipe.profiling.document import Profile
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
 UNITS: Final = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 RESERVE: Final = 0.05
@@ -86,7 +86,7 @@ def job_array(
     InputError
         A job's precision was not measured, or the memory does not hold the states.
     """
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
     known = {*signature(JobArray).parameters} - {*_SETTLED}
     for key in options:

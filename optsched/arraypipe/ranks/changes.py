@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
-from optsched import document
 from optsched.arraypipe.course import Change
 from optsched.arraypipe.plan import ExecutionPlan, compile
 from optsched.arraypipe.planning.segments import places
 from optsched.arraypipe.ranks.links import PeerLost, Stalled
 from optsched.errors import InputError
+from optsched.model import document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from optsched.schedule import Rows
+from optsched.model.schedule import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.course import Course, Record
     from optsched.arraypipe.plan import ExecutionPlan
     from optsched.arraypipe.planning.segments import Segment
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 NANOSECONDS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 

@@ -11,7 +11,7 @@ from optsched.errors import InputError
 from optsched.plots.look import plain
 
 if TYPE_CHECKING:
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 _OTHER: Final = {"R": "~", "U": "+"}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.cycle_ratio import cycle_time
-from optsched.schedule import Arcs
+from optsched.kernels.cycle_ratio import cycle_time
+from optsched.model.schedule import Arcs
 
 if TYPE_CHECKING:
     from optsched.arraypipe.plan import ExecutionPlan
-    from optsched.schedule import Schedule
+    from optsched.model.schedule import Schedule
 
 
 class Prediction(NamedTuple):
@@ -35,7 +35,7 @@ def predict(plan: ExecutionPlan) -> Prediction:
     """Period and bounds of a plan when it is repeated for ever.
 
     The period is the maximum cycle ratio of the plan's arcs and device orders
-    (`optsched.cycle_ratio`). With a barrier its arcs count in both.
+    (`optsched.kernels.cycle_ratio`). With a barrier its arcs count in both.
     """
     schedule = plan.schedule
     graph = _recurrent(plan)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.reporting.executed import Executed
     from optsched.arraypipe.reporting.stretches import Stretch
     from optsched.arraypipe.trace import Moved
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 _LARGEST: Final = 5
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan import ExecutionPlan
     from optsched.arraypipe.planning.segments import Segment
     from optsched.arraypipe.reporting.executed import Executed
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 class Stretch(NamedTuple):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.course import Course, Record
     from optsched.arraypipe.reporting.executed import Executed
-    from optsched.schedule import IntArray, Schedule
+    from optsched.model.schedule import IntArray, Schedule
 
 CLOCK = "virtual: measured durations, devices in parallel, lags and setups of the plan"
 

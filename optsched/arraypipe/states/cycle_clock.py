@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, copy, entry, helper
+from optsched.kernels.compile import INT, INTS, copy, entry, helper
 
 REAL = types.float64
 REALS = types.Array(types.float64, 1, "C")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
-from optsched.files import read_text, write_atomic
+from optsched.io.files import read_text, write_atomic
 
 if TYPE_CHECKING:
     import os

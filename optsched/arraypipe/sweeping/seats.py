@@ -9,8 +9,8 @@ from optsched.arraypipe.planning.repair import without
 from optsched.arraypipe.planning.seating import fits_seat
 from optsched.arraypipe.stages import waits_for_all
 from optsched.errors import InputError
-from optsched.schedule import Schedule
-from optsched.solve import solve
+from optsched.model.schedule import Schedule
+from optsched.solving.solve import solve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ def even_schedule(jobs: Sequence[Job], n_stages: int) -> Schedule:
     Trials come and go, so the times of the first ones say little about the later ones. Updates are
     blocks of their own if one of these jobs clips its gradients.
     """
-    from optsched.problems.jobarray import JobArray
+    from optsched.problems.jobarray.problem import JobArray
 
     waits = any(waits_for_all(job) for job in jobs)
     shape = (len(jobs), n_stages)

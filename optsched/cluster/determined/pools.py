@@ -12,8 +12,8 @@ from optsched.cluster.determined.columns import columns
 from optsched.cluster.determined.levels import priority
 from optsched.cluster.determined.shares import VARIANTS, checked, fair_share
 from optsched.cluster.job_checks import one_of, told
-from optsched.document_values import label
 from optsched.errors import InputError
+from optsched.io.values import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -7,8 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from optsched.cluster.job_checks import integer, one_of, real, told
-from optsched.document_values import label
 from optsched.errors import InputError
+from optsched.io.values import label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

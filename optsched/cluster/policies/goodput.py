@@ -19,7 +19,7 @@ from optsched.cluster.policies.room import Room, number, smallest
 
 if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView, Decision
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 PARTS: Final = 10**6
 """Speed-ups are compared in millionths."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 _ROUND: Final = 60
 _THRESHOLD: Final = 18_000

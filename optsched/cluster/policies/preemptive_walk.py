@@ -10,7 +10,7 @@ from optsched.cluster.policy import Decision
 
 if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 
 def walk_in_order(

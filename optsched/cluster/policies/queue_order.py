@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 Backfill = Literal["none", "first_fit", "easy"]
 BACKFILLS: Final = ("none", "first_fit", "easy")

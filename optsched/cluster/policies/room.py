@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.cluster.policy import ClusterView
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
     BoolArray = npt.NDArray[np.bool_]
     FloatArray = npt.NDArray[np.float64]

@@ -19,7 +19,7 @@ from optsched.cluster.policies.room import decision, fixed_jobs, number
 
 if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView, Decision
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 LEFT_OUT: Final = 1.1
 _CENTS: Final = 100

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView, Decision
     from optsched.cluster.settings import Settings
     from optsched.cluster.workload import Workload
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
     FloatArray = npt.NDArray[np.float64]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from optsched.document_values import label
 from optsched.errors import InputError
-from optsched.limits import number
+from optsched.io.values import label
+from optsched.solving.limits import number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from optsched.errors import InputError
-from optsched.files import read_text
+from optsched.io.files import read_text
+from optsched.io.strict_json import check_format, decode, parse, without_collector
 from optsched.problems.routing.problem import NS_PER_MS, POINTS, Contention, Link, Routing, Server
-from optsched.strict_json import check_format, decode, parse, without_collector
 
 if TYPE_CHECKING:
     import os

@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.model.schedule import Arcs, Resource, Rows, Schedule
 from optsched.problems.routing.problem import NS_PER_MS, POINTS
-from optsched.schedule import Arcs, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
+    from optsched.model.schedule import IntArray
     from optsched.problems.routing.problem import FloatArray, Routing
-    from optsched.schedule import IntArray
 
 BATCH: Final = np.dtype(
     [(name, "i8") for name in (

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.files import read_text
-from optsched.limits import whole_number
+from optsched.io.files import read_text
+from optsched.io.strict_json import MAX_INTEGER, check_format, decode, parse, without_collector
 from optsched.problems.routing.checks import milliseconds
 from optsched.problems.routing.document import lines
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
 from optsched.problems.routing.problem import NS_PER_MS
-from optsched.strict_json import MAX_INTEGER, check_format, decode, parse, without_collector
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import os

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.limits import whole_number
 from optsched.problems.routing.problem import NS_PER_MS
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     from optsched.problems.routing.log import Log

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from optsched.errors import InputError
-from optsched.files import read_text, write_atomic
-from optsched.limits import whole_number
-from optsched.strict_json import check_format, decode, parse
+from optsched.io.files import read_text, write_atomic
+from optsched.io.strict_json import check_format, decode, parse
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import os

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from optsched.document_values import label
 from optsched.errors import InputError
-from optsched.limits import whole_number
-from optsched.problem import Problem
+from optsched.io.values import label
+from optsched.model.schedule import Arcs, Rows, Schedule
 from optsched.problems.routing.checks import (
     MOST_TUPLES,
     accuracy_table,
@@ -27,13 +26,14 @@ from optsched.problems.routing.checks import (
     table,
     times,
 )  # fmt: skip
-from optsched.schedule import Arcs, Rows, Schedule
+from optsched.solving.limits import whole_number
+from optsched.solving.problem import Problem
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from optsched.schedule import IntArray
+    from optsched.model.schedule import IntArray
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -442,7 +442,7 @@ class Routing(Problem):
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write ``optsched.routing/1``."""
-        from optsched.files import write_atomic
+        from optsched.io.files import write_atomic
         from optsched.problems.routing.document import to_json
 
         write_atomic(path, to_json(self))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.files import read_text
-from optsched.limits import whole_number
+from optsched.io.files import read_text
 from optsched.problems.routing import Contention, Link, Routing, Server
 from optsched.problems.routing.accuracy import WIDTHS, additive
 from optsched.problems.routing.checks import non_negative
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import os

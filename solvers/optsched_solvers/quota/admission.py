@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
+from optsched.kernels.compile import INT, INTS, READ, entry
 from optsched_solvers.quota.inputs import gpus, integers
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, copy, entry, helper
+from optsched.kernels.compile import INT, INTS, READ, copy, entry, helper
 
 EXACT, REST, LEVEL = range(3)
 """Places in `facts`: 1 if nothing was ambiguous, GPUs left at the first doubt, bottleneck level."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import numpy as np
 
-from optsched.compiled import INT, READ, entry
 from optsched.errors import InputError
+from optsched.kernels.compile import INT, READ, entry
 from optsched_solvers.quota.certificate import Certificate
 from optsched_solvers.quota.climbing import falls
 from optsched_solvers.quota.inputs import gpus, tables

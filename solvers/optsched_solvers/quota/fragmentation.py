@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched.errors import InputError
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 from optsched_solvers.quota.placement_input import counts
 
 if TYPE_CHECKING:

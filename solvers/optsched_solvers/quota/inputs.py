@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
-from optsched.limits import whole_number
+from optsched.kernels.compile import INT, INTS, READ, entry
+from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from optsched.compiled import BOOL, INT, INTS, READ, copy, entry, helper
+from optsched.kernels.compile import BOOL, INT, INTS, READ, copy, entry, helper
 
 _SAMPLE = 512
 _FEW = 2048

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, overload
 import numpy as np
 
 from optsched.errors import OptschedError
-from optsched.plain_python import in_python, is_in_python
+from optsched.kernels.plain_python import in_python, is_in_python
 from optsched_solvers.quota.certificate import Certificate
 from optsched_solvers.quota.multiple_choice_core import ALLOWED, BEST, PROVED, core, expand, fill
 from optsched_solvers.quota.multiple_choice_hull import (

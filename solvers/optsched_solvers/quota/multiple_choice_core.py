@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, entry
+from optsched.kernels.compile import INT, INTS, READ, entry
 from optsched_solvers.quota.multiple_choice_hull import GAIN, PRICE, PROMISE, SCALE, SLACK
 
 NONE: Final = 1 << 60

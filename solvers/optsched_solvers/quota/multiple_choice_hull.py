@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, entry, helper
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 HEADROOM: Final = 1 << 59
 """Scaled values of all rows together stay below this; products with prices below four times."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, entry
 from optsched.errors import InputError
+from optsched.kernels.compile import INT, INTS, READ, entry
 from optsched_solvers.quota.multiple_choice_hull import HEADROOM
 from optsched_solvers.quota.placement_input import vector
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, entry
+from optsched.kernels.compile import INT, INTS, READ, entry
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, entry, helper
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 COUNTS: Final = 0
 """Largest count."""

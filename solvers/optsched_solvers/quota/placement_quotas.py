@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched.errors import InputError
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 from optsched_solvers.quota.placement_input import counts, row_pointers
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.compiled import INT, INTS, READ, entry, helper
 from optsched.errors import InputError
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 from optsched_solvers.quota.fragmentation import (
     GPU,
     class_table,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, READ, entry, helper
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 _FLOATS = types.Array(types.float64, 1, "C")
 _FREE, _LOW, _HIGH = 0, 1, 2

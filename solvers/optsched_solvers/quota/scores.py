@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import types
 
-from optsched.compiled import INT, INTS, entry
 from optsched.errors import InputError
+from optsched.kernels.compile import INT, INTS, entry
 from optsched_solvers.quota.inputs import reals
 
 if TYPE_CHECKING:

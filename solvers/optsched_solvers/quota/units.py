@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba import types
 
-from optsched.compiled import BOOL, INT, INTS, READ, entry, helper
+from optsched.kernels.compile import BOOL, INT, INTS, READ, entry, helper
 from optsched_solvers.quota.scores import FLOAT
 
 _FLOATS = types.Array(types.float64, 1, "C")

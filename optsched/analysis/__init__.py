@@ -1,0 +1,1 @@
+"""What people read of a schedule: report, critical path, occupancy, iterations."""

@@ -1,0 +1,125 @@
+"""Iterations of training jobs in a schedule: how many, how long each takes, how long it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from optsched.model.bounds import longest_arcs
+from optsched.model.schedule import Arcs, Rows, Schedule
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import IntArray
+
+BLOCKS: Final = frozenset({"F", "B", "I", "W", "R", "U", "end"})
+"""Kinds of operations that make up an iteration of a training job."""
+
+
+@dataclass(frozen=True)
+class JobReport:
+    """Iterations of one job; times in the schedule's unit.
+
+    ``iterations`` counts those of a cycle (or of the whole one-shot schedule). ``latency`` is the
+    longest time from the first start of an iteration to its last end, ``wait`` what of it is not
+    its longest chain of blocks and lags: time lost to other jobs, and to its own micro-batches.
+    ``cycles`` is the latency in periods, None for a one-shot schedule; ``recompute`` whether the
+    solver chose recomputation, None if the document does not say.
+    """
+
+    job: int
+    iterations: int
+    latency: int
+    wait: int
+    cycles: float | None
+    recompute: bool | None
+
+
+def has_iterations(schedule: Schedule) -> bool:
+    """Whether every operation is a block of a training iteration, some of them forward."""
+    kinds = set(schedule.kind.tolist())
+    return "F" in kinds and kinds <= BLOCKS
+
+
+def job_reports(schedule: Schedule) -> tuple[JobReport, ...]:
+    """Iterations of every job of a scheduled job array, in order of job; () for other schedules.
+
+    In a periodic schedule one iteration spans several cycles: its blocks start at
+    ``start + offset * period``. Operations without resource (end marks) do not count.
+    """
+    if schedule.start is None or not has_iterations(schedule):
+        return ()
+    held = np.flatnonzero(np.diff(schedule.op_resources.indptr))
+    if not len(held):
+        return ()
+    labels = np.stack((schedule.job[held], schedule.iteration[held]))
+    (jobs, _), group = np.unique(labels, axis=1, return_inverse=True)
+    group = group.ravel()
+    begin = _begin(schedule)[held]
+    latency = _most(group, begin + schedule.duration[held]) + _most(group, -begin)
+    chain = _most(group, (longest_arcs(_own_arcs(schedule)).head + schedule.duration)[held])
+    chosen = _recompute(schedule)
+    found = []
+    for job in np.unique(jobs).tolist():
+        mine = np.flatnonzero(jobs == job)
+        worst = mine[int(np.argmax(latency[mine]))]
+        longest = int(latency[worst])
+        found.append(
+            JobReport(
+                job, len(mine), longest, longest - int(chain[worst]),
+                None if schedule.period is None else longest / schedule.period,
+                chosen[job] if 0 <= job < len(chosen) else None,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def throughput(schedule: Schedule, jobs: tuple[JobReport, ...], span: int) -> float | None:
+    """Iterations per second of all jobs together: those of one span (a period, or the makespan)."""
+    if not jobs or span <= 0:
+        return None
+    ticks = {"ns": 10**9, "us": 10**6, "ms": 10**3, "s": 1}[schedule.time_unit]
+    return sum(job.iterations for job in jobs) * ticks / span
+
+
+def _begin(schedule: Schedule) -> npt.NDArray[Any]:
+    """Starts of the blocks of one iteration; Python integers where int64 could overflow."""
+    assert schedule.start is not None  # as `job_reports` has made sure
+    turn = schedule.period or 0
+    exact = turn * int(schedule.offset.max(initial=0)) > 1 << 61
+    laps: npt.NDArray[Any] = schedule.offset.astype(object if exact else np.int64) * turn
+    return laps + schedule.start
+
+
+def _most(group: IntArray, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The largest value of every group."""
+    order = np.argsort(group, kind="stable")
+    first = np.flatnonzero(np.diff(group[order], prepend=-1))
+    most: npt.NDArray[Any] = np.maximum.reduceat(values[order], first)
+    return most
+
+
+def _own_arcs(schedule: Schedule) -> Schedule:
+    """The graph of arcs within iterations alone: no resources, releases or repetition."""
+    tail, head, lag, distance = schedule.arcs
+    own = (
+        (schedule.job[tail] == schedule.job[head])
+        & (schedule.iteration[tail] == schedule.iteration[head])
+        & (distance == 0)
+    )
+    return Schedule(
+        resources=(),
+        duration=schedule.duration,
+        op_resources=Rows(np.zeros(schedule.n_operations + 1, np.int64), []),
+        arcs=Arcs(tail[own], head[own], lag[own], distance[own]),
+    )
+
+
+def _recompute(schedule: Schedule) -> list[bool]:
+    """Which jobs recompute, as the document tells; [] if it does not."""
+    told = schedule.provenance.get("recompute")
+    if not isinstance(told, (list, tuple)) or not all(isinstance(one, bool) for one in told):
+        return []
+    return list(told)

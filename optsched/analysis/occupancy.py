@@ -1,0 +1,213 @@
+"""Who holds which resource when: bars, setups and kept memory, ready to be drawn."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.io.strict_json import MAX_INTEGER, shown
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from optsched.model.schedule import IntArray, Schedule
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Executions of operations in time order of their cycles; arrays of one value per bar.
+
+    ``cycle`` is 0 throughout for a one-shot schedule. In a periodic one it counts turns of the
+    steady state from the drawing's time 0; -1 marks what still runs when the drawing begins.
+    """
+
+    operation: IntArray
+    resource: IntArray
+    start: IntArray
+    end: IntArray
+    cycle: IntArray
+
+
+@dataclass(frozen=True)
+class Setups:
+    """Setups right before their operation: resource, operation, start and end of each."""
+
+    resource: IntArray
+    operation: IntArray
+    start: IntArray
+    end: IntArray
+
+
+def horizon(schedule: Schedule, cycles: int = 1) -> int:
+    """Time that a drawing spans: the makespan, or so many periods."""
+    if schedule.period is None:
+        return schedule.makespan
+    check_cycles(cycles)
+    return schedule.period * cycles
+
+
+def check_cycles(cycles: int) -> None:
+    """Refuse a number of cycles that nobody can look at."""
+    if not 1 <= cycles <= MOST_CYCLES:
+        raise InputError(f"cycles: expected 1..{MOST_CYCLES}, got {cycles}")
+
+
+MOST_CYCLES: Final = 100
+"""Cycles of a periodic schedule that pictures, pages and traces show at most."""
+
+
+def turns(schedule: Schedule, cycles: int) -> range:
+    """Cycles to draw: one for a one-shot schedule; else one more, for what runs across time 0."""
+    if schedule.period is None:
+        return range(1)
+    check_cycles(cycles)
+    return range(-1, cycles)
+
+
+def bars(schedule: Schedule, cycles: int = 1) -> Bars:
+    """One bar per operation, resource it holds and cycle; resource -1 for none.
+
+    Bars of a resource follow each other in the order of its sequence. Times may lie outside
+    0..horizon in a periodic schedule (the drawing clips them); bars wholly outside are left out.
+    """
+    start = _starts(schedule)
+    counts = np.diff(schedule.op_resources.indptr)
+    free = np.flatnonzero(counts == 0)
+    rows = [_in_order(schedule, r) for r in range(schedule.n_resources)]
+    operation = np.concatenate([*rows, free]).astype(np.int64)
+    resource = np.repeat(
+        np.arange(schedule.n_resources + 1), [*(len(row) for row in rows), len(free)]
+    )
+    resource[len(resource) - len(free) :] = -1
+    turn = schedule.period or 0
+    found = [
+        (operation, resource, start[operation] + c * turn, np.full(len(operation), c))
+        for c in turns(schedule, cycles)
+    ]
+    operation, resource, begin, cycle = (
+        np.concatenate([part[k] for part in found]) for k in range(4)
+    )
+    end = begin + schedule.duration[operation]
+    seen = (cycle >= 0) | (end > 0)
+    return Bars(operation[seen], resource[seen], begin[seen], end[seen], cycle[seen])
+
+
+def left_out(schedule: Schedule, chart: Bars) -> npt.NDArray[np.bool_]:
+    """Bars that belong to an iteration before the first: a cold start leaves them out."""
+    found: npt.NDArray[np.bool_] = chart.cycle < schedule.offset[chart.operation]
+    return found
+
+
+def setups(schedule: Schedule, cycles: int = 1) -> Setups:
+    """Positive setup times between neighbours of every sequence, drawn as late as possible."""
+    start = _starts(schedule)
+    periodic = schedule.period is not None
+    rows = []
+    for r in range(schedule.n_resources):
+        row = _sequence(schedule, r)
+        pairs = list(itertools.pairwise(row))
+        if periodic and row:
+            pairs.insert(0, (row[-1], row[0]))
+        for c in turns(schedule, cycles):
+            begin = c * (schedule.period or 0)
+            for i, j in pairs:
+                wait = schedule.setup(i, j)
+                if wait and begin + start[j] > 0:
+                    rows.append((r, j, begin + int(start[j]) - wait, begin + int(start[j])))
+    table = np.array(rows, np.int64).reshape(-1, 4)
+    return Setups(*(table[:, k] for k in range(4)))
+
+
+def setup_time(schedule: Schedule, resource: int) -> int:
+    """Sum of the setups on a resource: of the whole schedule, or of one period."""
+    row = _sequence(schedule, resource)
+    after = row[1:] if schedule.period is None else row[1:] + row[:1]
+    return sum(schedule.setup(i, j) for i, j in zip(row, after, strict=False))
+
+
+def peak_memory(schedule: Schedule, resource: int) -> int:
+    """Most bytes held at once: the prefix sum along the sequence, workspaces included."""
+    row = _sequence(schedule, resource)
+    if not row:
+        return 0
+    acquire, free = schedule.acquire[row], schedule.free[row]
+    level = _steady_level(schedule, resource) + np.cumsum(acquire - free)
+    return int((level + free + schedule.workspace[row]).max(initial=0))
+
+
+def memory_steps(schedule: Schedule, resource: int, cycles: int = 1) -> tuple[IntArray, IntArray]:
+    """Bytes held on a resource over time, as a step function.
+
+    Returns
+    -------
+    times, levels
+        The level is ``levels[k]`` from ``times[k]`` to ``times[k + 1]``; times strictly ascend
+        and lie in 0..horizon. Peaks that last no time (zero durations) do not show.
+    """
+    start = _starts(schedule)
+    row = np.array(_sequence(schedule, resource), np.int64)
+    turn, limit = schedule.period or 0, horizon(schedule, cycles)
+    up, down = (
+        schedule.acquire[row] + schedule.workspace[row],
+        -schedule.free[row] - schedule.workspace[row],
+    )
+    begin, finish = start[row], start[row] + schedule.duration[row]
+    # interleaved, so that at equal times an operation gives back before the next one takes
+    shape = [np.stack(pair, axis=1).ravel() for pair in ((begin, finish), (up, down))]
+    rounds = turns(schedule, cycles)
+    times = np.concatenate([shape[0] + c * turn for c in rounds])
+    change = np.concatenate([shape[1]] * len(rounds))
+    order = np.argsort(times, kind="stable")
+    times, levels = times[order], _steady_level(schedule, resource) + np.cumsum(change[order])
+    keep = np.append(times[1:] != times[:-1], True)[: len(times)]
+    times, levels = times[keep], levels[keep]
+    inside = (times > 0) & (times <= limit)
+    before = levels[times <= 0]
+    first = int(before[-1]) if len(before) else _steady_level(schedule, resource)
+    return (
+        np.concatenate([np.zeros(1, np.int64), times[inside]]),
+        np.concatenate([np.array([first]), levels[inside]]),
+    )
+
+
+def holds_memory(schedule: Schedule) -> bool:
+    """Whether any operation acquires, frees or needs bytes."""
+    return bool(schedule.acquire.any() or schedule.free.any() or schedule.workspace.any())
+
+
+def _starts(schedule: Schedule) -> IntArray:
+    if schedule.start is None:
+        raise InputError("this graph is not scheduled: there is nothing to draw; solve it first")
+    return schedule.start
+
+
+def _sequence(schedule: Schedule, resource: int) -> list[int]:
+    assert schedule.sequences is not None  # as `_starts` has made sure
+    row: list[int] = schedule.sequences[resource].tolist()
+    return row
+
+
+def _in_order(schedule: Schedule, resource: int) -> IntArray:
+    """Users of a resource in sequence order; by start time if the sequence is not a permutation."""
+    row = np.array(_sequence(schedule, resource), np.int64)
+    users = schedule.users[resource]
+    if np.array_equal(np.sort(row), users):
+        return row
+    return users[np.argsort(_starts(schedule)[users], kind="stable")]
+
+
+def _steady_level(schedule: Schedule, resource: int) -> int:
+    """Bytes held when a cycle begins, from executions that began in earlier cycles."""
+    if schedule.period is None:
+        return 0
+    row = _sequence(schedule, resource)
+    change = (schedule.free[row] - schedule.acquire[row]).tolist()
+    level = sum(o * c for o, c in zip(schedule.offset[row].tolist(), change, strict=True))
+    if abs(level) > MAX_INTEGER:
+        name = shown(schedule.resources[resource].name)
+        raise InputError(f"resource {name}: holds {level} bytes when a cycle begins, not 0..2^53")
+    return int(level)

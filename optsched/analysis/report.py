@@ -1,0 +1,235 @@
+"""What a schedule is worth, in numbers: shares of resources, jobs, bound and critical path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from optsched.analysis.critical_path import critical_path, links, tight_links
+from optsched.analysis.iterations import JobReport, job_reports, throughput
+from optsched.analysis.occupancy import horizon, peak_memory, setup_time
+from optsched.errors import InputError
+from optsched.model.graph import describe
+from optsched.solving.result import relative_gap
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class ResourceReport:
+    """Load of one resource; times in the schedule's unit, bytes, ``memory`` 0 = unlimited.
+
+    ``busy + setup + bubble`` is the span of the report. The bubble is negative only where
+    operations overlap, that is, in a schedule that `optsched.verify` refuses.
+    """
+
+    name: str
+    operations: int
+    busy: int
+    setup: int
+    bubble: int
+    peak_memory: int
+    memory: int
+    busy_share: float
+    setup_share: float
+    bubble_share: float
+
+
+@dataclass(frozen=True)
+class CriticalStep:
+    """One operation of the critical path: what it is, when it runs, why not earlier."""
+
+    operation: int
+    words: str
+    resources: tuple[str, ...]
+    start: int
+    end: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Summary of a schedule.
+
+    ``span`` is what the shares relate to: the makespan, or the period. ``objective``,
+    ``lower_bound`` and ``status`` are what the document claims (the value falls back to the span);
+    ``gap`` is ``objective / lower_bound - 1``, None without a positive bound.
+    ``solver`` is who made the schedule, "" if the document does not tell. ``throughput`` is the
+    number of iterations of all jobs in a second; None unless it is a job array, and then
+    ``iterations`` has a row for every job. ``path_is_complete`` says that the critical path reaches
+    from time 0 or a release to the end, or all the way round a period. Of a periodic schedule,
+    ``least_period`` is what the critical cycle needs, rounded up: where it is below the period,
+    these orders could be repeated faster; None without such a cycle.
+    """
+
+    name: str
+    time_unit: str
+    operations: int
+    jobs: int
+    period: int | None
+    span: int
+    objective_name: str
+    objective: int
+    lower_bound: int | None
+    gap: float | None
+    status: str
+    solver: str
+    throughput: float | None
+    resources: tuple[ResourceReport, ...]
+    iterations: tuple[JobReport, ...]
+    critical_path: tuple[CriticalStep, ...]
+    path_is_complete: bool
+    least_period: int | None
+
+    @property
+    def path_operations(self) -> list[int]:
+        """Operation ids on the critical path."""
+        return [step.operation for step in self.critical_path]
+
+
+def report(schedule: Schedule) -> Report:
+    """Summarise a schedule, one-shot or periodic.
+
+    Parameters
+    ----------
+    schedule
+        A scheduled graph; it is not verified here (`optsched.verify`).
+
+    Raises
+    ------
+    InputError
+        The graph is not scheduled.
+    """
+    if not schedule.is_scheduled:
+        raise InputError("this graph is not scheduled: there is nothing to report; solve it first")
+    span = horizon(schedule)
+    claim = schedule.objective
+    value = span if claim is None or claim.value is None else claim.value
+    bound = None if claim is None else claim.lower_bound
+    path = critical_path(schedule)
+    least = _least_period(schedule, path)
+    chain = _chain(schedule, path, least or 0)
+    solver = schedule.provenance.get("solver")
+    iterations = job_reports(schedule)
+    return Report(
+        name=schedule.name,
+        time_unit=schedule.time_unit,
+        operations=schedule.n_operations,
+        jobs=len(np.unique(schedule.job)),
+        period=schedule.period,
+        span=span,
+        objective_name=claim.name if claim else "makespan" if schedule.period is None else "period",
+        objective=value,
+        lower_bound=bound,
+        gap=relative_gap(value, bound),
+        status=claim.status if claim else "unknown",
+        solver=solver if isinstance(solver, str) else "",
+        throughput=throughput(schedule, iterations, span),
+        resources=tuple(_resource(schedule, r, span) for r in range(schedule.n_resources)),
+        iterations=iterations,
+        critical_path=_steps(schedule, path, chain),
+        path_is_complete=_is_complete(schedule, path),
+        least_period=least,
+    )
+
+
+def _resource(schedule: Schedule, r: int, span: int) -> ResourceReport:
+    users = schedule.users[r]
+    busy, setup = int(schedule.duration[users].sum()), setup_time(schedule, r)
+    bubble = span - busy - setup
+    shares = [float(Fraction(part, span)) if span else 0.0 for part in (busy, setup, bubble)]
+    return ResourceReport(
+        schedule.resources[r].name,
+        len(users),
+        busy,
+        setup,
+        bubble,
+        peak_memory(schedule, r),
+        schedule.resources[r].memory,
+        *shares,
+    )
+
+
+class _Link(NamedTuple):
+    """Why an operation of the critical path does not start earlier."""
+
+    resource: int
+    wait: int
+    tokens: int
+
+
+def _chain(schedule: Schedule, path: list[int], turn: int) -> list[_Link | None]:
+    """The link into every operation of a critical path, None where it begins.
+
+    Of several between two operations it is the one that would bind at a period of ``turn``.
+    """
+    found = links(schedule)
+    on_path = np.isin(found.head, np.array(path, np.int64))
+    columns = (found.tail, found.head, found.resource, found.wait, found.tokens)
+    best: dict[tuple[int, int], tuple[int, _Link]] = {}
+    for i, j, *link in zip(*(column[on_path].tolist() for column in columns), strict=True):
+        step = _Link(*link)
+        needed = step.wait - step.tokens * turn
+        if (i, j) not in best or needed > best[i, j][0]:
+            best[i, j] = needed, step
+    first = None if schedule.period is None or not path else best[path[-1], path[0]][1]
+    return [first, *(best[pair][1] for pair in pairwise(path))][: len(path)]
+
+
+def _least_period(schedule: Schedule, path: list[int]) -> int | None:
+    """Time per cycle that the critical cycle needs, rounded up; None without one."""
+    if schedule.period is None or not path:
+        return None
+    tight = {pair[:2] for pair in zip(*(c.tolist() for c in tight_links(schedule)), strict=True)}
+    if tight.issuperset(pairwise([*path, path[0]])):
+        return schedule.period
+    from optsched.kernels.cycle_ratio import cycle_time  # compiled: only for those who need it
+
+    return cycle_time(schedule, schedule.sequences, schedule.offset).period
+
+
+def _steps(
+    schedule: Schedule, path: list[int], chain: list[_Link | None]
+) -> tuple[CriticalStep, ...]:
+    assert schedule.start is not None  # as `report` has made sure
+    steps = []
+    for i, link in zip(path, chain, strict=True):
+        if link is None:
+            reason = _beginning(int(schedule.start[i]), int(schedule.release[i]))
+        else:
+            reason = _reason(schedule, link)
+        begin, end = int(schedule.start[i]), int(schedule.end[i])
+        held = tuple(schedule.resources[r].name for r in schedule.op_resources[i].tolist())
+        steps.append(CriticalStep(i, describe(schedule, i), held, begin, end, reason))
+    return tuple(steps)
+
+
+def _is_complete(schedule: Schedule, path: list[int]) -> bool:
+    assert schedule.start is not None  # as `report` has made sure
+    if not path or schedule.period is not None:
+        return bool(path)
+    return int(schedule.start[path[0]]) in (0, int(schedule.release[path[0]]))
+
+
+def _beginning(start: int, release: int) -> str:
+    if start == 0:
+        return "at time 0"
+    if start == release:
+        return f"at its release, {release}"
+    return f"gap: nothing in the document explains why it starts only at {start}"
+
+
+def _reason(schedule: Schedule, link: _Link) -> str:
+    if link.resource >= 0:
+        name = schedule.resources[link.resource].name
+        reason = f"after {name}" + (f" + setup {link.wait}" if link.wait else "")
+    else:
+        reason = "after its predecessor" + (f" + lag {link.wait}" if link.wait else "")
+    if link.tokens:
+        reason += f", {link.tokens} cycle{'s' * (link.tokens != 1)} before"
+    return reason

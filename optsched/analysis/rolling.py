@@ -1,0 +1,125 @@
+"""Periodic schedules from orders: the least period, starts within it, and the offsets that fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.kernels.cycle_ratio import CycleTime, cycle_arcs, cycle_time, lower_starts
+from optsched.model.schedule import Objective, Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from optsched.model.schedule import IntArray, Schedule
+
+
+def rolling(
+    graph: Schedule,
+    sequences: Rows | Sequence[Sequence[int]],
+    offsets: IntArray | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Schedule:
+    """The schedule of least period that repeats the given orders for ever.
+
+    Every iteration ends as early as the orders allow, and begins as late as it then can. Starts are
+    reduced into one cycle, which rotates sequences and changes offsets, but nothing that ever
+    happens; every job's least offset is 0, unless jobs wait for each other: then the least of all
+    is.
+
+    Parameters
+    ----------
+    graph, sequences, offsets
+        As in `optsched.kernels.cycle_ratio.cycle_time`.
+    provenance
+        How the schedule came about.
+
+    Returns
+    -------
+    Schedule
+        With a period; whether it fits the memory is `optsched.verify`'s question.
+
+    Raises
+    ------
+    CyclicOrder
+        The operations of a cycle wait for each other for ever.
+    InputError
+        The orders or offsets are none of this graph.
+    """
+    if not isinstance(sequences, Rows):
+        sequences = Rows.of(sequences)
+    found = cycle_time(graph, sequences, offsets)
+    given = np.zeros(graph.n_operations, np.int64) if offsets is None else np.asarray(offsets)
+    start = _compact(graph, sequences, given, found)
+    lap = start // found.period
+    turns = lap - found.late
+    offset = given + turns
+    job = _independent(graph)
+    least = np.full(graph.n_operations, np.iinfo(np.int64).max)
+    np.minimum.at(least, job, offset)
+    return graph.with_cycle(
+        found.period,
+        offset - least[job],
+        _rotated(sequences, turns),
+        start - lap * found.period,
+        Objective("period", found.period, None, "feasible"),
+        provenance,
+    )
+
+
+def critical_cycle(schedule: Schedule) -> list[int]:
+    """Operations on a cycle that keeps the period of a periodic schedule from being shorter.
+
+    Their durations, lags and setups add up to more than ``period - 1`` for every cycle that they
+    span, if the schedule's period is the least one of its orders; else they say what the least is.
+
+    Raises
+    ------
+    InputError
+        The schedule has no period or no orders.
+    """
+    if schedule.period is None or schedule.sequences is None:
+        lack = "period" if schedule.period is None else "orders"
+        raise InputError(f"critical_cycle: the schedule has no {lack}")
+    return cycle_time(schedule, schedule.sequences, schedule.offset).critical
+
+
+def _compact(graph: Schedule, sequences: Rows, offset: IntArray, found: CycleTime) -> IntArray:
+    """Starts with the same ends of iterations, before which all else begins as late as it can."""
+    tail, head, _, distance = graph.arcs
+    _, iteration = np.unique(np.stack((graph.job, graph.iteration)), axis=1, return_inverse=True)
+    iteration = iteration.ravel()
+    waited_for = np.zeros(graph.n_operations, np.bool_)
+    waited_for[tail[(iteration[tail] == iteration[head]) & (distance == 0)]] = True
+    last = np.zeros(graph.n_operations, np.int64)
+    np.maximum.at(last, iteration, found.start + graph.duration)
+    start = np.where(waited_for, last[iteration] - graph.duration, found.start)
+    order = np.flatnonzero(waited_for)
+    order = order[np.argsort(-found.start[order], kind="stable")]
+    arcs = cycle_arcs(graph, sequences, offset).shifted(found.late)
+    lower_starts(arcs, found.period, order, start)
+    return start
+
+
+def _independent(graph: Schedule) -> IntArray:
+    """A number per operation that no arc changes: the job, if no job waits for another."""
+    if (graph.job[graph.arcs.tail] != graph.job[graph.arcs.head]).any():
+        return np.zeros(graph.n_operations, np.int64)
+    numbers: IntArray = np.unique(graph.job, return_inverse=True)[1].astype(np.int64)
+    return numbers
+
+
+def _rotated(rows: Rows, turns: IntArray) -> Rows:
+    """Each row from its first operation of a later turn on; at most two turns are in a row."""
+    ids = rows.ids.copy()
+    for r in range(len(rows)):
+        row = rows[r]
+        if len(row) and turns[row[-1]] != turns[row[0]]:
+            at = int(np.argmax(turns[row] != turns[row[0]]))
+            ids[rows.indptr[r] : rows.indptr[r + 1]] = np.roll(row, -at)
+    return Rows(rows.indptr, ids)
+
+
+__all__ = ["CycleTime", "critical_cycle", "rolling"]

@@ -1,0 +1,1 @@
+"""Files and values: strict JSON, atomic writes, and the checks of single values."""

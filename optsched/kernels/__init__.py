@@ -1,0 +1,1 @@
+"""Compiled functions that more than one place calls, and how they are compiled."""

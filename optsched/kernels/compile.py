@@ -1,0 +1,329 @@
+"""How kernels are compiled: at their first call, kept on disk by content, without holding the GIL.
+
+An `entry` is what Python calls: it is compiled, or loaded from disk, when it is called first. A
+`helper` is for other kernels only: it has no wrapper, and Python that calls it runs its source.
+Half of the time of compiling went into wrappers, optimization and machine code of helpers, which
+their callers do again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import pickle
+import platform
+from contextlib import suppress
+from functools import cache, cached_property
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numba
+import numpy as np
+from numba import types
+from numba.core import caching, codegen, compiler, registry, serialize, sigutils
+from numba.core.compiler_lock import global_compiler_lock
+
+from optsched.errors import InputError
+from optsched.io.files import write_atomic
+from optsched.kernels.plain_python import is_in_python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+Dispatcher: Any = registry.CPUDispatcher
+Library: Any = codegen.JITCodeLibrary
+Compiler: Any = compiler.Compiler
+normalize_signature: Any = sigutils.normalize_signature
+
+INT = types.int64
+BOOL = types.boolean
+INTS = types.Array(types.int64, 1, "C")
+READ = types.Array(types.int64, 1, "C", readonly=True)
+"""Input arrays: writable ones are accepted too."""
+
+
+def entry(*signature: Any, counted: bool = True) -> Callable[[F], F]:
+    """A function that Python calls, compiled for one signature (result first) at its first call.
+
+    Parameters
+    ----------
+    signature
+        Type of the result and types of the arguments.
+    counted
+        False leaves out all reference counting (a third of the time of kernels with many inlined
+        callees); such a kernel makes no arrays, and indexes no slices.
+    """
+    return _maker(Entry, signature, counted, no_cfunc_wrapper=True)
+
+
+def helper(*signature: Any, counted: bool = True, inline: bool = False) -> Callable[[F], F]:
+    """A function that only kernels call; Python that calls it runs its source.
+
+    Parameters
+    ----------
+    signature
+        As of `entry`; without one it is compiled for the types of every caller.
+    counted
+        As of `entry`.
+    inline
+        One copy inside each caller, whatever LLVM thinks of it.
+    """
+    return _maker(
+        Helper, signature, counted, no_cfunc_wrapper=True, no_cpython_wrapper=True,
+        **({"forceinline": True} if inline else {}),
+    )  # fmt: skip
+
+
+def _maker(
+    kind: type[Kernel], signature: tuple[Any, ...], counted: bool, **options: bool
+) -> Callable[[F], F]:
+    options |= {"nopython": True, "nogil": True}
+    if not counted:
+        options["_nrt"] = False
+
+    def make(function: F) -> F:
+        made = kind(function, targetoptions=options)
+        made.declared = signature[0](*signature[1:]) if signature else None
+        return cast("F", made)
+
+    return make
+
+
+class Kernel(Dispatcher):  # type: ignore[misc]
+    """A function of one declared signature, or of the types it is called with."""
+
+    declared: Any = None
+
+    def prepare(self) -> None:
+        """Load or compile what is declared; nothing if that is done."""
+        if self.declared is not None and self._can_compile:
+            with global_compiler_lock:
+                if self._can_compile:
+                    self.compile(self.declared)
+                    self.disable_compile()
+
+    def get_call_template(self, args: Any, kws: Any) -> Any:
+        """What numba asks for when another kernel calls this one."""
+        self.prepare()
+        return super().get_call_template(args, kws)
+
+
+class Entry(Kernel):
+    """Compiled for its declared signature at the first call, and kept on disk."""
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        super().__init__(function, **options)
+        self._cache = _Store(self)
+
+    @property
+    def label(self) -> str:
+        """``module:name``, by which another process finds it."""
+        return f"{self.__module__}:{self.__name__}"
+
+    @property
+    def ready(self) -> bool:
+        """Whether a call need not compile: it is compiled, or is taken from disk now."""
+        if self._can_compile and self.stored:
+            self.prepare()
+        return not self._can_compile
+
+    @property
+    def stored(self) -> bool:
+        """Whether its machine code is on disk."""
+        return self._cache.find() is not None
+
+    def _compile_for_args(self, *args: Any, **kws: Any) -> Any:
+        """What numba calls when no machine code is there."""
+        if is_in_python() and not self.ready:
+            return self.py_func
+        self.prepare()
+        return self  # numba calls it again, and checks the types of the arguments now
+
+
+class Helper(Kernel):
+    """Typed and lowered once, optimized and turned into machine code in its callers alone."""
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        super().__init__(function, pipeline_class=_HelperCompiler, **options)
+        self._compiler._customize_flags = _without_machine_code
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the source: compiled, it has no door for Python."""
+        return self.py_func(*args)
+
+    def compile(self, sig: Any) -> None:
+        """Type and lower it, for callers to link."""
+        with global_compiler_lock, self._compiling_counter:
+            arguments, result = normalize_signature(sig)
+            if tuple(arguments) not in self.overloads:
+                made = self._compiler.compile(arguments, result)
+                self.targetctx.insert_user_function(made.library, made.fndesc, [made.library])
+                self.overloads[tuple(arguments)] = made
+
+    def get_overload(self, sig: Any) -> Any:
+        """Under which key `compile` has inserted it."""
+        return self.overloads[tuple(normalize_signature(sig)[0])].library
+
+
+class _Linked(Library):  # type: ignore[misc]
+    """A module of which the callers' modules take a copy."""
+
+    def finalize(self) -> None:
+        self._raise_if_finalized()
+        for library in dict.fromkeys(self._linking_libraries):
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalized = True
+
+
+class _HelperCompiler(Compiler):  # type: ignore[misc]
+    def __init__(self, typing: Any, target: Any, _library: Any, *rest: Any) -> None:
+        super().__init__(typing, target, _Linked(target.codegen(), "helper"), *rest)
+
+
+def _without_machine_code(flags: Any) -> Any:
+    flags.no_compile = True
+    return flags
+
+
+class _Store(caching.NullCache):
+    """An entry on disk, under a name that says what it is made of; the time of files is nothing."""
+
+    def __init__(self, owner: Entry) -> None:
+        self._owner = owner
+
+    @cached_property
+    def name(self) -> str:
+        """Name of the file: what it is called, for which machine, made of what."""
+        made_of = hashlib.sha256()
+        for part in _parts(self._owner, set()):
+            made_of.update(part.encode() + b"\0")
+        return f"{self.prefix}.{made_of.hexdigest()[:16]}.nbc"
+
+    @property
+    def prefix(self) -> str:
+        return f"{self._owner.__module__}.{self._owner.__name__}.{_machine()}"
+
+    def find(self) -> Path | None:
+        """Its file, if there is one."""
+        paths = (folder / self.name for folder in folders())
+        return next((path for path in paths if path.is_file()), None)
+
+    def load_overload(self, _signature: Any, target: Any) -> Any:
+        path = self.find()
+        if path is None:
+            return None
+        target.refresh()
+        try:
+            return compiler.CompileResult._rebuild(target, *pickle.loads(path.read_bytes()))
+        except Exception:
+            _tell(f"{path} is damaged: the kernel is compiled again, for seconds")
+            with suppress(OSError):
+                path.unlink()
+            return None
+
+    def save_overload(self, _signature: Any, made: Any) -> None:
+        home = folder()
+        if home is None:
+            return
+        try:
+            write_atomic(home / self.name, serialize.dumps(made._reduce()))
+        except InputError as error:  # a full disk: the kernel itself is there
+            _tell(f"a compiled kernel could not be kept: {error}")
+            return
+        for old in home.glob(f"{self.prefix}.*.nbc"):
+            if old.name != self.name:
+                old.unlink(missing_ok=True)
+
+
+@cache
+def folders() -> tuple[Path, ...]:
+    """Where compiled entries lie: $NUMBA_CACHE_DIR, or else in the package or in the user's cache.
+
+    All are read; the first that can be written is.
+    """
+    if given := os.environ.get("NUMBA_CACHE_DIR"):
+        return (Path(given),)
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return (Path(__file__).parent / "__pycache__", Path(home).expanduser() / "optsched")
+
+
+@cache
+def folder() -> Path | None:
+    """The first of `folders` that can be written; none is said once."""
+    for path in folders():
+        with suppress(OSError):
+            path.mkdir(parents=True, exist_ok=True)
+            if os.access(path, os.W_OK):
+                return path
+    _tell(
+        f"no folder for compiled kernels can be written ({', '.join(map(str, folders()))}): what "
+        "is missing there is compiled in every process (set NUMBA_CACHE_DIR)"
+    )
+    return None
+
+
+def _tell(what: str) -> None:
+    logging.getLogger("optsched").warning(what)
+
+
+@cache
+def _machine() -> str:
+    """Python, numba and the processor, for which machine code is made."""
+    processor = registry.cpu_target.target_context.codegen().magic_tuple()
+    known = (platform.python_version(), numba.__version__, np.__version__, processor)
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:8]
+
+
+def _parts(kernel: Kernel, seen: set[Kernel]) -> Iterator[str]:
+    """What a kernel and those that it calls are made of; comments and docstrings are not."""
+    if kernel in seen:
+        return
+    seen.add(kernel)
+    yield f"{kernel.declared} {sorted(kernel.targetoptions.items())}"
+    function = kernel.py_func
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    known = function.__globals__ | dict(zip(function.__code__.co_freevars, cells, strict=True))
+    yield from _code_parts(function.__code__, function.__doc__, known, seen)
+
+
+def _code_parts(
+    code: CodeType, doc: str | None, known: dict[str, Any], seen: set[Kernel]
+) -> Iterator[str]:
+    yield f"{code.co_code!r} {code.co_varnames} {code.co_names}"
+    for value in code.co_consts:
+        if isinstance(value, CodeType):
+            yield from _code_parts(value, None, known, seen)
+        elif value is not doc:
+            yield repr(value)
+    for name in code.co_names + code.co_freevars:
+        value = known.get(name)
+        if isinstance(value, Kernel):
+            yield from _parts(value, seen)
+        elif isinstance(value, ModuleType):  # constants of a module: `layout.WIDTH`
+            found = (getattr(value, other, None) for other in code.co_names)
+            yield repr([x for x in found if isinstance(x, int | float | str | tuple)])
+        elif isinstance(value, np.ndarray):
+            yield hashlib.sha256(value.tobytes()).hexdigest()
+        elif isinstance(value, int | float | str | tuple | np.dtype | types.Type):
+            yield repr(value)
+
+
+def entries(module: str) -> list[Entry]:
+    """The entries that a module has or takes from others; of ``module:a,b`` only those named."""
+    name, _, chosen = module.partition(":")
+    found = vars(import_module(name))
+    if chosen:
+        return [found[one] for one in chosen.split(",")]
+    return list(dict.fromkeys(x for x in found.values() if isinstance(x, Entry)))
+
+
+@helper(counted=False)
+def copy(to, source):  # type: ignore[no-untyped-def]
+    """``to[:] = source``, for which numba compiles the texts of error messages."""
+    for k in range(len(source)):
+        to[k] = source[k]

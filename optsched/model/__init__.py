@@ -1,0 +1,1 @@
+"""The schedule format: disjunctive graph, documents, evaluation and the independent verifier."""

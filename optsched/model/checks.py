@@ -1,0 +1,347 @@
+"""What makes the arrays of a `Schedule` a well-formed graph; refusals name the place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optsched.errors import CyclicOrder, InputError
+from optsched.io.strict_json import MAX_INTEGER, shown
+from optsched.io.values import label, plain
+from optsched.model.schedule import (
+    _PER_OPERATION,
+    MAX_KIND,
+    NO_DEADLINE,
+    STATUSES,
+    TIME_UNITS,
+    Arcs,
+    IntArray,
+    Objective,
+    Resource,
+    Rows,
+    Schedule,
+    _frozen,
+)
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+_SHOWN_CYCLE = 12  # operations of a cycle that a message lists
+
+
+def normalise(raw: Schedule) -> dict[str, Any]:
+    """Checked, read-only versions of the graph's fields of a schedule under construction."""
+    duration = _counts("duration", raw.duration)
+    n = len(duration)
+    values: dict[str, Any] = {"duration": duration, "resources": _resources(raw.resources)}
+    for key in _PER_OPERATION:
+        given = getattr(raw, key)
+        values[key] = _counts(key, np.zeros(n, np.int64) if given is None else given, n)
+    values["deadline"] = _deadline(raw.deadline, n)
+    values["kind"] = _kinds(raw.kind, n)
+    values["op_resources"] = _op_resources(raw.op_resources, n, len(values["resources"]))
+    _no_memory_without_resource(values)
+    values["arcs"] = _arcs(raw.arcs, duration, raw.period is not None)
+    values["time_unit"], values["name"] = raw.time_unit, label("name", raw.name)
+    if raw.time_unit not in TIME_UNITS:
+        raise InputError(
+            f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {_told(raw.time_unit)}"
+        )
+    _check_period(raw.period, values)
+    _check_sums(values)
+    return values
+
+
+def solution(
+    graph: Schedule, sequences: Any, start: Any, objective: Any, provenance: Any
+) -> dict[str, Any]:
+    """Checked orders, starts and claims for a graph that has been checked."""
+    n, values = graph.n_operations, {"sequences": sequences, "start": start, "objective": objective}
+    if (sequences is None) != (start is None):
+        absent, there = ("starts", "sequences") if start is None else ("sequences", "starts")
+        raise InputError(f"{absent}: missing, but there are {there} (give both or neither)")
+    if sequences is not None:
+        values["sequences"] = _sequences(sequences, n, graph.resources)
+        values["start"] = _starts(start, n, graph.period)
+        late = values["start"] + graph.duration > MAX_INTEGER
+        if (i := _first(late)) is not None:
+            raise InputError(f"starts[{i}]: the operation would end beyond 2^53")
+    if objective is not None:
+        values["objective"] = _objective(objective)
+    if not isinstance(provenance, Mapping):
+        raise InputError(f"provenance: expected a mapping, got {_told(provenance)}")
+    values["provenance"] = plain("provenance", provenance)
+    return values
+
+
+def cycle(graph: Schedule, period: Any, offset: Any) -> dict[str, Any]:
+    """A checked period and checked offsets for a graph that has been checked."""
+    values = {"offset": _counts("offset", offset, graph.n_operations)}
+    _check_period(period, {"release": graph.release, "deadline": graph.deadline})
+    return {"period": int(period), **values}
+
+
+def _first(bad: npt.NDArray[np.bool_]) -> int | None:
+    return int(np.argmax(bad)) if bad.any() else None
+
+
+def _counts(key: str, given: Any, n: int | None = None) -> IntArray:
+    """An array of integers in 0..2^53, one per operation."""
+    array = _frozen(key, given)
+    if n is not None and len(array) != n:
+        raise InputError(f"{key}: expected {n} values, one per operation, got {len(array)}")
+    if (i := _first(array < 0)) is not None:
+        raise InputError(f"operations[{i}].{key}: expected an integer >= 0, got {array[i]}")
+    if (i := _first(array > MAX_INTEGER)) is not None:
+        raise InputError(f"operations[{i}].{key}: expected an integer <= 2^53, got {array[i]}")
+    return array
+
+
+def _deadline(given: Any, n: int) -> IntArray:
+    array = _frozen("deadline", np.full(n, NO_DEADLINE) if given is None else given)
+    if len(array) != n:
+        raise InputError(f"deadline: expected {n} values, one per operation, got {len(array)}")
+    bad = (array < 0) | ((array > MAX_INTEGER) & (array != NO_DEADLINE))
+    if (i := _first(bad)) is not None:
+        raise InputError(f"operations[{i}].deadline: expected 0..2^53, got {array[i]}")
+    return array
+
+
+def _kinds(given: Any, n: int) -> npt.NDArray[np.str_]:
+    if isinstance(given, np.ndarray) and given.ndim == 1:
+        kinds = given.tolist()
+    else:
+        kinds = [""] * n if given is None else _listed("kind", given, "strings")
+    if len(kinds) != n:
+        raise InputError(f"kind: expected {n} values, one per operation, got {len(kinds)}")
+    good: set[str] = set()
+    for i, kind in enumerate(kinds):
+        if kind.__class__ is not str or kind not in good:  # few kinds, many operations
+            good.add(label(f"operations[{i}].kind", kind, MAX_KIND))
+            if kind.endswith("\0"):  # NumPy would drop it
+                raise InputError(f"operations[{i}].kind: ends with U+0000, got {shown(kind)}")
+    array = np.array(kinds, dtype=np.str_)  # before the check one long kind could fill the memory
+    array.flags.writeable = False
+    return array
+
+
+def _listed(key: str, given: Any, what: str) -> list[Any]:
+    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+        raise InputError(f"{key}: expected a list of {what}, got {_told(given)}")
+    return list(given)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _told(value: Any) -> str:
+    return shown(value) if isinstance(value, str) else f"{value!r:.60}"
+
+
+_recent: list[tuple[Resource, ...]] = [()]
+"""What was found right last: schedules of one cluster share it, and checking takes time."""
+
+
+def _resources(given: Any) -> tuple[Resource, ...]:
+    if any(given is known for known in _recent):
+        return _recent[0]
+    resources = []
+    for r, row in enumerate(_listed("resources", given, "Resource(name, memory)")):
+        if not isinstance(row, tuple) or not 1 <= len(row) <= 2:
+            raise InputError(f"resources[{r}]: expected Resource(name, memory), got {_told(row)}")
+        resources.append(Resource(*row))
+    seen: dict[str, int] = {}
+    for r, (name, memory) in enumerate(resources):
+        label(f"resources[{r}].name", name)
+        if name in seen:
+            raise InputError(
+                f"resources[{r}].name: {shown(name)} is also the name of resources[{seen[name]}]"
+            )
+        seen[name] = r
+        if not _is_integer(memory):
+            raise InputError(f"resources[{r}].memory: expected an integer, got {_told(memory)}")
+        if not 0 <= memory <= MAX_INTEGER:
+            raise InputError(f"resources[{r}].memory: expected 0..2^53 bytes, got {memory}")
+    plain = type(given) is tuple and all(
+        type(row) is Resource and type(row.memory) is int for row in given
+    )
+    _recent[0] = given if plain else tuple(Resource(n, int(memory)) for n, memory in resources)
+    return _recent[0]
+
+
+def _op_resources(rows: Rows, n: int, n_resources: int) -> Rows:
+    if not isinstance(rows, Rows):
+        rows = Rows.of(rows)
+    if len(rows) != n:
+        raise InputError(f"op_resources: expected {n} rows, one per operation, got {len(rows)}")
+    owner = np.repeat(np.arange(n), np.diff(rows.indptr))
+    if (k := _first((rows.ids < 0) | (rows.ids >= n_resources))) is not None:
+        raise InputError(
+            f"operations[{owner[k]}].resources: there is no resource {rows.ids[k]} "
+            f"(there are {n_resources})"
+        )
+    if (np.diff(rows.indptr) > 1).any():
+        order = np.lexsort((rows.ids, owner))
+        same = (np.diff(owner[order]) == 0) & (np.diff(rows.ids[order]) == 0)
+        if (k := _first(same)) is not None:
+            i, r = owner[order][k], rows.ids[order][k]
+            raise InputError(f"operations[{i}].resources: names resource {r} twice")
+    return rows
+
+
+def _no_memory_without_resource(values: dict[str, Any]) -> None:
+    idle = np.diff(values["op_resources"].indptr) == 0
+    for key in ("acquire", "free", "workspace"):
+        if (i := _first(idle & (values[key] > 0))) is not None:
+            raise InputError(
+                f"operations[{i}].{key}: {values[key][i]} bytes, but the operation has no resource"
+            )
+
+
+def _arcs(given: Any, duration: IntArray, periodic: bool) -> Arcs:
+    arcs = given if isinstance(given, Arcs) else Arcs.of(given)
+    tail, head, lag, distance = (
+        _frozen(f"arcs.{key}", column) for key, column in zip(Arcs._fields, arcs, strict=True)
+    )
+    n = len(duration)
+    if not len(tail) == len(head) == len(lag) == len(distance):
+        raise InputError("arcs: the four columns differ in length")
+    for column, end in ((tail, "tail"), (head, "head")):
+        if (a := _first((column < 0) | (column >= n))) is not None:
+            raise InputError(f"arcs[{a}]: {end} {column[a]} is no operation (there are {n})")
+    if (a := _first((tail == head) & (distance == 0))) is not None:
+        raise InputError(f"arcs[{a}]: operation {tail[a]} before itself")
+    if (a := _first((lag < -duration[tail]) | (lag > MAX_INTEGER))) is not None:
+        raise InputError(
+            f"arcs[{a}]: lag {lag[a]} is outside -{duration[tail[a]]}..2^53 "
+            f"(not below minus the duration of operation {tail[a]})"
+        )
+    if (a := _first((distance < 0) | (distance > MAX_INTEGER))) is not None:
+        raise InputError(f"arcs[{a}]: expected a distance >= 0, got {distance[a]}")
+    if not periodic and (a := _first(distance != 0)) is not None:
+        raise InputError(f"arcs[{a}]: distance {distance[a]}, but the schedule has no period")
+    now = distance == 0
+    cycle = cycle_of(n, tail[now], head[now])
+    if cycle:
+        path = " -> ".join(map(str, cycle[:_SHOWN_CYCLE]))
+        rest = "..." if len(cycle) > _SHOWN_CYCLE else str(cycle[0])
+        path += f" -> {rest}"
+        raise CyclicOrder(f"arcs: operations {path} form a cycle", cycle)
+    return Arcs(tail, head, lag, distance)
+
+
+def cycle_of(n: int, tail: IntArray, head: IntArray) -> list[int]:
+    """Operations on one cycle of the arcs tail -> head, or ``[]`` if there is none."""
+    if bool((tail < head).all()):  # ids in a topological order, as our problems number them
+        return []
+    before: list[list[int]] = [[] for _ in range(n)]
+    after: list[list[int]] = [[] for _ in range(n)]
+    for i, j in zip(tail.tolist(), head.tolist(), strict=True):
+        after[i].append(j)
+        before[j].append(i)
+    waiting = [len(row) for row in before]
+    ready = [i for i in range(n) if not waiting[i]]
+    while ready:
+        for j in after[ready.pop()]:
+            waiting[j] -= 1
+            if not waiting[j]:
+                ready.append(j)
+    stuck = [i for i in range(n) if waiting[i]]
+    if not stuck:
+        return []
+    # every stuck operation has a stuck predecessor: walk back until one repeats
+    walk, place = [stuck[0]], {stuck[0]: 0}
+    while True:
+        i = next(k for k in before[walk[-1]] if waiting[k])
+        if i in place:
+            return walk[place[i] :][::-1]
+        place[i] = len(walk)
+        walk.append(i)
+
+
+def _check_period(period: Any, values: dict[str, Any]) -> None:
+    if period is None:
+        # a one-shot trace may carry the training iteration of a block, never an offset
+        if (i := _first(values["offset"] > 0)) is not None:
+            raise InputError(
+                f"operations[{i}].offset: {values['offset'][i]}, but the schedule has no period"
+            )
+        return
+    if not _is_integer(period):
+        raise InputError(f"period: expected an integer, got {_told(period)}")
+    if not 0 < period <= MAX_INTEGER:
+        raise InputError(f"period: expected 1..2^53, got {period}")
+    if (i := _first(values["release"] > 0)) is not None:
+        raise InputError(f"operations[{i}].release: not allowed in a periodic schedule")
+    if (i := _first(values["deadline"] != NO_DEADLINE)) is not None:
+        raise InputError(f"operations[{i}].deadline: not allowed in a periodic schedule")
+
+
+def _check_sums(values: dict[str, Any]) -> None:
+    """Refuse what could overflow: then no kernel has to look for it."""
+    lag = values["arcs"].lag
+    parts = [values["duration"], values["setup_in"], values["setup_out"], lag[lag > 0]]
+    total = sum(_exact_sum(part) for part in parts) + int(values["release"].max(initial=0))
+    if total > MAX_INTEGER:
+        raise InputError(f"operations: times add up to {total}, more than 2^53")
+    for key in ("acquire", "free", "workspace"):
+        if (total := _exact_sum(values[key])) > MAX_INTEGER:
+            raise InputError(f"operations: {key} adds up to {total} bytes, more than 2^53")
+
+
+def _exact_sum(array: IntArray) -> int:
+    """Sum that cannot wrap round: halves of 32 bits first."""
+    return (int((array >> 32).sum()) << 32) + int((array & 0xFFFFFFFF).sum())
+
+
+def _sequences(given: Any, n: int, resources: tuple[Resource, ...]) -> Rows:
+    rows = given if isinstance(given, Rows) else Rows.of(given)
+    if len(rows) != len(resources):
+        raise InputError(
+            f"sequences: expected {len(resources)} rows, one per resource, got {len(rows)}"
+        )
+    if (k := _first((rows.ids < 0) | (rows.ids >= n))) is not None:
+        r = int(np.searchsorted(rows.indptr, k, side="right")) - 1
+        raise InputError(f"sequences[{r}]: {rows.ids[k]} is no operation (there are {n})")
+    return rows
+
+
+def _starts(given: Any, n: int, period: int | None) -> IntArray:
+    start = _frozen("starts", given)
+    if len(start) != n:
+        raise InputError(f"starts: expected {n} values, one per operation, got {len(start)}")
+    limit = MAX_INTEGER if period is None else period - 1
+    if (i := _first((start < 0) | (start > limit))) is not None:
+        legal = "0..2^53" if period is None else f"0..{limit} (below the period)"
+        raise InputError(f"starts[{i}]: expected {legal}, got {start[i]}")
+    return start
+
+
+def _objective(given: Any) -> Objective:
+    if not isinstance(given, Objective):
+        raise InputError(f"objective: expected an Objective, got {_told(given)}")
+    for key, number in (("value", given.value), ("lower_bound", given.lower_bound)):
+        if number is not None and not (_is_integer(number) and abs(number) <= MAX_INTEGER):
+            raise InputError(
+                f"objective.{key}: expected an integer in -2^53..2^53, got {_told(number)}"
+            )
+    if given.status not in STATUSES:
+        raise InputError(
+            f"objective.status: expected one of {', '.join(STATUSES)}, got {_told(given.status)}"
+        )
+    value, bound = given.value, given.lower_bound
+    if value is not None and bound is not None and bound > value:
+        raise InputError(f"objective.lower_bound: {bound} is above the value {value}")
+    if given.status == "optimal" and value != bound:
+        raise InputError(
+            f'objective.status: "optimal" needs lower_bound == value, got {bound}, {value}'
+        )
+    return Objective(
+        label("objective.name", given.name),
+        None if value is None else int(value),
+        None if bound is None else int(bound),
+        given.status,
+    )

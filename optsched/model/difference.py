@@ -1,0 +1,62 @@
+"""Where the graph of a schedule first differs from the graph of an instance, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optsched.io.strict_json import shown
+from optsched.model.schedule import NO_DEADLINE, Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FIELDS = (
+    "duration", "kind", "job", "stage", "microbatch", "iteration", "family", "release",
+    "deadline", "setup_in", "setup_out", "acquire", "free", "workspace",
+)  # fmt: skip
+
+
+def difference(found: Schedule, expected: Schedule) -> str:
+    """The first field in which two graphs differ; ``""`` if orders, starts or offsets alone do.
+
+    Parameters
+    ----------
+    found
+        The schedule in question.
+    expected
+        The graph of the instance.
+    """
+    for place, value, other in _pairs(found, expected):
+        if value != other:
+            return f"{place} {_told(value)}, expected {_told(other)}"
+    return ""
+
+
+def _pairs(found: Schedule, expected: Schedule) -> Iterator[tuple[str, object, object]]:
+    if (found.period is None) != (expected.period is None):
+        yield "has the period", found.period, expected.period
+    yield "has the time unit", found.time_unit, expected.time_unit
+    for what in ("resources", "operations"):
+        yield f"number of {what}:", getattr(found, f"n_{what}"), getattr(expected, f"n_{what}")
+    for r, (ours, theirs) in enumerate(zip(found.resources, expected.resources, strict=True)):
+        yield f"resources[{r}].name:", ours.name, theirs.name
+        yield f"resources[{r}].memory:", ours.memory, theirs.memory
+    for key in _FIELDS:
+        a, b = getattr(found, key), getattr(expected, key)
+        for i in np.flatnonzero(a != b)[:1].tolist():
+            yield f"operations[{i}].{key}:", a[i].item(), b[i].item()
+    rows, others = found.op_resources.to_lists(), expected.op_resources.to_lists()
+    for i, (row, other) in enumerate(zip(rows, others, strict=True)):
+        yield f"operations[{i}].resources:", row, other
+    yield "number of arcs:", len(found.arcs.tail), len(expected.arcs.tail)
+    table, wanted = np.array(found.arcs), np.array(expected.arcs)
+    for a in np.flatnonzero((table != wanted).any(axis=0))[:1].tolist():
+        yield f"arcs[{a}]:", table[:, a].tolist(), wanted[:, a].tolist()
+
+
+def _told(value: object) -> str:
+    if isinstance(value, list):
+        return str(value) if len(value) <= 8 else f"a list of {len(value)}"
+    return "none" if value is None or value == NO_DEADLINE else shown(value)

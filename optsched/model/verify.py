@@ -1,0 +1,208 @@
+"""The independent verifier: every rule that a schedule breaks, from its document's numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.io.strict_json import shortened
+from optsched.model.schedule import NO_DEADLINE, IntArray, Objective, Schedule
+from optsched.model.verify_liveness import disjoint_cycles
+from optsched.model.verify_periodic import balance
+from optsched.model.verify_resources import (
+    Pairs,
+    Plan,
+    double_bookings,
+    entries_of,
+    memory,
+    neighbour_gaps,
+    neighbours,
+)
+from optsched.model.violation import KINDS, Kind, Violation, Words, count
+from optsched.solving.problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["KINDS", "Kind", "Violation", "verify"]
+
+_HUGE = 1 << 61  # far above every sum of times in a schedule, far below the end of int64
+
+
+def verify(schedule: Schedule, problem: Problem | None = None) -> list[Violation]:
+    """Every rule that a schedule breaks; an empty list for a correct one.
+
+    Shares no code with the evaluator or any solver: it only compares starts, durations, arcs,
+    sequences, setups, windows, memory and claims as they stand in the document. So an empty list
+    says that the document agrees with itself; give the problem to learn whether it solves that.
+
+    Parameters
+    ----------
+    schedule
+        One-shot or periodic. Times in its `time_unit`, memory in bytes, compared exactly.
+    problem
+        The instance that it should solve: a `JobShop`, a `JobArray`, a bare graph, ...
+
+    Returns
+    -------
+    list of Violation
+        Sequences first, then what happens on the resources, arcs, windows, memory, deadlocks,
+        claims, and what makes it no answer to `problem`. ``docs/verify.md`` lists the kinds and
+        says what "every" means for overlaps.
+
+    Raises
+    ------
+    InputError
+        The graph has no sequences and starts: there is nothing to verify.
+    """
+    if not isinstance(schedule, Schedule):
+        raise InputError(f"expected a Schedule, got {schedule!r:.60}")
+    if problem is not None and not isinstance(problem, Problem):
+        raise InputError(f"problem: expected a JobShop, a JobArray or a graph, got {problem!r:.60}")
+    start, sequences = schedule.start, schedule.sequences
+    if start is None or sequences is None:
+        raise InputError("nothing to verify: the graph is not scheduled (no sequences, no starts)")
+    words = Words(schedule)
+    plan = Plan(schedule, start, start + schedule.duration, schedule.period or 0, words)
+    entries, found = entries_of(plan, sequences)
+    pairs = neighbours(entries, schedule.period)
+    on_resources = list(neighbour_gaps(plan, pairs))
+    found += on_resources
+    found += double_bookings(plan, on_resources)
+    found += _precedences(plan)
+    found += _windows(plan)
+    found += memory(plan, entries)
+    if schedule.period is not None:
+        found += balance(schedule, words)
+    found += _deadlocks(plan, pairs)
+    found += _claims(plan, feasible=not found)
+    if problem is not None:
+        found += _of_instance(schedule, problem)
+    return found
+
+
+def _precedences(plan: Plan) -> Iterator[Violation]:
+    s, tell = plan.schedule, plan.words
+    tail, head, lag, _ = s.arcs
+    tokens = _tokens(s)
+    most = _HUGE // max(plan.period, 1)  # more tokens than that decide alone, and would overflow
+    ready = plan.end[tail] + lag - np.clip(tokens, -most, most) * plan.period
+    for a in np.flatnonzero(plan.start[head] < ready).tolist():
+        i, j, wait, h = int(tail[a]), int(head[a]), int(lag[a]), int(tokens[a])
+        begins, ends = int(plan.start[j]), int(plan.end[i])
+        amount = ends + wait - h * plan.period - begins
+        cycles = f" {count(abs(h), 'cycle')} {'later' if h > 0 else 'earlier'}" if h else ""
+        after = f" and the lag is {tell.time(wait)}" if wait else ""
+        message = (
+            f"{tell.operation(j)} starts at {tell.time(begins)}{cycles}, but "
+            f"{tell.operation(i)} must precede it and ends at {tell.time(ends)}{after}: "
+            f"{tell.time(amount)} missing (arc {a})"
+        )
+        yield Violation("precedence", (i, j), None, amount, message)
+
+
+def _windows(plan: Plan) -> Iterator[Violation]:
+    s, tell = plan.schedule, plan.words
+    for i in np.flatnonzero(plan.start < s.release).tolist():
+        amount = int(s.release[i] - plan.start[i])
+        release = tell.time(int(s.release[i]))
+        message = f"{tell.operation(i)} starts {tell.time(amount)} before its release at {release}"
+        yield Violation("release", (i,), None, amount, message)
+    for i in np.flatnonzero((s.deadline != NO_DEADLINE) & (plan.end > s.deadline)).tolist():
+        amount = int(plan.end[i] - s.deadline[i])
+        deadline = tell.time(int(s.deadline[i]))
+        message = f"{tell.operation(i)} ends {tell.time(amount)} after its deadline at {deadline}"
+        yield Violation("deadline", (i,), None, amount, message)
+
+
+def _deadlocks(plan: Plan, pairs: Pairs) -> Iterator[Violation]:
+    """Cycles of arcs and orders without a token: whoever obeys the orders waits for ever."""
+    s, tell = plan.schedule, plan.words
+    arcs = np.flatnonzero(_tokens(s) <= 0)
+    inside = pairs.shift == 0
+    tail = np.concatenate((s.arcs.tail[arcs], pairs.before[inside]))
+    head = np.concatenate((s.arcs.head[arcs], pairs.after[inside]))
+    reason = np.concatenate((-1 - arcs, pairs.resource[inside]))
+    step = plan.start[head] - plan.start[tail]
+    if not (step < 0).any():  # starts never fall: then they are equal all along a cycle
+        tail, head, reason = tail[step == 0], head[step == 0], reason[step == 0]
+    for edges in disjoint_cycles(tail, head):
+        steps = []
+        for e in edges:
+            why = int(reason[e])
+            rule = f"the sequence of {tell.resource(why)}" if why >= 0 else f"arc {-1 - why}"
+            steps.append(f"before {tell.operation(int(head[e]))} by {rule}")
+        cycle = tuple(int(tail[e]) for e in edges)
+        message = f"deadlock: {tell.operation(cycle[0])} comes {shortened(steps)}"
+        yield Violation("liveness", cycle, None, 0, message)
+
+
+def _tokens(s: Schedule) -> IntArray:
+    """Cycles between the two ends of every arc; 0 in a one-shot schedule."""
+    return s.arcs.distance + s.offset[s.arcs.head] - s.offset[s.arcs.tail]
+
+
+def _claims(plan: Plan, *, feasible: bool) -> Iterator[Violation]:
+    tell, objective = plan.words, plan.schedule.objective
+    if objective is None or objective.name not in ("makespan", "period"):
+        return
+    actual = plan.period or int(plan.end.max(initial=0))
+    name = "period" if plan.period else "makespan"
+    if objective.name != name:
+        message = f"the objective is called {objective.name}, but this schedule has a {name}"
+        yield Violation("objective", (), None, 0, message)
+        return
+    value, bound = objective.value, objective.lower_bound
+    if objective.status == "infeasible":
+        message = "the claimed status is infeasible, but this is a schedule"
+        yield Violation("objective", (), None, 0, message)
+    if value is not None and value != actual:
+        amount = abs(value - actual)
+        message = f"the claimed {name} is {tell.time(value)}, but it is {tell.time(actual)}"
+        yield Violation("objective", (), None, amount, message)
+    # a schedule that breaks rules may well undercut a true bound
+    if feasible and bound is not None and bound > actual:
+        message = f"the claimed lower bound {tell.time(bound)} is above the {name} {actual}"
+        yield Violation("objective", (), None, bound - actual, message)
+
+
+def _of_instance(schedule: Schedule, problem: Problem) -> Iterator[Violation]:
+    """What makes a schedule no answer to a problem, or its claims no claims about that."""
+    try:
+        faults = problem.check(schedule)
+        value = None if faults else problem.evaluate(schedule)
+    except InputError as error:
+        text = str(error)
+        faults = [text if text.startswith("the schedule ") else f"the schedule {text}"]
+    for fault in faults:
+        yield Violation("instance", (), None, 0, fault)
+    claim = schedule.objective
+    if faults or claim is None or value is None:
+        return
+    for amount, message in _wrong_claims(problem, claim, value):
+        yield Violation("objective", (), None, amount, message)
+    theirs = str(schedule.provenance.get("instance_sha256", problem.sha256))
+    # one graph has one optimum; of what the graph does not hold, bounds are proved for a document
+    by_graph = problem.answers in ("orders", "periodic orders")
+    if claim.lower_bound is not None and not by_graph and theirs != problem.sha256:
+        message = (
+            f"the claimed lower bound {claim.lower_bound} was proved for another instance "
+            f"({theirs[:12]}, not {problem.sha256[:12]})"
+        )
+        yield Violation("objective", (), None, 0, message)
+
+
+def _wrong_claims(problem: Problem, claim: Objective, value: int) -> Iterator[tuple[int, str]]:
+    """Amounts and messages; what every schedule shows of itself, `_claims` has said."""
+    name = problem.objective_name
+    if claim.name != name and claim.name not in ("makespan", "period"):
+        yield 0, f"the objective is called {claim.name}, but the problem's is the {name}"
+    if claim.name != name or name in ("makespan", "period"):
+        return
+    if claim.value is not None and claim.value != value:
+        yield abs(claim.value - value), f"the claimed {name} is {claim.value}, but it is {value}"
+    if claim.lower_bound is not None and claim.lower_bound > value:
+        message = f"the claimed lower bound {claim.lower_bound} is above the {name} {value}"
+        yield claim.lower_bound - value, message

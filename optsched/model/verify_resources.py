@@ -1,0 +1,207 @@
+"""What the verifier checks on every resource: sequences, overlaps, setups and held memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from optsched.model.verify_periodic import level_at_cycle_start, wrap_pairs
+from optsched.model.violation import Kind, Violation, Words, count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched.model.schedule import IntArray, Rows, Schedule
+
+
+class Plan(NamedTuple):
+    """What every check looks at; `period` is 0 in a one-shot schedule."""
+
+    schedule: Schedule
+    start: IntArray
+    end: IntArray
+    period: int
+    words: Words
+
+
+class Entries(NamedTuple):
+    """Places in the sequences, one resource after the other."""
+
+    resource: IntArray
+    operation: IntArray
+
+
+class Pairs(NamedTuple):
+    """Immediate neighbours on a resource; `shift` is the period across a cycle's end, else 0."""
+
+    before: IntArray
+    after: IntArray
+    resource: IntArray
+    shift: IntArray
+
+
+def entries_of(plan: Plan, sequences: Rows) -> tuple[Entries, list[Violation]]:
+    """The sequences cut down to operations that use the resource, once each, and what was wrong."""
+    needs, n = plan.schedule.op_resources, plan.schedule.n_operations
+    needed = needs.ids * n + np.repeat(np.arange(n), np.diff(needs.indptr))
+    row = np.repeat(np.arange(len(sequences)), np.diff(sequences.indptr))
+    # one number per (resource, operation); `first` is its first place, all that later checks see
+    listed, first, times = np.unique(row * n + sequences.ids, return_index=True, return_counts=True)
+    known = np.isin(listed, needed)
+    keep = np.sort(first[known])
+    return Entries(row[keep], sequences.ids[keep]), [
+        *_wrong_entries(plan, needed[~np.isin(needed, listed)], "misses"),
+        *_wrong_entries(plan, listed[~known], "holds", times[~known]),
+        *_wrong_entries(plan, listed[known & (times > 1)], "repeats", times[known & (times > 1)]),
+    ]
+
+
+def _wrong_entries(
+    plan: Plan, keys: IntArray, verb: str, times: IntArray | None = None
+) -> Iterator[Violation]:
+    tell = plan.words
+    for k, key in enumerate(np.sort(keys).tolist()):
+        r, i = divmod(key, plan.schedule.n_operations)
+        often = 1 if times is None else int(times[k])
+        what = f"the sequence of {tell.resource(r)} {verb} {tell.operation(i)}"
+        if verb == "misses":
+            yield Violation("sequence", (i,), r, 1, f"{what}, which uses that resource")
+        elif verb == "holds":
+            message = f"{what} ({count(often, 'time')}), which does not use that resource"
+            yield Violation("sequence", (i,), r, often, message)
+        else:
+            yield Violation(
+                "sequence", (i,), r, often - 1, f"{what}: {often} times instead of once"
+            )
+
+
+def neighbours(entries: Entries, period: int | None) -> Pairs:
+    """Every operation and the next on its resource; with a period also the last and the first."""
+    resource, operation = entries
+    same = resource[1:] == resource[:-1]
+    before, after, where = operation[:-1][same], operation[1:][same], resource[1:][same]
+    shift = np.zeros(len(where), np.int64)
+    if period is None:
+        return Pairs(before, after, where, shift)
+    last, first, ring = wrap_pairs(resource, operation)
+    return Pairs(
+        np.concatenate((before, last)),
+        np.concatenate((after, first)),
+        np.concatenate((where, ring)),
+        np.concatenate((shift, np.full(len(ring), period))),
+    )
+
+
+def neighbour_gaps(plan: Plan, pairs: Pairs) -> Iterator[Violation]:
+    """Each operation waits for the end of the one before it, and for the setup between them.
+
+    Neighbours suffice: durations and setups are >= 0, so along a sequence without violation
+    starts and ends never fall, and no operation can start before the end of any earlier one.
+    """
+    s, tell = plan.schedule, plan.words
+    before, after, resource, shift = pairs
+    same_family = s.family[before] == s.family[after]
+    setup = np.where(same_family, 0, s.setup_out[before] + s.setup_in[after])
+    begins = plan.start[after] + shift
+    missing = plan.end[before] + setup - begins
+    for k in np.flatnonzero(missing > 0).tolist():
+        i, j, r = int(before[k]), int(after[k]), int(resource[k])
+        amount, due = int(missing[k]), int(setup[k])
+        later = f"{tell.operation(j)}{' of the next cycle' if shift[k] else ''}"
+        gap = due - amount
+        both = f", and {tell.time(due)} of setup follow: {tell.time(amount)} missing" if due else ""
+        reverse_fits = plan.end[j] + shift[k] <= plan.start[i]
+        kind: Kind
+        if gap >= 0:
+            kind = "setup"
+            message = (
+                f"{later} starts {tell.time(gap)} after {tell.operation(i)} ends on "
+                f"{tell.resource(r)}, but the setup between them takes {tell.time(due)}: "
+                f"{tell.time(amount)} missing"
+            )
+        elif begins[k] < plan.start[i] or reverse_fits:
+            kind = "order"
+            message = (
+                f"{tell.operation(j)} comes after {tell.operation(i)} in the sequence of "
+                f"{tell.resource(r)}, but starts {tell.time(-gap)} before that ends "
+                f"(starts {int(plan.start[j])} and {int(plan.start[i])}){both}"
+            )
+        else:
+            kind = "overlap"
+            message = (
+                f"{later} starts {tell.time(-gap)} before {tell.operation(i)} ends on "
+                f"{tell.resource(r)}{both}"
+            )
+        yield Violation(kind, (i, j), r, amount, message)
+
+
+def double_bookings(plan: Plan, told: list[Violation]) -> Iterator[Violation]:
+    """Operations that start while another holds their resource, whatever the sequences say.
+
+    Looks at time alone, so it also finds pairs that are no neighbours. Each operation is named
+    once a resource, with the one that holds the resource longest.
+    """
+    needs, n = plan.schedule.op_resources, plan.schedule.n_operations
+    operation, resource = np.repeat(np.arange(n), np.diff(needs.indptr)), needs.ids
+    current = np.ones(len(operation), np.bool_)
+    start, end = plan.start[operation], plan.end[operation]
+    if plan.period:  # the cycle before may still run
+        operation, resource = np.tile(operation, 2), np.tile(resource, 2)
+        current = np.concatenate((current, ~current))
+        start = np.concatenate((start, start - plan.period))
+        end = np.concatenate((end, end - plan.period))
+    # shorter first: an empty operation may touch another, not lie inside it
+    by_time = np.lexsort((end, start, resource))
+    by_end = np.lexsort((end, resource))
+    rank = np.empty(len(by_end), np.int64)
+    rank[by_end] = np.arange(len(by_end))
+    # ranks rise with the resource, so the running maximum starts anew on each
+    holder = by_end[np.maximum.accumulate(rank[by_time])][:-1]
+    late = by_time[1:]
+    clash = (resource[holder] == resource[late]) & (end[holder] > start[late]) & current[late]
+    known = {(v.resource, *v.operations) for v in told if v.kind == "overlap"}
+    for k in np.flatnonzero(clash).tolist():
+        i, j, r = int(operation[holder[k]]), int(operation[late[k]]), int(resource[late[k]])
+        together = start[holder[k]] == start[late[k]]
+        if (r, i, j) in known or (together and (r, j, i) in known):
+            continue
+        amount = int(end[holder[k]] - start[late[k]])
+        later = "" if current[holder[k]] else " of the next cycle"
+        message = (
+            f"{plan.words.operation(j)}{later} starts {plan.words.time(amount)} before "
+            f"{plan.words.operation(i)} ends on {plan.words.resource(r)}"
+        )
+        yield Violation("overlap", (i, j), r, amount, message)
+
+
+def memory(plan: Plan, entries: Entries) -> Iterator[Violation]:
+    """Held bytes as a prefix sum along every sequence: it depends on the orders alone."""
+    s, tell = plan.schedule, plan.words
+    resource, operation = entries
+    if not (s.acquire.any() or s.free.any() or s.workspace.any()):
+        return
+    acquire, free, workspace = s.acquire[operation], s.free[operation], s.workspace[operation]
+    # the sum over all sequences may wrap round, the differences within one cannot
+    before = np.cumsum(acquire - free) - (acquire - free)
+    first = np.searchsorted(resource, resource)
+    level = before - before[first] + level_at_cycle_start(s)[resource]
+    needed = level + acquire + workspace
+    limit = s.memory[resource]
+    for k in np.flatnonzero((limit > 0) & (needed > limit)).tolist():
+        i, r, amount = int(operation[k]), int(resource[k]), int(needed[k]) - int(limit[k])
+        message = (
+            f"{tell.operation(i)} needs {count(int(needed[k]), 'byte')} on {tell.resource(r)} "
+            f"({int(level[k])} held, {int(acquire[k])} acquired, {int(workspace[k])} workspace), "
+            f"{count(amount, 'byte')} more than its memory of {int(limit[k])}"
+        )
+        yield Violation("memory", (i,), r, amount, message)
+    left = level + acquire - free
+    for k in np.flatnonzero((left < 0) & (free > 0)).tolist():
+        i, r = int(operation[k]), int(resource[k])
+        held = int(level[k]) + int(acquire[k])
+        message = (
+            f"{tell.operation(i)} frees {count(int(free[k]), 'byte')} on {tell.resource(r)}, where "
+            f"only {held} are held: {count(-int(left[k]), 'byte')} too many"
+        )
+        yield Violation("free", (i,), r, -int(left[k]), message)

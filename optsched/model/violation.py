@@ -1,0 +1,87 @@
+"""One broken rule of a schedule, and the words that describe it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import Schedule
+
+Kind: TypeAlias = Literal[
+    "sequence", "order", "overlap", "setup", "precedence", "release", "deadline",
+    "memory", "free", "balance", "liveness", "objective", "instance",
+]  # fmt: skip
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+"""Every kind of violation; ``docs/verify.md`` explains them one by one."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a schedule breaks.
+
+    Parameters
+    ----------
+    kind
+        Which rule, one of `KINDS`.
+    operations
+        The operations involved, the one that should come first in front; for ``"liveness"`` the
+        operations on the cycle, for ``"objective"`` and ``"instance"`` none.
+    resource
+        Where, or None for what happens on no single resource.
+    amount
+        What is missing: time units; bytes for ``"memory"``, ``"free"`` and ``"balance"``; entries
+        too few or too many for ``"sequence"``; 0 for ``"liveness"`` and ``"instance"``.
+    message
+        One sentence with the operations, the amount and the unit.
+    """
+
+    kind: Kind
+    operations: tuple[int, ...]
+    resource: int | None
+    amount: int
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Words:
+    """Names operations, resources and times of one schedule in messages."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._microbatches = bool(schedule.microbatch.any())
+        self._iterations = bool(schedule.iteration.any())
+
+    def operation(self, i: int) -> str:
+        """``operation 12 (job 3, F, stage 2)``."""
+        s = self._schedule
+        labels = [f"job {s.job[i]}"]
+        if s.kind[i]:
+            labels.append(_printable(str(s.kind[i])))
+        labels.append(f"stage {s.stage[i]}")
+        if self._microbatches:
+            labels.append(f"micro-batch {s.microbatch[i]}")
+        if self._iterations:
+            labels.append(f"iteration {s.iteration[i]}")
+        return f"operation {i} ({', '.join(labels)})"
+
+    def resource(self, r: int) -> str:
+        """The name of a resource."""
+        return _printable(self._schedule.resources[r].name) or f"resource {r}"
+
+    def time(self, amount: int) -> str:
+        """``5 us``."""
+        return f"{amount} {self._schedule.time_unit}"
+
+
+def count(number: int, noun: str) -> str:
+    """``1 byte``, ``2 bytes``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _printable(text: str) -> str:
+    # names come from files: nothing invisible or turned round on somebody's terminal
+    return text if text.isprintable() else ascii(text)

@@ -1,0 +1,599 @@
+"""Job arrays: sibling training jobs that share one pipeline of devices (ArrayPipe's JAPSP)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from inspect import signature
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import label
+from optsched.model import bounds
+from optsched.model.schedule import Rows
+from optsched.problems.jobarray.checks import (
+    Place,
+    check_blocks,
+    device_fields,
+    integers,
+    jobs_of,
+    names_of,
+    option_of,
+    place_of,
+    recompute_of,
+    shape_of,
+    table_of,
+)
+from optsched.problems.jobarray.rules import check
+from optsched.solving.problem import Problem
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from optsched.arraypipe.profiling.document import Profile
+    from optsched.model.schedule import IntArray, Schedule
+    from optsched.pipelines.models import Model
+    from optsched.problems.jobarray.prefetch import ServerPrefetch
+
+PER_STAGE: Final = (
+    "forward", "backward", "weight", "recompute", "update", "switch", "activation", "checkpoint",
+    "recompute_workspace", "weight_memory", "state",
+)  # fmt: skip
+PER_CUT: Final = ("lag_forward", "lag_backward")
+PER_JOB: Final = ("micro_batches", "multiplicity", "release", "batch_size")
+MAY_BE_0: Final = ("release", "batch_size")
+CHOICES: Final = {
+    "objective": ("makespan", "period"),
+    "update_mode": ("fused", "block", "global", "none"),
+    "microbatch_order": ("fixed", "free"),
+    "switch_on": ("out", "in"),
+    "time_unit": ("ns", "us", "ms", "s"),
+}
+FLAGS: Final = ("recompute_as_block", "update_blocks_gradient", "trailing_switch")
+
+
+class JobArray(Problem):
+    """K sibling jobs on V virtual stages: order every forward and backward block on its device.
+
+    Times are integers for one micro-batch in `time_unit`, memory is in bytes. Arrays have shape
+    (K, V), a scalar stands for all of them. See Eq. 1-9 of the ArrayPipe paper for the symbols in
+    brackets.
+
+    Parameters
+    ----------
+    forward, backward
+        Block times [r_f, r_b]. With `weight`, `backward` is the input gradient only.
+    weight
+        Weight-gradient block times (kind ``W``); then the gradient block is of kind ``I``.
+    recompute, update, switch
+        Re-materialisation [re], optimizer step [u], changing away from the job on a device [w].
+    lag_forward, lag_backward
+        Communication times, shape (K, V-1) [eta]: F(v) to F(v+1), and B(v+1) to B(v).
+    activation, checkpoint
+        Bytes kept from F to B, without and with recomputation.
+    recompute_workspace
+        Extra bytes while a recomputing block runs.
+    weight_memory
+        Part of the kept bytes that ``I`` leaves for ``W`` to free.
+    state
+        Bytes of model state (for reports; not a constraint).
+    micro_batches, multiplicity, release
+        Per job, shape (K,): micro-batches M_j, iterations per cycle (period objective), release.
+    batch_size
+        Samples of an iteration, shape (K,); 0 = not said (`with_epoch_multiplicity` needs it).
+    place
+        Device of each virtual stage, shape (V,), or of each ``[job][micro-batch][stage]``;
+        default stage v on device v.
+    memory
+        Bytes left for activations on each device; 0 = unlimited.
+    devices, servers, names
+        Names of devices and their servers, names of jobs.
+    objective
+        ``"makespan"``: end of one iteration of all jobs; ``"period"``: rolling execution.
+    recompute_mode
+        ``"never"``, ``"always"``, ``"choose"`` or one bool per job.
+    recompute_as_block
+        Recomputation as an operation R of its own, which may run before the gradient arrives.
+    update_mode
+        ``"fused"`` into the last gradient block, an own ``"block"`` U, ``"global"`` (U waits for
+        all stages, as gradient clipping needs), or ``"none"``.
+    update_blocks_gradient
+        Whether a fused update delays the gradient to the previous stage.
+    microbatch_order
+        ``"fixed"``: ascending per (job, stage) and kind; ``"free"``.
+    switch_on
+        Whose switch time counts between two jobs: ``"out"`` the earlier one's, ``"in"`` the later.
+    trailing_switch
+        Count the switch after a job's last block too (the paper's Eq. 3).
+
+    Raises
+    ------
+    InputError
+        Naming the field, the index, the value and the legal range.
+    """
+
+    forward: IntArray
+    backward: IntArray
+    weight: IntArray | None
+    recompute: IntArray
+    update: IntArray
+    switch: IntArray
+    lag_forward: IntArray
+    lag_backward: IntArray
+    activation: IntArray
+    checkpoint: IntArray
+    recompute_workspace: IntArray
+    weight_memory: IntArray
+    state: IntArray
+    micro_batches: IntArray
+    multiplicity: IntArray
+    release: IntArray
+    batch_size: IntArray
+    place: Place
+    memory: IntArray
+    devices: tuple[str, ...]
+    servers: tuple[str, ...]
+    names: tuple[str, ...]
+    objective: str
+    recompute_mode: str | tuple[bool, ...]
+    recompute_as_block: bool
+    update_mode: str
+    update_blocks_gradient: bool
+    microbatch_order: str
+    switch_on: str
+    trailing_switch: bool
+    name: str
+    time_unit: str
+
+    def __init__(
+        self,
+        forward: npt.ArrayLike,
+        backward: npt.ArrayLike,
+        *,
+        weight: npt.ArrayLike | None = None,
+        recompute: npt.ArrayLike = 0,
+        update: npt.ArrayLike = 0,
+        switch: npt.ArrayLike = 0,
+        lag_forward: npt.ArrayLike = 0,
+        lag_backward: npt.ArrayLike = 0,
+        activation: npt.ArrayLike = 0,
+        checkpoint: npt.ArrayLike = 0,
+        recompute_workspace: npt.ArrayLike = 0,
+        weight_memory: npt.ArrayLike = 0,
+        state: npt.ArrayLike = 0,
+        micro_batches: npt.ArrayLike = 1,
+        multiplicity: npt.ArrayLike = 1,
+        release: npt.ArrayLike = 0,
+        batch_size: npt.ArrayLike = 0,
+        place: Sequence[Any] | None = None,
+        memory: npt.ArrayLike | None = None,
+        devices: Sequence[str] | None = None,
+        servers: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
+        objective: str = "makespan",
+        recompute_mode: str | Sequence[bool] = "never",
+        recompute_as_block: bool = False,
+        update_mode: str = "fused",
+        update_blocks_gradient: bool = False,
+        microbatch_order: str = "fixed",
+        switch_on: str = "out",
+        trailing_switch: bool = False,
+        name: str = "",
+        time_unit: str = "us",
+    ) -> None:
+        given = dict(locals())
+        shape = shape_of(forward)
+        fields: dict[str, Any] = {"weight": None}
+        for key in PER_STAGE:
+            if key != "weight" or weight is not None:
+                fields[key] = table_of(key, given[key], shape)
+        for key in PER_CUT:
+            fields[key] = table_of(key, given[key], (shape[0], shape[1] - 1), -MAX_INTEGER)
+        for key in PER_JOB:
+            fields[key] = table_of(key, given[key], shape[:1], 0 if key in MAY_BE_0 else 1)
+        check_blocks(fields["micro_batches"], shape[1])
+        if objective == "period":
+            check_blocks(fields["micro_batches"], shape[1], fields["multiplicity"])
+        fields.update({key: option_of(key, given[key], CHOICES[key]) for key in CHOICES})
+        fields.update({key: option_of(key, given[key], (False, True)) for key in FLAGS})
+        fields["name"] = label("name", name)
+        fields["recompute_mode"] = recompute_of(recompute_mode, shape[0])
+        fields["names"] = names_of("names", names, "job", shape[0])
+        fields["place"] = place_of(place, fields["micro_batches"], shape[1])
+        fields.update(device_fields(fields["place"], memory, devices, servers))
+        self.__dict__.update(fields)
+        check(self)
+
+    def __setattr__(self, key: str, value: object) -> None:
+        raise AttributeError(f"a JobArray is immutable: make a changed copy, replace({key}=...)")
+
+    def __delattr__(self, key: str) -> None:
+        raise AttributeError(f"a JobArray is immutable: {key} cannot be deleted")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # through the constructor: copies and unpickled arrays are checked and read-only too
+        return _rebuilt, ({key: getattr(self, key) for key in signature(JobArray).parameters},)
+
+    @property
+    def n_jobs(self) -> int:
+        """Number of jobs K."""
+        return int(self.forward.shape[0])
+
+    @property
+    def n_stages(self) -> int:
+        """Number of virtual stages V."""
+        return int(self.forward.shape[1])
+
+    @property
+    def n_devices(self) -> int:
+        """Number of devices."""
+        return len(self.devices)
+
+    @property
+    def answers(self) -> str:
+        """``"orders"`` of one iteration, or ``"periodic orders"``, which come with offsets.
+
+        Where recomputation is to be chosen, ``" with recomputation"`` is added: then the last row
+        says which jobs recompute.
+        """
+        orders = "periodic orders" if self.objective == "period" else "orders"
+        return f"{orders} with recomputation" if self.chooses else orders
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the solver chooses which jobs recompute."""
+        return self.recompute_mode == "choose"
+
+    @property
+    def n_operations(self) -> int:
+        """Operations of its schedules; where recomputation is to be chosen, the most."""
+        return self.graph([True] * self.n_jobs if self.chooses else None).n_operations
+
+    @property
+    def objective_name(self) -> str:
+        """``"makespan"`` or ``"period"``."""
+        return self.objective
+
+    @classmethod
+    def from_profile(
+        cls,
+        model: str | os.PathLike[str] | Model | Profile,
+        stages: int | None = None,
+        batch_sizes: Sequence[int] | None = None,
+        **options: Any,
+    ) -> JobArray:
+        """A job array of a measured profile, or of a model by an analytic cost model.
+
+        Parameters
+        ----------
+        model
+            A `optsched.arraypipe.profiling.document.Profile` or the path of a ``*.profile.json``.
+            Or, for the cost model of `optsched.pipelines.profiles`: ``"vgg19"``, ``"resnet152"``,
+            ``"bert_large"``, ``"gpt2_xl"``, or a `optsched.pipelines.models.Model` of your own.
+        stages
+            Number of pipeline stages, one per device; a profile has its own.
+        batch_sizes
+            One per job; a profile has its own.
+        options
+            Those of `optsched.arraypipe.profiling.problem.job_array` (``jobs``, ``memory``) for
+            a profile; else of `optsched.pipelines.profiles.job_array_fields` (``link``,
+            ``memory``, ``partition``, ...) and of `JobArray`.
+        """
+        from optsched.problems.jobarray.profile import from_profile
+
+        return from_profile(model, stages, batch_sizes, options)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> JobArray:
+        """Read a ``*.jobarray.json`` document (``optsched.jobarray/1``) strictly."""
+        from optsched.formats import jobarray_json
+        from optsched.io.files import read_text
+
+        return jobarray_json.read(read_text(path), str(path))
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write an ``optsched.jobarray/1`` document (whole file or nothing)."""
+        from optsched.formats import jobarray_json
+        from optsched.io.files import write_atomic
+
+        write_atomic(path, jobarray_json.write(self))
+
+    def replace(self, **changes: Any) -> JobArray:
+        """A copy with some constructor arguments changed."""
+        fields = {key: getattr(self, key) for key in signature(JobArray).parameters}
+        unknown = set(changes) - set(fields)
+        if unknown:
+            raise InputError(f"{min(unknown)}: a JobArray has no such field")
+        return JobArray(**{**fields, **changes})
+
+    def with_objective(self, objective: str) -> JobArray:
+        """The same array with another objective."""
+        return self.replace(objective=objective)
+
+    @classmethod
+    def as_printed(cls, forward: npt.ArrayLike, backward: npt.ArrayLike, **fields: Any) -> JobArray:
+        """The array as the paper prints it: one micro-batch, fused updates, a trailing switch.
+
+        Its Eq. 7-9 taken literally let a GPU run two blocks at once; that is not offered.
+
+        Parameters
+        ----------
+        forward, backward, fields
+            Those of `JobArray`, but for ``weight``, ``micro_batches``, ``update_mode``,
+            ``switch_on``, ``trailing_switch`` and ``objective``, which the paper settles.
+        """
+        settled = {
+            "weight": None, "micro_batches": 1, "update_mode": "fused", "switch_on": "out",
+            "trailing_switch": True, "objective": "makespan",
+        }  # fmt: skip
+        for key in settled:
+            if key in fields:
+                raise InputError(f"{key}: settled by the paper, use JobArray for another value")
+        return cls(forward, backward, **settled, **fields)  # type: ignore[arg-type]
+
+    def with_epoch_multiplicity(
+        self, samples: int | Sequence[int], max_copies: int = 64
+    ) -> JobArray:
+        """The array with multiplicities in proportion to the jobs' iterations per epoch.
+
+        So all jobs see their data equally often: batch size 8 beside 32 gets 4 iterations a cycle
+        beside 1. The smallest numbers are taken whose `epoch_error` is at most 1 %. Where
+        `max_copies` allows none, as for batch sizes 1 and 1000, the best that it allows are taken
+        without a word, however far off: ask `epoch_error` of the result.
+
+        Parameters
+        ----------
+        samples
+            Samples of the data set; one number per job if they train on different ones.
+        max_copies
+            Most iterations of one job in a cycle; the graph grows with them. Allow at least the
+            longest epoch over the shortest.
+
+        Raises
+        ------
+        InputError
+            A job's ``batch_size`` is not known, or the arguments are no such numbers.
+        """
+        from optsched.problems.jobarray.epochs import epoch_multiplicity
+
+        return self.replace(multiplicity=epoch_multiplicity(self, samples, max_copies))
+
+    def epoch_error(self, samples: int | Sequence[int]) -> float:
+        """How unequally long epochs are: the longest, in cycles, over the shortest, minus 1.
+
+        Parameters
+        ----------
+        samples
+            As in `with_epoch_multiplicity`.
+        """
+        from optsched.problems.jobarray.epochs import epoch_error
+
+        return epoch_error(self, samples)
+
+    def prefetch_ok(self, host_bandwidth: int) -> tuple[ServerPrefetch, ...]:
+        """Whether every server can load the next job's model state behind any block (Eq. 2).
+
+        A report about times alone, whatever the order; never a constraint.
+
+        Parameters
+        ----------
+        host_bandwidth
+            Bytes per second from the host's memory to the devices of one server together.
+        """
+        from optsched.problems.jobarray.prefetch import prefetch
+
+        return prefetch(self, host_bandwidth)
+
+    def without(self, job: int) -> JobArray:
+        """The array without one job."""
+        if not 0 <= job < self.n_jobs or self.n_jobs == 1:
+            raise InputError(f"job: expected 0..{self.n_jobs - 1} of several jobs, got {job}")
+        return self.subset([j for j in range(self.n_jobs) if j != job])
+
+    def subset(self, jobs: Sequence[int]) -> JobArray:
+        """The array of the given jobs only, in that order."""
+        rows = jobs_of(jobs, self.n_jobs)
+        changes: dict[str, Any] = {
+            key: None if getattr(self, key) is None else getattr(self, key)[rows]
+            for key in (*PER_STAGE, *PER_CUT, *PER_JOB)
+        }
+        changes["names"] = [self.names[j] for j in rows]
+        if not isinstance(self.recompute_mode, str):
+            changes["recompute_mode"] = [self.recompute_mode[j] for j in rows]
+        if not isinstance(self.place[0], int):
+            changes["place"] = [self.place[j] for j in rows]
+        return self.replace(**changes)
+
+    def devices_of(self, job: int, microbatch: int = 0) -> IntArray:
+        """Device of every virtual stage for one micro-batch of a job; shape (V,)."""
+        row = self.place[job][microbatch] if not isinstance(self.place[0], int) else self.place
+        return np.array(row, np.int64)
+
+    @cached_property
+    def recomputes(self) -> tuple[bool, ...]:
+        """Which jobs recompute; `InputError` for ``recompute_mode="choose"``."""
+        if self.recompute_mode == "choose":
+            raise InputError(
+                'recompute_mode is "choose": say graph(recompute=[...]), or replace it by '
+                '"never", "always" or one bool per job'
+            )
+        if isinstance(self.recompute_mode, str):
+            return (self.recompute_mode == "always",) * self.n_jobs
+        return self.recompute_mode
+
+    def graph(self, recompute: Sequence[bool] | None = None) -> Schedule:
+        """The disjunctive graph of one iteration of all jobs, or of one cycle.
+
+        Operation ids are job-major and topological: per micro-batch F(0..V-1), then from stage V-1
+        down [R,] B (or I, W); then per job U(0..V-1) and ``end``. A cycle has them once per copy of
+        the job (`multiplicity`), arcs with a distance from every iteration to the next, and a
+        period that certainly suffices.
+
+        Parameters
+        ----------
+        recompute
+            Which jobs recompute, if not as `recompute_mode` says.
+        """
+        if recompute is not None:
+            chosen = recompute_of(recompute, self.n_jobs)
+            return self.replace(recompute_mode=chosen).graph()
+        return self._graph
+
+    @cached_property
+    def _graph(self) -> Schedule:
+        from optsched.problems.jobarray.cycle import cycle_graph
+        from optsched.problems.jobarray.graph import build
+
+        make = cycle_graph if self.objective == "period" else build
+        return make(self, self.recomputes)
+
+    def evaluate_orders(
+        self, sequences: Rows | Sequence[Sequence[int]], offsets: npt.ArrayLike | None = None
+    ) -> int:
+        """The least makespan, or the least period, of given orders.
+
+        Parameters
+        ----------
+        sequences
+            Per device the operation ids of `graph`, in order.
+        offsets
+            Period only: cycles by which every operation is late, shape (n_operations,); default 0.
+
+        Raises
+        ------
+        CyclicOrder
+            The orders contradict each other; ``.cycle`` lists the operations of one cycle.
+        InputError
+            The orders are none of this array's operations.
+        """
+        rows = sequences if isinstance(sequences, Rows) else Rows.of(sequences)
+        if self.objective == "makespan":
+            if offsets is not None:
+                raise InputError('offsets: only with objective="period"')
+            from optsched.model.graph import evaluate
+
+            return evaluate(self.graph(), rows).makespan
+        from optsched.kernels.cycle_ratio import cycle_time
+
+        given = None if offsets is None else integers("offsets", offsets)
+        return cycle_time(self.graph(), rows, given).period
+
+    def scheduled(self, answer: Rows) -> Schedule:
+        """The schedule of the orders; of a cycle's orders and offsets the one of least period.
+
+        Where recomputation was to be chosen, ``provenance["recompute"]`` says which jobs do.
+        """
+        if self.chooses:
+            from optsched.problems.jobarray import choice as jobarray_choice
+
+            return jobarray_choice.scheduled(self, answer)
+        if self.objective == "makespan":
+            return super().scheduled(answer)
+        from optsched.analysis.rolling import rolling
+        from optsched.problems.jobarray.cycle import orders_of
+
+        graph = self.graph()
+        return rolling(graph, *orders_of(graph, answer))
+
+    def answer(self, schedule: Schedule) -> Rows:
+        """The inverse of `scheduled`; see `Problem.answer`."""
+        if self.chooses:
+            from optsched.problems.jobarray import choice as jobarray_choice
+
+            recompute = jobarray_choice.choice_of(self, schedule)
+            orders = jobarray_choice.choosing(self, recompute).answer(schedule)
+            return jobarray_choice.with_choice(orders, recompute)
+        if self.objective == "makespan":
+            return super().answer(schedule)
+        from optsched.problems.jobarray.cycle import answer_of
+
+        super().answer(schedule)
+        return answer_of(schedule)
+
+    def evaluate(self, schedule: Schedule) -> int:
+        """Makespan or period of a schedule of this very array; see `Problem.evaluate`."""
+        if self.chooses:
+            from optsched.problems.jobarray import choice as jobarray_choice
+
+            recompute = jobarray_choice.choice_of(self, schedule)
+            return jobarray_choice.choosing(self, recompute).evaluate(schedule)
+        if self.objective == "makespan":
+            return super().evaluate(schedule)
+        self.check_own(schedule)
+        if schedule.start is None:
+            raise InputError("has no starts: the period of a graph is only one that suffices")
+        assert schedule.period is not None
+        return schedule.period
+
+    def check_own(self, schedule: Schedule) -> None:
+        """Refuse a schedule of another array, or one that does not repeat this one's cycle."""
+        from optsched.problems.jobarray import choice as jobarray_choice
+
+        rolls = self.objective == "period"
+        if rolls and schedule.period is None:
+            raise InputError("has no period: it is no schedule of a rolling array")
+        if not rolls and schedule.period is not None:
+            raise InputError('has a period: it is a schedule of the array with objective="period"')
+        graph = self.graph(jobarray_choice.choice_of(self, schedule) if self.chooses else None)
+        if not (graph.same_cycle(schedule) if rolls else graph.same_graph(schedule)):
+            raise self.foreign(schedule, graph)
+
+    def bounds(self) -> dict[str, int]:
+        """All lower bounds of the objective, by name.
+
+        Of the makespan ``chain``, ``load``, ``one_machine``, ``energy``
+        (`optsched.model.bounds.makespan_bounds`); of the period ``load``, ``chain``, ``lap``,
+        ``energy`` (`optsched.problems.jobarray.period.period_bounds`). Where recomputation is to
+        be chosen they hold for every choice, and ``tradeoff``
+        (`optsched.problems.jobarray.tradeoff`) may be another.
+        """
+        if self.chooses:
+            from optsched.problems.jobarray import choice as jobarray_choice
+
+            return jobarray_choice.bounds(self)
+        if self.objective == "makespan":
+            return bounds.makespan_bounds(self.graph())
+        from optsched.problems.jobarray.period import period_bounds
+
+        return period_bounds(self, self.recomputes)
+
+    def describe(self, objective: int) -> str:
+        """An objective as people read it, with its unit."""
+        return f"{objective} {self.time_unit}"
+
+    def lower_bound(self) -> int:
+        """The best of `bounds`."""
+        return max(self.bounds().values())
+
+    def infeasibility(self) -> str:
+        """The first job that cannot run even alone: which device it overflows, by how much.
+
+        With ``recompute_mode="choose"``: alone neither with nor without recomputation.
+        """
+        from optsched.problems.jobarray.graph import overflow_alone
+
+        return overflow_alone(self)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the canonical document."""
+        import hashlib
+
+        from optsched.formats import jobarray_json
+
+        return hashlib.sha256(jobarray_json.write(self)).hexdigest()
+
+    def __repr__(self) -> str:
+        return (
+            f"<JobArray {self.name!r}: {self.n_jobs} jobs, {self.n_stages} stages "
+            f"on {self.n_devices} devices>"
+        )
+
+
+def _rebuilt(fields: dict[str, Any]) -> JobArray:
+    return JobArray(**fields)

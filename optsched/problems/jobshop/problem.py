@@ -1,0 +1,345 @@
+"""The job shop: chains of operations on fixed machines, with optional releases and deadlines."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.io.values import plain
+from optsched.model.schedule import (
+    NO_DEADLINE,
+    TIME_UNITS,
+    Arcs,
+    IntArray,
+    Resource,
+    Rows,
+    Schedule,
+)
+from optsched.problems.jobshop.checks import (
+    chains_of,
+    check_total,
+    machine_names,
+    matrix,
+    short_text,
+    told,
+    window,
+)
+from optsched.solving.problem import Problem
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy.typing as npt
+
+Format: TypeAlias = Literal["auto", "standard", "taillard", "json"]
+
+
+@dataclass(frozen=True, init=False, eq=False, repr=False)
+class JobShop(Problem):
+    """Job j is a chain of operations, each on one machine; minimise the latest end (J || Cmax).
+
+    Machines may be visited several times or not at all. Operation ids are row-major: all of job
+    0, then job 1. Times are integers >= 0 in `time_unit`; numbers are never rescaled.
+
+    Parameters
+    ----------
+    jobs
+        One list of pairs ``(machine, duration)`` a job; machines are numbered from 0.
+    machines
+        Their names, distinct; default ``m0, m1, ...`` up to the largest number used.
+    release
+        Earliest start of every job (default 0).
+    deadline
+        Latest end of every job; `None` for a job (or altogether) means none.
+    name, time_unit
+        Labels; the unit is one of ``ns us ms s``.
+    metadata
+        Facts about the instance that no solver reads, e.g. published bounds.
+
+    Attributes
+    ----------
+    first : IntArray, shape (n_jobs + 1,)
+        Job j owns the operations ``first[j] .. first[j + 1] - 1``.
+    machine, duration : IntArray, shape (n_operations,)
+        Machine number and processing time of every operation.
+    release, deadline : IntArray, shape (n_jobs,)
+        Windows of the jobs; `optsched.model.schedule.NO_DEADLINE` = none.
+
+    Raises
+    ------
+    InputError
+        A job without operations, a value of a wrong type or out of range, or times that add up
+        to more than 2^53; the message names the place, e.g. ``jobs[3][2]``.
+    """
+
+    machines: tuple[str, ...]
+    first: IntArray
+    machine: IntArray
+    duration: IntArray
+    release: IntArray
+    deadline: IntArray
+    name: str
+    time_unit: str
+    metadata: Mapping[str, Any]
+
+    def __init__(
+        self,
+        jobs: Iterable[Iterable[Sequence[int]]],
+        machines: Sequence[str] | None = None,
+        *,
+        release: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
+        deadline: Sequence[int | None] | npt.NDArray[np.integer[Any]] | None = None,
+        name: str = "",
+        time_unit: str = "s",
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        names = None if machines is None else machine_names(machines)
+        first, machine, duration = chains_of(jobs, None if names is None else len(names))
+        if names is None:
+            names = tuple(f"m{k}" for k in range(max(machine) + 1))
+        facts = plain("metadata", {} if metadata is None else metadata)
+        if not isinstance(facts, dict):
+            raise InputError(f"metadata: expected a mapping, got {told(metadata)}")
+        columns = {
+            "first": np.array(first, np.int64),
+            "machine": np.array(machine, np.int64),
+            "duration": np.array(duration, np.int64),
+            "release": window("release", release, len(first) - 1, 0),
+            "deadline": window("deadline", deadline, len(first) - 1, NO_DEADLINE),
+        }
+        check_total(columns["duration"], columns["release"])
+        if time_unit not in TIME_UNITS:
+            raise InputError(
+                f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {told(time_unit)}"
+            )
+        for key, array in columns.items():
+            array.flags.writeable = False
+            object.__setattr__(self, key, array)
+        object.__setattr__(self, "machines", names)
+        object.__setattr__(self, "name", short_text("name", name))
+        object.__setattr__(self, "time_unit", time_unit)
+        object.__setattr__(self, "metadata", MappingProxyType(facts))
+
+    @classmethod
+    def from_matrices(
+        cls,
+        durations: npt.ArrayLike,
+        machines: npt.ArrayLike,
+        *,
+        release: Sequence[int] | None = None,
+        deadline: Sequence[int | None] | None = None,
+        name: str = "",
+        time_unit: str = "s",
+    ) -> JobShop:
+        """Build a shop from two matrices: entry [j, i] is the i-th operation of job j.
+
+        Parameters
+        ----------
+        durations, machines
+            Shape (n_jobs, n_steps), integer dtypes only; machines are numbered from 0.
+        release, deadline, name, time_unit
+            As in the constructor.
+
+        Raises
+        ------
+        InputError
+            Another dtype, ragged rows, different shapes, or a value out of range.
+        """
+        times, places = matrix("durations", durations), matrix("machines", machines)
+        if times.shape != places.shape:
+            raise InputError(f"machines: shape {places.shape}, but durations have {times.shape}")
+        pairs = zip(places.tolist(), times.tolist(), strict=True)
+        jobs = [list(zip(row, p, strict=True)) for row, p in pairs]
+        return cls(jobs, release=release, deadline=deadline, name=name, time_unit=time_unit)
+
+    # sizes and views
+
+    @property
+    def n_jobs(self) -> int:
+        """Number of jobs."""
+        return len(self.first) - 1
+
+    @property
+    def n_machines(self) -> int:
+        """Number of machines, unused ones included."""
+        return len(self.machines)
+
+    @property
+    def n_operations(self) -> int:
+        """Number of operations."""
+        return len(self.duration)
+
+    @cached_property
+    def jobs(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The chains as tuples of pairs ``(machine, duration)``."""
+        pairs = list(zip(self.machine.tolist(), self.duration.tolist(), strict=True))
+        ends = self.first.tolist()
+        return tuple(tuple(pairs[a:b]) for a, b in pairwise(ends))
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether any job has a release above 0 or a deadline."""
+        return bool(self.release.any() or (self.deadline != NO_DEADLINE).any())
+
+    @cached_property
+    def visits_every_machine_once(self) -> bool:
+        """Whether the machines of every job are a permutation of all machines."""
+        if (np.diff(self.first) != self.n_machines).any():
+            return False
+        rows = np.sort(self.machine.reshape(self.n_jobs, self.n_machines), axis=1)
+        return bool((rows == np.arange(self.n_machines)).all())
+
+    @property
+    def is_classic(self) -> bool:
+        """Every job visits every machine exactly once, and there are no windows."""
+        return self.visits_every_machine_once and not self.has_windows
+
+    def reversed(self) -> JobShop:
+        """The time-mirrored shop: every chain backwards; it has the same optimal makespan."""
+        if self.has_windows:
+            raise InputError(
+                "a shop with releases or deadlines has no mirror image: "
+                "a release would become a delivery time"
+            )
+        return JobShop(
+            [chain[::-1] for chain in self.jobs],
+            self.machines,
+            name=self.name,
+            time_unit=self.time_unit,
+        )
+
+    # as a problem
+
+    def graph(self) -> Schedule:
+        """The disjunctive graph; operation ids row-major, `stage` = position in the job."""
+        return self._graph
+
+    @cached_property
+    def _graph(self) -> Schedule:
+        n, first = self.n_operations, self.first
+        job = np.repeat(np.arange(self.n_jobs), np.diff(first))
+        ids = np.arange(n)
+        tail = np.delete(ids, first[1:] - 1)  # all but the last of every job
+        zeros = np.zeros(len(tail), np.int64)
+        release = np.zeros(n, np.int64)
+        release[first[:-1]] = self.release
+        deadline = np.full(n, NO_DEADLINE)
+        deadline[first[1:] - 1] = self.deadline
+        return Schedule(
+            name=self.name,
+            time_unit=self.time_unit,
+            resources=tuple(Resource(machine) for machine in self.machines),
+            duration=self.duration,
+            op_resources=Rows(np.arange(n + 1), self.machine),
+            arcs=Arcs(tail, tail + 1, zeros, zeros),
+            job=job,
+            stage=ids - first[job],
+            release=release,
+            deadline=deadline,
+        )
+
+    def infeasibility(self) -> str:
+        """Why no schedule can exist, if that is easy to see; else ``""``."""
+        chain = np.add.reduceat(self.duration, self.first[:-1])
+        late = self.release + chain > self.deadline
+        if late.any():
+            j, unit = int(np.argmax(late)), self.time_unit
+            since = f" from its release at {self.release[j]} {unit} on" if self.release[j] else ""
+            return (
+                f"job {j} needs {chain[j]} {unit} for its chain{since}, "
+                f"but its deadline is {self.deadline[j]} {unit}"
+            )
+        return super().infeasibility()
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the canonical standard text, followed by the windows if there are any."""
+        from optsched.formats.standard import rows_of
+
+        text = rows_of(self)
+        if self.has_windows:
+            ends = ("-" if d == NO_DEADLINE else str(d) for d in self.deadline.tolist())
+            text += f"release {' '.join(map(str, self.release.tolist()))}\n"
+            text += f"deadline {' '.join(ends)}\n"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, JobShop):
+            return NotImplemented
+        return (  # names and the unit are not in the hash
+            self.sha256 == other.sha256
+            and self.machines == other.machines
+            and self.time_unit == other.time_unit
+            and self.name == other.name
+        )
+
+    __hash__ = Problem.__hash__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # by way of the constructor: unpickled arrays would be writeable
+        rest: dict[str, Any] = {
+            "release": self.release,
+            "deadline": self.deadline,
+            "name": self.name,
+            "time_unit": self.time_unit,
+            "metadata": dict(self.metadata),
+        }
+        return partial(JobShop, **rest), (self.jobs, self.machines)
+
+    def __repr__(self) -> str:
+        return (
+            f"<JobShop {self.name!r}: {self.n_jobs} jobs, {self.n_machines} machines, "
+            f"{self.n_operations} operations>"
+        )
+
+    # files
+
+    @classmethod
+    def read(
+        cls, path: str | os.PathLike[str], format: Format = "auto", reentrant: bool = False
+    ) -> JobShop:
+        """Read a job shop; see `optsched.formats.read_problem` for the formats.
+
+        Parameters
+        ----------
+        path
+            The file.
+        format
+            ``"standard"`` (JSPLIB text), ``"taillard"``, ``"json"``, or ``"auto"``: by content.
+        reentrant
+            Standard text only: rows of any length, machines may repeat or be skipped.
+
+        Raises
+        ------
+        InputError
+            With ``file:line`` or the path in the document, the rule and the value.
+        """
+        from optsched.formats.read_problem import read_job_shop
+
+        return read_job_shop(path, format, reentrant)
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        format: Literal["json", "standard", "taillard"] = "json",
+    ) -> None:
+        """Write a file, all of it or nothing; the text formats carry no windows and no names."""
+        from optsched.formats import jobshop_json, standard, taillard
+        from optsched.io.files import write_atomic
+
+        writers: dict[str, Any] = {
+            "json": jobshop_json.to_json,
+            "standard": standard.to_text,
+            "taillard": taillard.to_text,
+        }
+        if format not in writers:
+            raise InputError(f"format: expected one of {', '.join(writers)}, got {format!r:.60}")
+        write_atomic(path, writers[format](self))

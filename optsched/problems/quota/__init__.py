@@ -1,0 +1,1 @@
+"""GPU quotas for elastic jobs."""

@@ -1,0 +1,343 @@
+"""One job of a quota plan: how many GPUs it may get, and what each number is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.io.strict_json import shortened
+from optsched.io.values import label
+from optsched.solving.limits import whole_number
+
+LOCALITIES: Final = ("any", "single", "whole")
+
+MOST_GPUS: Final = 10**7
+"""Of one job; a plan may have `optsched.problems.quota.problem.MOST_GPUS`."""
+
+MOST_WORK: Final = 2**53
+
+Sizes: TypeAlias = "tuple[int, ...] | range"
+Numbers: TypeAlias = "tuple[float, ...]"
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class QuotaJob:
+    """What one job may get. Fields of a heterogeneous plan may be mappings from type to value.
+
+    Parameters
+    ----------
+    name
+        Distinct within a plan.
+    sizes
+        Allowed numbers of GPUs, ascending; or give bounds instead.
+    minimum, maximum
+        All numbers between them are allowed; the default is 1 to the budget of the plan (or to
+        the end of `utility` or `rates`).
+    utility
+        What each allowed size is worth, any finite numbers; objectives ``"sum"`` and
+        ``"max_min"`` (there the number of GPUs itself if it is left out).
+    idle
+        Utility of no GPU at all.
+    score
+        Share asked for under ``"proportional"``, >= 0; below about 2^-32 of the
+        largest it counts as 0.
+    work
+        Remaining work under ``"makespan"``: time that it takes at rate 1.
+    rates
+        Work done per unit of time with each allowed size, > 0.
+    speedup
+        Instead of rates: an object whose ``of(gpus)`` gives them (`optsched.cluster.Amdahl`),
+        or a function; needs `sizes` or `maximum`.
+    weight
+        w > 0: multiplies utilities (``"sum"``), divides them (``"max_min"``).
+    must_run
+        No GPU at all is not allowed.
+    current
+        Node name to GPUs held now; ties are broken for fewest moves.
+    locality
+        ``"any"``; ``"single"``: within one node whenever it fits an empty one; ``"whole"``: of
+        several nodes all but one are held wholly.
+    pass_work
+        Work of one pass: with `rates` it gives the duration in schedules.
+
+    Raises
+    ------
+    InputError
+        A field of a wrong type or value; the message names job, field and value.
+    """
+
+    name: str
+    sizes: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None
+    minimum: int | Mapping[str, int]
+    maximum: int | Mapping[str, int] | None
+    utility: Numbers | Mapping[str, Numbers] | None
+    idle: float
+    score: float | None
+    work: int | None
+    rates: Numbers | Mapping[str, Numbers] | None
+    weight: float
+    must_run: bool
+    current: Mapping[str, int]
+    locality: str
+    pass_work: int | None
+
+    def __init__(
+        self,
+        name: str,
+        sizes: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+        *,
+        minimum: int | Mapping[str, int] | None = None,
+        maximum: int | Mapping[str, int] | None = None,
+        utility: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
+        idle: float = 0.0,
+        score: float | None = None,
+        work: int | None = None,
+        rates: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
+        speedup: Any = None,
+        weight: float = 1.0,
+        must_run: bool = False,
+        current: Mapping[str, int] | None = None,
+        locality: str = "any",
+        pass_work: int | None = None,
+    ) -> None:
+        label("job", name)
+        if not name:
+            raise InputError("job: expected a name, got an empty text")
+        place = f"job {name!r}"
+        if sizes is not None and (minimum is not None or maximum is not None):
+            raise InputError(f"{place}.sizes: give sizes or bounds, not both")
+        if not isinstance(must_run, (bool, np.bool_)):
+            raise InputError(f"{place}.must_run: expected true or false, got {must_run!r:.60}")
+        if locality not in LOCALITIES or not isinstance(locality, str):
+            known = ", ".join(LOCALITIES)
+            raise InputError(f"{place}.locality: expected one of {known}, got {locality!r:.60}")
+        values: dict[str, Any] = {
+            "name": name,
+            "sizes": _each(f"{place}.sizes", sizes, _sizes),
+            "minimum": _each(f"{place}.minimum", 1 if minimum is None else minimum, _gpus),
+            "maximum": _each(f"{place}.maximum", maximum, _gpus),
+            "utility": _each(f"{place}.utility", utility, numbers),
+            "idle": finite(f"{place}.idle", idle),
+            "score": None if score is None else finite(f"{place}.score", score, least=0.0),
+            "work": None if work is None else whole_number(f"{place}.work", work, 0, MOST_WORK),
+            "rates": _each(f"{place}.rates", rates, numbers),
+            "weight": finite(f"{place}.weight", weight),
+            "must_run": bool(must_run), "locality": locality,
+            "current": _current(place, current),
+            "pass_work": None if pass_work is None
+            else whole_number(f"{place}.pass_work", pass_work, 1, MOST_WORK),
+        }  # fmt: skip
+        if values["weight"] <= 0:
+            raise InputError(f"{place}.weight: expected a number > 0, got {weight!r:.60}")
+        self.__dict__.update(values)
+        self.__dict__["kinds"] = self._kinds()
+        if speedup is not None:
+            self.__dict__["rates"] = self._rates_of(speedup)
+        self._check_lengths()
+        if pass_work is not None and self.rates is None:
+            raise InputError(f"{place}.pass_work: needs rates or a speedup")
+
+    kinds: tuple[str, ...] | None
+    """Types it may run on; None: all of the plan's."""
+
+    def allowed(self, kind: str) -> tuple[int, int | None, tuple[int, ...] | None] | None:
+        """Smallest and largest size on this type, and the list if it is one.
+
+        The largest is None if only the budget limits it; all is None where the job may not run.
+        """
+        if self.kinds is not None and kind not in self.kinds:
+            return None
+        sizes = of_kind(self.sizes, kind)
+        if sizes is not None:
+            return sizes[0], sizes[-1], sizes
+        low, high = of_kind(self.minimum, kind), of_kind(self.maximum, kind)
+        if high is None:
+            table = of_kind(self.utility, kind) or of_kind(self.rates, kind)
+            high = None if table is None else low + len(table) - 1
+        return low, high, None
+
+    def _kinds(self) -> tuple[str, ...] | None:
+        given = {
+            key: tuple(sorted(value))
+            for key in ("sizes", "minimum", "maximum", "utility", "rates")
+            if isinstance(value := getattr(self, key), Mapping)
+        }
+        if not given:
+            return None
+        first = next(iter(given.items()))
+        for key, kinds in given.items():
+            if kinds != first[1]:
+                ours, theirs = shortened(list(kinds)), shortened(list(first[1]))
+                raise InputError(
+                    f"job {self.name!r}.{key}: names the types {ours}, but {first[0]} names "
+                    f"{theirs}"
+                )
+        return first[1]
+
+    def _rates_of(self, speedup: Any) -> Numbers | Mapping[str, Numbers]:
+        place = f"job {self.name!r}.speedup"
+        of = getattr(speedup, "of", speedup)
+        if self.rates is not None:
+            raise InputError(f"{place}: give rates or a speedup, not both")
+        if not callable(of):
+            raise InputError(f"{place}: expected an object with of(gpus), got {speedup!r:.60}")
+        found: dict[str, Numbers] = {}
+        for kind in self.kinds or ("",):
+            low, high, sizes = self.allowed(kind) or (1, None, None)
+            if high is None:
+                raise InputError(f"{place}: needs sizes or a maximum")
+            found[kind] = numbers(place, _called(place, of, sizes or range(low, high + 1)))
+        return MappingProxyType(found) if self.kinds is not None else found[""]
+
+    def _check_lengths(self) -> None:
+        for kind in self.kinds or ("",):
+            low, high, sizes = self.allowed(kind) or (1, None, None)
+            on = f" on {kind}" if kind else ""
+            if high is not None and high < low:
+                raise InputError(
+                    f"job {self.name!r}.minimum: {low} is above the maximum {high}{on}"
+                )
+            expected = len(sizes) if sizes is not None else None if high is None else high - low + 1
+            for key in ("utility", "rates"):
+                table = of_kind(getattr(self, key), kind)
+                if table is not None and len(table) != expected:
+                    raise InputError(
+                        f"job {self.name!r}.{key}: expected {expected} numbers, one per allowed "
+                        f"size{on}, got {len(table)}"
+                    )
+                if key == "rates" and table is not None and min(table) <= 0:
+                    raise InputError(
+                        f"job {self.name!r}.rates: expected numbers > 0, got {min(table)}{on}"
+                    )
+
+    def given(self) -> dict[str, Any]:
+        """The fields in plain types: ``QuotaJob(**job.given())`` is the same job."""
+        fields = {key: getattr(self, key) for key in _GIVEN}
+        return {
+            key: dict(value) if isinstance(value, Mapping) else value
+            for key, value in fields.items()
+            if not (key == "minimum" and self.sizes is not None)
+        }
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.sizes if isinstance(self.sizes, tuple) else None))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made, (self.given(),)
+
+    def __repr__(self) -> str:
+        return f"<QuotaJob {self.name!r}>"
+
+
+_GIVEN: Final = (
+    "name", "sizes", "minimum", "maximum", "utility", "idle", "score", "work", "rates", "weight",
+    "must_run", "current", "locality", "pass_work",
+)  # fmt: skip
+
+
+def _made(fields: dict[str, Any]) -> QuotaJob:
+    return QuotaJob(**fields)
+
+
+def of_kind(given: Any, kind: str) -> Any:
+    """The value for one type, of a value for all or a mapping."""
+    return given.get(kind) if isinstance(given, Mapping) else given
+
+
+def finite(place: str, given: Any, least: float | None = None) -> float:
+    """A plain finite float; never a truth value or a text."""
+    try:
+        number = math.nan if isinstance(given, (bool, str, bytes)) else float(given)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number) or (least is not None and number < least):
+        wanted = "a finite number" + ("" if least is None else f" >= {least:g}")
+        raise InputError(f"{place}: expected {wanted}, got {given!r:.60}")
+    return number
+
+
+def numbers(place: str, given: Any) -> Numbers:
+    """A table of finite numbers, at least one."""
+    if isinstance(given, np.ndarray) and given.ndim == 1:
+        given = given.tolist()
+    if not isinstance(given, (list, tuple, range)):
+        raise InputError(f"{place}: expected a list of numbers, got {given!r:.60}")
+    if not given:
+        raise InputError(f"{place}: expected at least one number, got an empty list")
+    if {type(v) for v in given} <= {int, float}:
+        try:
+            found = tuple(map(float, given))
+        except OverflowError:
+            found = ()
+        if found and math.isfinite(sum(map(abs, found))):
+            return found
+    return tuple(finite(f"{place}[{i}]", value) for i, value in enumerate(given))
+
+
+def _each(place: str, given: Any, check: Callable[[str, Any], Any]) -> Any:
+    """Check one value, or one per type."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return check(place, given)
+    if not given:
+        raise InputError(f"{place}: expected at least one type, got an empty mapping")
+    return MappingProxyType({
+        label(f"{place} type", kind): check(f"{place}[{kind!r}]", value)
+        for kind, value in given.items()
+    })  # fmt: skip
+
+
+def _called(place: str, of: Callable[[int], Any], sizes: Sequence[int]) -> list[Any]:
+    """What a user's function gives for each size; whatever it raises is an `InputError`."""
+    found = []
+    for gpus in sizes:
+        try:
+            found.append(of(gpus))
+        except Exception as error:
+            what = " ".join(f"{type(error).__name__}: {error}".split())
+            raise InputError(f"{place}: the function fails for {gpus} GPUs, {what:.200}") from error
+    return found
+
+
+def _sizes(place: str, given: Any) -> tuple[int, ...]:
+    if isinstance(given, np.ndarray) and given.ndim == 1:
+        given = given.tolist()
+    if not isinstance(given, (list, tuple, range)):
+        raise InputError(f"{place}: expected a list of GPU numbers, got {given!r:.60}")
+    if not given:
+        raise InputError(f"{place}: expected at least one size, got an empty list")
+    sizes = tuple(
+        whole_number(f"{place}[{i}]", value, 1, MOST_GPUS) for i, value in enumerate(given)
+    )
+    for i in range(1, len(sizes)):
+        if sizes[i] <= sizes[i - 1]:
+            raise InputError(f"{place}: expected ascending sizes, got {sizes[i]} after "
+                             f"{sizes[i - 1]}")  # fmt: skip
+    return sizes
+
+
+def _gpus(place: str, given: Any) -> int:
+    return whole_number(place, given, 1, MOST_GPUS)
+
+
+def _current(place: str, given: Any) -> Mapping[str, int]:
+    if given is None:
+        return MappingProxyType({})
+    if not isinstance(given, Mapping):
+        raise InputError(f"{place}.current: expected a mapping node -> GPUs, got {given!r:.60}")
+    return MappingProxyType({
+        label(f"{place}.current", node): whole_number(
+            f"{place}.current[{node!r}]", gpus, 1, MOST_GPUS
+        )
+        for node, gpus in given.items()
+    })  # fmt: skip
+
+
+__all__ = ["LOCALITIES", "MOST_GPUS", "QuotaJob", "finite", "numbers", "of_kind"]

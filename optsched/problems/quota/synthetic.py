@@ -1,0 +1,105 @@
+"""Made-up quota plans for tests, tutorials and benchmarks, by seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+from optsched.errors import InputError
+from optsched.problems.quota.job import QuotaJob
+from optsched.problems.quota.problem import OBJECTIVES, Node, QuotaPlan
+from optsched.solving.limits import whole_number
+
+PASS: Final = 60
+"""Time units of a typical pass on one GPU."""
+
+
+def synthetic(
+    jobs: int,
+    nodes: int,
+    seed: int = 0,
+    *,
+    gpus: int = 8,
+    types: int = 1,
+    objective: str = "sum",
+    gaps: bool = True,
+    locality: str = "any",
+    name: str = "",
+) -> QuotaPlan:
+    """A plan of jobs that scale by Amdahl's law, f(g) = g / (1 + c (g - 1)), on equal nodes.
+
+    Parameters
+    ----------
+    jobs, nodes, gpus
+        How many; GPUs of each node.
+    seed
+        Of everything: the same arguments give the same plan on every machine.
+    types
+        Types of node, taking turns; jobs are the slower the later the type.
+    objective
+        Of the plan; under all but ``"sum"`` every job must run.
+    gaps
+        Sizes 1, 2, 4, ... up to 4 nodes; else all up to one node.
+    locality
+        Of all jobs.
+
+    Raises
+    ------
+    InputError
+        A number out of range, or more jobs than GPUs where all must run.
+    """
+    whole_number("jobs", jobs, 0, 10**6)
+    whole_number("nodes", nodes, 1, 10**6)
+    whole_number("gpus", gpus, 1, 10**4)
+    whole_number("types", types, 1, min(nodes, 26))
+    if objective not in OBJECTIVES:
+        raise InputError(
+            f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r:.60}"
+        )
+    if objective != "sum" and jobs > nodes * gpus:
+        raise InputError(f"jobs: {jobs} cannot all run on {nodes * gpus} GPUs")
+    rng = random.Random(repr((jobs, nodes, seed, gpus, types, objective, gaps, locality)))
+    kinds = [""] if types == 1 else [f"t{k}" for k in range(types)]
+    machines = [Node(gpus, kinds[n % types]) for n in range(nodes)]
+    gaps = gaps and objective != "proportional"
+    most = min(4 * gpus if gaps else gpus, nodes * gpus // types)
+    sizes = [2**k for k in range(20) if 2**k <= most] if gaps else list(range(1, most + 1))
+    made = [_job(rng, f"j{j}", sizes, kinds, objective, gaps, locality) for j in range(jobs)]
+    return QuotaPlan(made, nodes=machines, objective=objective, name=name)  # type: ignore[arg-type]
+
+
+def _job(
+    rng: random.Random, name: str, sizes: list[int], kinds: list[str], objective: str, gaps: bool,
+    locality: str,
+) -> QuotaJob:  # fmt: skip
+    serial = rng.choice([0.02, 0.05, 0.1, 0.3, 0.522])
+    own = sizes[: rng.randint(max(1, len(sizes) // 2), len(sizes))]
+    rates = [round(g / (1 + serial * (g - 1)), 6) for g in own]
+    fields: dict[str, Any] = {
+        "weight": rng.choice([1.0, 1.0, 1.0, 2.0, 4.0]),
+        "must_run": objective != "sum" or rng.random() < 0.1,
+        "pass_work": rng.randint(PASS // 2, 2 * PASS), "rates": rates,
+        "locality": locality,
+    }  # fmt: skip
+    fields.update({"sizes": own} if gaps else {"maximum": own[-1]})
+    table = rates
+    if objective in ("sum", "max_min"):
+        fields["utility"] = table
+    elif objective == "proportional":
+        fields["score"] = round(rng.paretovariate(1.2), 4)
+    else:
+        fields["work"] = round(fields["pass_work"] * rng.paretovariate(1.2))
+    if len(kinds) > 1:
+        for key in ("rates", "utility"):
+            if key in fields:
+                fields[key] = {
+                    kind: [round(value / (1 + k), 6) for value in table]
+                    for k, kind in enumerate(kinds)
+                }
+        for key in ("sizes", "maximum"):
+            if key in fields:
+                fields[key] = dict.fromkeys(kinds, fields[key])
+    return QuotaJob(name, fields.pop("sizes", None), **fields)
+
+
+__all__ = ["synthetic"]

@@ -1,0 +1,1 @@
+"""What a solver sees and what it returns: problem, limits, monitor, result, registry."""

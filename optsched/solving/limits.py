@@ -1,0 +1,132 @@
+"""How long and how hard a solver may work."""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from optsched.solving.stop import Criterion
+
+_RANGES = (
+    ("iterations", 0, 2**53),  # documents hold integers up to that
+    ("target", -(2**53), 2**53),
+    ("seed", 0, 2**31 - 1),
+    ("workers", 1, 1024),
+)
+
+DEFAULT_TIME_LIMIT = 10.0
+"""Seconds, when no limit at all is given."""
+
+
+def default_workers() -> int:
+    """Two, or the one core there is."""
+    return min(2, available_cores())
+
+
+def available_cores() -> int:
+    """Cores this process may use (affinity and container limits respected where known)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a solver must stop, and with what it may work.
+
+    Parameters
+    ----------
+    time_limit
+        Seconds from the call to the return; None = unlimited.
+    iterations
+        Solver-specific steps (see each solver); results depend on them, never on the clock.
+    target
+        Stop at the first schedule whose objective is at most this.
+    workers
+        Cores the call may keep busy; default ``min(2, available)``.
+    seed
+        0 <= seed < 2^31; the same (instance, solver, seed, iterations) gives the same schedule.
+    options
+        Named options of the solver.
+    stop
+        A criterion of `optsched.stop`, or any function of a `Progress`. What it says of time,
+        iterations and target becomes `time_limit`, `iterations` and `target`, whichever stops
+        first.
+
+    Raises
+    ------
+    InputError
+        A limit is out of range.
+    """
+
+    time_limit: float | None = None
+    iterations: int | None = None
+    target: int | None = None
+    workers: int = field(default_factory=default_workers)
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    stop: Criterion | None = None
+    by_default: bool = field(default=False, init=False, compare=False)
+    """Whether the user gave no limit: then the compiler's time does not count."""
+
+    def __post_init__(self) -> None:
+        if self.time_limit is not None:
+            object.__setattr__(self, "time_limit", number("time_limit", "seconds", self.time_limit))
+        for name, least, most in _RANGES:
+            value = getattr(self, name)
+            if value is not None or name in ("seed", "workers"):
+                object.__setattr__(self, name, whole_number(name, value, least, most))
+        if not isinstance(self.options, Mapping):
+            raise InputError(f"options: expected a mapping, got {self.options!r:.60}")
+        if self.stop is not None:
+            self._adopt_numbers(self.stop)
+        elif self.time_limit is None and self.iterations is None and self.target is None:
+            object.__setattr__(self, "time_limit", DEFAULT_TIME_LIMIT)
+            object.__setattr__(self, "by_default", True)
+
+    def _adopt_numbers(self, stop: Criterion) -> None:
+        """Let solvers see as limits what the criterion says in numbers: they plan by them."""
+        from optsched.solving.stop import Iterations, Target, Time, check_criterion, parts
+
+        check_criterion("stop", stop)
+        for criterion in parts(stop):
+            if type(criterion) is Time:
+                self._adopt("time_limit", min, criterion.seconds)
+            elif type(criterion) is Iterations:
+                self._adopt("iterations", min, criterion.count)
+            elif type(criterion) is Target:  # of two targets the larger is met first
+                self._adopt("target", max, criterion.objective)
+
+    def _adopt(self, name: str, first: Callable[..., float], value: float) -> None:
+        given = getattr(self, name)
+        object.__setattr__(self, name, value if given is None else first(given, value))
+
+
+def whole_number(name: str, value: Any, least: int, most: int) -> int:
+    """A plain integer, also of NumPy's; never a truth value."""
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        raise InputError(f"{name}: expected an integer in {least}..{most}, got {value!r:.60}")
+    return number
+
+
+def number(name: str, unit: str, value: Any) -> float:
+    """A plain float >= 0, maybe infinite, also of NumPy's; never a truth value or a text."""
+    try:
+        plain = None if isinstance(value, (bool, str, bytes)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        plain = None
+    if plain is None or math.isnan(plain) or plain < 0:
+        raise InputError(f"{name}: expected {unit} >= 0, got {value!r:.60}")
+    return plain

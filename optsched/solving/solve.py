@@ -1,0 +1,309 @@
+"""`optsched.solve`: look up the solver, build limits and monitor, call, verify, return."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from optsched.errors import InputError, InternalError, UnsupportedProblem
+from optsched.model.schedule import Objective, Schedule
+from optsched.solving.limits import Limits, default_workers
+from optsched.solving.monitor import OWN, Monitor
+from optsched.solving.result import Result
+from optsched.solving.solver import Solver, instant, solvers, support
+from optsched.solving.solver import solver as find_solver
+from optsched.solving.watcher import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from optsched.model.schedule import Rows
+    from optsched.solving.monitor import Progress
+    from optsched.solving.problem import Problem
+    from optsched.solving.stop import Criterion
+
+
+_WATCH = 0.01  # seconds between two looks at what the engine has found
+_FINISH = 8e-6  # seconds an operation, to evaluate and verify the schedule in the end
+
+
+def solve(
+    problem: Problem,
+    solver: str | Solver = "auto",
+    *,
+    time_limit: float | None = None,
+    iterations: int | None = None,
+    target: int | None = None,
+    stop: Criterion | None = None,
+    workers: int | None = None,
+    seed: int = 0,
+    warm_start: Schedule | None = None,
+    on_progress: Callable[[Progress], object] | None = None,
+    watcher: Watcher | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Result:
+    """Find a good schedule, and a bound that says how good.
+
+    Parameters
+    ----------
+    problem
+        A `JobShop`, a `JobArray`, or any unscheduled `Schedule` (a bare graph).
+    solver
+        Name of an installed solver (`optsched.solvers()`), or a solver object.
+    time_limit, iterations, target, workers, seed
+        See `Limits`; without any limit 10 seconds. Ctrl-C returns the best so far.
+    stop
+        When to stop besides: a criterion of `optsched.stop`, such as ``stop.Gap(0.01)``, or a
+        function of a `Progress`. It counts as a limit. Functions of yours are called from the
+        thread that called `solve`.
+    warm_start
+        A complete schedule of the same problem; the result is never worse.
+    on_progress
+        Called with every new incumbent and bound; a true return value stops the search. An
+        exception of it propagates when all threads have ended, with the best so far in ``.result``.
+    watcher
+        The same as an object with a method per kind of event; see `Watcher`.
+    options
+        Named options of the solver.
+
+    Returns
+    -------
+    Result
+        With a schedule that the independent verifier accepts, if one was found. If it refutes what
+        an engine proved, its ``contradiction`` says so, and a warning is logged.
+
+    Raises
+    ------
+    InputError
+        A limit, a criterion, an option or the warm start is wrong.
+    UnsupportedProblem
+        The solver does not take this problem; the message names those that do.
+    InternalError
+        A solver has a bug: the verifier objects to its schedule.
+    """
+    started = time.perf_counter()
+    engine = find_solver(solver) if isinstance(solver, str) else solver
+    if not callable(getattr(engine, "solve", None)):
+        raise InputError(f"solver: expected a name or a solver object, got {solver!r:.60}")
+    if on_progress is not None and not callable(on_progress):
+        raise InputError(f"on_progress: expected a function, got {on_progress!r:.60}")
+    if watcher is not None and not isinstance(watcher, Watcher):
+        raise InputError(f"watcher: expected an object of optsched.Watcher, got {watcher!r:.60}")
+    limits = Limits(
+        time_limit, iterations, target, default_workers() if workers is None else workers, seed,
+        _known_options(engine, {} if options is None else options), stop,
+    )  # fmt: skip
+    _require_support(engine, problem)
+    if problem.answers == "orders" and limits.target is not None and limits.target < 0:
+        raise InputError(f"target: expected an integer in 0..{2**53}, got {limits.target}")
+    monitor = Monitor(limits, on_progress, started, watcher, _FINISH * problem.n_operations)
+    start = None if warm_start is None else _warm_start(problem, warm_start)
+    found = Result("unknown")
+    _own_interrupts()
+    try:
+        monitor.begin(problem)
+        found = _run(engine, problem, limits, monitor, start)
+        monitor.poll(last=True)
+    except KeyboardInterrupt:
+        monitor.stop()
+    except Exception as error:
+        if monitor.callback_failed:  # the caller's own error: the search is not lost with it
+            error.result = _finish(problem, engine, monitor, found)  # type: ignore[attr-defined]
+        if monitor.callback_failed or not monitor.contradiction:
+            raise
+    try:
+        result = _finish(problem, engine, monitor, found)
+    except KeyboardInterrupt:  # a moment late: what was found is not lost for that
+        monitor.stop()
+        result = _finish(problem, engine, monitor, found)
+    monitor.end(result)
+    return result
+
+
+def _run(
+    engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, start: Rows | None
+) -> Result:
+    """Look for reasons why nothing is feasible, take the warm start, then search."""
+    if start is not None:
+        monitor.incumbent(start, problem.evaluate(problem.scheduled(start)), "warm start")
+    reason = problem.infeasibility()
+    if reason:
+        return Result("infeasible", reason=reason, solver=OWN)
+    monitor.bound(problem.lower_bound(), OWN)
+    found = Result("unknown")
+    if not monitor.should_stop() or monitor.objective is None:
+        found = _search(engine, problem, limits, monitor)
+        _take(problem, engine, monitor, found)
+    return found
+
+
+def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+    """Run the engine in a thread of its own, while this one watches; instant ones at once.
+
+    So Ctrl-C arrives here, never inside compiled code or half an import, and users are called from
+    the thread that called `solve`, whatever the engine does.
+    """
+    if instant(engine, problem):
+        return engine.solve(problem, limits, monitor) or Result("unknown")
+    results: list[Result | None] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            results.append(engine.solve(problem, limits, monitor))
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            done.set()
+
+    done = threading.Event()  # joining would not do: CPython 3.11 forgets a thread if interrupted
+    thread = threading.Thread(target=work, name=f"optsched {engine.name}", daemon=True)
+    thread.start()
+    try:
+        while not done.wait(_WATCH):
+            monitor.poll()
+    except BaseException:
+        monitor.stop()
+        done.wait()
+        raise
+    finally:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results[0] or Result("unknown")
+
+
+def _own_interrupts() -> None:
+    """Let Ctrl-C reach Python again: CP-SAT, used elsewhere with its own handler, leaves none."""
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
+
+
+def _take(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> None:
+    """Add to the monitor what an engine returns without having reported it."""
+    if found.schedule is not None and found.schedule.sequences is not None:
+        try:
+            answer = problem.answer(found.schedule)
+        except InputError as error:
+            raise InternalError(f"{engine.name} returned a wrong schedule: {error}") from error
+        value = problem.evaluate(_scheduled(problem, engine, answer))
+        monitor.incumbent(answer, value, engine.name)
+    if found.lower_bound is not None:
+        monitor.bound(found.lower_bound, engine.name)
+
+
+def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> Result:
+    """Turn what the monitor holds into a verified schedule and an honest status."""
+    if found.status == "infeasible" and monitor.sequences is not None:
+        monitor.contradicted(
+            f"{found.solver or engine.name} proved that there is no schedule ({found.reason}), but "
+            f"one of {monitor.objective} exists"
+        )
+    shared = {
+        "lower_bound": monitor.lower_bound,
+        "history": tuple(monitor.history),
+        "solver": engine.name,
+        "interrupted": monitor.interrupted,
+        "missing": tuple(sorted(monitor.missing)),
+        "contradiction": monitor.contradiction,
+    }
+    if monitor.sequences is None:
+        status = "infeasible" if found.status == "infeasible" else "unknown"
+        if status == "infeasible":
+            shared["lower_bound"] = None
+        return Result(status, reason=found.reason, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
+    from optsched.model.verify import verify
+
+    schedule = _scheduled(problem, engine, monitor.sequences)
+    status = "optimal" if monitor.proved else "feasible"
+    value = problem.evaluate(schedule)
+    schedule = schedule.with_orders(
+        schedule.sequences,  # type: ignore[arg-type]
+        schedule.start,  # type: ignore[arg-type]
+        Objective(problem.objective_name, value, monitor.lower_bound, status),
+        {**schedule.provenance, **_provenance(problem, engine, monitor)},
+    )
+    violations = verify(schedule)
+    if violations or value != monitor.objective:
+        what = violations[0].message if violations else f"it is worth {value}"
+        raise InternalError(
+            f"{engine.name} returned a wrong schedule of objective {monitor.objective}: {what}"
+        )
+    if monitor.contradiction:
+        logging.getLogger("optsched").warning(
+            "%s: the schedule is right, what engines proved is left out; please report this "
+            "instance (sha-256 %s)", monitor.contradiction, problem.sha256,
+        )  # fmt: skip
+    return Result(status, schedule, value, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
+
+
+def _scheduled(problem: Problem, engine: Solver, answer: Rows) -> Schedule:
+    """The schedule of an engine's answer; an impossible one is its fault."""
+    try:
+        return problem.scheduled(answer)
+    except InputError as error:
+        raise InternalError(f"{engine.name} returned impossible orders: {error}") from error
+
+
+def _provenance(problem: Problem, engine: Solver, monitor: Monitor) -> dict[str, Any]:
+    from optsched.version import __version__
+
+    limits = monitor.limits
+    given = {
+        "iterations": limits.iterations,
+        "options": {key: _plain(value) for key, value in limits.options.items()} or None,
+        "interrupted": monitor.interrupted or None,
+    }
+    return {
+        "solver": engine.name,
+        "seed": limits.seed,
+        "optsched": __version__,
+        "instance_sha256": problem.sha256,
+        **{key: value for key, value in given.items() if value is not None},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """An option as documents keep it: an object (a plan) by its kind, a path as text."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    kept = value is None or isinstance(value, (bool, int, float, str, list, dict))
+    return value if kept else type(value).__name__
+
+
+def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(options, Mapping):
+        raise InputError(f"options: expected a mapping, got {options!r:.60}")
+    known = getattr(engine, "options", {})
+    for key in options:
+        if key not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise InputError(f"options: {engine.name} has no option {key!r:.60}; it has: {names}")
+    return options
+
+
+def _require_support(engine: Solver, problem: Problem) -> None:
+    if not callable(getattr(problem, "graph", None)):
+        raise InputError(f"problem: expected a JobShop, a JobArray or a graph, got {problem!r:.60}")
+    said = support(engine, problem)
+    if said:
+        return
+    able = [name for name in solvers() if support(find_solver(name), problem)]
+    others = f"; these do: {', '.join(able)}" if able else "; no installed solver does"
+    reason = said.reason or "refused"
+    raise UnsupportedProblem(f"{engine.name} does not solve this problem: {reason}{others}")
+
+
+def _warm_start(problem: Problem, start: Schedule) -> Rows:
+    if not isinstance(start, Schedule):
+        raise InputError(f"warm_start: expected a Schedule, got {start!r:.60}")
+    try:
+        return problem.answer(start)
+    except InputError as error:
+        raise InputError(f"warm_start: {error}") from None

@@ -1,0 +1,65 @@
+"""`auto` for choices of GPUs: the exact search that fits, else the best of the searches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from optsched.problems.gpus.problem import SubsetChoice
+from optsched.solving.result import Result
+from optsched.solving.solver import Support
+from optsched_solvers.gpus.counts import Counts, bound_by_patterns
+from optsched_solvers.gpus.hybrid import Hybrid
+from optsched_solvers.gpus.pods import Pods
+from optsched_solvers.shop.branch_and_bound import BranchAndBound
+
+if TYPE_CHECKING:
+    from optsched.solving.limits import Limits
+    from optsched.solving.monitor import Monitor
+    from optsched.solving.problem import Problem
+    from optsched.solving.solver import Solver
+
+ENGINES: tuple[Solver, ...] = (Counts(), Pods(), BranchAndBound(), Hybrid())
+"""In the order in which they are preferred: exact ones first."""
+
+FIRST: Final = 1000
+"""Iterations that an engine has at least where there is no choice yet: milliseconds."""
+
+
+def supports(problem: Problem) -> Support:
+    """Whether any of the searches takes it; else why the last does not."""
+    if isinstance(problem, SubsetChoice) and len(problem.requests) > 1:
+        return BranchAndBound().supports(problem)
+    said = Support(False, "it is no choice of GPUs")
+    for engine in ENGINES:
+        said = engine.supports(problem)
+        if said:
+            return said
+    return said
+
+
+def instant(problem: Problem) -> bool:
+    """Whether the first search answers at once."""
+    first = Counts()
+    return bool(first.supports(problem)) and first.instant(problem)
+
+
+def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+    """The first that takes the problem; if that proves nothing, the next ones too."""
+    assert isinstance(problem, SubsetChoice)
+    for engine in ENGINES:
+        if not engine.supports(problem):
+            continue
+        if isinstance(engine, Hybrid):
+            bound_by_patterns(problem, monitor)
+        given = limits
+        if limits.iterations is not None and monitor.objective is None:
+            given = replace(limits, iterations=max(limits.iterations, FIRST))
+        found = engine.solve(problem, given, monitor)
+        if found.status == "infeasible" or found.reason or monitor.should_stop():
+            return found
+        if problem.tolerance and isinstance(engine, Counts) and monitor.objective is not None:
+            return found  # it gave bandwidth for a better rest: others would take that back
+        if limits.iterations is not None and monitor.objective is not None:
+            return found
+    return Result("unknown")

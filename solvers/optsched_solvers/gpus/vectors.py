@@ -1,0 +1,241 @@
+"""Count vectors of GPU choices, judged many at a time in numpy: values, rules, and their GPUs."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from optsched.bandwidth.ask import domain_numbers, levels_of
+from optsched.bandwidth.intra import MOST_BY_SUBSET
+from optsched.bandwidth.policy import ANY
+from optsched.bandwidth.rates import NO_LIMIT
+from optsched.bandwidth.tables import BEST, BY_MASK, GPUS, INTRA, RECORD, RECORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched.model.schedule import IntArray
+    from optsched.problems.gpus.problem import Request, SubsetChoice
+    from optsched.solving.monitor import Monitor
+
+
+class Shares(NamedTuple):
+    """What the choices of count vectors get with the best subset of each host; arrays, kB/s."""
+
+    value: IntArray
+    """B(S, traffic); -1 where a pattern is not measured."""
+    standalone: IntArray
+    """B(S), cut to the unit of the contention rule; -1 where not measured."""
+    raw: IntArray
+    """B(S) before the cut."""
+    capacity: IntArray
+    """C; `NO_LIMIT` if no job interferes."""
+    demand: IntArray
+    """Of the jobs that interfere."""
+
+
+class CountVectors:
+    """Judges vectors of counts on the hosts that one request may use.
+
+    Parameters
+    ----------
+    problem
+        With tables, and joint allocations by counts.
+    request
+        One of its requests; the others are not there.
+    """
+
+    def __init__(self, problem: SubsetChoice, request: Request) -> None:
+        tables = problem.tables
+        assert tables is not None
+        self.problem, self.request, self.tables = problem, request, tables
+        cluster, policy = problem.cluster, request.policy
+        room = problem.state.room
+        barred = {cluster.host_index(name) for name in policy.exclude or ()}
+        self.hosts = [h for h in range(cluster.n_hosts) if room[h] and h not in barred]
+        """Hosts that may be used: the columns of a vector."""
+        self.room: IntArray = np.minimum(room[self.hosts], request.gpus)
+        """Most GPUs by host."""
+        self.types = np.array(cluster.type_of, np.int64)[self.hosts]
+        self.must = {cluster.host_index(name) for name in policy.include or ()}
+        self._best = [self._row(h, "best") for h in self.hosts]
+        self._joint = {h: self._row(h, "joint") for h in range(cluster.n_hosts)}
+
+    @cached_property
+    def jobs(self) -> list[int]:
+        """Jobs that may interfere."""
+        problem = self.problem
+        return [
+            j
+            for j, held in enumerate(problem.state.held)
+            if int((held > 0).sum()) >= 2
+            and (problem.demands[j] > 0 or not problem.contention.skip_idle)
+        ]
+
+    def _row(self, h: int, which: str) -> IntArray:
+        """Bandwidth by count within a host: of the best free subset, or of a joint allocation."""
+        words = self.tables.words
+        record = words[words[RECORDS] + h * RECORD :][:RECORD]
+        n = int(record[GPUS])
+        if which == "best":
+            free = int(self.problem.state.masks[h])
+            return words[int(record[BEST]) + free * (n + 1) :][: n + 1]
+        if not record[BY_MASK]:
+            return words[int(record[INTRA]) :][: n + 1]
+        if self.problem.contention.fill == "best":
+            return words[int(record[BEST]) + ((1 << n) - 1) * (n + 1) :][: n + 1]
+        return np.asarray(words[int(record[INTRA]) + (1 << np.arange(n + 1)) - 1], np.int64)
+
+    # rules
+
+    def levels(self) -> list[int | None]:
+        """Levels to try in turn, see `Policy.preferred`."""
+        return levels_of(self.problem.cluster, self.request.policy)
+
+    def excess(self, vectors: IntArray, level: int | None = None) -> IntArray:
+        """How far vectors are from obeying the policy, in GPUs or hosts; 0: they obey it."""
+        policy, cluster = self.request.policy, self.problem.cluster
+        used = vectors > 0
+        number = used.sum(axis=1)
+        most = vectors.max(axis=1, initial=0)
+        least = np.where(used, vectors, ANY).min(axis=1, initial=ANY)
+        wrong = np.maximum(most - least - policy.most_difference, 0)
+        wrong += np.maximum(policy.min_hosts - number, 0)
+        if policy.max_hosts is not None:
+            wrong += np.maximum(number - policy.max_hosts, 0)
+        if policy.same_type:
+            wrong += self._outside(vectors, self.types)
+        columns = [u for u, h in enumerate(self.hosts) if h in self.must]
+        wrong += (~used[:, columns]).sum(axis=1) + len(self.must) - len(columns)
+        if policy.slice_size is not None and policy.slice_level is not None:
+            numbers = domain_numbers(cluster, cluster.level(policy.slice_level))[self.hosts]
+            for domain in np.unique(numbers):
+                wrong += vectors[:, numbers == domain].sum(axis=1) % policy.slice_size
+        if level is not None:
+            wrong += self._outside(vectors, domain_numbers(cluster, level)[self.hosts])
+        return np.asarray(wrong, np.int64)
+
+    @staticmethod
+    def _outside(vectors: IntArray, group: IntArray) -> IntArray:
+        """GPUs outside the group of hosts that has most of them."""
+        inside = [vectors[:, group == g].sum(axis=1) for g in np.unique(group)]
+        return np.asarray(vectors.sum(axis=1) - np.max(inside, axis=0), np.int64)
+
+    # values
+
+    def shares(self, vectors: IntArray) -> Shares:
+        """What vectors get; shape (n, hosts that may be used), sums of at least 1."""
+        n = len(vectors)
+        counts = np.zeros((n, self.problem.cluster.n_hosts), np.int64)
+        counts[:, self.hosts] = vectors
+        raw = self.network(counts)
+        sure = raw >= 0
+        for u, row in enumerate(self._best):
+            raw = np.minimum(raw, np.where(vectors[:, u] > 1, row[vectors[:, u]], NO_LIMIT))
+        rule = self.problem.contention
+        unit = rule.unit
+        own = raw - raw % unit
+        across = ((vectors > 0).sum(axis=1) >= 2) | (not rule.cross_only)
+        capacity, demand = np.full(n, NO_LIMIT, np.int64), np.zeros(n, np.int64)
+        for j in self.jobs:
+            held = self.problem.state.held[j]
+            touched = across & ((counts > 0) & (held > 0)).any(axis=1)
+            joint = self.joint(counts, held)
+            sure &= ~touched | (joint >= 0)
+            joint -= joint % unit
+            capacity = np.where(touched, np.minimum(capacity, joint), capacity)
+            demand += np.where(touched, self.problem.demands[j], 0)
+        value = _shared(own, capacity, own + demand)
+        value[~sure] = -1
+        own[raw < 0] = -1
+        return Shares(value, own, raw, capacity, demand)
+
+    def network(self, counts: IntArray) -> IntArray:
+        """The network's limit of counts on all hosts; -1 where it is not measured."""
+        machine = self.tables.automaton
+        state = np.zeros(len(counts), np.int64)
+        for h in range(counts.shape[1]):
+            state = machine.step[state, counts[:, h]]
+        return np.asarray(self.tables.network[state], np.int64)
+
+    def joint(self, counts: IntArray, held: IntArray) -> IntArray:
+        """Bandwidth of joint allocations with a job's counts; -1 where it is not measured."""
+        both = counts + held
+        if self.problem.contention.sides == "one":
+            return self._filled(both)
+        sides = np.where(counts > 0, both, 0), np.where(held > 0, both, 0)
+        return np.minimum(self._filled(sides[0]), self._filled(sides[1]))
+
+    def _filled(self, counts: IntArray) -> IntArray:
+        limit = self.network(counts)
+        for h in range(counts.shape[1]):
+            limit = np.minimum(limit, self._joint[h][counts[:, h]])
+        return limit
+
+    # vectors
+
+    def count(self) -> int:
+        """How many vectors there are, rules aside."""
+        ways = [1] + [0] * self.request.gpus
+        for most in self.room.tolist():
+            ways = [sum(ways[max(0, s - most) : s + 1]) for s in range(len(ways))]
+        return ways[-1]
+
+    def blocks(self, most: int = 1 << 16) -> Iterator[IntArray]:
+        """All vectors that add up to k, in blocks of about `most`."""
+        behind = np.concatenate([np.cumsum(self.room[::-1])[::-1], [0]])
+        todo = [np.zeros((1, 0), np.int64)]
+        while todo:
+            prefix = todo.pop()
+            u = prefix.shape[1]
+            if u == len(self.hosts):
+                if u:
+                    yield prefix
+                continue
+            if len(prefix) > most:
+                todo += [prefix[most:], prefix[:most]]
+                continue
+            left = self.request.gpus - prefix.sum(axis=1)
+            first = np.maximum(left - behind[u + 1], 0)
+            times = np.maximum(np.minimum(left, self.room[u]) - first + 1, 0)
+            rows = np.repeat(np.arange(len(prefix)), times)
+            steps = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
+            todo.append(np.column_stack([prefix[rows], first[rows] + steps]))
+
+    def gpus(self, vector: IntArray) -> tuple[int, ...]:
+        """The best GPUs for a vector of counts; of equals the lowest ids."""
+        from optsched.bandwidth.ask import gpus_of
+
+        cluster, parts = self.problem.cluster, []
+        for h, count in zip(self.hosts, vector.tolist(), strict=True):
+            if not count:
+                continue
+            part = count
+            if cluster.sizes[h] <= MOST_BY_SUBSET:
+                part = self.tables.best_subset(h, int(self.problem.state.masks[h]), count)
+            parts.append((h, part))
+        return gpus_of(self.problem.state, parts)
+
+
+def claim(
+    problem: SubsetChoice, monitor: Monitor, upper: int, source: str, best: int | None = None
+) -> None:
+    """Report that no choice has more than `upper`; `best`: the engine's own best, else the same.
+
+    Under a policy with a wish that is true of choices that fulfil it as far as any can: beside a
+    start that is better, as it ignores the wish, nothing is claimed.
+    """
+    wishes = any(request.policy.preferred is not None for request in problem.requests)
+    objective, own = monitor.objective, upper if best is None else best
+    if not (wishes and objective is not None and objective < -own):
+        monitor.bound(-upper, source)
+
+
+def _shared(own: IntArray, capacity: IntArray, total: IntArray) -> IntArray:
+    """What is left of standalone bandwidths where all demands together exceed the capacity."""
+    value = own.copy()
+    tight = (total > capacity) & (total > 0)
+    value[tight] = own[tight] * capacity[tight] // total[tight]
+    return value

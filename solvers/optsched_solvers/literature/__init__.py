@@ -1,0 +1,1 @@
+"""What our own engines beat, kept to compare with."""

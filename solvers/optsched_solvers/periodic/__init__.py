@@ -1,0 +1,1 @@
+"""Solvers of rolling job arrays: least period."""

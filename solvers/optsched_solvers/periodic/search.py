@@ -1,0 +1,248 @@
+"""Local search for periods: tabu walks on ordered cycles, restarted near the best ones."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from optsched.errors import CyclicOrder
+from optsched.kernels.cycle_ratio import cycle_time
+from optsched.problems.jobarray.cycle import answer_rows, orders_of
+from optsched.solving.result import Result
+from optsched_solvers._loading import load
+from optsched_solvers.periodic.first import first_orders
+from optsched_solvers.shop import hand_made
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import IntArray, Rows, Schedule
+    from optsched.solving.limits import Limits
+    from optsched.solving.monitor import Monitor
+    from optsched.solving.problem import Problem
+
+PATIENCE: Final = 1000
+"""Moves without improvement after which a walk ends and the next one starts elsewhere."""
+
+NOISE: Final = (5, 20)
+"""Random moves at the beginning of a walk: at least, below."""
+
+WORSE: Final = 0.002
+"""A walk goes on from where the last one ended if that is worse by at most this share."""
+
+RETURN: Final = 20
+"""Every so many walks the search goes back to the best order."""
+
+TENURE: Final = (12, 6)
+"""Moves for which a pair may not go back to its order: at least, and how many more."""
+
+SLICE: Final = 0.012
+"""Seconds that a slice of moves takes, between two looks at the monitor."""
+
+STUCK_COST: Final = 100
+"""Moves that a walk costs which cannot make any."""
+
+MODULES: Final = (
+    "periodic.rules", "periodic.state", "periodic.shifts", "periodic.estimates", "periodic.moves",
+)  # fmt: skip
+_ANY: Final = 1 << 60
+
+
+def solve(problem: Problem, limits: Limits, monitor: Monitor, patience: int = PATIENCE) -> Result:
+    """Walk from the best known orders, or from constructed ones, until a limit.
+
+    One iteration is one move (or one construction). Nothing is ever proved.
+    """
+    graph = problem.graph()
+    begin(problem, limits, monitor)
+    if not monitor.should_stop() and load(monitor, *MODULES):
+        _Search(graph, limits, monitor, patience).run()
+    return Result("unknown")
+
+
+def begin(problem: Problem, limits: Limits, monitor: Monitor) -> None:
+    """Constructed and hand-made orders; at least one job after the other, which always fits."""
+    wanted = monitor.sequences is None and limits.iterations != 0
+    first_orders(problem, limits, monitor)
+    if wanted:
+        hand_made.offer(problem, monitor)
+
+
+class CycleWalk:
+    """Orders of a cycle that move by tabu search.
+
+    The same calls of `load` and `run` give the same orders, however the moves are cut into calls
+    of `run`.
+
+    Parameters
+    ----------
+    graph
+        Periodic; at most one resource per operation.
+    seed
+        Of the walk's own random numbers.
+    floor
+        A lower bound of the period, at least 1.
+    """
+
+    def __init__(self, graph: Schedule, seed: int, floor: int) -> None:
+        from optsched_solvers.periodic import estimates as cycle_estimates
+        from optsched_solvers.periodic import moves as cycle_moves
+        from optsched_solvers.periodic.state import CycleOrder
+
+        self.graph, self.kernels = graph, cycle_moves
+        self.order = CycleOrder(graph)
+        n = graph.n_operations
+        columns = int(np.diff(graph.users.indptr).max(initial=1))
+        self.scratch = tuple(np.zeros(n, np.int64) for _ in range(7))
+        for r in range(graph.n_resources):
+            row = graph.users[r]
+            self.scratch[cycle_estimates.RANK][row] = np.arange(len(row))
+        until = cycle_estimates.UNTIL
+        self.scratch = (*self.scratch[:until], np.zeros(n * columns, np.int64),
+                        *self.scratch[until + 1 :])  # fmt: skip
+        self._best = (self.scratch[cycle_estimates.BEST_AFTER],
+                      self.scratch[cycle_estimates.BEST_TOKENS])  # fmt: skip
+        self.control = control = np.zeros(cycle_moves.CONTROL, np.int64)
+        control[cycle_moves.RANDOM] = (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % 2**62 | 1
+        control[cycle_moves.COLUMNS], control[cycle_moves.SETUPS] = columns, graph.has_setups
+        control[cycle_moves.TENURE], control[cycle_moves.SPREAD] = TENURE
+        control[cycle_moves.FLOOR] = floor
+
+    @property
+    def moves(self) -> int:
+        """Moves made since the walk was made."""
+        return int(self.control[self.kernels.MOVES])
+
+    @property
+    def value(self) -> int:
+        """Least period of the present orders."""
+        return int(self.control[self.kernels.VALUE])
+
+    @property
+    def best(self) -> int:
+        """Least period since the last `load`, that of the orders given not counted."""
+        return int(self.control[self.kernels.BEST])
+
+    def load(self, sequences: Rows, offset: IntArray, noise: int = 0) -> int:
+        """Begin anew at feasible orders, with so many random moves; returns their period."""
+        from optsched_solvers.periodic.state import AFTER, TOKENS, least_period
+
+        self.order.load(sequences, offset)
+        kernels, control = self.kernels, self.control
+        value: int = least_period(self.order.arrays, self.order.state, int(control[kernels.FLOOR]))
+        control[kernels.VALUE], control[kernels.BEST] = value, _ANY
+        control[kernels.STALE], control[kernels.NOISE] = 0, noise
+        for best, now in zip(self._best, (AFTER, TOKENS), strict=True):
+            best[:] = self.order.state[now]
+        return value
+
+    def run(self, moves: int, *, patience: int = _ANY, target: int = 0) -> int:
+        """Make up to so many moves; end after `patience` of them in vain, or at the target.
+
+        Returns
+        -------
+        int
+            `neighbourhoods.RUNNING`, or why it ended: `STUCK` (no move left) or `DONE`.
+        """
+        kernels, control = self.kernels, self.control
+        control[kernels.PATIENCE] = patience
+        control[kernels.TARGET] = max(target, int(control[kernels.FLOOR]))
+        status: int = kernels.walk(
+            self.order.arrays, self.order.state, self.scratch, control, moves
+        )
+        return status
+
+    def best_orders(self) -> tuple[Rows, IntArray]:
+        """Sequences and offsets of the best orders since the last `load`."""
+        return self.order.orders(self.graph, *self._best)
+
+
+class _Search:
+    """Walks until the monitor says stop or the moves are used up."""
+
+    def __init__(self, graph: Schedule, limits: Limits, monitor: Monitor, patience: int) -> None:
+        self.graph, self.monitor, self.patience = graph, monitor, patience
+        self.target = limits.target or 0
+        self.left = limits.iterations  # moves
+        self.walk = CycleWalk(graph, limits.seed, max(1, monitor.lower_bound or 1))
+        self.random = np.random.default_rng(limits.seed)
+        self.speed = 3e5 / max(1, graph.n_operations)  # moves a second: a careful first guess
+        self.known: Rows | None = None
+        self.known_value = _ANY
+
+    def run(self) -> None:
+        """Walk from the best orders, then again and again from near where the last walk ended."""
+        self.take_over()
+        base, value = self.best_known(), self.known_value
+        noise, walks = 0, 0
+        while not self.is_over():
+            ended = self.explore(base, noise)
+            if ended is not None and ended[1] <= value * (1 + WORSE):
+                base, value = ended
+            walks += 1
+            if walks % RETURN == 0 or self.take_over():
+                base, value = self.best_known(), self.known_value
+            noise = int(self.random.integers(*NOISE))
+            self.monitor.restart("tabu")
+
+    def explore(
+        self, base: tuple[Rows, IntArray], noise: int
+    ) -> tuple[tuple[Rows, IntArray], int] | None:
+        """One walk; its best orders and their period, None if it made no move."""
+        from optsched_solvers.shop.tabu.neighbourhoods import RUNNING
+
+        walk = self.walk
+        walk.load(*base, noise)
+        first, status = walk.moves, RUNNING
+        while status == RUNNING and not self.is_over():
+            moves = max(4, int(self.speed * SLICE))
+            if self.left is not None:
+                moves = min(moves, self.left)
+            before, begun = walk.moves, time.perf_counter()
+            status = walk.run(moves, patience=self.patience, target=self.target)
+            made, spent = walk.moves - before, time.perf_counter() - begun
+            if made > 3 and spent > 0:
+                self.speed = made / spent
+            self.spend(made)
+            if walk.best < self.known_value and not self.report():
+                return None
+        if walk.moves == first:
+            self.spend(STUCK_COST)
+            return None
+        return walk.best_orders(), walk.best
+
+    def report(self) -> bool:
+        """Tell the monitor of new best orders; False if, after all, they wait for ever.
+
+        Operations of no duration can: no period is too short for them.
+        """
+        orders = self.walk.best_orders()
+        try:
+            period = cycle_time(self.graph, *orders).period
+        except CyclicOrder:
+            return False
+        self.known, self.known_value = answer_rows(*orders), period
+        self.monitor.incumbent(self.known, period, "tabu")
+        return True
+
+    def take_over(self) -> bool:
+        """Whether another engine has found better orders, which are the best known then."""
+        if self.known is not None and self.left is not None:
+            return False
+        value, answer = self.monitor.best
+        if answer is None or value is None or value >= self.known_value:
+            return False
+        self.known, self.known_value = answer, value
+        return True
+
+    def best_known(self) -> tuple[Rows, IntArray]:
+        assert self.known is not None
+        return orders_of(self.graph, self.known)
+
+    def spend(self, moves: int) -> None:
+        self.monitor.advance(moves)
+        if self.left is not None:
+            self.left -= moves
+
+    def is_over(self) -> bool:
+        return self.monitor.should_stop() or (self.left is not None and self.left <= 0)

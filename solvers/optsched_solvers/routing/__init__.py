@@ -1,0 +1,1 @@
+"""Routers of inference requests."""

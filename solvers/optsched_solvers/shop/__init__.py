@@ -1,0 +1,1 @@
+"""Solvers of job shops and job arrays: least makespan."""

@@ -1,0 +1,224 @@
+"""`auto`: rules and bounds first, then tabu search beside proof search, sharing what they find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.solving.limits import available_cores
+from optsched.solving.result import Result
+from optsched.solving.solver import Support
+from optsched_solvers import _cold_start as cold_start
+from optsched_solvers._cores import chosen_cores
+from optsched_solvers._loading import load, load_behind
+from optsched_solvers._race import Lap, Race
+from optsched_solvers.gpus import auto as subset_auto
+from optsched_solvers.shop import hand_made
+from optsched_solvers.shop.branch_and_bound import PROOF, BranchAndBound
+from optsched_solvers.shop.cpsat import CpSat
+from optsched_solvers.shop.rules import supported_graph, try_rules
+from optsched_solvers.shop.tabu import solver as tabu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from optsched.model.schedule import Schedule
+    from optsched.solving.limits import Limits
+    from optsched.solving.monitor import Monitor
+    from optsched.solving.problem import Problem
+    from optsched.solving.solver import Solver
+
+STALLED = 0.3
+"""Of the time limit without a better bound: then CP-SAT joins on the prover's core."""
+
+STALLED_SECONDS = (1.0, 3.0)
+"""The least and the most that CP-SAT waits (loading it takes half a second); the most is what it
+waits where there is no time limit."""
+
+FIRST_EFFORT = 20_000
+"""Iterations x operations that proof search has at least where nobody else finds a schedule."""
+
+MODELLED_UP_TO = 1500
+"""Operations; above, a CP-SAT model for bounds takes long to make and moves nothing."""
+
+CHOOSING = ("orders with recomputation", "periodic orders with recomputation")
+
+
+class Auto:
+    """Dispatching rules, which prove long job arrays in milliseconds; then tabu search and proof.
+
+    With one worker tabu search, failure-directed search and, when the bound stalls, CP-SAT share a
+    core; with two, tabu search has a core for itself; further workers get CP-SAT's search for
+    bounds and further tabu searches. What tabu search refuses (gangs, deadlines) CP-SAT searches.
+    Rolling arrays go to `cycle_auto`.
+    With an iteration limit the parts run one after the other, each with so many of its own
+    iterations, and the result repeats exactly.
+    """
+
+    name = "auto"
+    answers = (*CHOOSING, "orders", "periodic orders", "resources", "quotas", "routes")
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "exact_up_to": "number of jobs above which nothing is spent on proofs (default: no "
+            "limit)",
+            "plan": "routing: a Plan, a file of one, or 'cold' (default: the best plan)",
+            "joint": "quota plans: ask CP-SAT for quotas and nodes together (default false)",
+        }
+    )
+
+    def __init__(self) -> None:
+        self.search, self.proof, self.model = tabu.Tabu(), BranchAndBound(), CpSat()
+
+    def instant(self, problem: Problem) -> bool:
+        """Choices of GPUs that `counts` makes at once, and small quota plans."""
+        if problem.answers == "quotas":
+            from optsched_solvers.quota import auto as quota_auto
+
+            return quota_auto.instant(problem)
+        return problem.answers == "resources" and subset_auto.instant(problem)
+
+    def supports(self, problem: Problem) -> Support:
+        """Whatever CP-SAT takes: one iteration of any graph; and every choice of GPUs."""
+        if problem.answers == "resources":
+            return subset_auto.supports(problem)
+        if problem.answers == "quotas":
+            from optsched_solvers.quota import auto as quota_auto
+
+            return quota_auto.supports(problem)
+        if problem.answers == "routes":
+            return Support(True)
+        if problem.answers in CHOOSING:
+            from optsched_solvers.shop import recompute_choice
+
+            return self.supports(recompute_choice.simplest(problem))
+        if problem.answers == "periodic orders":
+            return self.search.supports(problem)
+        return self.model.supports(problem)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Rules first; if none met the bound, the race. GPUs are chosen by `subset_auto`."""
+        if problem.answers == "resources":
+            return subset_auto.solve(problem, limits, monitor)
+        if problem.answers == "quotas":
+            from optsched_solvers.quota import auto as quota_auto
+
+            return quota_auto.solve(problem, limits, monitor)
+        if problem.answers == "routes":
+            from optsched_solvers.routing.routers import Marginal
+
+            return Marginal().solve(problem, limits, monitor)
+        if problem.answers in CHOOSING:
+            from optsched_solvers.shop import recompute_choice
+            from optsched_solvers.shop.dispatch import Dispatch
+
+            return recompute_choice.solve(self, Dispatch(), problem, limits, monitor)
+        if problem.answers == "periodic orders":
+            from optsched_solvers.periodic import auto as cycle_auto
+
+            return cycle_auto.solve(problem, limits, monitor)
+        graph = problem.graph()
+        prove = _wants_proof(graph, limits)
+        if supported_graph(graph):
+            cold_start.offer_first(problem, limits, monitor)
+            if not monitor.should_stop():
+                load_behind(
+                    *tabu.kernels(graph), *(("shop.proof.pipeline_bounds", *PROOF) if prove else ())
+                )
+            try_rules(graph, limits, monitor)
+            hand_made.offer(problem, monitor)
+        if monitor.should_stop() and (monitor.objective is not None or monitor.remaining <= 0):
+            return Result("unknown")
+        search = self.search if self.search.supports(problem) else self.model
+        prove = prove and bool(self.proof.supports(problem))
+        if limits.iterations is not None:
+            return self._in_turn(search, problem, limits, monitor, prove)
+        return self._race(search, problem, limits, monitor, prove)
+
+    def _in_turn(
+        self, search: Solver, problem: Problem, limits: Limits, monitor: Monitor, prove: bool
+    ) -> Result:
+        """One engine after the other: the same schedule whatever the clock does.
+
+        With a time limit besides the first gets half of the time. While there is no schedule the
+        second has enough iterations to find one in what is small: others may not know how.
+        """
+        given = replace(limits, options={})
+        half = monitor.remaining / 2
+        first = Lap(monitor, lambda: monitor.remaining < half) if prove else monitor
+        result = search.solve(problem, given, first)
+        empty = monitor.objective is None
+        if result.status == "infeasible" or monitor.should_stop() or not (prove or empty):
+            return result
+        if empty:
+            least = FIRST_EFFORT // problem.graph().n_operations
+            given = replace(given, iterations=max(least, limits.iterations or 0))
+        return self.proof.solve(problem, given, monitor)
+
+    def _race(
+        self, search: Solver, problem: Problem, limits: Limits, monitor: Monitor, prove: bool
+    ) -> Result:
+        cores = chosen_cores(limits.workers)
+        alone = replace(limits, workers=1, options={})
+
+        def core(k: int) -> tuple[int, ...]:
+            return cores[k % len(cores) :][:1] if cores else ()
+
+        def searcher(given: Limits) -> Callable[[Monitor], Result]:
+            return lambda lap: search.solve(problem, given, lap)
+
+        def from_below(lap: Monitor) -> Result | None:
+            try:
+                return self.model.solve(problem, replace(alone, options={"mode": "bound"}), lap)
+            except InputError:  # times beyond CP-SAT's range: the others go on
+                return None
+
+        race = Race(monitor)
+        race.enter(searcher(alone), core(0))
+        joined = not prove or problem.graph().n_operations > MODELLED_UP_TO
+        if prove:
+            race.enter(_prover(problem.graph(), alone), core(1))
+            if limits.workers >= 3 and not joined:
+                race.enter(from_below, core(2))
+                joined = True
+        for k in range(3 if prove else 1, min(limits.workers, len(cores) or available_cores())):
+            race.enter(searcher(replace(alone, seed=(limits.seed + k) % 2**31)), core(k))
+        least, most = STALLED_SECONDS
+        patience = max(least, min(most, STALLED * monitor.remaining))
+        bound, since = monitor.lower_bound, monitor.elapsed
+        while race.wait(0.02):
+            if monitor.lower_bound != bound:
+                bound, since = monitor.lower_bound, monitor.elapsed
+            elif not joined and monitor.elapsed - since > patience:
+                race.enter(from_below, core(1))
+                joined = True
+        return race.finish()
+
+
+def _prover(graph: Schedule, limits: Limits) -> Callable[[Monitor], Result]:
+    """What raises the bound: overtaking in pipelines first, then failure-directed search."""
+
+    def prove(lap: Monitor) -> Result:
+        if load(lap, "shop.proof.pipeline_bounds"):
+            from optsched_solvers.shop.proof import pipeline_bounds
+
+            pipeline_bounds.improve(graph, lap)
+        if not load(lap, *PROOF):
+            return Result("unknown")
+        from optsched_solvers.shop.proof import failure_directed
+
+        return failure_directed.search(graph, limits, lap, polish=False)
+
+    return prove
+
+
+def _wants_proof(graph: Schedule, limits: Limits) -> bool:
+    most = limits.options.get("exact_up_to")
+    if most is None:
+        return True
+    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+        raise InputError(f"options.exact_up_to: expected a number of jobs >= 0, got {most!r:.60}")
+    return len(np.unique(graph.job)) <= most

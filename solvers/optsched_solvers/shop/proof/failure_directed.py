@@ -1,0 +1,271 @@
+"""Failure-directed search for the shortest schedule: proof from above, climb from below.
+
+Two trees over the same arrays. The *proof* asks for a schedule better than the best known one: it
+finds one, or refutes that there is any. The *climb* raises the lower bound (`destructive`). A small
+gap gives most of the work to the proof. Vilim, Laborie & Shaw (2015); edge finding and shaving:
+Carlier & Pinson (1990), Martin & Shmoys (1996).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from optsched.model.schedule import NO_DEADLINE, Rows
+from optsched.solving.limits import Limits
+from optsched.solving.result import Result
+from optsched_solvers._loading import load
+from optsched_solvers._race import Aside
+from optsched_solvers.shop.job_order_search import improve
+from optsched_solvers.shop.proof.destructive import Climb
+from optsched_solvers.shop.proof.state import MOST_LITERALS, n_literals
+from optsched_solvers.shop.proof.tree import REFUTED, SHAVED, DisjunctiveTree
+from optsched_solvers.shop.rules import is_pipeline, supported_graph, try_rules
+from optsched_solvers.shop.tabu.solver import Tabu, kernels
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import Schedule
+    from optsched.solving.monitor import Monitor
+
+SOURCE: Final = "failure-directed"
+
+PROOF_SHARES: Final = ((0.03, 0.95), (0.06, 0.7), (0.12, 0.5), (float("inf"), 0.15))
+"""(relative gap, share of all nodes that the proof gets up to this gap; the climb gets the rest)"""
+
+FIRST_ROUND: Final = 2000
+"""Nodes of the first round of proof and climb together; rounds grow by half."""
+
+BUILD: Final = 1.2e-6
+"""Seconds a literal, to make the trees; without so much time the rules' schedule has to do."""
+
+FIRST_POLISH: Final = 30_000
+"""Moves of the first tabu walk, before the first round; each further search has twice as many."""
+POLISH_MOVES: Final = 8
+"""Moves of tabu search for every node, which takes as long as twenty to forty of them."""
+POLISH_TIME: Final = 0.1
+"""Of the time left, for one search at most."""
+POLISH_SLICE: Final = 500
+"""Moves of the first slice of a walk."""
+SHORT_PIPELINE: Final = 100
+"""Operations; up to here one walk is enough to leave the rest to the proof."""
+MOVES_PER_LIST: Final = 300
+"""On pipelines also job orders are searched; a list schedule takes as long as so many moves."""
+
+
+def search(graph: Schedule, limits: Limits, monitor: Monitor, *, polish: bool = True) -> Result:
+    """Prove optimality, or as much as the limits allow.
+
+    Parameters
+    ----------
+    graph
+        One-shot graph: lags, setups, memory, releases, deadlines, gangs, zero durations.
+    limits
+        ``iterations`` are nodes of the tree and probes of shaving; what comes of them does not
+        depend on the clock.
+    monitor
+        Gets schedules and bounds as they are found. Without an iteration limit those of other
+        engines are used as soon as they are there.
+    polish
+        Improve schedules by tabu search now and then, where that takes the graph. Pass False if
+        another engine looks for schedules.
+
+    Returns
+    -------
+    Result
+        Status ``"infeasible"`` if that was proved, else ``"unknown"``: see the monitor.
+    """
+    if graph.n_operations == 0:
+        monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, SOURCE)
+        return Result("unknown")
+    left = limits.iterations
+    if monitor.sequences is None and supported_graph(graph):
+        tried = try_rules(graph, limits, monitor)
+        left = None if left is None else left - tried
+    literals = n_literals(graph)
+    if monitor.should_stop() or left == 0 or literals > MOST_LITERALS:
+        return Result("unknown")
+    if monitor.remaining < BUILD * literals and monitor.objective is not None:
+        return Result("unknown")
+    return _Search(graph, limits.seed, left, monitor, polish).run()
+
+
+class _Search:
+    """Rounds of polishing, proof and climb, until they meet or a limit is reached."""
+
+    def __init__(
+        self, graph: Schedule, seed: int, nodes: int | None, monitor: Monitor, polish: bool
+    ) -> None:
+        self.graph, self.seed, self.most, self.monitor = graph, seed, nodes, monitor
+        self.proof = DisjunctiveTree(graph, stop=self._stop_proof, on_leaf=self._found)
+        self.climb_tree = DisjunctiveTree(graph, stop=self._stop_climb)
+        self.upper = self.proof.horizon + 1
+        self.lower = 0
+        if monitor.objective is not None:
+            self.upper = min(self.upper, monitor.objective)
+        self.sequences = monitor.sequences
+        self.lower = monitor.lower_bound or 0
+        self.climb: Climb | None = None
+        self.alone = nodes is not None
+        self.polishes = polish and _can_polish(graph)
+        self.polishes_done = self.moves = 0
+        self.rooted = False
+        self.proving = self.upper  # what the root of the proof was last told
+        self.told = 0
+
+    def run(self) -> Result:
+        """Work until proof or limit."""
+        if not self.proof.possible:
+            return self._refuted()
+        self._polish()
+        nodes = float(FIRST_ROUND)
+        self.climb = Climb(
+            self.climb_tree, self.lower, self.upper, on_bound=self._bound, on_schedule=self._found
+        )
+        self.climb.work(0)  # by propagation alone
+        while not self._over():
+            gap = (self.upper - self.lower) / max(1, self.lower)
+            share = next(share for most, share in PROOF_SHARES if gap <= most)
+            if self._prove(self._allowed(share * nodes)):
+                return self._refuted()
+            if self._over():
+                break
+            self.climb.lower, self.climb.upper = self.lower, self.upper
+            if self.climb.work(self._allowed((1 - share) * nodes)):
+                break
+            self._polish()
+            nodes *= 1.5
+        if self.lower >= self.upper and self.sequences is None:
+            return self._refuted()
+        self._bound(self.lower)
+        self._advance()
+        return Result("unknown")
+
+    def _prove(self, nodes: int) -> bool:
+        """Some work below the best schedule; whether nothing is there."""
+        tree = self.proof
+        end = tree.nodes + nodes
+        if self.upper < self.proving or not self.rooted:  # shaving sees more with a lower target
+            if self.rooted and not tree.keep_root():
+                return True
+            self.rooted, self.proving = True, self.upper
+            if not tree.reset(self.upper - 1):
+                return True
+        answer = tree.shave(end)
+        if answer == SHAVED and tree.nodes < end:
+            answer = tree.search(end)
+        return answer == REFUTED
+
+    def _refuted(self) -> Result:
+        """No schedule ends by the proof's target."""
+        self._advance()
+        if self.sequences is None:
+            return Result("infeasible", reason="tree search proved that no schedule exists")
+        self._bound(self.proof.target + 1 if self.proof.possible else self.upper)
+        return Result("unknown")
+
+    # what the trees report and ask
+
+    def _found(self, sequences: Rows, makespan: int) -> None:
+        if makespan >= self.upper:
+            return
+        self.upper, self.sequences = makespan, sequences
+        self.proof.lower(makespan - 1)
+        self.monitor.incumbent(sequences, makespan, SOURCE)
+
+    def _bound(self, value: int) -> None:
+        self.lower = max(self.lower, value)
+        if self.sequences is not None:  # else it may be the horizon of something infeasible
+            self.monitor.bound(min(self.lower, self.upper), SOURCE)
+
+    def _look_around(self) -> None:
+        """Take what other engines have found."""
+        self._advance()
+        if self.alone:
+            return
+        value, sequences = self.monitor.best
+        if value is not None and value < self.upper:
+            self.upper, self.sequences = value, sequences
+            self.proof.lower(value - 1)
+        self.lower = max(self.lower, self.monitor.lower_bound or 0)
+        if self.climb is not None:
+            self.climb.lower = max(self.climb.lower, self.lower)
+            self.climb.upper = min(self.climb.upper, self.upper)
+
+    def _stop_proof(self) -> bool:
+        self._look_around()
+        return self._over()
+
+    def _stop_climb(self) -> bool:
+        self._look_around()
+        return self._over()
+
+    def _over(self) -> bool:
+        spent = self.most is not None and self._nodes() >= self.most
+        return spent or self.lower >= self.upper or self.monitor.should_stop()
+
+    def _nodes(self) -> int:
+        return self.proof.nodes + self.climb_tree.nodes
+
+    def _advance(self) -> None:
+        nodes = self._nodes()
+        self.monitor.advance(nodes - self.told)
+        self.told = nodes
+
+    def _allowed(self, nodes: float) -> int:
+        if self.most is None:
+            return int(nodes)
+        return min(int(nodes), max(0, self.most - self._nodes()))
+
+    def _polish(self) -> None:
+        """Tabu search from the best schedule, as soon as there were enough nodes since the last."""
+        if not self.polishes or self.sequences is None or self._over():
+            return
+        if self.moves > FIRST_POLISH + POLISH_MOVES * self._nodes():
+            return
+        if not load(self.monitor, *kernels(self.graph)):
+            return
+        moves = max(FIRST_POLISH, self.moves)
+        self.moves += moves
+        self.polishes_done += 1
+        left = self.monitor.remaining
+        short = None if self.alone or left == float("inf") else max(0.1, POLISH_TIME * left)
+        seed = (self.seed + self.polishes_done) % 2**31
+        limits = Limits(time_limit=short, iterations=moves, seed=seed)
+        aside = Aside(limits, self._over)
+        aside.incumbent(self.sequences, self.upper)
+        aside.bound(self.lower)
+        if is_pipeline(self.graph) and self.graph.n_operations <= SHORT_PIPELINE:
+            self._walk(limits, aside)
+        else:
+            Tabu().solve(self.graph, limits, aside)
+        makespan, sequences = aside.best
+        if makespan is not None and sequences is not None:
+            self._found(sequences, makespan)
+        self._look_around()
+
+    def _walk(self, limits: Limits, aside: Monitor) -> None:
+        """One tabu walk from the best schedule, after a search on job orders on a pipeline."""
+        from optsched_solvers.shop.tabu.arrays import order_of
+        from optsched_solvers.shop.tabu.walk import Walk
+
+        moves = limits.iterations or 0
+        improve(self.graph, aside, seed=limits.seed, iterations=moves // MOVES_PER_LIST)
+        assert aside.sequences is not None
+        walk = Walk(self.graph, limits.seed)
+        walk.load(order_of(self.graph, aside.sequences))
+        slice_ = POLISH_SLICE
+        while walk.moves < moves and not aside.should_stop():
+            before, began = walk.moves, time.perf_counter()
+            status = walk.run(min(slice_, moves - before), target=self.lower)
+            if walk.best < (aside.objective or 0):
+                aside.incumbent(walk.best_sequences(), walk.best)
+            if status or walk.moves == before:
+                break
+            slice_ = max(16, int((walk.moves - before) * 0.01 / (time.perf_counter() - began)))
+
+
+def _can_polish(graph: Schedule) -> bool:
+    single = bool((np.diff(graph.op_resources.indptr) <= 1).all())
+    return single and not bool((graph.deadline != NO_DEADLINE).any())

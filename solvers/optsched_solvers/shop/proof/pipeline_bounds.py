@@ -1,0 +1,214 @@
+"""Bounds of pipelines by `order_relaxations`: a quick one, and one that grows while time lasts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from optsched.io.strict_json import MAX_INTEGER
+from optsched_solvers.shop.proof.order_relaxations import Relaxation, number_of_states, relaxations
+from optsched_solvers.shop.proof.order_states import GROUPS, NEVER, explore
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import IntArray, Schedule
+    from optsched.solving.monitor import Monitor
+
+SLICE: Final = 1 << 14
+"""States between two looks at the monitor, a few milliseconds."""
+QUICK_STATES: Final = 1 << 13
+QUICK_PLACES: Final = 3
+ROUGHLY: Final = 1000
+"""A thousandth: how near the first round comes to what a relaxation can prove."""
+
+
+class Probe:
+    """Is there an order that ends by a deadline? Advances in slices."""
+
+    def __init__(self, relaxation: Relaxation, deadline: int, finish: IntArray) -> None:
+        n = len(relaxation.copies)
+        self.copies = relaxation.copies
+        families = [f for group in relaxation.groups for f in group]
+        first = np.cumsum([0, *(len(group) for group in relaxation.groups)])
+        self.general = np.zeros(GROUPS + 5, np.int64)
+        self.general[:GROUPS] = (
+            n, relaxation.pairs, deadline, 0, relaxation.states, relaxation.capacity, 0
+        )  # fmt: skip
+        self.general[GROUPS:] = first
+        self.table = np.ascontiguousarray(relaxation.table).ravel()
+        self.base = np.array([f.base for f in families], np.int64).ravel()
+        weight = np.array([f.weight for f in families], np.int64).reshape(-1, n)
+        self.weight = weight.ravel()
+        self.sums = np.zeros(len(families), np.int64)
+        for group in (1, 3):  # nobody has passed: everybody is behind
+            rows = slice(first[group], first[group + 1])
+            self.sums[rows] = weight[rows] @ self.copies
+        sizes = [number_of_states([c], relaxation.pairs) for c in self.copies.tolist()]
+        self.stride = np.cumprod([1, *sizes[:-1]], dtype=np.int64)
+        self.digits = np.zeros(2 * n, np.int64)
+        self.finish = finish[: relaxation.states]
+        self.finish[:] = NEVER
+        self.finish[0] = 0
+
+    def advance(self, states: int) -> bool | None:
+        """Whether the deadline can be met; None if more slices are needed."""
+        end = explore(
+            self.general, self.copies, self.stride, self.table, self.base, self.weight, self.sums,
+            self.digits, self.finish, states,
+        )  # fmt: skip
+        return None if end == -1 else bool(end < NEVER)
+
+
+def pipeline_bound(graph: Schedule, lower_bound: int = 0, most_states: int = QUICK_STATES) -> int:
+    """The best bound of the single relaxations that have few states; milliseconds.
+
+    Parameters
+    ----------
+    graph
+        Any one-shot graph; `lower_bound` comes back if its rows have no common route.
+    lower_bound
+        A proved bound, the least to improve.
+    most_states
+        Larger relaxations are made smaller by merging kinds.
+    """
+    best = lower_bound
+    for relaxation in relaxations(graph, most_states, 0, QUICK_PLACES):
+        best = improved(relaxation, best)
+    return best
+
+
+def improve(
+    graph: Schedule,
+    monitor: Monitor,
+    *,
+    iterations: int | None = None,
+    seconds: float = float("inf"),
+    source: str = "pipeline_bounds",
+) -> int:
+    """Report better and better bounds to a monitor; returns the number of deadlines tried.
+
+    Parameters
+    ----------
+    graph
+        Any one-shot graph; nothing happens if its rows have no common route.
+    monitor
+        Takes every bound; its objective says what would prove optimality; stops the work.
+    iterations
+        Most deadlines to try.
+    seconds
+        Most time from now, as the monitor's clock counts.
+    source
+        Under which name bounds are reported.
+    """
+    search = _Search(graph, monitor, source, iterations, monitor.elapsed + seconds)
+    everything: list[Relaxation] = []
+    for relaxation in relaxations(graph):
+        if search.is_over():
+            return 0
+        everything.append(relaxation)
+    singles = [r for r in everything if not r.pairs]
+    exact = [r for r in everything if r.pairs and not r.merged]
+    merged = [r for r in everything if r.pairs and r.merged]
+    # what the best machine proves first, last digits later
+    rounds = ((singles, ROUGHLY), (exact, ROUGHLY), (singles, None), (exact, None), (merged, None))
+    for some, closeness in rounds:
+        # where rows in one order proved most, two orders should prove more
+        ranked = sorted(some, key=lambda r: -search.proved.get(r.machine, 0))
+        if not all(search.raise_bound(r, closeness) for r in ranked):
+            break
+    return search.tried
+
+
+class _Search:
+    """Deadlines tried so far, and what came out."""
+
+    def __init__(
+        self,
+        graph: Schedule,
+        monitor: Monitor,
+        source: str,
+        iterations: int | None,
+        until: float,
+    ) -> None:
+        lag = graph.arcs.lag
+        self.horizon = int(
+            graph.duration.sum() + lag[lag > 0].sum() + graph.setup_in.sum()
+            + graph.setup_out.sum() + graph.release.max(initial=0)
+        )  # fmt: skip
+        self.monitor = monitor
+        self.source = source
+        self.most = iterations
+        self.until = until
+        self.tried = 0
+        self.reached: dict[str, int] = {}  # least deadline met, by relaxation
+        self.proved: dict[int, int] = {}  # best bound by machine
+        self.space = np.empty(0, np.int64)
+
+    def is_over(self) -> bool:
+        """Whether time is up or somebody wants to stop."""
+        return self.monitor.should_stop() or self.monitor.elapsed >= self.until
+
+    def raise_bound(self, relaxation: Relaxation, closeness: int | None) -> bool:
+        """Bisection on the deadline, to the last digit or roughly; False if all must stop."""
+        monitor, name, step = self.monitor, relaxation.name, 0
+        while True:
+            known = monitor.lower_bound or 0
+            reached = self.reached.get(name)
+            if reached is None:
+                deadline = known + step
+            elif reached - known <= (known // closeness if closeness else 0):
+                return True
+            else:
+                deadline = (known + reached - 1) // 2
+            if monitor.objective is not None:
+                deadline = min(deadline, monitor.objective - 1)
+            deadline = min(deadline, self.horizon)  # beyond: nothing fits into the memory
+            if deadline < known:
+                return True
+            met = self._met(relaxation, deadline)
+            if met is None:
+                return False
+            if met:
+                self.reached[name] = deadline
+            else:
+                self.proved[relaxation.machine] = deadline + 1
+                monitor.bound(deadline + 1, self.source)
+                step = max(2 * step, 1 + known // 1000)
+
+    def _met(self, relaxation: Relaxation, deadline: int) -> bool | None:
+        """Whether the deadline can be met; None if there is no time left to find out."""
+        if self.most is not None and self.tried >= self.most:
+            return None
+        self.tried += 1
+        if len(self.space) < relaxation.states:
+            self.space = np.empty(relaxation.states, np.int64)
+        probe = Probe(relaxation, deadline, self.space)
+        while not self.is_over():
+            answer = probe.advance(SLICE)
+            if answer is not None:
+                return answer
+        return None
+
+
+def improved(relaxation: Relaxation, lower_bound: int) -> int:
+    """The larger of a bound and what a relaxation proves, by bisection without a monitor."""
+    space = np.empty(relaxation.states, np.int64)
+
+    def met(deadline: int) -> bool:
+        return bool(Probe(relaxation, deadline, space).advance(relaxation.states))
+
+    if met(lower_bound):
+        return lower_bound
+    low, step = lower_bound + 1, 1 + lower_bound // 1000
+    while not met(low + step):
+        low, step = low + step + 1, 2 * step
+        if low > MAX_INTEGER:  # nothing fits into the memory
+            return lower_bound
+    high = low + step  # met; everything below low is not
+    while low < high:
+        middle = (low + high) // 2
+        if met(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

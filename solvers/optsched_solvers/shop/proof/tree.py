@@ -1,0 +1,333 @@
+"""One graph under tree search: targets, slices, leaves; the Python side of `tree_search`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from optsched.errors import CyclicOrder
+from optsched.kernels import longest_path
+from optsched.model.schedule import Rows
+from optsched_solvers.shop.proof import state as ds
+from optsched_solvers.shop.proof import tree_search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from optsched.model.schedule import IntArray, Schedule
+
+REFUTED: Final = "refuted"
+STOPPED: Final = "stopped"
+SHAVED: Final = "shaved"
+
+SHAVING_GAIN: Final = 0.05
+MOST_PAIRS: Final = 20
+"""Open pairs for every operation; with more of them it takes too long to try them all."""
+MOST_ROOTS: Final = 4
+
+SLICE: Final = 0.008
+"""Seconds that a kernel call should take."""
+
+FIRST_RESTART: Final = 100
+RESTART_GROWTH: Final = 1.15
+MOST_NOGOOD_LITERALS: Final = 1 << 22
+
+
+class Root(NamedTuple):
+    """What propagation and shaving know of all schedules that end by a target."""
+
+    target: int
+    earliest: IntArray
+    latest: IntArray
+    value: ds.SmallArray
+    open: IntArray
+    place: IntArray
+    n_open: IntArray
+    slot_open: IntArray
+    pairs: int
+
+
+class DisjunctiveTree:
+    """Proves or refutes "some schedule ends by the target".
+
+    Parameters
+    ----------
+    graph
+        One-shot disjunctive graph with at most `MOST_LITERALS` ordered pairs.
+    stop
+        Asked between slices; a true answer ends the call with `STOPPED`.
+    on_leaf
+        Called with orders and makespan of every schedule found that meets the target; the search
+        then goes on below that makespan.
+    """
+
+    def __init__(
+        self,
+        graph: Schedule,
+        stop: Callable[[], bool] | None = None,
+        on_leaf: Callable[[Rows, int], None] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.stop = stop or (lambda: False)
+        self.on_leaf = on_leaf or (lambda sequences, makespan: None)
+        self.state = ds.arrays(graph)
+        self.horizon = ds.horizon(graph)
+        self.shaved = False
+        self._per_slice = 16
+        self._restart_after = float(FIRST_RESTART)
+        self._nogoods_for = self.horizon
+        self._started = False
+        self._last_size = (0.0, 0.0)
+        op, number = self.state.op, self.state.number
+        op[ds.LST, :-1] = ds.latest_starts(graph, self.horizon)
+        number[ds.TARGET] = number[ds.ROOT_TARGET] = self.horizon
+        self.possible = (
+            bool((op[ds.EST] <= op[ds.LST]).all())
+            and all(
+                self._run(tree_search.DECIDE, m) == tree_search.DONE
+                for m in ds.root_orders(graph, self.state.machine).tolist()
+            )
+            and self._run(tree_search.PROPAGATE) == tree_search.DONE
+        )
+        self._roots = [self._root()]  # targets fall; the first holds for every schedule
+
+    @property
+    def nodes(self) -> int:
+        """Branches and probes propagated so far."""
+        return int(self.state.number[ds.NODES])
+
+    @property
+    def target(self) -> int:
+        """The makespan asked for."""
+        return int(self.state.number[ds.TARGET])
+
+    @property
+    def heads(self) -> IntArray:
+        """Earliest starts in the present state."""
+        return self.state.op[ds.EST, :-1]
+
+    def lower(self, target: int) -> None:
+        """Ask for less, without forgetting anything."""
+        self.state.number[ds.TARGET] = min(target, self.target)
+
+    def reset(self, target: int) -> bool:
+        """Back to a root, with this target; False if propagation refutes it.
+
+        Begins with what `keep_root` kept for the nearest target that is not lower. Ratings stay;
+        nogoods stay if the target is not above the one they were found with.
+        """
+        state, number = self.state, self.state.number
+        nearest = (root for root in reversed(self._roots) if root.target >= target)
+        base = next(nearest, self._roots[0])
+        state.op[ds.EST], state.op[ds.LST] = base.earliest, base.latest
+        state.value[:], state.machine[ds.N_OPEN] = base.value, base.n_open
+        state.slot[ds.SLOT_OPEN] = base.slot_open
+        state.literal[ds.OPEN], state.literal[ds.PLACE] = base.open, base.place
+        for key in (ds.TRAIL, ds.LEVEL, ds.ENTRIES, ds.CURSOR, ds.PROBE, ds.STEP, ds.FAILED):
+            number[key] = 0
+        number[ds.N_PAIRS] = base.pairs
+        number[ds.CURSOR_END] = 2 * self.graph.n_operations
+        number[ds.TARGET] = number[ds.ROOT_TARGET] = target
+        if target > self._nogoods_for:
+            self._drop_nogoods()
+        self._nogoods_for = target
+        self._restart_after = float(FIRST_RESTART)
+        self._started = self.shaved = False
+        good = self.possible and self._run(tree_search.PROPAGATE) == tree_search.DONE
+        if good:
+            self._last_size = self._size()
+        return good
+
+    def keep_root(self) -> bool:
+        """Remember what is known at the root, for this and all lower targets; ends the search.
+
+        False if that refutes the target.
+        """
+        if not self._restart():
+            return False
+        first, *later = self._roots
+        if self.target < first.target:
+            above = [root for root in later if root.target > self.target]
+            self._roots = [first, *above[-MOST_ROOTS:], self._root()]
+        return True
+
+    def _root(self) -> Root:
+        state = self.state
+        return Root(
+            self.target, state.op[ds.EST].copy(), state.op[ds.LST].copy(), state.value.copy(),
+            state.literal[ds.OPEN].copy(), state.literal[ds.PLACE].copy(),
+            state.machine[ds.N_OPEN].copy(), state.slot[ds.SLOT_OPEN].copy(),
+            int(state.number[ds.N_PAIRS]),
+        )  # fmt: skip
+
+    def shave(self, until: int | None = None, gain: float = SHAVING_GAIN) -> str:
+        """Try starts and orders at the root while that brings enough.
+
+        Rounds over all earliest and latest starts come first, they are stronger and fewer; when
+        they bring no more, all open pairs are tried, which also makes their first ratings.
+
+        Parameters
+        ----------
+        until
+            Stop when `nodes` is so large.
+        gain
+            Least reduction of the search space (share of the sum of the logarithms of all windows,
+            or of the open pairs) that makes another round worth it.
+
+        Returns
+        -------
+        str
+            `SHAVED`, `REFUTED` or `STOPPED`.
+        """
+        while not (self.shaved or self._started):  # a search has left the root
+            answer = self._sliced(tree_search.SHAVE, until)
+            if answer == tree_search.REFUTED:
+                return REFUTED
+            if answer == tree_search.DONE:
+                self._next_round(gain)
+            elif answer == tree_search.FULL:
+                self._grow()
+            if self.stop() or (until is not None and self.nodes >= until):
+                return SHAVED if self.shaved else STOPPED
+        return SHAVED
+
+    def _next_round(self, gain: float) -> None:
+        """Starts again if the last round brought enough, else pairs, if not tried just now."""
+        number, n = self.state.number, self.graph.n_operations
+        before, self._last_size = self._last_size, self._size()
+        gained = any(
+            new < (1 - gain) * old for new, old in zip(self._last_size, before, strict=True)
+        )
+        starts_were_tried = number[ds.CURSOR_END] == 2 * n
+        if gained:
+            number[ds.CURSOR], number[ds.CURSOR_END] = 0, 2 * n
+        elif starts_were_tried and 0 < number[ds.N_PAIRS] <= MOST_PAIRS * n:
+            number[ds.CURSOR_END] += len(self.state.value)
+        else:
+            self.shaved = True
+
+    def _size(self) -> tuple[float, float]:
+        op = self.state.op
+        wide = np.log2(1.0 + op[ds.LST] - op[ds.EST]).sum()
+        return float(wide), float(self.state.number[ds.N_PAIRS])
+
+    def search(self, until: int | None = None) -> str:
+        """Search below the target: `REFUTED` when nothing (more) is there, or `STOPPED`."""
+        number = self.state.number
+        task = tree_search.SEARCH
+        if not self._started:
+            self._started = True
+            number[ds.RESTART_AT] = number[ds.FAILURES] + int(self._restart_after)
+        while True:
+            answer = self._sliced(task, until)
+            task = tree_search.SEARCH
+            if answer == tree_search.REFUTED:
+                return REFUTED
+            if answer == tree_search.LEAF:
+                self._leaf()
+                task = tree_search.SEARCH_ON
+            elif answer == tree_search.FULL:
+                self._grow()
+            elif answer == tree_search.RESTART_DUE and not self._restart():
+                return REFUTED
+            if self.stop() or (until is not None and self.nodes >= until):
+                if task == tree_search.SEARCH_ON and self._run(task) == tree_search.REFUTED:
+                    return REFUTED
+                return STOPPED
+
+    def _leaf(self) -> None:
+        """Everything is decided: judge it by its true makespan."""
+        sequences = self._orders()
+        if not _bytes_fit(self.graph, sequences):
+            return
+        try:
+            found = longest_path.evaluate(self.graph, sequences)
+        except CyclicOrder:  # of zero length: windows do not see it
+            return
+        if (found.heads + self.graph.duration > self.graph.deadline).any():
+            return
+        if found.makespan <= self.target:
+            self.on_leaf(sequences, found.makespan)
+            self.lower(found.makespan - 1)
+
+    def _orders(self) -> Rows:
+        rows = []
+        for r in range(self.graph.n_resources):
+            n, at = self.state.machine[ds.SIZE, r], self.state.machine[ds.MATRIX, r]
+            before = (self.state.value[at : at + n * n].reshape(n, n) == ds.TRUE).sum(axis=0)
+            rows.append(self.graph.users[r][np.argsort(before, kind="stable")])
+        return Rows(self.graph.users.indptr, np.concatenate(rows) if rows else [])
+
+    def _restart(self) -> bool:
+        number = self.state.number
+        entries = int(number[ds.ENTRIES])
+        self._room_for_nogoods(entries, entries * (entries + 1) // 2)
+        answer = self._run(tree_search.RESTART)
+        self._restart_after *= RESTART_GROWTH
+        number[ds.RESTART_AT] = number[ds.FAILURES] + int(self._restart_after)
+        return bool(answer != tree_search.REFUTED)
+
+    def _room_for_nogoods(self, nogoods: int, literals: int) -> None:
+        state, number = self.state, self.state.number
+        if number[ds.NOGOOD_LITERALS] + literals > MOST_NOGOOD_LITERALS:
+            self._drop_nogoods()
+        most = int(number[ds.NOGOODS]) + nogoods
+        if most + 1 >= len(state.nogood_ptr):
+            self.state = state = state._replace(
+                nogood_ptr=_longer(state.nogood_ptr, 2 * most + 2),
+                next_watch=_longer(state.next_watch, 4 * most + 4),
+            )
+        if number[ds.NOGOOD_LITERALS] + literals > len(state.nogood):
+            self.state = state._replace(
+                nogood=_longer(state.nogood, 2 * int(number[ds.NOGOOD_LITERALS] + literals))
+            )
+
+    def _drop_nogoods(self) -> None:
+        self.state.number[ds.NOGOODS] = self.state.number[ds.NOGOOD_LITERALS] = 0
+        self.state.literal[ds.WATCHED] = -1
+
+    def _grow(self) -> None:
+        state = self.state
+        if state.number[ds.ENTRIES] + 1 >= state.entry.shape[1]:
+            wider = np.pad(state.entry, ((0, 0), (0, state.entry.shape[1])))
+            self.state = state._replace(entry=wider)
+        else:
+            more = state.trail.shape[1] + len(state.value)
+            self.state = state._replace(trail=np.pad(state.trail, ((0, 0), (0, more))))
+
+    def _run(self, task: int, until: int = 0) -> int:
+        return int(tree_search.run(self.state, task, until))
+
+    def _sliced(self, task: int, until: int | None) -> int:
+        """One kernel call of about `SLICE` seconds; what it does depends on nodes alone."""
+        before = self.nodes
+        end = before + self._per_slice
+        began = time.perf_counter()
+        answer = self._run(task, end if until is None else min(end, until))
+        spent = time.perf_counter() - began
+        done = self.nodes - before
+        if answer == tree_search.SLICE_OVER and done == self._per_slice:
+            factor = min(2.0, max(0.25, SLICE / max(spent, 1e-9)))
+            self._per_slice = max(1, int(done * factor))
+        return answer
+
+
+def _longer(array: IntArray, size: int) -> IntArray:
+    longer = np.zeros(size, np.int64)
+    longer[: len(array)] = array
+    return longer
+
+
+def _bytes_fit(graph: Schedule, sequences: Rows) -> bool:
+    """Whether held memory stays within 0 and the limit along every sequence."""
+    ids = sequences.ids
+    change = (graph.acquire - graph.free)[ids]
+    total = np.concatenate([[0], np.cumsum(change)])
+    begin = np.repeat(total[sequences.indptr[:-1]], np.diff(sequences.indptr))
+    if (total[1:] < begin).any():
+        return False
+    limit = np.repeat(graph.memory, np.diff(sequences.indptr))
+    need = total[:-1] - begin + (graph.acquire + graph.workspace)[ids]
+    return not bool(((limit > 0) & (need > limit)).any())

@@ -1,0 +1,327 @@
+"""Which jobs recompute: candidates from the trade-off of time and bytes, the best ones searched.
+
+Recomputing costs time and saves bytes x time. A linear relaxation says which jobs it pays for if
+memory could be packed without gaps; real schedules leave gaps, so it is solved for several degrees
+of packing. Neighbours of the best candidate follow. All get a quick answer, the best a long search.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from optsched.errors import InternalError
+from optsched.problems.jobarray.choice import choosing, settled, with_choice
+from optsched.problems.jobarray.problem import JobArray
+from optsched.problems.jobarray.tradeoff import tradeoff
+from optsched.solving.monitor import OWN, Monitor
+from optsched.solving.result import Result
+from optsched_solvers import _cold_start as cold_start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched.model.schedule import Rows
+    from optsched.problems.jobarray.tradeoff import Tradeoff
+    from optsched.solving.limits import Limits
+    from optsched.solving.monitor import Progress
+    from optsched.solving.problem import Problem
+    from optsched.solving.solver import Solver
+
+Choice = tuple[bool, ...]
+
+PACKING: Final = (2.0, 3.0, 1.5, 2.5, 1.25, 4.0, 1.7, 1.1, 1.35, 1.0, 1.2)
+"""Memory over the bytes x time in it; degrees that paid most often first."""
+
+ALL_OF: Final = 4
+"""Up to so many jobs every choice is a candidate."""
+
+TRIES: Final = 0.25
+"""Share of the time left for quick answers, then and whenever the search has come to an end."""
+
+CHANGED: Final = 40
+"""Jobs on either side whose changes are looked at: pairs of a thousand would take seconds."""
+
+NEIGHBOURS: Final = 40
+"""Neighbours of the best candidate that get a quick answer at most."""
+
+SEARCHED: Final = 2
+"""Candidates that are searched beside those in which all recompute, or nobody."""
+
+TRIAL: Final = 0.2
+"""Share of the time left for each of these; the best has the rest."""
+
+UNHURRIED: Final = 5.0
+"""Seconds for each of these if nothing but a target ends the search."""
+
+QUICK: Final = 20
+"""Steps of the quick engine per candidate."""
+
+
+def solve(
+    engine: Solver, quick: Solver, problem: Problem, limits: Limits, monitor: Monitor
+) -> Result:
+    """Choose, and search.
+
+    With an iteration limit every search has so many iterations, and the two extremes are always
+    among those that are searched; so the answer is never worse than the engine's to them.
+
+    Parameters
+    ----------
+    engine, quick
+        Solvers of arrays whose choice is made: for the best candidates, and to compare all.
+    problem
+        A `JobArray` with ``recompute_mode="choose"``.
+    limits, monitor
+        As of any solver; every answer it is offered has the choice as its last row.
+    """
+    assert isinstance(problem, JobArray)
+    _Search(engine, quick, problem, limits, monitor).run()
+    return Result("unknown")
+
+
+def simplest(problem: Problem) -> JobArray:
+    """The array in which nobody recomputes."""
+    assert isinstance(problem, JobArray)
+    return choosing(problem, [False] * problem.n_jobs)
+
+
+class _Tried(NamedTuple):
+    value: int
+    number: int  # in the order of trying
+    choice: Choice
+
+
+class _Search:
+    """Candidates so far, and what they are worth."""
+
+    def __init__(
+        self, engine: Solver, quick: Solver, array: JobArray, limits: Limits, monitor: Monitor
+    ) -> None:
+        self.engine, self.quick, self.array = engine, quick, array
+        self.limits, self.monitor = limits, monitor
+        must, never = settled(array)
+        self.tradeoff = tradeoff(array, must, never)
+        self.extremes = tuple(must.tolist()), tuple((~never).tolist())
+        self.tried: dict[Choice, _Tried] = {}
+        self.seen: set[Choice] = set()
+        self.bounds: dict[Choice, int] = {}  # of all that are feasible among them
+        self.answers: dict[Choice, tuple[int, Rows]] = {}  # of those that were searched
+
+    def run(self) -> None:
+        """Quick answers, then searches; again with what is left if these end before their time."""
+        for choice in self.extremes:
+            array = choosing(self.array, choice)
+            if not array.infeasibility():
+                lap = _Chosen(self.monitor, choice, self.limits)
+                cold_start.offer_first(array, self.limits, lap)
+                lap.tell()
+        self._compare(first_candidates(self.tradeoff, self.extremes))
+        if not self.tried:
+            self._search_any()
+        self._search_best()
+        known = 0
+        while self.tried and not self._is_over() and len(self.seen) > known:
+            known = len(self.seen)
+            self._compare(self._neighbours())
+            self._search_best()
+            if self.limits.iterations is not None:
+                break
+        if self._all_seen() and self.bounds:
+            self.monitor.bound(min(self.bounds.values()), "recompute_choice")
+
+    def _compare(self, candidates: Iterator[Choice]) -> None:
+        """A quick answer to each candidate that may be better than the best known one."""
+        until = self.monitor.elapsed + TRIES * self.monitor.remaining
+        for choice in candidates:
+            if self._is_over() or (self.tried and self.monitor.elapsed > until):
+                return
+            self._try(choice)
+
+    def _search_any(self) -> None:
+        """Without quick answers: what the engine finds, in no time too, for an extreme or another.
+
+        So it is while kernels are compiled.
+        """
+        for choice in (*self.extremes, *self.bounds):
+            if self.monitor.objective is None and self._is_open(choice):
+                self._run(self.engine, choice, self.limits.iterations, TRIAL)
+
+    def _search_best(self) -> None:
+        """Short searches of the best candidates and the extremes, a long one of what is best then.
+
+        Searches pack memory better than quick answers do, so then other jobs should recompute.
+        """
+        if not self.tried:
+            return
+        ranked = [t.choice for t in sorted(self.tried.values())]
+        for choice in dict.fromkeys((*ranked[:SEARCHED], *self.extremes)):
+            self._search(choice, TRIAL)
+        for _ in range(SEARCHED):
+            choice = rounded(self.tradeoff, self._packing())
+            if choice not in self.answers:
+                self._search(choice, TRIAL)
+        left = sorted(t for t in self.tried.values() if self._is_open(t.choice))
+        if self.limits.iterations is None and left:
+            self._search(left[0].choice, 1.0)
+
+    def _search(self, choice: Choice, share: float) -> None:
+        again = self.limits.iterations is not None and choice in self.answers
+        if not again and not self._is_over() and self._is_open(choice):
+            self._run(self.engine, choice, self.limits.iterations, share)
+
+    def _is_over(self) -> bool:
+        """Whether to stop; without any answer only the time counts."""
+        if self.monitor.objective is None:
+            return self.monitor.remaining <= 0 and bool(self.seen)
+        return self.monitor.should_stop()
+
+    def _is_ruled_out(self, choice: Choice) -> bool:
+        value = self.monitor.objective
+        return value is not None and self.bounds[choice] >= value
+
+    def _all_seen(self) -> bool:
+        settled = self.tradeoff.must | self.tradeoff.never
+        return len(self.seen) >= int(2 ** settled.tolist().count(False))
+
+    def _packing(self) -> float:
+        """Memory over the bytes x time in it, in the answer that packs it best."""
+        packing = max(PACKING)
+        for value, _, choice in self.tried.values():
+            need = self.tradeoff.rows(choice)[self.tradeoff.energy].max(initial=0.0)
+            packing = min(packing, value / max(1.0, need))
+        return packing
+
+    def _neighbours(self) -> Iterator[Choice]:
+        """New choices with one job changed or two exchanged, those that promise most first."""
+        costs, packing = self.tradeoff, self._packing()
+        promise = [
+            (float(costs.rows(choice, packing).max()), choice)
+            for choice in _changed(min(self.tried.values()).choice, costs)
+            if choice not in self.seen
+        ]
+        for _, choice in sorted(promise)[:NEIGHBOURS]:
+            yield choice
+
+    def _is_open(self, choice: Choice) -> bool:
+        """Whether the choice can be had, and may be better than the best known one."""
+        if choice not in self.seen:
+            self.seen.add(choice)
+            if not choosing(self.array, choice).infeasibility():
+                self.bounds[choice] = self.tradeoff.bound(choice)
+        return choice in self.bounds and not self._is_ruled_out(choice)
+
+    def _try(self, choice: Choice) -> None:
+        if choice in self.tried or not self._is_open(choice):
+            return
+        value = self._run(self.quick, choice, QUICK, 1.0)
+        if value is not None:
+            self.tried[choice] = _Tried(value, len(self.tried), choice)
+
+    def _run(
+        self, engine: Solver, choice: Choice, iterations: int | None, share: float
+    ) -> int | None:
+        """The best objective that an engine finds for a choice."""
+        array = choosing(self.array, choice)
+        seconds: float | None = self.monitor.remaining * share
+        if seconds == float("inf"):
+            seconds = None if iterations is not None or share == 1 else UNHURRIED
+        given = replace(
+            self.limits, iterations=iterations, options={}, stop=None, time_limit=seconds
+        )
+        lap = _Chosen(self.monitor, choice, given)
+        lap.bound(array.lower_bound(), OWN)
+        if engine is self.engine and choice in self.answers:
+            value, answer = self.answers[choice]
+            lap.incumbent(answer, value, "recompute_choice")
+        if not lap.should_stop() or lap.objective is None:
+            with suppress(InternalError):  # of a refuted bound: the answer is none the worse
+                engine.solve(array, given, lap)
+        lap.tell()
+        if lap.contradiction:
+            self.monitor.contradicted(lap.contradiction)
+        self.monitor.advance(lap.iteration)
+        if lap.lower_bound is not None:
+            self.bounds[choice] = max(lap.lower_bound, self.bounds[choice])
+        best, found = lap.best
+        if engine is self.engine and best is not None and found is not None:
+            self.answers[choice] = best, found
+            self.tried[choice] = _Tried(best, len(self.tried), choice)
+        return best
+
+
+class _Chosen(Monitor):
+    """What the engine of one choice sees: bounds stay here, answers go on with the choice added.
+
+    It listens as a user does, because laps of a race know nothing of subclasses.
+    """
+
+    def __init__(self, shared: Monitor, choice: Choice, limits: Limits) -> None:
+        super().__init__(limits, self.tell)
+        self._shared, self._choice = shared, choice
+
+    def tell(self, _: Progress | None = None) -> bool:
+        """Offer the best answer to all choices together; whether these must stop."""
+        value, answer = self.best
+        if value is not None and answer is not None:
+            self._shared.incumbent(with_choice(answer, self._choice), value, "recompute_choice")
+        return self._shared.should_stop()
+
+
+def first_candidates(costs: Tradeoff, extremes: tuple[Choice, Choice]) -> Iterator[Choice]:
+    """The more promising extreme, relaxations rounded, the other extreme; of few jobs all choices.
+
+    Parameters
+    ----------
+    costs
+        What recomputing costs and saves.
+    extremes
+        As few jobs recompute as possible, and as many.
+    """
+    yield from sorted(extremes, key=costs.bound)[:1]
+    for packing in PACKING:
+        yield rounded(costs, packing)
+    yield from sorted(extremes, key=costs.bound)[1:]
+    n = len(costs.must)
+    if n <= ALL_OF:
+        for choice in product((False, True), repeat=n):
+            flags = np.array(choice)
+            if not (costs.must & ~flags).any() and not (costs.never & flags).any():
+                yield choice
+
+
+def rounded(costs: Tradeoff, packing: float) -> Choice:
+    """The relaxation rounded: jobs of the largest shares recompute, as many as is best."""
+    shares = costs.relaxed(packing)[1]
+    order = np.argsort(-shares, kind="stable")
+    order = order[~(costs.must | costs.never)[order]]
+    choice = costs.must.copy()
+    best = choice.copy()
+    for j in order.tolist():
+        choice[j] = True
+        if costs.rows(choice, packing).max() < costs.rows(best, packing).max():
+            best = choice.copy()
+    return tuple(best.tolist())
+
+
+def _changed(best: Choice, costs: Tradeoff) -> Iterator[Choice]:
+    """The choice with one job changed, or two exchanged, of those that the relaxation splits."""
+    choice = np.array(best)
+    doubt = np.argsort(np.abs(costs.relaxed()[1] - 0.5), kind="stable")
+    doubt = doubt[~(costs.must | costs.never)[doubt]]
+    into, out = doubt[~choice[doubt]].tolist(), doubt[choice[doubt]].tolist()
+    for jobs in ((j,) for j in into[:CHANGED] + out[:CHANGED]):
+        yield _flipped(best, jobs)
+    for pair in product(into[:CHANGED], out[:CHANGED]):
+        yield _flipped(best, pair)
+
+
+def _flipped(choice: Choice, jobs: tuple[int, ...]) -> Choice:
+    flags = list(choice)
+    for j in jobs:
+        flags[j] = not flags[j]
+    return tuple(flags)

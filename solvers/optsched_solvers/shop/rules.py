@@ -1,0 +1,426 @@
+"""Dispatching rules: priorities for the list scheduler, applied in four ways."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from optsched.errors import CyclicOrder, InputError
+from optsched.model.schedule import NO_DEADLINE, Objective, Rows
+from optsched.solving.solver import Support
+from optsched_solvers._loading import load, loaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from optsched.model.schedule import IntArray, Schedule
+    from optsched.solving.limits import Limits
+    from optsched.solving.monitor import Monitor
+    from optsched.solving.problem import Problem
+    from optsched_solvers.shop.list_schedule import DispatchGraph
+
+SHOP_RULES = ("mwkr", "tail", "spt", "lpt", "lwkr", "mopnr", "fifo", "est", "random")
+"""Rules for any graph: most/least work remaining, longest tail, shortest/longest operation, most
+operations remaining, first come first served, earliest start, random order."""
+
+PIPELINE_RULES = ("valley", "b_first", "job_lpt", "job_spt", "one_f_one_b", "f_first")
+"""Rules for graphs of F and B (or I, W) blocks: valley (jobs small, large, small), backward first,
+jobs by total work, at most S - s in flight on stage s, forward first."""
+
+RULES = (*PIPELINE_RULES, *SHOP_RULES)
+
+
+INSERTION = "insertion"
+"""Nowicki and Smutnicki's INSA, which is no list schedule: `shop.tabu.insertion`."""
+
+PLAIN_UP_TO = 1000
+"""Operations of a list schedule that plain Python makes in half a second, with memory caps too."""
+
+KERNELS = ("optsched.kernels.longest_path", "shop.list_schedule")
+"""Modules that compile."""
+
+
+class Variant(NamedTuple):
+    """One list schedule: a rule, and how it is applied."""
+
+    rule: str
+    active: bool = False  # Giffler-Thompson instead of non-delay
+    backwards: bool = False  # on the time-mirrored problem
+    defer: bool = False  # W and U only when nothing else is ready
+
+    def __str__(self) -> str:
+        marks = [self.rule, "active" if self.active else "non-delay"]
+        marks += ["backwards"] * self.backwards + ["deferred updates"] * self.defer
+        return " ".join(marks)
+
+
+def run(
+    graph: Schedule,
+    rule: str = "mwkr",
+    active: bool = False,
+    *,
+    backwards: bool = False,
+    defer: bool = False,
+    seed: int = 0,
+) -> Schedule | None:
+    """One list schedule.
+
+    Parameters
+    ----------
+    graph
+        A disjunctive graph (or schedule: its orders are ignored) whose operations hold at most one
+        resource each.
+    rule
+        One of `RULES`; the pipeline rules need operations of kind F and B or I. Or ``"insertion"``,
+        best insertion by Nowicki and Smutnicki, for which the arguments below say nothing.
+    active
+        Giffler-Thompson (active) instead of non-delay.
+    backwards
+        Dispatch the time-mirrored problem and mirror its orders.
+    defer
+        Weight-gradient and update blocks only when nothing else is ready.
+    seed
+        For ``rule="random"``.
+
+    Returns
+    -------
+    Schedule or None
+        The semi-active schedule, or None where the rule gets stuck on memory or misses a deadline.
+
+    Raises
+    ------
+    InputError
+        Unknown rule, or a rule that does not fit the graph.
+    """
+    if rule not in (*RULES, INSERTION):
+        known = ", ".join((*RULES, INSERTION))
+        raise InputError(f"rule: there is no {rule!r:.60}; there are {known}")
+    support = supported_graph(graph)
+    if not support:
+        raise InputError(f"dispatch: {support.reason}")
+    if rule == INSERTION:
+        from optsched_solvers.shop.tabu.insertion import insertion
+
+        return insertion(graph)
+    if rule in PIPELINE_RULES and not is_pipeline(graph):
+        raise InputError(f"rule: {rule} needs operations of kind F and B (or I)")
+    found = Dispatcher(graph, seed).sequences(Variant(rule, active, backwards, defer))
+    if found is None:
+        return None
+    sequences, start = found
+    value = int((start + graph.duration).max(initial=0))
+    return graph.with_orders(
+        sequences, start, Objective("makespan", value, None, "feasible"),
+        {"solver": "dispatch", "rule": rule, "active": active, "seed": seed},
+    )  # fmt: skip
+
+
+def supported_graph(graph: Schedule) -> Support:
+    """Whether list scheduling takes this graph."""
+    counts = np.diff(graph.op_resources.indptr)
+    if (counts > 1).any():
+        i = int(np.argmax(counts > 1))
+        return Support(False, f"operation {i} holds {counts[i]} resources at once")
+    return supported_objective(graph)
+
+
+def supported_objective(problem: Problem) -> Support:
+    """Whether the makespan of one iteration is asked for: no period to be found or kept."""
+    if problem.objective_name != "makespan":
+        what = problem.objective_name
+        return Support(False, f"only the makespan of one iteration is supported, not the {what}")
+    if problem.graph().period is not None:
+        return Support(False, "the graph is periodic; only one iteration is scheduled")
+    return Support(True)
+
+
+def try_rules(
+    graph: Schedule,
+    limits: Limits,
+    monitor: Monitor,
+    rules: tuple[str, ...] = RULES,
+    keep: Callable[[Rows], object] | None = None,
+) -> int:
+    """Offer the schedules of all rules; returns how many list schedules were made.
+
+    `keep` is called with the orders of each, the best or not.
+    """
+    dispatcher = Dispatcher(graph, limits.seed)
+    most = len(RULES) * 8 if limits.iterations is None else limits.iterations
+    if most and rules is RULES and monitor.objective is None and not loaded(*KERNELS):
+        offer_quick(graph, limits, monitor)
+        if monitor.objective is not None and monitor.should_stop():
+            return 1
+    if not load(monitor, *KERNELS):
+        return 0
+    tried = 0
+    for variant in variants(graph, rules):
+        # one list schedule takes microseconds: a first answer is given even at time limit 0
+        if tried >= most or (monitor.objective is not None and monitor.should_stop()):
+            break
+        found = dispatcher.sequences(variant)
+        tried += 1
+        monitor.advance(1)
+        if found is not None:
+            value = int((found[1] + graph.duration).max(initial=0))
+            monitor.incumbent(found[0], value, f"dispatch {variant}")
+            if keep is not None:
+                keep(found[0])
+    return tried
+
+
+def offer_quick(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
+    """Offer a schedule made in plain Python: the first rule's, just as the kernel makes it.
+
+    Where that takes too long, or the rule gets stuck, one job after the other.
+    """
+    from optsched_solvers.shop import quick_list
+
+    dispatcher = Dispatcher(graph, limits.seed)
+    if not graph.n_operations:
+        return
+    variant = next(variants(graph, RULES))
+    found = quick_schedule(dispatcher, variant)
+    if found is not None:
+        value = int((found[1] + graph.duration).max())
+        monitor.incumbent(found[0], value, f"dispatch {variant}")
+    elif limits.iterations is None:  # with a limit of steps, answers never depend on time
+        whole = quick_list.one_job_at_a_time(graph)
+        _offer_checked(dispatcher, whole, monitor, "one job at a time")
+
+
+def quick_schedule(dispatcher: Dispatcher, variant: Variant) -> tuple[Rows, IntArray] | None:
+    """A non-delay schedule in plain Python, the kernel's own; None if stuck, or too much to do."""
+    found = None if dispatcher.has_deadlines else _heaped(dispatcher, variant)
+    if found is None and dispatcher.graph.n_operations <= PLAIN_UP_TO:
+        found = dispatcher.sequences(variant)
+    return found
+
+
+def _heaped(dispatcher: Dispatcher, variant: Variant) -> tuple[Rows, IntArray] | None:
+    """The non-delay schedule by heaps, for graphs of any size without caps and setups."""
+    from optsched_solvers.shop import quick_list
+
+    graph = dispatcher.graph
+    instant = bool((graph.duration == 0).any() or (graph.successors.weight == 0).any())
+    if instant or graph.has_setups or graph.memory.any():
+        return None
+    operations, start = quick_list.non_delay(graph, dispatcher.priority(variant))
+    sequences = dispatcher.split(np.array(operations))
+    change = (graph.acquire - graph.free)[sequences.ids]
+    total = np.concatenate([[0], np.cumsum(change)])
+    held = total[1:] - np.repeat(total[sequences.indptr[:-1]], np.diff(sequences.indptr))
+    return (sequences, np.array(start)) if (held >= 0).all() else None  # none frees what is not
+
+
+def _offer_checked(
+    dispatcher: Dispatcher, operations: IntArray, monitor: Monitor, source: str
+) -> None:
+    """Offer the semi-active schedule of one global order, if it is feasible."""
+    from optsched.model.graph import scheduled
+    from optsched.model.verify import verify
+
+    sequences = dispatcher.split(operations)
+    try:
+        schedule = scheduled(dispatcher.graph, sequences)
+    except CyclicOrder:
+        return
+    if not verify(schedule):
+        monitor.incumbent(sequences, schedule.makespan, source)
+
+
+def try_insertion(
+    graph: Schedule, monitor: Monitor, keep: Callable[[Rows], object] | None = None
+) -> int:
+    """Offer the schedule of `INSERTION`; returns 1, or 0 if a limit came first."""
+    if not load(monitor, "shop.tabu.insertion", "literature.operation_based:_decode_plain,_decode"):
+        return 0
+    from optsched_solvers.shop.tabu.insertion import insertion
+
+    schedule = insertion(graph, monitor.should_stop)
+    if schedule is not None and schedule.sequences is not None:
+        monitor.incumbent(schedule.sequences, schedule.makespan, f"dispatch {INSERTION}")
+        if keep is not None:
+            keep(schedule.sequences)
+    return 1
+
+
+def is_pipeline(graph: Schedule) -> bool:
+    """Whether the graph has forward and backward blocks."""
+    kinds = set(np.unique(graph.kind).tolist())
+    return "F" in kinds and bool(kinds & {"B", "I"})
+
+
+def flow_search(graph: Schedule) -> Callable[..., int]:
+    """The local search behind the rules: on the flow of one job's micro-batches, or on job orders.
+
+    Both take a graph, a monitor, seed, iterations, seconds, patience; see `job_order_search`.
+    """
+    from optsched_solvers.shop import job_order_search, microbatch_search
+
+    if microbatch_search.fits(graph):
+        return microbatch_search.improve
+    return job_order_search.improve
+
+
+def variants(graph: Schedule, rules: tuple[str, ...]) -> Iterator[Variant]:
+    """All ways to apply those of the rules that fit the graph; forward ones first."""
+    pipeline = is_pipeline(graph)
+    late = pipeline and bool(np.isin(graph.kind, ("W", "U")).any())
+    for backwards in (False, True):
+        for active in (False, True):
+            for rule in rules:
+                if rule in PIPELINE_RULES and not pipeline:
+                    continue
+                yield Variant(rule, active, backwards)
+                if late:
+                    yield Variant(rule, active, backwards, defer=True)
+
+
+class Dispatcher:
+    """Priorities and kernel arrays of one graph, shared by all its list schedules."""
+
+    def __init__(self, graph: Schedule, seed: int) -> None:
+        self.graph = graph
+        self.seed = seed
+        self.has_deadlines = bool((graph.deadline != NO_DEADLINE).any())
+        self._tails: dict[bool, tuple[IntArray, IntArray, IntArray]] = {}
+
+    @cached_property
+    def forward(self) -> DispatchGraph:
+        """Kernel arrays of the graph."""
+        from optsched_solvers.shop.list_schedule import DispatchGraph
+
+        return DispatchGraph.of(self.graph)
+
+    @cached_property
+    def mirrored(self) -> DispatchGraph:
+        """Kernel arrays of the time-mirrored graph."""
+        return self.forward.reversed()
+
+    def sequences(self, variant: Variant) -> tuple[Rows, IntArray] | None:
+        """Orders and semi-active starts of one variant; None if it fails."""
+        return self.listed(
+            self.priority(variant), variant.active, variant.backwards,
+            first_come=variant.rule == "fifo", few=variant.rule == "one_f_one_b",
+        )  # fmt: skip
+
+    def listed(
+        self,
+        priority: IntArray,
+        active: bool,
+        backwards: bool = False,
+        *,
+        first_come: bool = False,
+        few: bool = False,
+    ) -> tuple[Rows, IntArray] | None:
+        """The list schedule of a priority; `few`: at most S - s in flight on stage s."""
+        from optsched_solvers.shop.list_schedule import run as list_schedule
+
+        limit = None
+        if few:
+            limit = np.arange(int(self.graph.stage.max(initial=0)) + 1, 0, -1)
+        found = list_schedule(
+            self.mirrored if backwards else self.forward, priority, active=active,
+            first_come=first_come, slot_limit=limit,
+        )  # fmt: skip
+        return self.completed(found, backwards)
+
+    def completed(
+        self, found: tuple[IntArray, IntArray] | None, backwards: bool
+    ) -> tuple[Rows, IntArray] | None:
+        """Orders and semi-active starts of what the list scheduler found, maybe mirrored."""
+        from optsched.kernels import longest_path
+
+        if found is None:
+            return None
+        operations, start = found
+        sequences = self.split(operations[::-1] if backwards else operations)
+        if backwards:
+            start = longest_path.evaluate(self.graph, sequences).heads
+        if self.has_deadlines and (start + self.graph.duration > self.graph.deadline).any():
+            return None
+        return sequences, start
+
+    def split(self, operations: IntArray) -> Rows:
+        """One global order cut into the order on each resource."""
+        resource = self.graph.single_resource[operations]
+        used = operations[resource >= 0]
+        order = np.argsort(resource[resource >= 0], kind="stable")
+        return Rows(self.graph.users.indptr, used[order])
+
+    def priority(self, variant: Variant) -> IntArray:
+        """Rank of every operation under a rule: the smallest goes first."""
+        graph, rule = self.graph, variant.rule
+        keys: list[Any] = []
+        if variant.defer:
+            keys.append(np.isin(graph.kind, ("W", "U")))
+        if rule in PIPELINE_RULES:
+            first = np.isin(graph.kind, ("F", "I", "R", "B"))
+            forward = graph.kind == "F"
+            if rule == "f_first":
+                keys += [~forward]
+            elif variant.backwards:  # mirrored, forward blocks are what drains the pipeline
+                keys += [~forward & first]
+            else:
+                keys += [forward]
+            keys += [self.job_rank(rule)[graph.job], graph.microbatch]
+        else:
+            keys += self._shop_keys(rule, variant.backwards)
+        keys.append(np.arange(graph.n_operations))
+        if variant.backwards:
+            keys[-1] = -keys[-1]
+        rank = np.empty(graph.n_operations, np.int64)
+        rank[np.lexsort(keys[::-1])] = np.arange(graph.n_operations)
+        return rank
+
+    def job_rank(self, rule: str) -> IntArray:
+        """Rank of every job by number for the FIFO rules, by total work for the others."""
+        graph = self.graph
+        jobs = int(graph.job.max(initial=-1)) + 1
+        if rule in ("b_first", "f_first", "one_f_one_b"):
+            return np.arange(jobs)
+        work = np.zeros(jobs, np.int64)
+        np.add.at(work, graph.job, graph.duration)
+        ascending = np.argsort(-work if rule == "job_lpt" else work, kind="stable")
+        if rule == "valley":  # small ... large ... small
+            ascending = np.concatenate([ascending[0::2], ascending[1::2][::-1]])
+        rank = np.empty(jobs, np.int64)
+        rank[ascending] = np.arange(jobs)
+        return rank
+
+    def _shop_keys(self, rule: str, backwards: bool) -> list[Any]:
+        duration = self.graph.duration
+        if rule == "spt":
+            return [duration]
+        if rule == "lpt":
+            return [-duration]
+        if rule == "random":
+            return [np.random.default_rng(self.seed).permutation(len(duration))]
+        if rule in ("fifo", "est"):
+            return []
+        tail, work, number = self._remaining(backwards)
+        return {"tail": [-tail], "mwkr": [-work], "lwkr": [work], "mopnr": [-number]}[rule]
+
+    def _remaining(self, backwards: bool) -> tuple[IntArray, IntArray, IntArray]:
+        """Longest tail, work and number of operations of the job from each operation on."""
+        if backwards not in self._tails:
+            from optsched.model.graph import evaluate
+
+            graph, n = self.graph, self.graph.n_operations
+            paths = evaluate(graph)
+            tail = paths.head + graph.duration if backwards else paths.tail
+            position = np.empty(n, np.int64)
+            position[paths.order] = np.arange(n)
+            order = np.lexsort([position if backwards else -position, graph.job])
+            work, number = np.empty(n, np.int64), np.empty(n, np.int64)
+            job = graph.job[order]
+            begins = np.flatnonzero(np.diff(job, prepend=-1))
+            for column, values in ((work, graph.duration[order]), (number, np.ones(n, np.int64))):
+                total = np.cumsum(values)
+                before = np.repeat(total[begins] - values[begins], np.diff(np.append(begins, n)))
+                column[order] = total - before
+            self._tails[backwards] = (tail, work, number)
+        return self._tails[backwards]

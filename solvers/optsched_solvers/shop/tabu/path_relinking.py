@@ -1,0 +1,307 @@
+"""Elite schedules, their distance, and the path from one towards another (Peng, Lü & Cheng 2015).
+
+Schedules are topological orders of all operations; what counts is the order on every resource.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
+from optsched_solvers.shop.proof.identical_jobs import identical_jobs
+from optsched_solvers.shop.tabu.arrays import (
+    ACQUIRE,
+    BEFORE,
+    BEFORE_END,
+    CAPACITY,
+    FACTS,
+    FREE,
+    WORKSPACE,
+)
+from optsched_solvers.shop.tabu.neighbourhoods import random_below
+from optsched_solvers.shop.tabu.state import (
+    AT,
+    GRAPH,
+    INDICES,
+    LEVEL,
+    LINK,
+    MARK,
+    MP,
+    MS,
+    STATE,
+    TIME,
+    shift_right,
+)
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import IntArray, Schedule
+    from optsched_solvers.shop.tabu.walk import Walk
+
+
+LEAST_APART: Final = 10
+"""Exchanges by which two elites differ at least."""
+
+
+class Relabelling:
+    """Identical jobs renamed in the order in which they first appear.
+
+    Schedules that differ only by exchanged identical jobs become the same one; otherwise relinking
+    would walk between copies.
+    """
+
+    def __init__(self, graph: Schedule) -> None:
+        self.groups = [np.array(group, np.int64) for group in identical_jobs(graph)]
+
+    def __call__(self, order: IntArray) -> IntArray:
+        """The same schedule with its identical jobs renamed."""
+        if not self.groups:
+            return order
+        position = np.empty(len(order), np.int64)
+        position[order] = np.arange(len(order))
+        renamed = np.arange(len(order))
+        for group in self.groups:  # shape (jobs, operations of a job)
+            by_first = np.argsort(position[group].min(axis=1), kind="stable")
+            renamed[group[by_first]] = group
+        return renamed[order]
+
+
+class Elite(NamedTuple):
+    """A good schedule: its makespan, its topological order, and a number of its own."""
+
+    value: int
+    order: IntArray
+    number: int
+
+
+class Elites:
+    """A few good schedules that keep a distance from each other.
+
+    Parameters
+    ----------
+    graph
+        At most one resource per operation.
+    size
+        How many are kept.
+    """
+
+    def __init__(self, graph: Schedule, size: int) -> None:
+        self.size, self.apart = size, LEAST_APART
+        self.members: list[Elite] = []
+        self.relabelled = Relabelling(graph)
+        self._machine = graph.single_resource
+        self._indptr = graph.users.indptr
+        self._number = 0
+        self._paired: set[tuple[int, int]] = set()
+
+    def distance(self, first: IntArray, second: IntArray) -> int:
+        """Number of pairs of operations that the two order differently on their resource."""
+        return int(count_inversions(first, second, self._machine, self._indptr))
+
+    def add(self, value: int, order: IntArray) -> bool:
+        """Take a schedule in, if it is good or different enough; whether it was.
+
+        It replaces the elites that are worse and nearer than `apart`, else the worst one.
+        """
+        if any(elite.value == value for elite in self.members):
+            return False
+        order = self.relabelled(order)
+        near = [
+            elite for elite in self.members if self.distance(order, elite.order) < self.apart
+        ]  # fmt: skip
+        if any(elite.value <= value for elite in near):
+            return False
+        numbers = {elite.number for elite in near}
+        kept = [elite for elite in self.members if elite.number not in numbers]
+        if len(kept) >= self.size:
+            worst = max(range(len(kept)), key=lambda k: kept[k].value)
+            if kept[worst].value <= value:
+                return False
+            del kept[worst]
+        self._number += 1
+        self.members = [*kept, Elite(value, order.copy(), self._number)]
+        return True
+
+    @property
+    def best(self) -> Elite:
+        """The elite of least makespan."""
+        return min(self.members, key=lambda elite: elite.value)
+
+    def keep_apart(self, share: float) -> None:
+        """From now on keep elites apart by a share of their mean distance today."""
+        distances = [
+            self.distance(a.order, b.order) for a, b in combinations(self.members, 2)
+        ]  # fmt: skip
+        mean = sum(distances) / len(distances) if distances else 0.0
+        self.apart = max(LEAST_APART, int(share * mean))
+
+    def next_pair(self, random: np.random.Generator) -> tuple[Elite, Elite] | None:
+        """A random (start, guide) that was not given out before; None if there is none left."""
+        pairs = [
+            (a, b)
+            for a in self.members
+            for b in self.members
+            if a is not b and (a.number, b.number) not in self._paired
+        ]
+        if not pairs:
+            return None
+        start, guide = pairs[int(random.integers(len(pairs)))]
+        self._paired.add((start.number, guide.number))
+        return start, guide
+
+    def begin_anew(self, *, keep_best: bool) -> None:
+        """Drop all, or all but the best."""
+        self.members = [self.best] if keep_best and self.members else []
+        self.apart = LEAST_APART
+        self._paired.clear()
+
+
+def relink(walk: Walk, start: IntArray, guide: IntArray, swaps: int) -> tuple[IntArray, int]:
+    """Exchange random neighbours on the machines of `start` that `guide` orders differently.
+
+    Every exchange keeps the orders free of cycles and within the memory.
+
+    Parameters
+    ----------
+    walk
+        Lends its arrays; its schedule and its random numbers move on.
+    start, guide
+        Topological orders.
+    swaps
+        How many; fewer where no exchange is left, or memory refuses too many.
+
+    Returns
+    -------
+    (order, made)
+        The topological order of the schedule on the path, and the number of exchanges.
+    """
+    walk.load(start)
+    n = len(start)
+    position = np.empty(n + 1, np.int64)
+    position[guide] = np.arange(n)
+    wrong, slot, window = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.uint32)
+    made = _relink(walk.arrays, walk.state, walk.control, position, wrong, slot, window, swaps)
+    return walk.order, int(made)
+
+
+@entry(INT, INTS, INTS, READ, READ)
+def count_inversions(first, second, machine, indptr):  # type: ignore[no-untyped-def]
+    """Pairs on one machine in different order; binary indexed trees over the places in `first`."""
+    n, n_machines = len(first), len(indptr) - 1
+    seen = np.zeros(n_machines, np.int64)
+    place = np.zeros(n, np.int64)
+    for i in first:
+        m = machine[i]
+        if m >= 0:
+            seen[m] += 1
+            place[i] = seen[m]  # 1..size
+    seen[:] = 0
+    tree = np.zeros(n + 1, np.int64)  # tree of machine m: base + 1 .. base + size
+    inversions = 0
+    for i in second:
+        m = machine[i]
+        if m < 0:
+            continue
+        base, size = indptr[m], indptr[m + 1] - indptr[m]
+        inversions += seen[m]
+        seen[m] += 1
+        k = place[i]
+        while k > 0:
+            inversions -= tree[base + k]
+            k -= k & -k
+        k = place[i]
+        while k <= size:
+            tree[base + k] += 1
+            k += k & -k
+    return inversions
+
+
+@helper(counted=False, inline=True)
+def may_swap(u, v, graph, links, times, order):  # type: ignore[no-untyped-def]
+    """Whether neighbours u, v of a machine can change places: no other path joins them, bytes fit.
+
+    Exact: marks what u reaches through its arcs, up to the position of v.
+    """
+    facts, arcs, _ = graph
+    x, y = u * FACTS, v * FACTS
+    level = times[u * TIME + LEVEL]
+    if level + facts[y + ACQUIRE] + facts[y + WORKSPACE] > facts[y + CAPACITY]:
+        return False
+    level += facts[y + ACQUIRE] - facts[y + FREE]
+    if level < 0 or level + facts[x + ACQUIRE] + facts[x + WORKSPACE] > facts[x + CAPACITY]:
+        return False
+    lo, hi = np.int64(links[u * LINK + AT]), np.int64(links[v * LINK + AT])
+    links[u * LINK + MARK] = 1
+    for k in range(lo + 1, hi + 1):
+        i = order[k]
+        mp = links[i * LINK + MP]
+        hit = links[mp * LINK + MARK]
+        if mp == u:
+            hit = 0  # the machine arc that is to be reversed
+        for e in range(facts[i * FACTS + BEFORE], facts[i * FACTS + BEFORE_END]):
+            hit |= links[arcs[2 * e] * LINK + MARK]
+        links[i * LINK + MARK] = hit
+    joined = links[v * LINK + MARK] != 0
+    for k in range(lo, hi + 1):
+        links[order[k] * LINK + MARK] = 0
+    return not joined
+
+
+@entry(INT, GRAPH, STATE, INTS, INTS, INTS, INTS, INDICES, INT, counted=False)
+def _relink(  # type: ignore[no-untyped-def]
+    graph, state, control, position, wrong, slot, window, swaps
+):
+    """Up to `swaps` random exchanges towards the guide, whose order is `position`.
+
+    `wrong` lists the operations that the guide puts behind their machine successor, `slot` their
+    places in the list.
+    """
+    links, times, order = state
+    facts = graph[0]
+    n = len(order)
+    n_wrong = 0
+    for i in range(n):
+        slot[i] = -1
+        ms = links[i * LINK + MS]
+        if ms != n and position[i] > position[ms]:
+            slot[i] = n_wrong
+            wrong[n_wrong] = i
+            n_wrong += 1
+    trials = 10 * swaps + n  # memory may refuse most exchanges
+    for made in range(swaps):
+        if n_wrong == 0:
+            return made
+        k = random_below(control, n_wrong)
+        tried = 0
+        while tried < min(n_wrong, trials):
+            u = wrong[k]
+            v = np.int64(links[u * LINK + MS])
+            if may_swap(u, v, graph, links, times, order):
+                break
+            k = k + 1 if k + 1 < n_wrong else 0
+            tried += 1
+        if tried == min(n_wrong, trials):
+            return made
+        trials -= tried
+        a = np.int64(links[u * LINK + MP])
+        level = times[u * TIME + LEVEL]
+        shift_right(u, v, True, graph, state, window)
+        times[v * TIME + LEVEL] = level
+        times[u * TIME + LEVEL] = level + facts[v * FACTS + ACQUIRE] - facts[v * FACTS + FREE]
+        for x in (a, v, u):  # the three operations with a new machine successor
+            if x == n:
+                continue
+            ms = links[x * LINK + MS]
+            is_wrong = ms != n and position[x] > position[ms]
+            if is_wrong and slot[x] < 0:
+                slot[x] = n_wrong
+                wrong[n_wrong] = x
+                n_wrong += 1
+            elif not is_wrong and slot[x] >= 0:
+                n_wrong -= 1
+                wrong[slot[x]] = wrong[n_wrong]
+                slot[wrong[n_wrong]] = slot[x]
+                slot[x] = -1
+    return swaps

@@ -1,0 +1,305 @@
+"""`tabu`: N7 tabu search with path relinking between elite schedules (Peng, Lü & Cheng 2015)."""
+
+from __future__ import annotations
+
+import time
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.model.schedule import NO_DEADLINE, Rows
+from optsched.solving.limits import Limits
+from optsched.solving.result import Result
+from optsched.solving.solver import Support
+from optsched_solvers._loading import load
+from optsched_solvers._race import Aside
+from optsched_solvers.shop.rules import (
+    KERNELS,
+    RULES,
+    Dispatcher,
+    flow_search,
+    is_pipeline,
+    supported_graph,
+    supported_objective,
+    try_rules,
+    variants,
+)
+from optsched_solvers.shop.tabu.arrays import order_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.model.schedule import IntArray, Schedule
+    from optsched.solving.monitor import Monitor
+    from optsched.solving.problem import Problem
+    from optsched_solvers.shop.tabu.path_relinking import Elite
+
+ELITES = 8
+PATIENCE = 3000
+"""Moves without improvement after which a walk ends and the next one starts elsewhere."""
+FIRST_PATIENCE = 8
+"""Walks that only fill the pool end after one part in so many of the patience: relinking improves
+on them anyway, and the sooner it begins the better."""
+
+STUCK_COST = 100
+"""Moves that a walk costs which cannot make any, so that the search comes to its end."""
+
+APART = 0.05
+"""Least distance of elites, as a share of their mean distance when the pool is full."""
+
+SLICE = 0.012
+"""Seconds that a slice of moves takes, between two looks at the monitor."""
+
+NOISE = 0.3
+"""How far a rule's ranks are scattered for a new start, as a share of the operations."""
+
+JOB_ORDER_SHARE = 4
+"""The search on job orders gets one part in so many of the limit, before the moves."""
+JOB_ORDER_PATIENCE = 3000  # list schedules without a better one
+FRESH_JOB_ORDERS = 200  # list schedules for every further start
+
+MOST_SWAPS = 20_000
+"""Exchanges on a path: it is not cut into slices."""
+LARGE = 20_000
+"""Operations from which the pool holds two elites only, as distances take their time."""
+
+
+def kernels(graph: Schedule) -> tuple[str, ...]:
+    """What a search on this graph loads."""
+    from optsched_solvers.shop.tabu.arrays import is_classic
+
+    walk = "walk_chains" if is_classic(graph) else "walk_general"
+    return (
+        *KERNELS, "shop.tabu.walk", f"shop.tabu.neighbourhoods:{walk}", "shop.tabu.state",
+        "shop.tabu.path_relinking",
+    )  # fmt: skip
+
+
+class Tabu:
+    """Tabu search: the best machine orders in the neighbourhood, again and again.
+
+    One iteration is one move. Exact makespans after every move, so results are never estimates;
+    nothing is ever proved: the status comes from the bounds of others.
+    """
+
+    name = "tabu"
+    answers = ("orders", "periodic orders")
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "elites": f"how many good schedules are kept to walk between (default {ELITES})",
+            "patience": f"moves without improvement before a walk ends (default {PATIENCE})",
+        }
+    )
+
+    def supports(self, problem: Problem) -> Support:
+        """Makespan or period, at most one resource per operation, no deadlines."""
+        if problem.answers == "periodic orders":
+            return Support(True)  # blocks of a rolling array hold one resource each
+        goal = supported_objective(problem)
+        if not goal:
+            return goal
+        graph = problem.graph()
+        if (graph.deadline != NO_DEADLINE).any():
+            i = int(np.argmax(graph.deadline != NO_DEADLINE))
+            return Support(False, f"operation {i} has a deadline, which moves do not respect")
+        return supported_graph(graph)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Walk from the best known schedule, or the best dispatching rule, until a limit."""
+        elites = _whole("elites", limits.options.get("elites", ELITES), 2)
+        patience = _whole("patience", limits.options.get("patience", PATIENCE), 1)
+        if problem.answers == "periodic orders":
+            from optsched_solvers.periodic import search as cycle_search
+
+            given = patience if "patience" in limits.options else cycle_search.PATIENCE
+            return cycle_search.solve(problem, limits, monitor, given)
+        graph = problem.graph()
+        if graph.n_operations == 0:
+            monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
+            return Result("unknown")
+        if monitor.sequences is None:
+            try_rules(graph, limits, monitor)
+        if not monitor.should_stop() and load(monitor, *kernels(graph)):
+            search = _Search(graph, limits, monitor, elites, patience)
+            if is_pipeline(graph):
+                search.search_job_orders()
+            if search.take_over():
+                search.run()
+        return Result("unknown")
+
+
+def polish(graph: Schedule, sequences: Rows, moves: int, seed: int = 0) -> tuple[Rows, int]:
+    """A short tabu walk.
+
+    Parameters
+    ----------
+    graph
+        At most one resource per operation, no deadlines.
+    sequences
+        Where it begins: acyclic orders within the memory.
+    moves
+        How many.
+    seed
+        Same seed and moves, same result.
+
+    Returns
+    -------
+    (sequences, makespan)
+        The best orders met, those given included.
+    """
+    from optsched_solvers.shop.tabu.walk import Walk
+
+    if graph.n_operations == 0:
+        return sequences, 0
+    walk = Walk(graph, seed)
+    walk.load(order_of(graph, sequences))
+    walk.run(moves)
+    return walk.best_sequences(), walk.best
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**9:
+        raise InputError(f"options.{name}: expected an integer in {least}..10^9, got {value!r:.60}")
+    return value
+
+
+class _Search:
+    """Walks between elites until the monitor says stop or the moves are used up."""
+
+    def __init__(
+        self, graph: Schedule, limits: Limits, monitor: Monitor, size: int, patience: int
+    ) -> None:
+        from optsched_solvers.shop.tabu.path_relinking import Elites
+        from optsched_solvers.shop.tabu.walk import Walk
+
+        self.graph, self.monitor, self.patience = graph, monitor, patience
+        self.seed, self.target = limits.seed, limits.target
+        self.left = limits.iterations  # moves
+        self.walk = Walk(graph, limits.seed)
+        self.elites = Elites(graph, size if graph.n_operations < LARGE else 2)
+        self.random = np.random.default_rng(limits.seed)
+        self.dispatcher = Dispatcher(graph, limits.seed)
+        self.speed = 1e6 / graph.n_operations  # moves a second: a careful first guess
+        self.known: Rows | None = None
+
+    def search_job_orders(self) -> None:
+        """On pipelines the orders of jobs decide first; moves polish what they reach."""
+        improve = flow_search(self.graph)
+        budget = None if self.left is None else self.left // JOB_ORDER_SHARE
+        made = improve(
+            self.graph, self.monitor, seed=self.seed, iterations=budget,
+            seconds=self.monitor.remaining / JOB_ORDER_SHARE, patience=JOB_ORDER_PATIENCE,
+        )  # fmt: skip
+        if self.left is not None:
+            self.left -= made
+
+    def run(self) -> None:
+        """Fill the pool, relink all pairs of it, and begin anew.
+
+        The best stays, unless the pool has not improved on it: it would lead back to where it is.
+        """
+        more = self.explore(self.elites.best.order, self.patience)
+        while more:
+            before = self.monitor.objective
+            tries = 2 * self.elites.size
+            while more and tries and len(self.elites.members) < self.elites.size:
+                more = self.explore(self.fresh(), max(1, self.patience // FIRST_PATIENCE))
+                tries -= 1
+            self.elites.keep_apart(APART)
+            while more and (pair := self.elites.next_pair(self.random)):
+                more = self.explore(self.between(*pair), self.patience)
+            self.elites.begin_anew(keep_best=self.monitor.objective != before)
+            self.monitor.restart("tabu")
+
+    def fresh(self) -> IntArray:
+        """A schedule to begin a new walk with."""
+        if is_pipeline(self.graph):
+            found = self.job_orders()
+            if found is not None:
+                return found
+        return self.dispatched()
+
+    def job_orders(self) -> IntArray | None:
+        """What a short search on job orders finds."""
+        improve = flow_search(self.graph)
+        aside = Aside(Limits(iterations=FRESH_JOB_ORDERS), self.monitor.should_stop)
+        seed = int(self.random.integers(2**31))
+        self.spend(improve(self.graph, aside, seed=seed, iterations=FRESH_JOB_ORDERS))
+        return None if aside.sequences is None else order_of(self.graph, aside.sequences)
+
+    def dispatched(self) -> IntArray:
+        """A list schedule by a random rule with noise; if memory stops it, the best schedule."""
+        rules = list(variants(self.graph, RULES))
+        variant = rules[int(self.random.integers(len(rules)))]
+        rank = self.dispatcher.priority(variant)
+        noisy = rank + self.random.uniform(0, NOISE * len(rank), len(rank))
+        priority = np.empty(len(rank), np.int64)
+        priority[np.argsort(noisy, kind="stable")] = np.arange(len(rank))
+        found = self.dispatcher.listed(priority, variant.active, variant.backwards)
+        if found is None:
+            assert self.known is not None
+            return order_of(self.graph, self.known)
+        return order_of(self.graph, found[0])
+
+    def between(self, start: Elite, guide: Elite) -> IntArray:
+        """A schedule on the path from one elite to another, near neither."""
+        from optsched_solvers.shop.tabu.path_relinking import relink
+
+        apart = self.elites.distance(start.order, guide.order)
+        swaps = min(MOST_SWAPS, int(apart * self.random.uniform(0.3, 0.6)))
+        return relink(self.walk, start.order, guide.order, swaps)[0]
+
+    def explore(self, order: IntArray, patience: int) -> bool:
+        """Walk from a schedule until patience ends; whether there is time for another walk."""
+        from optsched_solvers.shop.tabu.neighbourhoods import RUNNING
+
+        walk = self.walk
+        walk.load(order)
+        first = walk.moves
+        self.report()
+        status = RUNNING
+        while status == RUNNING and not self.is_over():
+            moves = max(16, int(self.speed * SLICE))
+            if self.left is not None:
+                moves = min(moves, self.left)
+            before, begin = walk.moves, time.perf_counter()
+            status = walk.run(moves, patience=patience, target=self.goal())
+            made, spent = walk.moves - before, time.perf_counter() - begin
+            if made > 10 and spent > 0:
+                self.speed = made / spent
+            self.spend(made)
+            self.report()
+        if walk.moves == first:
+            self.spend(STUCK_COST)
+        self.elites.add(walk.best, walk.best_order)
+        if self.left is None:
+            self.take_over()
+        return not self.is_over()
+
+    def goal(self) -> int:
+        """The makespan at which a walk may end: it cannot, or need not, be improved."""
+        return max(self.monitor.lower_bound or 0, self.target or 0)
+
+    def spend(self, moves: int) -> None:
+        self.monitor.advance(moves)
+        if self.left is not None:
+            self.left -= moves
+
+    def is_over(self) -> bool:
+        return self.monitor.should_stop() or (self.left is not None and self.left <= 0)
+
+    def report(self) -> None:
+        """Tell the monitor of a new best schedule."""
+        if self.monitor.objective is None or self.walk.best < self.monitor.objective:
+            self.known = self.walk.best_sequences()
+            self.monitor.incumbent(self.known, self.walk.best, "tabu")
+
+    def take_over(self) -> bool:
+        """Take the monitor's best schedule into the pool; False if there is none at all."""
+        value, sequences = self.monitor.best
+        if sequences is not None and value is not None and sequences is not self.known:
+            self.known = sequences
+            self.elites.add(value, order_of(self.graph, sequences))
+        return bool(self.elites.members)

@@ -1,0 +1,163 @@
+"""Periodic schedules from orders: correct whatever the orders are, and nothing but the orders."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rolling_problems import circular_orders, random_orders, random_rolling
+
+from optsched import CyclicOrder, InputError, JobArray, Resource, Schedule
+from optsched.analysis.iterations import job_reports
+from optsched.analysis.rolling import critical_cycle, rolling
+from optsched.analysis.unroll import unroll
+from optsched.kernels.cycle_ratio import cycle_arcs, cycle_time
+from optsched.model.schedule import Rows
+from optsched.model.verify import verify
+
+if TYPE_CHECKING:
+    from random import Random
+
+
+def with_orders(rng: Random, graph: Schedule) -> tuple[Rows, np.ndarray]:
+    """Orders without a deadlock: of a random layout, else one block after the other."""
+    for attempt in range(8):
+        make = circular_orders if attempt % 2 else random_orders
+        rows, offset = make(rng, graph)
+        try:
+            cycle_time(graph, rows, offset)
+        except CyclicOrder:
+            continue
+        return rows, offset
+    return graph.users, np.zeros(graph.n_operations, np.int64)
+
+
+def unlimited(graph: Schedule) -> Schedule:
+    """Without memory limits, which orders alone may exceed."""
+    return replace(graph, resources=tuple(Resource(r.name) for r in graph.resources))
+
+
+@given(st.randoms(use_true_random=False))
+def test_correct_and_of_least_period(rng: Random) -> None:
+    """No violation in the cycle nor written out; the period of the orders that came in."""
+    graph = unlimited(random_rolling(rng, 3, 3).graph())
+    rows, offset = with_orders(rng, graph)
+    plan = rolling(graph, rows, offset)
+    assert verify(plan) == []
+    assert verify(unroll(plan, int(plan.offset.max(initial=0)) + 3)) == []
+    assert plan.period == cycle_time(graph, rows, offset).period
+    least = {j: int(plan.offset[graph.job == j].min()) for j in np.unique(graph.job)}
+    assert set(least.values()) == {0}
+    # the orders of the schedule are worth the same, and it is what they stand for
+    assert plan.sequences is not None
+    assert rolling(graph, plan.sequences, plan.offset).period == plan.period
+
+
+@given(st.randoms(use_true_random=False))
+def test_violations_are_the_same_unrolled(rng: Random) -> None:
+    """With memory limits: silent exactly if the written-out cycles are."""
+    graph = random_rolling(rng, 3, 3).graph()
+    plan = rolling(graph, *with_orders(rng, graph))
+    late = unroll(plan, int(plan.offset.max(initial=0)) + 3)
+    assert bool(verify(plan)) == bool(verify(late))
+
+
+@given(st.randoms(use_true_random=False))
+def test_same_events_in_the_same_order(rng: Random) -> None:
+    """Rows are the given ones seen from another cycle, arcs span as many cycles as they did.
+
+    Written out, every device runs the same blocks of the same iterations one after the other; and
+    no iteration takes longer than with earliest starts.
+    """
+    graph = random_rolling(rng, 3, 3).graph()
+    rows, offset = with_orders(rng, graph)
+    plan = rolling(graph, rows, offset)
+    turns = plan.offset - offset
+    found = cycle_time(graph, rows, offset)
+    assert plan.sequences is not None and plan.start is not None
+    for row, new in zip(rows.to_lists(), plan.sequences.to_lists(), strict=True):
+        if row:
+            at = row.index(new[0])
+            assert new == row[at:] + row[:at]
+    # start in the lap of the given offsets: equal for the ends of iterations, else later
+    absolute = plan.start + turns * found.period
+    earliest = found.start - found.late * found.period
+    for j in np.unique(graph.job):
+        mine = np.flatnonzero(graph.job == j)
+        delay = absolute[mine] - earliest[mine]
+        assert (delay - delay.min() >= 0).all() and delay.min() % found.period == 0
+        for a in np.unique(graph.iteration[mine]):
+            copy = mine[graph.iteration[mine] == a]
+            before = (earliest + graph.duration)[copy].max() - earliest[copy].min()
+            after = (absolute + graph.duration)[copy].max() - absolute[copy].min()
+            assert after <= before
+            assert (absolute + graph.duration)[copy].max() == (
+                (earliest + graph.duration)[copy].max() + delay.min()
+            )
+
+
+def test_nothing_can_begin_later() -> None:
+    """An idle pipeline: the first job's blocks do not wait on a device longer than they must."""
+    array = JobArray([[1, 1, 1], [9, 9, 9]], [[1, 1, 1], [9, 9, 9]], objective="period")
+    graph = array.graph()
+    rows = Rows.of([[6, 0, 5, 11], [7, 1, 4, 10], [8, 2, 3, 9]])
+    plan = rolling(graph, rows, np.zeros(12, np.int64))
+    assert verify(plan) == []
+    arcs = cycle_arcs(plan, plan.sequences, plan.offset)
+    spare = plan.start[arcs.head] + arcs.tokens * plan.period - plan.start[arcs.tail] - arcs.weight
+    assert (spare >= 0).all()
+    ends = {5, 11}  # B on stage 0: what an iteration ends with
+    for i in set(range(12)) - ends:
+        assert spare[arcs.tail == i].min() == 0
+    assert job_reports(plan)[0].latency < plan.period
+
+
+def test_orders_may_be_plain_lists() -> None:
+    """And what are none is refused in a sentence."""
+    array = JobArray([[1, 1]], [[2, 2]], objective="period")
+    graph, orders = array.graph(), [[0, 3], [1, 2]]
+    assert rolling(graph, orders).period == rolling(graph, Rows.of(orders)).period == 6
+    assert cycle_time(graph, orders).period == array.evaluate_orders(orders) == 6
+    for wrong in (3, [0, 3], [["a"]], [[0, 3]]):
+        with pytest.raises(InputError, match=r"expected (a list|2 rows|an integer)"):
+            rolling(graph, wrong)  # type: ignore[arg-type]
+
+
+def test_the_critical_cycle_needs_the_period() -> None:
+    """Its weights add up to the period a token; a schedule without period or orders has none."""
+    array = JobArray([[3, 1], [2, 2]], [[5, 1], [4, 2]], switch=1, objective="period")
+    graph = array.graph()
+    plan = rolling(graph, Rows.of([[0, 4, 3, 7], [1, 5, 2, 6]]))
+    cycle = critical_cycle(plan)
+    arcs = cycle_arcs(plan, plan.sequences, plan.offset)
+    weight = tokens = 0
+    for i, k in zip(cycle, cycle[1:] + cycle[:1], strict=True):
+        a = max(
+            np.flatnonzero((arcs.tail == i) & (arcs.head == k)),
+            key=lambda a: arcs.weight[a] - arcs.tokens[a] * plan.period,
+        )
+        weight, tokens = weight + int(arcs.weight[a]), tokens + int(arcs.tokens[a])
+    assert -(-weight // tokens) == plan.period
+    with pytest.raises(InputError, match="no orders"):
+        critical_cycle(graph)
+    with pytest.raises(InputError, match="no period"):
+        critical_cycle(array.with_objective("makespan").graph())
+
+
+@given(st.randoms(use_true_random=False))
+def test_where_rows_are_cut_does_not_matter(rng: Random) -> None:
+    """A row that begins later, its first blocks an offset earlier: the same events."""
+    graph = unlimited(random_rolling(rng, 3, 3).graph())
+    rows, offset = with_orders(rng, graph)
+    lists, moved = rows.to_lists(), offset.copy()
+    for row in lists:
+        for _ in range(rng.randint(0, len(row))):
+            moved[row[0]] -= 1
+            row.append(row.pop(0))
+    plan = rolling(graph, Rows.of(lists), moved)
+    assert verify(plan) == []
+    assert plan.period == cycle_time(graph, rows, offset).period

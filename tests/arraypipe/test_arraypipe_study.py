@@ -1,0 +1,212 @@
+"""The ArrayPipe study: its cases, its accounts, its tables, and the commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import optsched
+from optsched import pipelines
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import arraypipe_study  # noqa: E402
+import study_arrays  # noqa: E402
+import study_baselines  # noqa: E402
+import study_cases  # noqa: E402
+import study_tables  # noqa: E402
+from study_cases import Case  # noqa: E402
+
+SMALL = Case("bert_large", stages=4, jobs=8)
+
+
+# cases
+
+
+def test_equal_shares_of_batch_sizes() -> None:
+    """16 jobs of each size; the seed only shuffles."""
+    sizes = Case("vgg19").batch_sizes(1)
+    assert sorted(sizes) == sorted([128, 256, 512, 768] * 16)
+    assert sizes != Case("vgg19").batch_sizes(2)
+
+
+@pytest.mark.parametrize("chunks", [(), pipelines.zigzag(8, 2), pipelines.wrapped(8, 2)])
+def test_infiniband_between_servers_only(chunks: tuple[int, ...]) -> None:
+    """Cuts within a server have NVLink's lags, others InfiniBand's, also with chunks."""
+    inside, both, outside = (
+        case.array([16, 32], chunks=chunks)
+        for case in (
+            Case("gpt2_xl"), Case("gpt2_xl", per_server=4), Case("gpt2_xl", link="infiniband"),
+        )
+    )  # fmt: skip
+    place = chunks or range(8)
+    for v, (a, b) in enumerate(pairwise(place)):
+        like = outside if a // 4 != b // 4 else inside
+        assert (both.lag_forward[:, v] == like.lag_forward[:, v]).all()
+        assert (both.lag_backward[:, v] == like.lag_backward[:, v]).all()
+    assert both.servers == ("server0",) * 4 + ("server1",) * 4
+
+
+def test_one_job_needs_one_buffer_of_its_state() -> None:
+    """The array keeps two on every device; a single job the other half free."""
+    case = Case("gpt2_xl", memory="16GB")
+    for chunks in ((), pipelines.zigzag(8, 2)):
+        array, job = case.array([32, 32], chunks=chunks), case.single(32, chunks=chunks)
+        state = np.bincount(job.devices_of(0), weights=job.state[0])
+        assert (job.memory == 16 * 2**30 - state).all()
+        assert (array.memory == 16 * 2**30 - 2 * state).all()
+
+
+def test_every_assumption_changes_something() -> None:
+    """No row of the table of assumptions repeats the base."""
+    base = Case("vgg19")
+    plain = [base.array([128, 256]), base.single(256, micro_batches=2)]
+    for name in study_cases.ASSUMPTIONS:
+        case = replace(base, assumption=name)
+        changed = [case.array([128, 256]), case.single(256, micro_batches=2)]
+        same = [a.sha256 == b.sha256 for a, b in zip(plain, changed, strict=True)]
+        by_rule = name in ("base", "one block", "m = S", "never", "always")
+        assert all(same) == by_rule, name
+
+
+# accounts
+
+
+@pytest.mark.parametrize("name", [*study_baselines.SINGLE, "zb_h2"])
+def test_parts_add_up(name: str) -> None:
+    """Forward, backward, overhead and bubble are the time of all devices."""
+    run = study_baselines.one_after_another(SMALL, name)
+    assert run is not None
+    assert sum(run.parts.values()) == SMALL.stages * run.time
+    assert min(run.parts.values()) >= 0 and run.parts["switch"] == 0
+
+
+def test_a_baseline_is_its_best_of_all_ways() -> None:
+    """The best micro-batch count is no worse than any, and fits."""
+    best = study_baselines.best_single(SMALL, "one_f_one_b", 24)
+    assert best is not None
+    for m in (1, 2, 3, 4, 6, 8, 12, 24):
+        job = SMALL.single(24, micro_batches=m)
+        schedule = pipelines.one_f_one_b(job)
+        assert optsched.verify(schedule) or schedule.makespan >= best.time
+
+
+def test_what_does_not_fit_is_left_out() -> None:
+    """GPipe of 768 samples of ResNet-152 keeps too much for 16 GB unless it recomputes."""
+    never = replace(Case("resnet152", memory="16GB"), assumption="never")
+    free = study_baselines.best_single(replace(never, memory="80GB"), "gpipe", 768)
+    tight = study_baselines.best_single(never, "gpipe", 768)
+    assert free is not None and (tight is None or tight.time > free.time)
+
+
+def test_a_wrong_schedule_ends_the_study() -> None:
+    """Nothing is accounted that the verifier refuses."""
+    job = SMALL.single(8)
+    schedule = pipelines.vanilla(job)
+    assert schedule.start is not None
+    early = schedule.with_orders(schedule.sequences, schedule.start // 2, None, {})
+    with pytest.raises(SystemExit, match="wrong schedule"):
+        study_baselines.run_of(job, early)
+
+
+@pytest.mark.slow
+def test_rolling_is_at_least_the_repeated_barrier() -> None:
+    """T <= makespan + largest switch, whatever the search finds; groups cost both no less."""
+    search = study_arrays.Search(0.3, 1, 0)
+    found = study_arrays.solved(SMALL, search, ["makespan", "period"])
+    barrier, rolling = found["makespan"], found["period"]
+    assert barrier is not None and rolling is not None
+    array = SMALL.array(SMALL.batch_sizes(0))
+    assert rolling.time <= barrier.time + array.switch.max()
+    assert rolling.bound <= rolling.time and barrier.bound <= barrier.time
+    for run in (barrier, rolling):
+        assert sum(run.parts.values()) == SMALL.stages * run.time
+    halves = study_arrays.in_groups(SMALL, 4, search)
+    assert halves["makespan"] is not None and halves["makespan"].bound <= halves["makespan"].time
+
+
+def test_the_papers_arrays() -> None:
+    """Eight jobs as one group or two; switches are paid."""
+    for name in study_baselines.ARRAYS:
+        run = study_baselines.array_in_groups(SMALL, name, 1)
+        assert run is not None and run.parts["switch"] > 0 and "groups of 8" in run.how
+
+
+# tables
+
+
+def study_of(times: dict[str, int]) -> study_tables.Study:
+    """A study of one model."""
+    parts = dict.fromkeys(study_baselines.PARTS, 1)
+    rows = [
+        {"case": asdict(Case("vgg19")), "method": name,
+         "run": asdict(study_baselines.Run(time, parts, "", 50))}
+        for name, time in times.items()
+    ]  # fmt: skip
+    document = {"machine": "# 2 cores", "seconds": 4.0, "seed": 1, "rows": rows}
+    return study_tables.Study.of(json.loads(json.dumps(document)))
+
+
+def test_time_saved() -> None:
+    """1 - time / time of the best of the others; a lost comparison is named."""
+    study = study_of({"gpipe": 200, "zb_h1": 100, "barrier": 110, "rolling": 50})
+    case = Case("")
+    assert study.saved(case, "vgg19", "barrier", ("gpipe",)) == pytest.approx(0.45)
+    assert study.saved(case, "vgg19", "rolling", ("gpipe", "zb_h1", "bpipe")) == 0.5
+    assert study.saved(case, "vgg19", "rolling", ("bpipe",)) is None
+    lost = study_tables.terms(study)
+    assert "| array, barrier | 1 | 1 | vgg19 (ZB-H1, by 10.0%) |" in lost
+    assert "| array, rolling | 1 | 0 | - |" in lost and "| array as published | 0 | 0 |" in lost
+
+
+def test_tables_are_written_between_their_comments() -> None:
+    """Nothing else of a page changes; a page without a table's place is refused."""
+    page = "# T\n<!-- a -->\nold\n<!-- end -->\ntext\n<!-- b -->\n<!-- end -->\n"
+    once = study_tables.written_into(page, {"a": "| 1 |", "b": r"\1"})
+    assert once == ("# T\n<!-- a -->\n| 1 |\n<!-- end -->\ntext\n<!-- b -->\n\\1\n<!-- end -->\n")
+    assert study_tables.written_into(once, {"a": "| 1 |"}) == once
+    with pytest.raises(SystemExit, match="no place for a table between <!-- c -->"):
+        study_tables.written_into(page, {"c": ""})
+
+
+def test_the_page_has_a_place_for_every_table() -> None:
+    """So `report --page` can redraw it."""
+    page = (ROOT / "docs" / "arraypipe-study.md").read_text()
+    study_tables.written_into(page, study_tables.tables(study_of({"gpipe": 2, "rolling": 100})))
+
+
+def test_tasks() -> None:
+    """No run twice; every case exists; a quick run has few."""
+    found = arraypipe_study.tasks(quick=False)
+    every = [(case, method) for case, group in found for method in group]
+    assert len(every) == len(set(every)) and all(case.exists for case, _ in every)
+    assert {case.model for case, _ in every} == set(study_cases.MODELS)
+    quick = [method for _, group in arraypipe_study.tasks(quick=True) for method in group]
+    assert 0 < len(quick) < 6
+
+
+@pytest.mark.slow
+def test_command_lines(tmp_path: Path) -> None:
+    """`run` twice and `report`, as a user types them."""
+    command = [sys.executable, str(BENCHMARKS / "arraypipe_study.py")]
+    run = [*command, "run", "--json", "r.json", "--quick", "--seconds", "0.2", "--processes", "1"]
+    for count in (5, 0):
+        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert f"# {count} runs to do" in done.stdout
+    done = subprocess.run([*command, "report", "r.json", "--images", "."], cwd=tmp_path,
+                          capture_output=True, text=True, check=True)  # fmt: skip
+    assert "| array, rolling | " in done.stdout and "| array, rolling | 1 | 0 | - |" in done.stdout
+    assert {path.name for path in tmp_path.glob("*.png")} == {
+        "arraypipe-sweeps.png", "arraypipe-time.png",
+    }  # fmt: skip
+    done = subprocess.run([*run, "--seed", "2"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and "other --seconds or --seed" in done.stderr

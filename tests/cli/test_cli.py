@@ -1,0 +1,509 @@
+"""The command line: exit codes, one line on stderr, and no half results."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from program import BAD, SHOP, Cli, Ran
+from rolling_arrays import equal_jobs
+
+import optsched
+from optsched.formats.read_problem import read_problem
+from optsched.model.schedule import Schedule
+from optsched.problems.jobarray.problem import JobArray
+
+# what every command does with bad input
+
+READERS = ("solve", "verify", "show", "plot", "trace", "solvers", "bound")
+
+
+@pytest.mark.parametrize("command", READERS)
+def test_bad_files(cli: Cli, command: str) -> None:
+    """Exit code 2, one printable line that begins with the file, no output file."""
+    for name, content in BAD.items():
+        path = Path(f"{name}.json")
+        if content is not None:
+            path.write_bytes(content)
+        line = cli.refused(command, path)
+        assert line.startswith(f"{path}:") and line.isprintable()
+    assert cli.refused(command, ".") == ".: is a directory, expected a file"
+    assert "File name too long" in cli.refused(command, "x" * 300)
+
+
+@pytest.mark.parametrize("command", ["verify", "show", "plot", "trace"])
+def test_graphs_without_schedule(cli: Cli, command: str) -> None:
+    """An instance cannot be verified, shown, drawn or traced."""
+    assert cli.refused(command, "graph.json").startswith("graph.json: sequences, starts: missing")
+
+
+@pytest.mark.parametrize("command", [*READERS, "convert", "arraypipe plan", "arraypipe problem"])
+def test_profiles_are_no_instances(cli: Cli, command: str) -> None:
+    """The refusal names the commands for it; `arraypipe problem` writes what the others read."""
+    known = Path(__file__).parents[2] / "instances" / "profiles" / "gpt2_xl-4.profile.json"
+    Path("x.profile.json").write_bytes(known.read_bytes())
+    words = [*command.split(), "x.profile.json", *["y.jobarray.json"] * (command == "convert")]
+    if command == "arraypipe problem":
+        ran = cli(*words)
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.out == "wrote x.jobarray.json: 4 jobs, 4 stages on 4 devices\n"
+        assert read_problem("x.jobarray.json") == JobArray.from_profile("x.profile.json")
+        return
+    line = cli.refused(*words)
+    assert line.startswith("x.profile.json: a profile is measured times, no instance")
+    for way in ("`optsched arraypipe problem`", "`optsched arraypipe run`", "from_profile"):
+        assert way in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("solve", "shop.txt", "-o"),
+        ("plot", "plan.json", "-o"),
+        ("plot", "plan.json", "--html"),
+        ("trace", "plan.json", "-o"),
+        ("generate", "jobarray", "-o"),
+        ("generate", "taillard", "-o"),
+        ("convert", "shop.txt"),
+    ],
+    ids=" ".join,
+)
+def test_outputs_that_cannot_be(cli: Cli, monkeypatch: pytest.MonkeyPatch, words: Any) -> None:
+    """A folder that is not there, a folder instead of a file, a name too long: before any work."""
+
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("work was done for an output that cannot be written")
+
+    monkeypatch.setattr("optsched.solve", never)
+    monkeypatch.setattr("optsched.pipelines.generator.job_array", never)
+    monkeypatch.setattr("optsched.formats.taillard.generate", never)
+    Path("folder.png").mkdir()
+    assert "there is no folder no" in cli.refused(*words, "no/x.png")
+    assert "is a directory" in cli.refused(*words, "folder.png")
+    assert "File name too long" in cli.refused(*words, "x" * 300 + ".png")
+
+
+def test_existing_output_survives_failures(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When reading, solving or writing fails, the old output file is as it was."""
+    Path("old.json").write_text("old")
+    Path("bad.txt").write_text("2 2\n0 1")
+    cli.refused("solve", "bad.txt", "-o", "old.json")
+    cli.refused("solve", "shop.txt", "--solver", "none", "-o", "old.json")
+    cli.refused("trace", "graph.json", "-o", "old.json")
+    cli.refused("generate", "jobarray", "--model", "x", "-o", "old.json")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("optsched.io.files.os.replace", full)
+        line = cli.refused("solve", "shop.txt", "--solver", "dispatch", "-o", "old.json")
+        assert line == "old.json: cannot be written (No space left on device)"
+    assert Path("old.json").read_text() == "old"
+
+
+# solve
+
+
+def test_solve_prints_and_writes(cli: Cli) -> None:
+    """The value, the bound and the status; the written schedule is verified."""
+    ran = cli("solve", "shop.txt", "-o", "out.json")
+    assert ran.code == 0
+    assert all("  objective " in line for line in ran.err.splitlines())  # on a slow machine
+    lines = dict(line.split(None, 1) for line in ran.out.splitlines() if "bound" not in line)
+    assert lines["status"] == "optimal"
+    assert lines["makespan"] == f"{Schedule.read('out.json').makespan} s"
+    assert lines["written"] == "out.json"
+    assert optsched.verify(Schedule.read("out.json")) == []
+
+
+def test_solve_json(cli: Cli) -> None:
+    """One object with exactly these members, its history in order of time."""
+    ran = cli("solve", "shop.txt", "--json", "--seed", "3")
+    assert ran.code == 0 and ran.out.count("\n") == 1
+    found = json.loads(ran.out)
+    assert list(found) == [
+        "instance", "solver", "objective", "lower_bound", "gap", "status", "seconds", "history",
+    ]  # fmt: skip
+    assert (found["instance"], found["solver"], found["status"]) == ("shop", "auto", "optimal")
+    assert found["objective"] == found["lower_bound"] and found["gap"] == 0
+    steps = found["history"]
+    assert [s["seconds"] for s in steps] == sorted(s["seconds"] for s in steps)
+    assert steps[-1]["objective"] == found["objective"]
+    assert set(steps[0]) == {"seconds", "objective", "lower_bound", "event", "source"}
+
+
+def test_solve_json_is_standard_json(cli: Cli) -> None:
+    """An instance whose best value is 0 has no infinite gap."""
+    Path("zero.txt").write_text("1 1\n0 0\n")
+    found = json.loads(
+        cli("solve", "zero.txt", "--json").out, parse_constant=lambda text: pytest.fail(text)
+    )
+    assert (found["objective"], found["status"]) == (0, "optimal")
+
+
+def test_solve_quiet(cli: Cli) -> None:
+    """Nothing at all is printed."""
+    assert cli("solve", "shop.txt", "--quiet", "-o", "out.json") == Ran(0, "", "")
+    assert Path("out.json").exists()
+
+
+def test_solve_target_and_iterations(cli: Cli) -> None:
+    """A target that any schedule meets stops at the first; iterations repeat exactly."""
+    found = json.loads(cli("solve", "shop.txt", "--json", "--target", "1000").out)
+    assert found["objective"] <= 1000
+    assert sum(step["event"] == "incumbent" for step in found["history"]) == 1
+    runs = [
+        json.loads(cli("solve", "shop.txt", "--json", "--iterations", "3", "--seed", "5").out)
+        for _ in range(2)
+    ]
+    assert runs[0]["objective"] == runs[1]["objective"]
+
+
+def test_solve_stops_by_criteria(cli: Cli) -> None:
+    """At a gap, or when nothing better comes: no limit of time is needed."""
+    assert cli("generate", "taillard", "--jobs", "15", "-o", "hard.txt").code == 0
+    found = json.loads(cli("solve", "hard.txt", "--json", "--stop-gap", "9").out)
+    assert found["status"] == "feasible" and found["gap"] <= 9
+    words = ("--stop-no-improvement", "0.3", "--stop-gap", "0", "--solver", "dispatch")
+    found = json.loads(cli("solve", "hard.txt", "--json", *words, "--option", "search=true").out)
+    assert found["status"] == "feasible"
+
+
+def test_solve_options(cli: Cli) -> None:
+    """Values are JSON if they can be, else text; unknown ones are refused."""
+    words = ("solve", "shop.txt", "--solver", "dispatch", "-o", "out.json")
+    assert cli(*words, "--option", 'rules=["mwkr"]', "--option", "search=false").code == 0
+    options = Schedule.read("out.json").provenance["options"]
+    assert options == {"rules": ["mwkr"], "search": False}
+    line = cli.refused(*words, "--option", "rules=mwkr")
+    assert line.startswith("options.rules: expected a list of")
+    assert "dispatch has no option 'depth'" in cli.refused(*words, "--option", "depth=NaN")
+    assert cli.refused(*words, "--option", "depth") == "option: expected KEY=VALUE, got 'depth'"
+    assert cli.refused(*words, "--option", "=3") == "option: expected KEY=VALUE, got '=3'"
+
+
+def test_solve_warm_start(cli: Cli) -> None:
+    """The warm start is the first incumbent; one of another instance is refused."""
+    ran = cli("solve", "shop.txt", "--json", "--warm-start", "plan.json", "--time", "0")
+    found = json.loads(ran.out)
+    assert found["objective"] == Schedule.read("plan.json").makespan
+    assert found["history"][0]["source"] == "warm start"
+    assert cli.refused("solve", "shop.txt", "--warm-start", "graph.json").startswith("warm_start:")
+    Path("other.txt").write_text(SHOP.replace("0 3 1", "0 4 1"))
+    line = cli.refused("solve", "other.txt", "--warm-start", "plan.json")
+    assert line.startswith("warm_start: belongs to another instance")
+    assert "no such file" in cli.refused("solve", "shop.txt", "--warm-start", "no.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--time", "nan"), "time_limit: expected seconds >= 0, got nan"),
+        (("--time-limit", "-1"), "time_limit: expected seconds >= 0, got -1.0"),
+        (("--iterations", "-1"), "iterations: expected an integer in 0.."),
+        (("--iterations", "9" * 30), "iterations: expected an integer in 0.."),
+        (("--target", "-1"), "target: expected an integer in 0.."),
+        (("--seed", "-1"), "seed: expected an integer in 0..2147483647, got -1"),
+        (("--seed", str(2**31)), "seed: expected an integer in 0..2147483647, got 2147483648"),
+        (("--workers", "0"), "workers: expected an integer in 1..1024, got 0"),
+        (("--workers", "5000"), "workers: expected an integer in 1..1024, got 5000"),
+        (("--solver", "cp-sat"), "solver: there is no 'cp-sat' (did you mean cpsat?); installed:"),
+        (("--stop-gap", "-1"), "Gap: relative: expected a number >= 0, got -1.0"),
+        (("--stop-gap", "nan"), "Gap: relative: expected a number >= 0, got nan"),
+        (("--stop-no-improvement", "-1"), "NoImprovement: seconds: expected a number >= 0"),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else "",
+)
+def test_hostile_limits(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    """Limits out of range are refused with the range."""
+    assert cli.refused("solve", "shop.txt", *words, "-o", "out.json").startswith(message)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("nonsense",),
+        ("solve",),
+        ("solve", "shop.txt", "--frobnicate"),
+        ("solve", "shop.txt", "--time", "soon"),
+        ("plot", "plan.json", "--cycles", "few"),
+        ("generate",),
+        ("generate", "jobarray"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage(cli: Cli, words: tuple[str, ...]) -> None:
+    """Usage errors are exit code 2 too, and do nothing."""
+    before = sorted(os.listdir())
+    assert cli(*words).code == 2
+    assert sorted(os.listdir()) == before
+
+
+def test_infeasible(cli: Cli) -> None:
+    """Exit code 1, the reason, and no output file."""
+    shop = optsched.JobShop([[(0, 3), (1, 4)]], deadline=[6])
+    shop.write("late.json")
+    ran = cli("solve", "late.json", "-o", "out.json")
+    assert ran.code == 1
+    assert "status      infeasible" in ran.out
+    assert "reason      job 0 needs 7 s for its chain, but its deadline is 6 s" in ran.out
+    found = json.loads(cli("solve", "late.json", "--json").out)
+    assert (found["status"], found["objective"]) == ("infeasible", None)
+    assert "deadline" in found["reason"]
+    assert not Path("out.json").exists()
+
+
+def test_unsupported(cli: Cli) -> None:
+    """A solver that does not take the problem: exit code 2; `solvers FILE` says the same."""
+    array = optsched.JobArray([[1, 1]], [[1, 1]], objective="period")
+    array.write("rolling.json")
+    line = cli.refused("solve", "rolling.json", "--solver", "branch_and_bound", "-o", "out.json")
+    assert line.startswith("branch_and_bound does not solve this problem")
+    assert "no: " in cli("solvers", "rolling.json").out
+
+
+def test_names_cannot_talk_to_the_terminal(cli: Cli) -> None:
+    """Control characters in names are not sent, and markup is text."""
+    shop = optsched.JobShop([[(0, 1)]], ["[/m]\x1b[2J"], name="[red]\x1b[2Jx\ny")
+    shop.write("named.json")
+    ran = cli("solve", "named.json", "-o", "named.schedule.json")
+    assert ran.code == 0 and "\x1b" not in ran.out and "[red]" in ran.out
+    for command in ("verify", "show"):
+        ran = cli(command, "named.schedule.json")
+        assert ran.code == 0 and "\x1b" not in ran.out
+
+
+# the other commands
+
+
+def test_verify(cli: Cli) -> None:
+    """A right schedule: exit code 0; a wrong one: every violation, and exit code 1."""
+    assert cli("verify", "plan.json").out.startswith("plan.json: consistent, 9 operations")
+    tree = json.loads(Path("plan.json").read_text())
+    tree["starts"] = [0] * 9
+    Path("wrong.json").write_text(json.dumps(tree))
+    ran = cli("verify", "wrong.json")
+    lines = ran.out.splitlines()
+    assert ran.code == 1 and ran.err == ""
+    count = len(optsched.verify(Schedule.read("wrong.json")))
+    assert lines[-1] == f"wrong.json: not consistent, {count} violations"
+    assert len(lines) == count + 1 and count > 5
+
+
+def test_verify_several(cli: Cli) -> None:
+    """One line each as for one alone; the worst file decides the exit code, none hides another."""
+    tree = json.loads(Path("plan.json").read_text())
+    Path("wrong.json").write_text(json.dumps({**tree, "starts": [0] * 9}))
+    alone = {name: cli("verify", name) for name in ("plan.json", "wrong.json", "nowhere.json")}
+    assert [ran.code for ran in alone.values()] == [0, 1, 2]
+    last = [line for ran in alone.values() for line in ran.out.splitlines()[-1:]]
+    for order, code in (
+        (["plan.json", "plan.json"], 0),
+        (["wrong.json", "plan.json"], 1),
+        (["wrong.json", "nowhere.json", "plan.json"], 2),
+        (["nowhere.json", "graph.json"], 2),
+    ):
+        ran = cli("verify", *order)
+        assert ran.code == code
+        told = [line for name in order for line in last if line.startswith(f"{name}:")]
+        assert ran.out.splitlines() == told
+        assert ran.err.count("\n") == len(order) - len(told)
+        assert all(line.startswith("error: ") for line in ran.err.splitlines())
+
+
+def test_show(cli: Cli) -> None:
+    """Objective, devices and critical path."""
+    ran = cli("show", "plan.json")
+    assert ran.code == 0
+    assert f"makespan {Schedule.read('plan.json').makespan}" in ran.out
+    assert "critical path" in ran.out
+
+
+def test_plot_and_trace(cli: Cli) -> None:
+    """Default names come from the document's; other endings are refused."""
+    pytest.importorskip("matplotlib")
+    assert cli("plot", "plan.json").out == "wrote plan.png\n"
+    assert Path("plan.png").read_bytes().startswith(b"\x89PNG")
+    assert cli("plot", "plan.json", "--html", "x.html").out == "wrote x.html\n"
+    assert cli("trace", "plan.json").out == "wrote plan.trace.json\n"
+    assert json.loads(Path("plan.trace.json").read_text())["traceEvents"]
+    assert "expected a picture file ending in" in cli.refused("plot", "plan.json", "-o", "x.exe")
+
+
+def test_no_output_replaces_the_input_or_another(cli: Cli) -> None:
+    """One sentence instead, and the schedule is still there."""
+    before = Path("plan.json").read_bytes()
+    Path("plan.png").write_bytes(before)
+    for words in (
+        ("trace", "plan.json", "-o", "plan.json"), ("plot", "plan.json", "--html", "plan.json"),
+        ("plot", "plan.png", "-o", "plan.png"),
+    ):  # fmt: skip
+        assert "is the file that is read; choose another name" in cli.refused(*words)
+    words = ("plot", "plan.json", "-o", "x.png", "--html", "x.png")
+    assert cli.refused(*words) == "x.png: is the name of two outputs; choose another one"
+    assert Path("plan.json").read_bytes() == Path("plan.png").read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["plot", "trace"])
+def test_cycles(cli: Cli, command: str) -> None:
+    """Only a periodic schedule has some, from 1 to 100: else one sentence and no file."""
+    line = cli.refused(command, "plan.json", "--cycles", "2")
+    assert line == "cycles: plan.json has no period, it is drawn whole: leave --cycles out"
+    equal_jobs(3, 2).write("rolling.json")
+    for cycles in ("0", "-1", "101", "1000000000", "9" * 30):
+        line = cli.refused(command, "rolling.json", "--cycles", cycles)
+        assert line == f"cycles: expected 1..100, got {cycles}"
+    assert cli(command, "rolling.json", "--cycles", "2").code == 0
+    assert cli("plot", "rolling.json", "--html", "x.html", "--cycles", "2").code == 0
+
+
+def test_show_and_verify_a_period(cli: Cli) -> None:
+    """What repeats for ever is told per cycle."""
+    equal_jobs(3, 2).write("rolling.json")
+    ran = cli("show", "rolling.json")
+    assert ran.code == 0
+    assert "period 9 µs" in ran.out and "3 iterations a cycle" in ran.out
+    assert "critical cycle" in ran.out
+    assert "period 9 us (instance not given" in cli("verify", "rolling.json").out
+
+
+def test_solvers_and_version(cli: Cli) -> None:
+    """The matrix names every solver; the version is the package's."""
+    out = cli("solvers").out
+    assert all(name in out for name in ("auto", "cpsat", "dispatch", "JobShop", "JobArray"))
+    assert cli("version").out == f"{optsched.__version__}\n"
+
+
+def test_generate(cli: Cli) -> None:
+    """The same seed gives the same bytes; what is written can be solved."""
+    words = ("generate", "jobarray", "--stages", "2", "--jobs", "4", "--seed", "1", "-o")
+    for name in ("a.json", "b.json"):
+        assert "4 jobs, 2 stages on 2 devices" in cli(*words, name).out
+    assert Path("a.json").read_bytes() == Path("b.json").read_bytes()
+    assert cli("generate", "taillard", "--jobs", "3", "--machines", "2", "-o", "t.txt").code == 0
+    assert cli("solve", "t.txt", "--quiet").code == cli("solve", "a.json", "--quiet").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("jobarray", "--stages", "0"), "stages: expected an integer in 1.."),
+        (
+            ("jobarray", "--stages", "51", "--random", "1:9"),
+            "stages: expected an integer in 1..50, got 51; each holds a layer of gpt2_xl",
+        ),
+        (("jobarray", "--random", "1:9007199254740992"), "random: expected least:most, two int"),
+        (("jobarray", "--random", "1:1000000001"), "random: expected least:most, two integers in"),
+        (("jobarray", "--random", "9:1"), "random: expected least:most, two integers in 0..10000"),
+        (("jobarray", "--recompute", "--choose-recompute"), "recompute: give it or --choose-reco"),
+        (("cluster", "--state", "out.json"), "out.json: is the name of two outputs"),
+        (("jobarray", "--stages", "9" * 12), "jobs x micro-batches x stages: expected at most"),
+        (("jobarray", "--jobs", "-1"), "jobs: expected 1..100000, got -1"),
+        (("jobarray", "--jobs", "9" * 12), "jobs: expected 1..100000, got 999999999999"),
+        (
+            ("jobarray", "--jobs", "100000", "--stages", "40"),
+            "jobs x micro-batches x stages: expected at most 2000000, got 4000000",
+        ),
+        (("jobarray", "--model", "gpt9"), "model: expected one of "),
+        (("jobarray", "--memory", "abc"), 'memory: expected bytes or a size such as "80GB"'),
+        (("jobarray", "--memory", "-5GB"), 'memory: expected bytes or a size such as "80GB"'),
+        (("jobarray", "--memory", "9" * 400), "memory: "),
+        (("jobarray", "--link", "string"), "link: expected one of "),
+        (("jobarray", "--partition", "x"), "partition: expected balanced or naive"),
+        (("jobarray", "--micro-batches", "0"), "micro_batches: expected an integer in 1.."),
+        (("jobarray", "--name", "x" * 300), "name: longer than 200 characters"),
+        (("taillard", "--jobs", "0"), "jobs: expected an integer in 1.."),
+        (("taillard", "--jobs", "9" * 12), "jobs: expected an integer in 1.."),
+        (("taillard", "--jobs", "5000", "--machines", "5000"), "jobs x machines: expected at most"),
+        (("taillard", "--time-seed", "0"), "time_seed: expected an integer in 1.."),
+        (("taillard", "--instance", "ta81"), 'there is no instance "ta81"'),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
+)
+def test_generate_refuses(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    """One sentence with the argument, its value and the legal range."""
+    assert cli.refused("generate", *words, "-o", "out.json").startswith(message)
+
+
+# bound
+
+
+def test_bound(cli: Cli) -> None:
+    """Every bound by name, the best at the end; a solver proves more."""
+    lines = dict(line.rsplit(None, 2)[:2] for line in cli("bound", "shop.txt").out.splitlines()[1:])
+    assert {"chain", "load", "one_machine", "carlier", "lower bound"} <= set(lines)
+    values = [int(value) for name, value in lines.items() if name != "lower bound"]
+    best = json.loads(cli("solve", "shop.txt", "--json").out)["objective"]
+    assert int(lines["lower bound"]) == max(values) <= best
+    found = json.loads(cli("bound", "shop.txt", "--time", "30", "--solver", "cpsat", "--json").out)
+    assert found["bounds"]["cpsat"] == found["lower_bound"] == best
+    assert list(found) == ["instance", "bounds", "lower_bound", "seconds"]
+    found = json.loads(cli("bound", "shop.txt", "--time", "30", "--json").out)
+    assert len(found["bounds"]) > len(values) - 1 and found["lower_bound"] <= best
+
+
+def test_bound_of_an_array(cli: Cli) -> None:
+    """Job arrays and bare graphs too, and of the period."""
+    blocks = [[2, 3], [4, 1]]
+    array = optsched.JobArray(blocks, blocks, activation=5, memory=5)
+    array.write("array.json")
+    array.graph().write("graph.json")
+    found = [json.loads(cli("bound", f, "--json").out) for f in ("array.json", "graph.json")]
+    assert found[0]["bounds"] == found[1]["bounds"]
+    assert found[0]["lower_bound"] >= array.lower_bound()
+    optsched.JobArray(blocks, blocks, objective="period").write("rolling.json")
+    ran = json.loads(cli("bound", "rolling.json", "--json").out)
+    assert (
+        ran["bounds"] == {"load": 12, "chain": 10, "lap": 0, "energy": 0}
+        and ran["lower_bound"] == 12
+    )
+
+
+def test_bound_of_the_impossible(cli: Cli) -> None:
+    """Exit code 1 and the reason."""
+    optsched.JobShop([[(0, 3), (1, 4)]], deadline=[6]).write("late.json")
+    ran = cli("bound", "late.json")
+    assert ran.code == 1 and "infeasible        job 0 needs 7 s" in ran.out
+    found = json.loads(cli("bound", "late.json", "--json", "--time", "1").out)
+    assert found["lower_bound"] is None and found["bounds"] == {} and "deadline" in found["reason"]
+
+
+def test_bound_refuses(cli: Cli) -> None:
+    """A solver without time, wrong limits, unknown solvers."""
+    assert cli.refused("bound", "shop.txt", "--solver", "cpsat").startswith("time-limit: missing")
+    assert cli.refused("bound", "shop.txt", "--time", "-1").startswith("time_limit: expected")
+    line = cli.refused("bound", "shop.txt", "--time", "1", "--solver", "x")
+    assert line.startswith("solver: there is no 'x'")
+
+
+def test_the_instance_is_never_written_over(cli: Cli) -> None:
+    """The schedule, or the other format, goes elsewhere."""
+    before = Path("shop.txt").read_bytes()
+    Path("link.txt").symlink_to("shop.txt")
+    for output in ("shop.txt", "./shop.txt", "link.txt"):
+        assert "choose another name" in cli.refused("solve", "shop.txt", "-o", output)
+        assert "choose another name" in cli.refused("convert", "shop.txt", output)
+    assert Path("shop.txt").read_bytes() == before
+
+
+# warmup
+
+
+def test_warmup_knows_every_kernel(cli: Cli) -> None:
+    """Modules with kernels are found by themselves; all their entries are on disk afterwards."""
+    from optsched.cli.warmup import all_entries, kernel_modules
+
+    names = [name.removeprefix("optsched_solvers.") for name in kernel_modules()]
+    assert {"longest_path", "list_schedule"} <= set(names)
+    assert not {"compiled", "dispatch", "portfolio"} & set(names)
+    ran = cli("warmup")
+    assert ran.code == 0
+    entries, failed = all_entries()
+    assert ran.out.startswith(f"{len(entries)} kernels in ")
+    assert all(one.stored for one in entries)
+    assert not failed

@@ -1,0 +1,248 @@
+"""`optsched dispatch`, `optsched bandwidth` and `optsched generate cluster` as users call them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import optsched
+from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Dispatcher
+from optsched.model.verify import verify
+
+if TYPE_CHECKING:
+    from program import Cli
+
+
+@pytest.fixture
+def site(cli: Cli) -> Cli:
+    """A folder with a cluster, its state, measurements and a model."""
+    ran = cli("generate", "cluster", "-o", "c.json", "--state", "s.json", "--measurements", "m.csv")
+    assert ran.code == 0, ran.err
+    header, *rows = Path("m.csv").read_text().splitlines()
+    assert len(rows) == 493
+    Path("m.csv").write_text("\n".join([header, *rows[::10]]) + "\n")
+    ran = cli("bandwidth", "fit", "--cluster", "c.json", "--measurements", "m.csv", "-o", "b.json")
+    assert ran.code == 0 and "50 measurements of 50 patterns" in ran.out
+    return cli
+
+
+def stream(site: Cli, lines: list[str], monkeypatch: Any, *words: str) -> list[dict[str, Any]]:
+    """Answers to the lines of a stream."""
+
+    class Input:
+        buffer = io.BytesIO(
+            "".join(line + "\n" for line in lines).encode("utf-8", "surrogateescape")
+        )
+
+    class Output(io.StringIO):
+        buffer = io.BytesIO()
+
+    Output.buffer = io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", Input)
+    kept = sys.stdout
+    monkeypatch.setattr(sys, "stdout", Output())
+    try:
+        code = site("dispatch", "--cluster", "c.json", "--state", "s.json", "--stream", *words).code
+    finally:
+        monkeypatch.setattr(sys, "stdout", kept)
+    assert code == 0
+    return [json.loads(line) for line in Output.buffer.getvalue().splitlines()]
+
+
+def test_one_request(site: Cli) -> None:
+    """GPUs on one line; JSON, explanation, hostfile; a schedule that verifies."""
+    given = ("dispatch", "--model", "b.json", "--state", "s.json", "--gpus", "6")
+    plain = site(*given, "-o", "x.schedule.json")
+    assert plain.code == 0
+    cluster = Cluster.read("c.json")
+    state = ClusterState.read("s.json", cluster)
+    gpus = cluster.parse(plain.out.strip())
+    expected, bandwidth = Dispatcher(cluster, BottleneckBandwidth.read("b.json")).choose(state, 6)
+    assert gpus == expected
+    answer = json.loads(site(*given, "--json").out)
+    assert answer["format"] == "optsched.dispatch/1" and answer["status"] == "optimal"
+    assert round(answer["bandwidth"] * 1e6) == bandwidth and answer["gpus"] == plain.out.strip()
+    assert answer["upper_bound"] == answer["bandwidth"] and len(answer["ranks"]) == 6
+    text = site(*given, "--explain").out
+    assert "limited by" in text and "one GPU more" in text
+    hosts = site(*given, "--hostfile").out.splitlines()
+    assert sum(int(line.split("slots=")[1]) for line in hosts) == 6
+    schedule = optsched.Schedule.read("x.schedule.json")
+    assert verify(schedule) == [] and schedule.objective.value == -bandwidth  # type: ignore[union-attr]
+    assert "GB/s" in site("show", "x.schedule.json").out
+
+
+def test_an_instance_is_solved(site: Cli) -> None:
+    """A subset document goes through `solve`, with its natural unit."""
+    cluster = Cluster.read("c.json")
+    state = ClusterState.read("s.json", cluster)
+    model = BottleneckBandwidth.read("b.json")
+    optsched.SubsetChoice(state, model, 5).write("p.subset.json")
+    ran = site("solve", "p.subset.json", "--solver", "counts")
+    assert ran.code == 0 and "bandwidth   " in ran.out and "GB/s" in ran.out
+    beside = optsched.SubsetChoice(state, model, 5)
+    beside.write("q.subset.json", "b.json")
+    assert optsched.SubsetChoice.read("q.subset.json") == beside
+    Path("b.json").write_text(Path("b.json").read_text().replace("\n", "\n ", 1))
+    assert "the model has changed" in site.refused("solve", "q.subset.json")
+
+
+def test_other_commands_know_choices(site: Cli) -> None:
+    """Bounds in GB/s, benchmarks with gaps of negative objectives, no conversion."""
+    cluster = Cluster.read("c.json")
+    state = ClusterState.read("s.json", cluster)
+    optsched.SubsetChoice(state, BottleneckBandwidth(cluster), 9).write("p.subset.json")
+    ran = site("bound", "p.subset.json", "--time-limit", "1")
+    assert ran.code == 0 and "best pattern" in ran.out and ran.out.count("GB/s") == 3
+    assert "has one format only" in site.refused("convert", "p.subset.json", "x.schedule.json")
+    site.patch.setattr("optsched.bench.run.warm_up", lambda: None)
+    ran = site(
+        "bench", "p.subset.json", "--solvers", "counts,random_subset", "--time-limit", "20", "-o",
+        "r.csv",
+    )  # fmt: skip
+    assert ran.code == 0 and "0.00%" in ran.out
+    rows = list(csv.DictReader(io.StringIO(Path("r.csv").read_text())))
+    assert rows[0]["status"] == "optimal" and all(int(row["objective"]) < 0 for row in rows)
+
+
+def test_impossible(site: Cli) -> None:
+    """No choice: exit code 1 and the rule; nothing is written."""
+    given = ("dispatch", "--model", "b.json", "--state", "s.json", "--gpus", "9")
+    ran = site(*given, "--require", "host", "-o", "y.json")
+    assert ran.code == 1 and "required: asks 9 GPUs in one host" in ran.err
+    assert not Path("y.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--gpus", "0"), "gpus: expected an integer"),
+        (("--gpus", "99"), "gpus: asks 99, free"),
+        ((), "gpus: how many?"),
+        (("--gpus", "4", "--stream"), "stream: the requests say how many"),
+        (("--gpus", "4", "--balance", "odd"), "balance: expected one of free, even, exact"),
+        (("--gpus", "4", "--tolerance", "x%"), "tolerance: expected a share"),
+        (("--gpus", "4", "--traffic", "rush"), "traffic: expected one of"),
+        (("--gpus", "4", "--require", "row"), "required: level: expected one of"),
+        (("--gpus", "4", "--exclude", "n99"), "exclude: there is no host 'n99'"),
+        (("--gpus", "4", "-o", "no/where.json"), "no/where.json: cannot be written"),
+    ],
+)
+def test_refused(site: Cli, words: tuple[str, ...], said: str) -> None:
+    """One sentence with the field; exit code 2; no file."""
+    assert said in site.refused("dispatch", "--cluster", "c.json", "--state", "s.json", *words)
+
+
+def test_refused_files(site: Cli) -> None:
+    """Files that are missing, of another kind, or of another cluster."""
+    assert "give --cluster, --model or both" in site.refused(
+        "dispatch", "--state", "s.json", "--gpus", "2"
+    )
+    assert "no such file" in site.refused("dispatch", "--state", "n", "--cluster", "c.json")
+    assert 'expected "optsched.state/1"' in site.refused(
+        "dispatch", "--state", "c.json", "--cluster", "c.json", "--gpus", "2"
+    )
+    site("generate", "cluster", "-o", "other.json", "--kind", "pcie")
+    assert "another one" in site.refused(
+        "dispatch", "--state", "s.json", "--cluster", "other.json", "--model", "b.json", "--gpus",
+        "2",
+    )  # fmt: skip
+
+
+def test_stream(site: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers in order; jobs start and end; bad lines get an error, and the stream goes on."""
+    cluster = Cluster.read("c.json")
+    state = ClusterState.read("s.json", cluster)
+    fast = Dispatcher(cluster, BottleneckBandwidth(cluster))
+    lines = [
+        '{"gpus": 3, "id": 7}',
+        '{"gpus": 4, "name": "new"}',
+        "not json",
+        '{"gpus": 400}',
+        '{"gpus": 2, "colour": "red"}',
+        '{"give": "nobody"}',
+        '{"gpus": 2, "give": "new"}',
+        "{}",
+        '{"gpus": 2, "policy": {"max_hosts": 1}}',
+        '{"gpus": 2, "policy": {"row": 1}}',
+        '{"gpus": 2, "demand": -1, "name": "x"}',
+        '{"gpus": "2"}',
+        '{"give": "new"}',
+        '{"state": {"format": "optsched.state/1", "free": "n01:0", "down": "n01:1-7 n[02-04]"}}',
+        '{"gpus": 1, "id": "last"}',
+        "\udcff\udcfe",
+    ]
+    answers = stream(site, lines, monkeypatch)
+    assert len(answers) == len(lines)
+    gpus, bandwidth = fast.choose(state, 3)
+    assert answers[0] == {"id": 7, "gpus": cluster.written(gpus), "bandwidth": bandwidth / 1e6}
+    assert answers[1]["gpus"] == cluster.written(fast.choose(state, 4)[0])
+    for k in (2, 3, 4, 5, 6, 7, 9, 10, 11, 15):
+        assert set(answers[k]) == {"error"}, (lines[k], answers[k])
+    assert "asks 400, free" in answers[3]["error"] and "colour" in answers[4]["error"]
+    assert "expected one of gpus, give, state, got gpus and give" in answers[6]["error"]
+    assert answers[8]["gpus"].count(":") == 1
+    assert answers[12] == {"free": len(state.free)} and answers[13] == {"free": 1}
+    assert answers[14] == {"id": "last", "gpus": "n01:0", "bandwidth": 0.0}
+
+
+def test_stream_repeats_a_dispatcher(site: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many takes and gives: every answer is the dispatcher's for that state."""
+    cluster = Cluster.read("c.json")
+    state = ClusterState.read("s.json", cluster)
+    fast = Dispatcher(cluster, BottleneckBandwidth(cluster))
+    lines, expected, live = [], [], []
+    for i in range(60):
+        if live and (i % 3 == 2 or len(state.free) < 5):
+            name = live.pop(0)
+            state = state.give(name)
+            lines.append(json.dumps({"give": name}))
+            expected.append({"free": len(state.free)})
+        else:
+            k = 1 + i % 5
+            gpus, bandwidth = fast.choose(state, k)
+            state = state.take(gpus, f"j{i}")
+            live.append(f"j{i}")
+            lines.append(json.dumps({"gpus": k, "name": f"j{i}"}))
+            expected.append({"gpus": cluster.written(gpus), "bandwidth": bandwidth / 1e6})
+    assert stream(site, lines, monkeypatch) == expected
+
+
+def test_bandwidth_commands(site: Cli) -> None:
+    """Check says how far measurements are off; plan writes a script; both refuse nonsense."""
+    ran = site("bandwidth", "check", "--model", "b.json", "--measurements", "m.csv")
+    assert ran.code == 0 and "R2 1.0000" in ran.out and "MAPE 0.00%" in ran.out
+    site("bandwidth", "fit", "--cluster", "c.json", "-o", "prior.json")
+    ran = site("bandwidth", "check", "--model", "prior.json", "--measurements", "m.csv")
+    assert ran.code == 0 and "not measured before: 50 runs" in ran.out
+    ran = site("bandwidth", "plan", "--model", "prior.json", "--budget", "3", "-o", "plan.sh")
+    assert ran.code == 0 and "3 across" in ran.out
+    assert Path("plan.sh").read_text().startswith("#!")
+    assert "expected one of them" in site.refused("bandwidth", "plan", "--budget", "3")
+    assert "payload: expected bytes" in site.refused(
+        "bandwidth", "import", "m.csv", "--payload", "2X", "-o", "z.csv"
+    )
+    assert "no such file" in site.refused("bandwidth", "import", "no.log", "-o", "z.csv")
+
+
+def test_no_output_replaces_what_is_read(site: Cli) -> None:
+    """The state, the cluster, the model and measurements are as they were."""
+    kept = {path.name: path.read_bytes() for path in Path().iterdir()}
+    once = ("dispatch", "--state", "s.json", "--cluster", "c.json", "--model", "b.json")
+    fit = ("bandwidth", "fit", "--cluster", "c.json", "--measurements", "m.csv")
+    for words, name in (
+        *(((*once, "--gpus", 4), name) for name in ("s.json", "c.json", "b.json")),
+        (fit, "c.json"),
+        (fit, "m.csv"),
+        (("bandwidth", "import", "m.csv"), "m.csv"),
+        (("bandwidth", "plan", "--model", "b.json"), "b.json"),
+    ):
+        line = site.refused(*words, "-o", name)
+        assert line == f"{name}: is the file that is read; choose another name"
+    assert {path.name: path.read_bytes() for path in Path().iterdir()} == kept

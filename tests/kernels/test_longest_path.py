@@ -1,0 +1,69 @@
+"""The compiled longest path gives the numbers and the refusals of `optsched.model.graph`."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_problems import random_graph
+from strategies import schedules
+
+from optsched import CyclicOrder, JobArray, Rows, Schedule
+from optsched.errors import InputError
+from optsched.kernels import longest_path
+from optsched.model.graph import evaluate as by_python
+
+
+def agree(graph: Schedule, sequences: Rows) -> None:
+    """Same heads, tails and makespan, or the same cycle."""
+    try:
+        expected = by_python(graph, sequences)
+    except CyclicOrder as error:
+        with pytest.raises(CyclicOrder) as caught:
+            longest_path.evaluate(graph, sequences)
+        assert caught.value.cycle == error.cycle
+        return
+    found = longest_path.evaluate(graph, sequences)
+    assert np.array_equal(found.heads, expected.head)
+    assert np.array_equal(found.tails, expected.tail)
+    assert found.makespan == expected.makespan
+
+
+@given(schedules(max_operations=9))
+def test_equals_python_on_feasible_orders(schedule: Schedule) -> None:
+    """Gangs, lags, setups, releases, zero durations, operations without resource."""
+    assert schedule.sequences is not None
+    agree(schedule, schedule.sequences)
+
+
+@given(st.randoms(use_true_random=False))
+def test_equals_python_on_any_orders(rng: Random) -> None:
+    """Shuffled orders: the same numbers, or the same cycle."""
+    graph = random_graph(rng, 8)
+    agree(graph, Rows.of(rng.sample(row, len(row)) for row in graph.users.to_lists()))
+
+
+@pytest.mark.slow
+def test_equals_python_in_depth() -> None:
+    """The same on thousands of graphs of up to twenty operations."""
+    for seed in range(4000):
+        rng = Random(seed)
+        graph = random_graph(rng, 20)
+        agree(graph, Rows.of(rng.sample(row, len(row)) for row in graph.users.to_lists()))
+
+
+def test_large_values_do_not_wrap() -> None:
+    """Sums just below 2^53 are exact."""
+    graph = JobArray([[2**50, 1]], [[2**51, 2**49]]).graph()
+    found = longest_path.evaluate(graph, Rows.of([[0, 3], [1, 2]]))
+    assert found.makespan == 2**50 + 1 + 2**49 + 2**51
+
+
+def test_wrong_orders_are_refused() -> None:
+    """No permutation, no period: the sentences of the Python version."""
+    graph = JobArray([[1]], [[1]]).graph()
+    with pytest.raises(InputError, match="operation 1 is missing"):
+        longest_path.evaluate(graph, Rows.of([[0]]))

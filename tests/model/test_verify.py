@@ -1,0 +1,419 @@
+"""The verifier against a slow oracle, and every mutation of a correct schedule named rightly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from depth import depth
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from strategies import graphs, schedules, spoilt
+
+from optsched.errors import InputError
+from optsched.model.schedule import NO_DEADLINE, Arcs, Objective, Resource, Rows, Schedule
+from optsched.model.verify import KINDS, Violation, verify
+
+# two jobs through two devices: F, F, B, B each; activations of both fit
+PIPELINE = Schedule(
+    resources=(Resource("gpu0", 20), Resource("gpu1", 20)),
+    duration=np.array([3, 3, 6, 6] * 2),
+    op_resources=Rows.of([[0], [1], [1], [0]] * 2),
+    arcs=Arcs.of([(0, 1, 1), (1, 2), (2, 3, 1), (4, 5, 1), (5, 6), (6, 7, 1)]),
+    job=np.repeat([0, 1], 4),
+    family=np.repeat([0, 1], 4),
+    kind=np.array(["F", "F", "B", "B"] * 2),
+    stage=np.array([0, 1, 1, 0] * 2),
+    setup_out=np.full(8, 2),
+    acquire=np.array([10, 10, 0, 0] * 2),
+    free=np.array([0, 0, 10, 10] * 2),
+    sequences=Rows.of([[0, 4, 3, 7], [1, 2, 5, 6]]),
+    start=np.array([0, 4, 7, 14, 5, 15, 18, 25]),
+    objective=Objective("makespan", 31),
+)
+
+
+def broken_rules(s: Schedule) -> set[tuple]:
+    """(kind, operations, resource, amount) of all but overlaps and deadlocks, one by one."""
+    start, p = s.start.tolist(), s.duration.tolist()
+    end = [t + d for t, d in zip(start, p, strict=True)]
+    rules: set[tuple] = set()
+    for r, row in enumerate(clean_rows(s)):
+        times = Counter(s.sequences.to_lists()[r])
+        users = [i for i in range(s.n_operations) if r in s.op_resources[i].tolist()]
+        for i in range(s.n_operations):
+            surplus = times[i] - (i in users)
+            if surplus:
+                rules.add(("sequence", (i,), r, abs(surplus)))
+        for i, j in pairwise(row):
+            missing = end[i] + setup(s, i, j) - start[j]
+            if 0 < missing <= setup(s, i, j):
+                rules.add(("setup", (i, j), r, missing))
+            elif missing > 0 and (start[j] < start[i] or end[j] <= start[i]):
+                rules.add(("order", (i, j), r, missing))
+        held = 0
+        for i in row:
+            held += int(s.acquire[i])
+            if s.memory[r] and held + s.workspace[i] > s.memory[r]:
+                rules.add(("memory", (i,), r, int(held + s.workspace[i] - s.memory[r])))
+            held -= int(s.free[i])
+            if held < 0 < s.free[i]:
+                rules.add(("free", (i,), r, -held))
+    for i, j, lag, _ in zip(*(column.tolist() for column in s.arcs), strict=True):
+        if start[j] < end[i] + lag:
+            rules.add(("precedence", (i, j), None, end[i] + lag - start[j]))
+    for i in range(s.n_operations):
+        if start[i] < s.release[i]:
+            rules.add(("release", (i,), None, int(s.release[i]) - start[i]))
+        if end[i] > s.deadline[i]:
+            rules.add(("deadline", (i,), None, end[i] - int(s.deadline[i])))
+    if s.objective is not None and s.objective.value != max(end):
+        rules.add(("objective", (), None, abs(s.objective.value - max(end))))
+    return rules
+
+
+def setup(s: Schedule, i: int, j: int) -> int:
+    """What the format says about immediate neighbours."""
+    return 0 if s.family[i] == s.family[j] else int(s.setup_out[i]) + int(s.setup_in[j])
+
+
+def clean_rows(s: Schedule) -> list[list[int]]:
+    """The sequences without foreign and repeated entries."""
+    return [
+        list(dict.fromkeys(i for i in row if r in s.op_resources[i].tolist()))
+        for r, row in enumerate(s.sequences.to_lists())
+    ]
+
+
+def occupants(s: Schedule) -> dict[tuple, set[int]]:
+    """Who holds a resource in every time step, and who lies at a point strictly inside another."""
+    held: dict[tuple, set[int]] = {}
+    for i, row in enumerate(s.op_resources.to_lists()):
+        for r in row:
+            for t in range(s.start[i], s.start[i] + s.duration[i]):
+                held.setdefault((r, t), set()).add(i)
+            if s.duration[i] == 0:
+                inside = {
+                    k
+                    for k in range(s.n_operations)
+                    if r in s.op_resources[k]
+                    and s.start[k] < s.start[i] < s.start[k] + s.duration[k]
+                }
+                for k in inside:
+                    held[r, (i, k)] = {i, k}
+    return {place: who for place, who in held.items() if len(who) > 1}
+
+
+def can_be_executed(s: Schedule) -> bool:
+    """Whether devices that obey their sequences, and arcs, get all operations done."""
+    rows = clean_rows(s)
+    done: set[int] = set()
+    while True:
+        for i in set(range(s.n_operations)) - done:
+            waits = {int(t) for t, h in zip(s.arcs.tail, s.arcs.head, strict=True) if h == i}
+            for row in rows:
+                waits |= set(row[: row.index(i)]) if i in row else set()
+            if waits <= done:
+                done.add(i)
+                break
+        else:
+            return len(done) == s.n_operations
+
+
+def facts(found: list[Violation]) -> set[tuple]:
+    """Violations without their messages."""
+    return {(v.kind, v.operations, v.resource, v.amount) for v in found}
+
+
+@given(schedules())
+def test_correct_schedules_are_accepted(schedule: Schedule) -> None:
+    """A semi-active schedule within memory and windows has no violation."""
+    assert verify(schedule) == []
+
+
+@given(graphs())
+def test_an_instance_cannot_be_verified(graph: Schedule) -> None:
+    """Without sequences and starts there is nothing to check."""
+    with pytest.raises(InputError, match="not scheduled"):
+        verify(graph)
+
+
+@given(spoilt(schedules()))
+@settings(max_examples=depth(60))
+def test_agrees_with_oracle(schedule: Schedule) -> None:
+    """All violations but overlaps and deadlocks, with operations and amounts, no more, no fewer."""
+    found = verify(schedule)
+    exact = facts([v for v in found if v.kind not in ("overlap", "liveness")])
+    assert exact == broken_rules(schedule)
+    once = [v for v in found if v.kind != "precedence"]  # of which parallel arcs give two alike
+    assert len(once) == len(set(once))
+    assert all(v.kind in KINDS and v.amount >= 0 for v in found)
+
+
+@given(spoilt(schedules()))
+@settings(max_examples=depth(60))
+def test_overlaps_are_those_of_a_step_by_step_simulation(schedule: Schedule) -> None:
+    """Where k operations hold a resource at once, k - 1 pairs of them are named, and no other."""
+    named = {(v.resource, frozenset(v.operations)) for v in verify(schedule) if v.kind == "overlap"}
+    shared = occupants(schedule)
+    for (r, *_), who in shared.items():
+        assert sum(where == r and pair <= who for where, pair in named) >= len(who) - 1
+    for r, pair in named:
+        assert any(where == r and pair <= who for (where, *_), who in shared.items())
+
+
+@given(spoilt(schedules()))
+@settings(max_examples=depth(60))
+def test_deadlock_is_named_exactly_if_devices_get_stuck(schedule: Schedule) -> None:
+    """Cycles of arcs and sequences = execution by the sequences stops; each one is a cycle."""
+    cycles = [v.operations for v in verify(schedule) if v.kind == "liveness"]
+    assert bool(cycles) != can_be_executed(schedule)
+    steps = set(zip(schedule.arcs.tail.tolist(), schedule.arcs.head.tolist(), strict=True))
+    steps |= {pair for row in clean_rows(schedule) for pair in pairwise(row)}
+    for cycle in cycles:
+        assert set(pairwise((*cycle, cycle[0]))) <= steps
+
+
+@given(schedules(), st.data())
+def test_start_moved_by_one(schedule: Schedule, data: st.DataObject) -> None:
+    """In a semi-active schedule nothing can start one unit earlier."""
+    late = np.flatnonzero(schedule.start > 0).tolist()
+    assume(late)
+    i = data.draw(st.sampled_from(late))
+    start = schedule.start.copy()
+    start[i] -= 1
+    found = verify(replace(schedule, start=start))
+    blocked = ("precedence", "overlap", "order", "setup", "release")
+    assert any(v.kind in blocked and v.operations[-1] == i and v.amount == 1 for v in found)
+
+
+@given(schedules(), st.data())
+def test_neighbours_swapped(schedule: Schedule, data: st.DataObject) -> None:
+    """The sequence then contradicts the starts, by what the pair would have to move."""
+    rows = schedule.sequences.to_lists()
+    places = [(r, k) for r, row in enumerate(rows) for k in range(len(row) - 1)]
+    places = [
+        (r, k) for r, k in places if schedule.end[rows[r][k + 1]] > schedule.start[rows[r][k]]
+    ]
+    assume(places)
+    r, k = data.draw(st.sampled_from(places))
+    i, j = rows[r][k : k + 2]
+    rows[r][k : k + 2] = j, i
+    amount = int(schedule.end[j]) + setup(schedule, j, i) - int(schedule.start[i])
+    found = verify(replace(schedule, sequences=Rows.of(rows)))
+    assert ("order", (j, i), r, amount) in facts(found)
+
+
+@given(schedules(), st.data())
+def test_arc_lengthened_beyond_its_slack(schedule: Schedule, data: st.DataObject) -> None:
+    """One unit more than the starts leave is one unit missing between the two operations."""
+    assume(len(schedule.arcs.tail))
+    a = data.draw(st.integers(0, len(schedule.arcs.tail) - 1))
+    i, j = int(schedule.arcs.tail[a]), int(schedule.arcs.head[a])
+    lag = schedule.arcs.lag.copy()
+    lag[a] = schedule.start[j] - schedule.end[i] + 1
+    changed = replace(schedule, arcs=schedule.arcs._replace(lag=lag))
+    assert facts(verify(changed)) == {("precedence", (i, j), None, 1)}
+
+
+@given(schedules(), st.data())
+def test_window_missed_by_one(schedule: Schedule, data: st.DataObject) -> None:
+    """A release one later or a deadline one earlier than the operation is one unit missing."""
+    i = data.draw(st.integers(0, schedule.n_operations - 1))
+    release, deadline = schedule.release.copy(), schedule.deadline.copy()
+    release[i] = schedule.start[i] + 1
+    assert facts(verify(replace(schedule, release=release))) == {("release", (i,), None, 1)}
+    assume(schedule.end[i] > 0)
+    deadline[i] = schedule.end[i] - 1
+    assert facts(verify(replace(schedule, deadline=deadline))) == {("deadline", (i,), None, 1)}
+
+
+@given(schedules(), st.data())
+def test_memory_one_byte_short(schedule: Schedule, data: st.DataObject) -> None:
+    """With one byte less than the peak, the operations at the peak miss one byte, no others any."""
+    r = data.draw(st.integers(0, schedule.n_resources - 1))
+    held, needs = 0, {}
+    for i in schedule.sequences[r].tolist():
+        held += int(schedule.acquire[i])
+        needs[i] = held + int(schedule.workspace[i])
+        held -= int(schedule.free[i])
+    peak = max(needs.values(), default=0)
+    assume(peak > 1)
+    resources = list(schedule.resources)
+    resources[r] = Resource(resources[r].name, peak - 1)
+    found = verify(replace(schedule, resources=tuple(resources)))
+    assert facts(found) == {("memory", (i,), r, 1) for i, n in needs.items() if n == peak}
+
+
+@given(schedules(), st.data())
+def test_entry_dropped_or_doubled(schedule: Schedule, data: st.DataObject) -> None:
+    """A sequence without one of its operations, or with it twice, is named with that operation."""
+    rows = schedule.sequences.to_lists()
+    assume(any(rows))
+    r = data.draw(st.sampled_from([r for r, row in enumerate(rows) if row]))
+    k = data.draw(st.integers(0, len(rows[r]) - 1))
+    i = rows[r][k]
+    rows[r].insert(k, i)
+    assert facts(verify(replace(schedule, sequences=Rows.of(rows)))) == {("sequence", (i,), r, 1)}
+    del rows[r][k : k + 2]
+    found = verify(replace(schedule, sequences=Rows.of(rows)))
+    assert ("sequence", (i,), r, 1) in facts(found)
+
+
+def changed(**columns: list[int]) -> Schedule:
+    """The pipeline with other columns."""
+    return replace(PIPELINE, **{key: np.array(value) for key, value in columns.items()})
+
+
+EXAMPLES = {
+    "sequence": replace(PIPELINE, sequences=Rows.of([[0, 4, 3, 7], [1, 2, 6]])),
+    "order": replace(PIPELINE, sequences=Rows.of([[4, 0, 3, 7], [1, 2, 5, 6]])),
+    "overlap": changed(start=[0, 4, 7, 14, 2, 15, 18, 25]),
+    "setup": changed(start=[0, 4, 7, 14, 4, 15, 18, 25]),
+    "precedence": changed(start=[0, 4, 7, 13, 5, 15, 18, 25]),
+    "release": changed(release=[0, 0, 0, 0, 6, 0, 0, 0]),
+    "deadline": changed(deadline=[NO_DEADLINE] * 7 + [30]),
+    "memory": changed(workspace=[0, 0, 0, 4, 0, 0, 0, 0]),
+    "free": changed(free=[0, 0, 10, 12, 0, 0, 10, 10]),
+    "liveness": replace(PIPELINE, sequences=Rows.of([[0, 4, 3, 7], [2, 1, 5, 6]])),
+    "objective": replace(PIPELINE, objective=Objective("makespan", 30)),
+}
+
+EXPECTED = {
+    "sequence": {("sequence", (5,), 1, 1), ("free", (6,), 1, 10)},
+    "order": {("order", (4, 0), 0, 10)},
+    "overlap": {("overlap", (0, 4), 0, 3)},
+    "setup": {("setup", (0, 4), 0, 1)},
+    "precedence": {("precedence", (2, 3), None, 1)},
+    "release": {("release", (4,), None, 1)},
+    "deadline": {("deadline", (7,), None, 1)},
+    "memory": {("memory", (3,), 0, 4)},
+    "free": {("free", (7,), 0, 2)},
+    "liveness": {("order", (2, 1), 1, 9), ("free", (2,), 1, 10), ("liveness", (1, 2), None, 0)},
+    "objective": {("objective", (), None, 1)},
+}
+
+
+def test_pipeline_is_correct() -> None:
+    """The schedule that the examples spoil has no violation."""
+    assert verify(PIPELINE) == []
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_examples(kind: str) -> None:
+    """Every kind on a schedule that can be checked by hand; the page quotes its message."""
+    found = verify(EXAMPLES[kind])
+    assert facts(found) == EXPECTED[kind]
+    page = (Path(__file__).parents[2] / "docs" / "verify.md").read_text(encoding="utf-8")
+    assert f"| `{kind}` |" in page
+    assert next(v.message for v in found if v.kind == kind) in page
+
+
+def test_several_at_once() -> None:
+    """Nothing hides anything else: three unrelated faults are three violations."""
+    spoilt = replace(EXAMPLES["release"], workspace=EXAMPLES["memory"].workspace)
+    spoilt = replace(spoilt, start=EXAMPLES["precedence"].start)
+    assert (
+        facts(verify(spoilt)) == EXPECTED["release"] | EXPECTED["memory"] | EXPECTED["precedence"]
+    )
+
+
+def test_overlap_of_no_neighbours() -> None:
+    """A long operation also collides with those that come later than its neighbour."""
+    assert facts(verify(single([9, 1, 1, 1], [0, 2, 8, 9]))) == {
+        ("overlap", (0, 1), 0, 7),
+        ("overlap", (0, 2), 0, 1),
+    }
+
+
+def test_a_colliding_pair_is_told_once() -> None:
+    """Also if both start together and the sequence puts the longer one first."""
+    assert facts(verify(single([10, 5], [0, 0]))) == {("overlap", (0, 1), 0, 10)}
+
+
+def test_operation_missing_from_its_sequence_still_holds_the_resource() -> None:
+    """Time is checked for all operations, whether or not the sequences know them."""
+    found = verify(replace(single([4, 4], [0, 2]), sequences=Rows.of([[0]])))
+    assert facts(found) == {("sequence", (1,), 0, 1), ("overlap", (0, 1), 0, 2)}
+
+
+def test_gang_collides_on_every_resource() -> None:
+    """An operation holds all its resources; each collision is its own violation."""
+    graph = Schedule(
+        resources=(Resource("gpu0"), Resource("gpu1")),
+        duration=np.array([4, 4]),
+        op_resources=Rows.of([[0, 1], [1, 0]]),
+        sequences=Rows.of([[0, 1], [0, 1]]),
+        start=np.array([0, 3]),
+    )
+    assert facts(verify(graph)) == {("overlap", (0, 1), 0, 1), ("overlap", (0, 1), 1, 1)}
+
+
+def single(duration: list[int], start: list[int], order: list[int] | None = None) -> Schedule:
+    """Operations on one resource."""
+    n = len(duration)
+    return Schedule(
+        resources=(Resource("gpu0"),),
+        duration=np.array(duration, np.int64),
+        op_resources=Rows.of([[0]] * n),
+        sequences=Rows.of([range(n) if order is None else order]),
+        start=np.array(start, np.int64),
+    )
+
+
+def test_empty_operations_touch_but_never_lie_inside() -> None:
+    """Zero durations at both ends of an operation are fine, in that order only."""
+    assert verify(single([0, 5, 0], [0, 0, 5])) == []
+    assert facts(verify(single([5, 0], [0, 3]))) == {("overlap", (0, 1), 0, 2)}
+    assert facts(verify(single([5, 0], [0, 0]))) == {("order", (0, 1), 0, 5)}
+    assert verify(single([0, 0], [7, 7], [1, 0])) == []
+
+
+def test_deadlock_that_no_time_shows() -> None:
+    """Empty operations at one instant can satisfy all times in an order nobody can execute."""
+    graph = replace(single([0, 0], [0, 0], [1, 0]), arcs=Arcs.of([(0, 1)]))
+    assert facts(verify(graph)) == {("liveness", (0, 1), None, 0)}
+
+
+def test_claims() -> None:
+    """Only a correct schedule can refute a lower bound; other names and no value claim nothing."""
+    below = Objective("makespan", None, 9)
+    late = single([4, 4], [0, 4])
+    assert facts(verify(replace(late, objective=below))) == {("objective", (), None, 1)}
+    assert {v.kind for v in verify(replace(late, start=[0, 3], objective=below))} == {"overlap"}
+    assert verify(replace(late, objective=Objective("mean_completion", 1))) == []
+    assert facts(verify(replace(late, objective=Objective("period", 8)))) == {
+        ("objective", (), None, 0)
+    }
+    assert verify(single([], [])) == []
+
+
+def test_huge_numbers() -> None:
+    """Exact at the largest times and bytes that a document may hold."""
+    most = 2**53
+    far = single([0, 0], [most, most - 1])
+    assert facts(verify(far)) == {("order", (0, 1), 0, 1)}
+    full = replace(
+        single([1, 1], [0, 1]),
+        resources=(Resource("gpu0", most),),
+        acquire=np.array([most, 0]),
+        workspace=np.array([0, most]),
+    )
+    assert facts(verify(full)) == {("memory", (1,), 0, most)}
+
+
+def test_messages_are_safe_to_print() -> None:
+    """Characters that a name may hold but nobody sees never rearrange a line on a terminal."""
+    graph = replace(
+        single([4, 4], [0, 2]),
+        resources=(Resource("gpu\u202e0"),),  # from here on right to left
+        kind=np.array(["F", "\u200bF"]),
+    )
+    (found,) = verify(graph)
+    assert found.message.isprintable()
+    assert "\\u202e" in found.message
+    assert "\\u200b" in found.message

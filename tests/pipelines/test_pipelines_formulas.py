@@ -1,0 +1,158 @@
+"""Published bubbles and activations: every baseline's schedule equals them exactly."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from optsched import Schedule, pipelines, verify
+from optsched.analysis.occupancy import peak_memory
+from optsched.errors import InputError
+
+SIZES = [(1, 1), (1, 3), (2, 2), (2, 8), (3, 8), (4, 4), (4, 16), (5, 7), (8, 3), (8, 8), (8, 32)]
+TIMES = [(4, 4, None), (4, 8, None), (8, 4, None), (4, 4, 4), (8, 8, 4), (4, 12, 8)]
+
+
+def built(name: str, stages: int, m: int, times: tuple[int, int, int | None], c: int) -> Schedule:
+    """The verified schedule of a uniform job."""
+    f, b, w = times
+    job = pipelines.uniform(
+        name, stages=stages, micro_batches=m, forward=f, backward=b, weight=w, chunks=c
+    )
+    schedule: Schedule = getattr(pipelines, name)(job)
+    assert verify(schedule) == []
+    return schedule
+
+
+def peaks(schedule: Schedule, chunks: int = 1) -> list[Fraction]:
+    """Peak activations of every device."""
+    return [Fraction(peak_memory(schedule, r), chunks) for r in range(schedule.n_resources)]
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("name", ["vanilla", "gpipe", "one_f_one_b", "interleaved", "bpipe",
+                                  "chimera", "zb_h1"])  # fmt: skip
+def test_simulated_bubbles_are_the_published_ones(
+    name: str, times: tuple[int, int, int | None]
+) -> None:
+    """Exact fractions, wherever the formula claims to hold."""
+    compared = 0
+    for stages, m in SIZES:
+        for c in (1, 2, 4) if name == "interleaved" else (1,):
+            f, b, w = times
+            try:
+                published = pipelines.bubble(
+                    name, stages=stages, micro_batches=m, forward=f, backward=b, weight=w, chunks=c
+                )
+            except InputError:
+                continue
+            assert pipelines.idle_share(built(name, stages, m, times, c)) == published
+            compared += 1
+    assert compared or name in ("chimera", "zb_h1")
+
+
+@pytest.mark.parametrize(("stages", "m"), SIZES)
+def test_activations(stages: int, m: int) -> None:
+    """The column of the table, device by device."""
+    times = (4, 8, None)
+    range_ = range(stages)
+    assert peaks(built("vanilla", stages, m, times, 1)) == [1] * stages
+    assert peaks(built("gpipe", stages, m, times, 1)) == [m] * stages
+    assert peaks(built("one_f_one_b", stages, m, times, 1)) == [min(m, stages - s) for s in range_]
+    if m % stages == 0:
+        for c in (1, 2, 4):
+            held = [Fraction(min(c * m, 2 * (stages - s - 1) + (c - 1) * stages + 1), c)
+                    for s in range_]  # fmt: skip
+            assert peaks(built("interleaved", stages, m, times, c), c) == held
+    most = max(peaks(built("bpipe", stages, m, times, 1)))
+    assert most == min(m, stages, (stages + 3) // 2)
+
+
+@pytest.mark.parametrize(("stages", "m"), [(2, 2), (4, 4), (4, 16), (8, 8), (8, 32)])
+def test_chimera_holds_half_to_all(stages: int, m: int) -> None:
+    """S/2 + 1 in the middle or at the ends, never more than S (Chimera, table 2)."""
+    held = peaks(built("chimera", stages, m, (4, 4, None), 1))
+    assert min(held) >= min(m, stages // 2 + 1)
+    assert max(held) <= stages
+    assert held == held[::-1]
+
+
+@pytest.mark.parametrize(("stages", "m"), [(1, 4), (2, 8), (4, 8), (8, 32)])
+def test_zero_bubble_activations(stages: int, m: int) -> None:
+    """S and 2S - 1 until W; what I frees stays S - s and 2(S - s) - 1 times."""
+    for name, most, ahead in (
+        ("zb_h1", stages, lambda s: stages - s),
+        ("zb_h2", 2 * stages - 1, lambda s: 2 * (stages - s) - 1),
+    ):
+        build = getattr(pipelines, name)
+        job = pipelines.uniform(name, stages=stages, micro_batches=m)
+        assert max(peaks(build(job))) == min(m, most)
+        job = job.replace(weight_memory=0)
+        assert peaks(build(job)) == [min(m, ahead(s)) for s in range(stages)]
+
+
+@pytest.mark.parametrize("times", [(1, 1, 1), (2, 3, 2), (1, 2, 1), (3, 2, 1), (4, 4, 4)])
+@pytest.mark.parametrize(("stages", "m"), [(1, 4), (2, 8), (4, 7), (4, 16), (8, 32)])
+def test_zb_h2_has_no_bubble_as_a_period_only(
+    stages: int, m: int, times: tuple[int, int, int]
+) -> None:
+    """Period = load + (S-1)(f+b-2w); one iteration alone idles (S-1) max(f, f+b-2w)."""
+    f, b, w = times
+    job = pipelines.uniform(
+        "zb_h2", stages=stages, micro_batches=m, forward=f, backward=b, weight=w
+    )
+    load = m * (f + b + w)
+    assert pipelines.zb_h2(job).makespan == load + (stages - 1) * max(f, f + b - 2 * w)
+    schedule = pipelines.zb_h2(job.with_objective("period"))
+    assert verify(schedule) == []
+    assert schedule.period == load + (stages - 1) * (f + b - 2 * w)
+    assert pipelines.idle_share(schedule) == pipelines.bubble(
+        "zb_h2", stages=stages, micro_batches=m, forward=f, backward=b, weight=w
+    )
+
+
+@pytest.mark.parametrize(("stages", "waves"), [(2, 1), (4, 1), (8, 1), (2, 2), (4, 2), (8, 2),
+                                               (4, 3), (8, 3), (12, 3)])  # fmt: skip
+def test_hanayo_keeps_its_bound(stages: int, waves: int) -> None:
+    """At most (2S-2)/(3wS+S-1) for m = S, b = 2f and up to three waves."""
+    chunks = 2 * waves
+    schedule = built("hanayo", stages, stages, (chunks, 2 * chunks, None), chunks)
+    bound = Fraction(2 * stages - 2, 3 * waves * stages + stages - 1)
+    assert pipelines.idle_share(schedule) <= bound
+    if (stages, waves) == (4, 2):
+        assert pipelines.idle_share(schedule) == Fraction(13, 61)
+
+
+def test_hanayo_of_four_waves_is_above_the_bound() -> None:
+    """As its page says: 0.1193 against 0.1176."""
+    share = pipelines.idle_share(built("hanayo", 4, 4, (8, 16, None), 8))
+    assert Fraction(6, 51) < share < Fraction(12, 100)
+
+
+def test_no_weight_gradient() -> None:
+    """Formula and schedule agree where W takes no time."""
+    sizes = {"stages": 4, "micro_batches": 8, "forward": 3, "backward": 5, "weight": 0}
+    schedule = pipelines.zb_h1(pipelines.uniform("zb_h1", **sizes))
+    assert pipelines.idle_share(schedule) == pipelines.bubble("zb_h1", **sizes)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "message"),
+    [
+        ("hanayo", {}, "only a bound"),
+        ("zb_h1", {"micro_batches": 3}, "holds for m >= 4, got m = 3"),
+        ("zb_h1", {"weight": 9}, "w <= f and w <= b"),
+        ("zb_h2", {"weight": None}, "weight: missing"),
+        ("chimera", {"stages": 3}, "S even"),
+        ("chimera", {"weight": 2}, "b = f or b = 2f"),
+        ("interleaved", {"micro_batches": 9}, "S = 4 divides m"),
+        ("gpipe", {"stages": 0}, "stages: expected an integer"),
+        ("gpipe", {"forward": 1.5}, "forward: expected an integer"),
+        ("dapple", {}, "name: expected one of"),
+    ],
+)
+def test_no_formula(name: str, sizes: dict[str, int], message: str) -> None:
+    """Where nothing exact is published, a sentence says so."""
+    with pytest.raises(InputError, match=message):
+        pipelines.bubble(name, **{"stages": 4, "micro_batches": 8, "weight": 1} | sizes)

@@ -1,0 +1,355 @@
+"""`JobShop`: values, graph, hash, mirror, refusals, and the instances shipped beside the code."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.util
+import pickle
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import optsched
+from optsched import JobShop, Objective, Rows, Schedule
+from optsched.errors import InputError
+from optsched.formats import standard
+from optsched.model.schedule import NO_DEADLINE
+from optsched.solving.problem import Problem
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+INSTANCES = Path(__file__).parents[2] / "instances" / "jobshop"
+TOY = [[(0, 3), (1, 2)], [(1, 4), (0, 1)]]
+
+
+@st.composite
+def shops(draw: st.DrawFn, classic: bool = False) -> JobShop:
+    """Small shops: re-entrant chains, zero and huge durations, windows; or classic ones."""
+    m = draw(st.integers(1, 5))
+    n = draw(st.integers(1, 5))
+    times = st.one_of(st.integers(0, 9), st.integers(0, 2**46))
+    if classic:
+        rows = [draw(st.permutations(range(m))) for _ in range(n)]
+    else:
+        rows = [draw(st.lists(st.integers(0, m - 1), min_size=1, max_size=7)) for _ in range(n)]
+    jobs = [[(k, draw(times)) for k in row] for row in rows]
+    windows: dict[str, Any] = {}
+    if not classic and draw(st.booleans()):
+        windows["release"] = draw(st.lists(times, min_size=n, max_size=n))
+        windows["deadline"] = draw(st.lists(st.none() | times, min_size=n, max_size=n))
+    return JobShop(jobs, [f"m{k}" for k in range(m)], name="drawn", **windows)
+
+
+def script() -> ModuleType:
+    """The kept generator script as a module."""
+    spec = importlib.util.spec_from_file_location("make_jobshop", INSTANCES / "make_jobshop.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def best_by_enumeration(shop: JobShop) -> int:
+    """Least makespan over all interleavings of the chains, each scheduled as early as possible."""
+    best = 2**60
+    letters = [j for j, chain in enumerate(shop.jobs) for _ in chain]
+    for word in set(permutations(letters)):
+        step, job_end, machine_end = [0] * shop.n_jobs, [0] * shop.n_jobs, [0] * shop.n_machines
+        for j in word:
+            machine, duration = shop.jobs[j][step[j]]
+            end = max(job_end[j], machine_end[machine]) + duration
+            step[j], job_end[j], machine_end[machine] = step[j] + 1, end, end
+        best = min(best, max(job_end))
+    return best
+
+
+# values
+
+
+def test_sizes_and_views() -> None:
+    """Counts, arrays and chains say what was given."""
+    shop = JobShop(TOY, ["saw", "mill"], name="toy")
+    assert (shop.n_jobs, shop.n_machines, shop.n_operations) == (2, 2, 4)
+    assert shop.jobs == (((0, 3), (1, 2)), ((1, 4), (0, 1)))
+    assert shop.first.tolist() == [0, 2, 4]
+    assert shop.machine.tolist() == [0, 1, 1, 0]
+    assert shop.duration.tolist() == [3, 2, 4, 1]
+    assert shop.is_classic
+    assert isinstance(shop, Problem)
+    assert shop.objective_name == "makespan"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "rest"),
+    [
+        ([[(0, 1), (1, 1)], [(0, 1)]], {}),
+        ([[(0, 1), (0, 1)], [(0, 1), (1, 1)]], {}),
+        (TOY, {"release": [0, 1]}),
+        (TOY, {"deadline": [None, 90]}),
+    ],
+)
+def test_not_classic(jobs: Any, rest: Any) -> None:
+    """A skipped or repeated machine, a release or a deadline makes a shop non-classic."""
+    assert not JobShop(jobs, ["a", "b"], **rest).is_classic
+
+
+@given(shops())
+def test_graph_describes_the_shop(shop: JobShop) -> None:
+    """Row-major ids, one machine each, chains without lags, windows on first and last steps."""
+    graph = shop.graph()
+    assert graph is shop.graph()
+    arcs = list(zip(graph.arcs.tail.tolist(), graph.arcs.head.tolist(), strict=True))
+    expected_arcs, i = [], 0
+    for j, chain in enumerate(shop.jobs):
+        for step, (machine, duration) in enumerate(chain):
+            last = step == len(chain) - 1
+            assert graph.op_resources[i].tolist() == [machine]
+            assert (graph.job[i], graph.stage[i], graph.kind[i]) == (j, step, "")
+            assert graph.duration[i] == duration
+            assert graph.release[i] == (0 if step else shop.release[j])
+            assert graph.deadline[i] == (shop.deadline[j] if last else NO_DEADLINE)
+            expected_arcs += [] if last else [(i, i + 1)]
+            i += 1
+    assert arcs == expected_arcs
+    assert not graph.arcs.lag.any()
+    assert not graph.is_scheduled
+    assert [r.name for r in graph.resources] == list(shop.machines)
+
+
+@given(shops())
+def test_equal_shops_have_equal_hashes(shop: JobShop) -> None:
+    """Equality, hash and sha-256 agree with a copy, and survive pickling."""
+    copy = JobShop(
+        shop.jobs,
+        shop.machines,
+        release=shop.release,
+        deadline=shop.deadline,
+        name=shop.name,
+    )
+    assert copy == shop and hash(copy) == hash(shop) and copy.sha256 == shop.sha256
+    again = pickle.loads(pickle.dumps(shop))
+    assert again == shop and not again.duration.flags.writeable
+
+
+@given(shops(), st.data())
+def test_any_change_changes_the_hash(shop: JobShop, data: st.DataObject) -> None:
+    """One duration or one window more or less is another instance."""
+    i = data.draw(st.integers(0, shop.n_operations - 1))
+    rows = [list(chain) for chain in shop.jobs]
+    j = int(np.searchsorted(shop.first, i, side="right")) - 1
+    machine, duration = rows[j][i - int(shop.first[j])]
+    rows[j][i - int(shop.first[j])] = (machine, duration + 1)
+    windows: dict[str, Any] = {"release": shop.release, "deadline": shop.deadline}
+    assert JobShop(rows, shop.machines, **windows).sha256 != shop.sha256
+    later = {**windows, "release": shop.release + (np.arange(shop.n_jobs) == j)}
+    assert JobShop(shop.jobs, shop.machines, **later).sha256 != shop.sha256
+
+
+def test_sha256_is_that_of_the_standard_text() -> None:
+    """Without windows the hash is the one of the file itself."""
+    text = standard.to_text(JobShop(TOY))
+    assert text == "2 2\n0 3 1 2\n1 4 0 1\n"
+    assert JobShop(TOY).sha256 == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_immutable() -> None:
+    """Neither attributes nor arrays can be changed."""
+    shop = JobShop(TOY)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        shop.name = "x"  # type: ignore[misc]
+    with pytest.raises(ValueError, match="read-only"):
+        shop.duration[0] = 5
+    with pytest.raises(TypeError):
+        shop.metadata["a"] = 1  # type: ignore[index]
+
+
+def test_input_arrays_are_copied() -> None:
+    """Changing the caller's array later does not change the shop."""
+    durations, machines = np.array([[3, 2], [4, 1]]), np.array([[0, 1], [1, 0]])
+    release = np.array([0, 5])
+    shop = JobShop.from_matrices(durations, machines)
+    other = JobShop(TOY, release=release)
+    durations[:], release[:] = 0, 0
+    assert shop == JobShop(TOY)
+    assert other.release.tolist() == [0, 5]
+
+
+@given(shops(classic=True))
+def test_reversed_twice_is_the_shop(shop: JobShop) -> None:
+    """The mirror of the mirror is the shop; chains run backwards."""
+    mirror = shop.reversed()
+    assert mirror.reversed() == shop
+    assert mirror.jobs == tuple(chain[::-1] for chain in shop.jobs)
+
+
+def test_mirror_has_the_same_optimum() -> None:
+    """Time reversal keeps the optimal makespan (all orders tried)."""
+    shop = JobShop([[(0, 3), (1, 2), (0, 4)], [(1, 4), (0, 1)], [(1, 2), (0, 2)]])
+    assert best_by_enumeration(shop) == best_by_enumeration(shop.reversed())
+
+
+def test_mirror_of_windows_is_refused() -> None:
+    """A release would become a delivery time, which the class cannot express."""
+    with pytest.raises(InputError, match="mirror"):
+        JobShop(TOY, release=[1, 0]).reversed()
+
+
+# as a problem
+
+
+def test_bounds_below_published_optima() -> None:
+    """Machine and chain bounds never exceed the proved optimum, and are not trivial."""
+    optima = {"ft06": 55, "ft10": 930, "ft20": 1165}
+    for name, optimum in optima.items():
+        shop = JobShop.read(INSTANCES / f"{name}.txt")
+        load = int(np.bincount(shop.machine, shop.duration).max())
+        assert load <= shop.lower_bound() <= optimum, name
+
+
+def test_evaluate() -> None:
+    """The makespan of an own schedule; a foreign one is refused with both hashes."""
+    shop = JobShop(TOY, name="toy")
+    schedule = shop.graph().with_orders(
+        Rows.of([[0, 3], [2, 1]]), [0, 4, 0, 4], Objective("makespan", 6)
+    )
+    assert shop.evaluate(schedule) == 6
+    assert shop.evaluate(dataclasses.replace(schedule, name="renamed")) == 6
+    other = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 2)]], name="toy")
+    with pytest.raises(InputError) as error:
+        other.evaluate(schedule)
+    assert schedule.sha256[:12] in str(error.value)
+    assert other.graph().sha256[:12] in str(error.value)
+    with pytest.raises(InputError, match="not scheduled"):
+        shop.evaluate(shop.graph())
+
+
+def test_deadline_below_the_chain() -> None:
+    """The reason names job, chain length and deadline; one unit more is fine."""
+    reason = JobShop(TOY, release=[0, 2], deadline=[None, 6]).infeasibility()
+    assert reason == (
+        "job 1 needs 5 s for its chain from its release at 2 s on, but its deadline is 6 s"
+    )
+    assert JobShop(TOY, release=[0, 2], deadline=[None, 7]).infeasibility() == ""
+    assert JobShop(TOY).infeasibility() == ""
+
+
+# refusals
+
+HOSTILE: list[tuple[str, Any, Any, str]] = [
+    ("no jobs", [], {}, "jobs: .*at least one job"),
+    ("empty job", [[(0, 1)], []], {}, r"jobs\[1\]: .*at least one operation"),
+    ("not a list", 5, {}, "jobs: expected a list of jobs, got 5"),
+    ("text", "ab", {}, "jobs: expected a list of jobs"),
+    ("flat", [1, 2], {}, r"jobs\[0\]: expected a list of pairs"),
+    ("triple", [[(0, 1, 2)]], {}, r"jobs\[0\]\[0\]: expected a pair \(machine, duration\)"),
+    ("set as pair", [[{0, 1}]], {}, r"jobs\[0\]\[0\]: expected a pair"),
+    ("negative", [[(0, 1)], [(0, -3)]], {}, r"jobs\[1\]\[0\]: duration: .* 0\.\.2\^53, got -3"),
+    ("fraction", [[(0, 1.5)]], {}, r"jobs\[0\]\[0\]: duration: .*got 1.5"),
+    ("whole float", [[(0, 3.0)]], {}, r"jobs\[0\]\[0\]: duration: .*got 3.0"),
+    ("NaN", [[(0, float("nan"))]], {}, r"got nan"),
+    ("bool", [[(0, True)]], {}, r"got True"),
+    ("string", [[(0, "3")]], {}, r'got "3"'),
+    ("10^30", [[(0, 10**30)]], {}, r"2\^53, got 1000000"),
+    ("5000 digits", [[(0, 10**5000)]], {}, "more than 60 digits"),
+    ("machine -1", [[(-1, 3)]], {}, r"jobs\[0\]\[0\]: machine: .*got -1"),
+    ("1-based", [[(1, 3), (2, 3)]], {"machines": ["a", "b"]}, r"0\.\.1, got 2 \(machines are 0-b"),
+    ("10^9 machines", [[(10**9, 3)]], {}, r"machine: expected an integer in 0\.\.99999, got"),
+    ("sum", [[(0, 2**52), (1, 2**52)], [(0, 1)]], {}, r"add up to .*above 2\^53"),
+    ("sum with release", [[(0, 2**53)]], {"release": [1]}, r"add up to .*above 2\^53"),
+    ("same names", TOY, {"machines": ["a", "a"]}, r"machines\[1\]: \"a\" is also the name"),
+    ("no name", TOY, {"machines": ["a", 3]}, r"machines\[1\]: expected a string, got 3"),
+    ("names as text", TOY, {"machines": "ab"}, "machines: expected a list of names"),
+    ("no machines", TOY, {"machines": []}, r"machines: expected 1\.\.\d+ names, got 0"),
+    ("release count", TOY, {"release": [1]}, "release: expected 2 values, one a job, got 1"),
+    ("release -1", TOY, {"release": [0, -1]}, r"release\[1\]: .*got -1"),
+    ("release None", TOY, {"release": [0, None]}, r"release\[1\]: .*got None"),
+    ("deadline float", TOY, {"deadline": [1.0, None]}, r"deadline\[0\]: .*got 1.0"),
+    ("unit", TOY, {"time_unit": "min"}, 'time_unit: expected one of ns, us, ms, s, got "min"'),
+    ("long name", TOY, {"name": "x" * 201}, "name: longer than 200"),
+    ("name", TOY, {"name": 7}, "name: expected a string, got 7"),
+]
+
+
+@pytest.mark.parametrize(("jobs", "rest", "message"), [row[1:] for row in HOSTILE])
+def test_hostile_arguments(jobs: Any, rest: Any, message: str) -> None:
+    """Every bad argument is refused with its place and value."""
+    with pytest.raises(InputError, match=message):
+        JobShop(jobs, **rest)
+
+
+HOSTILE_MATRICES: list[tuple[Any, Any, str]] = [
+    (np.array([[1.0, 2.0]]), [[0, 1]], r"durations\[0\]\[0\]: .*float64 values \(1.0 here\)"),
+    (np.array([[True, False]]), [[0, 1]], r"durations\[0\]\[0\]: .*bool values"),
+    (np.array([[1, "x"]], dtype=object), [[0, 1]], r"durations\[0\]\[1\]: .*object values \(\"x\""),
+    ([[1, 2], [3]], [[0, 1], [1, 0]], r"durations\[1\]: expected 2 values as in durations\[0\]"),
+    ([[1, 2]], [[0, 1], [1, 0]], r"machines: shape \(2, 2\), but durations have \(1, 2\)"),
+    ([1, 2], [0, 1], r"durations: expected a matrix"),
+    ([[]], [[]], r"durations: expected a matrix"),
+    ([[1, -2]], [[0, 1]], r"jobs\[0\]\[1\]: duration: .*got -2"),
+    (np.array([[2**64 - 1]], dtype=np.uint64), [[0]], r"jobs\[0\]\[0\]: duration: .*got 184"),
+]
+
+
+@pytest.mark.parametrize(("durations", "machines", "message"), HOSTILE_MATRICES)
+def test_hostile_matrices(durations: Any, machines: Any, message: str) -> None:
+    """Float, bool, object and ragged matrices are refused with the index."""
+    with pytest.raises(InputError, match=message):
+        JobShop.from_matrices(durations, machines)
+
+
+def test_small_dtypes_do_not_overflow() -> None:
+    """int32 matrices whose sums exceed 32 bits are exact."""
+    times = np.full((2, 3), 2**31 - 1, np.int32)
+    shop = JobShop.from_matrices(times, np.array([[0, 1, 2], [2, 1, 0]], np.int8))
+    assert int(shop.duration.sum()) == 6 * (2**31 - 1)
+    assert shop.lower_bound() >= 3 * (2**31 - 1)
+
+
+def test_foreign_format_is_refused() -> None:
+    """An unknown format name lists those there are."""
+    with pytest.raises(InputError, match="format: expected one of json, standard, taillard"):
+        JobShop(TOY).write("x", format="xml")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="format: expected one of auto, standard, taillard, json"):
+        JobShop.read(INSTANCES / "ft06.txt", format="xml")  # type: ignore[arg-type]
+
+
+# shipped instances
+
+
+def test_shipped_classics_are_the_published_ones() -> None:
+    """ft06, ft10 and ft20 have the published hash."""
+    texts = [
+        standard.to_text(JobShop.read(INSTANCES / f"{name}.txt"))
+        for name in ("ft06", "ft10", "ft20")
+    ]
+    assert hashlib.sha256("".join(texts).encode()).hexdigest().startswith("6c8ca8be18fe")
+
+
+def test_generated_instances_are_reproducible() -> None:
+    """The kept script makes exactly the files that lie beside it, and all of them read."""
+    made = script().documents()
+    assert {path.name for path in INSTANCES.glob("*.json")} == set(made)
+    for name, content in made.items():
+        assert (INSTANCES / name).read_bytes() == content, name
+        shop = optsched.JobShop.read(INSTANCES / name)
+        assert isinstance(shop.graph(), Schedule)
+        if name.startswith("tiny"):
+            assert shop.n_operations <= 12
+
+
+def test_families_are_what_they_claim() -> None:
+    """Two sets, zeros, ties and re-entrance are really there."""
+    made = script()
+    halves = made.make("two-sets", 6, 4, 5)
+    assert all({k for k, _ in chain[:2]} == {0, 1} for chain in halves.jobs)
+    assert (made.make("zeros", 6, 6, 5).duration == 0).any()
+    assert set(made.make("ties", 6, 6, 5).duration.tolist()) == {1, 2, 3}
+    assert not made.make("reentrant", 6, 4, 5).visits_every_machine_once
+    assert made.make("huge", 6, 6, 5).duration.min() >= 2**40

@@ -1,0 +1,582 @@
+"""Subset choice as a problem: requests, schedules, answers, explanations, the dispatcher."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from random_subsets import Tables, contention_of, policy_of, sizes_of, state_of
+
+import optsched
+from optsched.bandwidth import (
+    BottleneckBandwidth,
+    Cluster,
+    ClusterState,
+    Contention,
+    CountModel,
+    Dispatcher,
+    Host,
+    HostType,
+    Infeasible,
+    IntraTable,
+    Job,
+    MeasuredBandwidth,
+    Measurement,
+    MeasurementTable,
+    Policy,
+    synthetic,
+)
+from optsched.bandwidth.contention import demands, share
+from optsched.bandwidth.ends import End
+from optsched.bandwidth.model import alone, unlimited
+from optsched.errors import InputError
+from optsched.problems.gpus.problem import RATIO, Request
+from optsched.testing.best_subset import best_subset
+
+PAIRS = [["X", "NV4"] + ["PXB"] * 6, ["NV4", "X"] + ["PXB"] * 6]
+
+
+def paired(n: int = 8) -> tuple[tuple[str, ...], ...]:
+    """Links of GPUs joined in pairs 0-1, 2-3, ..."""
+    return tuple(
+        tuple("X" if i == k else "NV4" if i // 2 == k // 2 else "SYS" for k in range(n))
+        for i in range(n)
+    )
+
+
+class Fast(CountModel):
+    """Networks by the least count, times 40 GB/s; doubtful where three hosts are used."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def network(self, patterns, which="value"):  # type: ignore[no-untyped-def]
+        """Limits; see the class."""
+        limit = unlimited(patterns)
+        rows = ~alone(patterns)
+        least = np.where(patterns > 0, patterns, 99).min(axis=1)
+        limit[rows] = least[rows] * 40_000_000
+        doubtful = (patterns > 0).sum(axis=1) == 3
+        limit[doubtful] = limit[doubtful] * {"low": 1, "value": 4, "high": 8}[which] // 4
+        return limit
+
+    def intra_of(self, kind, which="value"):  # type: ignore[no-untyped-def]
+        """The type's table."""
+        table = self.cluster.types[kind].intra
+        return None if table is None else table.values
+
+
+def island(n: int = 8) -> IntraTable:
+    """200 GB/s for pairs 0-1, 2-3, ... alone, else 60."""
+    values = [60_000_000] * (1 << n)
+    for i in range(0, n, 2):
+        values[3 << i] = 200_000_000
+    return IntraTable(n, values)
+
+
+def small(hosts: int = 4) -> Cluster:
+    """Hosts of eight GPUs in pairs, two a rack."""
+    kind = HostType("pairs", 8, links=paired(), nics=8, intra=island())
+    names = [Host(f"n{h}", "pairs", (f"r{h // 2}",)) for h in range(hosts)]
+    return Cluster(tuple(names), (kind,), ("rack",))
+
+
+def problem(**rest):  # type: ignore[no-untyped-def]
+    """Eight GPUs of a cluster with two jobs."""
+    cluster = small()
+    state = ClusterState.parse(
+        cluster, free="n0:0-5 n1:0-5 n2:0-3 n3:0,1", jobs={"a": "n0:6,7 n1:6,7", "b": "n2:4-7"},
+        down="n3:2-7",
+    )  # fmt: skip
+    return optsched.SubsetChoice(state, Fast(cluster), rest.pop("gpus", 8), **rest)
+
+
+def test_solved_and_explained():
+    """The answer is the oracle's, verified, and says what limits it."""
+    asked = problem(gpus=3)
+    result = optsched.solve(asked, "counts")
+    assert result.status == "optimal" and result.objective == result.lower_bound
+    choice = asked.choice(result.schedule)
+    best = best_subset(
+        asked.state, asked.model.of, asked.demands, 3, asked.contention
+    )  # fmt: skip
+    assert best is not None and (choice.gpus, choice.bandwidth) == (best.gpus, best.value)
+    assert asked.describe(result.objective) == f"{choice.bandwidth / 1e6:.2f} GB/s"
+    assert optsched.verify(result.schedule) == [] and asked.check(result.schedule) == []
+    text = choice.explain()
+    assert "limited by" in text and "on one host: 3, 60.00 GB/s" in text
+    assert asked.value(result.schedule) == choice.bandwidth
+    assert set(choice.rank_order) == set(choice.gpus)
+    assert sum(int(line.split("=")[1]) for line in choice.hostfile().split("\n")[:-1]) == 3
+
+
+def test_equals_the_oracle():
+    """Solver, dispatcher and oracle agree, policies and contention included."""
+    done = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        model = Tables(rng, sizes_of(rng, rng.randint(2, 9)))
+        state = state_of(rng, model.cluster)
+        rule, policy = contention_of(rng), policy_of(rng, model.cluster)
+        k = rng.randint(1, len(state.free))
+        asked = optsched.SubsetChoice(state, model, k, policy=policy, contention=rule)
+        result = optsched.solve(asked, "counts")
+        best = best_subset(state, model.known, asked.demands, k, rule, policy)
+        dispatcher = Dispatcher(model.cluster, model, policy=policy, contention=rule)
+        if best is None:
+            assert result.status == "infeasible" and result.reason, seed
+            with pytest.raises(Infeasible):
+                dispatcher.choose(state, k)
+            continue
+        done += 1
+        assert (result.status, result.objective) == ("optimal", -best.value), seed
+        assert asked.choice(result.schedule).gpus == best.gpus, seed
+        assert dispatcher.choose(state, k) == (best.gpus, best.value), seed
+        assert asked.lower_bound() <= -best.value
+    assert done > 90
+
+
+def test_schedule_round_trip(tmp_path):
+    """A choice survives its document, starts a search, and is refused by another instance."""
+    asked = problem()
+    result = optsched.solve(asked, "counts")
+    result.schedule.write(tmp_path / "x.schedule.json")
+    read = optsched.Schedule.read(tmp_path / "x.schedule.json")
+    assert read == result.schedule and asked.evaluate(read) == result.objective
+    again = optsched.solve(asked, "counts", warm_start=read)
+    assert again.objective == result.objective
+    other = problem(gpus=7)
+    with pytest.raises(InputError, match="warm_start: request 'job' gets 8 GPUs, it asks 7"):
+        optsched.solve(other, "counts", warm_start=read)
+    kinds = read.kind.tolist()
+    assert kinds == ["running", "running", "dispatch"] and len(read.op_resources[2]) == 8
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ({"required": "rack"}, "required: asks 14 GPUs in one rack, the rack with most free GPUs"),
+        ({"max_hosts": 2}, "max_hosts: asks 14 GPUs, 2 hosts have 12 free at most"),
+        ({"min_hosts": 9}, "min_hosts: 9 hosts for 14 GPUs, and 4 have a free one"),
+        ({"slice_size": 4, "slice_level": "rack"}, "slice_size: 14 GPUs are no whole slices of 4"),
+        ({"exclude": ("n0", "n1")}, "exclude: asks 14 GPUs, 6 are free on the hosts that are left"),
+        ({"balance": "exact"}, "balance: no number of hosts in 1..more gives 14 GPUs"),
+        ({"required": "host", "min_hosts": 2}, "required, min_hosts: one host and at least 2"),
+        ({"balance": "even", "min_hosts": 4}, "no set of 14 free GPUs obeys the policy"),
+    ],
+)
+def test_infeasible_policies(rules, words):
+    """The reason names the rule and the numbers."""
+    asked = problem(gpus=14, policy=Policy(**rules))
+    result = optsched.solve(asked, "counts")
+    assert result.status == "infeasible" and words in result.reason
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"gpus": 0}, "gpus: expected an integer in 1"),
+        ({"gpus": -1}, "gpus: expected an integer in 1"),
+        ({"gpus": 2.5}, "gpus: expected an integer"),
+        ({"gpus": True}, "gpus: expected an integer"),
+        ({"gpus": 19}, "gpus: asks 19, free 18 on 4 hosts"),
+        ({"traffic": "rush"}, "traffic: expected one of given, idle"),
+        ({"tolerance": 1.5}, "tolerance: expected a share in 0..1"),
+        ({"tolerance": float("nan")}, "tolerance: expected a share"),
+        ({"on_unmeasured": "guess"}, "on_unmeasured: expected one of predict"),
+        ({"policy": Policy(required="row")}, "required: level: expected one of rack, host"),
+        ({"policy": Policy(exclude=("n9",))}, "exclude: there is no host 'n9'"),
+        ({"seed": -1}, "seed: expected"),
+        ({"max_regret": -0.1}, "max_regret: expected"),
+        ({"requests": [Request("x", 1)]}, "gpus, requests: expected one of them"),
+    ],
+)
+def test_hostile_requests(change, words):
+    """Each with the field, the value and the way out."""
+    with pytest.raises(InputError) as caught:
+        problem(**change)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda c: ClusterState(c, (0, 1)), "30 GPUs are neither free, nor held by a job"),
+        (lambda c: ClusterState(c, (0, 0)), "GPU n0/0 is given twice"),
+        (lambda c: ClusterState(c, (99,)), "free: expected an integer in 0..31, got 99"),
+        (
+            lambda c: ClusterState(c, tuple(range(32)), (Job("a", (3,)),)),
+            "GPU n0/3 is in two places: free and job 'a'",
+        ),
+        (lambda c: ClusterState.parse(c, "n0:8"), "expected ids in 0..7"),
+        (lambda c: ClusterState.parse(c, "n9"), "there is no host 'n9'"),
+        (lambda c: ClusterState.parse(c, "n0:0-"), "expected ids such as 0-3,6"),
+        (lambda c: ClusterState.parse(c, "n[0-3", {}), "expected a list of hosts"),
+        (lambda c: ClusterState.parse(c, "n[0-3]", demands={"a": 1}), "demands: there is no job"),
+        (lambda c: ClusterState.idle(c).take((0,), ""), "take: expected GPUs and a name"),
+        (lambda c: ClusterState.idle(c).give("x"), "there is no job 'x'"),
+    ],
+)
+def test_hostile_states(make, words):
+    """Overlaps, unknown hosts and ids, lost GPUs."""
+    with pytest.raises(InputError) as caught:
+        make(small())
+    assert words in str(caught.value)
+
+
+def test_states_change():
+    """Taking and giving back is the identity, and says what is wrong."""
+    state = ClusterState.parse(small(), "n[0-2] n3:0-3", {"a": "n3:4-7"})
+    taken = state.take((0, 1, 8), "b", 5)
+    assert (8 in taken.free, taken.jobs[-1]) == (False, Job("b", (0, 1, 8), 5))
+    assert taken.give("b") == state and taken.give("b").masks.tolist() == state.masks.tolist()
+    with pytest.raises(InputError, match="GPU n0/0 is not free"):
+        taken.take((0,), "c")
+    with pytest.raises(InputError, match="there is a job 'b' already"):
+        taken.take((2,), "b")
+    assert taken.cluster.parse(taken.cluster.written(taken.free)) == taken.free
+
+
+def test_arrays_follow_changes():
+    """After any takes and gives the arrays are those of the state made anew."""
+    for seed in range(30):
+        rng = random.Random(seed)
+        kinds = (HostType("a", 4), HostType("b", 8), HostType("rack", 20, tray=4))
+        cluster = Cluster(tuple(Host(f"n{i}", rng.choice(kinds).name) for i in range(4)), kinds)
+        state = ClusterState.idle(cluster)
+        if rng.random() < 0.8:
+            assert state.masks.any() and state.held.shape == (0, 4)
+        for step in range(12):
+            if state.jobs and rng.random() < 0.4:
+                state = state.give(rng.choice(state.jobs).name)
+            elif state.free:
+                gpus = rng.sample(state.free, rng.randint(1, min(6, len(state.free))))
+                state = state.take(gpus, f"j{step}", rng.choice([None, 5]))
+            fresh = ClusterState(cluster, state.free, state.jobs)
+            assert fresh == state
+            assert fresh.masks.tolist() == state.masks.tolist()
+            assert fresh.held.tolist() == state.held.tolist()
+            assert fresh.room.tolist() == state.room.tolist()
+
+
+def test_pairs_are_kept():
+    """A single GPU is the widow of a pair, not one of a whole pair (no bandwidth decides)."""
+    cluster = small(1)
+    state = ClusterState.parse(cluster, "n0:1-7", {"a": "n0:0"})
+    gpus, bandwidth = Dispatcher(cluster, Fast(cluster)).choose(state, 1)
+    assert (gpus, bandwidth) == ((1,), 0)
+
+
+def test_tolerance_keeps_hosts_whole():
+    """A little less bandwidth, if that leaves a host whole."""
+    cluster = small(3)
+    state = ClusterState.parse(cluster, "n0 n1 n2:0-3", {"a": "n2:4-7"})
+    model = Fast(cluster)
+    strict, _ = Dispatcher(cluster, model).choose(state, 4)
+    loose, value = Dispatcher(cluster, model, tolerance=0.99).choose(state, 4)
+    assert {int(cluster.host_of[g]) for g in loose} == {2} and value > 0
+    assert len(strict) == 4
+
+
+def test_preferred_and_required():
+    """Preferred: the narrowest level that fits, then upwards; required: or not at all."""
+    free = problem(policy=Policy(preferred="host"))
+    host = optsched.solve(problem(gpus=6, policy=Policy(preferred="host")), "counts")
+    assert len(free.choice(optsched.solve(free, "counts").schedule).counts) >= 2
+    assert len(problem(gpus=6).choice(host.schedule).counts) == 1
+    racks = optsched.solve(problem(gpus=12, policy=Policy(required="rack")), "counts")
+    assert set(problem(gpus=12).choice(racks.schedule).counts) == {"n0", "n1"}
+
+
+def test_price_of_policy():
+    """What a rule costs is the difference of the optima."""
+    ruled = problem(policy=Policy(max_hosts=2))
+    choice = ruled.choice()
+    free = problem().choice()
+    assert choice.price_of_policy == free.bandwidth - choice.bandwidth >= 0
+    assert "the policy costs" in choice.explain()
+
+
+def test_regret_and_robust():
+    """Regret is what the upper ends promise; a robust choice avoids it."""
+    cluster = small()
+    state = ClusterState.parse(cluster, "n0:0-2 n1:0-2 n2:0-2 n3:0-2", down="n[0-3]:3-7")
+    asked = optsched.SubsetChoice(state, Fast(cluster), 9)
+    choice = asked.choice()
+    assert choice.regret is not None and choice.regret > 0
+    assert "not all of this is measured" in choice.explain()
+    robust = optsched.SubsetChoice(state, Fast(cluster), 9, on_unmeasured="robust")
+    assert robust.is_robust and robust.choice().bandwidth <= choice.bandwidth
+    careful = optsched.SubsetChoice(state, Fast(cluster), 9, max_regret=0.01)
+    assert careful.is_robust and careful.choice().gpus == robust.choice().gpus
+    assert not optsched.SubsetChoice(state, Fast(cluster), 9, max_regret=1.0).is_robust
+    sure = optsched.SubsetChoice(state, Fast(cluster), 9, on_unmeasured="measured")
+    assert len(sure.choice().counts) != 3
+    known = optsched.SubsetChoice(state, Fast(cluster), 6, on_unmeasured="measured").choice()
+    assert len(known.counts) == 2
+
+
+def test_victims():
+    """Victims are worse off by the same formula, the choice now being a tenant."""
+    cluster = small()
+    state = ClusterState.parse(cluster, "n0:0-3 n1:0-3", {"a": "n0:4-7 n1:4-7"}, "n[2-3]")
+    choice = optsched.SubsetChoice(state, Fast(cluster), 8, traffic="heavy").choice()
+    alone_value = 60_000_000
+    # together 8+8 within the hosts: 60 GB/s, asked 60 + 60
+    assert choice.standalone == alone_value and choice.bandwidth == alone_value // 2
+    assert choice.victims == {"a": alone_value // 2}
+    idle = optsched.SubsetChoice(state, Fast(cluster), 8, traffic="idle").choice()
+    assert idle.bandwidth == alone_value and idle.victims == {}
+
+
+def test_pooled_and_as_printed():
+    """Pooled: one job of all; as printed, idle jobs cap what a choice gets."""
+    asked = problem(contention=Contention.published())
+    assert len(asked.state.jobs) == 1 and asked.choice().standalone % 10**6 == 0
+    assert asked.changed(traffic="idle").choice().share.jobs == ()
+    printed = problem(contention=Contention.as_printed(), traffic="idle")
+    assert printed.choice().bandwidth <= problem(traffic="idle").choice().bandwidth
+
+
+def test_big_hosts_take_whole_trays():
+    """GPUs of a rack-sized host are alike; whole trays go first."""
+    values = [0, 0, *[700_000_000] * 71]
+    kind = HostType("nvl72", 72, intra=IntraTable(72, values), nics=72, tray=4)
+    cluster = Cluster((Host("r1", "nvl72"), Host("r2", "nvl72")), (kind,))
+    state = ClusterState.parse(cluster, "r1:1-71 r2:0-3", down="r1:0 r2:4-71")
+    gpus, bandwidth = Dispatcher(cluster, Fast(cluster)).choose(state, 6)
+    assert bandwidth == 700_000_000
+    assert gpus == (1, 2, 4, 5, 6, 7)  # one whole tray, the rest from the broken one
+    asked = optsched.SubsetChoice(state, Fast(cluster), 6)
+    assert asked.choice(optsched.solve(asked, "counts").schedule).gpus == gpus
+
+
+def test_several_requests_are_judged_as_tenants():
+    """Requests are tenants to each other; the objective is the sum, or the least share."""
+    cluster = small()
+    state = ClusterState.idle(cluster)
+    both = optsched.SubsetChoice(state, Fast(cluster), requests=[Request("x", 8), Request("y", 8)])
+    first, second = cluster.parse("n0:0-3 n1:0-3"), cluster.parse("n0:4-7 n1:4-7")
+    apart = cluster.parse("n2:0-3 n3:0-3")
+    assert both.worth([first, apart]) == 120_000_000
+    assert both.worth([first, second]) == 60_000_000
+    fair = both.changed(objective="max_min")
+    assert (
+        fair.worth([first, second])
+        == fair.shares([first, second])[0].value * RATIO // (fair.best_alone[0])
+    )
+    assert both.faults([first, first])[0].startswith("GPU n0/0 goes to request 'x'")
+    with pytest.raises(InputError, match="there are 2 requests"):
+        both.choice()
+
+
+def test_hash_and_equality():
+    """Problems are values."""
+    assert problem() == problem() and hash(problem()) == hash(problem())
+    assert problem() != problem(gpus=7) and problem() != problem(tolerance=0.1)
+    assert problem().changed(gpus=7) == problem(gpus=7)
+
+
+def test_a_dispatcher_knows_its_cluster():
+    """A state of another cluster is refused; an equal one is not; NumPy's numbers are numbers."""
+    cluster = small()
+    fast = Dispatcher(cluster, Fast(cluster))
+    for other in (small(2), small(5)):
+        with pytest.raises(InputError, match="state: is of another cluster"):
+            fast.choose(ClusterState.idle(other), 2)
+    same = ClusterState.idle(small())
+    assert fast.choose(same, np.int64(4)) == fast.choose(ClusterState.idle(cluster), 4)
+    with pytest.raises(InputError, match="state: expected a ClusterState"):
+        fast.choose(None, 2)
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        ({"tolerance": 5}, "tolerance: expected a share in 0..1"),
+        ({"tolerance": float("nan")}, "tolerance: expected"),
+        ({"seed": -1}, "seed: expected"),
+        ({"policy": "even"}, "policy: expected a Policy"),
+        ({"contention": "x"}, "contention: expected a Contention"),
+        ({"contention": Contention(fill="exact")}, "are not functions of counts"),
+        ({"traffic": "rush"}, "traffic: expected one of"),
+    ],
+)
+def test_hostile_dispatchers(rest, words):
+    """Refused when it is made, not at the first request."""
+    cluster = small()
+    with pytest.raises(InputError) as caught:
+        Dispatcher(cluster, Fast(cluster), **rest)
+    assert words in str(caught.value)
+
+
+def test_a_dispatcher_pools_and_pickles():
+    """Published contention is the problem's, and joblib may send it elsewhere."""
+    cluster = synthetic.cluster("nvswitch", 2)
+    model = BottleneckBandwidth(cluster)
+    state = ClusterState.parse(
+        cluster, free="n01:0-3 n02:0-3",
+        jobs={"a": "n01:4,5 n02:4,5", "b": "n01:6,7 n02:6,7"},
+    )  # fmt: skip
+    rule = Contention.published()
+    result = optsched.solve(optsched.SubsetChoice(state, model, 6, contention=rule))
+    fast = Dispatcher(cluster, model, contention=rule)
+    assert fast.choose(state, 6)[1] == -result.objective
+    assert pickle.loads(pickle.dumps(fast)).choose(state, 6) == fast.choose(state, 6)
+
+
+def test_auto_keeps_the_tolerance():
+    """What `counts` gives up for a better rest no other search takes back."""
+    cluster = small(3)
+    state = ClusterState.parse(cluster, "n0 n1 n2:0-3", {"a": "n2:4-7"})
+    asked = optsched.SubsetChoice(state, Fast(cluster), 4, tolerance=0.99)
+    found = asked.choice(optsched.solve(asked).schedule)
+    assert found.gpus == Dispatcher(cluster, Fast(cluster), tolerance=0.99).choose(state, 4)[0]
+    assert found.bandwidth < optsched.SubsetChoice(state, Fast(cluster), 4).choice().bandwidth
+
+
+def test_robust_is_certain():
+    """The value of a robust choice is its least: low ends, and the most that others may ask."""
+    cluster = small()
+    state = ClusterState.parse(
+        cluster, "n0:0-3 n1:0-3 n2:0-3", {"a": "n0:4,5 n1:4,5 n2:4,5"}, "n[0-2]:6,7 n3"
+    )
+    for k in range(4, 12):
+        choice = optsched.SubsetChoice(
+            state, Fast(cluster), k, on_unmeasured="robust", traffic="heavy"
+        ).choice()
+        low, high = End(Fast(cluster), "low"), End(Fast(cluster), "high")
+        sure = share(low, state, choice.gpus, demands(high, state, "heavy"))
+        assert choice.bandwidth == sure.value
+
+
+def test_unmeasured_is_unknown():
+    """Nothing measured is no proof that nothing exists: a pattern to measure is named."""
+    cluster = Cluster.uniform(HostType("two", 2), 3)
+    table = MeasurementTable((Measurement((1, 1), 5), Measurement((2,), 9)))
+    model = MeasuredBandwidth(cluster, table)
+    for solver in ("counts", "branch_and_bound", "cpsat", "auto"):
+        asked = optsched.SubsetChoice(ClusterState.idle(cluster), model, 4)
+        result = optsched.solve(asked, solver, time_limit=600)
+        assert result.status == "unknown" and "not measured, such as" in result.reason
+        never = optsched.SubsetChoice(
+            ClusterState.idle(cluster), model, 4, policy=Policy(max_hosts=1)
+        )
+        assert optsched.solve(never, solver, time_limit=600).status == "infeasible"
+
+
+def test_another_number_of_gpus_is_another_request():
+    """A schedule of three GPUs is no answer to a request for eight."""
+    result = optsched.solve(problem(gpus=3))
+    for asks in (problem().choice, problem().evaluate):
+        with pytest.raises(InputError, match="gives request 'job' 3 GPUs, it asks 8"):
+            asks(result.schedule)
+
+
+def test_racks_beyond_tables():
+    """Four racks of 72 GPUs have too many patterns for tables: there is an answer all the same."""
+    cluster = synthetic.cluster("nvl72", 4)
+    asked = optsched.SubsetChoice(ClusterState.idle(cluster), BottleneckBandwidth(cluster), 72)
+    result = optsched.solve(asked, time_limit=60)
+    assert result.schedule is not None and not asked.check(result.schedule)
+
+
+def test_trays_beyond_tables():
+    """Whole trays go first on many hosts too."""
+    kind = HostType("r", 72, tray=4, nics=72)
+    for hosts in (1, 4):
+        cluster = Cluster.uniform(kind, hosts)
+        state = ClusterState.with_free(cluster, cluster.parse("n01:39-71"))
+        asked = optsched.SubsetChoice(state, BottleneckBandwidth(cluster), 4)
+        chosen = asked.choice(optsched.solve(asked).schedule).gpus
+        assert cluster.written(chosen) == "n01:40-43"
+
+
+def test_best_fill_without_tables():
+    """Models without tables are asked for the best subset of a host."""
+
+    class Bare(Fast):
+        def tables(self, which="value"):
+            """None."""
+            return
+
+    cluster = small()
+    state = problem().state
+    rule = Contention(fill="best")
+    for chosen in ((0, 1, 8, 9), (0, 2, 16, 17), (2, 3, 10, 11)):
+        wanted = demands(Fast(cluster), state, "heavy")
+        assert share(Bare(cluster), state, chosen, wanted, rule) == share(
+            Fast(cluster), state, chosen, wanted, rule
+        )
+
+
+def test_whole_cuts_every_bandwidth():
+    """What running jobs reach alone is cut to whole GB/s too; given demands are not."""
+    cluster = Cluster.uniform(HostType("two", 2), 3)
+    rows = (Measurement((1, 1), 7_900_000), Measurement((1, 1, 1), 9_000_000))
+    model = MeasuredBandwidth(cluster, MeasurementTable((*rows, Measurement((2,), 9_900_000))))
+    state = ClusterState.parse(
+        cluster, "n01:0 n02:0 n03:0", {"a": "n01:1 n02:1"}, "n03:1", demands={}
+    )
+    rule = Contention(whole=True)
+    asked = optsched.SubsetChoice(state, model, 2, contention=rule, traffic="heavy")
+    assert asked.demands == (7_000_000,)
+    given = ClusterState.parse(
+        cluster, "n01:0 n02:0 n03:0", {"a": "n01:1 n02:1"}, "n03:1", demands={"a": 7_900_000}
+    )
+    assert optsched.SubsetChoice(given, model, 2, contention=rule).demands == (7_900_000,)
+    fast = Dispatcher(cluster, model, contention=rule, traffic="heavy")
+    assert fast._demands(state) == [7_000_000]
+
+
+def test_mixed_measurements_are_told():
+    """Answers repeat that a table mixes payloads."""
+    cluster = Cluster.uniform(HostType("two", 2), 2)
+    table = MeasurementTable((Measurement((1, 1), 5_000_000),), mixed=True)
+    model = BottleneckBandwidth(cluster).fit(table)
+    choice = optsched.SubsetChoice(ClusterState.idle(cluster), model, 3).choice()
+    assert "mixes measurements" in choice.explain()
+
+
+def test_messages_stay_short_however_large_the_document() -> None:
+    """A wrong text anywhere, and lists of what would be right: cut, never repeated in full."""
+    from optsched.formats import subset_json
+
+    cluster = synthetic.cluster("pcie", 6)
+    state = synthetic.tenants(cluster, seed=1)
+    asked = optsched.SubsetChoice(state, BottleneckBandwidth(cluster), 2)
+    tree = msgspec.json.decode(subset_json.to_json(asked))
+    kinds = tree["model"]["cluster"]["types"]
+    kinds += [{"name": f"type number {i}", "gpus": 1} for i in range(300)]
+    policy = {"required": "host", "include": ["n001"], "slice_size": 1, "slice_level": "host"}
+    tree["policy"] = policy
+    wrong = ["n001:0-7 " * 700, ["y" * 3000] * 5, {"k" * 4000: 1}]
+    refused = 0
+    for path in _paths(tree):
+        for value in wrong:
+            old, node = value, tree
+            for key in path[:-1]:
+                node = node[key]
+            old, node[path[-1]] = node[path[-1]], value
+            try:
+                subset_json.from_tree(tree, "f")
+            except InputError as error:
+                refused += 1
+                assert len(str(error)) < 400, path
+            node[path[-1]] = old
+    assert refused > 100
+
+
+def _paths(node: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place of a document, of long lists and mappings only the first and the last."""
+    if not isinstance(node, (dict, list)):
+        return [path]
+    keys = list(node) if isinstance(node, dict) else list(range(len(node)))
+    ends = keys if len(keys) < 8 else [keys[0], keys[-1]]
+    return [path] * bool(path) + [
+        found for key in ends for found in _paths(node[key], (*path, key))
+    ]

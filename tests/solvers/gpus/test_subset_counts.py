@@ -1,0 +1,49 @@
+"""`counts` passes the conformance suite, and answers while its kernel is not there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from random_subsets import Tables
+from uncompiled import never_load, uncompile
+
+import optsched
+from optsched.bandwidth import ClusterState, counts
+from optsched.formats.read_problem import read_problem
+from optsched.testing import SolverTests
+
+CASES = sorted((Path(__file__).parents[3] / "instances" / "subset").glob("*-4x8-*.json"))
+
+
+class TestConformance(SolverTests):
+    """Exact by counts."""
+
+    solver = "counts"
+    exact = True
+
+
+@pytest.mark.parametrize("name", ["counts", "auto"])
+def test_exact_without_its_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same GPUs, bandwidth and proof on 4 hosts of 8, as soon as the process is there."""
+    problems = [read_problem(file) for file in CASES]
+    expected = [optsched.solve(problem, name) for problem in problems]
+    uncompile(monkeypatch, counts)
+    never_load(monkeypatch)
+    for problem, warm in zip(problems, expected, strict=True):
+        cold = optsched.solve(problem, name)
+        assert warm.status == cold.status == "optimal"
+        assert cold.schedule == warm.schedule
+
+
+def test_an_answer_where_there_is_no_time_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many hosts get the nearest GPUs, or the best of some vectors; neither claims a proof."""
+    uncompile(monkeypatch, counts)
+    never_load(monkeypatch)
+    for sizes, source in (([3] * 12, "proximity"), ([8] * 6, "counts")):
+        model = Tables(random.Random(1), sizes)
+        problem = optsched.SubsetChoice(ClusterState.idle(model.cluster), model, 20)
+        found = optsched.solve(problem, "counts", time_limit=1)
+        assert [step.source for step in found.history if step.event == "incumbent"] == [source]
+        assert (found.status == "optimal") == (found.objective == problem.lower_bound())

@@ -1,0 +1,173 @@
+"""Dispatchers that ask for no bandwidths: what they choose, and that it is allowed."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations
+
+import pytest
+from random_subsets import Tables
+from subset_cases import problem_of, solved
+
+import optsched
+from optsched.bandwidth import Cluster, ClusterState, Host, HostType, Policy
+from optsched.bandwidth.links import published_weight, weight
+from optsched.bandwidth.proximity import proximity
+from optsched.errors import InputError, UnsupportedProblem
+from optsched.testing.best_subset import all_subsets
+from optsched_solvers.literature.baselines import Proximity, RandomSubset, Topo, nearest_links
+
+ALL = (Proximity(), Topo(), RandomSubset())
+
+
+def paired(names="ab"):  # type: ignore[no-untyped-def]
+    """Hosts of 8 GPUs: pairs joined by NVLink, fours by a switch, two NUMA groups."""
+    links = tuple(
+        tuple(
+            "X" if i == k else "NV4" if i // 2 == k // 2 else "PXB" if i // 4 == k // 4 else "SYS"
+            for k in range(8)
+        )
+        for i in range(8)
+    )
+    kind = HostType("pairs", 8, links, ((0, 1, 2, 3), (4, 5, 6, 7)))
+    return Cluster(tuple(Host(name, "pairs") for name in names), (kind,))
+
+
+@pytest.mark.parametrize("solver", ALL, ids=lambda s: s.name)
+def test_allowed_and_never_above_the_optimum(solver):  # type: ignore[no-untyped-def]
+    """The choice is a set of k free GPUs (`solved` checks that), judged as the oracle does."""
+    answered = 0
+    for seed in range(120):
+        problem, model = problem_of(seed)
+        found = solved(problem, solver)
+        values = dict(
+            (gpus, value)
+            for value, gpus in all_subsets(
+                problem.state, model.known, problem.demands, problem.k, problem.contention
+            )
+        )
+        if found is None:
+            assert model.gaps
+            continue
+        answered += 1
+        assert values[found[1]] == found[0] <= max(values.values())
+    assert answered > 90
+
+
+def test_random_repeats():  # type: ignore[no-untyped-def]
+    """Same seed, same GPUs; over seeds every subset comes up about as often."""
+    model = Tables(random.Random(3), [3, 2])
+    problem = optsched.SubsetChoice(ClusterState.idle(model.cluster), model, 2)
+    drawn = []
+    for seed in range(600):
+        picks = [
+            tuple(problem.chosen(optsched.solve(problem, RandomSubset(), seed=seed).schedule)[0])
+            for _ in range(2 if seed < 20 else 1)
+        ]
+        assert len(set(picks)) == 1
+        drawn.append(picks[0])
+    often = [drawn.count(pair) for pair in combinations(range(5), 2)]
+    assert sum(often) == 600 and min(often) > 30 and max(often) < 95
+
+
+def test_proximity_rule():  # type: ignore[no-untyped-def]
+    """NUMA group, then host, then hosts whole by falling room, entirely free groups first."""
+    cluster = paired("abc")
+    cases = [
+        ("a:0,1,2 b:4,5,6,7 c:0,1", 3, "b:4,5,6"),
+        ("a:0,1,2 b:4,5,6 c:0,1", 3, "a:0,1,2"),
+        ("a:0,2,4,5,6,7 b:0,1,2,3,4", 5, "a:0,4,5,6,7"),
+        ("a:0,1,2 b:0,1,2,3,4 c:0,1,2,3,5,7", 8, "c:0,1,2,3,5,7 b:0,1"),
+        ("a:0,1,2,3 b:1,2,4,5,6,7 c:0", 11, "a:0,1,2,3 b:1,2,4,5,6,7 c:0"),
+        ("a:0,1,2,3,4,5,6 b:1,2,4,5,6,7 c:0", 12, "a:0-6 b:1,4,5,6,7"),
+        ("c:7", 1, "c:7"),
+    ]
+    for free, k, expected in cases:
+        assert proximity(cluster, cluster.parse(free), k) == cluster.parse(expected), free
+
+
+def test_proximity_is_compact():  # type: ignore[no-untyped-def]
+    """Of any free set: k of them, on the fewest hosts there are."""
+    cluster, rng = paired("abcd"), random.Random(5)
+    for _ in range(300):
+        free = rng.sample(range(32), rng.randint(1, 32))
+        k = rng.randint(1, len(free))
+        found = proximity(cluster, free, k)
+        room = sorted((sum(g // 8 == h for g in free) for h in range(4)), reverse=True)
+        fewest = next(m for m in range(1, 5) if sum(room[:m]) >= k)
+        assert set(found) <= set(free) and len(found) == k == len(set(found))
+        assert found == tuple(sorted(found)) and len({g // 8 for g in found}) == fewest
+
+
+def test_topo_rule():  # type: ignore[no-untyped-def]
+    """Pairs are kept together; the host whose choice weighs most wins; else hosts by room."""
+    cluster = paired("abc")
+    cases = [
+        ("a:0,2,4,6 b:1,6,7", 2, "b:6,7"),
+        ("a:0,2,3,4 b:0,1,2,4", 3, "a:0,2,3"),
+        ("a:0,2,4,6,7 b:0,1,2", 3, "a:4,6,7"),
+        ("a:0,1,2,3 b:0,1,2,3,4,6,7 c:1", 9, "b:0,1,2,3,4,6,7 a:0,1"),
+        ("a:1,2,3,4 b:0,1,2,3,4,6,7 c:1", 9, "b:0,1,2,3,4,6,7 a:2,3"),
+        ("a:5 b:2", 1, "a:5"),
+    ]
+    for free, k, expected in cases:
+        assert nearest_links(cluster, cluster.parse(free), k) == cluster.parse(expected), free
+
+
+def test_topo_weights():  # type: ignore[no-untyped-def]
+    """As published PXB ranks above PIX."""
+    words = [["X", "PIX", "PXB"], ["PIX", "X", "SYS"], ["PXB", "SYS", "X"]]
+    cluster = Cluster((Host("a", "t"),), (HostType("t", 3, tuple(map(tuple, words))),))
+    assert nearest_links(cluster, (0, 1, 2), 2, weight) == (0, 1)
+    assert nearest_links(cluster, (0, 1, 2), 2, published_weight) == (0, 2)
+
+    class Flat(Tables):
+        def __init__(self) -> None:
+            self.cluster, self.limits, self.gaps, self.values = cluster, {}, 0, [5]
+
+        def intra_of(self, kind, which="value"):  # type: ignore[no-untyped-def]
+            return None
+
+        def network(self, patterns, which="value"):  # type: ignore[no-untyped-def]
+            return patterns.sum(axis=1) * 1_000_000 * (patterns.sum(axis=1) > 1)
+
+    problem = optsched.SubsetChoice(ClusterState.idle(cluster), Flat(), 2)
+    assert solved(problem, Topo())[1] == (0, 1)
+    assert solved(problem, Topo(), weights="published")[1] == (0, 2)
+    with pytest.raises(InputError, match="weights"):
+        optsched.solve(problem, Topo(), options={"weights": "heavy"})
+
+
+@pytest.mark.parametrize("solver", ALL, ids=lambda s: s.name)
+def test_policies(solver):  # type: ignore[no-untyped-def]
+    """`exclude` is obeyed, other rules are refused by name."""
+    model = Tables(random.Random(4), [4, 4, 2])
+    state = ClusterState.idle(model.cluster)
+    for k in range(1, 7):
+        problem = optsched.SubsetChoice(state, model, k, policy=Policy(exclude=("n0",)))
+        assert min(solved(problem, solver)[1]) >= 4
+    too_many = optsched.SubsetChoice(state, model, 7, policy=Policy(exclude=("n0",)))
+    assert optsched.solve(too_many, solver).status == "infeasible"
+    for rule in ({"required": "rack"}, {"slice_size": 2, "slice_level": "rack"}):
+        problem = optsched.SubsetChoice(state, model, 2, policy=Policy(**rule))
+        with pytest.raises(UnsupportedProblem, match=next(iter(rule))):
+            optsched.solve(problem, solver)
+    measured = optsched.SubsetChoice(state, model, 2, on_unmeasured="measured")
+    with pytest.raises(UnsupportedProblem, match="measured"):
+        optsched.solve(measured, solver)
+
+
+@pytest.mark.parametrize("solver", ALL, ids=lambda s: s.name)
+def test_unknown_bandwidths(solver):  # type: ignore[no-untyped-def]
+    """A choice that the model cannot judge is no answer, and the reason names the pattern."""
+    model = Tables(random.Random(4), [2, 2], gaps=1.0)
+    problem = optsched.SubsetChoice(ClusterState.idle(model.cluster), model, 3)
+    result = optsched.solve(problem, solver)
+    assert result.status == "unknown" and "2+1" in result.reason
+
+
+def test_a_rack_of_72():  # type: ignore[no-untyped-def]
+    """Large hosts with links take a moment only."""
+    links = tuple(tuple("X" if i == k else "NV18" for k in range(72)) for i in range(72))
+    cluster = Cluster((Host("r", "rack"),), (HostType("rack", 72, links),))
+    assert nearest_links(cluster, range(72), 40) == tuple(range(40))

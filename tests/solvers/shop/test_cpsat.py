@@ -1,0 +1,275 @@
+"""CP-SAT finds and proves the optimum, with every feature of the format; it never lies."""
+
+from __future__ import annotations
+
+import threading
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from random_problems import random_array, random_graph, random_shop
+from state_oracle import best_by_states
+
+import optsched
+from optsched import JobArray, JobShop, Resource, Rows, Schedule
+from optsched.errors import InputError
+from optsched.model.schedule import Arcs
+from optsched.solving.limits import Limits
+from optsched.solving.monitor import Monitor
+from optsched.testing import best_makespan
+from optsched_solvers.shop.cpsat import CpSat
+
+
+def solved(problem: Any, **options: Any) -> optsched.Result:
+    """One worker, no clock."""
+    return optsched.solve(
+        problem, "cpsat", workers=1, iterations=60_000_000, options=options or None
+    )
+
+
+def check(problem: Any, **options: Any) -> None:
+    """The optimum with proof, or the proof that there is none."""
+    best = best_by_states(problem.graph())
+    result = solved(problem, **options)
+    if best is None:
+        assert result.status == "infeasible" and result.reason
+        return
+    assert result.objective == best
+    assert result.status == "optimal" and result.lower_bound == best
+
+
+@given(st.randoms(use_true_random=False))
+def test_graphs(rng: Random) -> None:
+    """Gangs, setups that are not triangular, zero durations with memory, windows, lags."""
+    check(random_graph(rng, 6))
+
+
+@given(st.randoms(use_true_random=False))
+def test_job_arrays(rng: Random) -> None:
+    """Two jobs on up to three stages: lags, switches, caps, split backward, recomputation."""
+    array = random_array(rng, 2, 3)
+    assume(array.graph().n_operations <= 12)
+    check(array)
+
+
+@given(st.randoms(use_true_random=False))
+def test_job_shops(rng: Random) -> None:
+    """Classic and re-entrant shops, windows, zero durations."""
+    check(random_shop(rng, 3, 3))
+
+
+@pytest.mark.slow
+def test_in_depth() -> None:
+    """A thousand graphs, job arrays of up to three jobs on three stages, job shops."""
+    for seed in range(1000):
+        check(random_graph(Random(seed), 6))
+    for seed in range(150):
+        for jobs, stages in ((3, 2), (2, 3)):
+            array = random_array(Random(seed), jobs, stages)
+            if array.graph().n_operations <= 14:
+                check(array)
+        check(random_shop(Random(seed), 4, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [290, 3, 19, 30, 47])
+def test_three_by_three(seed: int) -> None:
+    """Three jobs on up to three stages; 290 has zero durations, on which CP-SAT once lied."""
+    check(random_array(Random(seed), 3, 3))
+
+
+def no_strong_propagation() -> JobArray:
+    """Zero durations: with strong propagation and a hint of 22 CP-SAT 9.15 proves 22 here."""
+    return JobArray(
+        [[1, 1], [0, 4], [3, 0]], [[0, 0], [5, 5], [4, 3]], update=[[3, 1], [2, 2], [2, 2]],
+        update_mode="block", activation=[[2, 3], [1, 2], [1, 4]], memory=[0, 6],
+    )  # fmt: skip
+
+
+def test_zero_durations_switch_strong_propagation_off() -> None:
+    """The optimum is 21 (regression)."""
+    result = solved(no_strong_propagation())
+    assert (result.objective, result.lower_bound, result.status) == (21, 21, "optimal")
+
+
+# symmetry
+
+
+@given(st.randoms(use_true_random=False), st.integers(0, 2))
+def test_symmetry_changes_nothing(rng: Random, where: int) -> None:
+    """Identical jobs with a switch on one stage, the trap: the same optimum with and without."""
+    stages = rng.randint(1, 3)
+    forward = [rng.randint(1, 4) for _ in range(stages)]
+    backward = [rng.randint(1, 4) for _ in range(stages)]
+    switch = [rng.choice([1, 3, 20]) if v == where % stages else 0 for v in range(stages)]
+    jobs = rng.randint(2, 3 if stages < 3 else 2)
+    array = JobArray(
+        [forward] * jobs, [backward] * jobs, switch=[switch] * jobs,
+        activation=1, memory=rng.choice([None, [2] * stages]),
+        switch_on=rng.choice(["out", "in"]),
+    )  # fmt: skip
+    with_it, without = solved(array), solved(array, symmetry=False)
+    assert with_it.status == without.status == "optimal"
+    assert with_it.objective == without.objective
+
+
+@given(st.randoms(use_true_random=False))
+def test_symmetry_with_some_jobs_alike(rng: Random) -> None:
+    """Arrays in which some jobs are copies of others."""
+    array = random_array(rng, 2, 2)
+    rows = [rng.randrange(array.n_jobs) for _ in range(3)]
+    if array.micro_batches.max() > 1 or array.weight is not None:
+        rows = rows[:2]
+    names = [f"copy{k}" for k in range(len(rows))]
+    fields = {
+        key: getattr(array, key)[rows]
+        for key in ("forward", "backward", "switch", "lag_forward", "lag_backward", "update",
+                    "activation", "micro_batches", "release")
+    }  # fmt: skip
+    copies = JobArray(
+        **fields, names=names, memory=array.memory, update_mode=array.update_mode,
+        place=array.place if isinstance(array.place[0], int) else None, switch_on=array.switch_on,
+        devices=array.devices, microbatch_order=array.microbatch_order,
+    )  # fmt: skip
+    assume(copies.graph().n_operations <= 12)
+    check(copies)
+
+
+# fixtures
+
+
+def test_memory_makes_early_forwards_wrong() -> None:
+    """Room for one on the middle stage: 137; a schedule without a left shift wins."""
+    array = JobArray(
+        [[25, 1, 50], [2, 1, 1]], [[1, 1, 50], [20, 1, 1]], lag_forward=[[0, 0], [28, 0]],
+        activation=[[0, 1, 0], [0, 1, 0]], memory=[0, 1, 0],
+    )  # fmt: skip
+    result = solved(array)
+    assert (result.objective, result.status) == (137, "optimal")
+    assert best_by_states(array.graph()) == 137
+    free = solved(array.replace(memory=None))
+    assert free.objective is not None and free.objective < 137
+
+
+def test_idle_instead_of_a_switch() -> None:
+    """Two jobs, w = 100: 108."""
+    array = JobArray([[1, 1]] * 2, [[1, 1]] * 2, switch=[[100, 0]] * 2)
+    assert solved(array).objective == 108
+
+
+def test_a_gang_uses_both_its_resources() -> None:
+    """Setups behind an operation on two resources, of which one may be kept by its family."""
+    graph = Schedule(
+        resources=(Resource("a"), Resource("b")),
+        duration=[2, 2, 3, 4],  # type: ignore[arg-type]
+        op_resources=Rows.of([[0, 1], [0], [1], [0, 1]]),
+        family=[0, 0, 1, 2],  # type: ignore[arg-type]
+        setup_out=[5, 5, 1, 1],  # type: ignore[arg-type]
+        arcs=Arcs.of([(0, 1)]),
+    )
+    check(graph)
+
+
+@pytest.mark.parametrize("memory", [0, 3])
+def test_nobody_frees_what_is_not_held(memory: int) -> None:
+    """Also on a device without limit the verifier demands it (regression)."""
+    graph = Schedule(
+        resources=(Resource("gpu", memory), Resource("other")),
+        duration=[5, 1, 9],  # type: ignore[arg-type]
+        op_resources=Rows.of([[0], [0], [1]]),
+        acquire=[3, 0, 0],  # type: ignore[arg-type]
+        free=[0, 3, 0],  # type: ignore[arg-type]
+        arcs=Arcs.of([(1, 2)]),
+    )
+    assert best_makespan(graph) == 15
+    check(graph)
+
+
+def test_instants_in_a_ring() -> None:
+    """Two machines whose zero-duration operations would have to precede each other."""
+    graph = Schedule(
+        resources=(Resource("a"), Resource("b")),
+        duration=[0, 2, 0, 2],  # type: ignore[arg-type]
+        op_resources=Rows.of([[0], [0], [1], [1]]),
+        arcs=Arcs.of([(1, 2, -2), (3, 0, -2)]),
+    )
+    check(graph)
+
+
+# limits
+
+
+def test_iterations_repeat_exactly() -> None:
+    """Same seed and iterations, same schedule, bound and history of values."""
+    array = random_array(Random(5), 3, 3)
+    shop = JobShop(
+        [[(m, (7 * j + 3 * m) % 11 + 1) for m in Random(j).sample(range(5), 5)] for j in range(6)]
+    )
+    for problem in (array, shop):
+        runs = [optsched.solve(problem, "cpsat", iterations=20_000, seed=4) for _ in range(3)]
+        assert runs[0].schedule == runs[1].schedule == runs[2].schedule
+        values = [[(e.event, e.objective, e.lower_bound) for e in run.history] for run in runs]
+        assert values[0] == values[1] == values[2]
+
+
+def test_parameters_that_cp_sat_refuses() -> None:
+    """Its own reason is told."""
+    with pytest.raises(InputError, match=r"options.parameters: .*num_workers"):
+        optsched.solve(
+            optsched.formats.taillard.instance("ta01"), "cpsat", time_limit=5,
+            options={"parameters": {"num_workers": -3}},
+        )  # fmt: skip
+
+
+def test_a_proof_by_somebody_else_ends_it() -> None:
+    """In a race the bound may come from another engine, long before the time is over."""
+    shop = optsched.formats.taillard.instance("ta41")
+    good = optsched.solve(shop, "tabu", iterations=200_000).schedule
+    assert good is not None and good.sequences is not None
+    limits = Limits(time_limit=600, workers=1, options={"mode": "bound"})
+    monitor = Monitor(limits)
+    monitor.incumbent(good.sequences, good.makespan)
+    engine = threading.Thread(target=CpSat().solve, args=(shop, limits, monitor), daemon=True)
+    engine.start()
+    engine.join(2.0)
+    assert engine.is_alive()
+    monitor.bound(good.makespan, "somebody else")
+    engine.join(30.0)
+    assert not engine.is_alive() and not monitor.contradiction
+
+
+def test_an_impossible_deadline_is_proved() -> None:
+    """Two operations of 3 on one machine cannot both end by 5, though each could."""
+    shop = JobShop([[(0, 3)], [(0, 3)]], deadline=[5, 5])
+    assert shop.infeasibility() == ""
+    result = solved(shop)
+    assert result.status == "infeasible" and result.schedule is None and result.lower_bound is None
+    assert "no schedule" in result.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": 0}, "options.threads"), ({"threads": True}, "options.threads"),
+        ({"symmetry": 1}, "options.symmetry"), ({"parameters": 3}, "options.parameters"),
+        ({"parameters": {"no_such": 1}}, "no_such"), ({"strong": True}, "has no option 'strong'"),
+    ],
+)  # fmt: skip
+def test_wrong_options(options: dict[str, Any], message: str) -> None:
+    """Each is refused by name."""
+    with pytest.raises(InputError, match=message):
+        optsched.solve(no_strong_propagation(), "cpsat", time_limit=1, options=options)
+
+
+def test_beyond_the_range_of_cp_sat() -> None:
+    """Values up to 2^52 are solved exactly or refused with a sentence, never wrapped."""
+    huge = 2**51
+    shop = JobShop([[(0, huge), (1, 1)], [(1, 3), (0, huge)]])
+    try:
+        result = solved(shop)
+    except InputError as error:
+        assert "range" in str(error)
+    else:
+        assert result.objective == best_makespan(shop.graph())

@@ -1,0 +1,98 @@
+"""Destructive bounds: never above the optimum, exact with time, better with more work."""
+
+from __future__ import annotations
+
+from math import factorial, prod
+from pathlib import Path
+from random import Random
+
+from depth import seeds
+from random_problems import random_array, random_graph, random_shop
+
+from optsched import JobArray, JobShop, Schedule
+from optsched.model.bounds import makespan_bound
+from optsched.testing.brute_force import best_makespan
+from optsched_solvers.shop.proof.destructive import Climb, destructive
+from optsched_solvers.shop.proof.tree import DisjunctiveTree
+
+INSTANCES = Path(__file__).parents[3] / "instances" / "jobshop"
+
+
+def small_graph(seed: int) -> Schedule | None:
+    """A random problem of every kind, if brute force can do it."""
+    rng = Random(seed)
+    make = [lambda: random_graph(rng), lambda: random_array(rng, 3, 2), lambda: random_shop(rng)]
+    graph = make[seed % 3]().graph()
+    orders = prod(factorial(min(20, len(on))) for on in graph.users.to_lists())
+    return graph if orders <= 6000 else None
+
+
+@seeds(30, 150)
+def test_never_above_the_optimum_and_exact_in_the_end(seed: int) -> None:
+    """Any limit gives a bound, no limit the optimum, `upper` never matters from above."""
+    graph = small_graph(seed)
+    if graph is None:
+        return
+    best = best_makespan(graph)
+    if best is None:
+        assert destructive(graph, 60) == 60  # nothing is feasible
+        return
+    for nodes in (0, 7, 50):
+        assert makespan_bound(graph) <= destructive(graph, best + 5, iterations=nodes) <= best
+    assert destructive(graph, best + 5) == best
+    assert destructive(graph, best - 1) == best - 1 or best == 0
+
+
+def test_bounds_rise_and_are_told() -> None:
+    """Every new bound is told once, ascending, the last one returned; ft06 has 55."""
+    told: list[int] = []
+    graph = JobShop.read(INSTANCES / "ft06.txt").graph()
+    assert destructive(graph, 70, on_bound=told.append) == 55
+    assert told == sorted(set(told)) and told[-1] == 55
+
+
+def test_better_than_one_machine() -> None:
+    """On ft10 shaving alone gets far beyond Jackson's 808, with the same result twice."""
+    graph = JobShop.read(INSTANCES / "ft10.txt").graph()
+    found = [destructive(graph, 930, iterations=6000) for _ in range(2)]
+    assert found[0] == found[1] and 880 <= found[0] <= 930
+
+
+def test_stop_is_asked() -> None:
+    """A stopping caller gets what is known so far."""
+    graph = JobShop.read(INSTANCES / "ft10.txt").graph()
+    asked: list[int] = []
+
+    def stop() -> bool:
+        asked.append(1)
+        return len(asked) > 10
+
+    assert makespan_bound(graph) <= destructive(graph, 930, stop=stop) <= 930
+    assert 10 < len(asked) < 20
+    assert destructive(graph, 930, seconds=0.0) >= makespan_bound(graph)
+
+
+def test_work_in_pieces_is_the_same_work() -> None:
+    """A climb cut into pieces of a few nodes ends at the same bound, with the same schedules."""
+    array = JobArray(
+        [[3, 7], [5, 2], [4, 4], [6, 1]], [[2, 5], [4, 4], [9, 1], [3, 3]],
+        switch=3, activation=2, memory=5,
+    )  # fmt: skip
+    results = []
+    for piece in (3, 100_000):
+        schedules: list[int] = []
+        tree = DisjunctiveTree(array.graph())
+        climb = Climb(
+            tree, 0, tree.horizon, on_schedule=lambda _, value, told=schedules: told.append(value)
+        )
+        while not climb.work(piece):
+            pass
+        results.append((climb.lower, climb.upper, tree.nodes, schedules))
+    assert results[0] == results[1]
+    assert results[0][0] == results[0][1]
+
+
+def test_settled_before_it_begins() -> None:
+    """Bounds that meet, and nothing to schedule."""
+    assert destructive(JobShop([[(0, 5)]]).graph(), 5) == 5
+    assert destructive(JobShop([[(0, 0), (1, 0)], [(1, 0), (0, 0)]]).graph(), 0) == 0

@@ -1,0 +1,274 @@
+"""Failure-directed search against brute force; nothing that is optimal is ever cut off."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+from math import factorial, prod
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from depth import depth, seeds
+from random_problems import random_array, random_graph, random_shop
+
+import optsched
+from optsched import CyclicOrder, JobArray, JobShop, Schedule
+from optsched.model.graph import evaluate, scheduled
+from optsched.model.schedule import Rows
+from optsched.model.verify import verify
+from optsched.solving.limits import Limits
+from optsched.solving.monitor import Monitor
+from optsched.testing.brute_force import best_makespan
+from optsched_solvers.shop.proof import failure_directed, symmetry_order
+from optsched_solvers.shop.proof import state as ds
+from optsched_solvers.shop.proof import tree as disjunctive_tree
+from optsched_solvers.shop.proof.identical_jobs import identical_jobs
+from optsched_solvers.shop.proof.tree import REFUTED, SHAVED, DisjunctiveTree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched.solving.result import Result
+
+INSTANCES = Path(__file__).parents[3] / "instances" / "jobshop"
+KINDS = ("graph", "array", "shop", "ties")
+
+
+def small_graph(kind: str, seed: int, most: int = 6000) -> Schedule | None:
+    """A random graph that brute force can do; `ties`: all durations 0 or 1, many jobs alike."""
+    rng = Random(f"{kind} {seed}")
+    if kind == "graph":
+        graph = random_graph(rng, most=7)
+    elif kind == "array":
+        graph = random_array(rng, 3, 2).graph()
+    elif kind == "shop":
+        graph = random_shop(rng, 4, 3).graph()
+    else:
+        machines = rng.randint(1, 3)
+        chain = [(rng.randrange(machines), rng.randint(0, 1)) for _ in range(rng.randint(1, 4))]
+        jobs = [
+            chain if rng.random() < 0.5 else [(m, rng.randint(0, 1)) for m, _ in chain]
+            for _ in range(rng.randint(1, 4))
+        ]
+        graph = JobShop(jobs, [f"m{r}" for r in range(machines)]).graph()
+    orders = prod(factorial(min(20, len(on))) for on in graph.users.to_lists())
+    return graph if orders <= most else None
+
+
+def searched(
+    graph: Schedule, *, rules: bool = True, iterations: int = 50_000
+) -> tuple[Monitor, Result]:
+    """Monitor and result of a search; without rules the tree must find schedules itself."""
+    limits = Limits(iterations=iterations)
+    monitor = Monitor(limits)
+    if rules:
+        return monitor, failure_directed.search(graph, limits, monitor, polish=False)
+    return monitor, failure_directed._Search(graph, 0, iterations, monitor, polish=False).run()
+
+
+def check(graph: Schedule, monitor: Monitor, result: Result) -> None:
+    """Optimal and proved, or proved infeasible, as brute force says."""
+    best = best_makespan(graph)
+    assert monitor.objective == best
+    if best is None:
+        assert result.status == "infeasible"
+        return
+    assert result.status == "unknown"
+    assert monitor.lower_bound == best
+    assert monitor.sequences is not None
+    schedule = scheduled(graph, monitor.sequences)
+    assert schedule.makespan == best and not verify(schedule)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_brute_force(kind: str) -> None:
+    """Every feature: lags, setups that are not triangular, memory, windows, gangs, zeros."""
+    for seed in range(depth(60, 400)):
+        graph = small_graph(kind, seed)
+        if graph is not None and graph.n_operations:
+            check(graph, *searched(graph, rules=bool(seed % 2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_brute_force_deep(kind: str) -> None:
+    """The same, thousands of each kind, and larger ones."""
+    for seed in range(1000, 4000):
+        graph = small_graph(kind, seed, most=20_000)
+        if graph is not None and graph.n_operations:
+            check(graph, *searched(graph, rules=bool(seed % 2)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_restarts_and_nogoods_lose_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a restart after every failure nearly all refutations are remembered as nogoods."""
+    monkeypatch.setattr(disjunctive_tree, "FIRST_RESTART", 1.0)
+    monkeypatch.setattr(disjunctive_tree, "RESTART_GROWTH", 1.02)
+    for seed in range(depth(30, 100)):
+        graph = small_graph(kind, seed)
+        best = None if graph is None else best_makespan(graph)
+        if graph is None or best is None:
+            continue
+        found: list[int] = []
+        tree = DisjunctiveTree(graph, on_leaf=lambda _, value, found=found: found.append(value))
+        assert not tree.reset(best - 1) or tree.search() == REFUTED
+        assert not found
+        assert tree.reset(tree.horizon)  # without shaving: all is left to the tree
+        assert tree.search() == REFUTED and found[-1] == best
+
+
+def feasible_schedules(graph: Schedule, most: int) -> Iterator[tuple[np.ndarray, list[list[int]]]]:
+    """Semi-active starts and orders of every schedule that ends by `most`."""
+    for rows in product(*(permutations(on) for on in graph.users.to_lists())):
+        orders = [list(row) for row in rows]
+        try:
+            found = evaluate(graph, Rows.of(orders))
+        except CyclicOrder:
+            continue
+        schedule = graph.with_orders(Rows.of(orders), found.head)
+        if found.makespan <= most and not verify(schedule):
+            yield found.head, orders
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_start_of_a_good_schedule_is_removed(kind: str) -> None:
+    """Propagation and shaving keep the windows and orders of every schedule within the target."""
+    checked = 0
+    for seed in range(depth(40, 100)):
+        graph = small_graph(kind, seed, most=800)
+        best = None if graph is None else best_makespan(graph)
+        if graph is None or best is None or identical_jobs(graph):
+            continue
+        target = best + seed % 3
+        tree = DisjunctiveTree(graph)
+        assert tree.reset(target)
+        assert tree.shave(gain=0.0) != REFUTED
+        for start, orders in feasible_schedules(graph, target):
+            keeps(tree, graph, start, orders)
+        checked += 1
+    assert checked > 3
+
+
+def keeps(
+    tree: DisjunctiveTree, graph: Schedule, start: np.ndarray, orders: list[list[int]]
+) -> None:
+    """The root of a tree admits this schedule."""
+    op, literal = tree.state.op, tree.state.literal
+    assert (op[ds.EST, :-1] <= start).all() and (start <= op[ds.LST, :-1]).all()
+    place = [{i: k for k, i in enumerate(row)} for row in orders]
+    for m in np.flatnonzero(tree.state.value == ds.TRUE):
+        row = place[literal[ds.ON, m]]
+        first, second = (
+            tree.state.slot[ds.OPERATION, literal[side, m]] for side in (ds.BEFORE, ds.AFTER)
+        )
+        assert row[first] < row[second]
+
+
+@seeds(30, 120)
+def test_symmetry_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Identical jobs, switch times on single stages: the same optimum without ordering them."""
+    rng = Random(seed)
+    stages, jobs = rng.randint(1, 3), rng.randint(2, 3)
+    forward = [rng.randint(0, 4) for _ in range(stages)]
+    backward = [rng.randint(0, 4) for _ in range(stages)]
+    switch = [rng.choice([0, 0, 1, 3, 9]) for _ in range(stages)]
+    array = JobArray(
+        [forward] * jobs, [backward] * jobs, switch=[switch] * jobs,
+        switch_on=rng.choice(["out", "in"]), lag_forward=rng.choice([0, 2]),
+        lag_backward=rng.choice([0, 3]), activation=1, memory=rng.choice([0, 1, 2]),
+        trailing_switch=rng.random() < 0.3,
+        micro_batches=2 if stages == 1 and rng.random() < 0.5 else 1,
+    )  # fmt: skip
+    graph = array.graph()
+    assert symmetry_order.ordered_alike(graph)
+    monitor, result = searched(graph)
+    with monkeypatch.context() as patch:
+        patch.setattr(ds, "ordered_alike", lambda graph: [])
+        plain, _ = searched(graph)
+    assert result.status == "unknown"
+    assert monitor.objective == monitor.lower_bound == plain.objective == plain.lower_bound
+
+
+def test_how_far_identical_jobs_are_ordered() -> None:
+    """Everything without setups; a switch on the last stage leaves one side; else one operation."""
+    free = JobArray([[2, 3]] * 2, [[2, 3]] * 2).graph()
+    assert len(symmetry_order.ordered_alike(free)) == 4
+    first = JobArray([[2, 3]] * 2, [[2, 3]] * 2, switch=[[5, 0]] * 2).graph()
+    assert len(symmetry_order.ordered_alike(first)) == 4  # F and B are 6 apart on stage 0
+    last = JobArray([[2, 3]] * 2, [[2, 3]] * 2, switch=[[0, 5]] * 2).graph()
+    assert len(symmetry_order.ordered_alike(last)) == 2
+    wide = JobArray([[2, 3]] * 2, [[2, 3]] * 2, switch=[[9, 9]] * 2).graph()
+    assert len(symmetry_order.ordered_alike(wide)) == 1
+
+
+def test_traps() -> None:
+    """Idling instead of switching; a schedule that no conflict set of available blocks contains."""
+    idle = JobArray([[1, 1], [1, 1]], [[1, 1], [1, 1]], switch=[[100, 0], [100, 0]])
+    monitor, _ = searched(idle.graph())
+    assert monitor.objective == monitor.lower_bound == 108
+    early = JobArray(
+        [[25, 1, 50], [2, 1, 1]], [[1, 1, 50], [20, 1, 1]], lag_forward=[[0, 0], [28, 0]],
+        activation=[[0, 1, 0], [0, 1, 0]], memory=[0, 1, 0],
+    )  # fmt: skip
+    monitor, _ = searched(early.graph())
+    assert monitor.objective == monitor.lower_bound == 137
+
+
+def test_slices_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same nodes whatever the length of a slice, and whatever the machine does meanwhile."""
+    graph = JobShop.read(INSTANCES / "ft10.txt").graph()
+    runs = []
+    for seconds in (1e-9, 1.0):
+        monkeypatch.setattr(disjunctive_tree, "SLICE", seconds)
+        monitor, _ = searched(graph, iterations=5000)
+        events = [(e.objective, e.lower_bound, e.source) for e in monitor.history]
+        runs.append((events, monitor.iteration, monitor.sequences))
+    assert runs[0] == runs[1]
+    assert runs[0][1] == 5000
+
+
+def test_shaving_ends_where_no_pair_is_open() -> None:
+    """One operation a machine, or all orders known: nothing to try but starts."""
+    for jobs in ([[(0, 3), (1, 2)]], [[(0, 3), (0, 2), (1, 1)]]):
+        tree = DisjunctiveTree(JobShop(jobs).graph())
+        assert tree.reset(tree.horizon)
+        assert tree.shave(gain=0.0) == SHAVED
+        assert tree.search() == REFUTED  # after the one schedule there is nothing shorter
+
+
+@pytest.mark.parametrize("iterations", [0, 1, 2, 3, 10])
+def test_few_iterations(iterations: int) -> None:
+    """Any limit is kept, and bounds stay bounds."""
+    graph = JobShop.read(INSTANCES / "ft06.txt").graph()
+    monitor, result = searched(graph, iterations=iterations)
+    assert result.status == "unknown"
+    assert monitor.iteration <= iterations
+    assert monitor.objective is None or monitor.objective >= 55
+    assert monitor.lower_bound is None or monitor.lower_bound <= 55
+
+
+def test_a_better_schedule_from_outside_helps() -> None:
+    """With the optimum known by another engine, only the proof is left."""
+    shop = JobShop.read(INSTANCES / "ft06.txt")
+    best = optsched.solve(shop, "cpsat", workers=1).schedule
+    assert best is not None and best.sequences is not None
+    limits = Limits(time_limit=600)
+    monitor = Monitor(limits)
+    monitor.incumbent(best.sequences, best.makespan, "elsewhere")
+    failure_directed.search(shop.graph(), limits, monitor)
+    assert monitor.proved and monitor.objective == 55
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "optimum"),
+    [("ft10.txt", 930), ("ft20.txt", 1165), ("uniform-10x10.jobshop.json", None)],
+)
+def test_classics(name: str, optimum: int | None) -> None:
+    """Proved from scratch, without help of tabu search."""
+    shop = JobShop.read(INSTANCES / name)
+    monitor, _ = searched(shop.graph(), iterations=400_000)
+    assert monitor.proved
+    assert optimum is None or monitor.objective == optimum

@@ -1,0 +1,94 @@
+"""Which jobs may change places."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_problems import random_array
+
+from optsched import Arcs, JobArray, JobShop
+from optsched_solvers.shop.proof.identical_jobs import identical_jobs
+
+if TYPE_CHECKING:
+    from random import Random
+
+
+def jobs_of(problem: Any) -> list[list[int]]:
+    """Groups as job numbers."""
+    graph = problem.graph()
+    return [[int(graph.job[rows[0]]) for rows in group] for group in identical_jobs(graph)]
+
+
+def test_groups_by_every_field() -> None:
+    """Jobs 0, 2, 4 agree; 1 and 3 agree; 5 is alone."""
+    rows = [[1, 2], [3, 4], [1, 2], [3, 4], [1, 2], [9, 9]]
+    assert jobs_of(JobArray(rows, rows)) == [[0, 2, 4], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"release": [0, 1]}, {"lag_forward": [[1], [2]]}, {"activation": [[1, 1], [1, 2]]},
+        {"update": [[0, 0], [0, 1]]}, {"switch": [[0, 0], [1, 0]]}, {"micro_batches": [1, 2]},
+        {"place": [[[0, 1]], [[1, 0]]]},
+        {"recompute": 1, "recompute_mode": [True, False]},
+        {"checkpoint": 3, "activation": 2, "recompute_mode": [True, False]},
+    ],
+)  # fmt: skip
+def test_any_difference_counts(field: dict[str, Any]) -> None:
+    """A single differing number makes two jobs different."""
+    assert jobs_of(JobArray([[1, 2]] * 2, [[3, 4]] * 2)) == [[0, 1]]
+    assert jobs_of(JobArray([[1, 2]] * 2, [[3, 4]] * 2, **field)) == []
+
+
+def test_machines_and_order_count() -> None:
+    """Other machines, or the same in another order, are another job."""
+    assert jobs_of(JobShop([[(0, 1), (1, 1)], [(1, 1), (0, 1)], [(0, 1), (1, 1)]])) == [[0, 2]]
+    assert jobs_of(JobShop([[(0, 1)], [(0, 1)]], deadline=[5, None])) == []
+
+
+def test_an_arc_between_jobs_separates_them() -> None:
+    """Whoever waits for another job cannot change places with it, nor with anybody."""
+    from dataclasses import replace
+
+    graph = JobArray([[1]] * 3, [[1]] * 3).graph()
+    arcs = [*zip(*(c.tolist() for c in graph.arcs[:3]), strict=True), (0, 3, 0)]
+    assert jobs_of(replace(graph, arcs=Arcs.of(arcs))) == []
+
+
+def test_with_setups_families_must_be_own() -> None:
+    """Two jobs in one family are neighbours without setup: not interchangeable with others."""
+    from dataclasses import replace
+
+    graph = JobArray([[1]] * 3, [[1]] * 3, switch=2).graph()
+    assert jobs_of(graph) == [[0, 1, 2]]
+    shared = np.array([0, 0, 0, 0, 2, 2])
+    assert jobs_of(replace(graph, family=shared)) == []
+
+
+@given(st.randoms(use_true_random=False))
+def test_groups_are_classes_of_equal_rows(rng: Random) -> None:
+    """Exactly the jobs whose data agree are grouped; positions match operation by operation."""
+    array = random_array(rng)
+    graph = array.graph()
+    keys = (
+        "duration",
+        "stage",
+        "microbatch",
+        "release",
+        "acquire",
+        "free",
+        "workspace",
+        "setup_out",
+    )
+    for group in identical_jobs(graph):
+        assert len(group) > 1
+        for rows in group:
+            for key in keys:
+                values = getattr(graph, key)
+                assert values[rows].tolist() == values[group[0]].tolist()
+            assert graph.single_resource[rows].tolist() == graph.single_resource[group[0]].tolist()

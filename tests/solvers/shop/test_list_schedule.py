@@ -1,0 +1,197 @@
+"""List scheduling: every rule and mode gives correct schedules, and memory does not deadlock."""
+
+from __future__ import annotations
+
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from random_problems import random_array, random_graph, random_shop
+
+from optsched import JobArray, JobShop, Resource, Rows, Schedule, verify
+from optsched.errors import InputError
+from optsched.model.graph import evaluate
+from optsched_solvers.shop import dispatch
+from optsched_solvers.shop.quick_list import non_delay
+from optsched_solvers.shop.rules import PIPELINE_RULES, SHOP_RULES, Dispatcher, Variant, is_pipeline
+
+MODES = list(product((False, True), (False, True), (False, True)))  # active, backwards, defer
+
+
+def all_schedules(graph: Schedule) -> list[Schedule]:
+    """What every rule gives in every mode, without the failures."""
+    rules = (*PIPELINE_RULES, *SHOP_RULES) if is_pipeline(graph) else SHOP_RULES
+    found = [
+        dispatch.run(graph, rule, active, backwards=backwards, defer=defer)
+        for rule in rules
+        for active, backwards, defer in MODES
+    ]
+    return [schedule for schedule in found if schedule is not None]
+
+
+def check(graph: Schedule) -> list[Schedule]:
+    """Each is feasible and semi-active, and worth what it says."""
+    schedules = all_schedules(graph)
+    for schedule in schedules:
+        assert verify(schedule) == []
+        assert np.array_equal(schedule.start, evaluate(graph, schedule.sequences).head)
+    return schedules
+
+
+@given(st.randoms(use_true_random=False))
+def test_job_shops(rng: Random) -> None:
+    """Without deadlines every rule succeeds."""
+    graph = random_shop(rng, 5, 4).graph()
+    schedules = check(graph)
+    if graph.deadline.min(initial=2**62) == graph.deadline.max(initial=2**62):
+        assert len(schedules) == len(SHOP_RULES) * len(MODES)
+
+
+@given(st.randoms(use_true_random=False))
+def test_job_arrays(rng: Random) -> None:
+    """Switches, lags, caps, chunks, split backward; some rule succeeds wherever each job fits."""
+    array = random_array(rng)
+    assert check(array.graph()) or array.infeasibility() or array.memory.any()
+
+
+@given(st.randoms(use_true_random=False))
+def test_any_graph(rng: Random) -> None:
+    """Zero durations, windows, bytes freed by anybody: correct, or nothing."""
+    check(random_graph(rng, 7, gangs=False))
+
+
+@pytest.mark.slow
+def test_in_depth() -> None:
+    """The same on many more."""
+    for seed in range(120):
+        check(random_graph(Random(seed), 9, gangs=False))
+    for seed in range(40):
+        check(random_array(Random(seed), 5, 4).graph())
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from(SHOP_RULES))
+def test_non_delay_never_idles(rng: Random, rule: str) -> None:
+    """No machine waits while an operation could start and end... at all: it must start now."""
+    graph = random_shop(rng, 5, 3).graph()
+    schedule = dispatch.run(graph, rule)
+    assume(schedule is not None)
+    assert schedule is not None and schedule.start is not None and schedule.sequences is not None
+    end = schedule.end.tolist()
+    ready = graph.release.tolist()
+    for i, k in zip(graph.arcs.tail.tolist(), graph.arcs.head.tolist(), strict=True):
+        ready[k] = max(ready[k], end[i])
+    for row in schedule.sequences.to_lists():
+        free = 0
+        for at, i in enumerate(row):
+            start = int(schedule.start[i])
+            assert all(ready[k] >= start for k in row[at:]) or start == free
+            free = end[i]
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from(["mwkr", "spt", "tail", "b_first"]))
+def test_the_quick_version_is_the_same(rng: Random, rule: str) -> None:
+    """Plain Python without a compiler: the kernel's orders and starts where everything lasts."""
+    graph = random_array(rng).graph() if rule == "b_first" else random_shop(rng, 5, 4).graph()
+    assume(not graph.has_setups and not graph.memory.any())
+    assume((graph.duration > 0).all() and (graph.successors.weight > 0).all())
+    dispatcher = Dispatcher(graph, 0)
+    priority = dispatcher.priority(Variant(rule))
+    operations, start = non_delay(graph, priority)
+    expected = dispatcher.listed(priority, False)
+    assume(expected is not None)
+    assert expected is not None
+    assert start == expected[1].tolist()
+    assert dispatcher.split(np.array(operations)) == expected[0]
+
+
+def test_trap_of_wrapped_chunks() -> None:
+    """Two devices, four wrapped chunks, room for two: filling device 0 with chunk 0 deadlocks."""
+    array = JobArray(
+        [[1] * 4], [[1] * 4], place=[0, 1, 0, 1], activation=1, memory=[2, 2], micro_batches=4
+    )
+    assert array.infeasibility() == ""
+    assert check(array.graph())
+
+
+def test_trap_of_workspaces() -> None:
+    """Cap 10, each F keeps 4, recomputation needs 3 more: two held leave room for no B."""
+    array = JobArray(
+        [[1, 1]] * 4, [[1, 1]] * 4, checkpoint=4, recompute=1, recompute_workspace=3,
+        recompute_mode="always", memory=[10, 10],
+    )  # fmt: skip
+    assert array.infeasibility() == ""
+    assert check(array.graph())
+    assert check(array.replace(recompute_as_block=True).graph())
+
+
+def test_bytes_that_are_freed_before_they_are_taken() -> None:
+    """An operation that frees another's bytes waits for them, limit or not (regression)."""
+    for memory, backwards in product((0, 3), (False, True)):
+        graph = Schedule(
+            resources=(Resource("gpu", memory),),
+            duration=np.array([5, 1, 2]),
+            op_resources=Rows.of([[0]] * 3),
+            acquire=np.array([3, 0, 0]),
+            free=np.array([0, 3, 0]),
+        )
+        schedule = dispatch.run(graph, "spt", backwards=backwards)
+        assert schedule is not None and verify(schedule) == []
+
+
+def test_bytes_that_nobody_frees() -> None:
+    """Backwards, what stays to the end is there from the start (regression)."""
+    graph = Schedule(
+        resources=(Resource("gpu", 4),),
+        duration=np.array([1, 1, 1]),
+        op_resources=Rows.of([[0]] * 3),
+        acquire=np.array([3, 2, 0]),
+        free=np.array([0, 2, 0]),
+    )
+    schedules = check(graph)
+    assert schedules and all(
+        s.sequences[0].tolist().index(1) < s.sequences[0].tolist().index(0) for s in schedules
+    )  # type: ignore[index]
+
+
+def test_rules_are_checked_by_name() -> None:
+    """Unknown rules, and pipeline rules on a job shop, are refused."""
+    graph = JobShop([[(0, 1)]]).graph()
+    with pytest.raises(InputError, match="there is no 'best'"):
+        dispatch.run(graph, "best")
+    with pytest.raises(InputError, match="valley needs operations of kind F"):
+        dispatch.run(graph, "valley")
+
+
+def test_gangs_are_refused() -> None:
+    """Operations on several resources at once are CP-SAT's."""
+    graph = next(
+        g
+        for s in range(99)
+        if len((g := random_graph(Random(s))).op_resources.ids) > g.n_operations
+    )
+    with pytest.raises(InputError, match="resources at once"):
+        dispatch.run(graph, "spt")
+
+
+def test_one_f_one_b_limits_what_is_in_flight() -> None:
+    """Stage s of S holds at most S - s micro-batches."""
+    graph = JobArray([[1] * 4] * 8, [[2] * 4] * 8, activation=1).graph()
+    schedule = dispatch.run(graph, "one_f_one_b")
+    assert schedule is not None and schedule.sequences is not None
+    for s, row in enumerate(schedule.sequences.to_lists()):
+        held = np.cumsum([1 if graph.kind[i] == "F" else -1 for i in row])
+        assert held.max() == 4 - s
+
+
+def test_random_rule_depends_on_its_seed_alone() -> None:
+    """Same seed, same schedule; other seeds, other schedules."""
+    graph = random_shop(Random(3), 6, 4).graph()
+    first = dispatch.run(graph, "random", seed=1)
+    assert first == dispatch.run(graph, "random", seed=1)
+    assert any(
+        dispatch.run(graph, "random", seed=s).start.tolist() != first.start.tolist()
+        for s in range(2, 9)
+    )  # type: ignore[union-attr]

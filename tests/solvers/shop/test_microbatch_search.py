@@ -1,0 +1,158 @@
+"""The search on one job's micro-batches, and hand-made schedules as starts."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import optsched
+from optsched import JobArray, JobShop, Schedule, pipelines, verify
+from optsched.model.graph import scheduled
+from optsched.solving.limits import Limits
+from optsched.solving.monitor import Monitor
+from optsched_solvers.shop import hand_made
+from optsched_solvers.shop.microbatch_search import fits, improve
+
+
+def random_job(rng: Random) -> JobArray:
+    """One job, one or two chunks a device, sometimes split, capped, with recomputation blocks."""
+    devices, chunks = rng.randint(1, 3), rng.choice([1, 2])
+    stages = devices * chunks
+
+    def row(low: int, high: int) -> list[list[int]]:
+        return [[rng.randint(low, high) for _ in range(stages)]]
+
+    kept = row(1, 4)
+    split = rng.random() < 0.5
+    place = rng.choice([pipelines.wrapped, pipelines.zigzag])(devices, chunks) if chunks > 1 else (
+        tuple(range(devices)))  # fmt: skip
+    need = [sum(k for k, d in zip(kept[0], place, strict=True) if d == device)
+            for device in range(devices)]  # fmt: skip
+    return JobArray(
+        row(1, 9), row(1, 9), weight=row(1, 9) if split else None, lag_forward=rng.randint(0, 3),
+        lag_backward=rng.randint(0, 3), activation=kept, weight_memory=1 if split else 0,
+        checkpoint=kept, recompute=1, recompute_as_block=rng.random() < 0.5,
+        recompute_mode=rng.choice(["never", "always"]), update=rng.randint(0, 3),
+        update_mode=rng.choice(["fused", "block", "global", "none"]),
+        micro_batches=rng.randint(2, 6), place=place,
+        memory=[n + rng.randint(0, 8) for n in need] if rng.random() < 0.7 else None,
+    )  # fmt: skip
+
+
+def searched(graph: Schedule, iterations: int, seed: int = 0) -> Monitor:
+    """What a monitor holds after the search."""
+    monitor = Monitor(Limits(iterations=iterations))
+    assert improve(graph, monitor, seed=seed, iterations=iterations) <= iterations
+    return monitor
+
+
+def peaks(schedule: Schedule) -> list[int]:
+    """Most bytes held per device."""
+    assert schedule.sequences is not None
+    found = []
+    for r in range(schedule.n_resources):
+        on = schedule.sequences[r]
+        change = schedule.acquire[on] - schedule.free[on]
+        level = np.cumsum(change) - change + schedule.acquire[on] + schedule.workspace[on]
+        found.append(int(level.max(initial=0)))
+    return found
+
+
+@given(st.randoms(use_true_random=False))
+def test_every_incumbent_is_a_schedule(rng: Random) -> None:
+    """Whatever it offers is feasible and worth what it says; there always is something."""
+    array = random_job(rng)
+    graph = array.graph()
+
+    class Checked(Monitor):
+        def incumbent(self, sequences: optsched.Rows, objective: int, source: str = "") -> bool:
+            schedule = scheduled(graph, sequences)
+            assert verify(schedule) == [] and schedule.makespan == objective
+            return super().incumbent(sequences, objective, source)
+
+    monitor = Checked(Limits(iterations=80))
+    assert fits(graph)
+    improve(graph, monitor, seed=1, iterations=80)
+    assert monitor.objective is not None
+
+
+def test_same_seed_same_search() -> None:
+    """Bits repeat; other seeds see other points; the number of list schedules is the limit."""
+    graph = random_job(Random(7)).graph()
+    first, second = searched(graph, 200, 3), searched(graph, 200, 3)
+    assert first.sequences == second.sequences and first.objective == second.objective
+    for most in (0, 1, 5, 50):
+        monitor = Monitor(Limits(iterations=most))
+        assert improve(graph, monitor, seed=0, iterations=most) == most
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 8), (4, 4), (4, 8), (8, 16)])
+def test_meets_1f1b_and_interleaving(stages: int, micro_batches: int) -> None:
+    """Equal stages: never worse than either under the same memory, by list schedules alone."""
+    for chunks in (1, 2):
+        place = pipelines.wrapped(stages, chunks)
+        job = JobArray([[2] * stages * chunks], [[4] * stages * chunks], activation=1,
+                       micro_batches=micro_batches, place=place)  # fmt: skip
+        made = pipelines.interleaved(job) if chunks > 1 else pipelines.one_f_one_b(job)
+        capped = job.replace(memory=peaks(made))
+        found = searched(capped.graph(), 400).objective
+        assert found is not None and found <= made.makespan
+
+
+def test_no_answer_is_worse_than_hand_made_ones() -> None:
+    """Random jobs under the memory of each hand-made schedule that fits them."""
+    compared = 0
+    for seed in range(25):
+        job = random_job(Random(seed))
+        for name in hand_made.NAMES:
+            try:
+                made = getattr(pipelines, name)(job.replace(memory=0))
+            except optsched.InputError:
+                continue
+            capped = job.replace(memory=[max(1, peak) for peak in peaks(made)])
+            monitor = Monitor(Limits(iterations=1))
+            hand_made.offer(capped, monitor)
+            assert monitor.objective is not None and monitor.objective <= made.makespan
+            compared += 1
+    assert compared > 40
+
+
+def test_what_is_offered_fits() -> None:
+    """Too little memory for 1F1B: what is offered keeps to it."""
+    job = JobArray([[2, 2, 2]], [[4, 4, 4]], activation=1, micro_batches=6, memory=[2, 2, 2])
+    monitor = Monitor(Limits(iterations=1))
+    hand_made.offer(job, monitor)
+    assert monitor.sequences is not None
+    assert verify(scheduled(job.graph(), monitor.sequences)) == []
+    several = Monitor(Limits(iterations=1))
+    hand_made.offer(JobArray([[2]] * 2, [[4]] * 2), several)
+    assert several.objective is None
+
+
+def test_only_one_job() -> None:
+    """Not a shop, not several jobs, not a single micro-batch; but Chimera's two directions."""
+    assert not fits(JobShop([[(0, 1)]]).graph())
+    assert not fits(JobArray([[1]] * 2, [[1]] * 2, micro_batches=2).graph())
+    assert not fits(JobArray([[1]], [[1]]).graph())
+    job = JobArray([[1, 1]], [[2, 2]], micro_batches=4)
+    assert fits(job.graph())
+    both = pipelines.chimera(job)
+    assert fits(both.graph())
+    found = searched(both.graph(), 200)
+    assert found.sequences is not None and verify(scheduled(both.graph(), found.sequences)) == []
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 4), (4, 12), (6, 6)])
+def test_chimera_is_offered_on_its_graph(stages: int, micro_batches: int) -> None:
+    """A graph of two directions: the order in slots is Chimera's, with the same makespan."""
+    rng = Random(stages)
+    times = [[rng.randint(1, 9) for _ in range(stages)]]
+    job = JobArray(times, times, micro_batches=micro_batches, update=2, activation=1)
+    made = pipelines.chimera(job)
+    monitor = Monitor(Limits(iterations=1))
+    hand_made.offer(made.graph(), monitor)
+    assert monitor.objective == made.makespan and monitor.sequences == made.sequences

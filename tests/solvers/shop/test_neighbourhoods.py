@@ -1,0 +1,204 @@
+"""Kernels of the tabu search: exact after every move, never a cycle, never beyond the memory."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import numpy as np
+from depth import seeds
+from random_problems import random_array, random_graph, random_shop
+
+import optsched
+from optsched import JobShop, Schedule
+from optsched.model.graph import evaluate
+from optsched.solving.limits import Limits
+from optsched.solving.monitor import Monitor
+from optsched_solvers.shop.rules import supported_graph, try_rules
+from optsched_solvers.shop.tabu import neighbourhoods as nb
+from optsched_solvers.shop.tabu import state as st
+from optsched_solvers.shop.tabu.arrays import (
+    SearchArrays,
+    has_memory,
+    is_classic,
+    order_of,
+    sequences_of,
+)
+from optsched_solvers.shop.tabu.walk import TABU_ENTRIES, Walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched import Rows
+
+
+def started(graph: Schedule) -> Rows | None:
+    """Orders of some dispatching rule."""
+    monitor = Monitor(Limits(iterations=40))
+    try_rules(graph, monitor.limits, monitor)
+    return monitor.sequences
+
+
+def graphs(seed: int, count: int) -> Iterator[tuple[Schedule, Rows]]:
+    """Random graphs with every feature that the walk takes, and feasible orders of them."""
+    rng = Random(seed)
+    while count:
+        kind = rng.randrange(4)
+        if kind == 0:
+            graph = random_graph(rng, 14, gangs=False, deadlines=False)
+        elif kind == 1:
+            graph = random_array(rng, 6, 4).graph()
+        elif kind == 2:
+            graph = random_shop(rng, 6, 5).graph()
+        else:
+            graph = shop(rng, 8, 5).graph()
+        sequences = started(graph) if supported_graph(graph) else None
+        if sequences is None or (graph.deadline != optsched.model.schedule.NO_DEADLINE).any():
+            continue
+        count -= 1
+        yield graph, sequences
+
+
+def shop(rng: Random, jobs: int, machines: int) -> JobShop:
+    """A classic job shop."""
+    return JobShop(
+        [[(k, rng.randint(0, 9)) for k in rng.sample(range(machines), machines)]
+         for _ in range(jobs)]
+    )  # fmt: skip
+
+
+def levels(graph: Schedule, sequences: Rows) -> list[int]:
+    """Bytes held before each operation; asserts that they fit."""
+    found = [0] * graph.n_operations
+    for r, row in enumerate(sequences.to_lists()):
+        level = 0
+        for i in row:
+            found[i] = level
+            used = level + int(graph.acquire[i] + graph.workspace[i])
+            assert not graph.memory[r] or used <= graph.memory[r]
+            level += int(graph.acquire[i] - graph.free[i])
+            assert level >= 0
+    return found
+
+
+def check_state(graph: Schedule, walk: Walk) -> None:
+    """Links, order, heads, tails and levels are those of the orders, computed afresh."""
+    sequences = sequences_of(graph, walk.order)
+    found = evaluate(graph, sequences)  # raises on a cycle
+    assert walk.value == found.makespan
+    assert np.array_equal(walk.heads, found.head) and np.array_equal(walk.tails, found.tail)
+    position = np.argsort(walk.order)
+    assert (position[graph.arcs.tail] < position[graph.arcs.head]).all()
+    links = walk.state[0].reshape(-1, st.LINK)
+    assert np.array_equal(links[:-1, st.AT], position) and not links[:, st.MARK].any()
+    for row in sequences.to_lists():
+        assert links[row, st.MS].tolist() == [*row[1:], graph.n_operations][: len(row)]
+        assert links[row, st.MP].tolist() == [graph.n_operations, *row][: len(row)]
+    expected = levels(graph, sequences)
+    assert not has_memory(graph) or walk.levels[graph.single_resource >= 0].tolist() == [
+        level for i, level in enumerate(expected) if graph.single_resource[i] >= 0
+    ]
+
+
+@seeds(1, 4)
+def test_every_move_is_exact(seed: int) -> None:
+    """After each of many moves the state equals a full evaluation, on graphs of every kind."""
+    moved = 0
+    for graph, sequences in graphs(seed, 60):
+        walk = Walk(graph, seed)
+        walk.load(order_of(graph, sequences))
+        check_state(graph, walk)
+        for _ in range(25):
+            if walk.run(1) != nb.RUNNING:
+                break
+            check_state(graph, walk)
+        moved += walk.moves
+        best = evaluate(graph, walk.best_sequences())
+        assert best.makespan == walk.best
+        levels(graph, walk.best_sequences())
+    assert moved > 300
+
+
+def test_both_compilations_walk_alike() -> None:
+    """Without releases the general kernel differs by the outer blocks only; both stay exact."""
+    for seed in range(20):
+        graph = shop(Random(seed), 7, 6).graph()
+        assert is_classic(graph)
+        sequences = started(graph)
+        assert sequences is not None
+        walk = Walk(graph, seed)
+        walk._step = nb.walk_general
+        walk.load(order_of(graph, sequences))
+        for _ in range(30):
+            walk.run(1)
+            check_state(graph, walk)
+
+
+def test_slices_do_not_change_the_walk() -> None:
+    """The same moves in one call and in many give the same bits."""
+    for seed, (graph, sequences) in enumerate(graphs(77, 12)):
+        whole, cut = Walk(graph, seed), Walk(graph, seed)
+        rng = Random(seed)
+        for walk in (whole, cut):
+            walk.load(order_of(graph, sequences))
+        whole.run(300, patience=200)
+        left, status = 300, nb.RUNNING
+        while left and status == nb.RUNNING:
+            moves = min(left, rng.randint(1, 40))
+            status = cut.run(moves, patience=200)
+            left -= moves
+        assert np.array_equal(whole.control, cut.control)
+        assert np.array_equal(whole.order, cut.order)
+        assert np.array_equal(whole.best_order, cut.best_order)
+
+
+def test_a_walk_improves() -> None:
+    """On a shop of a hundred operations it gets far below the best rule."""
+    graph = shop(Random(5), 10, 10).graph()
+    sequences = started(graph)
+    assert sequences is not None
+    walk = Walk(graph, 1)
+    start = walk.load(order_of(graph, sequences))
+    walk.run(3000)
+    assert walk.best < 0.95 * start
+
+
+def test_target_and_patience_end_a_walk() -> None:
+    """Both return DONE; a walk without a move left returns STUCK."""
+    graph = shop(Random(6), 8, 6).graph()
+    sequences = started(graph)
+    assert sequences is not None
+    walk = Walk(graph, 1)
+    start = walk.load(order_of(graph, sequences))
+    assert walk.run(10**6, target=start - 1) == nb.DONE
+    assert walk.best <= start - 1
+    walk.load(order_of(graph, sequences))
+    assert walk.run(10**6, patience=50) == nb.DONE
+    single = JobShop([[(0, 3)]]).graph()
+    walk = Walk(single)
+    walk.load(np.array([0]))
+    assert walk.run(10) == nb.STUCK
+
+
+def test_search_arrays_name_all_ends() -> None:
+    """The latest end is always among `ends`, whatever the lags."""
+    for graph, sequences in graphs(3, 200):
+        arrays = SearchArrays.of(graph)
+        found = evaluate(graph, sequences)
+        end = found.head + graph.duration
+        assert end[arrays.ends].max(initial=0) == found.makespan
+
+
+def test_long_blocks_and_shared_tabu_entries() -> None:
+    """Blocks longer than `REACH` and more arcs than `TABU_ENTRIES`: still exact."""
+    rng = Random(8)
+    jobs = [[(0, rng.randint(1, 9)), (1, rng.randint(1, 9))] for _ in range(nb.REACH + 200)]
+    graph = JobShop(jobs).graph()
+    assert graph.n_operations * len(jobs) > TABU_ENTRIES
+    order = np.array([2 * j for j in range(len(jobs))] + [2 * j + 1 for j in range(len(jobs))])
+    walk = Walk(graph, 1)
+    start = walk.load(order)
+    for _ in range(30):
+        walk.run(1)
+        check_state(graph, walk)
+    assert walk.best < start

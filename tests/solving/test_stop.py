@@ -1,0 +1,250 @@
+"""`optsched.stop`: every criterion alone, joined, nested, refused, and inside a search."""
+
+from __future__ import annotations
+
+import math
+import threading
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import optsched
+from optsched import InputError, JobShop, Limits, Progress, Result, Rows
+from optsched.model.graph import scheduled
+from optsched.solving.stop import (
+    AnyOf,
+    FirstFeasible,
+    Gap,
+    Iterations,
+    NoImprovement,
+    Target,
+    Time,
+    parts,
+)
+
+if TYPE_CHECKING:
+    from optsched import Monitor
+
+TOY = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="toy")
+
+
+def at(
+    elapsed: float = 0.0,
+    iteration: int = 0,
+    objective: int | None = None,
+    lower_bound: int | None = None,
+    **rest: Any,
+) -> Progress:
+    """A moment of a search."""
+    return Progress(elapsed, iteration, objective, lower_bound, "tick", **rest)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "before", "after"),
+    [
+        (Time(2), at(1.99), at(2.0)),
+        (Time(0), None, at(0.0)),
+        (Iterations(5), at(9, 4), at(0, 5)),
+        (Target(10), at(objective=11, lower_bound=10), at(objective=10)),
+        (Target(10), at(), at(objective=9)),
+        (Gap(0.1), at(objective=111, lower_bound=100), at(objective=110, lower_bound=100)),
+        (Gap(0.1), at(objective=5), at(objective=0, lower_bound=0)),
+        (Gap(0.1), at(objective=5, lower_bound=0), at(objective=7, lower_bound=7)),
+        (Gap(0), at(objective=101, lower_bound=100), at(objective=100, lower_bound=100)),
+        (FirstFeasible(), at(lower_bound=3), at(objective=3)),
+        (NoImprovement(4), at(0, 99), at(0, 99, 7)),
+        (NoImprovement(4), at(0, 8, 7, best_iteration=5), at(0, 9, 7, best_iteration=5)),
+        (NoImprovement(seconds=4), at(99), at(99, 0, 7)),
+        (NoImprovement(seconds=4), at(8, 0, 7, best_elapsed=5), at(9, 0, 7, best_elapsed=5)),
+        (AnyOf(Time(5), Target(3)), at(4, 0, 4), at(4, 0, 3)),
+        (AnyOf(AnyOf(Time(5)), lambda p: p.elapsed > 3), at(3), at(4)),
+    ],
+    ids=lambda value: str(value)[:40] if not isinstance(value, tuple) else "",
+)
+def test_criteria(criterion: Any, before: Progress | None, after: Progress) -> None:
+    """False just before, true from the limit on, and the same when asked again."""
+    if before is not None:
+        assert not criterion(before) and not criterion(before)
+    assert criterion(after) and criterion(after)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Time(-1), "Time: seconds: expected a number >= 0, got -1"),
+        (lambda: Time(math.nan), "Time: seconds"),
+        (lambda: Time(math.inf), "Time: seconds"),
+        (lambda: Time("3"), "Time: seconds: expected a number >= 0, got '3'"),  # type: ignore[arg-type]
+        (lambda: Time(True), "Time: seconds"),
+        (lambda: Iterations(1.5), "Iterations: count: expected an integer"),  # type: ignore[arg-type]
+        (lambda: Iterations(-1), "Iterations: count"),
+        (lambda: Target(2**63), "Target: objective: expected an integer"),
+        (lambda: Gap(-0.1), "Gap: relative: expected a number >= 0, got -0.1"),
+        (lambda: Gap(None), "Gap: relative"),  # type: ignore[arg-type]
+        (lambda: NoImprovement(), "NoImprovement: expected either iterations or seconds"),
+        (lambda: NoImprovement(3, 4), "NoImprovement: expected either iterations or seconds"),
+        (lambda: NoImprovement(2.5), "NoImprovement: iterations"),  # type: ignore[arg-type]
+        (lambda: NoImprovement(seconds=-1), "NoImprovement: seconds"),
+        (lambda: AnyOf(), "AnyOf: expected at least one criterion"),
+        (lambda: AnyOf(Time(1), 3), r"AnyOf: criteria\[1\]: expected a criterion"),  # type: ignore[arg-type]
+        (lambda: AnyOf(Time), "got a class"),  # type: ignore[arg-type]
+        (lambda: Limits(stop=10), "stop: expected a criterion"),  # type: ignore[arg-type]
+        (lambda: Limits(stop=Gap), "stop: expected a criterion .* got a class"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_criteria(make: Any, message: str) -> None:
+    """Refused when made, by name."""
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_values() -> None:
+    """Criteria are equal and hashable by content, and `AnyOf` is flat inside."""
+    assert Gap(0.1) == Gap(0.1) != Gap(0.2) and len({Time(1), Time(1)}) == 1
+    nested = AnyOf(Time(1), AnyOf(Gap(0), AnyOf(FirstFeasible())))
+    assert list(parts(nested)) == [Time(1), Gap(0), FirstFeasible()]
+
+
+# as limits
+
+
+def test_numbers_become_limits() -> None:
+    """Engines see time, iterations and target where they look for them; the first to come wins."""
+    limits = Limits(stop=AnyOf(Time(3), Iterations(5), Target(7), Time(4)))
+    assert (limits.time_limit, limits.iterations, limits.target) == (3, 5, 7)
+    limits = Limits(2, 9, 8, stop=AnyOf(Time(3), Iterations(5), Target(7)))
+    assert (limits.time_limit, limits.iterations, limits.target) == (2, 5, 8)
+
+
+def test_a_criterion_is_a_limit() -> None:
+    """The ten seconds hold only where nothing at all was said."""
+    assert Limits(stop=Gap(0.5)).time_limit is None
+    assert Limits(1.0, stop=Gap(0.5)).time_limit == 1
+    assert Limits().time_limit == 10
+
+
+# in a search
+
+
+LONG = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)], [(0, 9), (1, 9)]], name="long")
+
+
+class Walker:
+    """An engine that works on for ever, ten steps at a time; one schedule after `first` times."""
+
+    name = "walker"
+    options = MappingProxyType[str, str]({})
+
+    def __init__(self, first: int = 3, threads: int = 1) -> None:
+        self.first, self.threads = first, threads
+
+    def supports(self, problem: Any) -> bool:
+        """Everything."""
+        return True
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        """All threads do the same; the schedule is not good enough to be proved."""
+        orders = Rows.of([[0, 3, 4], [2, 1, 5]])
+        value = scheduled(problem.graph(), orders).makespan
+
+        def work() -> None:
+            while not monitor.should_stop():
+                monitor.advance(10)
+                if monitor.iteration >= 10 * self.first:
+                    monitor.incumbent(orders, value, "walker")
+                threading.Event().wait(0.001)
+
+        threads = [threading.Thread(target=work) for _ in range(self.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return Result("unknown")
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        FirstFeasible(), Gap(5.0), NoImprovement(50), NoImprovement(seconds=0.05), Target(10**6),
+        AnyOf(Time(60), NoImprovement(50)), lambda progress: progress.objective is not None,
+        AnyOf(Gap(0.0), lambda progress: progress.iteration > 100),
+    ],
+)  # fmt: skip
+def test_every_criterion_ends_a_search(criterion: Any, threads: int) -> None:
+    """In all threads of an engine, and it does not count as an interruption."""
+    result = optsched.solve(LONG, Walker(threads=threads), stop=criterion, time_limit=600)
+    assert result.schedule is not None and result.seconds < 300
+    assert not result.interrupted and result.status == "feasible"
+
+
+def test_no_improvement_counts_from_the_last_better_schedule() -> None:
+    """Not from the start: here nothing is found in the first 300 steps."""
+    result = optsched.solve(LONG, Walker(first=30), stop=NoImprovement(100), time_limit=600)
+    assert result.objective is not None
+
+
+def test_functions_of_the_user_run_in_the_users_thread() -> None:
+    """Also inside `AnyOf`, and although the engine asks from its own threads."""
+    seen: set[int] = set()
+
+    def mine(progress: Progress) -> bool:
+        seen.add(threading.get_ident())
+        return progress.iteration >= 100
+
+    optsched.solve(LONG, Walker(threads=2), stop=AnyOf(NoImprovement(10**9), mine))
+    assert seen == {threading.get_ident()}
+
+
+def test_an_exception_of_a_criterion_comes_out() -> None:
+    """With the best so far, and no thread left behind."""
+    before = threading.active_count()
+
+    def mine(progress: Progress) -> bool:
+        return progress.objective is not None and 1 // 0 == 0
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        optsched.solve(LONG, Walker(threads=2), stop=mine, time_limit=600)
+    assert caught.value.result.schedule is not None  # type: ignore[attr-defined]
+    assert threading.active_count() <= before
+
+
+def test_one_criterion_serves_searches_at_once() -> None:
+    """They have no state: each search is stopped by its own progress."""
+    criterion = NoImprovement(seconds=0.1)
+    results: list[Result] = []
+
+    def run(first: int) -> None:
+        results.append(optsched.solve(LONG, Walker(first=first), stop=criterion, time_limit=600))
+
+    threads = [threading.Thread(target=run, args=(first,)) for first in (1, 50)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 2 and all(result.schedule is not None for result in results)
+    optsched.solve(LONG, Walker(), stop=criterion, time_limit=600)
+
+
+def test_a_warm_start_may_be_enough() -> None:
+    """A criterion that the warm start meets: nothing is searched."""
+    start = optsched.solve(TOY, "dispatch").schedule
+
+    class Never(Walker):
+        def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+            """Must not be called."""
+            raise AssertionError("searched")
+
+    for criterion in (FirstFeasible(), lambda progress: True):
+        result = optsched.solve(LONG, Walker(), stop=FirstFeasible())
+        again = optsched.solve(LONG, Never(), stop=criterion, warm_start=result.schedule)
+        assert again.objective == result.objective
+    assert optsched.solve(TOY, Never(), stop=Gap(0), warm_start=start).status == "optimal"
+
+
+def test_iterations_are_reproducible() -> None:
+    """`Iterations` is the limit of that name, to the engine too."""
+    one = optsched.solve(LONG, "dispatch", stop=Iterations(7), options={"search": True})
+    two = optsched.solve(LONG, "dispatch", iterations=7, options={"search": True})
+    assert one.schedule == two.schedule
