@@ -191,7 +191,7 @@ def plain(place: str, given: Any, depth: int = _MAX_DEPTH) -> Any:
         }
     if isinstance(given, (list, tuple)):
         return [plain(f"{place}[{i}]", value, depth - 1) for i, value in enumerate(given)]
-    raise InputError(f"{place}: expected plain JSON values, got {format_value(given)}")
+    raise InputError(f"{place}: expected plain JSON values, got a {type(given).__name__}")
 
 
 def _key(place: str, key: Any) -> str:
@@ -208,5 +208,5 @@ def _encodable(place: str, text: str) -> str:
 
 def _power(limit: int) -> str:
     """A limit as people write it: ``2^53``."""
-    large = abs(limit) >= 2**20 and abs(limit).bit_count() == 1
+    large = abs(limit) >= 2**24 and abs(limit).bit_count() == 1
     return f"{'-' * (limit < 0)}2^{abs(limit).bit_length() - 1}" if large else str(limit)
