@@ -142,10 +142,10 @@ class Ppo(_Routed):
 
 def clairvoyant(problem: Routing, limits: Limits, monitor: Monitor) -> Result:
     """`cpsat` of routing: better than every built-in router, knowing all arrivals; and a bound."""
+    from optsched_solvers._cpsat import checked_options
     from optsched_solvers.routing import windows as routing_windows
-    from optsched_solvers.shop.cpsat import _checked_symmetry
 
-    _checked_symmetry(limits)
+    checked_options(limits)
     plan = plan_of(problem, limits.options.get("plan"))
     if plan is None:
         raise InputError("options: plan: cpsat loads nothing at run time, it needs a plan")
