@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
@@ -371,7 +370,6 @@ def test_costs_are_those_of_the_definition(rng: Any) -> None:
         assert problem.worth(sizes, kinds) == cost(choice) >= bound
 
 
-@settings(max_examples=depth(40))
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(0, 5)), min_size=1,
              max_size=7),
@@ -409,7 +407,6 @@ def _hull_relaxation(problem: QuotaPlan) -> Fraction:
     return total
 
 
-@settings(max_examples=depth(40))
 @given(st.integers(0, 10**6))
 def test_the_bound_of_sums_is_that_of_the_hull(seed: int) -> None:
     """Integer prices lose less than one part a GPU against the linear relaxation."""

@@ -6,8 +6,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from depth import few_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rolling_problems import awkward_array
 
@@ -146,7 +146,7 @@ def test_iterations_bound_the_models_made(monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < len(made) <= 1 + 0.1 / cycle_cpsat.start_seconds(array.graph())
 
 
-@settings(max_examples=depth(5))
+@few_examples
 @given(tiny_arrays(twins=True))
 def test_symmetry_changes_no_optimum(array: JobArray) -> None:
     """Ordering identical jobs, by one operation each, loses nothing."""

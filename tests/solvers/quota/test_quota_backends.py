@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from depth import depth, seeds
+from depth import depth, few_examples, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,7 +98,6 @@ def _free(job: QuotaJob) -> QuotaJob:
     return QuotaJob(**{**job.given(), "locality": "any", "current": None})
 
 
-@settings(max_examples=depth(40))
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3), st.integers(0, 4)), min_size=1,
              max_size=5),
@@ -245,7 +244,7 @@ def _placements(problem: QuotaPlan, sizes: list[int]) -> Any:
         )  # fmt: skip
 
 
-@settings(max_examples=depth(4), derandomize=True)
+@few_examples
 @given(st.integers(0, 10**6))
 def test_cpsat_breaks_ties_exactly(seed: int) -> None:
     """Fewest nodes, then moves, then fragments, of all placements; the heuristic is near."""
