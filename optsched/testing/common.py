@@ -80,7 +80,9 @@ def supported(engine: Solver, problems: Iterable[Any]) -> list[Any]:
     """Those that the engine takes; `Skipped` with its reasons if there are none."""
     own = [problem for problem in problems if problem.problem_kind in kinds(engine)]
     if not own:
-        raise Skipped(f"has no problem of the kinds {', '.join(kinds(engine))}")
+        raise Skipped(
+            f"none of the problems of this check is of its kinds: {', '.join(kinds(engine))}"
+        )
     said = [(problem, support(engine, problem)) for problem in own]
     taken = [problem for problem, one in said if one]
     if not taken:

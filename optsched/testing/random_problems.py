@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched import JobArray, JobShop, Schedule
-from optsched.model.schedule import NO_DEADLINE, Arcs, Resource, Rows
+from optsched.model.schedule import NO_DEADLINE, Arcs, Resource, Rows, Schedule
+from optsched.problems.jobarray.problem import JobArray
+from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
     from random import Random
@@ -192,3 +193,12 @@ def random_shop(rng: Random, jobs: int = 4, machines: int = 3) -> JobShop:
     if rng.random() < 0.15:
         windows["deadline"] = [rng.choice([None, 12, 20]) for _ in range(n)]
     return JobShop(chains, [f"m{k}" for k in range(m)], **windows)
+
+
+def random_rolling(rng: Random, jobs: int = 2, stages: int = 2) -> JobArray:
+    """A tiny periodic array with every option of job arrays, some jobs twice a cycle."""
+    array = random_array(rng, jobs, stages)
+    copies = [rng.choice([1, 1, 1, 2]) for _ in range(array.n_jobs)]
+    if array.graph().n_operations > 8:
+        copies = [1] * array.n_jobs
+    return array.replace(release=0, objective="period", multiplicity=copies)

@@ -21,8 +21,7 @@ from optsched.formats import quota_json
 from optsched.formats.read_problem import read_problem
 from optsched.problems.quota.problem import Node
 from optsched.problems.quota.synthetic import synthetic
-from optsched.testing.best_quota import answers, cost_of, shares
-from optsched.testing.quota_problems import quota_problems, random_plan
+from optsched.testing.best_quota import answers, cost_of, quota_problems, random_plan, shares
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,7 +13,7 @@ from rolling_problems import awkward_array
 
 import optsched
 from optsched import JobArray
-from optsched.testing.best_period import best_period
+from optsched.testing.brute_force import best_period
 
 EFFORT = 3_000_000
 """Iterations that prove every array of this file: CP-SAT's deterministic microseconds."""
