@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import sys
 import time
 from types import MappingProxyType
@@ -269,7 +270,7 @@ BAD = [
     (PrintsLikeC, "check_silent: 8x6: printed 'hello"),
     (FindsNothing, "check_feasible_and_bounded: found nothing on any tiny problem"),
     (Overruns, "check_limits: 8x6: "),
-    (IgnoresTarget, "check_limits: 8x6: "),
+    (IgnoresTarget, "check_limits: .* target ignored"),
     (SetsEnvironment, "check_leaves_no_trace: 8x6: the environment changed"),
     (RunsBackwards, "check_monitor: 8x6: iterations run backwards"),
     (SevensMatter, "check_metamorphic: "),
@@ -309,7 +310,7 @@ def test_a_bad_solver_is_caught(bad: type[InOrder], diagnosis: str, alone: bool)
     with pytest.raises(AssertionError) as caught:
         check_solver(bad(), time_limit=TIME_LIMIT, only=only)
     failures = str(caught.value).splitlines()[1:]
-    assert len(failures) == 1 and diagnosis in failures[0], failures
+    assert len(failures) == 1 and re.search(diagnosis, failures[0]), failures
 
 
 @pytest.mark.parametrize(
