@@ -21,12 +21,11 @@ from optsched_solvers.shop import rules
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from optsched.model.schedule import IntArray, Schedule
+    from optsched.model.schedule import IntArray, Problem, Schedule
     from optsched.problems.gpus.problem import SubsetChoice
     from optsched.problems.quota.problem import QuotaPlan
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched_solvers.gpus.vectors import CountVectors
 
 Genes = list[int]
@@ -183,12 +182,8 @@ class Genetic:
         {"population": f"individuals (4 to {MOST}; default 60)"}
     )
 
-    answers = ("orders", "periodic orders", "resources", "quotas")
-
     def supports(self, problem: Problem) -> Support:
         """One iteration: at most one resource per operation, no deadlines."""
-        if problem.answers in OTHERS:
-            return OTHERS[problem.answers]().supports(problem)
         goal = rules.supported_objective(problem)
         if not goal:
             return goal
@@ -199,11 +194,9 @@ class Genetic:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Evolve until a limit; one iteration is one rule's schedule or one individual."""
-        if problem.answers in OTHERS:
-            return OTHERS[problem.answers]().solve(problem, limits, monitor)
         population_size(limits.options)
         graph = problem.graph()
-        starts = [] if monitor.sequences is None else [monitor.sequences]
+        starts = [] if monitor.solution is None else [monitor.solution]
         made = rules.try_rules(graph, limits, monitor, keep=starts.append)
         if made != limits.iterations and not monitor.should_stop():
             made += rules.try_insertion(graph, monitor, starts.append)
@@ -278,7 +271,7 @@ class Orders(Decoder):
 class PeriodicGenetic:
     """The order in which jobs are inserted into a circle."""
 
-    name, options = Genetic.name, Genetic.options
+    name, options, kinds = Genetic.name, Genetic.options, ("periodic",)
 
     def supports(self, problem: Problem) -> Support:
         """Every cycle of a job array."""
@@ -358,7 +351,7 @@ class Circle(Decoder):
 class QuotaGenetic:
     """Vectors of options, repaired to fit the GPUs."""
 
-    name, options = Genetic.name, Genetic.options
+    name, options, kinds = Genetic.name, Genetic.options, ("quota",)
 
     def supports(self, problem: Problem) -> Support:
         """Every plan up to some size."""
@@ -400,8 +393,8 @@ class Options(Decoder):
 
         found = greedy(self.plan)
         begun = [] if found is None else [self.plan._find(*found).tolist()]
-        if self.monitor.sequences is not None:
-            begun.append(self.plan._find(*self.plan.sizes(self.monitor.sequences)).tolist())
+        if self.monitor.solution is not None:
+            begun.append(self.plan._find(*self.plan.sizes(self.monitor.solution)).tolist())
         while len(begun) < size:
             begun.append([random.choice(options) for options in self.of])
             self._repair(begun[-1], random)
@@ -463,7 +456,7 @@ class Options(Decoder):
 class GpuGenetic:
     """Counts of GPUs on hosts; preferred levels are tried from the narrowest on."""
 
-    name, options = Genetic.name, Genetic.options
+    name, options, kinds = Genetic.name, Genetic.options, ("gpus",)
 
     def supports(self, problem: Problem) -> Support:
         """One request, joint allocations by counts."""
@@ -526,8 +519,8 @@ class Counts(Decoder):
             for u in order:
                 even[u] += even[u] < room[u] and sum(even) < k
         begun = [full, even]
-        if self.monitor.sequences is not None:
-            hosts = self.vectors.problem.cluster.host_of[self.monitor.sequences.to_lists()[0]]
+        if self.monitor.solution is not None:
+            hosts = self.vectors.problem.cluster.host_of[self.monitor.solution.to_lists()[0]]
             start = [int((hosts == h).sum()) for h in self.vectors.hosts]
             begun += [start] if sum(start) == k else []
         slots = [u for u, most in enumerate(room) for _ in range(most)]
@@ -579,6 +572,3 @@ class Counts(Decoder):
                 answer = Rows.of([self.vectors.gpus(table[top])])
                 self.monitor.incumbent(answer, self.best, "genetic")
         return [self.known[tuple(one)] for one in some]
-
-
-OTHERS = {"periodic orders": PeriodicGenetic, "quotas": QuotaGenetic, "resources": GpuGenetic}

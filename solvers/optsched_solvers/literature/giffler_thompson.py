@@ -22,10 +22,9 @@ from optsched_solvers.shop import rules
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.model.schedule import Schedule
+    from optsched.model.schedule import Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 
 class Node(NamedTuple):
@@ -40,7 +39,6 @@ class GifflerThompson:
     """Branch on which operation comes next on the machine of the earliest possible end."""
 
     name = "giffler_thompson"
-    answers = ("orders",)
     options: Mapping[str, str] = MappingProxyType({})
 
     def supports(self, problem: Problem) -> Support:

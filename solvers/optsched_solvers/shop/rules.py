@@ -16,10 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from optsched.kernels.list_schedule import DispatchGraph
-    from optsched.model.schedule import IntArray, Schedule
+    from optsched.model.schedule import IntArray, Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 SHOP_RULES = ("mwkr", "tail", "spt", "lpt", "lwkr", "mopnr", "fifo", "est", "random")
 """Rules for any graph: most/least work remaining, longest tail, shortest/longest operation, most
