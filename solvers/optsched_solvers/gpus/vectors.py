@@ -147,7 +147,7 @@ class CountVectors:
             joint -= joint % unit
             capacity = np.where(touched, np.minimum(capacity, joint), capacity)
             demand += np.where(touched, self.problem.demands[j], 0)
-        value = _shared(own, capacity, own + demand)
+        value = divided(own, capacity, own + demand)
         value[~sure] = -1
         own[raw < 0] = -1
         return Shares(value, own, raw, capacity, demand)
@@ -233,7 +233,7 @@ def claim(
         monitor.bound(-upper, source)
 
 
-def _shared(own: IntArray, capacity: IntArray, total: IntArray) -> IntArray:
+def divided(own: IntArray, capacity: IntArray, total: IntArray) -> IntArray:
     """What is left of standalone bandwidths where all demands together exceed the capacity."""
     value = own.copy()
     tight = (total > capacity) & (total > 0)
