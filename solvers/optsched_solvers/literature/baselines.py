@@ -15,7 +15,7 @@ from optsched.errors import InputError
 from optsched.model.schedule import Rows
 from optsched.problems.gpus.problem import SubsetChoice
 from optsched.solving.result import Result
-from optsched_solvers.gpus.ground import free_on, grounds, supported
+from optsched_solvers.gpus.judge import free_on, grounds, supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

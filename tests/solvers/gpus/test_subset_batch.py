@@ -29,7 +29,6 @@ class Batch:
     solve = staticmethod(subset_tree.solve)
 
 
-
 def test_optimum_and_status():  # type: ignore[no-untyped-def]
     """Optimal with the best value of all disjoint tuples, or infeasible; true bounds on the way."""
     seen = improved = 0
