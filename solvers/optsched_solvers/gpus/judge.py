@@ -181,7 +181,7 @@ class Judge:
         return best
 
     def pruned(self, begin: list[int], monitor: Monitor) -> Found:
-        """GPU by GPU the one removed without which most is left, down to k; `begin` ascends."""
+        """Remove GPU by GPU that without which most is left, from all free ones of some hosts."""
         chosen = list(begin)
         while len(chosen) > self.problem.k:
             if monitor.should_stop():
@@ -229,10 +229,11 @@ class TableJudge(Judge):
         from optsched_solvers.gpus.judge_kernels import prune
 
         cluster, k = self.problem.cluster, self.problem.k
-        if len(begin) == k:
-            return self.value(begin), tuple(begin)
         ids = np.array(begin, np.int64)
         host = cluster.host_of[ids]
+        if len(begin) == k:  # all that is free on their hosts
+            hosts, counts = np.unique(host, return_counts=True)
+            return self.first_best(hosts[None], counts[None], monitor)
         local = np.minimum(ids - cluster.first[host], MOST_BY_SUBSET)
         bit = np.where(cluster.sizes[host] <= MOST_BY_SUBSET, 1 << local, 1)
         now = np.zeros(cluster.n_hosts, np.int64)
