@@ -119,7 +119,7 @@ def measure(args: argparse.Namespace, cluster: str, model: BandwidthModel) -> It
             seconds: dict[str, list[float]] = {solver.name: [] for solver in SOLVERS}
             loss: dict[str, list[float]] = {solver.name: [] for solver in SOLVERS}
             for i, (state, k) in enumerate(requests):
-                problem = optsched.SubsetChoice(
+                problem = optsched.GpuPlacement(
                     state, model, k, traffic=traffic, seed=i,
                     contention=CONTENTION[args.contention],
                 )  # fmt: skip

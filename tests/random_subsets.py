@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.problems.gpus.problem import RATIO, Request, SubsetChoice
+from optsched.problems.gpus.problem import RATIO, GpuPlacement, Request
 from optsched.testing.best_subset import all_subsets, share
 from optsched.testing.subset_problems import *  # noqa: F403
 from optsched.testing.subset_problems import (
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-def random_batch(rng: random.Random, most: int = 9) -> SubsetChoice | None:
+def random_batch(rng: random.Random, most: int = 9) -> GpuPlacement | None:
     """Two or three requests of at most eight free GPUs, tenants, rules; None if too few."""
     gaps = rng.choice([0, 0, 0.15])
     model = Tables(rng, sizes_of(rng, rng.randint(4, most)), gaps=gaps)
@@ -40,7 +40,7 @@ def random_batch(rng: random.Random, most: int = 9) -> SubsetChoice | None:
     requests = [
         Request(f"r{i}", k, policy) for i, (k, policy) in enumerate(zip(sizes, rules, strict=True))
     ]
-    return SubsetChoice(
+    return GpuPlacement(
         state, model, requests=requests, contention=contention_of(rng),
         objective=rng.choice(["sum", "max_min"]),
     )  # fmt: skip
@@ -57,7 +57,7 @@ def _tuples(free: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[tuple[i
             yield (chosen, *more)
 
 
-def best_batch(problem: SubsetChoice) -> int | None:
+def best_batch(problem: GpuPlacement) -> int | None:
     """The best objective of all disjoint tuples, by the oracle's own evaluation."""
     known: dict[tuple[int, ...], int | None] = {}
     state, model = problem.state, problem.model

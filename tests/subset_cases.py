@@ -25,7 +25,7 @@ def problem_of(seed: int, most: int = 11, **rest):  # type: ignore[no-untyped-de
     k = rng.randint(1, len(state.free))
     traffic = rng.choice(["given", "idle", "moderate", "heavy"])
     rest.setdefault("contention", contention_of(rng))
-    return optsched.SubsetChoice(state, model, k, traffic=traffic, **rest), model
+    return optsched.GpuPlacement(state, model, k, traffic=traffic, **rest), model
 
 
 class WithoutTables(BandwidthModel):

@@ -35,7 +35,7 @@ def solver_table(file: Path | None) -> None:
     for kind, problem in kinds.items():
         table.add_row(kind, *("yes" if support(solver(n), problem) else "-" for n in orders))
     console.print(table)
-    for kind, answer in (("SubsetChoice", "resources"), ("Routing", "routes")):
+    for kind, answer in (("GpuPlacement", "resources"), ("Routing", "routes")):
         able = [name for name in names if answer in answers(solver(name))]
         console.print(f"{kind}: {', '.join(able)}", highlight=False)
     for kind, problem in _plans().items():

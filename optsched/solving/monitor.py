@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optsched.errors import InternalError
 from optsched.solving.progress_log import ProgressLog
@@ -14,7 +14,6 @@ from optsched.solving.result import relative_gap
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from optsched.model.schedule import Rows
     from optsched.solving.limits import Limits
     from optsched.solving.problem import Problem
     from optsched.solving.result import Result
@@ -103,7 +102,7 @@ class Monitor:
         self._reserve = reserve
         self.objective: int | None = None
         self.lower_bound: int | None = None
-        self.sequences: Rows | None = None
+        self.sequences: Any = None
         self.iteration = 0
         self.history: list[Progress] = []
         self.interrupted = False
@@ -132,7 +131,7 @@ class Monitor:
 
     # what engines report
 
-    def incumbent(self, sequences: Rows, objective: int, source: str = "") -> bool:
+    def incumbent(self, sequences: Any, objective: int, source: str = "") -> bool:
         """Offer a schedule; False if it is not better than the best known one.
 
         If it is better than the proved bound, that is dropped; see `contradicted`.
@@ -222,7 +221,7 @@ class Monitor:
         return self.objective is not None and self.objective == self.lower_bound
 
     @property
-    def best(self) -> tuple[int | None, Rows | None]:
+    def best(self) -> tuple[int | None, Any]:
         """Objective and sequences of the incumbent, which belong together."""
         with self._lock:
             return self.objective, self.sequences

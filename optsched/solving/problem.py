@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import Rows, Schedule
+    from optsched.model.schedule import Schedule
 
 
 class Problem(ABC):
@@ -54,7 +54,7 @@ class Problem(ABC):
 
         return bounds.makespan_bound(self.graph())
 
-    def scheduled(self, answer: Rows) -> Schedule:
+    def scheduled(self, answer: Any) -> Schedule:
         """The schedule that a solver's answer stands for.
 
         Parameters
@@ -72,7 +72,7 @@ class Problem(ABC):
 
         return scheduled(self.graph(), answer)
 
-    def answer(self, schedule: Schedule) -> Rows:
+    def answer(self, schedule: Schedule) -> Any:
         """The inverse of `scheduled`, for a start to begin with.
 
         Raises

@@ -22,7 +22,6 @@ from optsched.solving.watcher import Watcher
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.model.schedule import Rows
     from optsched.solving.monitor import Progress
     from optsched.solving.problem import Problem
     from optsched.solving.stop import Criterion
@@ -126,7 +125,7 @@ def solve(
 
 
 def _run(
-    engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, start: Rows | None
+    engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, start: Any
 ) -> Result:
     """Look for reasons why nothing is feasible, take the warm start, then search."""
     if start is not None:
@@ -243,7 +242,7 @@ def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -
     return Result(status, schedule, value, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
 
 
-def _scheduled(problem: Problem, engine: Solver, answer: Rows) -> Schedule:
+def _scheduled(problem: Problem, engine: Solver, answer: Any) -> Schedule:
     """The schedule of an engine's answer; an impossible one is its fault."""
     try:
         return problem.scheduled(answer)
@@ -300,7 +299,7 @@ def _require_support(engine: Solver, problem: Problem) -> None:
     raise UnsupportedProblem(f"{engine.name} does not solve this problem: {reason}{others}")
 
 
-def _warm_start(problem: Problem, start: Schedule) -> Rows:
+def _warm_start(problem: Problem, start: Schedule) -> Any:
     if not isinstance(start, Schedule):
         raise InputError(f"warm_start: expected a Schedule, got {start!r:.60}")
     try:

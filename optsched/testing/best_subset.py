@@ -63,7 +63,7 @@ def best_subset(
     policy: Policy | None = None,
     tolerance: int = 0,
 ) -> Subset | None:
-    """The choice that the rules of `SubsetChoice` single out, or None if nothing is allowed.
+    """The choice that the rules of `GpuPlacement` single out, or None if nothing is allowed.
 
     `tolerance` in millionths; other parameters as in `all_subsets`.
     """

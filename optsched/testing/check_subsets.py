@@ -1,4 +1,4 @@
-"""Checks of solvers that choose GPUs (`SubsetChoice`), against all subsets of small clusters."""
+"""Checks of solvers that choose GPUs (`GpuPlacement`), against all subsets of small clusters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from optsched.testing.subset_problems import optimum, subset_problems
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.solving.result import Result
     from optsched.solving.solver import Solver
 
@@ -31,12 +31,12 @@ def chooses_gpus(engine: Solver) -> bool:
     return "resources" in answers(engine)
 
 
-def supported(engine: Solver) -> list[SubsetChoice]:
+def supported(engine: Solver) -> list[GpuPlacement]:
     """Those of the suite's problems that the engine takes."""
     return taken_by(engine, subset_problems(CASES))
 
 
-def judged(problem: SubsetChoice, result: Result) -> None:
+def judged(problem: GpuPlacement, result: Result) -> None:
     """Allowed, verified, worth what it says, bounded from below by no more than the optimum."""
     judge(problem, result, optimum(problem))
 
@@ -49,7 +49,7 @@ def check_subset_choices(engine: Solver, problems: Sequence[Any], time_limit: fl
 def check_subset_runs(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """Same seed and iterations, same choice; a warm start is never lost; a stop is obeyed."""
 
-    def reference(problem: SubsetChoice, first: Result) -> Result:
+    def reference(problem: GpuPlacement, first: Result) -> Result:
         return first if first.schedule is None else optsched.solve(problem, "counts")
 
     check_runs(engine, supported(engine)[:8], judged, reference)

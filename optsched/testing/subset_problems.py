@@ -16,7 +16,7 @@ from optsched.bandwidth.model import CountModel
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.rates import NO_LIMIT, UNMEASURED
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement
 from optsched.testing.best_subset import all_subsets
 
 
@@ -146,14 +146,14 @@ def subsets_of(gpus: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 @cache
-def subset_problems(n: int, seed: int = 0, most: int = 9) -> tuple[SubsetChoice, ...]:
+def subset_problems(n: int, seed: int = 0, most: int = 9) -> tuple[GpuPlacement, ...]:
     """Random choices from clusters of at most so many GPUs, each with its oracle in the model."""
     return tuple(
         random_subset(random.Random(k), most, f"subset choice {k}") for k in range(seed, seed + n)
     )
 
 
-def random_subset(rng: random.Random, most: int = 9, name: str = "") -> SubsetChoice:
+def random_subset(rng: random.Random, most: int = 9, name: str = "") -> GpuPlacement:
     """A choice from a cluster of at most so many GPUs."""
     model = Tables(rng, sizes_of(rng, rng.randint(2, most)))
     state = state_of(rng, model.cluster)
@@ -161,10 +161,10 @@ def random_subset(rng: random.Random, most: int = 9, name: str = "") -> SubsetCh
     rule, policy = contention_of(rng), policy_of(rng, model.cluster)
     if rng.random() < 0.5:
         rule, policy = Contention(), Policy()
-    return SubsetChoice(state, model, k, policy=policy, contention=rule, name=name)
+    return GpuPlacement(state, model, k, policy=policy, contention=rule, name=name)
 
 
-def allowed(problem: SubsetChoice) -> bool:
+def allowed(problem: GpuPlacement) -> bool:
     """Whether the policy allows any set at all, measured or not."""
     host_of = problem.cluster.host_of.tolist()
     for chosen in combinations(problem.state.free, problem.k):
@@ -175,7 +175,7 @@ def allowed(problem: SubsetChoice) -> bool:
 
 
 @cache
-def optimum(problem: SubsetChoice) -> int | None:
+def optimum(problem: GpuPlacement) -> int | None:
     """Optimal objective by trying all subsets; None if there is no choice."""
     assert isinstance(problem.model, Tables)
     values = all_subsets(

@@ -78,10 +78,10 @@ def test_whoever_solves_is_verified() -> None:
     """The chosen GPUs are free, as many as asked, and the schedule is silent."""
     for seed in SEEDS[:30]:
         _, model, state, k = case(seed)
-        problem = optsched.SubsetChoice(state, model, k)
+        problem = optsched.GpuPlacement(state, model, k)
         result = optsched.solve(problem)
         (chosen,) = problem.chosen(result.schedule)
-        again = problem.schedule(problem.choice(result.schedule))
+        again = problem.scheduled(problem.answer(result.schedule))
         assert problem.chosen(again) == [chosen] and again.same_graph(result.schedule)
         assert len(chosen) == k and set(chosen) <= set(state.free)
         assert optsched.verify(result.schedule) == [] and problem.check(result.schedule) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers.gpus.counts import Counts, bound_by_patterns
@@ -28,7 +28,7 @@ FIRST: Final = 1000
 
 def supports(problem: Problem) -> Support:
     """Whether any of the searches takes it; else why the last does not."""
-    if isinstance(problem, SubsetChoice) and len(problem.requests) > 1:
+    if isinstance(problem, GpuPlacement) and len(problem.requests) > 1:
         return BranchAndBound().supports(problem)
     said = Support(False, "it is no choice of GPUs")
     for engine in ENGINES:
@@ -46,7 +46,7 @@ def instant(problem: Problem) -> bool:
 
 def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
     """The first that takes the problem; if that proves nothing, the next ones too."""
-    assert isinstance(problem, SubsetChoice)
+    assert isinstance(problem, GpuPlacement)
     for engine in ENGINES:
         if not engine.supports(problem):
             continue

@@ -19,8 +19,7 @@ from optsched.bandwidth.model import UnmeasuredPattern
 from optsched.bandwidth.rates import MOST, NO_LIMIT
 from optsched.bandwidth.state import Job
 from optsched.bandwidth.tables import BEST, BY_MASK, GPUS, INTRA, RECORD, RECORDS
-from optsched.model.schedule import Rows
-from optsched.problems.gpus.problem import RATIO
+from optsched.problems.gpus.problem import RATIO, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.model.schedule import IntArray
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
 
@@ -54,7 +53,7 @@ MOST_EFFORT: Final = 10_000_000
 _CHUNK: Final = 1 << 18  # of them at once
 
 
-def supports(problem: SubsetChoice) -> Support:
+def supports(problem: GpuPlacement) -> Support:
     """Up to five requests on a cluster of moderate size, joint allocations by counts."""
     many = len(problem.requests)
     if many > MOST_REQUESTS:
@@ -86,13 +85,13 @@ def supports(problem: SubsetChoice) -> Support:
     return Support(True)
 
 
-def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
+def solve(problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
     """One after the other first, then jointly; one iteration judges the vectors of one request."""
     if not load(monitor, "optsched.bandwidth.counts"):
         return Result("unknown")
     chosen = one_after_the_other(problem)
     if chosen is not None:
-        monitor.incumbent(Rows.of(chosen), -problem.worth(chosen), "one after the other")
+        monitor.incumbent(GpuSets.of(chosen), -problem.worth(chosen), "one after the other")
     if monitor.should_stop():
         return Result("unknown")
     search = BatchSearch(problem, -1 if monitor.objective is None else -monitor.objective)
@@ -104,7 +103,7 @@ def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
         monitor.advance(1)
         if search.value > value:
             value = search.value
-            monitor.incumbent(Rows.of(search.gpus()), -value, "branch_and_bound")
+            monitor.incumbent(GpuSets.of(search.gpus()), -value, "branch_and_bound")
         if 0 <= search.upper < NO_LIMIT and search.upper != upper:
             upper = search.upper
             monitor.bound(-upper, "branch_and_bound")
@@ -117,7 +116,7 @@ def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
     return Result("unknown")
 
 
-def one_after_the_other(problem: SubsetChoice) -> list[tuple[int, ...]] | None:
+def one_after_the_other(problem: GpuPlacement) -> list[tuple[int, ...]] | None:
     """Requests in their order, each the best for itself beside the earlier ones; None if one fails.
 
     What the later ones cost the earlier ones is not looked at.
@@ -186,7 +185,7 @@ class BatchSearch:
         Value of a choice that is there already: only better ones are looked for.
     """
 
-    def __init__(self, problem: SubsetChoice, known: int = -1) -> None:
+    def __init__(self, problem: GpuPlacement, known: int = -1) -> None:
         self.problem, self.value = problem, known
         self.upper = NO_LIMIT
         self.lost = -1
@@ -487,7 +486,7 @@ class BatchSearch:
         return tuple(role)
 
 
-def _is_unlimited(problem: SubsetChoice) -> bool:
+def _is_unlimited(problem: GpuPlacement) -> bool:
     """Whether a choice may have no limit at all, or one out of range."""
     tables, state = problem.tables, problem.state
     assert tables is not None
@@ -502,18 +501,18 @@ def _is_unlimited(problem: SubsetChoice) -> bool:
     )
 
 
-def _ways(problem: SubsetChoice, h: int) -> int:
+def _ways(problem: GpuPlacement, h: int) -> int:
     ways: int = (len(problem.requests) + 1) ** int(problem.state.room[h])
     return ways
 
 
-def _alike(problem: SubsetChoice, h: int) -> bool:
+def _alike(problem: GpuPlacement, h: int) -> bool:
     """Whether all free subsets of a size have the same bandwidth."""
     best, least = _range(problem, h)
     return bool((best == least).all())
 
 
-def _range(problem: SubsetChoice, h: int) -> tuple[IntArray, IntArray]:
+def _range(problem: GpuPlacement, h: int) -> tuple[IntArray, IntArray]:
     """Highest and lowest bandwidth within a host by number of free GPUs; no limit where too few."""
     from optsched.bandwidth.subset_search import sizes, submasks
 

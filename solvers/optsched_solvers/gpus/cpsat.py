@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.model.schedule import Rows
+from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._cores import confined
@@ -20,7 +20,7 @@ from optsched_solvers.gpus.vectors import CountVectors, claim
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
     from optsched.solving.problem import Problem
@@ -31,9 +31,9 @@ STEP: Final = 1e-3
 
 def supports(problem: Problem) -> Support:
     """One request, joint allocations by counts; few count vectors, or at most eight hosts."""
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
 
-    if not isinstance(problem, SubsetChoice):
+    if not isinstance(problem, GpuPlacement):
         return Support(False, "it is no choice of GPUs")
     able = supported(problem)
     if not able:
@@ -41,7 +41,7 @@ def supports(problem: Problem) -> Support:
     return support(CountVectors(problem, problem.requests[0]))
 
 
-def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
+def solve(problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
     """Search until proof or limit; options, threads and iterations are those of `CpSat`."""
     from optsched_solvers.shop.cpsat import _checked_symmetry
 
@@ -68,7 +68,7 @@ class _Run(Call):
         self.vectors, self.last = vectors, last
         self.built = Model(vectors, level)
         if monitor.sequences is not None:
-            self.built.hint(monitor.sequences.to_lists()[0])
+            self.built.hint(monitor.sequences.gpus[0])
         self.best = -1
         super().__init__(self.built.model, limits, monitor)
         self.solver.best_bound_callback = self._bound
@@ -84,7 +84,7 @@ class _Run(Call):
         # in the model of products a value may be below what these counts give
         real = int(self.vectors.shares(counts[None]).value[0])
         self.best = max(self.best, real)
-        self.monitor.incumbent(Rows.of([self.vectors.gpus(counts)]), -real, "cpsat")
+        self.monitor.incumbent(GpuSets.of([self.vectors.gpus(counts)]), -real, "cpsat")
 
     def _bound(self, bound: float, final: bool = False) -> None:
         try:

@@ -11,6 +11,8 @@ from optsched.bandwidth.rates import MOST
 from optsched.solving.solver import Support
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from optsched.model.schedule import IntArray
     from optsched_solvers.gpus.vectors import CountVectors
 
@@ -285,10 +287,10 @@ class Model:
         self.model.add_allowed_assignments([*hosts, limit], rows)
         return limit
 
-    def hint(self, chosen: list[int]) -> None:
+    def hint(self, chosen: Sequence[int]) -> None:
         """Begin with the counts of these GPUs."""
         cluster = self.vectors.problem.cluster
-        counts = np.bincount(cluster.host_of[chosen], minlength=cluster.n_hosts)
+        counts = np.bincount(cluster.host_of[list(chosen)], minlength=cluster.n_hosts)
         for u, h in enumerate(self.vectors.hosts):
             if counts[h] < len(self.x[u]):
                 self.model.add_hint(self.count[u], int(counts[h]))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.model.schedule import Rows
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.limits import whole_number
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -55,7 +54,7 @@ class Eha:
 
     def instant(self, problem: Problem) -> bool:
         """With tables by counts, which leave no model to be asked."""
-        return isinstance(problem, SubsetChoice) and problem.tables is not None
+        return isinstance(problem, GpuPlacement) and problem.tables is not None
 
     def supports(self, problem: Problem) -> Support:
         """One request of up to 4,096 hosts, no rules but `required` and `exclude`."""
@@ -66,7 +65,7 @@ class Eha:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Compare all candidates."""
-        assert isinstance(problem, SubsetChoice)
+        assert isinstance(problem, GpuPlacement)
         most = checked_candidates(limits)
         if not load(monitor, "gpus.judge_kernels:first_best"):
             return Result("unknown")
@@ -79,7 +78,7 @@ class Eha:
                 monitor.advance(len(listed[0]))
                 value, gpus = judge.first_best(*listed, monitor)
                 if value >= 0:
-                    monitor.incumbent(Rows.of([gpus]), -value, self.name)
+                    monitor.incumbent(GpuSets.of([gpus]), -value, self.name)
                     break
         return Result("unknown", reason="" if monitor.objective is not None else reason)
 
@@ -90,13 +89,13 @@ def checked_candidates(limits: Limits) -> int:
     return whole_number("options.max_candidates", most, 1, MOST_CANDIDATES)
 
 
-def _single(problem: SubsetChoice, hosts: list[int]) -> tuple[IntArray, IntArray]:
+def _single(problem: GpuPlacement, hosts: list[int]) -> tuple[IntArray, IntArray]:
     """Every host that suffices, with k."""
     some = np.array(hosts, np.int64)[problem.state.room[hosts] >= problem.k].reshape(-1, 1)
     return some, np.full_like(some, problem.k)
 
 
-def _several(problem: SubsetChoice, hosts: list[int], most: int) -> tuple[IntArray, IntArray]:
+def _several(problem: GpuPlacement, hosts: list[int], most: int) -> tuple[IntArray, IntArray]:
     """Candidates on the fewest hosts, several, by global number, with counts."""
     state, cluster, k = problem.state, problem.cluster, problem.k
     room = state.room[hosts]

@@ -12,7 +12,7 @@ from optsched.bandwidth.contention import share
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.model import BandwidthModel, UnmeasuredPattern
 from optsched.bandwidth.policy import Policy
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement
 from optsched.solving.solver import Support
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def supported(problem: Problem, rules: Sequence[str], *, measured: bool = True) 
 
     `measured`: whether it can keep to what is measured.
     """
-    if not isinstance(problem, SubsetChoice):
-        return Support(False, "it only chooses GPUs (SubsetChoice)")
+    if not isinstance(problem, GpuPlacement):
+        return Support(False, "it only chooses GPUs (GpuPlacement)")
     if len(problem.requests) != 1:
         return Support(False, "it takes one request at a time")
     if problem.on_unmeasured == "measured":
@@ -58,7 +58,7 @@ def supported(problem: Problem, rules: Sequence[str], *, measured: bool = True) 
     return Support(True)
 
 
-def grounds(problem: SubsetChoice) -> list[list[int]]:
+def grounds(problem: GpuPlacement) -> list[list[int]]:
     """Sets of hosts with enough free GPUs in which a choice obeys `required` and `exclude`."""
     cluster, policy, room = problem.cluster, problem.policy, problem.state.room
     barred = {cluster.host_index(name) for name in policy.exclude or ()}
@@ -73,14 +73,14 @@ def grounds(problem: SubsetChoice) -> list[list[int]]:
     return found
 
 
-def free_on(problem: SubsetChoice, hosts: Iterable[int]) -> list[int]:
+def free_on(problem: GpuPlacement, hosts: Iterable[int]) -> list[int]:
     """Free GPUs of some hosts, by global number."""
     there = set(hosts)
     of = problem.cluster.host_of.tolist()
     return [gpu for gpu in problem.state.free if of[gpu] in there]
 
 
-def judge_of(problem: SubsetChoice) -> Judge:
+def judge_of(problem: GpuPlacement) -> Judge:
     """By tables and kernels where they can judge this problem's choices, else by its model."""
     if problem.tables is None or problem.contention.fill == "exact":
         return Judge(problem)
@@ -115,7 +115,7 @@ class Remembering(BandwidthModel):
 class Judge:
     """Values by the definition, for any model: milliseconds, not nanoseconds."""
 
-    def __init__(self, problem: SubsetChoice) -> None:
+    def __init__(self, problem: GpuPlacement) -> None:
         self.problem, self.model = problem, Remembering(problem.judged_by)
         self._contended = not problem.contention.skip_idle or any(problem.demands)
         self._best: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -196,7 +196,7 @@ class Judge:
 class TableJudge(Judge):
     """The same picks by kernels over tables."""
 
-    def __init__(self, problem: SubsetChoice, tables: CountTables) -> None:
+    def __init__(self, problem: GpuPlacement, tables: CountTables) -> None:
         super().__init__(problem)
         self.tables, rule = tables, problem.contention
         self._jobs = jobs_of(problem.state.held, problem.demands, rule)

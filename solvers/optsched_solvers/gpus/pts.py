@@ -5,8 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from optsched.model.schedule import Rows
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched_solvers._loading import load
 from optsched_solvers.gpus.judge import UNKNOWN, free_on, grounds, judge_of, supported
@@ -39,7 +38,7 @@ class Pts:
 
     def instant(self, problem: Problem) -> bool:
         """With tables by counts, which leave no model to be asked."""
-        return isinstance(problem, SubsetChoice) and problem.tables is not None
+        return isinstance(problem, GpuPlacement) and problem.tables is not None
 
     def supports(self, problem: Problem) -> Support:
         """One request, no rules but `required` and `exclude`."""
@@ -47,7 +46,7 @@ class Pts:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Prune once in every domain that the policy allows."""
-        assert isinstance(problem, SubsetChoice)
+        assert isinstance(problem, GpuPlacement)
         if not load(monitor, "gpus.judge_kernels:prune"):
             return Result("unknown")
         judge = judge_of(problem)
@@ -57,7 +56,7 @@ class Pts:
             values = judge.standalone(begin) if len(begin) > 1 else [0]
             value, gpus = judge.pruned(begin[values.index(max(values))], monitor)
             if value >= 0:
-                monitor.incumbent(Rows.of([gpus]), -value, self.name)
+                monitor.incumbent(GpuSets.of([gpus]), -value, self.name)
             if monitor.should_stop():
                 return Result("unknown")
         return Result("unknown", reason="" if monitor.objective is not None else UNKNOWN)

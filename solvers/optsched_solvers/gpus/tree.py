@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from optsched.model.schedule import Rows
+from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -12,7 +12,7 @@ from optsched_solvers.gpus.counts import nothing_found
 from optsched_solvers.gpus.vectors import claim
 
 if TYPE_CHECKING:
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
     from optsched.solving.problem import Problem
@@ -26,9 +26,9 @@ FIRST: Final = 500
 
 def supports(problem: Problem) -> Support:
     """Any joint allocations for one request; for several see `subset_batch.supports`."""
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
 
-    if not isinstance(problem, SubsetChoice):
+    if not isinstance(problem, GpuPlacement):
         return Support(False, "it is no choice of GPUs")
     if not problem.model.intra_monotone:
         return Support(False, "the model may rate a choice lower that has faster hosts")
@@ -41,7 +41,7 @@ def supports(problem: Problem) -> Support:
     return subset_batch.supports(problem)
 
 
-def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
+def solve(problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
     """Depth first over hosts by falling number of free GPUs; one iteration is one node.
 
     The bound of a node is the least of the best bandwidths within the hosts already decided and
@@ -86,8 +86,8 @@ def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
 
 
 def _offer(
-    problem: SubsetChoice, monitor: Monitor, parts: tuple[tuple[int, int], ...], value: int
+    problem: GpuPlacement, monitor: Monitor, parts: tuple[tuple[int, int], ...], value: int
 ) -> None:
     from optsched.bandwidth.ask import gpus_of
 
-    monitor.incumbent(Rows.of([gpus_of(problem.state, parts)]), -value, "branch_and_bound")
+    monitor.incumbent(GpuSets.of([gpus_of(problem.state, parts)]), -value, "branch_and_bound")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from optsched.model.schedule import IntArray
-    from optsched.problems.gpus.problem import Request, SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement, Request
     from optsched.solving.monitor import Monitor
 
 
@@ -47,7 +47,7 @@ class CountVectors:
         One of its requests; the others are not there.
     """
 
-    def __init__(self, problem: SubsetChoice, request: Request) -> None:
+    def __init__(self, problem: GpuPlacement, request: Request) -> None:
         tables = problem.tables
         assert tables is not None
         self.problem, self.request, self.tables = problem, request, tables
@@ -220,7 +220,7 @@ class CountVectors:
 
 
 def claim(
-    problem: SubsetChoice, monitor: Monitor, upper: int, source: str, best: int | None = None
+    problem: GpuPlacement, monitor: Monitor, upper: int, source: str, best: int | None = None
 ) -> None:
     """Report that no choice has more than `upper`; `best`: the engine's own best, else the same.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.model.schedule import Rows
+from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -17,7 +17,7 @@ from optsched_solvers.literature.genetic_counts import Evolution, population_siz
 if TYPE_CHECKING:
     from random import Random
 
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
     from optsched.solving.problem import Problem
@@ -32,14 +32,14 @@ PATIENCE: Final = 30
 
 def supports(problem: Problem) -> Support:
     """One request, joint allocations by counts."""
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
 
-    if not isinstance(problem, SubsetChoice):
+    if not isinstance(problem, GpuPlacement):
         return Support(False, "it is no choice of GPUs")
     return supported(problem)
 
 
-def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
+def solve(problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
     """Evolve until a limit; one iteration is one individual evaluated.
 
     Vectors that break the policy live on, behind all that obey it; levels that are preferred are
@@ -158,7 +158,7 @@ class _Run(Evolution):
                     even[u] += 1
         begun = [full, even]
         if self.monitor.sequences is not None:
-            hosts = self.vectors.problem.cluster.host_of[self.monitor.sequences.to_lists()[0]]
+            hosts = self.vectors.problem.cluster.host_of[list(self.monitor.sequences.gpus[0])]
             start = [int((hosts == h).sum()) for h in self.vectors.hosts]
             if sum(start) == k:
                 begun.append(start)
@@ -191,7 +191,7 @@ class _Run(Evolution):
         if top is not None and top.fitness.values[0] > self.best:
             self.best = int(top.fitness.values[0])
             gpus = self.vectors.gpus(np.array(top, np.int64))
-            self.monitor.incumbent(Rows.of([gpus]), -self.best, "genetic")
+            self.monitor.incumbent(GpuSets.of([gpus]), -self.best, "genetic")
         return all_have
 
     def _measure(self, some: list[Any]) -> None:

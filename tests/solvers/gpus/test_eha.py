@@ -132,7 +132,7 @@ def test_policies():  # type: ignore[no-untyped-def]
         rules = [{"required": "rack"}, {"exclude": (names[-1],)}, {"required": "host"}]
         policy = Policy(**random.Random(seed).choice(rules))
         k = max(1, problem.k // 2)
-        narrow = optsched.SubsetChoice(
+        narrow = optsched.GpuPlacement(
             problem.state, problem.model, k, policy=policy, traffic="idle"
         )
         found = solved(narrow, Eha())
@@ -226,7 +226,7 @@ def test_hosts_beyond_masks():  # type: ignore[no-untyped-def]
 
     state = ClusterState.with_free(cluster, [*range(3, 15), *range(22, 40)])
     for k in (1, 5, 18, 19, 30):
-        found = solved(optsched.SubsetChoice(state, Flat(), k), Eha())
+        found = solved(optsched.GpuPlacement(state, Flat(), k), Eha())
         best = ask(Flat().tables(), state.masks, state.held, (), k)
         assert found is not None and best is not None and found[0] <= best.value
         on = [sum(g < 20 for g in found[1]), sum(g >= 20 for g in found[1])]

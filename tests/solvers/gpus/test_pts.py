@@ -114,7 +114,7 @@ def test_policies():  # type: ignore[no-untyped-def]
         problem, _ = problem_of(seed)
         names = [host.name for host in problem.cluster.hosts]
         rules = [{"required": "rack"}, {"exclude": (names[-1],)}, {"required": "host"}]
-        narrow = optsched.SubsetChoice(
+        narrow = optsched.GpuPlacement(
             problem.state, problem.model, max(1, problem.k // 2),
             policy=Policy(**random.Random(seed).choice(rules)), traffic="idle",
         )  # fmt: skip
@@ -147,7 +147,7 @@ def test_measured_only():  # type: ignore[no-untyped-def]
         model = Doubted(rng, [3, 3, 2])
         state = ClusterState.with_free(model.cluster, rng.sample(range(8), rng.randint(4, 8)))
         k = rng.randint(2, len(state.free))
-        problem = optsched.SubsetChoice(state, model, k, on_unmeasured="measured")
+        problem = optsched.GpuPlacement(state, model, k, on_unmeasured="measured")
         for solver in (Eha(), Pts(), Hybrid()):
             found = solved(problem, solver)
             hosts = {int(model.cluster.host_of[g]) for g in found[1]} if found else set()
@@ -163,7 +163,7 @@ def test_nothing_is_known():  # type: ignore[no-untyped-def]
     """Without any measured pattern there is no answer, and the reason says so."""
     model = Tables(random.Random(4), [2, 2], gaps=1.0)
     for given in (model, WithoutTables(model)):
-        problem = optsched.SubsetChoice(ClusterState.idle(model.cluster), given, 3)
+        problem = optsched.GpuPlacement(ClusterState.idle(model.cluster), given, 3)
         for solver in (Eha(), Pts(), Hybrid()):
             result = optsched.solve(problem, solver)
             assert result.status == "unknown" and "known bandwidth" in result.reason
@@ -184,7 +184,7 @@ def test_time_limit():  # type: ignore[no-untyped-def]
         def intra_of(self, kind, which="value"):  # type: ignore[no-untyped-def]
             return None
 
-    problem = optsched.SubsetChoice(ClusterState.idle(cluster), Wide(), 400)
+    problem = optsched.GpuPlacement(ClusterState.idle(cluster), Wide(), 400)
     assert problem.tables is None
     result = optsched.solve(problem, Pts(), time_limit=0.5)
     assert result.status == "unknown" and result.seconds < 30

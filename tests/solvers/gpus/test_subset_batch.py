@@ -13,7 +13,7 @@ import optsched
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.problems.gpus.problem import Request, SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement, Request
 from optsched.testing.best_subset import all_subsets
 from optsched_solvers.gpus import batch as subset_batch
 from optsched_solvers.gpus import tree as subset_tree
@@ -50,7 +50,7 @@ def test_optimum_and_status():  # type: ignore[no-untyped-def]
     assert seen > 120 and improved >= 6
 
 
-def four_by_eight(seed: int, many: int = 3, by_count: bool = False) -> SubsetChoice:
+def four_by_eight(seed: int, many: int = 3, by_count: bool = False) -> GpuPlacement:
     """Requests for most of four hosts of eight GPUs beside tenants."""
     rng = random.Random(seed)
     model = Tables(rng, [8] * 4)
@@ -65,7 +65,7 @@ def four_by_eight(seed: int, many: int = 3, by_count: bool = False) -> SubsetCho
     cut = sorted(rng.sample(range(1, len(free)), many))
     sizes_asked = [b - a for a, b in zip([0, *cut[:-1]], cut, strict=True)]
     requests = [Request(f"r{i}", k) for i, k in enumerate(sizes_asked)]
-    return SubsetChoice(
+    return GpuPlacement(
         ClusterState(model.cluster, tuple(free), jobs), model, requests=requests, traffic="heavy",
         objective=rng.choice(["sum", "max_min"]),
     )  # fmt: skip
@@ -154,7 +154,7 @@ def test_hosts_that_are_alike_change_nothing():  # type: ignore[no-untyped-def]
         state = ClusterState.idle(model.cluster)
         sizes = rng.choice([(2, 2), (3, 2), (2, 2, 2), (3, 3), (1, 2, 3)])
         requests = [Request(f"r{i}", k) for i, k in enumerate(sizes)]
-        problem = SubsetChoice(state, model, requests=requests)
+        problem = GpuPlacement(state, model, requests=requests)
         result = optsched.solve(problem, Batch())
         assert (result.status, -result.objective) == ("optimal", best_batch(problem)), seed
 
@@ -165,7 +165,7 @@ def test_refusals(monkeypatch):  # type: ignore[no-untyped-def]
     state, model = problem.state, problem.model
 
     def reason(*requests: Request, **fields) -> str:  # type: ignore[no-untyped-def]
-        return subset_tree.supports(SubsetChoice(state, model, requests=requests, **fields)).reason
+        return subset_tree.supports(GpuPlacement(state, model, requests=requests, **fields)).reason
 
     pair = (Request("a", 1), Request("b", 2))
     assert reason(*pair) == ""
@@ -184,6 +184,6 @@ def test_no_room_for_all():  # type: ignore[no-untyped-def]
     model = Tables(random.Random(1), [4, 4])
     host = model.cluster.hosts[0].name
     requests = [Request(name, 3, Policy(include=(host,), max_hosts=1)) for name in ("a", "b")]
-    problem = SubsetChoice(ClusterState.idle(model.cluster), model, requests=requests)
+    problem = GpuPlacement(ClusterState.idle(model.cluster), model, requests=requests)
     result = optsched.solve(problem, Batch())
     assert result.status == "infeasible" and "a, b" in result.reason
