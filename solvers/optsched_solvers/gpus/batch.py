@@ -108,7 +108,7 @@ def solve(problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
             upper = search.upper
             monitor.bound(-upper, "branch_and_bound")
         if finished:
-            if monitor.sequences is not None or search.lost >= 0:
+            if monitor.solution is not None or search.lost >= 0:
                 break
             names = ", ".join(request.name for request in problem.requests)
             reason = f"no disjoint sets of free GPUs obey the policies of {names:.200}"

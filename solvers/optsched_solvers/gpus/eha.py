@@ -18,10 +18,9 @@ from optsched_solvers.gpus.judge import UNKNOWN, grounds, judge_of, supported
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
-    from optsched.model.schedule import IntArray
+    from optsched.model.schedule import IntArray, Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 MAX_CANDIDATES: Final = 200
 MOST_CANDIDATES: Final = 100_000
@@ -47,12 +46,12 @@ class Eha:
     """
 
     name = "eha"
-    answers = ("resources",)
+    kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType(
         {"max_candidates": f"most spreads over several hosts (default {MAX_CANDIDATES})"}
     )
 
-    def instant(self, problem: Problem) -> bool:
+    def runs_inline(self, problem: Problem) -> bool:
         """With tables by counts, which leave no model to be asked."""
         return isinstance(problem, GpuPlacement) and problem.tables is not None
 

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.model import Selection, Which
     from optsched.bandwidth.tables import CountTables
-    from optsched.model.schedule import IntArray
+    from optsched.model.schedule import IntArray, Problem
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 UNKNOWN: Final = "no candidate of this search has a known bandwidth"
 """Why there is no answer, if not for a limit."""

@@ -13,9 +13,9 @@ from optsched_solvers.gpus.judge import UNKNOWN, free_on, grounds, judge_of, sup
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched.solving.solver import Support
 
 
@@ -33,10 +33,10 @@ class Pts:
     """
 
     name = "pts"
-    answers = ("resources",)
+    kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType({})
 
-    def instant(self, problem: Problem) -> bool:
+    def runs_inline(self, problem: Problem) -> bool:
         """With tables by counts, which leave no model to be asked."""
         return isinstance(problem, GpuPlacement) and problem.tables is not None
 
