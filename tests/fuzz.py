@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from random_problems import random_array, random_choice, random_graph, random_shop
-from random_subsets import best_batch, random_batch, random_subset
 from rolling_problems import awkward_array, random_rolling
+from subset_cases import best_batch, random_batch
 
 import optsched
 from optsched import JobArray
@@ -31,6 +31,7 @@ from optsched.testing.check_answers import judge
 from optsched.testing.check_common import against
 from optsched.testing.quota_problems import random_plan
 from optsched.testing.subset_problems import optimum as best_choice
+from optsched.testing.subset_problems import random_subset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,14 +7,6 @@ import random
 import numpy as np
 import pytest
 from depth import depth
-from random_subsets import (
-    Tables,
-    contention_of,
-    policy_of,
-    sizes_of,
-    state_of,
-    subsets_of,
-)
 from uncompiled import uncompile
 
 from optsched.bandwidth import ClusterState, counts
@@ -22,6 +14,14 @@ from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
 from optsched.bandwidth.contention import demands, share
 from optsched.bandwidth.model import UnmeasuredPattern
 from optsched.testing.best_subset import all_subsets, best_subset
+from optsched.testing.subset_problems import (
+    Tables,
+    contention_of,
+    policy_of,
+    sizes_of,
+    state_of,
+    subsets_of,
+)
 
 CASES = depth(100, 400)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 from depth import depth
-from random_subsets import Tables, contention_of, policy_of, sizes_of, state_of
 
 from optsched.bandwidth.ask import ask, gpus_of
 from optsched.bandwidth.contention import Contention, share
@@ -16,6 +15,7 @@ from optsched.bandwidth.state import ClusterState, Job
 from optsched.bandwidth.subset_search import pareto, sizes, submasks
 from optsched.bandwidth.subsets import SubsetSearch, ask_exact
 from optsched.testing.best_subset import all_subsets
+from optsched.testing.subset_problems import Tables, contention_of, policy_of, sizes_of, state_of
 
 CASES = depth(80, 240)
 

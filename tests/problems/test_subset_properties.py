@@ -6,10 +6,10 @@ import random
 from dataclasses import replace
 
 from depth import depth
-from random_subsets import Tables, sizes_of, state_of
 
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Dispatcher, Job
+from optsched.testing.subset_problems import Tables, sizes_of, state_of
 
 SEEDS = range(depth(40, 120))
 

@@ -198,9 +198,9 @@ class TableJudge(Judge):
     def __init__(self, problem: GpuPlacement, tables: CountTables) -> None:
         super().__init__(problem)
         self.tables, rule = tables, problem.contention
-        self._jobs = jobs_of(problem.state.held, problem.demands, rule)
-        n_jobs = len(self._jobs) // (problem.cluster.n_hosts + 1)
-        self._rule = np.array(
+        self.jobs = jobs_of(problem.state.held, problem.demands, rule)
+        n_jobs = len(self.jobs) // (problem.cluster.n_hosts + 1)
+        self.rule = np.array(
             [n_jobs, rule.fill == "best", rule.sides == "two", rule.cross_only, rule.unit], np.int64
         )
 
@@ -212,7 +212,7 @@ class TableJudge(Judge):
         if not len(hosts):
             return -1, ()
         row = first_best(
-            self.tables.words, self._rule, self._jobs, state.masks, hosts.reshape(-1),
+            self.tables.words, self.rule, self.jobs, state.masks, hosts.reshape(-1),
             counts.reshape(-1), hosts.shape[1], out,
         )  # fmt: skip
         if row < 0:
@@ -238,13 +238,13 @@ class TableJudge(Judge):
         now = np.zeros(cluster.n_hosts, np.int64)
         np.add.at(now, host, bit)
         left, out = np.arange(len(ids)), np.array([len(ids), 0])
-        steps = len(np.unique(host)) * cluster.n_hosts * (1 + int(self._rule[0])) + len(ids)
+        steps = len(np.unique(host)) * cluster.n_hosts * (1 + int(self.rule[0])) + len(ids)
         while out[0] > k:
             if out[0] < len(ids) and monitor.should_stop():
                 return -1, ()
             target = max(k, int(out[0]) - max(1, _CHUNK // steps))
             evaluated = prune(
-                self.tables.words, self._rule, self._jobs, host, bit, left, now, target, out
+                self.tables.words, self.rule, self.jobs, host, bit, left, now, target, out
             )
             monitor.advance(evaluated)
         masks = [(h, int(now[h])) for h in range(cluster.n_hosts) if now[h]]

@@ -8,13 +8,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 from depth import depth
-from random_subsets import Tables
 from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Contention, Host, HostType, Policy
 from optsched.bandwidth.ask import ask
 from optsched.errors import InputError, UnsupportedProblem
+from optsched.testing.subset_problems import Tables
 from optsched_solvers.gpus.eha import Eha, candidates, fewest
 
 

@@ -6,7 +6,6 @@ import random
 
 import pytest
 from depth import depth
-from random_subsets import Tables
 from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
 import optsched
@@ -14,6 +13,7 @@ from optsched.bandwidth import Cluster, ClusterState, Contention, Host, HostType
 from optsched.bandwidth.rates import UNMEASURED
 from optsched.errors import UnsupportedProblem
 from optsched.problems.gpus.problem import Request
+from optsched.testing.subset_problems import Tables
 from optsched_solvers.gpus import judge
 from optsched_solvers.gpus.eha import Eha
 from optsched_solvers.gpus.hybrid import Hybrid

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from random_subsets import Tables, best_batch, random_batch
+from subset_cases import best_batch, random_batch
 
 import optsched
 from optsched.bandwidth.contention import Contention
@@ -15,6 +15,7 @@ from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.problems.gpus.problem import GpuPlacement, Request
 from optsched.testing.best_subset import all_subsets
+from optsched.testing.subset_problems import Tables
 from optsched_solvers.gpus import batch as subset_batch
 from optsched_solvers.gpus import tree as subset_tree
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from depth import depth
-from random_subsets import allowed
 from test_subset_tree import best_of, four_by_eight, problem_of, replace_policy
 
 import optsched
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError
+from optsched.testing.subset_problems import allowed
 from optsched_solvers.gpus import cpsat as subset_cpsat
 from optsched_solvers.gpus import cpsat_model as subset_cpsat_model
 from optsched_solvers.gpus.vectors import CountVectors
