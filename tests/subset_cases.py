@@ -1,4 +1,4 @@
-"""Random requests, for one job and for several, and how searches over subsets are asked in tests."""
+"""Random requests, for one job and for several, and how tests ask searches for GPUs."""
 
 from __future__ import annotations
 

@@ -456,12 +456,13 @@ class BatchSearch:
             low = np.take_along_axis(worst, counts.T, axis=1).min(axis=0)
             low = np.minimum(judge.network(counts), low)
             kept = shares.value >= 0
-            columns = (counts, shares.value, shares.raw, low, shares.capacity, shares.demand)
-            parts.append([column[kept] for column in columns])
-        counts, alone, *rest = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.argsort(-alone, kind="stable")
-        across = (counts[order] > 0).sum(axis=1) >= 2
-        return _Vectors(counts[order], alone[order], *(one[order] for one in rest), across)
+            known = (counts, shares.value, shares.raw, low, shares.capacity, shares.demand)
+            parts.append([column[kept] for column in known])
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        order = np.argsort(-columns[1], kind="stable")
+        counts, alone, high, low, capacity, demand = (column[order] for column in columns)
+        across = (counts > 0).sum(axis=1) >= 2
+        return _Vectors(counts, alone, high, low, capacity, demand, across)
 
     def _like(self, h: int) -> int:
         """The host before this one with which it could change places, or -1."""
