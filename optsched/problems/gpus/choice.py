@@ -202,7 +202,7 @@ def _explained(choice: DispatchChoice) -> str:
         f"{problem.cluster.written(choice.gpus)}",
         f"bandwidth {shown(choice.bandwidth)}"
         + (f" of {shown(choice.standalone)} alone" if choice.share.jobs else ""),
-        f"limited by {_limit(choice)}",
+        f"limited by {limit_of(choice)}",
     ]
     if choice.share.jobs:
         one = choice.share
@@ -220,7 +220,7 @@ def _explained(choice: DispatchChoice) -> str:
     return "\n".join([*lines, *_alternatives(choice)])
 
 
-def _limit(choice: DispatchChoice) -> str:
+def limit_of(choice: DispatchChoice) -> str:
     """What holds the standalone bandwidth back: a host and its weakest link, or the network."""
     problem, cluster = choice.problem, choice.problem.cluster
     model = problem.model
