@@ -60,7 +60,8 @@ def main() -> None:
         ):  # fmt: skip
             text = "".join(json.dumps(line) + "\n" for line in lines).encode()
             begin = time.perf_counter()
-            answer_all(known.model, state, Policy(), 0.0, "heavy", io.BytesIO(text), io.BytesIO())
+            streams = io.BytesIO(text), io.BytesIO()
+            answer_all(known.model, state, *streams, policy=Policy(), traffic="heavy")
             took = time.perf_counter() - begin
             print(f"{name}: stream, {what}: {len(lines) / took:.0f} lines a second")
 

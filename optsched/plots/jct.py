@@ -8,8 +8,8 @@ import numpy as np
 
 from optsched.cluster.job_checks import told
 from optsched.errors import InputError
+from optsched.io.text import plain, readable_unit
 from optsched.plots.lines import dress, look_of, picture
-from optsched.plots.look import plain, readable_unit
 from optsched.plots.picture import INK, MUTED
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import pytest
 from program import PATIENCE, PROGRAM, start
 
 import optsched
-from optsched.cli.elastic_table import LiveTable
+from optsched.cli.elastic import LiveTable
 from optsched.elastic import Status, TrainingJob, read_jobs
 from optsched.elastic.live import LiveJob
 from optsched.formats import metrics_json
@@ -190,10 +190,11 @@ def test_the_first_line_comes_without_torch(cli: Cli) -> None:
     Path("jobs.toml").write_text(table())
     code = """
 import sys
-from optsched.cli import elastic_table, main
+from optsched.cli import main
+from optsched.cli.elastic import LiveTable
 def stop(*_):
     sys.exit(3 + any(name in sys.modules for name in ("torch", "sklearn", "matplotlib")))
-elastic_table.LiveTable.print = stop
+LiveTable.print = stop
 sys.argv = ["optsched", "elastic", "jobs.toml", "--slots", "1", "--plot", "p.html"]
 main()
 """

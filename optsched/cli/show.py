@@ -1,4 +1,4 @@
-"""A `Report` as tables for the terminal."""
+"""``optsched show``: a `Report` as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from optsched.plots.look import (
-    bytes_text,
-    plain,
-    readable_unit,
-    share_text,
-    time_in,
-    time_text,
-    worth,
-)
+from optsched.cli.options import ScheduleFile  # noqa: TC001 (typer reads the annotations)
+from optsched.io.text import bytes_text, plain, readable_unit, share_text, time_in, time_text
+from optsched.plots.look import worth
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -27,6 +21,16 @@ if TYPE_CHECKING:
 _MOST_RUNS = 24  # lines of critical path: more than a screen helps nobody
 _MOST_JOBS = 64  # rows of jobs, likewise
 _SHORT_NAME = 10  # letters that a resource keeps beside its numbers
+
+
+def show(file: ScheduleFile) -> None:
+    """Objective, bound, gap; load and peak bytes per device; latency per job; critical path."""
+    from rich.console import Console
+
+    from optsched.analysis.report import report
+    from optsched.cli.schedules import scheduled
+
+    Console().print(render(report(scheduled(file))), crop=False)
 
 
 def render(report: Report) -> Group:
