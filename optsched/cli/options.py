@@ -91,7 +91,7 @@ def pairs(option: str, given: Sequence[str], form: str) -> dict[str, str]:
         if not key or not equals or (not value and option != "option"):
             raise InputError(f"{option}: expected {form}, got {text!r:.60}")
         if key in found:
-            raise InputError(f"{option}: {key:.60} is given twice")
+            raise InputError(f"{option}: {key!r:.60} is given twice")
         found[key] = value
     return found
 

@@ -64,7 +64,7 @@ def test_all_outputs(cli: Cli) -> None:
     assert ran.code == 1
     assert ran.err == "failed: job 'bad': ValueError: no such thing as this\n"
     assert "2 of 3 jobs ended" in ran.out and "elastic_fifo, 2 workers, 3 jobs" in ran.out
-    rows = {line.split()[1]: line for line in ran.out.splitlines() if re.match("│.*/", line)}
+    rows = {line.split()[0]: line for line in ran.out.splitlines() if re.match(" *\\w+ .*/", line)}
     assert "2/2" in rows["one"] and "failed" in rows["bad"] and "of 0.5" in rows["own"]
     assert "simulated" in ran.out and "makespan" in ran.out
     for name in ("h.schedule.json", "m.json", "p.html"):
