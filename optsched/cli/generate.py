@@ -37,15 +37,20 @@ def jobarray(
         str | None,
         typer.Option(help="Whole memory of a device, such as 80GB [default: unlimited]."),
     ] = None,
-    recompute: Annotated[
-        str, typer.Option(help="Activations: never, always, or choose (the solver, job by job).")
-    ] = "never",
-    in_flight: Annotated[
-        bool, typer.Option("--in-flight", help="Memory for what 1F1B has in flight, and no more.")
+    recompute: Annotated[bool, typer.Option(help="Recompute activations in every job.")] = False,
+    choose_recompute: Annotated[
+        bool, typer.Option(help="Leave it to the solver which jobs recompute.")
     ] = False,
+    in_flight: Annotated[
+        str | None,
+        typer.Option(help="1f1b: memory for what 1F1B has in flight, and no more."),
+    ] = None,
     objective: Annotated[
         str, typer.Option(help="makespan (of one iteration) or period (rolling).")
     ] = "makespan",
+    jitter: Annotated[
+        float, typer.Option(help="Share by which block times are off, 0 to 1.")
+    ] = 0.0,
     random: Annotated[
         str | None, typer.Option(help="Uniform block times, such as 1:99; bytes stay the model's.")
     ] = None,
@@ -61,14 +66,15 @@ def jobarray(
     from optsched.pipelines.generator import job_array
 
     check_writable(output)
-    modes: dict[str, bool | str] = {"never": False, "always": True, "choose": "choose"}
-    if recompute not in modes:
-        raise InputError(f"recompute: expected one of {', '.join(modes)}, got {recompute!r:.60}")
+    if recompute and choose_recompute:
+        raise InputError("recompute: give it or --choose-recompute, not both")
+    if in_flight not in (None, "1f1b"):
+        raise InputError(f"in-flight: expected 1f1b, got {in_flight!r:.60}")
     array = job_array(
         model, stages, jobs, seed=seed, partition=partition, link=link, memory=memory,
-        recompute=modes[recompute], switch=switch, micro_batches=micro_batches,
-        objective=objective, in_flight=in_flight, name=name,
-        times=None if random is None else _range(random),
+        recompute="choose" if choose_recompute else recompute, switch=switch,
+        micro_batches=micro_batches, objective=objective, in_flight=in_flight is not None,
+        jitter=jitter, times=None if random is None else _range(random), name=name,
     )  # fmt: skip
     wrote(
         output, array.write,

@@ -75,7 +75,7 @@ def pipeline(
     from optsched.cli.output import check_drawing, console, wrote
     from optsched.io.files import check_outputs
     from optsched.pipelines import NAMES
-    from optsched.pipelines.formulas import CHUNKED
+    from optsched.pipelines.equal_stages import CHUNKED
 
     if name != "all" and name not in NAMES:
         raise InputError(f"name: expected one of {', '.join(NAMES)}, all, got {name!r:.40}")
@@ -135,8 +135,7 @@ class Source:
     def job(self, name: str) -> JobArray:
         """The job as this pipeline wants it."""
         from optsched.pipelines import uniform
-        from optsched.pipelines.equal_stages import layout
-        from optsched.pipelines.formulas import SPLIT
+        from optsched.pipelines.equal_stages import SPLIT, layout
         from optsched.problems.jobarray.problem import JobArray
 
         if self.array is not None:
@@ -157,7 +156,7 @@ class Source:
         Both are of equal stages only: else there is none, and activations are bytes.
         """
         from optsched.pipelines import bubble
-        from optsched.pipelines.formulas import CHUNKED
+        from optsched.pipelines.equal_stages import CHUNKED
 
         if self.array is not None or self.model is not None:
             return "", 0

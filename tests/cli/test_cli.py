@@ -400,7 +400,7 @@ def test_generate(cli: Cli) -> None:
         (("jobarray", "--random", "1:9007199254740992"), "random: expected least:most, two int"),
         (("jobarray", "--random", "1:1000000001"), "random: expected least:most, two integers in"),
         (("jobarray", "--random", "9:1"), "random: expected least:most, two integers in 0..10000"),
-        (("jobarray", "--recompute", "maybe"), "recompute: expected one of never, always, choose"),
+        (("jobarray", "--recompute", "--choose-recompute"), "recompute: give it or --choose-reco"),
         (("cluster", "--state", "out.json"), "out.json: is the name of two outputs"),
         (("jobarray", "--stages", "9" * 12), "jobs x micro-batches x stages: expected at most"),
         (("jobarray", "--jobs", "-1"), "jobs: expected 1..100000, got -1"),
