@@ -131,17 +131,19 @@ def _tasks(
     """
     from optsched.bench.run import Task
     from optsched.solving.solver import solver as find_solver
-    from optsched.solving.solver import support
+    from optsched.solving.solver import solvers as of_kind
+    from optsched.solving.solver import support_by_name
 
-    engines = {name: find_solver(name) for name in options}
     for name, given in options.items():
-        unknown = set(given).difference(getattr(engines[name], "options", {}))
+        kinds = {instance.problem.problem_kind for instance in instances}
+        able = [find_solver(name, kind) for kind in kinds if name in of_kind(kind)]
+        unknown = set(given).difference(*(getattr(one, "options", {}) for one in able))
         if unknown:
             raise InputError(f"option: {name} has no option {min(unknown)!r:.60}")
     refusals, pairs = [], []
     for instance in instances:
-        for name, engine in engines.items():
-            if found := support(engine, instance.problem):
+        for name in options:
+            if found := support_by_name(name, instance.problem):
                 pairs.append((instance, name))
             else:
                 reason = found.reason or "refused"

@@ -85,7 +85,7 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
     """The jobs to be started, and what else the user should know."""
     from optsched.cli.output import stdin_or_file
     from optsched.formats import decide_json, kubernetes_gangs, quota_json
-    from optsched.io.strict_json import parse, shown, without_collector
+    from optsched.io.strict_json import format_json, parse, without_collector
     from optsched.model import document
 
     name, text = stdin_or_file(file)
@@ -111,7 +111,7 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
         return kubernetes_gangs.of_plan(plan, _answer(plan, schedule)), []
     raise InputError(
         f"{name}: format: expected optsched.quota/1, optsched.schedule/1 or optsched.decision/1, "
-        f"got {shown(found) if found is not None else 'nothing'}"
+        f"got {format_json(found) if found is not None else 'nothing'}"
     )
 
 

@@ -14,7 +14,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 _OPTION = "KEY=VALUE of the solver, VALUE as JSON or plain text; may be repeated."
 

@@ -121,8 +121,8 @@ class Source:
         sizes: dict[str, int | None],
         profile: dict[str, Any],
     ) -> None:
+        from optsched.io.values import integer
         from optsched.problems.jobarray.problem import JobArray
-        from optsched.solving.limits import whole_number
 
         self.array = None if file is None else JobArray.read(file)
         self.model, self.memory = model, profile["memory"]
@@ -130,7 +130,7 @@ class Source:
         self.sizes = {key: SIZES[key] if size is None else size for key, size in sizes.items()}
         self.times, last = {}, TIME
         for key, given in times.items():  # what is not said is as the one before
-            last = self.times[key] = last if given is None else whole_number(key, given, 0, 2**53)
+            last = self.times[key] = last if given is None else integer(key, given, 0, 2**53)
 
     def job(self, name: str) -> JobArray:
         """The job as this pipeline wants it."""

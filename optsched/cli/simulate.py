@@ -227,7 +227,7 @@ def _run_all(
     """
     from optsched.cli.progress import Bar
     from optsched.cluster.simulate import simulate
-    from optsched.solving import progress_log
+    from optsched.solving import progress
 
     runs: dict[str, Run] = {}
     with Bar(quiet=quiet) as bar:
@@ -244,7 +244,7 @@ def _run_all(
                 )
                 taken = time.monotonic() - since
                 ended = int((run.log.finished >= 0).sum())
-                if taken >= progress_log.FIRST_AFTER and not bar.shown:
+                if taken >= progress.FIRST_AFTER and not bar.shown:
                     some = "" if ended == len(jobs) else f"{ended:,} of "
                     bar.say(f"{name}: {some}{len(jobs):,} jobs in {taken:.1f} s")
                 if ended < len(jobs):  # the engine hands back what it has

@@ -25,9 +25,9 @@ from optsched.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
+    from optsched.solving.progress import Criterion
     from optsched.solving.result import Result
-    from optsched.solving.stop import Criterion
 
 PROVERS = ("branch_and_bound", "cpsat")
 """Solvers for a better bound, in order of preference."""
@@ -131,9 +131,9 @@ def bound(
 
 def named_bounds(problem: Problem) -> dict[str, int]:
     """Every bound that needs no search, by name; ``carlier`` is exact for each machine alone."""
-    if problem.answers == "resources":
+    if problem.problem_kind == "gpus":
         return {"best pattern": problem.lower_bound()}
-    if problem.answers == "quotas":
+    if problem.problem_kind == "quota":
         return {"hull or level": problem.lower_bound()}
     from optsched.model.bounds import makespan_bounds
     from optsched_solvers.shop.proof.one_machine import one_machine_bound
@@ -151,30 +151,33 @@ def solvers(
     ] = None,
 ) -> None:
     """List the installed solvers and what they take."""
-    import optsched
     from optsched.cli.output import console, table
-    from optsched.solving.solver import answers, support
-    from optsched.solving.solver import solver as find
+    from optsched.solving.solver import solvers as of_kind
+    from optsched.solving.solver import support_by_name
 
-    names = optsched.solvers()
     out = console()
     if file is not None:
         from optsched.formats.read_problem import read_problem
 
         problem = read_problem(file)
-        for name in names:
-            found = support(find(name), problem)
+        for name in of_kind():
+            found = support_by_name(name, problem)
             out.print(f"{name:18}{'yes' if found else f'no: {found.reason}'}")
         return
-    orders = [name for name in names if "orders" in answers(find(name))]
+
+    def able(problem: Problem) -> list[str]:
+        return [name for name in of_kind(problem.problem_kind) if support_by_name(name, problem)]
+
+    orders = sorted({*of_kind("jobshop"), *of_kind("jobarray"), *of_kind("periodic")})
     shown = table("problem", *orders, left=range(len(orders) + 1))
     for kind, problem in _smallest().items():
-        shown.add_row(kind, *("yes" if support(find(n), problem) else "-" for n in orders))
+        taken = able(problem)
+        shown.add_row(kind, *("yes" if name in taken else "-" for name in orders))
     out.print(shown)
-    for kind, answer in (("SubsetChoice", "resources"), ("Routing", "routes")):
-        out.print(f"{kind}: {', '.join(n for n in names if answer in answers(find(n)))}")
+    for text, kind in (("SubsetChoice", "gpus"), ("Routing", "routing")):
+        out.print(f"{text}: {', '.join(of_kind(kind))}")
     for kind, problem in _smallest_plans().items():
-        out.print(f"{kind}: {', '.join(n for n in names if support(find(n), problem))}")
+        out.print(f"{kind}: {', '.join(able(problem))}")
     out.print("`optsched solvers FILE` says why a solver refuses an instance.")
 
 
@@ -277,12 +280,12 @@ def _solved(
 ) -> tuple[str, int | None, str]:
     """The solver's name, its bound, and why nothing is feasible if it proved that."""
     import optsched
-    from optsched.solving.solver import solver as find_solver
-    from optsched.solving.solver import support
+    from optsched.solving.solver import support_by_name
 
     if solver is None:
-        able = [name for name in PROVERS if name in optsched.solvers()]
-        solver = next((name for name in able if support(find_solver(name), problem)), able[-1])
+        able = [name for name in PROVERS if name in optsched.solvers(problem.problem_kind)]
+        taken = (name for name in able if support_by_name(name, problem))
+        solver = next(taken, able[-1] if able else "auto")
     result = optsched.solve(problem, solver, **limits)
     reason = result.reason if result.status == "infeasible" else ""
     return solver, result.lower_bound, reason
@@ -296,6 +299,7 @@ def _print(summary: dict[str, Any], problem: Problem) -> None:
         rows.append(("infeasible", summary["reason"]))
     else:
         rows += [(name, problem.describe(value)) for name, value in summary["bounds"].items()]
-        what = "lower bound" if problem.answers.endswith("orders") else "bound"
+        orders = problem.problem_kind in ("jobshop", "jobarray", "periodic")
+        what = "lower bound" if orders else "bound"
         rows.append((what, problem.describe(summary["lower_bound"])))
     facts(rows, 18)

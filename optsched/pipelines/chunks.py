@@ -6,9 +6,9 @@ import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.pipelines.fixed_order import Step, Unit, check_array, fixed, repeated
 from optsched.problems.jobarray.checks import MAX_BLOCKS, flat
-from optsched.problems.jobshop.checks import integer
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
@@ -77,8 +77,8 @@ def chunks_of(job: JobArray, name: str) -> tuple[int, int]:
 
 
 def _check(devices: int, chunks: int) -> None:
-    integer(devices, "devices: ", 1, MAX_BLOCKS)
-    integer(chunks, "chunks: ", 1, MAX_BLOCKS // devices)
+    integer("devices", devices, 1, MAX_BLOCKS)
+    integer("chunks", chunks, 1, MAX_BLOCKS // devices)
 
 
 def interleaved(job: JobArray) -> Schedule:

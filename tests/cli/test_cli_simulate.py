@@ -261,10 +261,10 @@ def test_an_interrupted_run_tells_how_many_jobs_ended(
 ) -> None:
     """Not that all of them were simulated."""
     from optsched.cluster import policies
-    from optsched.solving import progress_log
+    from optsched.solving import progress
 
     real = policies.get
-    monkeypatch.setattr(progress_log, "FIRST_AFTER", 0.0)
+    monkeypatch.setattr(progress, "FIRST_AFTER", 0.0)
     monkeypatch.setattr(
         policies, "get", lambda name, **rest: Slow() if name == "las" else real(name, **rest)
     )
