@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -327,10 +328,21 @@ def test_operations_without_duration_do_not_wait_for_ever() -> None:
 
 
 @pytest.mark.slow
-def test_the_benchmark_prints_its_tables() -> None:
+def test_the_benchmark_prints_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a user types it: one array a row."""
-    script = Path(__file__).parents[3] / "benchmarks" / "rolling.py"
-    command = [sys.executable, str(script), "gaps", "--set", "equal", "--time", "1", "--seeds", "1"]
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]), prepend=os.pathsep)
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.shop.rolling",
+        "gaps",
+        "--set",
+        "equal",
+        "--time",
+        "1",
+        "--seeds",
+        "1",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("| 1 of 1 |") == 3 and "| equal | equal-19x8 |" in done.stdout
     wrong = subprocess.run([*command, "--set", "plane"], capture_output=True, text=True)
