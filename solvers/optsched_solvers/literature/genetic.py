@@ -150,7 +150,7 @@ def seeded_selection(random: Random) -> dict[str, Callable[..., Any]]:
     from deap.tools import selection
 
     # the same code with other globals: nothing of DEAP's, or of the caller's, is changed
-    names = vars(selection) | {"random": random}
+    names: dict[str, Any] = vars(selection) | {"random": random}
     for name, function in vars(selection).items():
         if isinstance(function, FunctionType) and name.startswith("sel"):
             names[name] = FunctionType(function.__code__, names, name, function.__defaults__)
@@ -233,8 +233,8 @@ class Orders(Decoder):
 
     def first(self, size: int, random: Random) -> list[Genes]:
         """The schedules of the rules, and random orders."""
-        from optsched_solvers.shop.tabu.insertion import ranks
         from optsched.kernels import longest_path
+        from optsched_solvers.shop.tabu.insertion import ranks
 
         known = []
         for orders in self.starts[:size]:
@@ -383,7 +383,8 @@ class Options(Decoder):
         self.plan, self.monitor = plan, monitor
         table = plan.table
         self.of: list[range] = [
-            range(*pair) for pair in zip(table.ptr[:-1].tolist(), table.ptr[1:].tolist(), strict=True)
+            range(*pair)
+            for pair in zip(table.ptr[:-1].tolist(), table.ptr[1:].tolist(), strict=True)
         ]
         self.kind, self.gpus = table.kind.tolist(), table.size.tolist()
         self.cost: list[int] = table.cost.tolist()
