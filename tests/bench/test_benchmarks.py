@@ -263,13 +263,13 @@ def test_steps_per_second() -> None:
 
 def test_solver_lists() -> None:
     """Options, cores, raw CP-SAT in four settings."""
-    found = engines.engines("auto,branch_and_bound@2:mode=giffler-thompson:width=1,cpsat-raw",
+    found = engines.engines("auto,genetic@2:population=20,cpsat-raw",
                             2, None)  # fmt: skip
     assert [engine.label for engine in found[:2]] == [
         "auto",
-        "branch_and_bound@2:mode=giffler-thompson:width=1",
+        "genetic@2:population=20",
     ]
-    assert found[1].options == {"mode": "giffler-thompson", "width": 1} and found[1].workers == 2
+    assert found[1].options == {"population": 20} and found[1].workers == 2
     assert [engine.workers for engine in found] == [2, 2, 2, 2, 2, 1]
     assert [engine.options["num_workers"] for engine in found[2:]] == [2, 8, 8, 1]
     assert engines.engines("tabu", 2, None)[0].workers == 1

@@ -41,7 +41,7 @@ MUTATION_RATE: Final = 0.5
 TOURNAMENT: Final = 3
 """Individuals of which the best is selected."""
 
-PATIENCE: Final = 40
+PATIENCE: Final = 20
 """Generations without a better individual after which all but the best begin anew."""
 
 
@@ -107,7 +107,7 @@ def evolve(decoder: Decoder, limits: Limits, iterations: int) -> int:
     population: list[Any] = []
     made, still, best = 0, 0, None
     fresh = decoder.first(size, random)
-    while fresh and made < iterations and not monitor.should_stop():
+    while made < iterations and not monitor.should_stop():
         some = [Individual(genes) for genes in fresh[: iterations - made]]
         found = decoder.values(some)
         for one, value in zip(some, found, strict=False):
@@ -121,10 +121,12 @@ def evolve(decoder: Decoder, limits: Limits, iterations: int) -> int:
             population += toolbox.select(ranked[size // 4 :], size - len(population))
         else:
             population = ranked
+        if len(found) < len(some):
+            break
         still = still + 1 if population[:1] == best else 0
         best = population[:1]
         if still < PATIENCE:
-            parents = toolbox.select(population, 2 * size) if population else []
+            parents = toolbox.select(population, 2 * size)
             fresh = [child(*pair) for pair in zip(parents[::2], parents[1::2], strict=True)]
         else:
             population, fresh = best, decoder.first(size, random)
@@ -148,7 +150,7 @@ def seeded_selection(random: Random) -> dict[str, Callable[..., Any]]:
     from deap.tools import selection
 
     # the same code with other globals: nothing of DEAP's, or of the caller's, is changed
-    names = vars(selection) | {"random": random}
+    names: dict[str, Any] = vars(selection) | {"random": random}
     for name, function in vars(selection).items():
         if isinstance(function, FunctionType) and name.startswith("sel"):
             names[name] = FunctionType(function.__code__, names, name, function.__defaults__)
@@ -320,13 +322,12 @@ class Circle(Decoder):
         return [random.choice((first[0], second[0])), *pox(first[1:], second[1:], random)]
 
     def mutate(self, genes: Genes, random: Random) -> None:
-        """Another length, or another order."""
+        """Another order, and sometimes another length."""
+        order = genes[1:]
+        swap_or_insert(order, random)
+        genes[1:] = order
         if random.random() < 0.4:
             genes[0] = min(self.lengths - 1, max(0, genes[0] + random.choice((-3, -1, 1, 3))))
-        else:
-            order = genes[1:]
-            swap_or_insert(order, random)
-            genes[1:] = order
 
     def value(self, genes: Genes) -> int:
         """The least period of the orders that insertion finds."""
@@ -502,12 +503,12 @@ class Counts(Decoder):
         self.room: Genes = vectors.room.tolist()
         self.total = vectors.count()
         self.known: dict[tuple[int, ...], int] = {}
-        self.best = 0
+        self.best = 1
 
     @property
     def found(self) -> bool:
         """Whether an individual obeys the policy and is measured."""
-        return self.best < 0
+        return self.best <= 0
 
     def first(self, size: int, random: Random) -> list[Genes]:
         """Fewest hosts, most even, the start if there is one, and random vectors."""
