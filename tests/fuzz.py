@@ -23,8 +23,7 @@ from rolling_problems import awkward_array, random_rolling
 import optsched
 from optsched import JobArray
 from optsched.problems.jobarray.choice import choice_of, choosing
-from optsched.solving.solver import solver as find_solver
-from optsched.solving.solver import support
+from optsched.solving.solver import support_by_name
 from optsched.testing.best_period import TooLarge, best_period
 from optsched.testing.best_quota import best_quota
 from optsched.testing.brute_force import best_makespan, machine_orders
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from optsched import Schedule
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 ORDERS = 3000
 """Combinations of machine orders that brute force may try."""
@@ -248,7 +247,7 @@ def failures(kind: str, seed: int, seconds: Counter[str]) -> Iterator[str]:
     begin = time.perf_counter()
     best = KINDS[kind].truth(problem)
     seconds["brute force"] += time.perf_counter() - begin
-    able = [run for run in KINDS[kind].runs if support(find_solver(run.solver), problem)]
+    able = [run for run in KINDS[kind].runs if support_by_name(run.solver, problem)]
     for run in Random(seed).sample(able, min(AT_ONCE, len(able))):
         begin = time.perf_counter()
         said = fault(problem, run, best)

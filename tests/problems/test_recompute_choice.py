@@ -24,7 +24,7 @@ from optsched_solvers.shop import recompute_choice
 from optsched_solvers.shop.dispatch import Dispatch
 
 if TYPE_CHECKING:
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
     from optsched.solving.result import Result
 
 

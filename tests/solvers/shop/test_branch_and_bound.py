@@ -21,7 +21,7 @@ from optsched.testing import SolverTests
 from optsched_solvers.shop.branch_and_bound import GIFFLER_THOMPSON, MODES, BranchAndBound
 
 if TYPE_CHECKING:
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
     from optsched.solving.result import Result
 
 INSTANCES = Path(__file__).parents[3] / "instances" / "jobshop"
