@@ -1,4 +1,4 @@
-"""The cycle of a rolling job array: its graph, and what solvers answer."""
+"""The cycle of a rolling job array."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.errors import InputError
 from optsched.model.schedule import Arcs, Rows, Schedule
 from optsched.problems.jobarray.graph import build
 
@@ -50,28 +49,6 @@ def cycle_graph(array: JobArray, recomputes: Sequence[bool]) -> Schedule:
         period=max(1, int(spent.sum()) + int(lag[lag > 0].sum())),
         **columns,
     )
-
-
-def answer_of(schedule: Schedule) -> Rows:
-    """The order on every resource, and a last row with the offset of every operation."""
-    assert schedule.sequences is not None
-    return answer_rows(schedule.sequences, schedule.offset)
-
-
-def answer_rows(sequences: Rows, offsets: IntArray) -> Rows:
-    """Orders and offsets as one: the opposite of `orders_of`."""
-    indptr = np.append(sequences.indptr, len(sequences.ids) + len(offsets))
-    return Rows(indptr, np.concatenate([sequences.ids, offsets]))
-
-
-def orders_of(graph: Schedule, answer: Rows) -> tuple[Rows, IntArray]:
-    """Orders and offsets of an answer; `InputError` if the number of rows is wrong."""
-    if len(answer) != graph.n_resources + 1:
-        raise InputError(
-            f"an answer has {graph.n_resources} orders and a row of offsets, got {len(answer)} rows"
-        )
-    ends = answer.indptr[:-1]
-    return Rows(ends, answer.ids[: ends[-1]]), answer[graph.n_resources]
 
 
 def _copies(once: Schedule, multiplicity: IntArray) -> tuple[IntArray, IntArray, list[IntArray]]:

@@ -27,6 +27,7 @@ from optsched.problems.jobarray.checks import (
     table_of,
 )
 from optsched.problems.jobarray.rules import check
+from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
     import os
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Schedule
     from optsched.pipelines.models import Model
     from optsched.problems.jobarray.prefetch import ServerPrefetch
+    from optsched.solving.solution import Orders
 
 PER_STAGE: Final = (
     "forward", "backward", "weight", "recompute", "update", "switch", "activation", "checkpoint",
@@ -477,38 +479,35 @@ class JobArray(Problem):
         given = None if offsets is None else integers("offsets", offsets)
         return cycle_time(self.graph(), rows, given).period
 
-    def scheduled(self, answer: Rows) -> Schedule:
-        """The schedule of the orders; of a cycle's orders and offsets the one of least period.
+    def scheduled(self, answer: Rows | Orders | PeriodicOrders) -> Schedule:
+        """The schedule of a solution; of a cycle's orders and offsets the one of least period.
 
         Where recomputation was to be chosen, ``provenance["recompute"]`` says which jobs do.
         """
         if self.chooses:
             from optsched.problems.jobarray import choice as jobarray_choice
 
-            return jobarray_choice.scheduled(self, answer)
+            return jobarray_choice.scheduled(self, answer)  # type: ignore[arg-type]
         if self.objective == "makespan":
             return super().scheduled(answer)
+        if not isinstance(answer, PeriodicOrders):
+            raise InputError(f"answer: expected PeriodicOrders, got {type(answer).__name__}")
         from optsched.analysis.rolling import rolling
-        from optsched.problems.jobarray.cycle import orders_of
 
-        graph = self.graph()
-        return rolling(graph, *orders_of(graph, answer))
+        return rolling(self.graph(), answer.sequences, answer.offset)
 
-    def answer(self, schedule: Schedule) -> Rows:
+    def answer(self, schedule: Schedule) -> Rows | Orders | PeriodicOrders:
         """The inverse of `scheduled`; see `Problem.answer`."""
         if self.chooses:
             from optsched.problems.jobarray import choice as jobarray_choice
 
             recompute = jobarray_choice.choice_of(self, schedule)
             made = jobarray_choice.choosing(self, recompute).answer(schedule)
-            return jobarray_choice.with_choice(made, recompute)
+            return jobarray_choice.with_choice(made, recompute)  # type: ignore[arg-type]
+        sequences: Rows = super().answer(schedule)
         if self.objective == "makespan":
-            orders: Rows = super().answer(schedule)
-            return orders
-        from optsched.problems.jobarray.cycle import answer_of
-
-        super().answer(schedule)
-        return answer_of(schedule)
+            return sequences
+        return PeriodicOrders(sequences, schedule.offset)
 
     def evaluate(self, schedule: Schedule) -> int:
         """Makespan or period of a schedule of this very array; see `Problem.evaluate`."""

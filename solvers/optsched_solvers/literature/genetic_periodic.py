@@ -1,4 +1,4 @@
-"""A genetic algorithm on the order in which jobs are inserted into a circle, with DEAP."""
+"""The genetic algorithm on rolling arrays: orders of jobs behind list schedules of some cycles."""
 
 from __future__ import annotations
 
@@ -10,149 +10,169 @@ import numpy as np
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
-from optsched_solvers.literature.genetic_counts import Evolution, population_size
-from optsched_solvers.periodic.first import first_orders
-from optsched_solvers.periodic.rules import busiest
+from optsched_solvers.literature.genetic_counts import MOST, Evolution, population_size
+from optsched_solvers.periodic.construct import (
+    MODULES,
+    best_fold,
+    busiest,
+    cycles_of,
+    first_orders,
+    fold,
+    unrolled,
+)
+from optsched_solvers.shop.rules import Dispatcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from random import Random
 
-    from optsched.model.schedule import IntArray, Problem, Schedule
+    from optsched.model.schedule import Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
+    from optsched_solvers.periodic.construct import Found
+    from optsched_solvers.periodic.insertion import Units
 
-CROSSOVER_RATE: Final = 0.7
-PATIENCE: Final = 60
-"""Generations without a better period after which all but the best begin anew."""
+CYCLES: Final = 4
+"""Of the unrolled cycle whose list schedules are folded."""
 
-LENGTHS: Final = 64
-"""Lengths of the circle: gene g stands for the bound times 1 + g^2 / 4096, up to twice."""
-
-FAILED: Final = 2**60
-"""Fitness of an order that leaves jobs without room, which are counted on top."""
+STUCK: Final = 2**61
+"""Cost of an order without a list schedule."""
 
 
-def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-    """Evolve until a limit; one iteration is one construction or one individual evaluated.
+class Genetic:
+    """Orders of jobs, decoded by list schedules; one iteration is one construction or decoding."""
 
-    A chromosome is the length of the circle and the order of insertion: genes are jobs, the n-th
-    occurrence is the n-th unit (micro-batch of an iteration) of the job. Raises `MissingExtra`
-    without DEAP.
-    """
-    size = population_size(limits.options, "periodic orders")
-    graph = problem.graph()
-    used = first_orders(problem, limits, monitor)
-    if monitor.should_stop() or not load(monitor, "deap.tools", "periodic.orders"):
+    name = "genetic"
+    kinds = ("periodic",)
+    options: Mapping[str, str] = MappingProxyType(
+        {"population": f"individuals (4 to {MOST}; default 60)"}
+    )
+
+    def supports(self, problem: Problem) -> Support:
+        """Every rolling array."""
+        return Support(True)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Evolve until a limit."""
+        size = population_size(limits.options, "periodic orders")
+        used = first_orders(problem, limits, monitor)
+        left = 2**62 if limits.iterations is None else limits.iterations - used
+        if left > 0 and not monitor.should_stop() and load(monitor, "deap.tools", *MODULES):
+            _Run(JobOrders(problem.graph(), monitor), size, limits.seed, monitor, left).evolve()
         return Result("unknown")
-    left = 2**62 if limits.iterations is None else limits.iterations - used
-    if left > 0:
-        _Run(graph, size, limits.seed, monitor, left).evolve()
-    return Result("unknown")
+
+
+class JobOrders:
+    """Genes are a mode, and jobs: the n-th occurrence is the job's n-th unit.
+
+    They are inserted in this order into a circle, whose length is the mode: the bound times
+    1 + g^2 / 4096, up to twice. Where memory is limited a list schedule follows the order instead.
+    """
+
+    def __init__(self, graph: Schedule, monitor: Monitor) -> None:
+        from optsched_solvers.periodic.insertion import Units
+        from optsched_solvers.periodic.orders import Cycle
+
+        self.graph, self.monitor = graph, monitor
+        self.least = monitor.lower_bound or busiest(graph)
+        self.capped = bool(graph.memory.any())
+        self.modes = 6 if self.capped else 64
+        self.cycles = cycles_of(graph, CYCLES)
+        self.dispatcher = Dispatcher(unrolled(graph, self.cycles), 0)
+        self.cycle, self.units = Cycle.of(graph), Units.of(graph)
+        self.jobs: list[int] = graph.job[self.units.operations[self.units.indptr[:-1]]].tolist()
+
+    def first(self, size: int, random: Random) -> list[list[int]]:
+        """Large jobs first, and random orders."""
+        begun = [[mode, *self.jobs] for mode in range(0, self.modes // 2, 1 + self.modes // 16)]
+        while len(begun) < size:
+            mode = random.randrange(self.modes // 2)
+            begun.append([mode, *random.sample(self.jobs, len(self.jobs))])
+        return begun[:size]
+
+    def mate(self, first: list[int], second: list[int], random: Random) -> list[int]:
+        """Either mode; jobs of a random set keep their places, the others follow the second."""
+        kept = {job for job in sorted(set(self.jobs)) if random.random() < 0.5}
+        rest = iter([job for job in second[1:] if job not in kept])
+        jobs = [job if job in kept else next(rest) for job in first[1:]]
+        return [random.choice((first[0], second[0])), *jobs]
+
+    def mutate(self, genes: list[int], random: Random) -> None:
+        """Another mode, two jobs exchanged, or one moved."""
+        a, b = random.randrange(1, len(genes)), random.randrange(1, len(genes))
+        kind = random.randrange(3)
+        if kind == 0:
+            genes[0] = min(self.modes - 1, max(0, genes[0] + random.choice((-3, -1, 1, 3))))
+        elif kind == 1:
+            genes[a], genes[b] = genes[b], genes[a]
+        else:
+            genes.insert(b, genes.pop(a))
+
+    def value(self, genes: list[int]) -> int:
+        """The least period of the orders found; the monitor hears of every better one."""
+        order = np.empty(len(self.jobs), np.int64)
+        order[np.argsort(genes[1:], kind="stable")] = np.argsort(self.jobs, kind="stable")
+        units = self.units.ordered(order)
+        found = self._listed(units, genes[0]) if self.capped else self._inserted(units, genes[0])
+        if found is None:
+            return STUCK
+        if self.monitor.objective is None or found.period < self.monitor.objective:
+            self.monitor.incumbent(found.orders, found.period, "genetic")
+        return found.period
+
+    def _inserted(self, units: Units, mode: int) -> Found | None:
+        from optsched_solvers.periodic.insertion import inserted
+
+        length = self.least + self.least * mode**2 // 4096
+        start = inserted(self.cycle, units, length, self.monitor.should_stop)
+        return None if start is None else fold(self.graph, start, length, self.least)
+
+    def _listed(self, units: Units, mode: int) -> Found | None:
+        """A list schedule of some cycles: B first, earlier cycles first, or both in turn."""
+        unit = np.empty(self.graph.n_operations, np.int64)
+        unit[units.operations] = np.repeat(np.arange(len(units.path)), np.diff(units.indptr))
+        graph = self.dispatcher.graph
+        number, forward = np.arange(graph.n_operations), graph.kind == "F"
+        cycle, rank = number // len(unit), np.tile(unit, self.cycles)
+        keys = [(rank, forward), (rank, forward, cycle), (rank, cycle, forward)][mode // 2]
+        priority = np.empty(graph.n_operations, np.int64)
+        priority[np.lexsort((number, *keys, np.isin(graph.kind, ("W", "U"))))] = number
+        found = self.dispatcher.listed(priority, bool(mode % 2))
+        if found is None:
+            return None
+        return best_fold(self.graph, found[1].reshape(self.cycles, -1), self.least)
 
 
 class _Run(Evolution):
     """One population; fitness is the period."""
 
-    weight = -1
-    patience = PATIENCE
+    weight, patience = -1, 60
 
-    def __init__(self, graph: Schedule, size: int, seed: int, monitor: Monitor, left: int) -> None:
-        from optsched_solvers.periodic.insertion import Circle
-
+    def __init__(
+        self, decoder: JobOrders, size: int, seed: int, monitor: Monitor, left: int
+    ) -> None:
         super().__init__(size, seed, monitor, left)
-        self.circle = Circle.of(graph)
-        self.bound = max(monitor.lower_bound or 1, busiest(graph))
-        first = self.circle.unit_operations[self.circle.unit_indptr[:-1]]
-        jobs = graph.job[first]
-        self.jobs: list[int] = jobs.tolist()
-        self.work: IntArray = np.bincount(graph.job, weights=graph.duration).astype(np.int64)
-        self.best = monitor.objective or FAILED
+        self.decoder, self.best = decoder, monitor.objective or STUCK
 
     def _rank(self, one: Any) -> tuple[float, ...]:
         values: tuple[float, ...] = one.fitness.values
         return values
 
     def _begin(self) -> list[Any]:
-        """Large jobs first and small jobs first, and random orders."""
-        random = self.random
-        by_work = sorted(self.jobs, key=lambda job: (-int(self.work[job]), job))
-        begun = [[length, *by_work] for length in (0, 4, 8, 16)]
-        while len(begun) < self.size:
-            begun.append(
-                [random.randrange(LENGTHS // 2), *random.sample(self.jobs, len(self.jobs))]
-            )
-        return [self.individual(genes) for genes in begun[: self.size]]
+        return [self.individual(genes) for genes in self.decoder.first(self.size, self.random)]
 
     def _child(self, first: list[int], second: list[int]) -> Any:
-        """Job-based order crossover, then swaps, insertions and another length of the circle."""
-        random = self.random
-        child = list(first)
-        if random.random() < CROSSOVER_RATE:
-            kept = {job for job in set(self.jobs) if random.random() < 0.5}
-            rest = iter([job for job in second[1:] if job not in kept])
-            child[1:] = [job if job in kept else next(rest) for job in first[1:]]
-            child[0] = random.choice((first[0], second[0]))
-        if child == first or random.random() < 0.5:
-            a, b = random.randrange(1, len(child)), random.randrange(1, len(child))
-            if random.random() < 0.5:
-                child[a], child[b] = child[b], child[a]
-            else:
-                child.insert(b, child.pop(a))
-        if random.random() < 0.3:
-            child[0] = min(LENGTHS - 1, max(0, child[0] + random.choice((-3, -1, 1, 3))))
+        crossed = self.random.random() < 0.7
+        child = self.decoder.mate(first, second, self.random) if crossed else list(first)
+        if child == first or self.random.random() < 0.5:
+            self.decoder.mutate(child, self.random)
         return self.individual(child)
 
     def _measure(self, some: list[Any]) -> None:
-        stopped = False
         for one in some:
             key = tuple(one)
             if key not in self.known:
-                # after a stop what remains is not looked at any more
-                stopped = stopped or self.monitor.should_stop()
-                self.known[key] = FAILED if stopped else self._period(one)
+                stopped = self.monitor.should_stop()
+                self.known[key] = STUCK if stopped else self.decoder.value(one)
             one.fitness.values = (self.known[key],)
-        if len(self.known) > 200_000:
-            self.known.clear()
-
-    def _period(self, genes: list[int]) -> int:
-        """The least period of the orders that insertion finds."""
-        from optsched_solvers.periodic.insertion import Places, insert_all
-        from optsched_solvers.periodic.orders import folded
-
-        length = self.bound + self.bound * genes[0] ** 2 // LENGTHS**2
-        order = self._units(genes[1:])
-        places = Places.none(self.circle)
-        placed = insert_all(self.circle, places, order, length, self.monitor.should_stop)
-        if placed < len(order):
-            return FAILED + len(order) - placed
-        found = folded(self.circle, places.start, length, self.bound)
-        if found is None:
-            return 2 * FAILED
-        if found.period < self.best:
-            self.best = found.period
-            self.monitor.incumbent(found.answer, found.period, "genetic")
-        return found.period
-
-    def _units(self, jobs: list[int]) -> IntArray:
-        """Units in the order of their jobs; those of one job ascending."""
-        row = np.array(jobs)
-        order = np.empty(len(row), np.int64)
-        order[np.argsort(row, kind="stable")] = np.arange(len(row))
-        return order
-
-
-__all__ = ["solve"]
-
-
-class Genetic:
-    """A genetic algorithm on the order of insertion; one iteration is one individual."""
-
-    name = "genetic"
-    kinds = ("periodic",)
-    options: Mapping[str, str] = MappingProxyType({"population": "individuals"})
-
-    def supports(self, problem: Problem) -> Support:
-        """Every rolling array."""
-        return Support(True)
-
-    solve = staticmethod(solve)
+            self.best = min(self.best, self.known[key])

@@ -7,16 +7,17 @@ least period is found exactly. It often is the lower bound itself.
 
 from __future__ import annotations
 
+from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from optsched.model.schedule import Arcs, Rows, Schedule
 from optsched.solving.result import Result
+from optsched.solving.solution import PeriodicOrders
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, loaded
-from optsched_solvers.shop.late_acceptance import NOTHING
 from optsched_solvers.shop.rules import (
     INSERTION,
     RULES,
@@ -32,40 +33,85 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched_solvers.periodic.insertion import Circle
-    from optsched_solvers.periodic.orders import CyclicOrders
 
-MODULES = (
-    "periodic.insertion", "periodic.orders", "optsched.kernels.cycle_ratio", "shop.list_schedule",
+MODULES: Final = (
+    "optsched.kernels.cycle_ratio", "periodic.insertion", "shop.list_schedule",
     "optsched.kernels.longest_path",
 )  # fmt: skip
 """Modules that compile; insertion needs the first two."""
 
-CYCLES = 6
+CYCLES: Final = 6
 """Of an unrolled cycle; instances from the middle on are looked at."""
 
-ROLLING = (
+ROLLING: Final = (
     "fifo", "b_first", "job_lpt", "one_f_one_b", "valley", "job_spt", "f_first", "tail", "mwkr",
 )  # fmt: skip
 """Rules for unrolled cycles, those first that met the bound most often."""
 
-MAX_UNROLLED = 60_000
+MAX_UNROLLED: Final = 60_000
 """Operations of an unrolled cycle without memory caps."""
 
-MAX_CAPPED = 10_000
+MAX_CAPPED: Final = 10_000
 """With caps, where every block asks whether all that are begun can still end."""
 
-LOOK = 3e-9
+LOOK: Final = 3e-9
 """Seconds for a look of a list schedule at a micro-batch."""
 
-SLACK = (1.0, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.2, 1.3, 1.5, 1.75, 2.0)
+SLACK: Final = (1.0, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.2, 1.3, 1.5, 1.75, 2.0)
 """Lengths of the circle that insertion tries, over the lower bound."""
+
+
+ONE_BY_ONE: Final = "one job at a time"
+
+
+class Found(NamedTuple):
+    """Orders and the least period that they allow."""
+
+    orders: PeriodicOrders
+    period: int
+
+
+class Dispatch:
+    """The best of all rules and of insertion, folded into one period; one iteration is one."""
+
+    name = "dispatch"
+    kinds = ("periodic",)
+    options: Mapping[str, str] = MappingProxyType({"rules": "list of rules to try instead of all"})
+
+    def supports(self, problem: Problem) -> Support:
+        """Every rolling array."""
+        return Support(True)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Try every rule; stop early at a limit or a proof."""
+        from optsched_solvers.shop.dispatch import checked_options
+
+        rules, _ = checked_options(limits.options)
+        first_answers(problem.graph(), monitor, most=limits.iterations, rules=rules)
+        return Result("unknown")
+
+
+def first_orders(problem: Problem, limits: Limits, monitor: Monitor) -> int:
+    """Offer constructed orders if there are none; at least one job after the other, always fit.
+
+    Returns the number of constructions, each of which is an iteration.
+    """
+    graph, made = problem.graph(), 0
+    if monitor.objective is None and limits.iterations != 0:
+        from optsched_solvers import _cold_start
+
+        _cold_start.offer_first(problem, limits, monitor)
+        made = first_answers(graph, monitor, most=limits.iterations)
+    if monitor.objective is None:
+        from optsched.kernels.cycle_ratio import cycle_time
+
+        monitor.incumbent(one_by_one(graph), cycle_time(graph, graph.users).period, ONE_BY_ONE)
+    return made
 
 
 def first_answers(
     graph: Schedule,
     monitor: Monitor,
-    least: int | None = None,
     most: int | None = None,
     rules: tuple[str, ...] = (*RULES, INSERTION),
 ) -> int:
@@ -77,9 +123,7 @@ def first_answers(
         A cycle (`JobArray.graph` with ``objective="period"``); operations hold at most one
         resource each.
     monitor
-        Takes every improvement as ``(answer, period, source)``; stops the rest when it should.
-    least
-        A lower bound of the period; default the monitor's, else the busiest resource.
+        Takes every improvement; stops the rest when it should.
     most
         Constructions to make at most; default all.
     rules
@@ -97,13 +141,13 @@ def first_answers(
         offer_quick(graph, monitor)
     if not load(monitor, *(MODULES if INSERTION not in rules else MODULES[:2])):
         return 0
-    made, best = 0, NOTHING
-    for found in constructions(graph, monitor, least or monitor.lower_bound, rules):
+    made, best = 0, None
+    for found, source in constructions(graph, monitor, rules):
         made += 1
         monitor.advance(1)
-        if found is not None and found[0].period < best:
-            best = found[0].period
-            monitor.incumbent(found[0].answer, best, f"dispatch {found[1]}")
+        if found is not None and (best is None or found.period < best):
+            best = found.period
+            monitor.incumbent(found.orders, best, f"dispatch {source}")
         if _is_over(monitor) or made == most or not load(monitor, *MODULES):
             break
     return made
@@ -121,61 +165,106 @@ def offer_quick(graph: Schedule, monitor: Monitor) -> None:
     """
     from optsched.analysis.rolling import rolling
     from optsched.model.verify import verify
-    from optsched.problems.jobarray.cycle import answer_of
     from optsched_solvers.shop.quick_list import one_job_at_a_time
 
     once = Dispatcher(unrolled(graph, 1), 0)
-    offers = [("one job at a time", once.split(one_job_at_a_time(once.graph)))]
+    offers = [(ONE_BY_ONE, once.split(one_job_at_a_time(once.graph)))]
     rule = next(variants(once.graph, RULES))
     listed = quick_schedule(once, rule)
     if listed is not None:
         offers.append((f"dispatch {rule}, one iteration", listed[0]))
     for source, sequences in offers:
         schedule = rolling(graph, sequences)
-        if schedule.period is not None and not verify(schedule):
-            monitor.incumbent(answer_of(schedule), schedule.period, source)
+        if schedule.sequences is not None and schedule.period is not None and not verify(schedule):
+            orders = PeriodicOrders(schedule.sequences, schedule.offset)
+            monitor.incumbent(orders, schedule.period, source)
+
+
+# orders from starts
+
+
+def fold(graph: Schedule, start: IntArray, period: int, least: int = 1) -> Found | None:
+    """The orders of starts seen modulo a period, if they can be repeated and fit the memory.
+
+    Parameters
+    ----------
+    graph
+        The cycle.
+    start
+        Of one instance of every operation, at any absolute time; those of one resource may
+        overlap modulo the period.
+    period
+        Where to cut; the orders' own least period may be longer or shorter.
+    least
+        A lower bound of the period of any orders.
+    """
+    offset, phase = np.divmod(start, period)
+    resource = graph.single_resource
+    row = np.lexsort((graph.duration, phase, resource))  # blocks of no time before others
+    sequences = Rows(graph.users.indptr, row[len(row) - len(graph.users.ids) :])
+    return evaluate(graph, PeriodicOrders(sequences, offset - offset.min()), least)
+
+
+def evaluate(graph: Schedule, orders: PeriodicOrders, least: int = 1) -> Found | None:
+    """The least period of orders; None for a contradiction or too little memory."""
+    from optsched.kernels.cycle_ratio import cycle_arcs, least_period
+
+    arcs = cycle_arcs(graph, orders.sequences, orders.offset)
+    if arcs.tokens.min(initial=0) < 0 or not fits(graph, orders):
+        return None
+    period = int(least_period(*arcs.by_tail(graph.n_operations), least)[0])
+    return Found(orders, period) if period else None
+
+
+def fits(graph: Schedule, orders: PeriodicOrders) -> bool:
+    """Whether the bytes held along every row, for ever, stay within memory and never below 0."""
+    if not graph.acquire.any() and not graph.free.any() and not graph.workspace.any():
+        return True
+    ids, indptr = orders.sequences.ids, orders.sequences.indptr
+    change = graph.acquire - graph.free
+    held = np.concatenate([[0], np.cumsum(change[ids])])
+    late = np.concatenate([[0], np.cumsum((orders.offset * change)[ids])])
+    begin, sizes = indptr[:-1], np.diff(indptr)
+    carried = np.repeat(late[begin] - late[indptr[1:]] - held[begin], sizes)
+    room = np.repeat(np.where(graph.memory == 0, np.iinfo(np.int64).max, graph.memory), sizes)
+    before, after = held[:-1] + carried, held[1:] + carried
+    full = before + (graph.acquire + graph.workspace)[ids] > room
+    return not (full | ((after < 0) & (graph.free[ids] > 0))).any()
+
+
+# constructions
+
+
+def one_by_one(graph: Schedule) -> PeriodicOrders:
+    """One job after the other, which fits whenever every job does: ids are job-major."""
+    return PeriodicOrders(graph.users, np.zeros(graph.n_operations, np.int64))
 
 
 def constructions(
-    graph: Schedule,
-    monitor: Monitor,
-    least: int | None = None,
-    rules: tuple[str, ...] = (*RULES, INSERTION),
-) -> Iterator[tuple[CyclicOrders, str] | None]:
+    graph: Schedule, monitor: Monitor, rules: tuple[str, ...] = (*RULES, INSERTION)
+) -> Iterator[tuple[Found | None, str]]:
     """Constructed orders with the name of their rule, quick and likely good ones first.
 
     To repeat a single iteration works whenever a list schedule of it does.
     """
-    from optsched_solvers.periodic.insertion import Circle
-
-    circle = Circle.of(graph)
-    bound = least or busiest(graph)
+    least = monitor.lower_bound or busiest(graph)
     cycles = cycles_of(graph, CYCLES)
     while cycles >= 3 and list_seconds(graph, cycles) > monitor.remaining:
         cycles -= 1
-    if graph.memory.any():
-        yield _one_by_one(graph, circle, bound)
-    if INSERTION in rules and cycles >= 3:
-        yield _inserted(graph, circle, bound, 1.0, monitor)
+    capped = bool(graph.memory.any())
+    if capped:
+        yield evaluate(graph, one_by_one(graph), least), ONE_BY_ONE
+    inserted = _inserted(graph, least, monitor) if INSERTION in rules and not capped else iter(())
     if cycles >= 3:
-        yield from _rolled(graph, circle, bound, cycles, rules, monitor)
-    yield from _repeated(graph, circle, bound, rules, monitor)
-    if INSERTION in rules:
-        for factor in SLACK[cycles >= 3 :]:
-            inserted = _inserted(graph, circle, bound, factor, monitor)
-            yield inserted
-            if inserted is not None:
-                break
+        yield from islice(inserted, 1)
+        yield from _rolled(graph, least, cycles, rules, monitor)
+    yield from _repeated(graph, least, rules, monitor)
+    yield from inserted
 
 
 def _rolled(
-    graph: Schedule,
-    circle: Circle,
-    least: int,
-    cycles: int,
-    rules: tuple[str, ...],
-    monitor: Monitor,
-) -> Iterator[tuple[CyclicOrders, str] | None]:
+    graph: Schedule, least: int, cycles: int, rules: tuple[str, ...], monitor: Monitor
+) -> Iterator[tuple[Found | None, str]]:
     """List schedules of some cycles, folded, as long as another one ends in time."""
     seconds = list_seconds(graph, cycles)
     dispatcher = Dispatcher(unrolled(graph, cycles), 0)
@@ -186,33 +275,46 @@ def _rolled(
             priority, variant.active, first_come=variant.rule == "fifo",
             few=variant.rule == "one_f_one_b",
         )  # fmt: skip
-        best = None
-        if found is not None:
-            best = best_fold(circle, found[1].reshape(cycles, -1), least)
-        yield None if best is None else (best, name)
+        starts = None if found is None else found[1].reshape(cycles, -1)
+        yield None if starts is None else best_fold(graph, starts, least), name
 
 
 def _repeated(
-    graph: Schedule, circle: Circle, least: int, rules: tuple[str, ...], monitor: Monitor
-) -> Iterator[tuple[CyclicOrders, str] | None]:
+    graph: Schedule, least: int, rules: tuple[str, ...], monitor: Monitor
+) -> Iterator[tuple[Found | None, str]]:
     """List schedules of a single iteration, repeated and folded; in time as well."""
     seconds = list_seconds(graph, 1)
     once = Dispatcher(unrolled(graph, 1), 0)
     for variant in variants(once.graph, tuple(rule for rule in rules if rule in RULES)):
         if seconds > monitor.remaining:
             return
-        if not variant.backwards:
-            listed = once.sequences(variant)
-            if listed is not None:
-                best = best_fold(circle, listed[1][None, :], least, listed[0])
-                yield None if best is None else (best, f"{variant}, one iteration")
+        listed = None if variant.backwards else once.sequences(variant)
+        if listed is not None:  # one iteration after the other is feasible if one is
+            orders = PeriodicOrders(listed[0], np.zeros(graph.n_operations, np.int64))
+            best = best_fold(graph, listed[1][None, :], least, evaluate(graph, orders, least))
+            yield best, f"{variant}, one iteration"
+
+
+def _inserted(graph: Schedule, least: int, monitor: Monitor) -> Iterator[tuple[Found | None, str]]:
+    """Insertion into longer and longer circles, until one has room."""
+    from optsched_solvers.periodic.insertion import Units, inserted
+    from optsched_solvers.periodic.orders import Cycle
+
+    cycle, units = Cycle.of(graph), Units.of(graph)
+    for factor in SLACK:
+        period = int(least * factor)
+        start = inserted(cycle, units, period, lambda: _is_over(monitor))
+        found = None if start is None else fold(graph, start, period, least)
+        yield found, INSERTION
+        if found is not None:
+            return
 
 
 def busiest(graph: Schedule) -> int:
     """The load of the busiest resource, at least 1."""
-    load = np.zeros(graph.n_resources + 1, np.int64)
-    np.add.at(load, graph.single_resource, graph.duration)
-    return max(1, int(load[:-1].max(initial=0)))
+    total = np.zeros(graph.n_resources + 1, np.int64)
+    np.add.at(total, graph.single_resource, graph.duration)
+    return max(1, int(total[:-1].max(initial=0)))
 
 
 def cycles_of(graph: Schedule, most: int) -> int:
@@ -284,28 +386,21 @@ def _rolling(
 
 
 def best_fold(
-    circle: Circle, starts: IntArray, least: int, sequences: Rows | None = None
-) -> CyclicOrders | None:
+    graph: Schedule, starts: IntArray, least: int, best: Found | None = None
+) -> Found | None:
     """The best orders of late instances, folded at the bound, at the rates reached and between.
 
     Parameters
     ----------
-    circle
+    graph
         The cycle.
     starts
         Of every operation in every unrolled cycle, shape (cycles, n_operations).
     least
         A lower bound of the period.
-    sequences
-        Orders of a single iteration, to be repeated as they are as well.
+    best
+        Known ones.
     """
-    from optsched_solvers.periodic.orders import CyclicOrders, evaluated, folded
-
-    best: CyclicOrders | None = None
-    if sequences is not None:  # one iteration after the other is feasible if one is
-        none = np.zeros(len(circle.duration), np.int64)
-        period = evaluated(circle, sequences, none, least)
-        best = CyclicOrders(sequences, none, period) if period else None
     cycles = len(starts)
     for c in range(min(cycles - 1, cycles // 2), max(1, cycles - 1)):
         rates = starts[c + 1] - starts[c] if c + 1 < cycles else starts[c].max(keepdims=True)
@@ -313,69 +408,7 @@ def best_fold(
         for period in sorted({least, (least + rate) // 2, rate, int(rates.max())}):
             if period < least or (best is not None and best.period == least):
                 continue
-            found = folded(circle, starts[c], period, least)
+            found = fold(graph, starts[c], period, least)
             if found is not None and (best is None or found.period < best.period):
                 best = found
     return best
-
-
-def _one_by_one(graph: Schedule, circle: Circle, least: int) -> tuple[CyclicOrders, str] | None:
-    """One job after the other, which fits whenever every job does: ids are job-major."""
-    from optsched_solvers.periodic.orders import CyclicOrders, evaluated
-
-    offsets = np.zeros(graph.n_operations, np.int64)
-    period = evaluated(circle, graph.users, offsets, least)
-    return (CyclicOrders(graph.users, offsets, period), "one job at a time") if period else None
-
-
-def _inserted(
-    graph: Schedule, circle: Circle, least: int, factor: float, monitor: Monitor
-) -> tuple[CyclicOrders, str] | None:
-    """Insertion of jobs of most work first into a circle of this length."""
-    from optsched_solvers.periodic.insertion import inserted
-    from optsched_solvers.periodic.orders import folded
-
-    period = int(least * factor)
-    order = job_order(graph, circle)
-    start = inserted(circle, order, period, lambda: _is_over(monitor))
-    found = None if start is None else folded(circle, start, period, least)
-    return None if found is None else (found, "insertion")
-
-
-def job_order(graph: Schedule, circle: Circle) -> IntArray:
-    """Units by job, jobs of most work first."""
-    work = np.zeros(int(graph.job.max(initial=-1)) + 1, np.int64)
-    np.add.at(work, graph.job, graph.duration)
-    job = graph.job[circle.unit_operations[circle.unit_indptr[:-1]]]
-    return np.lexsort((np.arange(len(job)), job, -work[job]))
-
-
-class Dispatch:
-    """The best of all rules and of insertion, folded into one period; one iteration is one."""
-
-    name = "dispatch"
-    kinds = ("periodic",)
-    options: Mapping[str, str] = MappingProxyType(
-        {
-            "rules": "list of rules to try instead of all",
-            "search": "after the rules, local search until a limit (true or false)",
-        }
-    )
-
-    def supports(self, problem: Problem) -> Support:
-        """Every rolling array."""
-        return Support(True)
-
-    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Try every rule; stop early at a limit or a proof."""
-        from optsched_solvers.shop.dispatch import checked_options
-
-        rules, search = checked_options(limits.options)
-        graph = problem.graph()
-        made = first_answers(graph, monitor, most=limits.iterations, rules=rules)
-        if search and not monitor.should_stop():
-            from optsched_solvers.periodic.rolling_search import improve
-
-            left = None if limits.iterations is None else limits.iterations - made
-            improve(graph, monitor, seed=limits.seed, iterations=left)
-        return Result("unknown")
