@@ -12,7 +12,6 @@ from rolling_problems import circular_orders, random_orders
 
 from optsched import CyclicOrder, JobArray, Result, verify
 from optsched.analysis.rolling import rolling
-from optsched.problems.jobarray.cycle import answer_of
 from optsched.testing.best_period import best_period
 from optsched.testing.check_results import check_equal_jobs, check_feasible_and_bounded
 from optsched.testing.rolling_problems import equal_jobs, random_rolling, tiny_rolling
@@ -26,7 +25,7 @@ class OneAfterTheOther:
 
     name = "one after the other"
     options = MappingProxyType[str, str]({})
-    answers = ("periodic orders",)
+    kinds = ("periodic",)
 
     def supports(self, problem: Any) -> bool:
         """Every rolling array."""
@@ -35,7 +34,7 @@ class OneAfterTheOther:
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
         """Report one schedule."""
         plan = rolling(problem.graph(), problem.graph().users)
-        monitor.incumbent(answer_of(plan), self.worth(plan.period or 0), self.name)
+        monitor.incumbent(problem.answer(plan), self.worth(plan.period or 0), self.name)
         return Result("unknown")
 
     def worth(self, period: int) -> int:

@@ -72,8 +72,8 @@ class CpSat:
         """Search until proof or limit; options, threads and iterations are those of `CpSat`.
 
         Rounds of bisection between the proved bound and the best period. A period that is refuted
-        raises the bound, for what is feasible stays so for every longer period; one that remains open
-        counts as infeasible for this round only.
+        raises the bound, for what is feasible stays so for every longer period; one that remains
+        open counts as infeasible for this round only.
         """
         from optsched_solvers.shop.cpsat import _checked_symmetry
 

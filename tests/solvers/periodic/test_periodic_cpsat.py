@@ -207,3 +207,10 @@ def test_warm_start_is_never_lost() -> None:
     again = optsched.solve(array, "cpsat", iterations=1, warm_start=start)
     assert start is not None and start.period is not None
     assert again.objective is not None and again.objective <= start.period
+
+
+def test_refuses_the_mode_of_bounds() -> None:
+    """A sentence instead of a run."""
+    array = JobArray([[1, 1]] * 2, [[1, 1]] * 2, objective="period")
+    with pytest.raises(optsched.InputError, match="has no option 'mode'"):
+        optsched.solve(array, "cpsat", iterations=1000, options={"mode": "bound"})
