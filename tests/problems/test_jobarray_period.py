@@ -155,7 +155,7 @@ def test_hostile_epochs() -> None:
 
 def test_batch_sizes_in_the_document() -> None:
     """Written where known, left out where not: older files keep their hash."""
-    from optsched.formats import jobarray_json
+    from optsched.problems.jobarray import document as jobarray_json
 
     array = JobArray(BLOCKS, BLOCKS)
     assert b"batch_size" not in jobarray_json.write(array)

@@ -13,7 +13,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.problems.jobarray.graph import overflows
-from optsched.problems.jobarray.tradeoff import tradeoff
+from optsched.problems.jobarray.bounds import tradeoff
 from optsched.solving.solution import Orders, PeriodicOrders
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from optsched.model.schedule import Rows, Schedule
     from optsched.problems.jobarray.problem import JobArray
-    from optsched.problems.jobarray.tradeoff import Flags
+    from optsched.problems.jobarray.bounds import Flags
 
 
 def with_choice(

@@ -287,14 +287,14 @@ class JobArray(Problem):
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> JobArray:
         """Read a ``*.jobarray.json`` document (``optsched.jobarray/1``) strictly."""
-        from optsched.formats import jobarray_json
+        from optsched.problems.jobarray import document as jobarray_json
         from optsched.io.files import read_text
 
         return jobarray_json.read(read_text(path), str(path))
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write an ``optsched.jobarray/1`` document (whole file or nothing)."""
-        from optsched.formats import jobarray_json
+        from optsched.problems.jobarray import document as jobarray_json
         from optsched.io.files import write_atomic
 
         write_atomic(path, jobarray_json.write(self))
@@ -442,7 +442,7 @@ class JobArray(Problem):
 
     @cached_property
     def _graph(self) -> Schedule:
-        from optsched.problems.jobarray.cycle import cycle_graph
+        from optsched.problems.jobarray.graph import cycle_graph
         from optsched.problems.jobarray.graph import build
 
         make = cycle_graph if self.objective == "period" else build
@@ -542,9 +542,9 @@ class JobArray(Problem):
 
         Of the makespan ``chain``, ``load``, ``one_machine``, ``energy``
         (`optsched.model.bounds.makespan_bounds`); of the period ``load``, ``chain``, ``lap``,
-        ``energy`` (`optsched.problems.jobarray.period.period_bounds`). Where recomputation is to
+        ``energy`` (`optsched.problems.jobarray.bounds.period_bounds`). Where recomputation is to
         be chosen they hold for every choice, and ``tradeoff``
-        (`optsched.problems.jobarray.tradeoff`) may be another.
+        (`optsched.problems.jobarray.bounds`) may be another.
         """
         if self.chooses:
             from optsched.problems.jobarray import choice as jobarray_choice
@@ -552,7 +552,7 @@ class JobArray(Problem):
             return jobarray_choice.bounds(self)
         if self.objective == "makespan":
             return bounds.makespan_bounds(self.graph())
-        from optsched.problems.jobarray.period import period_bounds
+        from optsched.problems.jobarray.bounds import period_bounds
 
         return period_bounds(self, self.recomputes)
 
@@ -578,7 +578,7 @@ class JobArray(Problem):
         """Hash of the canonical document."""
         import hashlib
 
-        from optsched.formats import jobarray_json
+        from optsched.problems.jobarray import document as jobarray_json
 
         return hashlib.sha256(jobarray_json.write(self)).hexdigest()
 

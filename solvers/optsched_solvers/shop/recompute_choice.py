@@ -17,7 +17,7 @@ import numpy as np
 from optsched.errors import InternalError
 from optsched.problems.jobarray.choice import choosing, settled, with_choice
 from optsched.problems.jobarray.problem import JobArray
-from optsched.problems.jobarray.tradeoff import tradeoff
+from optsched.problems.jobarray.bounds import tradeoff
 from optsched.solving.monitor import OWN, Monitor
 from optsched.solving.result import Result
 from optsched_solvers import _cold_start as cold_start
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from optsched.model.schedule import Problem
-    from optsched.problems.jobarray.tradeoff import Tradeoff
+    from optsched.problems.jobarray.bounds import Tradeoff
     from optsched.solving.limits import Limits
     from optsched.solving.progress import Progress
     from optsched.solving.solver import Solver
