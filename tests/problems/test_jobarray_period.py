@@ -15,8 +15,7 @@ from optsched import InputError, JobArray, verify
 from optsched.analysis.rolling import rolling
 from optsched.model.graph import scheduled
 from optsched.solving.solution import PeriodicOrders
-from optsched.testing.best_period import best_period
-from optsched.testing.brute_force import best_makespan
+from optsched.testing.brute_force import best_makespan, best_period
 
 if TYPE_CHECKING:
     from random import Random
@@ -97,7 +96,7 @@ def test_answers_there_and_back() -> None:
                                  array.with_objective("makespan").graph().users))  # fmt: skip
     with pytest.raises(InputError, match="another instance"):
         array.evaluate(rolling(array.replace(switch=1).graph(), array.graph().users))
-    with pytest.raises(InputError, match="row of offsets"):
+    with pytest.raises(InputError, match="expected PeriodicOrders"):
         array.scheduled(array.graph().users)
 
 

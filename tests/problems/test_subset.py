@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from random_subsets import Tables, contention_of, policy_of, sizes_of, state_of
+from random_subsets import Tables, best_subset, contention_of, policy_of, sizes_of, state_of
 
 import optsched
 from optsched.bandwidth import (
@@ -35,7 +35,6 @@ from optsched.bandwidth.ends import End
 from optsched.bandwidth.model import alone, unlimited
 from optsched.errors import InputError
 from optsched.problems.gpus.problem import RATIO, Request
-from optsched.testing.best_subset import best_subset
 
 PAIRS = [["X", "NV4"] + ["PXB"] * 6, ["NV4", "X"] + ["PXB"] * 6]
 

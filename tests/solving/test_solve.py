@@ -18,7 +18,7 @@ from optsched.model.graph import scheduled
 from optsched.solving.solver import Support, support_by_name
 from optsched.solving.solver import solver as find_solver
 from optsched.testing import best_makespan
-from optsched.testing.check_common import against_optimum
+from optsched.testing.common import against_optimum
 
 if TYPE_CHECKING:
     from pathlib import Path

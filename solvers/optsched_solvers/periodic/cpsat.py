@@ -17,7 +17,7 @@ from optsched.model.schedule import Arcs
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._cores import confined
-from optsched_solvers._cpsat import STOP, Call
+from optsched_solvers._cpsat import STOP, Call, checked_options
 from optsched_solvers._loading import load
 from optsched_solvers.periodic.construct import first_orders, fold
 from optsched_solvers.shop.proof.identical_jobs import identical_jobs
@@ -75,9 +75,7 @@ class CpSat:
         raises the bound, for what is feasible stays so for every longer period; one that remains
         open counts as infeasible for this round only.
         """
-        from optsched_solvers.shop.cpsat import _checked_symmetry
-
-        symmetry = _checked_symmetry(limits)
+        symmetry = checked_options(limits)
         graph = problem.graph()
         first_orders(problem, limits, monitor)
         modules = ("ortools.sat.python.cp_model", "optsched.kernels.cycle_ratio")
@@ -237,9 +235,9 @@ class CycleModel:
         symmetry: bool = True,
         apart: frozenset[int] | None = None,
     ) -> None:
-        self.graph, self.period = graph, period
         from ortools.sat.python import cp_model
 
+        self.graph, self.period = graph, period
         instant = (graph.duration == 0) & (graph.single_resource >= 0)
         self.apart = far_apart(graph) if apart is None else apart
         self.model = cp_model.CpModel()
