@@ -14,9 +14,9 @@ from strategies import periodic_schedules, schedules
 
 from optsched import InputError, JobArray, JobShop, Schedule
 from optsched.formats import jobshop_json, taillard
-from optsched.problems.jobarray import document as jobarray_json
 from optsched.formats.read_problem import read_problem
 from optsched.model.document import read, write
+from optsched.problems.jobarray import document as jobarray_json
 
 if TYPE_CHECKING:
     from pathlib import Path

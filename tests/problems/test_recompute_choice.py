@@ -14,8 +14,8 @@ from random_problems import random_choice
 import optsched
 from optsched import JobArray, UnsupportedProblem, verify
 from optsched.errors import InputError
-from optsched.problems.jobarray.choice import bounds, settled, with_choice
 from optsched.problems.jobarray.bounds import tradeoff
+from optsched.problems.jobarray.choice import bounds, settled, with_choice
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing import best_makespan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -221,6 +222,16 @@ def jobs_of(jobs: Sequence[int], n_jobs: int) -> list[int]:
     return rows
 
 
+def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Refuse names that are none of the known ones, with the nearest of them."""
+    names = sorted(known)
+    for key in given:
+        if key not in names:
+            near = difflib.get_close_matches(key, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+            raise InputError(f"{key}: {where} has no such field; {hint}")
+
+
 def option_of(key: str, given: Any, legal: Sequence[str] | Sequence[bool]) -> Any:
     """One of the legal values."""
     if type(legal[0]) is bool:
@@ -280,9 +291,9 @@ def check_together(array: Any) -> None:
 def _check_switches(array: Any) -> None:
     """One switch time per (job, device): then setups are triangular."""
     shared = isinstance(array.place[0], int)  # one place for all jobs and micro-batches
-    if not array.switch.any() or (shared and len(set(array.place)) == array.n_stages):
+    if not array.switch.any() or (shared and len(set(array.place)) == len(array.place)):
         return
-    for j in range(array.n_jobs):
+    for j in range(len(array.switch)):
         known: dict[int, int] = {}  # device -> a stage on it
         for m in range(1 if shared else int(array.micro_batches[j])):
             for v, d in enumerate(array.place if shared else array.place[j][m]):

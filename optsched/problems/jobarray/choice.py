@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.problems.jobarray.graph import overflows
 from optsched.problems.jobarray.bounds import tradeoff
+from optsched.problems.jobarray.graph import overflows
 from optsched.solving.solution import Orders, PeriodicOrders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.model.schedule import Rows, Schedule
-    from optsched.problems.jobarray.problem import JobArray
     from optsched.problems.jobarray.bounds import Flags
+    from optsched.problems.jobarray.problem import JobArray
 
 
 def with_choice(

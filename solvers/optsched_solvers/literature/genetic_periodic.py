@@ -13,11 +13,10 @@ from optsched_solvers._loading import load
 from optsched_solvers.literature.genetic_counts import MOST, Evolution, population_size
 from optsched_solvers.periodic.construct import (
     MODULES,
-    best_fold,
+    Folder,
     busiest,
     cycles_of,
     first_orders,
-    fold,
     unrolled,
 )
 from optsched_solvers.shop.rules import Dispatcher
@@ -71,15 +70,14 @@ class JobOrders:
 
     def __init__(self, graph: Schedule, monitor: Monitor) -> None:
         from optsched_solvers.periodic.insertion import Units
-        from optsched_solvers.periodic.orders import Cycle
 
         self.graph, self.monitor = graph, monitor
-        self.least = monitor.lower_bound or busiest(graph)
+        self.folder = Folder(graph, monitor.lower_bound or busiest(graph))
         self.capped = bool(graph.memory.any())
         self.modes = 6 if self.capped else 64
         self.cycles = cycles_of(graph, CYCLES)
         self.dispatcher = Dispatcher(unrolled(graph, self.cycles), 0)
-        self.cycle, self.units = Cycle.of(graph), Units.of(graph)
+        self.units = Units.of(graph)
         self.jobs: list[int] = graph.job[self.units.operations[self.units.indptr[:-1]]].tolist()
 
     def first(self, size: int, random: Random) -> list[list[int]]:
@@ -123,9 +121,9 @@ class JobOrders:
     def _inserted(self, units: Units, mode: int) -> Found | None:
         from optsched_solvers.periodic.insertion import inserted
 
-        length = self.least + self.least * mode**2 // 4096
-        start = inserted(self.cycle, units, length, self.monitor.should_stop)
-        return None if start is None else fold(self.graph, start, length, self.least)
+        length = self.folder.least + self.folder.least * mode**2 // 4096
+        start = inserted(self.folder.cycle, units, length, self.monitor.should_stop)
+        return None if start is None else self.folder.fold(start, length)
 
     def _listed(self, units: Units, mode: int) -> Found | None:
         """A list schedule of some cycles: B first, earlier cycles first, or both in turn."""
@@ -140,7 +138,7 @@ class JobOrders:
         found = self.dispatcher.listed(priority, bool(mode % 2))
         if found is None:
             return None
-        return best_fold(self.graph, found[1].reshape(self.cycles, -1), self.least)
+        return self.folder.best_fold(found[1].reshape(self.cycles, -1))
 
 
 class _Run(Evolution):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from optsched.errors import CyclicOrder
 from optsched.model.schedule import Arcs, Rows, Schedule
 from optsched.solving.result import Result
 from optsched.solving.solution import PeriodicOrders
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from optsched.solving.monitor import Monitor
 
 MODULES: Final = (
-    "optsched.kernels.cycle_ratio", "periodic.insertion", "shop.list_schedule",
+    "periodic.orders", "periodic.insertion", "shop.list_schedule",
     "optsched.kernels.longest_path",
 )  # fmt: skip
 """Modules that compile; insertion needs the first two."""
@@ -183,53 +184,93 @@ def offer_quick(graph: Schedule, monitor: Monitor) -> None:
 # orders from starts
 
 
-def fold(graph: Schedule, start: IntArray, period: int, least: int = 1) -> Found | None:
-    """The orders of starts seen modulo a period, if they can be repeated and fit the memory.
+class Folder:
+    """Makes orders of starts, and finds out what they are worth.
 
     Parameters
     ----------
     graph
         The cycle.
-    start
-        Of one instance of every operation, at any absolute time; those of one resource may
-        overlap modulo the period.
-    period
-        Where to cut; the orders' own least period may be longer or shorter.
     least
         A lower bound of the period of any orders.
     """
-    offset, phase = np.divmod(start, period)
-    resource = graph.single_resource
-    row = np.lexsort((graph.duration, phase, resource))  # blocks of no time before others
-    sequences = Rows(graph.users.indptr, row[len(row) - len(graph.users.ids) :])
-    return evaluate(graph, PeriodicOrders(sequences, offset - offset.min()), least)
 
+    def __init__(self, graph: Schedule, least: int = 1) -> None:
+        from optsched_solvers.periodic.orders import Cycle, State, load
 
-def evaluate(graph: Schedule, orders: PeriodicOrders, least: int = 1) -> Found | None:
-    """The least period of orders; None for a contradiction or too little memory."""
-    from optsched.kernels.cycle_ratio import cycle_arcs, least_period
+        self.graph, self.least, self._load = graph, least, load
+        self.cycle, self._state = Cycle.of(graph), State.of(graph)
+        self._instant = bool((self.cycle.least <= 0).any())
+        by_duration = np.argsort(graph.duration, kind="stable")
+        self._placed = by_duration[graph.single_resource[by_duration] >= 0]
 
-    arcs = cycle_arcs(graph, orders.sequences, orders.offset)
-    if arcs.tokens.min(initial=0) < 0 or not fits(graph, orders):
-        return None
-    period = int(least_period(*arcs.by_tail(graph.n_operations), least)[0])
-    return Found(orders, period) if period else None
+    def fold(self, start: IntArray, period: int) -> Found | None:
+        """The orders of starts seen modulo a period, if they can be repeated and fit the memory.
 
+        Parameters
+        ----------
+        start
+            Of one instance of every operation, at any absolute time; those of one resource may
+            overlap modulo the period.
+        period
+            Where to cut; the orders' own least period may be longer or shorter.
+        """
+        offset, phase = np.divmod(start, period)
+        placed = self._placed  # of equal phases blocks of no time come first
+        key = self.graph.single_resource[placed] * period + phase[placed]
+        row = placed[np.argsort(key, kind="stable")]
+        orders = PeriodicOrders(Rows(self.graph.users.indptr, row), offset - offset.min())
+        return self.evaluate(orders, start, phase)
 
-def fits(graph: Schedule, orders: PeriodicOrders) -> bool:
-    """Whether the bytes held along every row, for ever, stay within memory and never below 0."""
-    if not graph.acquire.any() and not graph.free.any() and not graph.workspace.any():
-        return True
-    ids, indptr = orders.sequences.ids, orders.sequences.indptr
-    change = graph.acquire - graph.free
-    held = np.concatenate([[0], np.cumsum(change[ids])])
-    late = np.concatenate([[0], np.cumsum((orders.offset * change)[ids])])
-    begin, sizes = indptr[:-1], np.diff(indptr)
-    carried = np.repeat(late[begin] - late[indptr[1:]] - held[begin], sizes)
-    room = np.repeat(np.where(graph.memory == 0, np.iinfo(np.int64).max, graph.memory), sizes)
-    before, after = held[:-1] + carried, held[1:] + carried
-    full = before + (graph.acquire + graph.workspace)[ids] > room
-    return not (full | ((after < 0) & (graph.free[ids] > 0))).any()
+    def evaluate(
+        self, orders: PeriodicOrders, start: IntArray | None = None, phase: IntArray | None = None
+    ) -> Found | None:
+        """The least period of orders; None for a contradiction or too little memory.
+
+        It is found sooner if starts are known that nearly fit.
+        """
+        cycle, state = self.cycle, self._state
+        if start is None or phase is None:
+            start = phase = np.zeros(self.graph.n_operations, np.int64)
+        state.order[:] = np.argsort(phase, kind="stable")
+        ids, offset = orders.sequences.ids, orders.offset
+        period = int(self._load(cycle, state, ids, offset, start, self.least))
+        full = (state.level < 0) | (state.level + cycle.need > cycle.capacity)
+        if not period or full.any() or (self._instant and self._waits_for_ever(orders)):
+            return None
+        return Found(orders, period)
+
+    def _waits_for_ever(self, orders: PeriodicOrders) -> bool:
+        """Whether blocks of no time wait for each other: no period is too short for them."""
+        from optsched.kernels.cycle_ratio import cycle_time
+
+        try:
+            cycle_time(self.graph, orders.sequences, orders.offset)
+        except CyclicOrder:
+            return True
+        return False
+
+    def best_fold(self, starts: IntArray, best: Found | None = None) -> Found | None:
+        """The best orders of late instances, folded at the bound, at the rates reached and between.
+
+        Parameters
+        ----------
+        starts
+            Of every operation in every unrolled cycle, shape (cycles, n_operations).
+        best
+            Known ones.
+        """
+        cycles, least = len(starts), self.least
+        for c in range(min(cycles - 1, cycles // 2), max(1, cycles - 1)):
+            rates = starts[c + 1] - starts[c] if c + 1 < cycles else starts[c].max(keepdims=True)
+            rate = int(rates.mean())
+            for period in sorted({least, (least + rate) // 2, rate, int(rates.max())}):
+                if period < least or (best is not None and best.period == least):
+                    continue
+                found = self.fold(starts[c], period)
+                if found is not None and (best is None or found.period < best.period):
+                    best = found
+        return best
 
 
 # constructions
@@ -247,25 +288,26 @@ def constructions(
 
     To repeat a single iteration works whenever a list schedule of it does.
     """
-    least = monitor.lower_bound or busiest(graph)
+    folder = Folder(graph, monitor.lower_bound or busiest(graph))
     cycles = cycles_of(graph, CYCLES)
     while cycles >= 3 and list_seconds(graph, cycles) > monitor.remaining:
         cycles -= 1
     capped = bool(graph.memory.any())
     if capped:
-        yield evaluate(graph, one_by_one(graph), least), ONE_BY_ONE
-    inserted = _inserted(graph, least, monitor) if INSERTION in rules and not capped else iter(())
+        yield folder.evaluate(one_by_one(graph)), ONE_BY_ONE
+    inserted = _inserted(folder, monitor) if INSERTION in rules and not capped else iter(())
     if cycles >= 3:
         yield from islice(inserted, 1)
-        yield from _rolled(graph, least, cycles, rules, monitor)
-    yield from _repeated(graph, least, rules, monitor)
+        yield from _rolled(folder, cycles, rules, monitor)
+    yield from _repeated(folder, rules, monitor)
     yield from inserted
 
 
 def _rolled(
-    graph: Schedule, least: int, cycles: int, rules: tuple[str, ...], monitor: Monitor
+    folder: Folder, cycles: int, rules: tuple[str, ...], monitor: Monitor
 ) -> Iterator[tuple[Found | None, str]]:
     """List schedules of some cycles, folded, as long as another one ends in time."""
+    graph = folder.graph
     seconds = list_seconds(graph, cycles)
     dispatcher = Dispatcher(unrolled(graph, cycles), 0)
     for name, priority, variant in _rolling(dispatcher, graph.n_operations, rules):
@@ -276,13 +318,14 @@ def _rolled(
             few=variant.rule == "one_f_one_b",
         )  # fmt: skip
         starts = None if found is None else found[1].reshape(cycles, -1)
-        yield None if starts is None else best_fold(graph, starts, least), name
+        yield None if starts is None else folder.best_fold(starts), name
 
 
 def _repeated(
-    graph: Schedule, least: int, rules: tuple[str, ...], monitor: Monitor
+    folder: Folder, rules: tuple[str, ...], monitor: Monitor
 ) -> Iterator[tuple[Found | None, str]]:
     """List schedules of a single iteration, repeated and folded; in time as well."""
+    graph = folder.graph
     seconds = list_seconds(graph, 1)
     once = Dispatcher(unrolled(graph, 1), 0)
     for variant in variants(once.graph, tuple(rule for rule in rules if rule in RULES)):
@@ -291,20 +334,19 @@ def _repeated(
         listed = None if variant.backwards else once.sequences(variant)
         if listed is not None:  # one iteration after the other is feasible if one is
             orders = PeriodicOrders(listed[0], np.zeros(graph.n_operations, np.int64))
-            best = best_fold(graph, listed[1][None, :], least, evaluate(graph, orders, least))
+            best = folder.best_fold(listed[1][None, :], folder.evaluate(orders))
             yield best, f"{variant}, one iteration"
 
 
-def _inserted(graph: Schedule, least: int, monitor: Monitor) -> Iterator[tuple[Found | None, str]]:
+def _inserted(folder: Folder, monitor: Monitor) -> Iterator[tuple[Found | None, str]]:
     """Insertion into longer and longer circles, until one has room."""
     from optsched_solvers.periodic.insertion import Units, inserted
-    from optsched_solvers.periodic.orders import Cycle
 
-    cycle, units = Cycle.of(graph), Units.of(graph)
+    units = Units.of(folder.graph)
     for factor in SLACK:
-        period = int(least * factor)
-        start = inserted(cycle, units, period, lambda: _is_over(monitor))
-        found = None if start is None else fold(graph, start, period, least)
+        period = int(folder.least * factor)
+        start = inserted(folder.cycle, units, period, lambda: _is_over(monitor))
+        found = None if start is None else folder.fold(start, period)
         yield found, INSERTION
         if found is not None:
             return
@@ -383,32 +425,3 @@ def _rolling(
             rank = np.empty(len(own), np.int64)
             rank[np.lexsort((*keys[:k], late & variant.defer))] = np.arange(len(own))
             yield f"{variant}, cycle by cycle", rank, variant
-
-
-def best_fold(
-    graph: Schedule, starts: IntArray, least: int, best: Found | None = None
-) -> Found | None:
-    """The best orders of late instances, folded at the bound, at the rates reached and between.
-
-    Parameters
-    ----------
-    graph
-        The cycle.
-    starts
-        Of every operation in every unrolled cycle, shape (cycles, n_operations).
-    least
-        A lower bound of the period.
-    best
-        Known ones.
-    """
-    cycles = len(starts)
-    for c in range(min(cycles - 1, cycles // 2), max(1, cycles - 1)):
-        rates = starts[c + 1] - starts[c] if c + 1 < cycles else starts[c].max(keepdims=True)
-        rate = int(rates.mean())
-        for period in sorted({least, (least + rate) // 2, rate, int(rates.max())}):
-            if period < least or (best is not None and best.period == least):
-                continue
-            found = fold(graph, starts[c], period, least)
-            if found is not None and (best is None or found.period < best.period):
-                best = found
-    return best

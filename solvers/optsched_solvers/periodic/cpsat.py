@@ -19,7 +19,7 @@ from optsched.solving.solver import Support
 from optsched_solvers._cores import confined
 from optsched_solvers._cpsat import STOP, Call, checked_options
 from optsched_solvers._loading import load
-from optsched_solvers.periodic.construct import first_orders, fold
+from optsched_solvers.periodic.construct import Folder, first_orders
 from optsched_solvers.shop.proof.identical_jobs import identical_jobs
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class CpSat:
         symmetry = checked_options(limits)
         graph = problem.graph()
         first_orders(problem, limits, monitor)
-        modules = ("ortools.sat.python.cp_model", "optsched.kernels.cycle_ratio")
+        modules = ("ortools.sat.python.cp_model", "periodic.orders")
         if monitor.should_stop() or not load(monitor, *modules):
             return Result("unknown")
         if monitor.remaining < start_seconds(graph):
@@ -98,6 +98,7 @@ class _Run(Call):
 
     def __init__(self, graph: Schedule, symmetry: bool, limits: Limits, monitor: Monitor) -> None:
         self.graph, self.symmetry = graph, symmetry
+        self.folder = Folder(graph)
         self.start = start_seconds(graph)
         self.apart = far_apart(graph)
         self.effort = FIRST_EFFORT
@@ -172,7 +173,7 @@ class _Run(Call):
         assert self.built is not None
         starts = self.built.starts(value)
         cycle = self.built.grain * self.built.period
-        made = fold(self.graph, starts, cycle, self.monitor.lower_bound or 1)
+        made = self.folder.fold(starts, cycle)
         if made is not None and made.period <= self.built.period:
             self.found = True
             self.monitor.incumbent(made.orders, made.period, "cpsat")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.kernels.compile import INT, INTS, READ, helper
+from optsched.kernels.compile import INT, INTS, READ, copy, entry, helper
 from optsched.model.schedule import Rows
 from optsched.solving.solution import PeriodicOrders
 
@@ -101,28 +101,6 @@ class State(NamedTuple):
             row = graph.users[r]
             state.rank[row] = np.arange(len(row))
         return state
-
-    def load(self, graph: Schedule, orders: PeriodicOrders) -> None:
-        """Take over orders and offsets; starts are 0 until `least_period` is called.
-
-        Tokens are counted between equal iterations: rotations of a sequence look all the same. On
-        every device they add up to 1.
-        """
-        self.before[:], self.after[:], self.tokens[:], self.level[:] = -1, -1, 0, 0
-        change = graph.acquire - graph.free
-        offset = orders.offset
-        for r in range(len(orders.sequences)):
-            row = orders.sequences[r]
-            if not len(row):
-                continue
-            self.after[row], self.before[row] = np.roll(row, -1), np.roll(row, 1)
-            self.tokens[row] = offset[row] - np.roll(offset[row], -1)
-            self.tokens[row[-1]] += 1
-            carried = -int((offset[row] * change[row]).sum())
-            self.level[row] = carried + np.cumsum(change[row]) - change[row]
-        self.start[:], self.critical[:] = 0, 0
-        self.order[:] = np.arange(len(self.order))
-        self.best_after[:], self.best_tokens[:] = self.after, self.tokens
 
     def best(self, graph: Schedule) -> PeriodicOrders:
         """Sequences and offsets, none negative, of `best_after` with `best_tokens`."""
@@ -305,3 +283,35 @@ def shift(cycle, state, u, v, step):  # type: ignore[no-untyped-def]
         level[x] = held
         held += cycle.change[x]
         x = after[x]
+
+
+@entry(INT, CYCLE, STATE, READ, READ, READ, INT)
+def load(cycle, state, row, offset, start, floor):  # type: ignore[no-untyped-def]
+    """Take over rows and offsets; returns their least period >= floor, 0 if they contradict arcs.
+
+    Tokens are counted between equal iterations: rotations of a sequence look all the same. On every
+    device they add up to 1. The better `start` fits, and `order` with it, the sooner it ends.
+    Whether the bytes in `level` fit is for the caller to see, and whether blocks of no time wait
+    for each other.
+    """
+    for i in range(len(offset)):
+        state.before[i] = state.after[i] = -1
+        state.tokens[i] = state.level[i] = 0
+        state.start[i] = start[i]
+    for r in range(len(cycle.users) - 1):
+        begin, end = cycle.users[r], cycle.users[r + 1]
+        held = 0
+        for at in range(begin, end):
+            held -= offset[row[at]] * cycle.change[row[at]]
+        for at in range(begin, end):
+            i = row[at]
+            j = row[at + 1] if at + 1 < end else row[begin]
+            state.after[i], state.before[j] = j, i
+            state.tokens[i] = offset[i] - offset[j]
+            state.level[i] = held
+            held += cycle.change[i]
+        if end > begin:
+            state.tokens[row[end - 1]] += 1
+    copy(state.best_after, state.after)
+    copy(state.best_tokens, state.tokens)
+    return least_period(cycle, state, floor)

@@ -56,7 +56,7 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor, patience: int = PA
     """
     graph = problem.graph()
     begin(problem, limits, monitor)
-    if not monitor.should_stop() and load(monitor, "periodic.walk"):
+    if not monitor.should_stop() and load(monitor, "periodic.orders", "periodic.walk"):
         _Search(graph, limits, monitor, patience).run()
     return Result("unknown")
 
@@ -91,6 +91,7 @@ class CycleWalk:
 
         self.graph, self._kernel = graph, walk.walk
         self.cycle, self.state = Cycle.of(graph), State.of(graph)
+        self._zeros = np.zeros(graph.n_operations, np.int64)
         self.control = control = np.zeros(1, walk.CONTROL)
         control["random"] = (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % 2**62 | 1
         control["columns"] = np.diff(graph.users.indptr).max(initial=1)
@@ -114,11 +115,12 @@ class CycleWalk:
 
     def load(self, orders: PeriodicOrders, noise: int = 0) -> int:
         """Begin anew at feasible orders, with so many random moves; returns their period."""
-        self.state.load(self.graph, orders)
-        control = self.control
-        control["value"], control["best"] = 0, _ANY
-        control["stale"], control["noise"] = 0, noise
-        self.run(0)
+        from optsched_solvers.periodic.orders import load as load_orders
+
+        control, given = self.control, (self.cycle, self.state, orders.sequences.ids, orders.offset)
+        self.state.order[:] = np.arange(len(orders.offset))
+        control["value"] = load_orders(*given, self._zeros, int(control["floor"][0]))
+        control["best"], control["stale"], control["noise"] = _ANY, 0, noise
         return self.value
 
     def run(self, moves: int, *, patience: int = _ANY, target: int = 0) -> int:

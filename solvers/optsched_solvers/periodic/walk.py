@@ -371,10 +371,8 @@ def move(cycle, state, control):  # type: ignore[no-untyped-def]
 
 @entry(INT, CYCLE, STATE, WALK, INT)
 def walk(cycle, state, control, moves):  # type: ignore[no-untyped-def]
-    """Up to so many moves; `RUNNING`, `STUCK` or `DONE`. A value of 0 is found out first."""
+    """Up to so many moves; `RUNNING`, `STUCK` or `DONE`."""
     c = control[0]
-    if c.value == 0:
-        c.value = least_period(cycle, state, c.floor)
     for _ in range(moves):
         if c.best <= c.target or c.stale >= c.patience:
             return DONE

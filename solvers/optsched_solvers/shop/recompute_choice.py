@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.errors import InternalError
+from optsched.problems.jobarray.bounds import tradeoff
 from optsched.problems.jobarray.choice import choosing, settled, with_choice
 from optsched.problems.jobarray.problem import JobArray
-from optsched.problems.jobarray.bounds import tradeoff
 from optsched.solving.monitor import OWN, Monitor
 from optsched.solving.result import Result
 from optsched_solvers import _cold_start as cold_start

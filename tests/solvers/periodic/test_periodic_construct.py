@@ -19,10 +19,9 @@ from optsched.solving.monitor import Monitor
 from optsched_solvers.periodic import insertion
 from optsched_solvers.periodic.construct import (
     SLACK,
+    Folder,
     PeriodicOrders,
-    evaluate,
     first_answers,
-    fold,
 )
 from optsched_solvers.periodic.insertion import Units, inserted
 from optsched_solvers.periodic.orders import Cycle
@@ -84,7 +83,7 @@ def test_every_answer_is_feasible(rng: Random) -> None:
         assert found is None
         return
     assert found is not None and monitor.solution is not None
-    checked_again = evaluate(array.graph(), monitor.solution)
+    checked_again = Folder(array.graph()).evaluate(monitor.solution)
     assert checked_again is not None and checked_again.period == found
 
 
@@ -130,7 +129,7 @@ def test_insertion_keeps_the_circle(rng: Random) -> None:
     for factor in (1, 2, 3):
         starts = inserted(Cycle.of(graph), Units.of(graph), factor * least)
         if starts is not None:
-            found = fold(graph, starts, factor * least)
+            found = Folder(graph).fold(starts, factor * least)
             assert ties or (found is not None and found.period <= factor * least)
 
 
@@ -140,7 +139,7 @@ def test_compiled_period_is_the_evaluators(rng: Random) -> None:
     array = cycle_of(rng).replace(memory=None, devices=None)
     graph = array.graph()
     starts = np.array([rng.randint(0, 40) for _ in range(graph.n_operations)])
-    found = fold(graph, starts, rng.randint(1, 30))
+    found = Folder(graph).fold(starts, rng.randint(1, 30))
     if found is not None:
         orders = found.orders
         assert cycle_time(graph, orders.sequences, orders.offset).period == found.period
@@ -158,7 +157,7 @@ def test_insertion_leaves_room_for_switches(side: str) -> None:
             period = array.lower_bound() * tenths // 10
             starts = inserted(Cycle.of(graph), Units.of(graph), period)
             if starts is not None:
-                found = fold(graph, starts, period)
+                found = Folder(graph).fold(starts, period)
                 assert found is not None and found.period <= period
 
 

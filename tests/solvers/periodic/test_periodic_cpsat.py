@@ -56,7 +56,7 @@ def test_blocks_of_no_time_and_awkward_lags() -> None:
     """The model refutes exactly the periods below the optimum; caps and all options included."""
     from ortools.sat.python import cp_model
 
-    from optsched_solvers.periodic.construct import fold
+    from optsched_solvers.periodic.construct import Folder
     from optsched_solvers.periodic.cpsat import CycleModel
 
     solver = cp_model.CpSolver()
@@ -74,7 +74,7 @@ def test_blocks_of_no_time_and_awkward_lags() -> None:
             found = not built.refuted and solver.solve(built.model) == cp_model.OPTIMAL
             assert found == (period >= best), f"seed {seed}: period {period}, best {best}"
             if found:
-                orders = fold(graph, built.starts(solver.value), built.grain * period)
+                orders = Folder(graph).fold(built.starts(solver.value), built.grain * period)
                 assert orders is not None, f"seed {seed}: period {period} has no orders"
                 assert orders.period <= period, f"seed {seed}: {orders.period} for {period}"
 
@@ -138,8 +138,7 @@ def test_iterations_bound_the_models_made(monkeypatch: pytest.MonkeyPatch) -> No
 
     start = optsched.solve(array, "dispatch", iterations=1).schedule
     monkeypatch.setattr(cpsat, "CycleModel", Counted)
-    for module in (construct, cpsat):
-        monkeypatch.setattr(module, "fold", lambda *_: None)
+    monkeypatch.setattr(construct.Folder, "fold", lambda *_: None)
     optsched.solve(array, "cpsat", iterations=100_000, warm_start=start)
     assert 0 < len(made) <= 1 + 0.1 / cpsat.start_seconds(array.graph())
 

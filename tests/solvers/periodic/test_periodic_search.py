@@ -23,7 +23,7 @@ from optsched.model.schedule import Rows, Schedule
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.solving.solution import PeriodicOrders
-from optsched_solvers.periodic.orders import Cycle, State, least_period, shift
+from optsched_solvers.periodic.orders import Cycle, State, least_period, load, shift
 from optsched_solvers.periodic.search import CycleWalk
 from optsched_solvers.periodic.walk import longest_paths
 from optsched_solvers.shop import hand_made
@@ -77,9 +77,18 @@ def feasible_walk(array: JobArray, rng: random.Random) -> CycleWalk:
 def levels(graph: Schedule, state: State) -> list[int]:
     """Bytes held before every operation, anew from orders and offsets."""
     fresh = State.of(graph)
-    fresh.load(graph, state._replace(best_after=state.after, best_tokens=state.tokens).best(graph))
+    orders = state._replace(best_after=state.after, best_tokens=state.tokens).best(graph)
+    loaded(graph, fresh, orders)
     found: list[int] = fresh.level.tolist()
     return found
+
+
+def loaded(graph: Schedule, state: State, orders: PeriodicOrders) -> int:
+    """The least period of orders that a state takes over."""
+    state.order[:] = np.arange(graph.n_operations)
+    zeros = np.zeros(graph.n_operations, np.int64)
+    period: int = load(Cycle.of(graph), state, orders.sequences.ids, orders.offset, zeros, 1)
+    return period
 
 
 def value_of(graph: Schedule, orders: PeriodicOrders) -> int:
@@ -92,9 +101,8 @@ def test_least_period_is_the_cycle_ratio(seed: int) -> None:
     """Any orders and offsets: the core's exact value, or both see that nothing can ever run."""
     graph = random_array(seed, 1).graph()
     orders = random_orders(graph, random.Random(seed))
-    cycle, state = Cycle.of(graph), State.of(graph)
-    state.load(graph, orders)
-    found = least_period(cycle, state, 1)
+    state = State.of(graph)
+    found = loaded(graph, state, orders)
     try:
         assert found == value_of(graph, orders)
     except CyclicOrder:
