@@ -21,23 +21,12 @@ from optsched import JobArray, pipelines
 from optsched.errors import CyclicOrder
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.model.schedule import Rows, Schedule
-from optsched.problems.jobarray.cycle import answer_rows
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
-from optsched_solvers.periodic.estimates import HEADS, SCRATCH, TAILS, heads_from, tails_to
+from optsched.solving.solution import PeriodicOrders
+from optsched_solvers.periodic.orders import Cycle, State, least_period, load, shift
 from optsched_solvers.periodic.search import CycleWalk
-from optsched_solvers.periodic.shifts import shift_left, shift_right
-from optsched_solvers.periodic.state import (
-    AFTER,
-    BEFORE,
-    CYCLE,
-    LEVEL,
-    ORDER,
-    START,
-    TOKENS,
-    CycleOrder,
-    least_period,
-)
+from optsched_solvers.periodic.walk import longest_paths
 from optsched_solvers.shop import hand_made
 
 SEEDS = st.integers(0, 10**6)
@@ -63,111 +52,126 @@ def random_array(seed: int, shortest: int = 0, **changes: Any) -> JobArray:
     return JobArray(**{**fields, **changes})
 
 
-def random_orders(graph: Schedule, rng: random.Random) -> tuple[Rows, np.ndarray[Any, Any]]:
+def random_orders(graph: Schedule, rng: random.Random) -> PeriodicOrders:
     """Any permutations, and any small offsets."""
     rows = [graph.users[r].tolist() for r in range(graph.n_resources)]
     for row in rows:
         rng.shuffle(row)
-    return Rows.of(rows), np.array([rng.randint(0, 2) for _ in range(graph.n_operations)])
+    offset = np.array([rng.randint(0, 2) for _ in range(graph.n_operations)])
+    return PeriodicOrders(Rows.of(rows), offset)
 
 
-def serial(array: JobArray) -> tuple[Rows, np.ndarray[Any, Any]]:
+def serial(array: JobArray) -> PeriodicOrders:
     """One job after the other, which always fits: ids are job-major and topological."""
     graph = array.graph()
-    return graph.users, np.zeros(graph.n_operations, np.int64)
+    return PeriodicOrders(graph.users, np.zeros(graph.n_operations, np.int64))
 
 
-def feasible_orders(array: JobArray, rng: random.Random) -> CycleOrder:
-    """A loaded order that random moves led away from the serial one."""
+def feasible_walk(array: JobArray, rng: random.Random) -> CycleWalk:
+    """A loaded walk that random moves led away from the serial order."""
     walk = CycleWalk(array.graph(), rng.randrange(1000), 1)
-    walk.load(*serial(array), noise=rng.randint(0, 30))
+    walk.load(serial(array), noise=rng.randint(0, 30))
     walk.run(rng.randint(0, 30))
-    return walk.order
+    return walk
 
 
-def levels(order: CycleOrder) -> dict[int, int]:
+def levels(graph: Schedule, state: State) -> list[int]:
     """Bytes held before every operation, anew from orders and offsets."""
-    fresh = CycleOrder(order.graph)
-    fresh.load(*CycleOrder.orders(order.graph, order.state[AFTER], order.state[TOKENS]))
-    return dict(enumerate(fresh.state[LEVEL].tolist()))
+    fresh = State.of(graph)
+    orders = state._replace(best_after=state.after, best_tokens=state.tokens).best(graph)
+    loaded(graph, fresh, orders)
+    found: list[int] = fresh.level.tolist()
+    return found
+
+
+def loaded(graph: Schedule, state: State, orders: PeriodicOrders) -> int:
+    """The least period of orders that a state takes over."""
+    state.order[:] = np.arange(graph.n_operations)
+    zeros = np.zeros(graph.n_operations, np.int64)
+    period: int = load(Cycle.of(graph), state, orders.sequences.ids, orders.offset, zeros, 1)
+    return period
+
+
+def value_of(graph: Schedule, orders: PeriodicOrders) -> int:
+    """The least period, by the core."""
+    return cycle_time(graph, orders.sequences, orders.offset).period
 
 
 @given(SEEDS)
 def test_least_period_is_the_cycle_ratio(seed: int) -> None:
     """Any orders and offsets: the core's exact value, or both see that nothing can ever run."""
     graph = random_array(seed, 1).graph()
-    sequences, offset = random_orders(graph, random.Random(seed))
-    order = CycleOrder(graph)
-    order.load(sequences, offset)
-    found = least_period(order.arrays, order.state, 1)
+    orders = random_orders(graph, random.Random(seed))
+    state = State.of(graph)
+    found = loaded(graph, state, orders)
     try:
-        assert found == cycle_time(graph, sequences, offset).period
+        assert found == value_of(graph, orders)
     except CyclicOrder:
         assert found == 0
         return
-    start, cycle = order.state[START], order.state[CYCLE]
-    back = CycleOrder.orders(graph, order.state[AFTER], order.state[TOKENS])
-    assert cycle_time(graph, *back).period == found
+    assert value_of(graph, state.best(graph)) == found
     for tail, head, lag, distance in zip(*graph.arcs, strict=True):
-        assert start[head] + distance * found >= start[tail] + graph.duration[tail] + lag
-    assert found == 1 or 1 <= cycle[0] <= graph.n_operations
+        start, end = state.start[tail] + graph.duration[tail], state.start[head]
+        assert end + distance * found >= start + lag
+    assert found == 1 or 1 <= state.critical[0] <= graph.n_operations
 
 
 @given(SEEDS)
 def test_a_floor_changes_nothing_above_it(seed: int) -> None:
     """From any starts and any floor the same period, or the floor itself."""
     rng = random.Random(seed)
-    order = feasible_orders(random_array(seed), rng)
-    period = least_period(order.arrays, order.state, 1)
+    walk = feasible_walk(random_array(seed), rng)
+    cycle, state = walk.cycle, walk.state
+    period = least_period(cycle, state, 1)
     for floor in (period - 1, period, period + 7):
-        order.state[START][:] = [rng.randint(-50, 50) for _ in order.state[START]]
-        assert least_period(order.arrays, order.state, max(1, floor)) == max(1, floor, period)
+        state.start[:] = [rng.randint(-50, 50) for _ in state.start]
+        assert least_period(cycle, state, max(1, floor)) == max(1, floor, period)
 
 
 @given(SEEDS)
 def test_shifts_are_undone_and_keep_count_of_memory(seed: int) -> None:
     """An operation moved along its device, across the end of the cycle too, and back."""
     rng = random.Random(seed)
-    order = feasible_orders(random_array(seed, 1), rng)
-    arrays, state = order.arrays, order.state
+    walk = feasible_walk(random_array(seed, 1), rng)
+    graph, cycle, state = walk.graph, walk.cycle, walk.state
+    watched = (state.before, state.after, state.tokens, state.level)
     for _ in range(10):
-        before = [state[k].copy() for k in (BEFORE, AFTER, TOKENS, LEVEL)]
-        u = rng.randrange(order.graph.n_operations)
+        before = [column.copy() for column in watched]
+        u = rng.randrange(graph.n_operations)
         ring = [u]
-        while (x := int(state[AFTER][ring[-1]])) != u:
+        while (x := int(state.after[ring[-1]])) != u:
             ring.append(x)
         if len(ring) == 1:
             continue
         v = ring[rng.randint(1, max(1, len(ring) - 2))]
-        first, last = int(state[AFTER][u]), int(state[BEFORE][v])
-        right = rng.random() < 0.5
-        (shift_right if right else shift_left)(arrays, state, u, v)
-        assert state[AFTER][v] == u or len(ring) == 2
-        assert dict(enumerate(state[LEVEL].tolist())) == levels(order)
-        assert state[TOKENS][ring].sum() == 1
-        if right:
-            shift_left(arrays, state, first, u)
+        first, last = int(state.after[u]), int(state.before[v])
+        step = rng.choice((1, -1))
+        shift(cycle, state, u, v, step)
+        assert state.after[v] == u or len(ring) == 2
+        assert state.level.tolist() == levels(graph, state)
+        assert state.tokens[ring].sum() == 1
+        if step > 0:
+            shift(cycle, state, first, u, -1)
         else:
-            shift_right(arrays, state, v, last)
-        after = [state[k] for k in (BEFORE, AFTER, TOKENS, LEVEL)]
-        assert all((a == b).all() for a, b in zip(before, after, strict=True))
-        shift_right(arrays, state, u, v)
+            shift(cycle, state, v, last, 1)
+        assert all((a == b).all() for a, b in zip(before, watched, strict=True))
+        shift(cycle, state, u, v, 1)
 
 
 @given(SEEDS)
 def test_heads_and_tails_are_longest_paths(seed: int) -> None:
     """Against plain Bellman-Ford at the least period."""
-    order = feasible_orders(random_array(seed, switch=0), random.Random(seed))
-    graph, state = order.graph, order.state
-    period = least_period(order.arrays, state, 1)
+    walk = feasible_walk(random_array(seed, switch=0), random.Random(seed))
+    graph, cycle, state = walk.graph, walk.cycle, walk.state
+    period = least_period(cycle, state, 1)
     arcs = [
         (t, h, int(graph.duration[t]) + lag - d * period)
         for t, h, lag, d in zip(*(column.tolist() for column in graph.arcs), strict=True)
     ]
-    for i, j in enumerate(state[AFTER].tolist()):
+    for i, j in enumerate(state.after.tolist()):
         if j >= 0:
-            arcs.append((i, j, int(graph.duration[i]) - int(state[TOKENS][i]) * period))
-    n, r = graph.n_operations, int(state[CYCLE][1])
+            arcs.append((i, j, int(graph.duration[i]) - int(state.tokens[i]) * period))
+    n, r = graph.n_operations, int(state.critical[1])
     far = -(10**15)
     head, tail = [far] * n, [far] * n
     head[r] = tail[r] = 0
@@ -175,14 +179,11 @@ def test_heads_and_tails_are_longest_paths(seed: int) -> None:
         for i, j, weight in arcs:
             head[j] = max(head[j], head[i] + weight)
             tail[i] = max(tail[i], tail[j] + weight)
-    scratch = [np.zeros(n, np.int64) for _ in range(2)]
-    heads_from(order.arrays, state, period, r, scratch[HEADS])
-    tails_to(order.arrays, state, period, r, scratch[TAILS])
-    reached = [i for i in range(n) if head[i] > far // 2]
-    assert [head[i] for i in reached] == scratch[HEADS][reached].tolist()
-    reached = [i for i in range(n) if tail[i] > far // 2]
-    assert [tail[i] for i in reached] == scratch[TAILS][reached].tolist()
-    assert sorted(state[ORDER].tolist()) == list(range(n)) and len(SCRATCH) == 7
+    for ahead, right, found in ((True, head, state.from_r), (False, tail, state.to_r)):
+        longest_paths(cycle, state, period, r, ahead)
+        reached = [i for i in range(n) if right[i] > far // 2]
+        assert [right[i] for i in reached] == found[reached].tolist()
+    assert sorted(state.order.tolist()) == list(range(n))
 
 
 @given(SEEDS)
@@ -191,22 +192,22 @@ def test_walks_stay_feasible_and_count_right(seed: int) -> None:
     array = random_array(seed)
     graph = array.graph()
     walk = CycleWalk(graph, seed, array.lower_bound())
-    period = walk.load(*serial(array), noise=seed % 50)
-    assert period == array.evaluate_orders(*serial(array))
+    period = walk.load(serial(array), noise=seed % 50)
+    assert period == value_of(graph, serial(array))
     capacity = np.where(graph.memory == 0, 10**9, graph.memory)[graph.single_resource]
     for _ in range(10):
         walk.run(10)
-        held = np.array(list(levels(walk.order).values()))
+        held = np.array(levels(graph, walk.state))
         assert (held + graph.acquire + graph.workspace <= capacity).all()
         if walk.moves == 0:
             break
         orders = walk.best_orders()
         try:
-            assert cycle_time(graph, *orders).period == walk.best
+            assert value_of(graph, orders) == walk.best
         except CyclicOrder:
             assert (graph.duration == 0).any()
             continue
-        schedule = array.scheduled(answer_rows(*orders))
+        schedule = array.scheduled(orders)
         assert optsched.verify(schedule) == [] and schedule.period == walk.best
 
 
@@ -214,14 +215,13 @@ def test_a_walk_does_not_depend_on_slices() -> None:
     """The same moves in one call or in many."""
     array = in_flight_array().replace(memory=None)
     graph = array.graph()
-    zero = np.zeros(graph.n_operations, np.int64)
     ends = []
     for cut in (200, 50, 1):
         walk = CycleWalk(graph, 3, 1)
-        walk.load(graph.users, zero, noise=4)
+        walk.load(serial(array), noise=4)
         for _ in range(200 // cut):
             walk.run(cut)
-        ends.append((walk.value, walk.best, walk.moves, walk.order.state[AFTER].tolist()))
+        ends.append((walk.value, walk.best, walk.moves, walk.state.after.tolist()))
     assert ends[0] == ends[1] == ends[2]
 
 
@@ -245,7 +245,7 @@ def least_of_all(array: JobArray) -> int:
             except CyclicOrder:
                 continue
             if found.period < best:
-                schedule = array.scheduled(answer_rows(sequences, np.array(offset)))
+                schedule = array.scheduled(PeriodicOrders(sequences, np.array(offset)))
                 if not optsched.verify(schedule):
                     best = found.period
                     if best == array.lower_bound():
@@ -302,8 +302,7 @@ def in_flight_array() -> JobArray:
 def test_search_improves_on_a_start_and_keeps_it() -> None:
     """Far from serial after some moves, and never worse than a warm start."""
     array = in_flight_array()
-    sequences, offset = serial(array)
-    start = array.scheduled(answer_rows(sequences, offset))
+    start = array.scheduled(serial(array))
     found = optsched.solve(array, "tabu", iterations=2000, warm_start=start)
     assert found.objective is not None and start.period is not None
     assert found.objective < 0.5 * start.period

@@ -49,7 +49,7 @@ def test_counts_its_own_iterations() -> None:
     """What others have reported to the monitor before takes nothing away."""
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched_solvers.literature.genetic import PeriodicGenetic
+    from optsched_solvers.literature.genetic_periodic import PeriodicGenetic
 
     array = arrays()[2]
     made = []
@@ -60,3 +60,22 @@ def test_counts_its_own_iterations() -> None:
         PeriodicGenetic().solve(array, limits, monitor)
         made.append((monitor.iteration - others, monitor.objective))
     assert made[0] == made[1] and made[0][0] == 400
+
+
+def test_genes_name_units() -> None:
+    """The n-th occurrence of a job is its n-th unit, whatever the order."""
+    from optsched.solving.limits import Limits
+    from optsched.solving.monitor import Monitor
+    from optsched_solvers.literature.genetic_periodic import JobOrders
+
+    array = JobArray([[1, 1]] * 2, [[2, 2]] * 2, multiplicity=[2, 1], objective="period")
+    decoder = JobOrders(array.graph(), Monitor(Limits(iterations=10)))
+    assert decoder.jobs == [0, 0, 1]
+    values = [decoder.value([60, *order]) for order in ([1, 0, 0], [0, 1, 0], [0, 0, 1])]
+    assert min(values) >= array.lower_bound() and max(values) < 100
+
+
+def test_refuses_options_of_orders() -> None:
+    """By name."""
+    with pytest.raises(optsched.InputError, match="crossover"):
+        optsched.solve(arrays()[0], "genetic", iterations=10, options={"crossover": "pox"})

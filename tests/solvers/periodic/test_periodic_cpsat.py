@@ -56,9 +56,8 @@ def test_blocks_of_no_time_and_awkward_lags() -> None:
     """The model refutes exactly the periods below the optimum; caps and all options included."""
     from ortools.sat.python import cp_model
 
-    from optsched_solvers.periodic.cpsat_model import CycleModel
-    from optsched_solvers.periodic.insertion import Circle
-    from optsched_solvers.periodic.orders import folded
+    from optsched_solvers.periodic.construct import Folder
+    from optsched_solvers.periodic.cpsat import CycleModel
 
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -75,7 +74,7 @@ def test_blocks_of_no_time_and_awkward_lags() -> None:
             found = not built.refuted and solver.solve(built.model) == cp_model.OPTIMAL
             assert found == (period >= best), f"seed {seed}: period {period}, best {best}"
             if found:
-                orders = folded(Circle.of(graph), built.starts(solver.value), built.grain * period)
+                orders = Folder(graph).fold(built.starts(solver.value), built.grain * period)
                 assert orders is not None, f"seed {seed}: period {period} has no orders"
                 assert orders.period <= period, f"seed {seed}: {orders.period} for {period}"
 
@@ -127,23 +126,21 @@ def test_orders_that_wait_for_themselves_are_none() -> None:
 
 def test_iterations_bound_the_models_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where CP-SAT ends at once and counts nothing, and no period is ever settled."""
-    from optsched_solvers.periodic import cpsat as cycle_cpsat
-    from optsched_solvers.periodic import cpsat_model as cycle_cpsat_model
-    from optsched_solvers.periodic import orders as rolling_orders
+    from optsched_solvers.periodic import construct, cpsat
 
     array = JobArray([[2, 1, 3]] * 3, [[4, 6, 9]] * 3, switch=3, objective="period")
     made = []
 
-    class Counted(cycle_cpsat_model.CycleModel):
+    class Counted(cpsat.CycleModel):
         def starts(self, value: object) -> np.ndarray:
             made.append(self.period)
             return super().starts(value)  # type: ignore[arg-type]
 
     start = optsched.solve(array, "dispatch", iterations=1).schedule
-    monkeypatch.setattr(cycle_cpsat_model, "CycleModel", Counted)
-    monkeypatch.setattr(rolling_orders, "folded", lambda *_: None)
+    monkeypatch.setattr(cpsat, "CycleModel", Counted)
+    monkeypatch.setattr(construct.Folder, "fold", lambda *_: None)
     optsched.solve(array, "cpsat", iterations=100_000, warm_start=start)
-    assert 0 < len(made) <= 1 + 0.1 / cycle_cpsat.start_seconds(array.graph())
+    assert 0 < len(made) <= 1 + 0.1 / cpsat.start_seconds(array.graph())
 
 
 @few_examples
@@ -161,7 +158,7 @@ def test_model_refutes_what_is_too_short(period: int) -> None:
     """Three equal jobs of 4 on two stages: 12 is feasible, 11 is not, and longer ones are."""
     from ortools.sat.python import cp_model
 
-    from optsched_solvers.periodic.cpsat_model import CycleModel
+    from optsched_solvers.periodic.cpsat import CycleModel
 
     graph = JobArray([[1, 1]] * 3, [[3, 3]] * 3, objective="period").graph()
     built = CycleModel(graph, period)
@@ -171,7 +168,7 @@ def test_model_refutes_what_is_too_short(period: int) -> None:
 
 def test_windows_reach_into_the_next_cycle() -> None:
     """A weight gradient may begin a whole period after the first F."""
-    from optsched_solvers.periodic.cpsat_model import windows
+    from optsched_solvers.periodic.cpsat import windows
 
     array = JobArray([[2, 2]], [[2, 2]], weight=[[2, 2]], objective="period")
     graph = array.graph()
@@ -184,7 +181,7 @@ def test_windows_reach_into_the_next_cycle() -> None:
 
 def test_windows_refute_periods_below_the_chain() -> None:
     """A cycle of arcs that is too long is found without search."""
-    from optsched_solvers.periodic.cpsat_model import windows
+    from optsched_solvers.periodic.cpsat import windows
 
     array = JobArray([[2, 2]], [[2, 2]], objective="period")
     assert array.lower_bound() == 8
