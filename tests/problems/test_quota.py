@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import optsched
 from optsched import InputError, QuotaJob, QuotaPlan, Rows
-from optsched.formats import quota_json
+from optsched.problems.quota import document as quota_json
 from optsched.formats.read_problem import read_problem
 from optsched.problems.quota.problem import Node
 from optsched.problems.quota.synthetic import synthetic

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import optsched
-from optsched.formats import quota_json
+from optsched.problems.quota import document as quota_json
 from optsched.formats.read_problem import read_problem
 
 FOLDER = Path(__file__).parents[2] / "instances" / "quota"

@@ -9,9 +9,15 @@ import numpy as np
 from optsched.solving.result import Result
 from optsched_solvers._loading import load
 from optsched_solvers.literature.genetic_counts import Evolution, population_size
-from optsched_solvers.quota.first import first_answer
-from optsched_solvers.quota.ground import NOT_LOADED, offer, place, ready, supported
-from optsched_solvers.quota.marginal import greedy
+from optsched_solvers.quota.plans import (
+    NOT_LOADED,
+    first_answer,
+    greedy,
+    offer,
+    place,
+    ready,
+    supported,
+)
 
 if TYPE_CHECKING:
     from optsched.problems.quota.problem import QuotaPlan
@@ -45,7 +51,7 @@ def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
         first_answer(plan, monitor)
         return Result("unknown", reason=NOT_LOADED)
     if not plan.jobs:
-        offer(plan, monitor, np.zeros(0, np.int64), None, "genetic")
+        offer(plan, monitor, *np.zeros((2, 0), np.int64), "genetic")
         return Result("unknown")
     left = 2**62 if limits.iterations is None else limits.iterations
     _Run(plan, size, limits.seed, monitor, left).evolve()

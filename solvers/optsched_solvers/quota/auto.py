@@ -11,7 +11,7 @@ from optsched.solving.result import Result
 from optsched_solvers.quota import cpsat as quota_cpsat
 from optsched_solvers.quota.exact import QuotaExact
 from optsched_solvers.quota.greedy import GreedyQuota
-from optsched_solvers.quota.ground import supported
+from optsched_solvers.quota.plans import supported
 
 if TYPE_CHECKING:
     from optsched.solving.limits import Limits

@@ -14,14 +14,20 @@ from optsched_solvers._cores import confined
 from optsched_solvers._cpsat import STOP, Call
 from optsched_solvers._loading import load
 from optsched_solvers.quota.cpsat_model import Model
-from optsched_solvers.quota.first import first_answer
-from optsched_solvers.quota.ground import NOT_LOADED, offer, place, ready, supported
-from optsched_solvers.quota.marginal import greedy
+from optsched_solvers.quota.plans import (
+    NOT_LOADED,
+    first_answer,
+    greedy,
+    offer,
+    place,
+    ready,
+    supported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.model.schedule import Rows
+    from optsched.problems.quota.data import Quotas
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
     from optsched.solving.problem import Problem
@@ -94,7 +100,7 @@ class _Run(Call):
         self, plan: QuotaPlan, built: Model, ties: bool, limits: Limits, monitor: Monitor
     ) -> None:
         self.plan, self.built, self.ties = plan, built, ties
-        self.held: tuple[Rows, int, float] | None = None
+        self.held: tuple[Quotas, int, float] | None = None
         self.breaking = False
         self.lock = threading.Lock()
         if monitor.sequences is not None:
@@ -138,7 +144,7 @@ class _Run(Call):
             else:  # somebody else's answer cannot be beaten
                 self._bound(self.solver.best_objective_bound)
 
-    def _break_ties(self, rows: Rows, value: int) -> None:
+    def _break_ties(self, rows: Quotas, value: int) -> None:
         self.breaking = True
         self.monitor.bound(value, "cpsat")
         self.built.model.clear_hints()
@@ -157,7 +163,7 @@ class _Run(Call):
         plan, built = self.plan, self.built
         sizes, kinds = built.quotas(value)
         if built.joint:
-            rows = plan.numbered(*built.placement(value))
+            rows = built.placement(value)
         else:
             rows, _ = place(plan, sizes, kinds)
         worth = plan.worth(sizes, kinds)
@@ -183,5 +189,3 @@ class _Run(Call):
         except BaseException as error:
             self._fail(error)
 
-
-__all__ = ["MOST_PAIRS", "solve", "supports"]

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.problems.quota.data import Quotas
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.model.schedule import IntArray, Rows
+    from optsched.model.schedule import IntArray
     from optsched.problems.quota.problem import QuotaPlan
 
 
@@ -113,7 +115,8 @@ class Model:
 
     def _moved(self) -> Any:
         plan, model = self.plan, self.model
-        ptr, node, count = (part.tolist() for part in plan.held)
+        held_now = plan.held
+        ptr, node, count = (part.tolist() for part in (held_now.ptr, held_now.node, held_now.count))
         moved: Any = 0
         for j, row in enumerate(self.rows):
             some = range(ptr[j], ptr[j + 1])
@@ -143,22 +146,17 @@ class Model:
             total += left
         return total
 
-    def hint(self, rows: Rows) -> None:
+    def hint(self, quotas: Quotas) -> None:
         """Begin the search at an answer."""
-        plan, model = self.plan, self.model
-        sizes, kinds = (part.tolist() for part in plan.sizes(rows))
+        sizes, kinds = (part.tolist() for part in self.plan.sizes(quotas))
         for j, row in enumerate(self.rows):
             for o in row:
                 here = self.size[o] == sizes[j] and (not sizes[j] or self.kind[o] == kinds[j])
-                model.add_hint(self.pick[o], here)
-        if self.joint:
-            from optsched.problems.quota.schedule import counts
-
-            ptr, pool, count = (part.tolist() for part in counts(plan, rows))
-            on = {(j, pool[i]): count[i] for j in range(len(self.rows))
-                  for i in range(ptr[j], ptr[j + 1])}  # fmt: skip
-            for at, variable in self.y.items():
-                model.add_hint(variable, on.get(at, 0))
+                self.model.add_hint(self.pick[o], here)
+        columns = (part.tolist() for part in (quotas.rows, quotas.node, quotas.count))
+        on = {(j, n): c for j, n, c in zip(*columns, strict=True)}
+        for at, variable in self.y.items():
+            self.model.add_hint(variable, on.get(at, 0))
 
     def quotas(self, value: Callable[[Any], int]) -> tuple[IntArray, IntArray]:
         """Sizes and types of a solution."""
@@ -168,13 +166,8 @@ class Model:
             sizes[j], kinds[j] = self.size[o], self.kind[o]
         return sizes, kinds
 
-    def placement(self, value: Callable[[Any], int]) -> tuple[IntArray, IntArray, IntArray]:
-        """GPUs by node of a solution (CSR by job)."""
-        found = [(j, n, value(variable)) for (j, n), variable in sorted(self.y.items())]
+    def placement(self, value: Callable[[Any], int]) -> Quotas:
+        """GPUs by node of a solution."""
+        found = [(j, n, value(variable)) for (j, n), variable in self.y.items()]
         used = np.array([row for row in found if row[2]], np.int64).reshape(-1, 3)
-        ptr = np.zeros(len(self.rows) + 1, np.int64)
-        np.cumsum(np.bincount(used[:, 0], minlength=len(self.rows)), out=ptr[1:])
-        return ptr, used[:, 1].copy(), used[:, 2].copy()
-
-
-__all__ = ["Model"]
+        return Quotas.of(len(self.rows), *used.T)

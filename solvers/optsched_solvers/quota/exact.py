@@ -14,11 +14,11 @@ from optsched.problems.quota.problem import QuotaPlan
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, load_behind, loaded
-from optsched_solvers.quota.first import first_answer
-from optsched_solvers.quota.ground import (
+from optsched_solvers.quota.plans import (
     NOT_LOADED,
     PLACEMENT,
     fill,
+    first_answer,
     is_few,
     offer,
     ready,
@@ -26,7 +26,7 @@ from optsched_solvers.quota.ground import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from optsched.model.schedule import IntArray
     from optsched.solving.limits import Limits
@@ -79,7 +79,7 @@ class QuotaExact:
             return Result("unknown", reason=NOT_LOADED)
         sizes, bound = allocate(problem)
         monitor.bound(bound, self.name)
-        if not offer(problem, monitor, sizes, None, self.name):
+        if not offer(problem, monitor, sizes, np.zeros(len(sizes), np.int64), self.name):
             return Result("unknown", reason="no placement was found that keeps the localities")
         if few:
             load_behind(*kernels)  # for the next question
@@ -128,29 +128,21 @@ def allocate(plan: QuotaPlan) -> tuple[IntArray, int]:
     """Optimal quotas of a feasible plan with one type, and what no answer can beat."""
     if not plan.jobs:
         return np.zeros(0, np.int64), 0
-    with in_python(is_few(plan)):
-        return _allocated(plan)
-
-
-def _allocated(plan: QuotaPlan) -> tuple[IntArray, int]:
     chosen = algorithm(plan)
-    if chosen == "bisect":
-        return _smallest(plan), level(plan)
-    kernel, arguments = _kernel(plan, chosen)
-    if chosen == "choice":
-        from optsched_solvers.quota.multiple_choice import HardChoice
+    with in_python(is_few(plan)):
+        if chosen == "choice":
+            from optsched_solvers.quota.multiple_choice import options, solve
 
-        try:
-            found = kernel(*arguments)
-        except HardChoice as hard:
-            return np.asarray(hard.chosen, np.int64), -hard.bound
-        return found, plan.worth(found)
-    found = kernel(*arguments)
+            given = options(*_arguments(plan, chosen))
+            solved = solve(given)
+            return given.size[solved.position], -solved.bound
+        if chosen != "bisect":
+            found = _solved(plan, chosen)[0]
     if chosen == "concave_sum":
         return found, plan.worth(found)
     best = plan.lower_bound()
-    if plan.highest and plan.worth(found) > best:  # weights far apart are rounded in kernels
-        found = _smallest(plan)
+    if chosen == "bisect" or (plan.highest and plan.worth(found) > best):
+        found = _smallest(plan)  # kernels round weights that are far apart
     return found, best
 
 
@@ -172,25 +164,29 @@ def certificate(plan: QuotaPlan) -> Certificate | None:
     chosen = algorithm(plan)
     if chosen == "bisect" or not plan.jobs:
         return None
-    kernel, arguments = _kernel(plan, chosen)
     with in_python(is_few(plan)):
-        proof: Certificate = kernel(*arguments, certificate=True)[1]
+        proof = _solved(plan, chosen)[1]
+        proof.found  # noqa: B018 (it is checked now)
     return proof
 
 
-def _kernel(plan: QuotaPlan, chosen: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function on bare arrays, and its arguments."""
+def _solved(plan: QuotaPlan, chosen: str) -> tuple[IntArray, Certificate]:
+    """The answer of a function on bare arrays."""
     from optsched_solvers import quota
 
-    kernel: Callable[..., Any] = getattr(quota, chosen)
+    found: tuple[IntArray, Certificate] = getattr(quota, chosen)(*_arguments(plan, chosen))
+    return found
+
+
+def _arguments(plan: QuotaPlan, chosen: str) -> tuple[Any, ...]:
     if chosen in ("proportional", "max_min"):
         first = plan.scores if chosen == "proportional" else plan.weights
-        return kernel, (first, plan.n_gpus, *plan.required_bounds)
+        return first, plan.n_gpus, *plan.required_bounds
     table = plan.table
     value = table.cost if chosen == "makespan" else -table.cost
     if chosen == "choice":
-        return kernel, (table.ptr, table.size, value, plan.n_gpus)
-    return kernel, (table.ptr, value, plan.required_bounds[0], plan.n_gpus)
+        return table.ptr, table.size, value, plan.n_gpus
+    return table.ptr, value, plan.required_bounds[0], plan.n_gpus
 
 
 def _smallest(plan: QuotaPlan) -> IntArray:
@@ -201,11 +197,7 @@ def _smallest(plan: QuotaPlan) -> IntArray:
 
 def _modules(algorithm: str) -> tuple[str, ...]:
     """Where the kernels are, to load them without missing a limit."""
-    from optsched_solvers import quota
-
-    home = quota._HOME.get(algorithm)
-    others = ("inputs", "scores", "multiple_choice_input", "climbing:climb")
-    return tuple(f"optsched_solvers.quota.{name}" for name in (home, *others) if name)
-
-
-__all__ = ["QuotaExact", "algorithm", "allocate", "certificate", "is_concave"]
+    by_weight, by_table = "threshold_shares", "threshold_tables"
+    home = {"proportional": by_weight, "max_min": by_weight, "bisect": "",
+            "choice": "multiple_choice_core"}.get(algorithm, by_table)  # fmt: skip
+    return (f"optsched_solvers.quota.{home}",) if home else ()

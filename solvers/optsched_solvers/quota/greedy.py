@@ -5,12 +5,10 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from optsched.problems.quota.data import MOST_OPTIONS
 from optsched.problems.quota.problem import QuotaPlan
-from optsched.problems.quota.table import MOST_OPTIONS
 from optsched.solving.result import Result
-from optsched_solvers.quota.first import first_answer
-from optsched_solvers.quota.ground import NOT_LOADED, offer, ready, supported
-from optsched_solvers.quota.marginal import greedy
+from optsched_solvers.quota.plans import NOT_LOADED, first_answer, greedy, offer, ready, supported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,5 +54,3 @@ class GreedyQuota:
             return Result("unknown", reason="no placement was found that keeps the localities")
         return Result("unknown")
 
-
-__all__ = ["GreedyQuota"]

@@ -10,9 +10,7 @@ from optsched.problems.quota.bounds import multipliers
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
-from optsched_solvers.quota.first import first_answer
-from optsched_solvers.quota.ground import NOT_LOADED, offer, ready, supported
-from optsched_solvers.quota.marginal import greedy
+from optsched_solvers.quota.plans import NOT_LOADED, first_answer, greedy, offer, ready, supported
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
@@ -54,10 +52,10 @@ def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
         most = min(NODES, left)
         if most <= 0 or monitor.should_stop():
             return Result("unknown")
-        done = tree.run(most)
+        done, improved = tree.run(most)
         monitor.advance(done)
         left -= done
-        if tree.improved:
+        if improved:
             offer(plan, monitor, *tree.quotas(), "branch_and_bound")
     if monitor.objective is None:
         return Result("infeasible", reason="all choices of sizes and types exceed the GPUs")
@@ -66,81 +64,68 @@ def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
 
 
 class _Tree:
-    """The search, to be run in slices."""
+    """The search, to be run in slices: jobs with the largest choice first, cheap options first."""
 
     def __init__(self, plan: QuotaPlan, best: int) -> None:
-        from optsched_solvers.quota.tree_kernel import RULE, STATE
-
-        self.plan, table, n = plan, plan.table, len(plan.jobs)
-        price = _prices(plan)
-        counts = np.diff(table.ptr)
-        row = table.rows()
+        table, n = plan.table, len(plan.jobs)
+        self.price, row = _prices(plan), table.rows()
         widest = np.zeros(n, np.int64)
         np.maximum.at(widest, row, table.size)
         self.order = np.argsort(-widest, kind="stable")
         place = np.empty(n, np.int64)
         place[self.order] = np.arange(n)
-        reduced = table.cost + price[table.kind] * table.size
+        reduced = table.cost + self.price[table.kind] * table.size
         first = np.lexsort((table.size, table.cost if plan.highest else reduced, place[row]))
         self.ptr = np.zeros(n + 1, np.int64)
-        np.cumsum(counts[self.order], out=self.ptr[1:])
-        self.kind, self.size = table.kind[first], table.size[first]
-        self.cost, self.price = table.cost[first], price
-        self.need, self.room = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
-        self.suffix = np.zeros(n + 1, np.int64)
-        if n:
-            begins = self.ptr[:-1]
-            self.room[:-1] = _from_end(np.maximum.reduceat(self.size, begins))
-            self.need[:-1] = _from_end(np.minimum.reduceat(self.size, begins))
-            if plan.highest:
-                least = np.minimum.reduceat(self.cost, begins)
-                self.suffix[:-1] = np.maximum.accumulate(least[::-1])[::-1]
-                self.suffix[-1] = -NOTHING
-            else:
-                self.suffix[:-1] = _from_end(np.minimum.reduceat(reduced[first], begins))
+        np.cumsum(np.diff(table.ptr)[self.order], out=self.ptr[1:])
+        columns = table.kind[first], table.size[first], table.cost[first]
+        self.option = np.stack(columns)
+        self.behind = np.zeros((3, n + 1), np.int64)
         self.left = np.array([plan.total] if plan.hands_out_all else plan.budgets, np.int64)
-        self.pos = self.ptr - 1
-        self.acc = np.zeros(n + 1, np.int64)
-        self.acc[0] = -NOTHING if plan.highest and n else 0
-        self.state = np.zeros(STATE, np.int64)
-        self.rule = np.zeros(RULE, np.int64)
-        self.rule[:] = n, len(plan.kinds), plan.highest, plan.hands_out_all
-        self._better_than(best)
+        self.path = np.zeros((2, n + 1), np.int64)
+        self.path[0] = self.ptr - 1
+        self.state = np.array([0, best, 0, plan.highest, plan.hands_out_all], np.int64)
+        if n == 0:
+            return
+        _, size, cost = self.option
+        begins = self.ptr[:-1]
+        least = np.minimum.reduceat(cost if plan.highest else reduced[first], begins)
+        self.behind[0, :-1] = _from_end(least)
+        self.behind[1, :-1] = _from_end(np.minimum.reduceat(size, begins))
+        self.behind[2, :-1] = _from_end(np.maximum.reduceat(size, begins))
+        if plan.highest:
+            self.behind[0, :-1] = np.maximum.accumulate(least[::-1])[::-1]
+            self.behind[0, -1] = self.path[1, 0] = -NOTHING
+            self._sharpen()
 
     @property
     def finished(self) -> bool:
         """Whether all has been seen."""
         return int(self.state[0]) < 0
 
-    @property
-    def improved(self) -> bool:
-        """Whether the last slice ended at a better answer."""
-        return int(self.state[2]) == 1
-
-    def run(self, most: int) -> int:
-        """Go on for so many nodes, or to the next better answer."""
+    def run(self, most: int) -> tuple[int, bool]:
+        """Go on for so many nodes, or to the next better answer; nodes, and whether it is there."""
         from optsched_solvers.quota.tree_kernel import walk
 
         nodes = walk(
-            most, self.rule, self.ptr, self.kind, self.size, self.cost, self.suffix, self.need,
-            self.room, self.price, self.left, self.pos, self.acc, self.state,
-        )  # fmt: skip
-        if self.improved:
-            self._better_than(int(self.state[1]))
-        return int(nodes)
+            most, self.state, self.ptr, self.option, self.behind, self.price, self.left, self.path
+        )
+        improved = int(self.state[2]) == 1
+        if improved and self.state[3]:
+            self._sharpen()
+        return int(nodes), improved
 
-    def _better_than(self, best: int) -> None:
-        """Look for lower costs only; levels then need larger sizes."""
-        self.state[1] = best
-        if self.plan.highest and len(self.order):
-            size = np.where(self.cost < best, self.size, 2**40)
-            self.need[:-1] = _from_end(np.minimum.reduceat(size, self.ptr[:-1]))
+    def _sharpen(self) -> None:
+        """Levels below the best one known need larger sizes."""
+        _, size, cost = self.option
+        size = np.where(cost < self.state[1], size, 2**40)
+        if len(self.order):
+            self.behind[1, :-1] = _from_end(np.minimum.reduceat(size, self.ptr[:-1]))
 
     def quotas(self) -> tuple[IntArray, IntArray]:
         """Sizes and types of the better answer."""
         sizes, kinds = np.zeros((2, len(self.order)), np.int64)
-        sizes[self.order] = self.size[self.pos[:-1]]
-        kinds[self.order] = self.kind[self.pos[:-1]]
+        kinds[self.order], sizes[self.order], _ = self.option[:, self.path[0, :-1]]
         return sizes, kinds
 
 
@@ -165,5 +150,3 @@ def _from_end(values: IntArray) -> IntArray:
     found: IntArray = np.cumsum(values[::-1])[::-1]
     return found
 
-
-__all__ = ["solve", "supports"]
