@@ -69,11 +69,10 @@ def solve(ptr, weight, profit, spare, limit, chosen, facts):  # type: ignore[no-
     )  # fmt: skip
     _relax(given, spare, facts)
     _first(given, chosen, facts)
-    facts[PROVED] = 1
-    if limit > 0 and facts[BEST] < facts[BOUND]:
-        allowed = facts[PROMISE] - facts[SCALE] * (facts[BEST] + 1)
-        if allowed >= 0:
-            _expand(given, _core(given, spare, facts, allowed), limit, chosen, facts)
+    allowed = facts[PROMISE] - facts[SCALE] * (facts[BEST] + 1)
+    facts[PROVED] = 1 if facts[BEST] >= facts[BOUND] or allowed < 0 else 0
+    if facts[PROVED] == 0 and limit > 0:
+        _expand(given, _core(given, spare, facts, allowed), limit, chosen, facts)
     return 0
 
 
