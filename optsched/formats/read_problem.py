@@ -17,7 +17,7 @@ from optsched.problems.jobshop.problem import Format, JobShop
 if TYPE_CHECKING:
     import os
 
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 READABLE = (
     "optsched.jobshop/1, optsched.jobarray/1, optsched.subset/1, optsched.quota/1, "

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.solving.limits import number, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from optsched.solving.monitor import Progress
-
-    Criterion: TypeAlias = Callable[[Progress], object]
+    from optsched.solving.progress import Criterion, Progress
 
 
 @dataclass(frozen=True)

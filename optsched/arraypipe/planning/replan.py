@@ -12,9 +12,8 @@ import weakref
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.model.schedule import Schedule
+from optsched.model.schedule import Problem, Schedule
 from optsched.solving.limits import number, whole_number
-from optsched.solving.problem import Problem
 
 _CHILD = "from optsched.arraypipe.planning.replan import _serve; _serve()"
 _NICE = 10  # the solver gets what the training leaves over
@@ -190,7 +189,7 @@ def _serve() -> None:
     parent = int(sys.argv[1])  # not asked here: it may be gone already
     schedule, reason = None, ""
     try:
-        if start is not None and "recomputation" not in problem.answers:
+        if start is not None and not getattr(problem, "chooses", False):
             start = for_problem(problem, start)
         result = solve(
             problem, time_limit=time_limit, workers=workers, warm_start=start,

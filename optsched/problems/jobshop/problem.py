@@ -18,6 +18,7 @@ from optsched.model.schedule import (
     TIME_UNITS,
     Arcs,
     IntArray,
+    Problem,
     Resource,
     Rows,
     Schedule,
@@ -31,7 +32,6 @@ from optsched.problems.jobshop.checks import (
     told,
     window,
 )
-from optsched.solving.problem import Problem
 
 if TYPE_CHECKING:
     import os

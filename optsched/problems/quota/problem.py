@@ -12,7 +12,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.values import label
-from optsched.model.schedule import TIME_UNITS
+from optsched.model.schedule import TIME_UNITS, Problem
 from optsched.problems.quota import bounds as quick
 from optsched.problems.quota.answer import chosen, faults, snapshot, tidiness, with_sequences
 from optsched.problems.quota.checks import check_jobs, infeasibility
@@ -26,7 +26,6 @@ from optsched.problems.quota.data import (
 )
 from optsched.problems.quota.job import QuotaJob
 from optsched.solving.limits import whole_number
-from optsched.solving.problem import Problem
 
 if TYPE_CHECKING:
     import os
@@ -78,7 +77,7 @@ class QuotaPlan(PlanData, Problem):
         A field of a wrong type, a number that cannot be or that overflows; the message names it.
     """
 
-    answers: ClassVar[str] = "quotas"
+    problem_kind: ClassVar[str] = "quota"
 
     def __init__(
         self,

@@ -15,9 +15,8 @@ from optsched.solving.solver import Support
 from optsched_solvers._loading import load
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import IntArray
+    from optsched.model.schedule import IntArray, Problem
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 LOCALITY: Final = {"any": 0, "single": 1, "whole": 2}
 
@@ -66,7 +65,7 @@ def first_answer(plan: QuotaPlan, monitor: Monitor) -> None:
     Nothing if there is an answer already, where a locality stands in the way, or for large plans.
     """
     some = 0 if plan.is_plain else plan.n_options
-    if monitor.sequences is not None or max(some, plan.n_gpus) > FIRST:
+    if monitor.solution is not None or max(some, plan.n_gpus) > FIRST:
         return
     found = greedy(plan)
     if found is None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -13,11 +14,12 @@ from optsched_solvers._loading import load
 from optsched_solvers.quota.plans import NOT_LOADED, first_answer, greedy, offer, ready, supported
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import IntArray
+    from collections.abc import Mapping
+
+    from optsched.model.schedule import IntArray, Problem
     from optsched.problems.quota.problem import QuotaPlan
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 NODES: Final = 200_000
 """Between two looks at the limits: some milliseconds."""
@@ -34,7 +36,7 @@ def supports(problem: Problem) -> Support:
     return said
 
 
-def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
+def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
     """Depth first, jobs with the largest choice first; one iteration is one option tried.
 
     A node of a sum is bounded by its cost so far and the Lagrangian value of the other jobs at the
@@ -150,3 +152,13 @@ def _from_end(values: IntArray) -> IntArray:
     found: IntArray = np.cumsum(values[::-1])[::-1]
     return found
 
+
+class BranchAndBound:
+    """Branch and bound on the options of jobs; one iteration is one option tried."""
+
+    name = "branch_and_bound"
+    kinds = ("quota",)
+    options: Mapping[str, str] = MappingProxyType({})
+
+    supports = staticmethod(supports)
+    solve = staticmethod(solve)
