@@ -80,7 +80,7 @@ class QuotaExact:
         monitor.bound(bound, self.name)
         if not offer(problem, monitor, sizes, np.zeros(len(sizes), np.int64), self.name):
             return Result("unknown", reason="no placement was found that keeps the localities")
-        if few:
+        if few and kernels:
             load_behind(*kernels)  # for the next question
         return Result("unknown")
 
