@@ -88,10 +88,10 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
     """The jobs to be started, and what else the user should know."""
     from optsched.errors import InputError
     from optsched.formats import decide_json, kubernetes_gangs
-    from optsched.problems.quota import document as quota_json
     from optsched.io.files import decode_text, read_text
     from optsched.io.strict_json import parse, shown, without_collector
     from optsched.model import document
+    from optsched.problems.quota import document as quota_json
 
     name, text = str(file), ""
     if name == "-":

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import optsched
 from optsched import InputError, QuotaJob, QuotaPlan
-from optsched.problems.quota import document as quota_json
 from optsched.formats.read_problem import read_problem
+from optsched.problems.quota import document as quota_json
 from optsched.problems.quota.problem import Node, Quotas
 from optsched.problems.quota.synthetic import synthetic
 from optsched.testing.best_quota import answers, cost_of, shares

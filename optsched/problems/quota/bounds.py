@@ -25,7 +25,7 @@ def lower_bound(plan: PlanData) -> int:
     smallest sizes of all jobs fit the GPUs; ``"proportional"``: largest remainders. The last
     three are exact with one type.
     """
-    if not plan.jobs or plan.infeasibility():
+    if not plan.jobs:
         return 0
     if plan.hands_out_all:
         return deviation(plan)

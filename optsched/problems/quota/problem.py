@@ -193,7 +193,7 @@ class QuotaPlan(PlanData, Problem):
 
     def lower_bound(self) -> int:
         """No answer costs less: the hull (Lagrangian) bound, or the level all can reach."""
-        return quick.lower_bound(self)
+        return 0 if self.infeasibility() else quick.lower_bound(self)
 
     def infeasibility(self) -> str:
         """Why no answer exists, naming the jobs, if counting GPUs shows it; else ``""``."""

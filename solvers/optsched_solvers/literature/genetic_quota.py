@@ -54,7 +54,7 @@ def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
         first_answer(plan, monitor)
         return Result("unknown", reason=NOT_LOADED)
     if not plan.jobs:
-        offer(plan, monitor, *np.zeros((2, 0), np.int64), "genetic")
+        offer(plan, monitor, np.zeros(0, np.int64), np.zeros(0, np.int64), "genetic")
         return Result("unknown")
     left = 2**62 if limits.iterations is None else limits.iterations
     _Run(plan, size, limits.seed, monitor, left).evolve()

@@ -1,4 +1,4 @@
-"""`quota`: the special exact algorithm that fits a quota plan, then placement."""
+"""`quota`: the special exact algorithm that fits a plan, then placement; and `greedy_quota`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.kernels.plain_python import in_python
 from optsched.problems.quota.bounds import level, sizes_within
+from optsched.problems.quota.data import MOST_OPTIONS
 from optsched.problems.quota.problem import QuotaPlan
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -19,6 +20,7 @@ from optsched_solvers.quota.plans import (
     PLACEMENT,
     fill,
     first_answer,
+    greedy,
     is_few,
     offer,
     ready,
@@ -82,6 +84,42 @@ class QuotaExact:
             return Result("unknown", reason="no placement was found that keeps the localities")
         if few and kernels:
             load_behind(*kernels)  # for the next question
+        return Result("unknown")
+
+
+class GreedyQuota:
+    """A good answer to any quota plan at once; what it proves is the plan's own bound.
+
+    Sums: every job takes what is best at the prices of the Lagrangian dual, the best bargains
+    first, then the best gain per GPU while any fits. Levels: the smallest sizes at the lowest
+    level that packs. Shares: largest remainders, which are optimal.
+    """
+
+    name = "greedy_quota"
+    kinds = ("quota",)
+    options: Mapping[str, str] = MappingProxyType({})
+
+    def runs_inline(self, problem: Problem) -> bool:
+        """Small plans."""
+        return isinstance(problem, QuotaPlan) and not problem.nodes and len(problem.jobs) <= 200
+
+    def supports(self, problem: Problem) -> Support:
+        """Every plan."""
+        most = None if isinstance(problem, QuotaPlan) and problem.is_plain else MOST_OPTIONS
+        return supported(problem, most)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Decide once; iterations are not counted."""
+        assert isinstance(problem, QuotaPlan)
+        monitor.advance(1)
+        if not ready(problem, monitor):
+            first_answer(problem, monitor)
+            return Result("unknown", reason=NOT_LOADED)
+        found = greedy(problem)
+        if found is None:
+            return Result("unknown", reason="the jobs that must run found no place together")
+        if not offer(problem, monitor, *found, self.name):
+            return Result("unknown", reason="no placement was found that keeps the localities")
         return Result("unknown")
 
 

@@ -32,7 +32,6 @@ RECHECK: Final = 3 * 10**8
 """Steps that a certificate may take."""
 MEMORY: Final = 1 << 28
 """Bytes of back-pointers at once; beyond it the rows are halved, and solved twice."""
-LARGEST_SIZE: Final = 2**31 - 1
 
 
 class Options(NamedTuple):
@@ -100,37 +99,30 @@ def options(ptr: Any, size: Any, value: Any, budget: Any) -> Options:
         raise InputError(f"budget: expected an integer, got {budget!r:.60}")
     if budget < 0:
         raise InputError(f"budget: must not be negative, got {budget}")
-    sizes, values = integers("size", size, most=LARGEST_SIZE), integers("value", value)
+    sizes, values = integers("size", size), integers("value", value)
     starts = row_pointers("ptr", ptr, len(sizes))
-    rows = len(starts) - 1
     if len(sizes) != len(values):
         raise InputError(f"value: expected {len(sizes)} values, one a size, got {len(values)}")
     for j in np.flatnonzero(starts[1:] == starts[:-1])[:1]:
         raise InputError(f"ptr: row {j} is empty; give every row an option (size 0 for none)")
-    falls = sizes[1:] <= sizes[:-1]
-    falls[starts[1:-1] - 1] = False
-    for i in np.flatnonzero(falls)[:1] + 1:
-        j = int(np.searchsorted(starts, i, "right")) - 1
-        raise InputError(
-            f"size: row {j}, option {i - starts[j]} ({sizes[i]}) is not above the one before it "
-            f"({sizes[i - 1]}); sizes of a row must be ascending and distinct"
-        )
-    if rows == 0:
-        return Options(starts, sizes, values, 0, 0)
-    first = starts[:-1]
-    high, low = np.maximum.reduceat(values, first), np.minimum.reduceat(values, first)
-    reach = np.cumsum(np.maximum(np.abs(high.astype(float)), np.abs(low.astype(float))))
-    spread = np.cumsum(high.astype(float) - low.astype(float))
-    for j in np.flatnonzero((reach >= kernel.HEADROOM) | (spread >= kernel.HEADROOM))[:1]:
+    facts, first = np.zeros(kernel.FACTS, np.int64), starts[:-1]
+    wrong = kernel.solve(starts, sizes, values, 0, -1, facts, facts)
+    least, most, step, at = facts[:4].tolist()
+    if wrong:
+        j = int(np.searchsorted(starts, at, "right")) - 1
+        here = f"size: row {j}, option {at - starts[j]} ({sizes[at]})"
+        if wrong == kernel.LARGE:
+            raise InputError(f"{here} is not in 0..{kernel.LARGEST_WEIGHT}")
+        if wrong == kernel.UNSORTED:
+            raise InputError(
+                f"{here} is not above the one before it ({sizes[at - 1]}); sizes of a row must be "
+                "ascending and distinct"
+            )
         raise InputError(
             f"value: the sum up to row {j} is beyond 2^59 in size; use a coarser resolution"
         )
-    least, most = int(sizes[first].sum()), int(sizes[starts[1:] - 1].sum())
     if least > budget:
         raise InputError(_infeasible(sizes[first], least, int(budget)))
-    extra = sizes - np.repeat(sizes[first], np.diff(starts))
-    step = int(np.gcd.reduce(extra[:100]))
-    step = 1 if step == 1 else max(1, int(np.gcd.reduce(extra)))
     spare = min(int(budget), most) - least
     return Options(starts, sizes, values, spare - spare % step, int(values[first].sum()))
 

@@ -34,6 +34,13 @@ fits); room that the centre leaves, and its profit above the first options; scal
 relaxation at the price: no solution gains more; floor of the linear relaxation's gain; gain of the
 solution; 1 if it is optimal, 0: too many partial solutions."""
 FACTS: Final = 8
+LEAST, MOST, STEP, AT = range(4)
+"""What it tells of a check: sums of smallest and largest weights, the greatest common divisor of
+weights above the smallest of their row, and the option at which something is wrong."""
+
+LARGE, UNSORTED, SUM = range(1, 4)
+"""What is wrong: a weight out of range, one that is not above the last, profits too large."""
+LARGEST_WEIGHT: Final = 2**31 - 1
 
 
 class Rows(NamedTuple):
@@ -60,8 +67,11 @@ class Core(NamedTuple):
 def solve(ptr, weight, profit, spare, limit, chosen, facts):  # type: ignore[no-untyped-def]
     """A best option of every row within `spare` above the smallest ones.
 
-    chosen: (rows,), filled with positions of options; limit: most partial solutions.
+    chosen: (rows,), filled with positions of options. limit: most partial solutions; if negative,
+    the options are only checked: 0, or what is wrong.
     """
+    if limit < 0:
+        return _check(ptr, weight, profit, facts)
     rows, n = len(ptr) - 1, len(weight)
     given = Rows(
         ptr, weight, profit, np.empty(rows + 1, np.int64), np.empty(n, np.int64),
@@ -73,6 +83,36 @@ def solve(ptr, weight, profit, spare, limit, chosen, facts):  # type: ignore[no-
     facts[PROVED] = 1 if facts[BEST] >= facts[BOUND] or allowed < 0 else 0
     if facts[PROVED] == 0 and limit > 0:
         _expand(given, _core(given, spare, facts, allowed), limit, chosen, facts)
+    return 0
+
+
+@helper(INT, READ, READ, READ, INTS, counted=False)
+def _check(ptr, weight, profit, facts):  # type: ignore[no-untyped-def]
+    """What is wrong with the options, or 0; facts: as named above."""
+    least = most = spread = reach = step = np.int64(0)
+    for j in range(len(ptr) - 1):
+        first = weight[ptr[j]]
+        low = high = profit[ptr[j]]
+        for i in range(ptr[j], ptr[j + 1]):
+            facts[AT] = i
+            if weight[i] < 0 or weight[i] > LARGEST_WEIGHT:
+                return LARGE
+            if i > ptr[j] and weight[i] <= weight[i - 1]:
+                return UNSORTED
+            low, high = min(low, profit[i]), max(high, profit[i])
+            if step != 1:
+                rest = weight[i] - first
+                while rest > 0:
+                    step, rest = rest, step % rest
+        least += first
+        most += weight[ptr[j + 1] - 1]
+        if low < -HEADROOM or high > HEADROOM:
+            return SUM
+        spread += high - low
+        reach += max(abs(low), abs(high))
+        if spread >= HEADROOM or reach >= HEADROOM:
+            return SUM
+    facts[LEAST], facts[MOST], facts[STEP] = least, most, max(step, 1)
     return 0
 
 

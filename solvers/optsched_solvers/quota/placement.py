@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
-from optsched.problems.quota.answer import Quotas, kept_gpus
+from optsched.problems.quota.answer import kept_gpus
+from optsched.problems.quota.data import Quotas
 
 if TYPE_CHECKING:
     from optsched_solvers.quota.arrays import IntArray
@@ -28,7 +29,7 @@ class _Asked(NamedTuple):
     free: IntArray
     ptr: IntArray
     node: IntArray
-    count: IntArray
+    held: IntArray
     locality: IntArray
 
 
@@ -103,7 +104,8 @@ def _stays(asked: _Asked, held: Quotas) -> IntArray:
     badly = (total <= largest) | (span > -(-total // largest))
     badly |= (asked.locality == WHOLE) & (part > 1)
     stays = (total == asked.quota) & (total > 0) & ~((span > 1) & badly)
-    return stays.astype(np.int64)
+    found: IntArray = stays.astype(np.int64)
+    return found
 
 
 def _fronts(found: _Found, quota: IntArray, held: Quotas) -> list[int]:

@@ -223,7 +223,7 @@ def _stream(  # type: ignore[no-untyped-def]
     when, more = np.full(size, -1, np.int64), np.zeros(size, np.int64)
     which, out = np.zeros(size, np.int64), np.zeros(2, np.int64)
     random = (seed * 2862933555777941757 + 3037000493) & 0x7FFFFFFFFFFFFFFF
-    n = np.int64(-1)
+    n = -1
     for i in range(-1, len(task)):
         # sums of the node that has changed; of all at first
         for c in range(0 if i < 0 else n, nodes if i < 0 else n + 1):
@@ -240,7 +240,7 @@ def _stream(  # type: ignore[no-untyped-def]
                 now[c] = _fragment(share, c * gpus, gpus, demand, popularity)
         if i < 0:
             continue
-        t, best, fit = task[i], np.int64(-1), 0
+        t, best, fit = task[i], -1, 0
         row = kind[i] * nodes
         for c in range(nodes):
             if rule == FGD:
@@ -256,9 +256,7 @@ def _stream(  # type: ignore[no-untyped-def]
                 continue
             fit += 1
             if rule == RANDOM:
-                random = (random * 6364136223846793005 + 1442695040888963407) & (
-                    0x7FFFFFFFFFFFFFFF
-                )
+                random = (random * 6364136223846793005 + 1442695040888963407) & (0x7FFFFFFFFFFFFFFF)
                 if (random >> 24) % fit == 0:
                     best = c
             elif (
@@ -270,8 +268,10 @@ def _stream(  # type: ignore[no-untyped-def]
         n = best
         if n >= 0:
             node[i] = n
-            mask[i] = which[row + n] if rule == FGD else _pick(
-                share, n * gpus, gpus, t, rule, random >> 33
+            mask[i] = (
+                which[row + n]
+                if rule == FGD
+                else _pick(share, n * gpus, gpus, t, rule, random >> 33)
             )
             _add(share, n * gpus, gpus, mask[i], -min(t, GPU))
     return 0

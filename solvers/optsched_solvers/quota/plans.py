@@ -116,9 +116,7 @@ def place(plan: QuotaPlan, sizes: IntArray, kinds: IntArray) -> tuple[Quotas, in
     return Quotas.of(len(sizes), *map(np.concatenate, zip(*parts, strict=True))), failed
 
 
-def offer(
-    plan: QuotaPlan, monitor: Monitor, sizes: IntArray, kinds: IntArray, source: str
-) -> bool:
+def offer(plan: QuotaPlan, monitor: Monitor, sizes: IntArray, kinds: IntArray, source: str) -> bool:
     """Place quotas and report them; False if localities stand in the way.
 
     Who finds no place is given its next smaller size, again and again.

@@ -91,9 +91,7 @@ def admit(order: Any, minimum: Any, budget: int) -> npt.NDArray[np.bool_]:
 # by weights
 
 
-def max_min(
-    weights: Any, budget: int, minimum: Any, maximum: Any
-) -> tuple[IntArray, Certificate]:
+def max_min(weights: Any, budget: int, minimum: Any, maximum: Any) -> tuple[IntArray, Certificate]:
     """Whole GPUs g whose sorted vector g_j / w_j is lexicographically largest.
 
     Progressive filling in integers: every GPU goes to a job of the lowest level g/w, among those
@@ -271,9 +269,7 @@ def continuous_shares(scores: Any, total: float, minimum: Any, maximum: Any) -> 
 # by tables
 
 
-def concave_sum(
-    ptr: Any, value: Any, minimum: Any, budget: int
-) -> tuple[IntArray, Certificate]:
+def concave_sum(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
     """Whole GPUs that maximise the sum of concave utilities; every job gets at least its minimum.
 
     A GPU goes where it adds most (Fox 1966), ties by id, as long as it adds something: GPUs that
@@ -330,9 +326,7 @@ def concave_sum(
     return found.lo + found.taken, Certificate("sum of utilities", check)
 
 
-def max_min_table(
-    ptr: Any, value: Any, minimum: Any, budget: int
-) -> tuple[IntArray, Certificate]:
+def max_min_table(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
     """Whole GPUs whose sorted vector of tabulated levels is lexicographically largest.
 
     GPUs that lift nobody stay unused. Where a table stands still and jumps (allowed sizes), lifting

@@ -87,7 +87,7 @@ def _quantised(scores, positive, w):  # type: ignore[no-untyped-def]
     positive; -1 if there is none.
     """
     bits = scores.view(np.int64)  # non-negative floats are ordered like their bits
-    top, low, at = np.int64(0), np.int64(1), np.int64(0)
+    top, low, at = np.int64(0), np.int64(1), 0
     for j in range(len(bits)):
         low = min(low, bits[j])
         if bits[j] > top:
@@ -326,9 +326,7 @@ def _smallest_taken(w, lo, hi, g, total, rule, facts):  # type: ignore[no-untype
         lowest = min(lowest, g[j] / w[j])
         if g[j] > lo[j]:
             key = _number(g[j] - 1, rule) / w[j]
-            if key > last or (
-                key == last and _before(w[a], g[a] - 1, a, w[j], g[j] - 1, j, rule)
-            ):
+            if key > last or (key == last and _before(w[a], g[a] - 1, a, w[j], g[j] - 1, j, rule)):
                 a, last = j, key
         if g[j] < hi[j]:
             key = _number(g[j], rule) / w[j]

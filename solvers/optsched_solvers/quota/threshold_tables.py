@@ -61,7 +61,7 @@ def hand_out(goal, prove, ptr, value, spare, taken, base, active, facts):  # typ
 def _survey(goal, ptr, value, facts):  # type: ignore[no-untyped-def]
     """What the rows are like: the first four facts."""
     n = len(value)
-    top = bottom = value[0] if n else 0
+    top = bottom = value[0] if n else np.int64(0)
     wrong = flat = np.int64(0)
     for i in range(n):
         top, bottom = max(top, value[i]), min(bottom, value[i])
@@ -146,7 +146,7 @@ def _threshold(ptr, value, low, high, spare, goal):  # type: ignore[no-untyped-d
         spread = 1.0 + 2.0 * np.sqrt(m * part * (1.0 - part))
         before = left
         for side in range(2):
-            pick = np.int64(part * m + (spread if side == 0 else -spread))
+            pick = int(part * m + (spread if side == 0 else -spread))
             key = keys[min(max(pick, 0), m - 1)]
             smaller = np.int64(0)
             for j in range(n):

@@ -6,7 +6,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numba import types
 
+from optsched.kernels.compile import INT, INTS, READ, entry
 from optsched.problems.quota.bounds import multipliers
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -28,6 +30,19 @@ NOTHING: Final = 2**62
 """Cost of no answer."""
 
 
+TABLE: Final = types.Array(types.int64, 2, "C")
+
+DEPTH, BEST, FOUND, HIGHEST, EXACT = range(5)
+"""Of `state`. Found: 1 if the search has stopped at a better answer, to be read from `path`;
+highest: 1: the highest cost counts, 0: their sum; exact: 1: all GPUs must be handed out."""
+KIND, SIZE, COST = range(3)
+"""Of `option`."""
+LEAST, NEED, ROOM = range(3)
+"""Of `behind`: bound of the cost (with prices), least and most GPUs of all jobs from one on."""
+AT, PAID = range(2)
+"""Of `path`: option of a job, ``ptr[d] - 1`` before the first; cost of the jobs before it."""
+
+
 def supports(problem: Problem) -> Support:
     """Plans without localities, any types and objectives."""
     said = supported(problem)
@@ -43,7 +58,7 @@ def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
     root's prices of a GPU (Fisher 1981), a node of a level by what the others need to get below the
     best level known. It begins at the greedy answer.
     """
-    if not load(monitor, "quota.tree_kernel") or not ready(plan, monitor):
+    if not load(monitor, "quota.tree") or not ready(plan, monitor):
         first_answer(plan, monitor)
         return Result("unknown", reason=NOT_LOADED)
     if monitor.objective is None and (found := greedy(plan)) is not None:
@@ -85,50 +100,94 @@ class _Tree:
         self.behind = np.zeros((3, n + 1), np.int64)
         self.left = np.array([plan.total] if plan.hands_out_all else plan.budgets, np.int64)
         self.path = np.zeros((2, n + 1), np.int64)
-        self.path[0] = self.ptr - 1
+        self.path[AT] = self.ptr - 1
         self.state = np.array([0, best, 0, plan.highest, plan.hands_out_all], np.int64)
         if n == 0:
             return
         _, size, cost = self.option
         begins = self.ptr[:-1]
         least = np.minimum.reduceat(cost if plan.highest else reduced[first], begins)
-        self.behind[0, :-1] = _from_end(least)
-        self.behind[1, :-1] = _from_end(np.minimum.reduceat(size, begins))
-        self.behind[2, :-1] = _from_end(np.maximum.reduceat(size, begins))
+        self.behind[LEAST, :-1] = _from_end(least)
+        self.behind[NEED, :-1] = _from_end(np.minimum.reduceat(size, begins))
+        self.behind[ROOM, :-1] = _from_end(np.maximum.reduceat(size, begins))
         if plan.highest:
-            self.behind[0, :-1] = np.maximum.accumulate(least[::-1])[::-1]
-            self.behind[0, -1] = self.path[1, 0] = -NOTHING
+            self.behind[LEAST, :-1] = np.maximum.accumulate(least[::-1])[::-1]
+            self.behind[LEAST, -1] = self.path[PAID, 0] = -NOTHING
             self._sharpen()
 
     @property
     def finished(self) -> bool:
         """Whether all has been seen."""
-        return int(self.state[0]) < 0
+        return int(self.state[DEPTH]) < 0
 
     def run(self, most: int) -> tuple[int, bool]:
         """Go on for so many nodes, or to the next better answer; nodes, and whether it is there."""
-        from optsched_solvers.quota.tree_kernel import walk
-
         nodes = walk(
             most, self.state, self.ptr, self.option, self.behind, self.price, self.left, self.path
         )
-        improved = int(self.state[2]) == 1
-        if improved and self.state[3]:
+        improved = int(self.state[FOUND]) == 1
+        if improved and self.state[HIGHEST]:
             self._sharpen()
         return int(nodes), improved
 
     def _sharpen(self) -> None:
         """Levels below the best one known need larger sizes."""
         _, size, cost = self.option
-        size = np.where(cost < self.state[1], size, 2**40)
+        size = np.where(cost < self.state[BEST], size, 2**40)
         if len(self.order):
-            self.behind[1, :-1] = _from_end(np.minimum.reduceat(size, self.ptr[:-1]))
+            self.behind[NEED, :-1] = _from_end(np.minimum.reduceat(size, self.ptr[:-1]))
 
     def quotas(self) -> tuple[IntArray, IntArray]:
         """Sizes and types of the better answer."""
         sizes, kinds = np.zeros((2, len(self.order)), np.int64)
-        kinds[self.order], sizes[self.order], _ = self.option[:, self.path[0, :-1]]
+        kinds[self.order], sizes[self.order], _ = self.option[:, self.path[AT, :-1]]
         return sizes, kinds
+
+
+@entry(INT, INT, INTS, READ, TABLE, TABLE, READ, INTS, TABLE, counted=False)
+def walk(most, state, ptr, option, behind, price, left, path):  # type: ignore[no-untyped-def]
+    """Try options until a better answer, the end (depth -1) or `most` nodes; nodes tried.
+
+    Jobs are in order of the search. left: GPUs by type.
+    """
+    n, nodes = len(ptr) - 1, 0
+    state[FOUND] = 0
+    while nodes < most and state[DEPTH] >= 0:
+        d = state[DEPTH]
+        if d == n:
+            state[DEPTH] = d - 1
+            if path[PAID, n] < state[BEST]:
+                state[BEST], state[FOUND] = path[PAID, n], 1
+                break
+            continue
+        o = path[AT, d]
+        if o >= ptr[d]:
+            left[option[KIND, o]] += option[SIZE, o]
+        o += 1
+        if o == ptr[d + 1]:
+            path[AT, d] = ptr[d] - 1
+            state[DEPTH] = d - 1
+            continue
+        path[AT, d] = o
+        nodes += 1
+        left[option[KIND, o]] -= option[SIZE, o]
+        if left[option[KIND, o]] < 0:
+            continue
+        total = rest = 0
+        for k in range(len(price)):
+            total += left[k]
+            rest += price[k] * left[k]
+        if state[HIGHEST] == 1:
+            path[PAID, d + 1] = max(path[PAID, d], option[COST, o])
+            bound = max(path[PAID, d + 1], behind[LEAST, d + 1])
+        else:
+            path[PAID, d + 1] = path[PAID, d] + option[COST, o]
+            bound = path[PAID, d + 1] + behind[LEAST, d + 1] - rest
+        if bound >= state[BEST] or total < behind[NEED, d + 1]:
+            continue
+        if state[EXACT] == 0 or total <= behind[ROOM, d + 1]:
+            state[DEPTH] = d + 1
+    return nodes
 
 
 def _prices(plan: QuotaPlan) -> IntArray:

@@ -1,10 +1,10 @@
-"""Shares by threshold search: against fractions, greedies and enumeration; proofs; hostile input."""
+"""Shares by threshold search: against fractions, greedies, enumeration; proofs; hostile input."""
 
 from __future__ import annotations
 
 import itertools
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +25,6 @@ from quota_cases import (
 from optsched import InputError
 from optsched_solvers import quota
 from optsched_solvers.quota import threshold, threshold_shares, threshold_tables
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Rule = "Callable[..., tuple[np.ndarray, quota.Certificate]]"
 
@@ -321,7 +318,7 @@ def test_linear_tables_agree_with_weights() -> None:
 
 
 def test_too_large_a_search_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond the work limit levels are feasible and not proved; makespans are proved all the same."""
+    """Beyond the work limit levels are feasible and not proved; makespans are proved still."""
     monkeypatch.setattr(threshold, "REST_WORK", 0)
     ptr, value = np.array([0, 3, 5, 9]), np.array([0, 0, 5, 0, 4, 0, 4, 4, 9])
     said = []
