@@ -106,7 +106,7 @@ def solve(cost: Any, gpus: int) -> dict[str, Any]:
         value = np.zeros((jobs, len(SIZES) + 1), np.int64)
         value[:, 1:] = LEFT_OUT - cost
         size = np.tile(np.concatenate(([0], SIZES)), jobs)
-        quota = choice(np.arange(jobs + 1) * (len(SIZES) + 1), size, value.ravel(), gpus)
+        quota = choice(np.arange(jobs + 1) * (len(SIZES) + 1), size, value.ravel(), gpus)[0]
         times.append(time.process_time() - begin)
     return {"cpu": statistics.median(times[1:]), "cost": total(cost, quota, gpus)}
 

@@ -84,9 +84,11 @@ def manifest(
 def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang], list[str]]:
     """The jobs to be started, and what else the user should know."""
     from optsched.cli.output import stdin_or_file
-    from optsched.formats import decide_json, kubernetes_gangs, quota_json
+    from optsched.errors import InputError
+    from optsched.formats import decide_json, kubernetes_gangs
     from optsched.io.strict_json import format_json, parse, without_collector
     from optsched.model import document
+    from optsched.problems.quota import document as quota_json
 
     name, text = stdin_or_file(file)
     with without_collector():

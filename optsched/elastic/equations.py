@@ -90,7 +90,7 @@ def sample_counts(weights: Any, samples: int, *, as_printed: bool = False) -> In
         return np.rint(w * total).astype(np.int64)
     from optsched_solvers.quota import proportional
 
-    return proportional(w, total, 0, total)
+    return proportional(w, total, 0, total)[0]
 
 
 def batch_sizes(
@@ -115,7 +115,7 @@ def batch_sizes(
         )
     from optsched_solvers.quota import proportional
 
-    return proportional(w, total, least, most)
+    return proportional(w, total, least, most)[0]
 
 
 def step_time(batches: Any) -> float:

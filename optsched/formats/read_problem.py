@@ -98,7 +98,7 @@ def from_tree(tree: Any, name: str) -> Problem:
 
         return routing.from_tree(tree, name)
     if family == "optsched.quota":
-        from optsched.formats import quota_json
+        from optsched.problems.quota import document as quota_json
 
         return quota_json.from_tree(tree, name)
     if arraypipe.recognises(tree):

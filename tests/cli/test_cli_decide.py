@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import optsched
-from optsched.formats import quota_json
+from optsched.problems.quota import document as quota_json
 
 if TYPE_CHECKING:
     from program import Cli

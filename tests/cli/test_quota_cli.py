@@ -12,7 +12,7 @@ from test_hostile_documents import HOSTILE, changed, paths, without
 
 import optsched
 from optsched import InputError, QuotaPlan
-from optsched.formats import quota_json
+from optsched.problems.quota import document as quota_json
 
 if TYPE_CHECKING:
     from program import Cli

@@ -77,7 +77,7 @@ def test_max_min_is_the_kernel(seed):
     def look(policy, view, decision):
         room = Room.of(view)
         if len(room.movable):
-            one = quota.max_min(view.weight[room.movable], room.budget, 1, 4)
+            one, _ = quota.max_min(view.weight[room.movable], room.budget, 1, 4)
             assert decision.quota[room.movable].tolist() == one.tolist()
         return len(room.movable)
 
@@ -93,7 +93,7 @@ def test_proportional_is_the_kernel(seed):
         room = Room.of(view)
         if len(room.movable):
             weight = view.weight[room.movable]
-            one = quota.proportional(weight, room.budget, 1, 4, method="webster")
+            one, _ = quota.proportional(weight, room.budget, 1, 4, method="webster")
             assert decision.quota[room.movable].tolist() == one.tolist()
         return len(room.movable)
 

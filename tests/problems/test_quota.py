@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
-from optsched import InputError, QuotaJob, QuotaPlan, Rows
-from optsched.formats import quota_json
+from optsched import InputError, QuotaJob, QuotaPlan
 from optsched.formats.read_problem import read_problem
-from optsched.problems.quota.problem import Node
+from optsched.problems.quota import document as quota_json
+from optsched.problems.quota.problem import Node, Quotas
 from optsched.problems.quota.synthetic import synthetic
 from optsched.testing.best_quota import answers, cost_of, quota_problems, random_plan, shares
 
@@ -38,10 +38,16 @@ def plan(**fields: Any) -> QuotaPlan:
     return QuotaPlan(**{"jobs": JOBS, "nodes": [4, 4, 2], **fields})
 
 
+def quotas(*jobs: dict[int, int]) -> Quotas:
+    """GPUs by node of every job."""
+    rows = [(j, n, c) for j, job in enumerate(jobs) for n, c in job.items()]
+    return Quotas.of(len(jobs), *np.array(rows, np.int64).reshape(-1, 3).T)
+
+
 def test_an_answer_as_a_schedule_and_back() -> None:
     """One operation per job that runs; value, quota, placement, answer are read from it."""
     problem = plan()
-    schedule = problem.scheduled(Rows.of([[], [0, 1], [4, 5, 6, 7]]))
+    schedule = problem.scheduled(quotas({}, {0: 2}, {1: 4}))
     assert optsched.verify(schedule) == []
     assert problem.quota(schedule) == {"a": 0, "b": 2, "c": 4}
     assert problem.placement(schedule) == {"b": {"n0": 2}, "c": {"n1": 4}}
@@ -50,7 +56,8 @@ def test_an_answer_as_a_schedule_and_back() -> None:
     assert problem.evaluate(schedule) == -6_100_000
     assert problem.value(schedule) == 6_100_000
     assert problem.describe(-6_100_000) == "utility 6.1"
-    assert problem.answer(schedule).to_lists() == [[], [0, 1], [4, 5, 6, 7]]
+    assert problem.answer(schedule) == quotas({}, {0: 2}, {1: 4})
+    assert schedule.op_resources.to_lists() == [[0, 1], [4, 5, 6, 7]]
     assert problem.check(schedule) == []
     assert problem.tidiness(schedule) == (2, 0, 2)
     assert [r.name for r in schedule.resources][3:5] == ["n0/g3", "n1/g0"]
@@ -60,16 +67,16 @@ def test_durations_are_those_of_a_pass() -> None:
     """ceil(pass work / rate), with the rate of the size that the job got."""
     job = QuotaJob("a", [1, 3], utility=[1, 2], rates=[1, 2.5], pass_work=101)
     problem = QuotaPlan([job], budget=3)
-    assert problem.scheduled(Rows.of([[0, 1, 2]])).duration.tolist() == [math.ceil(101 / 2.5)]
-    assert problem.scheduled(Rows.of([[1]])).duration.tolist() == [101]
+    assert problem.scheduled(quotas({0: 3})).duration.tolist() == [math.ceil(101 / 2.5)]
+    assert problem.scheduled(quotas({0: 1})).duration.tolist() == [101]
 
 
 def test_the_graph_is_what_runs_now() -> None:
     """Jobs hold the lowest GPUs of their nodes, and keep them when they stay."""
     problem = plan(jobs=[JOBS[0], JOBS[1], QuotaJob("d", [1], utility=[1], current={"n0": 1})])
     assert problem.graph().op_resources.to_lists() == [[0, 1], [2]]
-    ptr, node, count = np.array([0, 1, 2, 2]), np.array([0, 0]), np.array([2, 2])
-    assert problem.numbered(ptr, node, count).to_lists() == [[2, 3], [0, 1], []]
+    schedule = problem.scheduled(quotas({0: 2}, {0: 2}, {}))
+    assert schedule.op_resources.to_lists() == [[2, 3], [0, 1]]
 
 
 def test_resources_by_budget() -> None:
@@ -84,39 +91,41 @@ def plan_by(budget: Any) -> QuotaPlan:
 
 
 @pytest.mark.parametrize(
-    ("rows", "fault"),
+    ("jobs", "fault"),
     [
-        ([[0], [1, 2]], "row for each of 3 jobs"),
-        ([[], [0, 1], [99, 4]], "no GPU 99"),
-        ([[0], [0], []], "GPU n0/g0 goes to 'a' and to 'b'"),
-        ([[0, 1, 2], [4], []], "job 'a' gets 3 GPUs"),
-        ([[0], [], []], "job 'b' gets 0 GPUs"),
-        ([[], [0], [3, 4]], "job 'c' must be within one node"),
+        ([{0: 1}, {0: 2}], "row for each of 3 jobs"),
+        ([{}, {0: 2}, {9: 2}], "no node 9"),
+        ([{0: 4}, {0: 2}, {}], "6 GPUs of n0 are given away, it has 4"),
+        ([{0: 3}, {1: 1}, {}], "job 'a' gets 3 GPUs"),
+        ([{0: 1}, {}, {}], "job 'b' gets 0 GPUs"),
+        ([{}, {0: 1}, {0: 1, 1: 1}], "job 'c' must be within one node"),
     ],
 )
-def test_faults(rows: list[list[int]], fault: str) -> None:
+def test_faults(jobs: list[dict[int, int]], fault: str) -> None:
     """What the verifier cannot know is said in a sentence, and refused."""
     with pytest.raises(InputError, match=fault):
-        plan().scheduled(Rows.of(rows))
+        plan().scheduled(quotas(*jobs))
 
 
 def test_faults_of_types_totals_and_whole_nodes() -> None:
-    """Two types in one job, GPUs left over, two nodes shared."""
+    """Two types in one job, GPUs left over, two nodes shared; rows are no answer."""
     two = QuotaPlan([QuotaJob("a", [2], utility=[1])], nodes=[Node(2, "x"), Node(1, "y")])
     with pytest.raises(InputError, match="several types"):
-        two.scheduled(Rows.of([[1, 2]]))
+        two.scheduled(quotas({0: 1, 1: 1}))
     fair = QuotaPlan([QuotaJob("a", score=1, must_run=True)], budget=3, objective="proportional")
     with pytest.raises(InputError, match="2 GPUs are handed out, all 3 must be"):
-        fair.scheduled(Rows.of([[0, 1]]))
+        fair.scheduled(quotas({0: 2}))
+    with pytest.raises(InputError, match="expected Quotas"):
+        fair.scheduled([[0, 1]])  # type: ignore[arg-type]
     whole = QuotaPlan([QuotaJob("a", [2], utility=[1], locality="whole")], nodes=[2, 2])
     with pytest.raises(InputError, match="hold its nodes wholly, n0 and n1"):
-        whole.scheduled(Rows.of([[1, 2]]))
-    assert whole.scheduled(Rows.of([[2, 3]])).is_scheduled
+        whole.scheduled(quotas({0: 1, 1: 1}))
+    assert whole.scheduled(quotas({1: 2})).is_scheduled
 
 
 def test_schedules_of_others_are_refused() -> None:
     """Other GPUs, other jobs, other durations."""
-    schedule = plan().scheduled(Rows.of([[], [0, 1], [4, 5, 6, 7]]))
+    schedule = plan().scheduled(quotas({}, {0: 2}, {1: 4}))
     for other in (plan(nodes=[4, 4, 3]), plan(jobs=JOBS[:2])):
         with pytest.raises(InputError, match="belongs to another plan"):
             other.evaluate(schedule)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import optsched
-from optsched.formats import quota_json
 from optsched.formats.read_problem import read_problem
+from optsched.problems.quota import document as quota_json
 
 FOLDER = Path(__file__).parents[2] / "instances" / "quota"
 ROWS = list(csv.DictReader((FOLDER / "optima.csv").open()))

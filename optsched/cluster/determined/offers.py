@@ -72,7 +72,7 @@ def offer_by_docs(shares: list[GroupShare], capacity: int) -> None:
         rows = np.flatnonzero(enabled)
         floor, most = low[rows], high[rows]
         budget = min(max(capacity, int(floor.sum())), int(most.sum()))
-        offers[rows] = proportional(scores[rows], budget, floor, most)
+        offers[rows], _ = proportional(scores[rows], budget, floor, most)
         stuck = latest[(enabled & (offers < demand) & (smallest > offers))[latest]]
         if len(stuck) == 0 or budget < capacity:
             break

@@ -41,7 +41,7 @@ class FinishTimeFairness:
             whole = view.time - int(view.submit[position]) + left
             return min(round(PARTS * whole / alone[position]), _MOST)
 
-        given = makespan(*tables(view, room, rho, -1), room.budget)
+        given, _ = makespan(*tables(view, room, rho, -1), room.budget)
         return room.decision(view, fitted(view, room, given))
 
 

@@ -44,16 +44,12 @@ class Goodput:
 
     def decide(self, view: ClusterView) -> Decision:
         """Quotas now."""
-        from optsched_solvers.quota.multiple_choice import HardChoice, choice
+        from optsched_solvers.quota.multiple_choice import choice
 
         room = Room.of(view)
         if len(room.movable) == 0:
             return room.decision(view, room.movable)
-        table = self.table(view, room)
-        try:
-            given = choice(*table, room.budget)
-        except HardChoice as hard:
-            given = hard.chosen
+        given, _ = choice(*self.table(view, room), room.budget)
         return room.decision(view, given)
 
     def table(self, view: ClusterView, room: Room) -> tuple[IntArray, IntArray, IntArray]:

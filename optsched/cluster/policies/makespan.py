@@ -41,5 +41,5 @@ class Makespan:
         def time(position: int, at: int) -> int:
             return -(-int(view.remaining[position]) // int(view.rate[at]))
 
-        given = makespan(*tables(view, room, time, -1), room.budget)
+        given, _ = makespan(*tables(view, room, time, -1), room.budget)
         return room.decision(view, fitted(view, room, given))

@@ -43,12 +43,12 @@ class MaxMin:
         if self.of == "gpus":
             most = view.size[view.size_ptr[1:][room.movable] - 1]
             weight = view.weight[room.movable]
-            given = max_min(weight, room.budget, smallest(view)[room.movable], most)
+            given, _ = max_min(weight, room.budget, smallest(view)[room.movable], most)
         else:
             scale = float(np.min(view.weight[room.movable]))
 
             def level(position: int, at: int) -> int:
                 return round(int(view.rate[at]) * (scale / float(view.weight[position])))
 
-            given = max_min_table(*tables(view, room, level), room.budget)
+            given, _ = max_min_table(*tables(view, room, level), room.budget)
         return room.decision(view, fitted(view, room, given))

@@ -48,5 +48,5 @@ class Proportional:
         scores = (view.weight if self.score == "weight" else view.remaining)[room.movable]
         most = view.size[view.size_ptr[1:][room.movable] - 1]
         least = smallest(view)[room.movable]
-        given = proportional(scores, room.budget, least, most, method=self.method)
+        given, _ = proportional(scores, room.budget, least, most, method=self.method)
         return room.decision(view, fitted(view, room, given))

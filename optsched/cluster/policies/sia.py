@@ -45,18 +45,15 @@ class Sia:
 
     def decide(self, view: ClusterView) -> Decision:
         """Quotas now."""
-        from optsched_solvers.quota.multiple_choice import HardChoice, choice
+        from optsched_solvers.quota.multiple_choice import choice
 
         positions, ptr, sizes, values, budget = self.table(view)
         quota = np.where(np.diff(view.size_ptr) == 0, -1, view.gpus)
         if len(positions):
-            try:
-                # among equal sums the one with the fewest changes, or jobs could swap for ever
-                keeps = sizes == np.repeat(view.gpus[positions], np.diff(ptr))
-                ranked = values * (len(positions) + 1) + keeps
-                quota[positions] = choice(ptr, sizes, ranked, budget)
-            except HardChoice as hard:
-                quota[positions] = hard.chosen
+            # among equal sums the one with the fewest changes, or jobs could swap for ever
+            keeps = sizes == np.repeat(view.gpus[positions], np.diff(ptr))
+            ranked = values * (len(positions) + 1) + keeps
+            quota[positions], _ = choice(ptr, sizes, ranked, budget)
         return decision(view, quota, None)
 
     def table(self, view: ClusterView) -> tuple[IntArray, IntArray, IntArray, IntArray, int]:

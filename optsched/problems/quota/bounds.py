@@ -6,19 +6,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.problems.quota.table import linear_levels
+from optsched.problems.quota.data import linear_levels
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
-    from optsched.problems.quota.problem import QuotaPlan
-    from optsched.problems.quota.table import Table
+    from optsched.problems.quota.data import PlanData, Table
 
 _FAR: Final = 2**61
 _SWEEPS: Final = 2
 """Over the types, each with its own multiplier."""
 
 
-def lower_bound(plan: QuotaPlan) -> int:
+def lower_bound(plan: PlanData) -> int:
     """No answer costs less; localities, and which node is of which type, are left out.
 
     ``"sum"``: the Lagrangian dual of the budgets, at integer multipliers, which is the linear
@@ -26,7 +25,7 @@ def lower_bound(plan: QuotaPlan) -> int:
     smallest sizes of all jobs fit the GPUs; ``"proportional"``: largest remainders. The last
     three are exact with one type.
     """
-    if not plan.jobs or plan.infeasibility():
+    if not plan.jobs:
         return 0
     if plan.hands_out_all:
         return deviation(plan)
@@ -35,7 +34,7 @@ def lower_bound(plan: QuotaPlan) -> int:
     return multipliers(plan)[0]
 
 
-def deviation(plan: QuotaPlan) -> int:
+def deviation(plan: PlanData) -> int:
     """The least sum of ``|unit * g - share|`` with all GPUs handed out, whatever the bounds say."""
     low, rest = np.divmod(plan.share, plan.resolution)
     missing = plan.total - int(low.sum())
@@ -43,7 +42,7 @@ def deviation(plan: QuotaPlan) -> int:
     return int(rest.sum()) + int((plan.resolution - 2 * highest).sum())
 
 
-def level(plan: QuotaPlan) -> int:
+def level(plan: PlanData) -> int:
     """The least cost that all jobs can keep to within the GPUs of all types together."""
     if plan.is_plain:
         low, high = plan.required_bounds
@@ -61,7 +60,7 @@ def level(plan: QuotaPlan) -> int:
     return worst
 
 
-def sizes_within(plan: QuotaPlan, cost: int) -> IntArray:
+def sizes_within(plan: PlanData, cost: int) -> IntArray:
     """The smallest size of each job that costs at most so much, whatever its type.
 
     2^40 where there is none.
@@ -81,7 +80,7 @@ def sizes_within(plan: QuotaPlan, cost: int) -> IntArray:
     return np.where(size > high, 2**40, size)
 
 
-def multipliers(plan: QuotaPlan) -> tuple[int, IntArray]:
+def multipliers(plan: PlanData) -> tuple[int, IntArray]:
     """The best bound of the sum found, and the price of a GPU of each type that gives it."""
     table = plan.table
     price = np.zeros(len(plan.kinds), np.int64)
@@ -106,7 +105,7 @@ def multipliers(plan: QuotaPlan) -> tuple[int, IntArray]:
     return best, best_price
 
 
-def dual(plan: QuotaPlan, price: IntArray) -> tuple[int, IntArray]:
+def dual(plan: PlanData, price: IntArray) -> tuple[int, IntArray]:
     """The bound at these prices, and the GPUs of each type that the cheapest options take."""
     table = plan.table
     picked, least = cheapest(table, price)
@@ -148,6 +147,3 @@ def _sum(values: IntArray) -> int:
     if len(values) * float(np.abs(values).max(initial=0)) < 2**62:
         return int(values.sum())
     return sum(values.tolist())
-
-
-__all__ = ["cheapest", "deviation", "dual", "level", "lower_bound", "multipliers", "sizes_within"]

@@ -277,21 +277,20 @@ class QuotaGenetic:
 
     def supports(self, problem: Problem) -> Support:
         """Every plan up to some size."""
-        from optsched_solvers.quota.ground import supported
+        from optsched_solvers.quota.plans import supported
 
         return supported(problem)
 
     def solve(self, problem: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
         """Evolve until a limit; one iteration is one individual."""
-        from optsched_solvers.quota.first import first_answer
-        from optsched_solvers.quota.ground import NOT_LOADED, offer, ready
+        from optsched_solvers.quota.plans import NOT_LOADED, first_answer, offer, ready
 
         population_size(limits.options)
         if not load(monitor, "deap.tools") or not ready(problem, monitor):
             first_answer(problem, monitor)
             return Result("unknown", reason=NOT_LOADED)
         if not problem.jobs:
-            offer(problem, monitor, np.zeros(0, np.int64), None, "genetic")
+            offer(problem, monitor, np.zeros(0, np.int64), np.zeros(0, np.int64), "genetic")
         else:
             evolve(Options(problem, monitor), limits, _left(limits))
         return Result("unknown")
@@ -312,7 +311,7 @@ class Options(Decoder):
 
     def first(self, size: int, random: Random) -> list[Genes]:
         """The greedy answer, the start if there is one, and random vectors."""
-        from optsched_solvers.quota.marginal import greedy
+        from optsched_solvers.quota.plans import greedy
 
         found = greedy(self.plan)
         begun = [] if found is None else [self.plan._find(*found).tolist()]
@@ -355,7 +354,7 @@ class Options(Decoder):
 
     def value(self, genes: Genes) -> int:
         """The cost, if all find a place."""
-        from optsched_solvers.quota.ground import place
+        from optsched_solvers.quota.plans import place
 
         sizes = np.array([self.gpus[o] for o in genes], np.int64)
         kinds = np.array([self.kind[o] for o in genes], np.int64)

@@ -9,52 +9,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from optsched_solvers.quota import placement
-    from optsched_solvers.quota.admission import admit
-    from optsched_solvers.quota.apportionment import continuous_shares, proportional
-    from optsched_solvers.quota.certificate import Certificate
-    from optsched_solvers.quota.concave import concave_sum
-    from optsched_solvers.quota.finish import makespan
-    from optsched_solvers.quota.levels import max_min, max_min_table
-    from optsched_solvers.quota.multiple_choice import HardChoice, choice, hull_bound, hull_greedy
-    from optsched_solvers.quota.placement import best_fit, fgd, place_quotas, whole_nodes, worst_fit
+    from optsched_solvers.quota.arrays import Certificate
+    from optsched_solvers.quota.multiple_choice import choice
+    from optsched_solvers.quota.threshold import (
+        admit,
+        concave_sum,
+        continuous_shares,
+        makespan,
+        max_min,
+        max_min_table,
+        proportional,
+    )
 
-_HOME: Final = {
-    "Certificate": "certificate",
-    "HardChoice": "multiple_choice",
-    "admit": "admission",
-    "best_fit": "placement",
-    "choice": "multiple_choice",
-    "concave_sum": "concave",
-    "continuous_shares": "apportionment",
-    "fgd": "placement",
-    "hull_bound": "multiple_choice",
-    "hull_greedy": "multiple_choice",
-    "makespan": "finish",
-    "max_min": "levels",
-    "max_min_table": "levels",
-    "place_quotas": "placement",
-    "proportional": "apportionment",
-    "whole_nodes": "placement",
-    "worst_fit": "placement",
-}
-"""Module of every name; no module has a public name, or importing it would hide the function."""
+_HOME: Final = {"Certificate": "arrays", "choice": "multiple_choice"}
+"""Modules of names that are not in `threshold`."""
 
 __all__ = [
-    "Certificate", "HardChoice", "admit", "best_fit", "choice", "concave_sum",
-    "continuous_shares", "fgd", "hull_bound", "hull_greedy", "makespan", "max_min",
-    "max_min_table", "place_quotas", "placement", "proportional", "whole_nodes", "worst_fit",
+    "Certificate", "admit", "choice", "concave_sum", "continuous_shares", "makespan", "max_min",
+    "max_min_table", "proportional",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """Compile on first use."""
-    if name == "placement":
-        return import_module("optsched_solvers.quota.placement")
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'optsched_solvers.quota' has no attribute {name!r}")
-    value = getattr(import_module(f"optsched_solvers.quota.{_HOME[name]}"), name)
-    globals()[name] = value
+    home = _HOME.get(name, "threshold")
+    globals()[name] = value = getattr(import_module(f"optsched_solvers.quota.{home}"), name)
     return value
 
 

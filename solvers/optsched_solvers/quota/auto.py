@@ -10,9 +10,8 @@ from optsched.errors import InputError
 from optsched.problems.quota.problem import QuotaPlan
 from optsched.solving.result import Result
 from optsched_solvers.quota.cpsat import CpSat
-from optsched_solvers.quota.exact import QuotaExact
-from optsched_solvers.quota.greedy import GreedyQuota
-from optsched_solvers.quota.ground import supported
+from optsched_solvers.quota.exact import GreedyQuota, QuotaExact
+from optsched_solvers.quota.plans import supported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""`quota`: the special exact algorithm that fits a quota plan, then placement."""
+"""`quota`: the special exact algorithm that fits a plan, then placement; and `greedy_quota`."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.kernels.plain_python import in_python
 from optsched.problems.quota.bounds import level, sizes_within
+from optsched.problems.quota.data import MOST_OPTIONS
 from optsched.problems.quota.problem import QuotaPlan
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, load_behind, loaded
-from optsched_solvers.quota.first import first_answer
-from optsched_solvers.quota.ground import (
+from optsched_solvers.quota.plans import (
     NOT_LOADED,
     PLACEMENT,
     fill,
+    first_answer,
+    greedy,
     is_few,
     offer,
     ready,
@@ -26,7 +28,7 @@ from optsched_solvers.quota.ground import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from optsched.model.schedule import IntArray, Problem
     from optsched.solving.limits import Limits
@@ -78,10 +80,46 @@ class QuotaExact:
             return Result("unknown", reason=NOT_LOADED)
         sizes, bound = allocate(problem)
         monitor.bound(bound, self.name)
-        if not offer(problem, monitor, sizes, None, self.name):
+        if not offer(problem, monitor, sizes, np.zeros(len(sizes), np.int64), self.name):
             return Result("unknown", reason="no placement was found that keeps the localities")
-        if few:
+        if few and kernels:
             load_behind(*kernels)  # for the next question
+        return Result("unknown")
+
+
+class GreedyQuota:
+    """A good answer to any quota plan at once; what it proves is the plan's own bound.
+
+    Sums: every job takes what is best at the prices of the Lagrangian dual, the best bargains
+    first, then the best gain per GPU while any fits. Levels: the smallest sizes at the lowest
+    level that packs. Shares: largest remainders, which are optimal.
+    """
+
+    name = "greedy_quota"
+    kinds = ("quota",)
+    options: Mapping[str, str] = MappingProxyType({})
+
+    def runs_inline(self, problem: Problem) -> bool:
+        """Small plans."""
+        return isinstance(problem, QuotaPlan) and not problem.nodes and len(problem.jobs) <= 200
+
+    def supports(self, problem: Problem) -> Support:
+        """Every plan."""
+        most = None if isinstance(problem, QuotaPlan) and problem.is_plain else MOST_OPTIONS
+        return supported(problem, most)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Decide once; iterations are not counted."""
+        assert isinstance(problem, QuotaPlan)
+        monitor.advance(1)
+        if not ready(problem, monitor):
+            first_answer(problem, monitor)
+            return Result("unknown", reason=NOT_LOADED)
+        found = greedy(problem)
+        if found is None:
+            return Result("unknown", reason="the jobs that must run found no place together")
+        if not offer(problem, monitor, *found, self.name):
+            return Result("unknown", reason="no placement was found that keeps the localities")
         return Result("unknown")
 
 
@@ -127,29 +165,21 @@ def allocate(plan: QuotaPlan) -> tuple[IntArray, int]:
     """Optimal quotas of a feasible plan with one type, and what no answer can beat."""
     if not plan.jobs:
         return np.zeros(0, np.int64), 0
-    with in_python(is_few(plan)):
-        return _allocated(plan)
-
-
-def _allocated(plan: QuotaPlan) -> tuple[IntArray, int]:
     chosen = algorithm(plan)
-    if chosen == "bisect":
-        return _smallest(plan), level(plan)
-    kernel, arguments = _kernel(plan, chosen)
-    if chosen == "choice":
-        from optsched_solvers.quota.multiple_choice import HardChoice
+    with in_python(is_few(plan)):
+        if chosen == "choice":
+            from optsched_solvers.quota.multiple_choice import options, solve
 
-        try:
-            found = kernel(*arguments)
-        except HardChoice as hard:
-            return np.asarray(hard.chosen, np.int64), -hard.bound
-        return found, plan.worth(found)
-    found = kernel(*arguments)
+            given = options(*_arguments(plan, chosen))
+            solved = solve(given)
+            return given.size[solved.position], -solved.bound
+        if chosen != "bisect":
+            found = _solved(plan, chosen)[0]
     if chosen == "concave_sum":
         return found, plan.worth(found)
     best = plan.lower_bound()
-    if plan.highest and plan.worth(found) > best:  # weights far apart are rounded in kernels
-        found = _smallest(plan)
+    if chosen == "bisect" or (plan.highest and plan.worth(found) > best):
+        found = _smallest(plan)  # kernels round weights that are far apart
     return found, best
 
 
@@ -171,25 +201,29 @@ def certificate(plan: QuotaPlan) -> Certificate | None:
     chosen = algorithm(plan)
     if chosen == "bisect" or not plan.jobs:
         return None
-    kernel, arguments = _kernel(plan, chosen)
     with in_python(is_few(plan)):
-        proof: Certificate = kernel(*arguments, certificate=True)[1]
+        proof = _solved(plan, chosen)[1]
+        proof.found  # noqa: B018 (it is checked now)
     return proof
 
 
-def _kernel(plan: QuotaPlan, chosen: str) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function on bare arrays, and its arguments."""
+def _solved(plan: QuotaPlan, chosen: str) -> tuple[IntArray, Certificate]:
+    """The answer of a function on bare arrays."""
     from optsched_solvers import quota
 
-    kernel: Callable[..., Any] = getattr(quota, chosen)
+    found: tuple[IntArray, Certificate] = getattr(quota, chosen)(*_arguments(plan, chosen))
+    return found
+
+
+def _arguments(plan: QuotaPlan, chosen: str) -> tuple[Any, ...]:
     if chosen in ("proportional", "max_min"):
         first = plan.scores if chosen == "proportional" else plan.weights
-        return kernel, (first, plan.n_gpus, *plan.required_bounds)
+        return first, plan.n_gpus, *plan.required_bounds
     table = plan.table
     value = table.cost if chosen == "makespan" else -table.cost
     if chosen == "choice":
-        return kernel, (table.ptr, table.size, value, plan.n_gpus)
-    return kernel, (table.ptr, value, plan.required_bounds[0], plan.n_gpus)
+        return table.ptr, table.size, value, plan.n_gpus
+    return table.ptr, value, plan.required_bounds[0], plan.n_gpus
 
 
 def _smallest(plan: QuotaPlan) -> IntArray:
@@ -200,11 +234,7 @@ def _smallest(plan: QuotaPlan) -> IntArray:
 
 def _modules(algorithm: str) -> tuple[str, ...]:
     """Where the kernels are, to load them without missing a limit."""
-    from optsched_solvers import quota
-
-    home = quota._HOME.get(algorithm)
-    others = ("inputs", "scores", "multiple_choice_input", "climbing:climb")
-    return tuple(f"optsched_solvers.quota.{name}" for name in (home, *others) if name)
-
-
-__all__ = ["QuotaExact", "algorithm", "allocate", "certificate", "is_concave"]
+    by_weight, by_table = "threshold_shares", "threshold_tables"
+    home = {"proportional": by_weight, "max_min": by_weight, "bisect": "",
+            "choice": "multiple_choice_core"}.get(algorithm, by_table)  # fmt: skip
+    return (f"optsched_solvers.quota.{home}",) if home else ()

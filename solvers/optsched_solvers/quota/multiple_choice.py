@@ -7,31 +7,17 @@ budgets is the fall-back.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from optsched.errors import OptschedError
+from optsched.errors import InputError
 from optsched.kernels.plain_python import in_python, is_in_python
-from optsched_solvers.quota.certificate import Certificate
-from optsched_solvers.quota.multiple_choice_core import ALLOWED, BEST, PROVED, core, expand, fill
-from optsched_solvers.quota.multiple_choice_hull import (
-    BOUND,
-    GAIN,
-    NUMBERS,
-    PRICE,
-    PROMISE,
-    SCALE,
-    SLACK,
-    relax,
-)
-from optsched_solvers.quota.multiple_choice_input import Options, options
-from optsched_solvers.quota.multiple_choice_table import cells, table
+from optsched_solvers.quota import multiple_choice_core as kernel
+from optsched_solvers.quota.arrays import Certificate, Proof, integers, row_pointers
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    Ints = npt.NDArray[np.int64]
+    from optsched_solvers.quota.arrays import IntArray
 
 PLAIN_STATES: Final = 1 << 15
 """Partial solutions in plain Python, before kernels are compiled for them."""
@@ -44,43 +30,36 @@ CELLS: Final = 4 * 10**9
 """Steps that the table of budgets may take: some seconds."""
 RECHECK: Final = 3 * 10**8
 """Steps that a certificate may take."""
+MEMORY: Final = 1 << 28
+"""Bytes of back-pointers at once; beyond it the rows are halved, and solved twice."""
 
 
-class HardChoice(OptschedError):
-    """The proof takes more memory than allowed.
+class Options(NamedTuple):
+    """Checked options, and the budget above the smallest ones."""
 
-    Parameters
-    ----------
-    chosen
-        Sizes of the best solution found.
-    value, bound
-        Its value, and what no solution can beat.
-    """
-
-    def __init__(self, chosen: Ints, value: int, bound: int) -> None:
-        super().__init__(
-            f"choice: not proved optimal within memory: value {value}, bound {bound}; use a "
-            "coarser resolution, fewer sizes, or `cpsat`"
-        )
-        self.chosen, self.value, self.bound = chosen, value, bound
+    ptr: IntArray
+    size: IntArray
+    value: IntArray
+    spare: int
+    """Budget above the smallest options, cut to a multiple of what all sizes are multiples of."""
+    smallest: int
+    """Value of all rows' first options."""
 
 
-@overload
+class Solved(NamedTuple):
+    """Positions of the chosen options, with the scaled price and the scale of the relaxation."""
+
+    position: IntArray
+    price: int
+    scale: int
+    value: int
+    bound: int
+    """What no choice is worth more than; equal to the value if the search was finished."""
+
+
 def choice(
-    ptr: Any,
-    size: Any,
-    value: Any,
-    budget: int | np.integer,
-    *,
-    certificate: Literal[False] = False,
-) -> Ints: ...
-@overload
-def choice(
-    ptr: Any, size: Any, value: Any, budget: int | np.integer, *, certificate: Literal[True]
-) -> tuple[Ints, Certificate]: ...
-def choice(
-    ptr: Any, size: Any, value: Any, budget: int | np.integer, *, certificate: bool = False
-) -> Ints | tuple[Ints, Certificate]:
+    ptr: Any, size: Any, value: Any, budget: int | np.integer
+) -> tuple[IntArray, Certificate]:
     """Choose exactly one option of every row with the greatest sum of values within a budget.
 
     Parameters
@@ -93,162 +72,127 @@ def choice(
         Integer worth of every option, of either sign, in any shape of table.
     budget
         GPUs that there are.
-    certificate
-        Also return a proof that is checked on the answer alone. `holds` is true only if the bound
-        at the price, or a table of budgets within a limit of work (`RECHECK`), proves the answer;
-        the answer is optimal also where that is too much work and `holds` is false.
 
     Returns
     -------
-    int64 array, shape (rows,)
-        The chosen sizes; the same input always gives the same of several optima.
+    int64 array, shape (rows,), and a `Certificate`
+        The chosen sizes; the same input always gives the same of several optima. The certificate
+        holds only if the bound at the price, or a table of budgets within a limit of work
+        (`RECHECK`), proves the answer. The answer is optimal also where that is too much work,
+        unless neither core nor table fitted into memory (`solve` tells).
 
     Raises
     ------
     InputError
         The smallest sizes exceed the budget (rows are named), a row is empty, its sizes are not
         ascending, or numbers are too large.
-    HardChoice
-        Neither core nor table can prove an optimum in memory; carries the best solution.
     """
     given = options(ptr, size, value, budget)
-    solved = _solve(given)
-    chosen = given.size[solved.position]
-    if not certificate:
-        return chosen
-    return chosen, _certify(given, solved)
+    solved = solve(given)
+    what = "sum of the values of one option a row, at most the budget in size"
+    return given.size[solved.position], Certificate(what, lambda: certify(given, solved))
 
 
-def hull_bound(ptr: Any, size: Any, value: Any, budget: int | np.integer) -> int:
-    """What no choice is worth more than: a linear relaxation, rounded down.
-
-    It is at most the floor of the plain linear relaxation, which lets options be mixed, and often
-    lower: first the budget beyond all smallest sizes is cut to a multiple of the greatest common
-    divisor of what options take beyond the smallest of their row (no choice uses more), and options
-    that take more than that are left out (no choice has them).
-
-    Parameters and errors are those of `choice`.
-    """
-    given = options(ptr, size, value, budget)
-    return given.smallest + int(_relaxed(given).numbers[BOUND])
-
-
-def hull_greedy(ptr: Any, size: Any, value: Any, budget: int | np.integer) -> Ints:
-    """A good choice without proof: hull edges by price, then what still fits.
-
-    Parameters, result and errors are those of `choice`.
-    """
-    given = options(ptr, size, value, budget)
-    relaxed = _relaxed(given)
-    position, _ = _first(given, relaxed)
-    return given.size[position]
-
-
-class _Relaxed(NamedTuple):
-    """The linear relaxation, as `relax` fills it."""
-
-    hull_ptr: Ints
-    hull: Ints
-    base: Ints
-    centre: Ints
-    numbers: Ints
-
-
-class _Solved(NamedTuple):
-    """Positions of the chosen options, with the scaled price and the scale of the relaxation."""
-
-    position: Ints
-    price: int
-    scale: int
+def options(ptr: Any, size: Any, value: Any, budget: Any) -> Options:
+    """Check everything once; see `choice`."""
+    if isinstance(budget, (bool, np.bool_)) or not isinstance(budget, (int, np.integer)):
+        raise InputError(f"budget: expected an integer, got {budget!r:.60}")
+    if budget < 0:
+        raise InputError(f"budget: must not be negative, got {budget}")
+    sizes, values = integers("size", size), integers("value", value)
+    starts = row_pointers("ptr", ptr, len(sizes))
+    if len(sizes) != len(values):
+        raise InputError(f"value: expected {len(sizes)} values, one a size, got {len(values)}")
+    for j in np.flatnonzero(starts[1:] == starts[:-1])[:1]:
+        raise InputError(f"ptr: row {j} is empty; give every row an option (size 0 for none)")
+    facts, first = np.zeros(kernel.FACTS, np.int64), starts[:-1]
+    wrong = kernel.solve(starts, sizes, values, 0, -1, facts, facts)
+    least, most, step, at = facts[:4].tolist()
+    if wrong:
+        j = int(np.searchsorted(starts, at, "right")) - 1
+        here = f"size: row {j}, option {at - starts[j]} ({sizes[at]})"
+        if wrong == kernel.LARGE:
+            raise InputError(f"{here} is not in 0..{kernel.LARGEST_WEIGHT}")
+        if wrong == kernel.UNSORTED:
+            raise InputError(
+                f"{here} is not above the one before it ({sizes[at - 1]}); sizes of a row must be "
+                "ascending and distinct"
+            )
+        raise InputError(
+            f"value: the sum up to row {j} is beyond 2^59 in size; use a coarser resolution"
+        )
+    if least > budget:
+        raise InputError(_infeasible(sizes[first], least, int(budget)))
+    spare = min(int(budget), most) - least
+    return Options(starts, sizes, values, spare - spare % step, int(values[first].sum()))
 
 
-def _relaxed(given: Options) -> _Relaxed:
-    rows = len(given.ptr) - 1
-    relaxed = _Relaxed(
-        np.empty(rows + 1, np.int64), np.empty(len(given.size), np.int64),
-        np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(NUMBERS, np.int64),
-    )  # fmt: skip
-    relax(given.ptr, given.size, given.value, given.spare, *relaxed)
-    return relaxed
-
-
-def _first(given: Options, relaxed: _Relaxed) -> tuple[Ints, int]:
-    """A first solution and its gain."""
-    chosen = np.empty(len(given.ptr) - 1, np.int64)
-    numbers = relaxed.numbers
-    gain = fill(
-        given.ptr, given.size, given.value, relaxed.hull_ptr, relaxed.hull, relaxed.centre,
-        numbers[SCALE], numbers[PRICE], numbers[SLACK], chosen,
-    )  # fmt: skip
-    return chosen, int(numbers[GAIN]) + gain
-
-
-def _solve(given: Options) -> _Solved:
-    """An optimal solution."""
-    relaxed = _relaxed(given)
-    position, best = _first(given, relaxed)
-    numbers = relaxed.numbers
-    scale, price = int(numbers[SCALE]), int(numbers[PRICE])
-    allowed = int(numbers[PROMISE]) - scale * (best + 1)
-    if best >= numbers[BOUND] or allowed < 0:
-        return _Solved(position, price, scale)
-    rows = len(given.ptr) - 1
-    row, core_ptr = np.empty(rows, np.int64), np.empty(rows + 1, np.int64)
-    option, out = np.empty(len(given.size), np.int64), np.empty(4, np.int64)
-    first = position, best, allowed
-    for limit in (PLAIN_STATES,) * is_in_python() + (FEW_STATES, MANY_STATES):
-        is_plain = limit == PLAIN_STATES
-        with in_python(is_plain):
-            count = core(
-                given.ptr, given.size, given.value, relaxed.hull, relaxed.base, relaxed.centre,
-                given.spare, scale, price, allowed, row, core_ptr, option,
-            )  # fmt: skip
-            position = position.copy()
-            expand(
-                given.size, given.value, relaxed.hull, relaxed.base, relaxed.centre, row, core_ptr,
-                option, count, numbers, best, limit, position, out,
-            )  # fmt: skip
-        best, allowed = int(out[BEST]), int(out[ALLOWED])
-        if out[PROVED] or best >= numbers[BOUND]:
-            return _Solved(position, price, scale)
-        if is_plain:  # the compiled ones begin anew: of several optima they always give the same
-            position, best, allowed = first
-            continue
-        done, better = _by_table(given, price, scale, allowed, CELLS)
-        if done:
-            if better is not None and given.value[better].sum() > given.value[position].sum():
-                position = better
-            return _Solved(position, price, scale)
-    raise HardChoice(
-        given.size[position], given.smallest + best, given.smallest + int(numbers[BOUND])
+def _infeasible(needs: IntArray, least: int, budget: int) -> str:
+    """Name the rows that need most."""
+    order = np.argsort(-needs, kind="stable")
+    named = [f"{j} ({needs[j]})" for j in order[:5].tolist() if needs[j] > 0]
+    more = int((needs > 0).sum()) - len(named)
+    rest = f" and {more} more" if more > 0 else ""
+    return (
+        f"budget: the smallest sizes need {least} in sum, the budget is {budget}; leave out some "
+        f"of the rows {', '.join(named)}{rest}"
     )
 
 
+def solve(given: Options) -> Solved:
+    """An optimal solution; or, where neither core nor table fits into memory, a good one."""
+    if is_in_python():
+        with in_python():
+            found, proved = _search(given, PLAIN_STATES)
+        if proved:
+            return found
+    with in_python(False):  # of several optima it gives the same as ever
+        found, proved = _search(given, FEW_STATES)
+        if proved:
+            return found
+        done, better = _by_table(given, found, found.value - given.smallest + 1, CELLS)
+        if not done:
+            return _search(given, MANY_STATES)[0]
+    position = found.position if better is None else better
+    value = int(given.value[position].sum())
+    return found._replace(position=position, value=value, bound=value)
+
+
+def _search(given: Options, limit: int) -> tuple[Solved, bool]:
+    """A solution, and whether it is proved within so many partial solutions."""
+    position, facts = np.empty(len(given.ptr) - 1, np.int64), np.zeros(kernel.FACTS, np.int64)
+    kernel.solve(*given[:4], limit, position, facts)
+    value, bound = (given.smallest + int(facts[k]) for k in (kernel.BEST, kernel.BOUND))
+    proved = bool(facts[kernel.PROVED]) or value >= bound
+    price, scale = int(facts[kernel.PRICE]), int(facts[kernel.SCALE])
+    return Solved(position, price, scale, value, value if proved else bound), proved
+
+
 def _by_table(
-    given: Options, price: int, scale: int, allowed: int, most: int
-) -> tuple[bool, Ints | None]:
-    """Whether the table could search all solutions within an allowed loss, and a best of them.
+    given: Options, solved: Solved, least: int, most: int
+) -> tuple[bool, IntArray | None]:
+    """Whether the table could search all solutions of at least a gain, and a best of them.
 
     Options that lose more at the price cannot be part of such a solution, and are left out. Not
     searched if the table takes more than `most` steps; None if there is no such solution.
     """
     ptr, size, value = given.ptr, given.size, given.value
+    loss, promise = _losses(given, solved)
+    allowed = promise - solved.scale * least
+    kept = np.flatnonzero(loss <= allowed)
     rows = len(ptr) - 1
-    owner = np.repeat(np.arange(rows), np.diff(ptr))
-    loss, _ = _losses(given, price, scale)
-    kept = np.flatnonzero((size - size[ptr[:-1]][owner] <= given.spare) & (loss <= allowed))
-    counts = np.bincount(owner[kept], minlength=rows)
+    owner = np.repeat(np.arange(rows), np.diff(ptr))[kept]
+    counts = np.bincount(owner, minlength=rows)
     if (counts == 0).any():
         return True, None
-    start = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-    first = kept[start[:-1]]
+    first = kept[np.cumsum(counts) - counts]
     room = given.spare - int((size[first] - size[ptr[:-1]]).sum())
     if room < 0:
         return True, None
     free = np.flatnonzero(counts > 1)
     found = first.copy()
     if len(free):
-        where = kept[counts[owner[kept]] > 1]
+        where = kept[counts[owner] > 1]
         widths = counts[free]
         starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(widths)))
         extra = size[where] - np.repeat(size[first[free]], widths)
@@ -256,42 +200,67 @@ def _by_table(
         step = int(np.gcd.reduce(extra))
         extra, room = extra // step, room // step
         room = min(room, int(extra[starts[1:] - 1].sum()))
-        steps = cells(starts, room)
+        steps = int(starts[-1]) * (room + 1)
         if steps > most:
             return False, None
         with in_python(is_in_python() and steps <= PLAIN_CELLS):
             found[free] = where[table(starts, extra, gain, room)]
-    return True, found
+    worth = int((value[found] - value[ptr[:-1]]).sum())
+    return True, found if worth >= least else None
 
 
-def _losses(given: Options, price: int, scale: int) -> tuple[Ints, int]:
-    """What every option gives away at a price, scaled, and the scaled bound without losses."""
+def table(
+    ptr: IntArray, size: IntArray, value: IntArray, room: int, memory: int = MEMORY
+) -> IntArray:
+    """Position of every row's option in a best solution of at most `room`.
+
+    Every row's first size is 0; among equals that of the smaller size in later rows. `memory`:
+    bytes of back-pointers at once.
+    """
+    rows = len(ptr) - 1
+    wide = 1 if int(np.diff(ptr).max(initial=0)) > 256 else 0
+    need = rows * (room + 1) * (2 if wide else 1)
+    chosen = np.empty(rows, np.int64)
+    if rows <= 1 or need <= memory:
+        kernel.table(ptr, size, value, room, wide, np.empty(need, np.uint8), chosen)
+        return chosen
+    half = rows // 2
+    left, right = ptr[: half + 1], ptr[half:] - ptr[half]
+    size_right, value_right = size[ptr[half] :], value[ptr[half] :]
+    worth, other, nothing = *np.empty((2, room + 1), np.int64), np.empty(0, np.uint8)
+    kernel.table(left, size, value, room, -1, nothing, worth)
+    kernel.table(right, size_right, value_right, room, -1, nothing, other)
+    share = int(np.argmax(worth + other[::-1]))
+    chosen[:half] = table(left, size, value, share, memory)
+    chosen[half:] = table(right, size_right, value_right, room - share, memory) + ptr[half]
+    return chosen
+
+
+def _losses(given: Options, solved: Solved) -> tuple[IntArray, int]:
+    """What every option gives away at the price, scaled, and the scaled gain without losses."""
     ptr, size, value = given.ptr, given.size, given.value
     if len(ptr) == 1:
         return np.zeros(0, np.int64), 0
-    owner = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
-    extra = size - size[ptr[:-1]][owner]
-    worth = np.where(
-        extra <= given.spare, scale * (value - value[ptr[:-1]][owner]) - price * extra, -(2**61)
-    )
+    rows = np.diff(ptr)
+    extra = size - np.repeat(size[ptr[:-1]], rows)
+    gain = value - np.repeat(value[ptr[:-1]], rows)
+    worth = np.where(extra <= given.spare, solved.scale * gain - solved.price * extra, -(2**61))
     most = np.maximum.reduceat(worth, ptr[:-1])
-    return most[owner] - worth, int(most.sum()) + price * given.spare
+    return np.repeat(most, rows) - worth, int(most.sum()) + solved.price * given.spare
 
 
-def _certify(given: Options, solved: _Solved) -> Certificate:
+def certify(given: Options, solved: Solved) -> Proof:
     """Check the sizes, and the answer against the price, else against what the price leaves."""
     ptr, value, position = given.ptr, given.value, solved.position
     reached = int(value[position].sum())
     used = int((given.size[position] - given.size[ptr[:-1]]).sum())
     holds = used <= given.spare and bool(((ptr[:-1] <= position) & (position < ptr[1:])).all())
-    _, promise = _losses(given, solved.price, solved.scale)
-    bound, proof = given.smallest + promise // solved.scale, "dual bound"
+    bound = given.smallest + _losses(given, solved)[1] // solved.scale
+    proof = "dual bound"
     if bound > reached:
-        allowed = promise - solved.scale * (reached - given.smallest + 1)
-        searched, better = _by_table(given, solved.price, solved.scale, allowed, RECHECK)
+        searched, better = _by_table(given, solved, reached - given.smallest + 1, RECHECK)
         if searched:
             best = reached if better is None else int(value[better].sum())
             bound, proof = max(best, reached), "dynamic programme"
     price = solved.price / solved.scale if solved.price > 0 else None
-    what = "sum of the values of one option a row, at most the budget in size"
-    return Certificate(what, reached, bound, price, holds and reached == bound, proof)
+    return Proof(reached, bound, price, holds and reached == bound, proof)

@@ -1,108 +1,358 @@
-"""Multiple-choice knapsack: a first solution, the core around the price, and its expansion.
+"""Multiple-choice knapsack: upper hulls, a first solution, and the expansion of a core (Pisinger).
 
-Every solution is worth what the relaxation at the price promises, less its losses: for an option
-other than the base one, the scaled value minus price times size that it gives away; for budget
-left over, the price of it. A solution worth one unit more than the best known loses at most
-`allowed`, so all other options, and most partial solutions, can be forgotten (Pisinger 1995).
-Rows that are not taken in yet stand at the centre, a solution that nearly uses up the budget.
+The hulls give a price, a bound and a first solution (Sinha & Zoltners 1979). Every solution is
+worth what the relaxation at the price promises, less its losses: for an option other than the base
+one, the scaled profit minus price times weight that it gives away; for room left over, the price of
+it. A solution worth one unit more than the best known loses at most `allowed`, so all other
+options, and most partial solutions, can be forgotten (Pisinger 1995). Rows that are not taken in
+yet stand at the centre, a solution that nearly uses up the room.
+
+Weights count from the smallest option of their row, and profits are multiplied by a power of two
+(the scale), so that prices are integers and every comparison is exact.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
+from numba import types
 
-from optsched.kernels.compile import INT, INTS, READ, entry
-from optsched_solvers.quota.multiple_choice_hull import GAIN, PRICE, PROMISE, SCALE, SLACK
+from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
+HEADROOM: Final = 1 << 59
+"""Scaled profits of all rows together stay below this; products with prices below four times."""
+FINEST: Final = 1 << 30
+"""Largest scale: prices this fine cannot be told from exact ones on clusters of that many GPUs."""
 NONE: Final = 1 << 60
 """Gradient where there is no move."""
 
-# what `expand` answers
-PROVED: Final = 0
-"""1: the best solution is optimal; 0: too many partial solutions."""
-BEST: Final = 1
-"""Its gain."""
-ALLOWED: Final = 2
-"""Loss that a better one may have."""
-STATES: Final = 3
+# what `solve` tells in `facts`
+SCALE, PRICE, SLACK, GAIN, PROMISE, BOUND, BEST, PROVED = range(8)
+"""Scale; scaled profit of one unit of weight, a little above that of the critical edges (0: all
+fits); room that the centre leaves, and its profit above the first options; scaled gain of the
+relaxation at the price: no solution gains more; floor of the linear relaxation's gain; gain of the
+solution; 1 if it is optimal, 0: too many partial solutions."""
+FACTS: Final = 8
+LEAST, MOST, STEP, AT = range(4)
+"""What it tells of a check: sums of smallest and largest weights, the greatest common divisor of
+weights above the smallest of their row, and the option at which something is wrong."""
+
+LARGE, UNSORTED, SUM = range(1, 4)
+"""What is wrong: a weight out of range, one that is not above the last, profits too large."""
+LARGEST_WEIGHT: Final = 2**31 - 1
 
 
-@entry(INT, READ, READ, READ, READ, READ, READ, INT, INT, INT, INTS)
-def fill(ptr, size, value, hull_ptr, hull, centre, scale, price, slack, chosen):  # type: ignore[no-untyped-def]
-    """Spend the centre's slack, rows of the steepest next edge first; what it gains.
+class Rows(NamedTuple):
+    """Options of all rows, weights ascending within a row; `hull` holds positions of options."""
 
-    chosen: filled with the position of every row's option.
+    ptr: np.ndarray
+    weight: np.ndarray
+    profit: np.ndarray
+    hull_ptr: np.ndarray
+    hull: np.ndarray
+    base: np.ndarray
+    centre: np.ndarray
+
+
+class Core(NamedTuple):
+    """Rows that have options with little loss besides the centre, and these options (CSR)."""
+
+    row: np.ndarray
+    ptr: np.ndarray
+    option: np.ndarray
+
+
+@entry(INT, READ, READ, READ, INT, INT, INTS, INTS)
+def solve(ptr, weight, profit, spare, limit, chosen, facts):  # type: ignore[no-untyped-def]
+    """A best option of every row within `spare` above the smallest ones.
+
+    chosen: (rows,), filled with positions of options. limit: most partial solutions; if negative,
+    the options are only checked: 0, or what is wrong.
     """
+    if limit < 0:
+        return _check(ptr, weight, profit, facts)
+    rows, n = len(ptr) - 1, len(weight)
+    given = Rows(
+        ptr, weight, profit, np.empty(rows + 1, np.int64), np.empty(n, np.int64),
+        np.empty(rows, np.int64), np.empty(rows, np.int64),
+    )  # fmt: skip
+    _relax(given, spare, facts)
+    _first(given, chosen, facts)
+    allowed = facts[PROMISE] - facts[SCALE] * (facts[BEST] + 1)
+    facts[PROVED] = 1 if facts[BEST] >= facts[BOUND] or allowed < 0 else 0
+    if facts[PROVED] == 0 and limit > 0:
+        _expand(given, _core(given, spare, facts, allowed), limit, chosen, facts)
+    return 0
+
+
+@helper(INT, READ, READ, READ, INTS, counted=False)
+def _check(ptr, weight, profit, facts):  # type: ignore[no-untyped-def]
+    """What is wrong with the options, or 0; facts: as named above."""
+    least = most = spread = reach = step = np.int64(0)
+    for j in range(len(ptr) - 1):
+        first = weight[ptr[j]]
+        low = high = profit[ptr[j]]
+        for i in range(ptr[j], ptr[j + 1]):
+            facts[AT] = i
+            if weight[i] < 0 or weight[i] > LARGEST_WEIGHT:
+                return LARGE
+            if i > ptr[j] and weight[i] <= weight[i - 1]:
+                return UNSORTED
+            low, high = min(low, profit[i]), max(high, profit[i])
+            if step != 1:
+                rest = weight[i] - first
+                while rest > 0:
+                    step, rest = rest, step % rest
+        least += first
+        most += weight[ptr[j + 1] - 1]
+        if low < -HEADROOM or high > HEADROOM:
+            return SUM
+        spread += high - low
+        reach += max(abs(low), abs(high))
+        if spread >= HEADROOM or reach >= HEADROOM:
+            return SUM
+    facts[LEAST], facts[MOST], facts[STEP] = least, most, max(step, 1)
+    return 0
+
+
+@helper(INT, INT, INT, INT, INT, counted=False)
+def _steeper(rise, run, other_rise, other_run):  # type: ignore[no-untyped-def]
+    """1 if rise / run > other_rise / other_run, exactly; rises >= 0 below 2^62, runs below 2^31."""
+    if rise < 1 << 31 and other_rise < 1 << 31:
+        return 1 if rise * other_run > other_rise * run else 0
+    whole, other = rise // run, other_rise // other_run
+    if whole != other:
+        return 1 if whole > other else 0
+    return 1 if (rise - whole * run) * other_run > (other_rise - other * other_run) * run else 0
+
+
+@helper(INT, READ, READ, READ, INT, INTS, INTS, counted=False)
+def _hulls(ptr, weight, profit, spare, hull_ptr, hull):  # type: ignore[no-untyped-def]
+    """Options on the upper hull of every row as positions; the sum of the rows' gains.
+
+    An option is left out if a smaller one is worth as much, if it is larger than `spare` above the
+    row's smallest, or if it lies strictly below a chord. hull_ptr: (rows + 1,); hull: one number
+    an option.
+    """
+    filled = total = 0
+    hull_ptr[0] = 0
+    for j in range(len(ptr) - 1):
+        begin = filled
+        hull[filled] = ptr[j]
+        filled += 1
+        for i in range(ptr[j] + 1, ptr[j + 1]):
+            last = hull[filled - 1]
+            if weight[i] - weight[ptr[j]] > spare:
+                break
+            if profit[i] <= profit[last]:
+                continue
+            while filled - begin >= 2:
+                last, before = hull[filled - 1], hull[filled - 2]
+                rise, run = profit[i] - profit[last], weight[i] - weight[last]
+                other, length = profit[last] - profit[before], weight[last] - weight[before]
+                if _steeper(rise, run, other, length) == 0:
+                    break
+                filled -= 1
+            hull[filled] = i
+            filled += 1
+        total += profit[hull[filled - 1]] - profit[ptr[j]]
+        hull_ptr[j + 1] = filled
+    return total
+
+
+@helper(INT, INTS, INTS, INT, INT, counted=False)
+def _critical(key, weight, count, room):  # type: ignore[no-untyped-def]
+    """Largest key such that items with at least that key weigh more than `room` in sum; or -1.
+
+    Reorders the first `count` entries of both arrays.
+    """
+    low, high = 0, count
+    random = 88172645463325252
+    while low < high:
+        random = (random * 1103515245 + 12345) & 0x7FFFFFFF
+        pivot = key[low + random % (high - low)]
+        above, end, i = low, high, low  # [low, above) > pivot, [above, i) equal, [end, high) below
+        heavy = level = 0
+        while i < end:
+            k, w = key[i], weight[i]
+            if k > pivot:
+                key[i], weight[i] = key[above], weight[above]
+                key[above], weight[above] = k, w
+                above += 1
+                i += 1
+                heavy += w
+            elif k == pivot:
+                level += w
+                i += 1
+            else:
+                end -= 1
+                key[i], weight[i] = key[end], weight[end]
+                key[end], weight[end] = k, w
+        if heavy > room:
+            high = above
+        elif heavy + level > room:
+            return pivot
+        else:
+            room -= heavy + level
+            low = end
+    return -1
+
+
+@helper()
+def _relax(given, spare, facts):  # type: ignore[no-untyped-def]
+    """The linear relaxation: hulls, price, base solution, centre and bound.
+
+    The base solution takes all edges steeper than the critical ones, and maximises scaled profit -
+    price * weight in every row; the centre those critical edges besides that fit, rows in order.
+    """
+    ptr, weight, profit, hull_ptr, hull, base, centre = given
     rows = len(ptr) - 1
+    total = _hulls(ptr, weight, profit, spare, hull_ptr, hull)
+    scale = 1
+    while scale < FINEST and total < HEADROOM // (2 * scale):
+        scale *= 2
+    edges = hull_ptr[rows]
+    key, edge = np.empty(edges, np.int64), np.empty(edges, np.int64)
+    length = np.empty(edges, np.int64)
+    count = 0
+    for j in range(rows):
+        for h in range(hull_ptr[j] + 1, hull_ptr[j + 1]):
+            i, k = hull[h], hull[h - 1]
+            length[count] = weight[i] - weight[k]
+            key[count] = scale * (profit[i] - profit[k]) // length[count]
+            edge[h] = key[count]
+            count += 1
+    price = _critical(key, length, count, spare) + 1  # edges at the critical key lose a little
+    slack, gain, ties = spare, 0, 0
+    for j in range(rows):
+        h = hull_ptr[j]
+        while h + 1 < hull_ptr[j + 1] and edge[h + 1] >= price:
+            h += 1
+        base[j] = h
+        slack -= weight[hull[h]] - weight[ptr[j]]
+        gain += profit[hull[h]] - profit[ptr[j]]
+        while h + 1 < hull_ptr[j + 1] and edge[h + 1] == price - 1:
+            h += 1
+            key[ties] = h
+            ties += 1
+    facts[SCALE], facts[PRICE], facts[PROMISE] = scale, price, scale * gain + price * slack
+    facts[BOUND] = gain + _fractions(weight, profit, hull, key[:ties], slack)
+    for j in range(rows):
+        h = base[j]
+        while h + 1 < hull_ptr[j + 1] and edge[h + 1] == price - 1:
+            run = weight[hull[h + 1]] - weight[hull[h]]
+            if run > slack:
+                break
+            slack -= run
+            gain += profit[hull[h + 1]] - profit[hull[h]]
+            h += 1
+        centre[j] = h
+    facts[SLACK], facts[GAIN] = slack, gain
+
+
+@helper()
+def _fractions(weight, profit, hull, ties, room):  # type: ignore[no-untyped-def]
+    """Floor of what the edges at the critical key gain in the room that the base leaves.
+
+    Few are taken, so no sort; all edges of one slope at once.
+    """
+    bound, left = 0, len(ties)
+    while room > 0 and left > 0:
+        rise, run = 0, 1
+        for t in range(left):
+            i, k = hull[ties[t]], hull[ties[t] - 1]
+            if t == 0 or _steeper(profit[i] - profit[k], weight[i] - weight[k], rise, run) == 1:
+                rise, run = profit[i] - profit[k], weight[i] - weight[k]
+        kept = 0
+        for t in range(left):
+            i, k = hull[ties[t]], hull[ties[t] - 1]
+            other, length = profit[i] - profit[k], weight[i] - weight[k]
+            if _steeper(rise, run, other, length) == 1:
+                ties[kept] = ties[t]
+                kept += 1
+            elif length <= room:
+                bound += other
+                room -= length
+            else:  # the break edge, or what of this slope comes after it
+                whole = other // length
+                bound += whole * room + (other - whole * length) * room // length
+                room = 0
+        left = kept
+    return bound
+
+
+@helper()
+def _first(given, chosen, facts):  # type: ignore[no-untyped-def]
+    """Spend the centre's slack, rows of the steepest next edge first."""
+    ptr, weight, profit, hull_ptr, hull, _, centre = given
+    rows, scale, price, slack = len(ptr) - 1, facts[SCALE], facts[PRICE], facts[SLACK]
     gradient = np.empty(rows, np.int64)
     for j in range(rows):
         h = centre[j]
         chosen[j] = hull[h]
         gradient[j] = NONE
         if h + 1 < hull_ptr[j + 1]:
-            run = size[hull[h + 1]] - size[hull[h]]
-            rise = value[hull[h + 1]] - value[hull[h]]
+            run = weight[hull[h + 1]] - weight[hull[h]]
+            rise = profit[hull[h + 1]] - profit[hull[h]]
             gradient[j] = (price * run - scale * rise) // run
-    gain = 0
+    gain = facts[GAIN]
     for j in np.argsort(gradient, kind="mergesort"):
         if slack == 0 or gradient[j] == NONE:
             break
         now, best = chosen[j], chosen[j]
         for i in range(now + 1, ptr[j + 1]):
-            if size[i] - size[now] > slack:
+            if weight[i] - weight[now] > slack:
                 break
-            if value[i] > value[best]:
+            if profit[i] > profit[best]:
                 best = i
-        slack -= size[best] - size[now]
-        gain += value[best] - value[now]
+        slack -= weight[best] - weight[now]
+        gain += profit[best] - profit[now]
         chosen[j] = best
-    return gain
+    facts[BEST] = gain
 
 
-@entry(INT, READ, READ, READ, READ, READ, READ, INT, INT, INT, INT, INTS, INTS, INTS)
-def core(ptr, size, value, hull, base, centre, spare, scale, price, allowed, row, core_ptr, option):  # type: ignore[no-untyped-def]
-    """Rows that have options with a loss of at most `allowed` besides the centre; their number.
+@helper()
+def _core(given, spare, facts, allowed):  # type: ignore[no-untyped-def]
+    """Rows that have options with a loss of at most `allowed` besides the centre.
 
     By turns the row of the smallest loss per unit upwards, and downwards, comes next: sums of both
-    hit the budget. row: (rows,); core_ptr: (rows + 1,); option: one number an option; all filled
-    in front.
+    hit the room.
     """
-    rows = len(ptr) - 1
+    ptr, weight, profit, _, hull, base, centre = given
+    rows, scale, price = len(ptr) - 1, facts[SCALE], facts[PRICE]
     found, first = np.empty(rows, np.int64), np.empty(rows + 1, np.int64)
     up, down = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    kept = np.empty(len(option), np.int64)
+    kept, option = np.empty(len(weight), np.int64), np.empty(len(weight), np.int64)
     count = filled = 0
     for j in range(rows):
         b, c = hull[base[j]], hull[centre[j]]
         begin, rising, falling = filled, NONE, NONE
-        most = value[ptr[j]] - 1
+        most = profit[ptr[j]] - 1
         for i in range(ptr[j], ptr[j + 1]):
-            if size[i] - size[ptr[j]] > spare:
+            if weight[i] - weight[ptr[j]] > spare:
                 break
-            if value[i] <= most:
+            if profit[i] <= most:
                 continue
-            most = value[i]
-            loss = scale * (value[b] - value[i]) - price * (size[b] - size[i])
+            most = profit[i]
+            loss = scale * (profit[b] - profit[i]) - price * (weight[b] - weight[i])
             if i != c and loss <= allowed:
                 kept[filled] = i
                 filled += 1
                 if i > c:
-                    rising = min(rising, loss // (size[i] - size[c]))
+                    rising = min(rising, loss // (weight[i] - weight[c]))
                 else:
-                    falling = min(falling, loss // (size[c] - size[i]))
+                    falling = min(falling, loss // (weight[c] - weight[i]))
         if filled > begin:
             found[count], first[count] = j, begin
             up[count], down[count] = rising, falling
             count += 1
     first[count] = filled
-    to = 0
-    core_ptr[0] = 0
+    row, core_ptr = np.empty(count, np.int64), np.zeros(count + 1, np.int64)
     ups = np.argsort(up[:count], kind="mergesort")
     downs = np.argsort(down[:count], kind="mergesort")
     seen = np.zeros(count, np.bool_)
-    u = d = 0
+    u = d = to = 0
     for k in range(count):
         while u < count and seen[ups[u]]:
             u += 1
@@ -116,35 +366,30 @@ def core(ptr, size, value, hull, base, centre, spare, scale, price, allowed, row
             option[to] = kept[i]
             to += 1
         core_ptr[k + 1] = to
-    return count
+    return Core(row, core_ptr, option)
 
 
-@entry(
-    INT, READ, READ, READ, READ, READ, READ, READ, READ, INT, READ, INT, INT, INTS, INTS
-)  # fmt: skip
-def expand(  # type: ignore[no-untyped-def]
-    size, value, hull, base, centre, row, core_ptr, option, rows, numbers, best, limit, chosen, out
-):
+@helper()
+def _expand(given, core, limit, chosen, facts):  # type: ignore[no-untyped-def]
     """Take the core's rows in one after the other, until nothing better is possible.
 
-    rows: of the core; numbers: what `relax` answered; best: gain of the known solution, which
-    `chosen` holds and which is overwritten by a better one. limit: most partial solutions.
-    out: as named above.
+    A better solution overwrites `chosen`.
     """
-    scale, price, slack, gain = numbers[SCALE], numbers[PRICE], numbers[SLACK], numbers[GAIN]
-    promise = numbers[PROMISE]
+    _, weight, profit, _, hull, base, centre = given
+    scale, price, slack, gain = facts[SCALE], facts[PRICE], facts[SLACK], facts[GAIN]
+    promise, best, rows = facts[PROMISE], facts[BEST], len(core.row)
     steps = np.full((2, rows + 1), NONE, np.int64)  # least loss per unit, up and down, from k on
     down = np.zeros(rows + 1, np.int64)
     begun = np.zeros(rows, np.int64)  # loss of the row at the centre
     widest = 1
     for k in range(rows - 1, -1, -1):
-        b, c = hull[base[row[k]]], hull[centre[row[k]]]
-        begun[k] = scale * (value[b] - value[c]) - price * (size[b] - size[c])
+        b, c = hull[base[core.row[k]]], hull[centre[core.row[k]]]
+        begun[k] = scale * (profit[b] - profit[c]) - price * (weight[b] - weight[c])
         steps[0, k], steps[1, k] = steps[0, k + 1], steps[1, k + 1]
         drop = 0
-        widest = max(widest, core_ptr[k + 1] - core_ptr[k] + 1)
-        for i in range(core_ptr[k], core_ptr[k + 1]):
-            dw, dp = size[option[i]] - size[c], value[option[i]] - value[c]
+        widest = max(widest, core.ptr[k + 1] - core.ptr[k] + 1)
+        for i in range(core.ptr[k], core.ptr[k + 1]):
+            dw, dp = weight[core.option[i]] - weight[c], profit[core.option[i]] - profit[c]
             loss = begun[k] + price * dw - scale * dp
             side = 0 if dw > 0 else 1
             steps[side, k] = min(steps[side, k], loss // abs(dw))
@@ -163,14 +408,14 @@ def expand(  # type: ignore[no-untyped-def]
     best_level, best_at = -1, -1
     proved = 1
     while k < rows and allowed >= 0 and count > 0:
-        b = hull[centre[row[k]]]
+        b = hull[centre[core.row[k]]]
         n = 1
         ow[0] = op[0] = 0
         which[0] = b
-        for i in range(core_ptr[k], core_ptr[k + 1]):
-            dw, dp = size[option[i]] - size[b], value[option[i]] - value[b]
+        for i in range(core.ptr[k], core.ptr[k + 1]):
+            dw, dp = weight[core.option[i]] - weight[b], profit[core.option[i]] - profit[b]
             if begun[k] + price * dw - scale * dp <= allowed:
-                ow[n], op[n], which[n] = dw, dp, option[i]
+                ow[n], op[n], which[n] = dw, dp, core.option[i]
                 n += 1
         if filled + n * count > limit:
             proved = 0
@@ -235,8 +480,56 @@ def expand(  # type: ignore[no-untyped-def]
             chosen[j] = hull[centre[j]]
         at = best_at
         for k in range(best_level, -1, -1):
-            chosen[row[k]] = taken[at]
+            chosen[core.row[k]] = taken[at]
             if k > 0:
                 at = level[k - 1] + parent[at]
-    out[PROVED], out[BEST], out[ALLOWED], out[STATES] = proved, best, allowed, filled
+    facts[PROVED], facts[BEST] = proved, best
+
+
+@entry(INT, READ, READ, READ, INT, INT, types.Array(types.uint8, 1, "C"), INTS)
+def table(ptr, weight, profit, room, wide, back, out):  # type: ignore[no-untyped-def]
+    """Best value of every budget, row by row.
+
+    wide: options of a row as one byte (0) or two (1) in `back`, then out: chosen positions; or -1:
+    no back-pointers, out: best value of every budget from 0 to `room`.
+    """
+    rows = len(ptr) - 1
+    best, new = np.zeros(room + 1, np.int64), np.empty(room + 1, np.int64)
+    which = np.zeros(room + 1, np.int32)
+    after = np.zeros(rows + 1, np.int64)  # what the rows from here on can use at most
+    for j in range(rows - 1, -1, -1):
+        after[j] = after[j + 1] + weight[ptr[j + 1] - 1]
+    for j in range(rows):
+        first = ptr[j]
+        low = max(0, room - after[j + 1]) if wide >= 0 else 0
+        for b in range(low, room + 1):
+            new[b] = best[b] + profit[first]
+            which[b] = 0
+        for i in range(first + 1, ptr[j + 1]):
+            s, v = weight[i], profit[i]
+            for b in range(max(low, s), room + 1):
+                other = best[b - s] + v
+                better = other > new[b]
+                new[b] = other if better else new[b]
+                which[b] = i - first if better else which[b]
+        if wide >= 0:
+            at = j * (room + 1)
+            for b in range(low, room + 1):
+                back[at + b] = which[b] & 255
+            if wide == 1:
+                at += rows * (room + 1)
+                for b in range(low, room + 1):
+                    back[at + b] = which[b] >> 8
+        best, new = new, best
+    if wide < 0:
+        for b in range(room + 1):
+            out[b] = best[b]
+        return 0
+    b = room
+    for j in range(rows - 1, -1, -1):
+        o = np.int64(back[j * (room + 1) + b])
+        if wide == 1:
+            o += np.int64(back[(rows + j) * (room + 1) + b]) << 8
+        out[j] = ptr[j] + o
+        b -= weight[out[j]]
     return 0

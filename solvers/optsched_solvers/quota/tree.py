@@ -6,14 +6,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+from numba import types
 
+from optsched.kernels.compile import INT, INTS, READ, entry
 from optsched.problems.quota.bounds import multipliers
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
-from optsched_solvers.quota.first import first_answer
-from optsched_solvers.quota.ground import NOT_LOADED, offer, ready, supported
-from optsched_solvers.quota.marginal import greedy
+from optsched_solvers.quota.plans import NOT_LOADED, first_answer, greedy, offer, ready, supported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +28,19 @@ NODES: Final = 200_000
 
 NOTHING: Final = 2**62
 """Cost of no answer."""
+
+
+TABLE: Final = types.Array(types.int64, 2, "C")
+
+DEPTH, BEST, FOUND, HIGHEST, EXACT = range(5)
+"""Of `state`. Found: 1 if the search has stopped at a better answer, to be read from `path`;
+highest: 1: the highest cost counts, 0: their sum; exact: 1: all GPUs must be handed out."""
+KIND, SIZE, COST = range(3)
+"""Of `option`."""
+LEAST, NEED, ROOM = range(3)
+"""Of `behind`: bound of the cost (with prices), least and most GPUs of all jobs from one on."""
+AT, PAID = range(2)
+"""Of `path`: option of a job, ``ptr[d] - 1`` before the first; cost of the jobs before it."""
 
 
 def supports(problem: Problem) -> Support:
@@ -45,7 +58,7 @@ def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
     root's prices of a GPU (Fisher 1981), a node of a level by what the others need to get below the
     best level known. It begins at the greedy answer.
     """
-    if not load(monitor, "quota.tree_kernel") or not ready(plan, monitor):
+    if not load(monitor, "quota.tree") or not ready(plan, monitor):
         first_answer(plan, monitor)
         return Result("unknown", reason=NOT_LOADED)
     if monitor.objective is None and (found := greedy(plan)) is not None:
@@ -56,10 +69,10 @@ def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
         most = min(NODES, left)
         if most <= 0 or monitor.should_stop():
             return Result("unknown")
-        done = tree.run(most)
+        done, improved = tree.run(most)
         monitor.advance(done)
         left -= done
-        if tree.improved:
+        if improved:
             offer(plan, monitor, *tree.quotas(), "branch_and_bound")
     if monitor.objective is None:
         return Result("infeasible", reason="all choices of sizes and types exceed the GPUs")
@@ -68,82 +81,113 @@ def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
 
 
 class _Tree:
-    """The search, to be run in slices."""
+    """The search, to be run in slices: jobs with the largest choice first, cheap options first."""
 
     def __init__(self, plan: QuotaPlan, best: int) -> None:
-        from optsched_solvers.quota.tree_kernel import RULE, STATE
-
-        self.plan, table, n = plan, plan.table, len(plan.jobs)
-        price = _prices(plan)
-        counts = np.diff(table.ptr)
-        row = table.rows()
+        table, n = plan.table, len(plan.jobs)
+        self.price, row = _prices(plan), table.rows()
         widest = np.zeros(n, np.int64)
         np.maximum.at(widest, row, table.size)
         self.order = np.argsort(-widest, kind="stable")
         place = np.empty(n, np.int64)
         place[self.order] = np.arange(n)
-        reduced = table.cost + price[table.kind] * table.size
+        reduced = table.cost + self.price[table.kind] * table.size
         first = np.lexsort((table.size, table.cost if plan.highest else reduced, place[row]))
         self.ptr = np.zeros(n + 1, np.int64)
-        np.cumsum(counts[self.order], out=self.ptr[1:])
-        self.kind, self.size = table.kind[first], table.size[first]
-        self.cost, self.price = table.cost[first], price
-        self.need, self.room = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
-        self.suffix = np.zeros(n + 1, np.int64)
-        if n:
-            begins = self.ptr[:-1]
-            self.room[:-1] = _from_end(np.maximum.reduceat(self.size, begins))
-            self.need[:-1] = _from_end(np.minimum.reduceat(self.size, begins))
-            if plan.highest:
-                least = np.minimum.reduceat(self.cost, begins)
-                self.suffix[:-1] = np.maximum.accumulate(least[::-1])[::-1]
-                self.suffix[-1] = -NOTHING
-            else:
-                self.suffix[:-1] = _from_end(np.minimum.reduceat(reduced[first], begins))
+        np.cumsum(np.diff(table.ptr)[self.order], out=self.ptr[1:])
+        columns = table.kind[first], table.size[first], table.cost[first]
+        self.option = np.stack(columns)
+        self.behind = np.zeros((3, n + 1), np.int64)
         self.left = np.array([plan.total] if plan.hands_out_all else plan.budgets, np.int64)
-        self.pos = self.ptr - 1
-        self.acc = np.zeros(n + 1, np.int64)
-        self.acc[0] = -NOTHING if plan.highest and n else 0
-        self.state = np.zeros(STATE, np.int64)
-        self.rule = np.zeros(RULE, np.int64)
-        self.rule[:] = n, len(plan.kinds), plan.highest, plan.hands_out_all
-        self._better_than(best)
+        self.path = np.zeros((2, n + 1), np.int64)
+        self.path[AT] = self.ptr - 1
+        self.state = np.array([0, best, 0, plan.highest, plan.hands_out_all], np.int64)
+        if n == 0:
+            return
+        _, size, cost = self.option
+        begins = self.ptr[:-1]
+        least = np.minimum.reduceat(cost if plan.highest else reduced[first], begins)
+        self.behind[LEAST, :-1] = _from_end(least)
+        self.behind[NEED, :-1] = _from_end(np.minimum.reduceat(size, begins))
+        self.behind[ROOM, :-1] = _from_end(np.maximum.reduceat(size, begins))
+        if plan.highest:
+            self.behind[LEAST, :-1] = np.maximum.accumulate(least[::-1])[::-1]
+            self.behind[LEAST, -1] = self.path[PAID, 0] = -NOTHING
+            self._sharpen()
 
     @property
     def finished(self) -> bool:
         """Whether all has been seen."""
-        return int(self.state[0]) < 0
+        return int(self.state[DEPTH]) < 0
 
-    @property
-    def improved(self) -> bool:
-        """Whether the last slice ended at a better answer."""
-        return int(self.state[2]) == 1
-
-    def run(self, most: int) -> int:
-        """Go on for so many nodes, or to the next better answer."""
-        from optsched_solvers.quota.tree_kernel import walk
-
+    def run(self, most: int) -> tuple[int, bool]:
+        """Go on for so many nodes, or to the next better answer; nodes, and whether it is there."""
         nodes = walk(
-            most, self.rule, self.ptr, self.kind, self.size, self.cost, self.suffix, self.need,
-            self.room, self.price, self.left, self.pos, self.acc, self.state,
-        )  # fmt: skip
-        if self.improved:
-            self._better_than(int(self.state[1]))
-        return int(nodes)
+            most, self.state, self.ptr, self.option, self.behind, self.price, self.left, self.path
+        )
+        improved = int(self.state[FOUND]) == 1
+        if improved and self.state[HIGHEST]:
+            self._sharpen()
+        return int(nodes), improved
 
-    def _better_than(self, best: int) -> None:
-        """Look for lower costs only; levels then need larger sizes."""
-        self.state[1] = best
-        if self.plan.highest and len(self.order):
-            size = np.where(self.cost < best, self.size, 2**40)
-            self.need[:-1] = _from_end(np.minimum.reduceat(size, self.ptr[:-1]))
+    def _sharpen(self) -> None:
+        """Levels below the best one known need larger sizes."""
+        _, size, cost = self.option
+        size = np.where(cost < self.state[BEST], size, 2**40)
+        if len(self.order):
+            self.behind[NEED, :-1] = _from_end(np.minimum.reduceat(size, self.ptr[:-1]))
 
     def quotas(self) -> tuple[IntArray, IntArray]:
         """Sizes and types of the better answer."""
         sizes, kinds = np.zeros((2, len(self.order)), np.int64)
-        sizes[self.order] = self.size[self.pos[:-1]]
-        kinds[self.order] = self.kind[self.pos[:-1]]
+        kinds[self.order], sizes[self.order], _ = self.option[:, self.path[AT, :-1]]
         return sizes, kinds
+
+
+@entry(INT, INT, INTS, READ, TABLE, TABLE, READ, INTS, TABLE, counted=False)
+def walk(most, state, ptr, option, behind, price, left, path):  # type: ignore[no-untyped-def]
+    """Try options until a better answer, the end (depth -1) or `most` nodes; nodes tried.
+
+    Jobs are in order of the search. left: GPUs by type.
+    """
+    n, nodes = len(ptr) - 1, 0
+    state[FOUND] = 0
+    while nodes < most and state[DEPTH] >= 0:
+        d = state[DEPTH]
+        if d == n:
+            state[DEPTH] = d - 1
+            if path[PAID, n] < state[BEST]:
+                state[BEST], state[FOUND] = path[PAID, n], 1
+                break
+            continue
+        o = path[AT, d]
+        if o >= ptr[d]:
+            left[option[KIND, o]] += option[SIZE, o]
+        o += 1
+        if o == ptr[d + 1]:
+            path[AT, d] = ptr[d] - 1
+            state[DEPTH] = d - 1
+            continue
+        path[AT, d] = o
+        nodes += 1
+        left[option[KIND, o]] -= option[SIZE, o]
+        if left[option[KIND, o]] < 0:
+            continue
+        total = rest = 0
+        for k in range(len(price)):
+            total += left[k]
+            rest += price[k] * left[k]
+        if state[HIGHEST] == 1:
+            path[PAID, d + 1] = max(path[PAID, d], option[COST, o])
+            bound = max(path[PAID, d + 1], behind[LEAST, d + 1])
+        else:
+            path[PAID, d + 1] = path[PAID, d] + option[COST, o]
+            bound = path[PAID, d + 1] + behind[LEAST, d + 1] - rest
+        if bound >= state[BEST] or total < behind[NEED, d + 1]:
+            continue
+        if state[EXACT] == 0 or total <= behind[ROOM, d + 1]:
+            state[DEPTH] = d + 1
+    return nodes
 
 
 def _prices(plan: QuotaPlan) -> IntArray:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import optsched
 from optsched import InputError, QuotaJob, QuotaPlan
 from optsched.problems.quota.bounds import deviation
+from optsched.problems.quota.data import Quotas
 from optsched.problems.quota.problem import OBJECTIVES
 from optsched.problems.quota.synthetic import synthetic
 from optsched.solving.limits import Limits
@@ -27,9 +28,7 @@ from optsched.testing.best_quota import answers as all_answers
 from optsched.testing.best_quota import random_plan
 from optsched.testing.common import against_optimum, optimum, warm_up
 from optsched_solvers.quota.exact import algorithm, allocate, certificate, is_concave
-from optsched_solvers.quota.first import first_answer
-from optsched_solvers.quota.ground import fill, place
-from optsched_solvers.quota.marginal import greedy, remainders
+from optsched_solvers.quota.plans import fill, first_answer, greedy, place, remainders
 
 SOLVERS = optsched.solvers("quota")
 EXACT = ("auto", "branch_and_bound", "cpsat", "quota")
@@ -230,11 +229,7 @@ def _placements(problem: QuotaPlan, sizes: list[int]) -> Any:
         if any(sum(c[n] for c in way) > room for n, room in enumerate(rooms)):
             continue
         found = [(j, n, c[n]) for j, c in enumerate(way) for n in range(len(rooms)) if c[n]]
-        ptr = np.searchsorted([j for j, _, _ in found], np.arange(len(sizes) + 1))
-        yield problem.numbered(
-            ptr.astype(np.int64), np.array([n for _, n, _ in found]),
-            np.array([c for _, _, c in found]),
-        )  # fmt: skip
+        yield Quotas.of(len(sizes), *np.array(found, np.int64).reshape(-1, 3).T)
 
 
 @few_examples

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 
 from optsched.errors import InputError
 from optsched_solvers.quota import multiple_choice
-from optsched_solvers.quota.multiple_choice import HardChoice, choice, hull_bound, hull_greedy
-from optsched_solvers.quota.multiple_choice_hull import critical
-from optsched_solvers.quota.multiple_choice_input import options
-from optsched_solvers.quota.multiple_choice_table import table
+from optsched_solvers.quota.multiple_choice import Solved, choice, options, solve, table
+from optsched_solvers.quota.multiple_choice_core import BEST, BOUND, FACTS
+from optsched_solvers.quota.multiple_choice_core import solve as kernel
 
 Rows = list[list[tuple[int, int]]]
 """Options (size, value) of every row."""
@@ -34,6 +33,19 @@ def arrays(rows: Rows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def worth(rows: Rows, sizes: np.ndarray) -> int:
     """Value of chosen sizes; each must be one of its row."""
     return sum(dict(row)[int(size)] for row, size in zip(rows, sizes, strict=True))
+
+
+def chosen(rows: Rows, budget: int) -> np.ndarray:
+    """Sizes without their certificate."""
+    return choice(*arrays(rows), budget)[0]
+
+
+def relaxed(rows: Rows, budget: int) -> tuple[int, int]:
+    """The value of the first solution, and the bound of the linear relaxation."""
+    checked = options(*arrays(rows), budget)
+    facts = np.zeros(FACTS, np.int64)
+    kernel(*checked[:4], 0, np.zeros(len(rows), np.int64), facts)
+    return checked.smallest + int(facts[BEST]), checked.smallest + int(facts[BOUND])
 
 
 def brute_force(rows: Rows, budget: int) -> int:
@@ -96,16 +108,14 @@ def test_equals_plain_table_on_thousands() -> None:
     for _ in range(cases):
         rows = random_rows(random, int(random.integers(1, 9)), 6, 13)
         budget = budgets(rows, random)
-        given_rows = arrays(rows)
         best = plain(rows, budget)
-        sizes, proof = choice(*given_rows, budget, certificate=True)
+        sizes, proof = choice(*arrays(rows), budget)
         assert sizes.sum() <= budget
         assert worth(rows, sizes) == best == proof.value
         assert proof.holds
-        greedy = hull_greedy(*given_rows, budget)
-        assert greedy.sum() <= budget
-        assert worth(rows, greedy) <= best <= hull_bound(*given_rows, budget)
-        met += worth(rows, greedy) == best
+        first, bound = relaxed(rows, budget)
+        assert first <= best <= bound
+        met += first == best
     assert met > 0.6 * cases  # greedy is no toy
 
 
@@ -118,7 +128,7 @@ def test_equals_brute_force(data: st.DataObject) -> None:
         rows.append([(s, data.draw(st.integers(-20, 20))) for s in size])
     budget = data.draw(st.integers(sum(row[0][0] for row in rows), 40))
     best = brute_force(rows, budget)
-    assert worth(rows, choice(*arrays(rows), budget)) == best == plain(rows, budget)
+    assert worth(rows, chosen(rows, budget)) == best == plain(rows, budget)
 
 
 @pytest.mark.parametrize("few", [0, 40])
@@ -139,7 +149,7 @@ def test_fall_backs(monkeypatch: pytest.MonkeyPatch, few: int, by_table: bool) -
     for _ in range(400):
         rows = random_rows(random, int(random.integers(5, 12)), 6, 13)
         budget = budgets(rows, random)
-        assert worth(rows, choice(*arrays(rows), budget)) == plain(rows, budget)
+        assert worth(rows, chosen(rows, budget)) == plain(rows, budget)
     assert len(calls) > 5
 
 
@@ -154,12 +164,12 @@ def test_hard_choice(monkeypatch: pytest.MonkeyPatch) -> None:
         rows = random_rows(random, 8, 6, 13)
         budget = budgets(rows, random)
         best = plain(rows, budget)
-        try:
-            assert worth(rows, choice(*arrays(rows), budget)) == best
-        except HardChoice as error:
-            hard += 1
-            assert error.chosen.sum() <= budget
-            assert worth(rows, error.chosen) == error.value <= best <= error.bound
+        given_rows = options(*arrays(rows), budget)
+        solved = solve(given_rows)
+        sizes = given_rows.size[solved.position]
+        hard += solved.value < solved.bound
+        assert sizes.sum() <= budget
+        assert worth(rows, sizes) == solved.value <= best <= solved.bound
     assert hard > 10
 
 
@@ -198,7 +208,7 @@ def test_large_adversarial(kind: str, share: float) -> None:
             if size <= budget:
                 new[size:] = np.maximum(new[size:], best[: budget + 1 - size] + value)
         best = new
-    assert worth(rows, choice(*arrays(rows), budget)) == best[budget]
+    assert worth(rows, chosen(rows, budget)) == best[budget]
 
 
 @pytest.mark.parametrize("memory", [10**9, 2000, 1])
@@ -234,26 +244,12 @@ def test_bound_is_the_relaxation() -> None:
         slopes = {Fraction(0)} | {
             Fraction(v - w, s - r) for row in kept for (r, w), (s, v) in combinations(row, 2)
         }
-        relaxed = min(
+        best = min(
             price * spare + sum(max(v - price * s for s, v in row) for row in kept)
             for price in slopes
             if price >= 0
         )
-        assert hull_bound(*arrays(rows), budget) == floor(relaxed)
-
-
-@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=20), st.integers(0, 99))
-def test_critical_key(items: list[tuple[int, int]], room: int) -> None:
-    """The selection finds what sorting finds."""
-    expected, total = -1, 0
-    for key, weight in sorted(items, reverse=True):
-        total += weight
-        if total > room:
-            expected = key
-            break
-    keys = np.array([key for key, _ in items], np.int64)
-    weights = np.array([weight for _, weight in items], np.int64)
-    assert critical(keys, weights, len(items), room) == expected  # type: ignore[no-untyped-call]
+        assert relaxed(rows, budget)[1] == floor(best)
 
 
 def test_same_input_same_answer_and_inputs_untouched() -> None:
@@ -263,36 +259,35 @@ def test_same_input_same_answer_and_inputs_untouched() -> None:
     ptr, size, value = arrays(rows)
     for array in (ptr, size, value):
         array.flags.writeable = False
-    first = choice(ptr, size, value, 100)
+    first, _ = choice(ptr, size, value, 100)
     assert first.dtype == np.int64
-    assert (choice(ptr, size.astype(np.uint8), value.astype(np.int32), 100) == first).all()
-    assert (choice(ptr.tolist(), size.tolist(), value.tolist(), np.int64(100)) == first).all()
+    assert (choice(ptr, size.astype(np.uint8), value.astype(np.int32), 100)[0] == first).all()
+    assert (choice(ptr.tolist(), size.tolist(), value.tolist(), np.int64(100))[0] == first).all()
     order = random.permutation(40)  # all rows alike: any order of them is the same input
-    assert (choice(*arrays([rows[i] for i in order]), 100) == first).all()
+    assert (choice(*arrays([rows[i] for i in order]), 100)[0] == first).all()
 
 
 def test_smaller_of_equals() -> None:
     """GPUs that add nothing are not taken."""
-    assert choice([0, 3], [1, 2, 4], [5, 5, 5], 9).tolist() == [1]
-    assert choice([0, 2], [0, 3], [0, -1], 9).tolist() == [0]
+    assert choice([0, 3], [1, 2, 4], [5, 5, 5], 9)[0].tolist() == [1]
+    assert choice([0, 2], [0, 3], [0, -1], 9)[0].tolist() == [0]
 
 
 def test_trivial() -> None:
     """No rows; nothing to choose; a budget that is just enough, and one without end."""
-    assert choice([0], [], [], 5).tolist() == []
-    assert hull_bound([0], [], [], 5) == 0
-    assert choice([0, 1, 2], [2, 3], [7, -7], 5).tolist() == [2, 3]
-    assert choice([0, 2, 4], [2, 3, 1, 9], [7, 8, 0, 1], 3).tolist() == [2, 1]
-    assert choice([0, 2, 4], [2, 3, 1, 9], [7, 8, 0, 1], 10**18).tolist() == [3, 9]
+    assert choice([0], [], [], 5)[0].tolist() == []
+    assert choice([0, 1, 2], [2, 3], [7, -7], 5)[0].tolist() == [2, 3]
+    assert choice([0, 2, 4], [2, 3, 1, 9], [7, 8, 0, 1], 3)[0].tolist() == [2, 1]
+    assert choice([0, 2, 4], [2, 3, 1, 9], [7, 8, 0, 1], 10**18)[0].tolist() == [3, 9]
 
 
 def test_huge_numbers_stay_exact() -> None:
     """Values near the limit: one unit decides, and no product overflows."""
     top = 2**56
     rows = [[(0, 0), (2**30, top + 1), (2**31 - 1, 2 * top)], [(0, 0), (2**30, top)]]
-    assert choice(*arrays(rows), 2**31).tolist() == [2**30, 2**30]
-    assert choice(*arrays(rows), 2**31 - 1).tolist() == [2**31 - 1, 0]
-    assert hull_bound(*arrays(rows), 2**31) == 2 * top + 2**26  # one unit of the second row
+    assert chosen(rows, 2**31).tolist() == [2**30, 2**30]
+    assert chosen(rows, 2**31 - 1).tolist() == [2**31 - 1, 0]
+    assert relaxed(rows, 2**31)[1] == 2 * top + 2**26  # one unit of the second row
 
 
 @pytest.mark.parametrize(
@@ -302,32 +297,33 @@ def test_huge_numbers_stay_exact() -> None:
         ([0, 2], [2, 2], [0, 0], 9, r"row 0, option 1 \(2\) is not above the one before it \(2\)"),
         ([0, 2], [3, 2], [0, 0], 9, r"row 0, option 1 \(2\) is not above"),
         ([0, 1, 1], [3], [0], 9, "row 1 is empty"),
-        ([0, 2, 1], [3], [0], 9, "ptr: row"),
-        ([0, 1], [-3], [0], 9, r"row 0, option 0 is negative \(-3\)"),
-        ([0, 1], [2**31], [0], 9, "is above 2147483647"),
+        ([0, 2, 1, 3], [1, 2, 3], [0] * 3, 9, "ptr: row 1 ends at 1, before it begins"),
+        ([0, 1], [3], [0, 1], 9, "value: expected 1 values"),
+        ([0, 2, 1], [3], [0], 9, "ptr: row 1 ends at 1"),
+        ([0, 1], [-3], [0], 9, r"row 0, option 0 \(-3\) is not in 0\.\.2147483647"),
+        ([0, 1], [2**31], [0], 9, r"size: row 0, option 0 .* is not in 0\.\.2147483647"),
         ([0, 1], [1], [2**60], 9, "beyond 2.59"),
         ([0, 1], [1], [-(2**63)], 9, "beyond 2.59"),
         ([0, 1, 2, 3], [1, 1, 1], [2**58] * 3, 9, "the sum up to row 1 is beyond"),
-        ([0, 1], [1], [2**63], 9, "does not fit into 64 bits"),
-        ([0, 1], [1.5], [0], 9, "array of integers"),
-        ([0, 1], [1], [float("nan")], 9, "array of integers"),
-        ([0, 1], [True], [0], 9, "array of integers"),
-        ([0, 1], [[1]], [0], 9, "one-dimensional"),
-        ([0, 2], [1], [0], 9, "ptr: ends with 2"),
-        ([], [], [], 9, "must begin with 0"),
-        ([1, 2], [1, 2], [0, 0], 9, "must begin with 0"),
+        ([0, 1], [1], [2**63], 9, "value: expected whole numbers below 2"),
+        ([0, 1], [1.5], [0], 9, "size: expected whole numbers"),
+        ([0, 1], [1], [float("nan")], 9, "value: expected whole numbers"),
+        ([0, 1], [True], [0], 9, "truth value"),
+        ([0, 1], [[1]], [0], 9, "one dimension"),
+        ([0, 2], [1], [0], 9, "ptr: expected offsets from 0 to 1"),
+        ([], [], [], 9, "ptr: expected offsets"),
+        ([1, 2], [1, 2], [0, 0], 9, "ptr: expected offsets"),
         ([0, 1], [1], [0], -1, "budget: must not be negative"),
         ([0, 1], [1], [0], True, "budget: expected an integer"),
         ([0, 1], [1], [0], 2.0, "budget: expected an integer"),
-        ([0, 1], ["a"], [0], 9, "array of integers"),
-        ([0, 1], [[1], [1, 2]], [0], 9, "not an array of integers"),
+        ([0, 1], ["a"], [0], 9, "size: expected whole numbers"),
+        ([0, 1], [[1], [1, 2]], [0], 9, "size: expected whole numbers"),
     ],
 )
 def test_refusals(ptr: object, size: object, value: object, budget: object, said: str) -> None:
     """Every wrong input is one sentence that names the place."""
-    for function in (choice, hull_bound, hull_greedy):
-        with pytest.raises(InputError, match=said):
-            function(ptr, size, value, budget)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=said):
+        choice(ptr, size, value, budget)  # type: ignore[arg-type]
 
 
 def test_infeasible_names_at_most_five_rows() -> None:
@@ -340,7 +336,7 @@ def test_certificate_without_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where neither price nor an affordable table proves, the certificate does not hold."""
     monkeypatch.setattr(multiple_choice, "RECHECK", 0)
     rows = [[(0, 0), (3, 50)], [(0, 0), (2, 20)], [(0, 0), (4, 45)]]
-    _, proof = choice(*arrays(rows), 5, certificate=True)
+    _, proof = choice(*arrays(rows), 5)
     assert not proof.holds
     assert proof.bound > proof.value
 
@@ -357,9 +353,7 @@ def test_certificate_of_a_wrong_answer() -> None:
         position = checked.ptr[:-1] + random.integers(0, np.diff(checked.ptr))
         used, total = checked.size[position].sum(), checked.value[position].sum()
         for price in (0, 10, 10**6):
-            proof = multiple_choice._certify(
-                checked, multiple_choice._Solved(position, price, scale=8)
-            )
+            proof = multiple_choice.certify(checked, Solved(position, price, 8, 0, 0))
             assert proof.holds == (used <= budget and total == best)
         worse += used <= budget and total < best
         beyond += used > budget and total > best
@@ -371,7 +365,7 @@ def test_hull_bound_may_be_below_the_plain_relaxation() -> None:
     """Beyond the smallest sizes only multiples of 4 can be used, 32 of 33 GPUs."""
     rows = [[(3, -350_236), (11, 953_808)], [(17, 17 * 10**6), (45, 45 * 10**6), (49, 49 * 10**6)]]
     plain_relaxation = 49 * 10**6 - 350_236 + Fraction(953_808 + 350_236, 11 - 3)
-    assert hull_bound(*arrays(rows), 53) == brute_force(rows, 53) == 48_649_764
+    assert relaxed(rows, 53)[1] == brute_force(rows, 53) == 48_649_764
     assert floor(plain_relaxation) > 48_649_764
 
 
@@ -379,7 +373,7 @@ def test_an_optimum_that_the_certificate_cannot_prove(monkeypatch: pytest.Monkey
     """Without work for the check `holds` is false, the answer an optimum all the same."""
     monkeypatch.setattr(multiple_choice, "RECHECK", 0)
     rows = [[(0, 0), (3, 110)], [(0, 0), (4, 120)], [(0, 0), (5, 160)]]
-    sizes, proof = choice(*arrays(rows), 7, certificate=True)
+    sizes, proof = choice(*arrays(rows), 7)
     assert worth(rows, sizes) == brute_force(rows, 7) == 230
     assert not proof.holds
     assert proof.bound > proof.value == 230

@@ -1,9 +1,8 @@
-"""Placement of whole GPUs: rules against plain walks, quotas against all placements."""
+"""Placement: quotas against all placements, streams of tasks against plain walks of each rule."""
 
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -11,139 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.errors import InputError
-from optsched_solvers.quota.placement import (
-    best_fit,
-    fgd,
-    place_quotas,
-    place_stream,
-    whole_nodes,
-    worst_fit,
-)
-from optsched_solvers.quota.placement_buckets import highest, lowest
+from optsched.problems.quota.data import Quotas
+from optsched_solvers.quota.placement import place_quotas
+from optsched_solvers.quota.placement_stream import RULES, place_stream, task_classes
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-Placement = tuple[dict[int, int], ...]
-"""Of every job the GPUs by node."""
-
-
-def with_ends(random: np.random.Generator, tasks: int) -> list[int]:
-    """Tasks that come in order, some of which go again somewhere later."""
-    events: list[int] = []
-    running: list[int] = []
-    for i in range(tasks):
-        events.append(i)
-        running.append(i)
-        while running and random.random() < 0.4:
-            events.append(~running.pop(int(random.integers(len(running)))))
-    return events
-
-
-def plain_walk(
-    free: list[int], gpus: list[int], events: list[int], key: Callable[[int, int], Any]
-) -> list[int]:
-    """Node of every task: the one with the smallest key of (free GPUs, node) that fits."""
-    left, node = list(free), [-1] * len(gpus)
-    for e in events:
-        if e < 0:
-            if node[~e] >= 0:
-                left[node[~e]] += gpus[~e]
-            continue
-        fits = [n for n, f in enumerate(left) if f >= gpus[e]]
-        if fits:
-            node[e] = min(fits, key=lambda n: key(left[n], n))
-            left[node[e]] -= gpus[e]
-    return node
-
-
-@pytest.mark.parametrize("nodes", [1, 3, 40, 1500])
-def test_best_and_worst_fit(nodes: int) -> None:
-    """Buckets give the same as a scan, with tasks that end, on many nodes too."""
-    random = np.random.default_rng(nodes)
-    for _ in range(3 if nodes > 1000 else 40):
-        free = random.integers(0, 70 if nodes == 40 else 9, nodes).tolist()
-        gpus = random.integers(1, 10, 4 * nodes + 5 if nodes < 1000 else 300).tolist()
-        events = with_ends(random, len(gpus))
-        assert best_fit(free, gpus, events=events).tolist() == plain_walk(
-            free, gpus, events, lambda f, n: (f, n)
-        )
-        assert worst_fit(free, gpus, events=events).tolist() == plain_walk(
-            free, gpus, events, lambda f, n: (-f, n)
-        )
-
-
-def test_bit_positions() -> None:
-    """Lowest and highest bit of every word of one or two bits."""
-    for a, b in product(range(32), range(32)):
-        word = 1 << a | 1 << b
-        assert lowest(word) == min(a, b)  # type: ignore[no-untyped-call]
-        assert highest(word) == max(a, b)  # type: ignore[no-untyped-call]
-
-
-def plain_whole(
-    free: list[int], capacity: list[int], gpus: list[int], events: list[int]
-) -> list[dict[int, int]]:
-    """One node by best fit, else the largest idle node within the rest, and again."""
-    left, placed = list(free), [dict[int, int]() for _ in gpus]
-    for e in events:
-        if e < 0:
-            for n, c in placed[~e].items():
-                left[n] += c
-            placed[~e] = {}
-            continue
-        rest, mine = gpus[e], dict[int, int]()
-        while rest:
-            fits = [n for n, f in enumerate(left) if f >= rest]
-            idle = [n for n, f in enumerate(left) if f == capacity[n] and 0 < f <= rest]
-            if fits:
-                n = min(fits, key=lambda n: (left[n], n))
-            elif idle:
-                n = min(idle, key=lambda n: (-left[n], n))
-            else:
-                break
-            mine[n] = min(rest, left[n])
-            left[n] -= mine[n]
-            rest -= mine[n]
-        if rest:
-            for n, c in mine.items():
-                left[n] += c
-        else:
-            placed[e] = mine
-    return placed
-
-
-def test_whole_nodes() -> None:
-    """Every task as a plain walk places it; ended tasks keep their rows in the answer."""
-    random = np.random.default_rng(3)
-    several = 0
-    for _ in range(300):
-        capacity = random.choice([2, 4, 8], int(random.integers(1, 12)))
-        free = np.where(random.random(len(capacity)) < 0.6, capacity, capacity // 2)
-        gpus = random.choice([1, 2, 3, 8, 12, 20], 8)
-        given_events = with_ends(random, 8)
-        ptr, node, count = whole_nodes(free, capacity, gpus, events=given_events)
-        arrived = [e for e in given_events if e >= 0]
-        gone = {~e for e in given_events if e < 0}
-        expected = plain_whole(free.tolist(), capacity.tolist(), gpus.tolist(), given_events)
-        for i in arrived:
-            mine = dict(zip(node[ptr[i] : ptr[i + 1]], count[ptr[i] : ptr[i + 1]], strict=True))
-            several += len(mine) > 1
-            if i not in gone:
-                assert mine == expected[i]
-            assert sum(mine.values()) in (0, gpus[i])
-            parts = [c for n, c in mine.items() if c < capacity[n]]
-            assert len(mine) < 2 or len(parts) < 2
-    assert several > 50
-
-
-def test_fgd_of_whole_gpus_prefers_what_nobody_can_use() -> None:
-    """With tasks of 4 to come, single GPUs go to the node that cannot take a 4 anyway."""
-    assert fgd([4, 3], [1], classes=[[4, 1]]).tolist() == [1]
-    assert best_fit([4, 5], [1]).tolist() == [0]
-    assert fgd([4, 5], [1], classes=[[4, 1]]).tolist() == [1]
-    assert fgd([], [1]).tolist() == [-1]
-
+Node = list[int]
+Classes = list[tuple[int, int]]
+KINDS = [60, 230, 470, 500, 810, 1000, 2000, 4000]
 
 # quotas onto nodes
 
@@ -186,13 +59,13 @@ def solve(
     quota: list[int], free: list[int], held: list[dict[int, int]], locality: list[int]
 ) -> tuple[list[dict[int, int]], int]:
     """`place_quotas` on dictionaries."""
-    ptr = np.cumsum([0] + [len(job) for job in held])
-    node, count = [n for job in held for n in job], [c for job in held for c in job.values()]
-    to, where, how, failed = place_quotas(quota, free, ptr, node, count, locality)
-    rows = [
-        dict(zip(where[to[j] : to[j + 1]].tolist(), how[to[j] : to[j + 1]].tolist(), strict=True))
-        for j in range(len(quota))
-    ]
+    flat = [(j, n, c) for j, job in enumerate(held) for n, c in job.items()]
+    now = Quotas.of(len(held), *np.array(flat, np.int64).reshape(-1, 3).T)
+    found, failed = place_quotas(*(np.array(x, np.int64) for x in (quota, free)), now,
+                                 np.array(locality, np.int64))  # fmt: skip
+    rows: list[dict[int, int]] = [{} for _ in quota]
+    for j, n, c in zip(found.rows.tolist(), found.node.tolist(), found.count.tolist(), strict=True):
+        rows[j][n] = c
     assert all(list(row) == sorted(row) for row in rows)
     return rows, failed
 
@@ -294,35 +167,153 @@ def test_quotas_of_nobody() -> None:
     assert solve([1], [], [{}], [0]) == ([{}], 0)
 
 
+# streams of tasks
+
+
+def fits(node: Node, demand: int) -> bool:
+    """A share of one GPU, or whole idle GPUs."""
+    if demand < 1000:
+        return max(node, default=0) >= demand
+    return sum(share == 1000 for share in node) >= demand // 1000
+
+
+def f(node: Node, classes: Classes) -> int:
+    """Weng et al.: all free shares if the class cannot run, else those below min(demand, 1)."""
+    total = 0
+    for demand, popularity in classes:
+        if fits(node, demand):
+            unusable = sum(share for share in node if share < min(demand, 1000))
+        else:
+            unusable = sum(node)
+        total += popularity * unusable
+    return total
+
+
+def ways(node: Node, demand: int) -> list[tuple[int, Node]]:
+    """Mask of GPUs and shares afterwards of everything that the task may take."""
+    if not fits(node, demand):
+        return []
+    found = []
+    if demand < 1000:
+        for g, share in enumerate(node):
+            if share >= demand:
+                found.append((1 << g, [*node[:g], share - demand, *node[g + 1 :]]))
+        return found
+    taken = [g for g, share in enumerate(node) if share == 1000][: demand // 1000]
+    after = [0 if g in taken else share for g, share in enumerate(node)]
+    return [(sum(1 << g for g in taken), after)]
+
+
+def plain_stream(
+    shares: list[Node], demand: list[int], rule: str, classes: Classes
+) -> tuple[list[int], list[int]]:
+    """Node and GPUs of every task, everything recomputed at every step."""
+    nodes = [list(node) for node in shares]
+    where, mask = [-1] * len(demand), [0] * len(demand)
+    for e in range(len(demand)):
+        best = None
+        for n, node in enumerate(nodes):
+            for bits, after in ways(node, demand[e]):
+                g = bits.bit_length() - 1
+                key = {
+                    "fgd": (f(after, classes) - f(node, classes), n, g),
+                    "best_fit": (sum(node), n, node[g], g),
+                    "worst_fit": (-sum(node), n, -node[g], g),
+                    "first_fit": (n, g),
+                }[rule]
+                if best is None or key < best[0]:
+                    best = (key, n, bits, after)
+        if best is not None:
+            _, where[e], mask[e], nodes[where[e]] = best
+    return where, mask
+
+
+def random_shares(random: np.random.Generator, nodes: int, gpus: int) -> np.ndarray:
+    """Idle, partly taken, taken and missing GPUs."""
+    shares = random.choice([0, 190, 530, 1000, 1000], (nodes, gpus))
+    return np.where(random.random((nodes, gpus)) < 0.2, random.integers(0, 1001), shares)
+
+
+@pytest.mark.parametrize("rule", ["fgd", "best_fit", "worst_fit", "first_fit"])
+def test_stream_against_plain_recomputation(rule: str) -> None:
+    """Only changed nodes are scored again, with the same result."""
+    random = np.random.default_rng(2)
+    dropped = 0
+    for _ in range(60):
+        shares = random_shares(random, 4, 4)
+        demand = random.choice(KINDS, 25)
+        given_classes = random.random() < 0.5
+        classes = task_classes(random.choice(KINDS, 9) if given_classes else demand)
+        placed = place_stream(shares, demand, rule, classes=classes if given_classes else None)
+        where, mask = plain_stream(
+            shares.tolist(), demand.tolist(), rule, [(d, p) for d, p in classes.tolist()]
+        )
+        assert placed.node.tolist() == where
+        assert placed.gpus.tolist() == mask
+        dropped += (placed.node < 0).sum()
+    assert dropped > 50
+
+
+@given(st.sampled_from(sorted(RULES)), st.integers(0, 10**6))
+def test_nothing_is_shared_beyond_a_gpu(rule: str, seed: int) -> None:
+    """Shares stay within [0, 1], are conserved, and a dropped task had no node."""
+    random = np.random.default_rng(seed)
+    shares = random_shares(random, 4, 3)
+    demand = random.choice(KINDS, 12)
+    before = shares.copy()
+    placed = place_stream(shares, demand, rule, seed=seed)
+    assert (shares == before).all()
+    assert placed.free_shares.min() >= 0
+    taken = demand[placed.node >= 0].sum()
+    assert before.sum() - placed.free_shares.sum() == taken
+    again = place_stream(shares, demand, rule, seed=seed)
+    assert (again.node == placed.node).all()
+    for i in np.flatnonzero(placed.node < 0):  # shares only shrink here: it fits nowhere at the end
+        assert not any(fits(node, int(demand[i])) for node in placed.free_shares.tolist())
+
+
+def test_random_is_uniform_and_seeded() -> None:
+    """Every node that fits is taken about as often; another seed, another walk."""
+    shares = np.full((5, 2), 1000)
+    shares[3] = 400
+    times = np.zeros(5)
+    walks = set()
+    for seed in range(500):
+        placed = place_stream(shares, [500], "random", seed=seed)
+        times[placed.node[0]] += 1
+        walks.add((int(placed.node[0]), int(placed.gpus[0])))
+    assert times[3] == 0
+    assert times[[0, 1, 2, 4]].min() > 85
+    assert len(walks) == 8
+
+
+def test_nothing_to_place() -> None:
+    """No nodes, no tasks, no classes."""
+    assert place_stream(np.zeros((0, 4), int), [1000]).node.tolist() == [-1]
+    assert place_stream([[1000]], []).node.tolist() == []
+    assert task_classes([]).shape == (0, 2)
+
+
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("shares", "classes", "said"),
     [
-        (lambda: best_fit([1, -1], [1]), r"free: entry 1 is negative \(-1\)"),
-        (lambda: best_fit([1], [0]), "gpus: task 0 asks for no GPU"),
-        (lambda: best_fit([1], [1.5]), "gpus: expected a one-dimensional array of integers"),
-        (lambda: best_fit([1], [True]), "gpus: expected"),
-        (lambda: best_fit([[1]], [1]), "free: expected a one-dimensional"),
-        (lambda: best_fit([2**40], [1]), "free: entry 0 is above"),
-        (lambda: worst_fit([1], [1], events=[0, 0]), "entry 1: task 0 comes twice"),
-        (lambda: worst_fit([1], [1], events=[~0]), "entry 0: task 0 ends without having come"),
-        (lambda: worst_fit([1], [1], events=[1]), "entry 0 is of task 1, there are 1"),
-        (lambda: worst_fit([1], [1], events=[0.5]), "events: expected"),
-        (lambda: whole_nodes([3], [2], [1]), "node 0 has 3 free GPUs, but a capacity of 2"),
-        (lambda: whole_nodes([3], [], [1]), "capacity: has 0 entries, 1 are needed"),
-        (lambda: fgd([63], [1]), "63 GPUs on a node, at most 62"),
-        (lambda: fgd([3], [1], classes=[1]), "classes: expected shape"),
-        (lambda: place_stream([[1000]], [500], "worst"), "rule: 'worst' is none of best_fit"),
-        (lambda: place_stream([[1000]], [500], seed=-1), "seed: expected"),
-        (lambda: place_quotas([1], [1], [0], [], [], [0]), "held_ptr: has 1 entries, 2 are needed"),
-        (lambda: place_quotas([1], [1], [1, 1], [], [], [0]), "held_ptr: must begin with 0"),
-        (lambda: place_quotas([1], [1], [0, 1], [1], [1], [0]), "held_node: 1 is no node"),
-        (lambda: place_quotas([1], [1], [0, 1], [0], [], [0]), "held_count: has 0 entries"),
-        (lambda: place_quotas([1], [1], [0, 0], [], [], [3]), "locality: 3 is none of"),
-        (lambda: place_quotas([1, 1], [1], [0, 1, 0], [], [], [0, 0]), "row 1 ends at 0, before"),
-        (lambda: place_quotas([-1], [1], [0, 0], [], [], [0]), "quota: entry 0 is negative"),
+        ([[1001]], [[1, 1]], r"free_shares: entry 0 is not in 0\.\.1000 \(1001\)"),
+        ([[-1]], [[1, 1]], r"entry 0 is not in 0\.\.1000"),
+        ([1000], [[1, 1]], "free_shares: expected shape"),
+        ([[0.5]], [[1, 1]], "free_shares: expected whole numbers"),
+        ([[0] * 63], [[1, 1]], "at most 62 GPUs"),
+        ([[1000]], [[1500, 1]], "classes: entry 0 is 1500 thousandths"),
+        ([[1000]], [[0, 1]], "entry 0 is 0 thousandths"),
+        ([[1000]], [[1, -1]], "classes: entry 0 is not in"),
+        ([[1000]], [1, 1], "classes: expected shape"),
+        ([[1000]], [[0.5, 1.0]], "classes: expected whole numbers"),
     ],
 )
-def test_refusals(call: Callable[[], object], said: str) -> None:
+def test_refusals(shares: object, classes: object, said: str) -> None:
     """One sentence that names array, place and value."""
     with pytest.raises(InputError, match=said):
-        call()
+        place_stream(shares, [500], classes=classes)
+    with pytest.raises(InputError, match="rule: 'worst' is none of best_fit"):
+        place_stream([[1000]], [500], "worst")
+    with pytest.raises(InputError, match="seed: expected"):
+        place_stream([[1000]], [500], seed=-1)

@@ -1,0 +1,541 @@
+"""Shares of GPUs by threshold search, on bare arrays: exact in microseconds, with certificates.
+
+Every further GPU of every job has a key: the level that the job has without it, what it adds, or a
+divisor. The GPUs with the smallest keys are handed out; the threshold is searched, so the time does
+not depend on the budget.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched_solvers.quota import threshold_shares as by_weight
+from optsched_solvers.quota import threshold_tables as by_table
+from optsched_solvers.quota.arrays import (
+    Certificate,
+    Proof,
+    gpus,
+    integers,
+    reals,
+    row_pointers,
+    too_much,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+
+    from optsched_solvers.quota.arrays import FloatArray, IntArray
+
+    Method = Literal["largest_remainder", "webster"]
+
+REST_WORK: Final = 5 * 10**6
+"""Limit of the programme for the rest of levels, about half a second: additions, each as dear as 32
+words of a number."""
+MAKESPAN_WORK: Final = 2 * 10**5
+"""The same for makespans, which no rest matters to."""
+
+
+def admit(order: Any, minimum: Any, budget: int) -> npt.NDArray[np.bool_]:
+    """First fit: in the given order every job whose minimum fits what is left is admitted.
+
+    A job that does not fit is passed over, and smaller ones behind it may still be admitted. A job
+    that `order` leaves out is not admitted.
+
+    Parameters
+    ----------
+    order
+        Job ids, each at most once; shape (at most jobs,).
+    minimum
+        Whole GPUs a job, shape (jobs,).
+    budget
+        GPUs to share, at most 2**30.
+
+    Returns
+    -------
+    bool array, shape (jobs,)
+
+    Raises
+    ------
+    InputError
+        A value is of the wrong type or shape or negative, or an id is unknown or named twice.
+    """
+    left, lo, ids = gpus(budget), integers("minimum", minimum), integers("order", order)
+    n = len(lo)
+    for j in np.flatnonzero(lo < 0)[:1]:
+        raise InputError(f"job {j}: minimum {lo[j]} is negative")
+    for at in np.flatnonzero((ids < 0) | (ids >= n))[:1]:
+        known = f"there are jobs 0..{n - 1}"
+        raise InputError(f"order: job {ids[at]} at place {at} is unknown: {known}")
+    if len(ids) and np.bincount(ids).max() > 1:
+        at = int(np.setdiff1d(np.arange(len(ids)), np.unique(ids, return_index=True)[1])[0])
+        raise InputError(f"order: job {ids[at]} at place {at} is named twice")
+    admitted = np.zeros(n, bool)
+    ids = ids[lo[ids] <= left]
+    while len(ids):  # each turn passes over one size at least
+        used = np.cumsum(lo[ids])
+        fits = int(np.searchsorted(used, left, "right"))
+        admitted[ids[:fits]] = True
+        left -= int(used[fits - 1])
+        ids = ids[fits:]
+        ids = ids[lo[ids] <= left]
+    return admitted
+
+
+# by weights
+
+
+def max_min(weights: Any, budget: int, minimum: Any, maximum: Any) -> tuple[IntArray, Certificate]:
+    """Whole GPUs g whose sorted vector g_j / w_j is lexicographically largest.
+
+    Progressive filling in integers: every GPU goes to a job of the lowest level g/w, among those
+    to the one that it lifts highest (the lightest), then to the lowest id.
+
+    Parameters
+    ----------
+    weights
+        Positive, shape (jobs,); compared at a resolution of 2**-32 of the largest: rounding
+        decides between weights closer than that, and smaller weights count as that part.
+    budget
+        GPUs to share, at most 2**30; what exceeds the sum of the maxima stays unused.
+    minimum, maximum
+        Whole GPUs a job, shape (jobs,), or one number for all.
+
+    Returns
+    -------
+    IntArray, shape (jobs,), and a `Certificate`
+        Its `price` is the lowest level that could still be raised.
+
+    Raises
+    ------
+    InputError
+        A value is of the wrong type or shape, a weight not positive, a minimum above its maximum,
+        or the minima together above the budget.
+    """
+    return _shared(by_weight.MAX_MIN, "weights", weights, budget, minimum, maximum)
+
+
+def proportional(
+    scores: Any, budget: int, minimum: Any, maximum: Any, *, method: Method = "largest_remainder"
+) -> tuple[IntArray, Certificate]:
+    """Whole GPUs in proportion to scores, within bounds (Sun & Huh 2026, eq. 31, made exact).
+
+    The real shares are q_j = clip(mu * S_j, minimum_j, maximum_j) with the mu at which they add up
+    to min(budget, sum of maxima). Jobs of score 0 get their minimum, and share equally what is
+    left when all others are at their maximum; if all scores are 0, all share equally.
+
+    Parameters
+    ----------
+    scores
+        Not negative, shape (jobs,); compared at a resolution of 2**-32 of the largest: rounding
+        decides between scores closer than that, and scores below about that count as 0.
+    budget
+        GPUs to share, at most 2**30.
+    minimum, maximum
+        Whole GPUs a job, shape (jobs,), or one number for all.
+    method
+        ``"largest_remainder"`` minimises sum |g_j - q_j|: every share rounded down, the rest to
+        the largest fractions, ties by id. One GPU more in the budget can take a GPU from a job
+        (the Alabama paradox), a needless restart. ``"webster"`` gives every GPU to the largest
+        S_j / (2 g_j + 1) (Balinski & Young, Fair Representation; a greedy in the sense of Fox
+        1966), ties by id: no job ever loses by a larger budget. Take it when the same jobs share
+        again and again.
+
+    Returns
+    -------
+    IntArray, shape (jobs,), and a `Certificate`
+        Its `price` is mu, or for Webster the first key not served.
+
+    Raises
+    ------
+    InputError
+        A value is of the wrong type or shape, a score negative or NaN, a minimum above its
+        maximum, or the minima together above the budget.
+    """
+    if method not in ("largest_remainder", "webster"):
+        raise InputError(f"method: expected largest_remainder or webster, got {method!r:.60}")
+    rule = by_weight.WEBSTER if method == "webster" else by_weight.REMAINDER
+    return _shared(rule, "scores", scores, budget, minimum, maximum)
+
+
+def _shared(
+    rule: int, name: str, scores: Any, budget: int, minimum: Any, maximum: Any
+) -> tuple[IntArray, Certificate]:
+    most = gpus(budget)
+    given = reals(name, scores)
+    n = len(given)
+    lo, hi = integers("minimum", minimum, n), integers("maximum", maximum, n)
+    g, facts = np.empty(n, np.int64), np.zeros(5)
+    arguments = given + 0.0, lo, hi, most, g, facts  # there is no -0.0 in a sum
+    if wrong := by_weight.share(rule, 0, *arguments):
+        j = int(facts[by_weight.FAULT])
+        if wrong == 1:
+            sign = "> 0" if rule == by_weight.MAX_MIN else ">= 0"
+            raise InputError(f"job {j}: {name[:-1]} {given[j]} is not a finite number {sign}")
+        if wrong == 2 and lo[j] < 0:
+            raise InputError(f"job {j}: minimum {lo[j]} is negative")
+        if wrong == 2:
+            raise InputError(f"job {j}: minimum {lo[j]} is above maximum {hi[j]}")
+        raise InputError(too_much(lo, most))
+
+    def check() -> Proof:
+        by_weight.share(rule, 1, *arguments)
+        shift = int(facts[by_weight.SHIFT])
+        value, price = float(facts[by_weight.VALUE]), float(facts[by_weight.PRICE])
+        value = _natural(value, shift) if rule == by_weight.MAX_MIN else value
+        worst = None if math.isinf(price) else _natural(price, shift)
+        return Proof(value, value, worst, bool(facts[by_weight.HOLDS]), "exchange")
+
+    return g, Certificate(_SHARED[rule], check)
+
+
+_SHARED: Final = ("lexicographic max-min of g/w", "Webster apportionment", "sum |g - q|")
+
+
+def _natural(value: float, shift: int) -> float:
+    """A number per quantised score as a number per given score; infinite if too large."""
+    try:
+        return math.ldexp(value, shift)
+    except OverflowError:
+        return math.inf
+
+
+def continuous_shares(scores: Any, total: float, minimum: Any, maximum: Any) -> FloatArray:
+    """Real shares clip(mu * S_j, minimum_j, maximum_j) that add up to a total.
+
+    The rule of `proportional` without rounding, for real bounds; also for jobs of score 0.
+
+    Parameters
+    ----------
+    scores
+        Not negative, shape (jobs,).
+    total
+        What the shares add up to: between the sums of the minima and of the maxima.
+    minimum, maximum
+        Not negative, shape (jobs,), or one number for all.
+
+    Returns
+    -------
+    FloatArray, shape (jobs,)
+
+    Raises
+    ------
+    InputError
+        A value is of the wrong type or shape, negative or NaN, a minimum above its maximum, or the
+        total out of reach.
+    """
+    s = reals("scores", scores)
+    lo, hi = reals("minimum", minimum, len(s)), reals("maximum", maximum, len(s))
+    goal = float(reals("total", [total], 1)[0])
+    for name, values in (("score", s), ("minimum", lo), ("maximum", hi)):
+        for j in np.flatnonzero(~((values >= 0) & np.isfinite(values)))[:1]:
+            raise InputError(f"job {j}: {name} {values[j]} is not a finite number >= 0")
+    for j in np.flatnonzero(lo > hi)[:1]:
+        raise InputError(f"job {j}: minimum {lo[j]} is above maximum {hi[j]}")
+    slack = 1e-12 * max(1.0, float(hi.sum()))
+    if not lo.sum() - slack <= goal <= hi.sum() + slack:
+        raise InputError(
+            f"total: expected {float(lo.sum()):g} (all minima) to {float(hi.sum()):g} (all maxima),"
+            f" got {goal:g}"
+        )
+    if len(s) and s.max() > 0:
+        s = s / s.max()
+        if hi[s > 0].sum() + lo[s == 0].sum() <= goal:
+            lo, s = np.where(s > 0, hi, lo), np.where(s > 0, 0.0, 1.0)
+    else:
+        s = np.ones(len(s))
+    fixed = np.where(s > 0, np.nan, lo)
+    while True:  # fix whichever side is larger; every turn fixes a job
+        free = np.isnan(fixed)
+        left, weight = goal - fixed[~free].sum(), s[free].sum()
+        if not free.any():
+            return fixed
+        q = left * (s / weight)
+        over, under = free & (q > hi), free & (q < lo)
+        if not (over.any() or under.any()):
+            return np.where(free, q, fixed)
+        if (q - hi)[over].sum() >= (lo - q)[under].sum():
+            fixed[over] = hi[over]
+        else:
+            fixed[under] = lo[under]
+
+
+# by tables
+
+
+def concave_sum(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
+    """Whole GPUs that maximise the sum of concave utilities; every job gets at least its minimum.
+
+    A GPU goes where it adds most (Fox 1966), ties by id, as long as it adds something: GPUs that
+    add nothing stay unused. The price at which the wanted GPUs meet the budget is searched (Galil &
+    Megiddo 1979; Frederickson & Johnson 1982).
+
+    Parameters
+    ----------
+    ptr
+        Offsets of the rows, shape (jobs + 1,), from 0 to the number of values.
+    value
+        Row j holds the integer utility of job j at minimum[j], minimum[j] + 1, ... GPUs, with
+        increments that never grow.
+    minimum
+        Whole GPUs, shape (jobs,), or one number for all.
+    budget
+        GPUs to share, at most 2**30.
+
+    Returns
+    -------
+    IntArray, shape (jobs,), and a `Certificate`
+        The Lagrangian dual bound at its `price`, over all entries and without use of concavity,
+        equals the sum.
+
+    Raises
+    ------
+    InputError
+        A value is of the wrong type or shape, a row is empty or not concave, the minima exceed the
+        budget, or sums of utilities could overflow.
+    """
+    found = _Rows(by_table.SUM, ptr, value, minimum, budget)
+    n, facts = len(found.lo), found.facts
+    spare = min(found.spare, len(found.value) - n)
+    largest = max(int(facts[by_table.TOP]), -int(facts[by_table.BOTTOM]))
+    if largest * (max(n, spare, len(found.value)) + 1) >= 2**61:
+        raise InputError(
+            f"value: utilities up to {largest} of {n} jobs and {spare} GPUs could overflow 63 "
+            "bits; divide them all by a common factor"
+        )
+    if facts[by_table.FAULT]:
+        j, k, row = found.first(lambda row: np.diff(row, 2) > 0)
+        g = int(found.lo[j] + k)
+        raise InputError(
+            f"job {j}: utilities {row[k]}, {row[k + 1]}, {row[k + 2]} at {g}, {g + 1}, {g + 2} "
+            "GPUs are not concave; use `choice`"
+        )
+
+    def check() -> Proof:
+        found.prove()
+        total, bound, price = (int(facts[k]) for k in (by_table.VALUE, by_table.BOUND,
+                                                       by_table.PRICE))  # fmt: skip
+        return Proof(total, bound, float(price), bool(facts[by_table.HOLDS]), "dual bound")
+
+    return found.lo + found.taken, Certificate("sum of utilities", check)
+
+
+def max_min_table(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
+    """Whole GPUs whose sorted vector of tabulated levels is lexicographically largest.
+
+    GPUs that lift nobody stay unused. Where a table stands still and jumps (allowed sizes), lifting
+    several jobs is a knapsack; its rest is settled by a dynamic programme of bounded work, beyond
+    which the cheapest steps are taken and the certificate does not hold.
+
+    Parameters
+    ----------
+    ptr
+        Offsets of the rows, shape (jobs + 1,), from 0 to the number of values.
+    value
+        Row j holds the integer level of job j at minimum[j], minimum[j] + 1, ... GPUs, never
+        falling, within 2**61.
+    minimum
+        Whole GPUs, shape (jobs,), or one number for all.
+    budget
+        GPUs to share, at most 2**30.
+
+    Returns
+    -------
+    IntArray, shape (jobs,), and a `Certificate`
+        By exchange if all tables rise at every GPU, else of the lowest level and of the number of
+        jobs on it, the rest as the search found it.
+
+    Raises
+    ------
+    InputError
+        A value is of the wrong type or shape, a row is empty or falls, or the minima exceed the
+        budget.
+    """
+    found = _Rows(by_table.LEVELS, ptr, value, minimum, budget)
+    facts = found.facts
+    if facts[by_table.FAULT]:
+        j, k, row = found.first(lambda row: np.diff(row) < 0)
+        g = int(found.lo[j] + k)
+        raise InputError(f"job {j}: level {row[k + 1]} at {g + 1} GPUs is below {row[k]} at {g}")
+    if max(int(facts[by_table.TOP]), -int(facts[by_table.BOTTOM])) > 2**61:
+        raise InputError("value: expected levels within 2**61; divide them by a common factor")
+    settled = found.settle(REST_WORK)
+
+    def check() -> Proof:
+        found.prove()
+        level = int(facts[by_table.VALUE])
+        proof = "exchange" if facts[by_table.STRICT] else "bottleneck exchange and search"
+        return Proof(level, level, level, settled and bool(facts[by_table.HOLDS]), proof)
+
+    return found.lo + found.taken, Certificate("lexicographic max-min of levels", check)
+
+
+def makespan(ptr: Any, time: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
+    """Whole GPUs that minimise the largest remaining time of the jobs, all running at once.
+
+    The GPUs that no makespan depends on shorten the longest of the other jobs, then the next, so
+    that the times in falling order are lexicographically smallest; GPUs that shorten nothing stay
+    unused. Where tables stand still and then fall (allowed sizes) that rest is settled by a dynamic
+    programme of bounded work (some 10 ms), beyond which the cheapest steps are taken.
+
+    Parameters
+    ----------
+    ptr
+        Offsets of the rows, shape (jobs + 1,), from 0 to the number of times.
+    time
+        Row j holds the integer time of job j with minimum[j], minimum[j] + 1, ... GPUs, not
+        negative, never growing, at most 2**61.
+    minimum
+        Whole GPUs, shape (jobs,), or one number for all.
+    budget
+        GPUs to share, at most 2**30.
+
+    Returns
+    -------
+    IntArray, shape (jobs,), and a `Certificate`
+        No shorter makespan is within the budget.
+
+    Raises
+    ------
+    InputError
+        A value is of the wrong type or shape, a row is empty or grows, a time negative, or the
+        minima exceed the budget.
+    """
+    times = integers("time", time)
+    found = _Rows(by_table.LEVELS, ptr, np.negative(times), minimum, budget, "time")
+    facts = found.facts
+    if len(times) and not 0 <= int(times.min()) <= int(times.max()) <= 2**61:
+        at = int(np.argmax((times < 0) | (times > 2**61)))
+        j = int(np.searchsorted(found.ptr, at, "right")) - 1
+        raise InputError(f"job {j}: time {times[at]} is not in 0..2**61")
+    if facts[by_table.FAULT]:
+        j, k, row = found.first(lambda row: np.diff(row) < 0)
+        g = int(found.lo[j] + k)
+        late, last = -row[k + 1], -row[k]
+        raise InputError(f"job {j}: time {late} with {g + 1} GPUs is above {last} with {g}")
+    found.settle(MAKESPAN_WORK)
+
+    def check() -> Proof:
+        found.prove()
+        longest = -int(facts[by_table.VALUE])
+        return Proof(longest, longest, None, bool(facts[by_table.LOWEST]), "fewest GPUs")
+
+    return found.lo + found.taken, Certificate("makespan", check)
+
+
+class _Rows:
+    """A table, one row a job, with what the kernel says of it."""
+
+    def __init__(
+        self, goal: int, ptr: Any, value: Any, minimum: Any, budget: int, name: str = "value"
+    ) -> None:
+        most, self.value = gpus(budget), integers(name, value)
+        self.ptr = row_pointers("ptr", ptr, len(self.value))
+        n = len(self.ptr) - 1
+        for j in np.flatnonzero(self.ptr[1:] == self.ptr[:-1])[:1]:
+            raise InputError(f"job {j}: its row has no {name}")
+        self.goal, self.lo = goal, integers("minimum", minimum, n)
+        for j in np.flatnonzero(self.lo < 0)[:1]:
+            raise InputError(f"job {j}: minimum {self.lo[j]} is negative")
+        # each at most the budget before they are added: the sum cannot overflow
+        if n and (self.lo.max() > most or self.lo.sum() > most):
+            raise InputError(too_much(self.lo, most))
+        self.spare = most - int(self.lo.sum())
+        self.taken, self.base, self.active = (np.zeros(n, np.int64) for _ in range(3))
+        self.facts = np.zeros(by_table.FACTS, np.int64)
+        self._call(0)
+
+    def _call(self, prove: int) -> None:
+        by_table.hand_out(
+            self.goal, prove, self.ptr, self.value, self.spare, self.taken, self.base,
+            self.active, self.facts,
+        )  # fmt: skip
+
+    def prove(self) -> None:
+        """Fill in what is proved of the entries taken."""
+        self._call(1)
+
+    def settle(self, most_work: int) -> bool:
+        """Whether the levels are the lexicographic optimum for certain, after a search perhaps."""
+        if self.facts[by_table.REST] < 0:
+            return True
+        best = best_rest(
+            self.ptr, self.value, self.base, self.active, int(self.facts[by_table.REST]), most_work
+        )
+        if best is not None:
+            self.taken = best
+        return best is not None
+
+    def first(self, wrong: Callable[[IntArray], Any]) -> tuple[int, int, list[int]]:
+        """The first row with something wrong, where, and the row."""
+        for j, (begin, end) in enumerate(pairwise(self.ptr.tolist())):
+            row = self.value[begin:end]
+            for k in np.flatnonzero(wrong(row))[:1]:
+                return j, int(k), row.tolist()
+        raise AssertionError("all rows are right")
+
+
+def best_rest(
+    ptr: IntArray, value: IntArray, base: IntArray, active: IntArray, rest: int, most_work: int
+) -> IntArray | None:
+    """Entries per row whose sorted levels are lexicographically largest; None if too much work.
+
+    A dynamic programme over GPUs. A vector of levels is one integer in base n + 1, whose digits
+    count the jobs on every level, the lowest level first: the smallest integer is the best vector.
+
+    Parameters
+    ----------
+    ptr, value
+        Tables, as in `max_min_table`.
+    base, active
+        Entries reached, and 1 for every job that may still rise.
+    rest
+        GPUs to share among them.
+    most_work
+        Limit of the programme.
+    """
+    jobs = np.flatnonzero(active == 1)
+    if len(jobs) * (rest + 1) > most_work:  # without even looking at the rows
+        return None
+    options: list[list[tuple[int, int]]] = []
+    for j in jobs:
+        row = value[ptr[j] + base[j] : ptr[j + 1]]
+        rises = np.flatnonzero(np.diff(row) > 0) + 1
+        sizes = [0, *rises[rises <= rest].tolist()]
+        options.append([(k, int(row[k])) for k in sizes])
+    levels = sorted({level for steps in options for _, level in steps})
+    size = len(jobs) + 1
+    words = 1 + len(levels) * size.bit_length() // 64
+    additions = sum(len(steps) for steps in options) * (rest + 1)
+    if additions * (1 + words // 32) > most_work:
+        return None
+    digit = {level: size ** (len(levels) - 1 - at) for at, level in enumerate(levels)}
+    best = np.zeros(rest + 1, object)
+    chosen = []
+    for steps in options:
+        better, pick = best + digit[steps[0][1]], np.zeros(rest + 1, np.int64)
+        for k, level in steps[1:]:
+            lifted = best[: rest + 1 - k] + digit[level]
+            smaller = np.flatnonzero(lifted < better[k:])
+            better[k + smaller] = lifted[smaller]
+            pick[k + smaller] = k
+        best = better
+        chosen.append(pick)
+    taken = base.copy()
+    left = min(range(rest + 1), key=lambda b: best[b])
+    for j, pick in zip(jobs[::-1], chosen[::-1], strict=True):
+        taken[j] += pick[left]
+        left -= int(pick[left])
+    return taken
+
+
+__all__ = [
+    "admit", "concave_sum", "continuous_shares", "makespan", "max_min", "max_min_table",
+    "proportional",
+]  # fmt: skip

@@ -1,0 +1,489 @@
+"""Shares by threshold search: against fractions, greedies, enumeration; proofs; hostile input."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from depth import depth
+from hypothesis import given
+from hypothesis import strategies as st
+from quota_cases import (
+    all_entries,
+    all_shares,
+    filled,
+    largest_remainder,
+    real_shares,
+    shares,
+    tables,
+    webster,
+)
+
+from optsched import InputError
+from optsched_solvers import quota
+from optsched_solvers.quota import threshold, threshold_shares, threshold_tables
+
+Rule = "Callable[..., tuple[np.ndarray, quota.Certificate]]"
+
+
+def by_webster(*given: Any) -> tuple[np.ndarray, quota.Certificate]:
+    """Webster's rule as one function."""
+    return quota.proportional(*given, method="webster")
+
+
+RULES: dict[str, tuple[Any, Any, int]] = {
+    "max_min": (quota.max_min, filled, 1),
+    "largest_remainder": (quota.proportional, largest_remainder, 0),
+    "webster": (by_webster, webster, 0),
+}
+"""Function, oracle, smallest score."""
+NAMES = list(RULES)
+
+
+# by weights
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_thousands_of_cases(name: str) -> None:
+    """The kernel gives the quotas of exact fractions, ties included, and proves them."""
+    rule, oracle, least = RULES[name]
+    for s, budget, lo, hi in shares(depth(2000, 10_000), least, seed=1):
+        g, proof = rule(s, budget, lo, hi)
+        assert g.tolist() == oracle(s, budget, lo, hi), (s, budget, lo, hi)
+        assert proof.holds, (s, budget, lo, hi)
+
+
+def test_best_of_all() -> None:
+    """No vector of quotas is better, by enumeration and by the definition of each rule."""
+    for w, budget, lo, hi in shares(400, 1, seed=2, jobs=4):
+        every = list(all_shares(budget, lo, hi))
+        g, proof = quota.max_min(w, budget, lo, hi)
+        best = max(sorted(map(Fraction, one, w)) for one in every)
+        assert sorted(map(Fraction, g.tolist(), w)) == best
+        assert proof.value == pytest.approx(float(best[0]))
+
+        q = real_shares(w, budget, lo, hi)
+        g, proof = quota.proportional(w, budget, lo, hi)
+        apart = [sum(abs(a - b) for a, b in zip(one, q, strict=True)) for one in [g, *every]]
+        assert apart[0] == min(apart[1:])
+        assert proof.value == pytest.approx(float(apart[0]), abs=1e-9)
+
+        g, _ = by_webster(w, budget, lo, hi)  # least sum g^2 / S (Balinski & Young)
+        cost = [sum(Fraction(int(x) ** 2, y) for x, y in zip(one, w, strict=True))
+                for one in [g, *every]]  # fmt: skip
+        assert cost[0] == min(cost[1:])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["lognormal", "equal", "few", "wide", "zeros"])
+def test_large_cases_prove_themselves(name: str, kind: str) -> None:
+    """At 3,000 jobs the certificate holds and the budget is used."""
+    rng = np.random.default_rng(5)
+    rule, _, least = RULES[name]
+    n = 3000
+    scores = {
+        "lognormal": rng.lognormal(0, 2, n),
+        "equal": np.full(n, 0.3),
+        "few": rng.integers(1, 4, n),
+        "wide": 10.0 ** rng.uniform(-300, 300, n),
+        "zeros": rng.integers(0, 2, n) + least,
+    }[kind]
+    lo = rng.integers(0, 3, n)
+    hi = lo + rng.integers(0, 60, n)
+    for budget in (int(lo.sum()), 9_001, 30_000, int(hi.sum()) - 1, int(hi.sum()) + 5):
+        g, proof = rule(scores, budget, lo, hi)
+        assert proof.holds
+        assert g.sum() == min(budget, hi.sum())
+        assert (lo <= g).all()
+        assert (g <= hi).all()
+
+
+JOBS = st.lists(
+    st.tuples(st.integers(1, 50), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=8
+)
+
+
+@given(JOBS, st.integers(0, 60))
+def test_house_monotone(jobs: list[tuple[int, int, int]], extra: int) -> None:
+    """One GPU more takes none from anybody; of equal bounds a larger score gets no less."""
+    s, lo = [job[0] for job in jobs], [job[1] for job in jobs]
+    hi = [job[1] + job[2] for job in jobs]
+    budget = sum(lo) + extra
+    for rule in (quota.max_min, by_webster):
+        assert (rule(s, budget + 1, lo, hi)[0] >= rule(s, budget, lo, hi)[0]).all()
+    for rule in (quota.proportional, by_webster):
+        g, _ = rule(s, len(s) + extra, 1, 9)
+        assert all(g[i] >= g[j] for i, x in enumerate(s) for j, y in enumerate(s) if x > y)
+
+
+def test_alabama_paradox_and_order_of_ties() -> None:
+    """Largest remainders take a GPU from the third job when the cluster grows by one."""
+    s = [6, 6, 2]
+    assert quota.proportional(s, 10, 0, 10)[0].tolist() == [4, 4, 2]
+    assert quota.proportional(s, 11, 0, 11)[0].tolist() == [5, 5, 1]
+    assert by_webster(s, 10, 0, 10)[0].tolist() == [5, 4, 1]
+    assert by_webster(s, 11, 0, 11)[0].tolist() == [5, 5, 1]
+    assert quota.max_min([2, 1], 1, 0, 9)[0].tolist() == [0, 1]  # the lighter one rises higher
+    assert quota.max_min([1, 1], 1, 0, 9)[0].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("name", ["largest_remainder", "webster"])
+def test_zero_scores(name: str) -> None:
+    """Zero scores get what is left when all others are at their maximum, equally; all zero too."""
+    rule = RULES[name][0]
+    assert rule([5, 0, 0], 10, 0, 4)[0].tolist() == [4, 3, 3]
+    assert rule([5, 0, 0], 4, 0, 4)[0].tolist() == [4, 0, 0]
+    assert rule([0, 0, 0], 7, 0, 4)[0].tolist() == [3, 2, 2]
+    assert rule([], 7, 0, 4)[0].tolist() == []
+    assert rule([0.0, -0.0], 2, 0, 4)[0].tolist() == [1, 1]
+
+
+@given(
+    st.lists(st.integers(1, 2**20), min_size=1, max_size=6),
+    st.integers(-900, 900),
+    st.integers(0, 40),
+)
+def test_scale_of_scores_does_not_matter(s: list[int], power: int, budget: int) -> None:
+    """Scores times a power of two share alike, however large or small."""
+    scaled = np.ldexp(np.array(s, float), power)
+    for rule, _, _ in RULES.values():
+        assert rule(s, budget, 0, 9)[0].tolist() == rule(scaled, budget, 0, 9)[0].tolist()
+
+
+def test_extremes_of_size() -> None:
+    """The largest budget, scores of 32 bits and maxima of 63 bits neither overflow nor err."""
+    for rule, _, _ in RULES.values():
+        g, proof = rule([2**32, 2**32 - 1, 1], 2**30, 0, 2**63 - 1)
+        assert proof.holds
+        assert g.sum() == 2**30
+
+
+def test_levels_that_no_float_tells_apart() -> None:
+    """With weights near 2**32 and 2**30 GPUs the order of fractions decides, and is proved."""
+    rng = np.random.default_rng(8)
+    equal_floats = 0
+    for _ in range(600):
+        n = int(rng.integers(2, 6))
+        w = 2**32 - rng.integers(0, 40, n)
+        g, proof = quota.max_min(w, 2**30 - int(rng.integers(0, 9)), 0, 2**30)
+        pairs = list(enumerate(zip(g.tolist(), w.tolist(), strict=True)))
+        last = max((Fraction(x - 1, y), y, j) for j, (x, y) in pairs)
+        first = min((Fraction(x, y), y, j) for j, (x, y) in pairs)
+        assert last < first
+        assert proof.holds
+        equal_floats += last[0] != first[0] and float(last[0]) == float(first[0])
+    assert equal_floats > 5
+
+
+def test_slow_path_of_remainders_is_exact() -> None:
+    """Clip-and-recompute in integers, which rounding errors alone would need, is right as well."""
+    for s, budget, lo, hi in shares(3000, 0, seed=4):
+        w, low, high = np.array(s) << 20, np.array(lo), np.minimum(hi, budget)
+        total = min(budget, int(high.sum()))
+        threshold_shares._serve_zeros(w, low, high, total)
+        if w.sum() == 0:
+            continue
+        share = threshold_shares._clip(w, low, high, total)
+        g = np.zeros(len(s), np.int64)
+        rest = threshold_shares._round_down(w, low, high, total, *share, g)
+        assert rest >= 0
+        if rest:
+            threshold_shares._give(w, low, high, *share, rest, g)
+        assert g.tolist() == largest_remainder(s, budget, lo, hi)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_certificates_notice_a_moved_gpu(name: str) -> None:
+    """The check, made on the answer alone, refuses quotas in which one GPU has gone elsewhere."""
+    for a, b in itertools.permutations(range(4), 2):
+        g, proof = RULES[name][0]([3, 2, 2, 1], 13, 0, 9)
+        g[a] -= 1
+        g[b] += 1
+        assert not proof.holds
+
+
+@given(st.data())
+def test_continuous_shares(data: st.DataObject) -> None:
+    """Real shares obey bounds and total, and are those of exact fractions."""
+    n = data.draw(st.integers(1, 6))
+    ints = st.integers(0, 20)
+    s = data.draw(st.lists(ints, min_size=n, max_size=n))
+    lo = data.draw(st.lists(ints, min_size=n, max_size=n))
+    hi = [a + data.draw(ints) for a in lo]
+    total = data.draw(st.integers(sum(lo), sum(hi)))
+    q = quota.continuous_shares(s, total, lo, hi)
+    assert q == pytest.approx([float(x) for x in real_shares(s, total, lo, hi)], abs=1e-9)
+
+
+# by tables
+
+
+def best_sum(ptr: np.ndarray, value: np.ndarray, spare: int) -> int:
+    """Largest sum within `spare` entries, by adding one row after the other."""
+    best = np.zeros(spare + 1, np.int64)
+    for a, b in itertools.pairwise(ptr.tolist()):
+        last = best
+        best = last + value[a]
+        for k in range(1, min(b - a, spare + 1)):
+            best[k:] = np.maximum(best[k:], last[: spare + 1 - k] + value[a + k])
+    return int(best[spare])
+
+
+def greedy(ptr: np.ndarray, value: np.ndarray, spare: int) -> list[int]:
+    """Entries one by one to the largest positive increment, ties by id."""
+    rows = [value[a:b].tolist() for a, b in itertools.pairwise(ptr)]
+    taken = [0] * len(rows)
+    for _ in range(spare):
+        gains = [
+            row[k + 1] - row[k] if k + 1 < len(row) else 0
+            for row, k in zip(rows, taken, strict=True)
+        ]
+        j = int(np.argmax(gains))
+        if gains[j] <= 0:
+            break
+        taken[j] += 1
+    return taken
+
+
+def test_sums_of_thousands() -> None:
+    """The greedy's quotas, the programme's sum, and a proof that notices a GPU gone elsewhere."""
+    for ptr, value, lo, spare in tables(depth(2000, 10_000), seed=1, rise="concave", jobs=5):
+        g, proof = quota.concave_sum(ptr, value, lo, int(lo.sum()) + spare)
+        assert (g - lo).tolist() == greedy(ptr, value, spare), (ptr, value, spare)
+        total = value[ptr[:-1] + g - lo].sum()
+        assert total == best_sum(ptr, value, spare) == proof.value == proof.bound
+        assert proof.holds
+    ptr, value = np.array([0, 4, 8, 12]), np.array([0, 9, 15, 18, 0, 8, 10, 11, 0, 5, 9, 12])
+    facts = np.zeros(threshold_tables.FACTS, np.int64)
+    for a, b in itertools.permutations(range(3), 2):
+        moved = quota.concave_sum(ptr, value, 0, 5)[0]
+        moved[a] -= 1
+        moved[b] += 1
+        threshold_tables._prove_sum(ptr, value, 5, moved, facts)
+        assert facts[threshold_tables.HOLDS] == 0
+
+
+@pytest.mark.parametrize("scale", [2, 30, 10**9])
+def test_large_tables(scale: int) -> None:
+    """With pivots from samples, few and many ties: proofs hold, and ties go by id."""
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        steps = [np.sort(rng.integers(0, scale, rng.integers(1, 41)))[::-1] for _ in range(2500)]
+        ptr = np.cumsum([0] + [len(row) for row in steps])
+        value = np.concatenate([np.cumsum(row) for row in steps])
+        lo = rng.integers(0, 3, len(steps))
+        gain = np.concatenate([np.append(row[1:], 0) for row in steps])
+        owner = np.repeat(np.arange(len(steps)), np.diff(ptr))
+        order = np.argsort(-gain, kind="stable")
+        for spare in (0, 1, 3000, 20_000, 45_000, 10**6):
+            budget = int(lo.sum()) + spare
+            g, proof = quota.concave_sum(ptr, value, lo, budget)
+            some = order[:spare][gain[order[:spare]] > 0]
+            assert (g - lo == np.bincount(owner[some], minlength=len(steps))).all()
+            assert proof.holds
+            levels = np.repeat(np.arange(len(steps)), np.diff(ptr)) % 5 + np.arange(len(value))
+            assert quota.max_min_table(ptr, levels, lo, budget)[1].holds
+
+
+@pytest.mark.parametrize("rise", ["strict", "any"])
+def test_levels_and_makespans_by_enumeration(rise: str) -> None:
+    """Sorted levels, and sorted times, are the best of all vectors, and proved."""
+    for ptr, value, lo, spare in tables(depth(1700, 5000), seed=4, rise=rise):
+        every = [ptr[:-1] + np.array(one) for one in all_entries(ptr, spare)]
+        g, proof = quota.max_min_table(ptr, value, lo, int(lo.sum()) + spare)
+        best = max(sorted(value[one].tolist()) for one in every)
+        assert (g - lo).sum() <= spare
+        assert sorted(value[ptr[:-1] + g - lo].tolist()) == best, (ptr, value, spare)
+        assert proof.holds
+        assert proof.value == best[0]
+        times = value.max() - value
+        g, proof = quota.makespan(ptr, times, lo, int(lo.sum()) + spare)
+        best = min(sorted(times[one].tolist(), reverse=True) for one in every)
+        assert sorted(times[ptr[:-1] + g - lo].tolist(), reverse=True) == best
+        assert proof.holds
+        assert proof.value == proof.bound == best[0]
+
+
+def test_linear_tables_agree_with_weights() -> None:
+    """Tables of g * (common multiple) / w give the same levels as weights."""
+    for w, budget, lo, hi in shares(1000, 1, seed=5):
+        if max(w) > 5:
+            continue
+        value = [60 * g // w[j] for j in range(len(w)) for g in range(lo[j], hi[j] + 1)]
+        ptr = np.concatenate([[0], np.cumsum([b - a + 1 for a, b in zip(lo, hi, strict=True)])])
+        assert quota.max_min_table(ptr, value, lo, budget)[0].tolist() == filled(w, budget, lo, hi)
+
+
+def test_too_large_a_search_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the work limit levels are feasible and not proved; makespans are proved still."""
+    monkeypatch.setattr(threshold, "REST_WORK", 0)
+    ptr, value = np.array([0, 3, 5, 9]), np.array([0, 0, 5, 0, 4, 0, 4, 4, 9])
+    said = []
+    for spare in range(8):
+        g, proof = quota.max_min_table(ptr, value, 0, spare)
+        assert g.sum() <= spare
+        said.append(proof.holds)
+    assert not all(said)
+    assert said[0]
+    rng = np.random.default_rng(0)
+    times = np.concatenate([np.sort(rng.integers(0, 4, 30))[::-1] for _ in range(400)])
+    for budget in (600, 2000, 5000):
+        g, proof = quota.makespan(np.arange(401) * 30, times, 0, budget)
+        assert proof.holds
+        assert g.sum() <= budget
+
+
+def test_certificates_of_levels_notice_worse_answers() -> None:
+    """Quotas by which the worst off could be better off prove nothing."""
+    ptr, times = np.array([0, 3, 6]), np.array([12, 6, 4, 6, 3, 2])
+    facts = np.zeros(threshold_tables.FACTS, np.int64)
+    facts[threshold_tables.STRICT] = 1
+    for taken, holds, lowest in (([1, 1], 1, 1), ([2, 0], 0, 1), ([0, 2], 0, 0), ([2, 1], 0, 0)):
+        threshold_tables._prove_levels(ptr, -times, 2, np.array(taken), facts)
+        assert facts[threshold_tables.HOLDS] == holds
+        assert facts[threshold_tables.LOWEST] == lowest
+
+
+def test_gpus_that_add_nothing_stay_unused() -> None:
+    """Flat and falling tails are not entered; nobody shares nothing."""
+    assert quota.concave_sum([0, 4], [0, 3, 3, 1], 2, 10)[0].tolist() == [3]
+    assert quota.concave_sum([0, 1, 3], [5, 0, 1], 1, 3)[0].tolist() == [1, 2]
+    for function in (quota.concave_sum, quota.max_min_table, quota.makespan):
+        g, proof = function([0], [], [], 4)
+        assert g.tolist() == []
+        assert proof.holds
+
+
+# arguments
+
+SHARES = [
+    (([1.0, -2], 4, 0, 4), "job 1: (weight|score) -2.0"),
+    (([1.0, float("nan")], 4, 0, 4), "job 1: (weight|score) nan"),
+    (([float("inf")], 4, 0, 4), "job 0: (weight|score) inf"),
+    (([-5e-324], 4, 0, 4), "job 0: (weight|score) -5e-324"),
+    (([1, 1], 4, [0, 3], [4, 2]), "job 1: minimum 3 is above maximum 2"),
+    (([1, 1], 4, [0, -3], 4), "job 1: minimum -3 is negative"),
+    (([1, 1, 1], 4, [1, 3, 1], 4), "5 GPUs of a budget of 4"),
+    (([True, 1], 4, 0, 4), "truth value"),
+    (([[1, 1]], 4, 0, 4), "one dimension"),
+    ((["a"], 4, 0, 4), "expected numbers"),
+    (([1, [2]], 4, 0, 4), "expected numbers"),
+    (([1, 1], 4, [0, 0, 0], 4), "minimum: expected 2 values"),
+    (([1, 1], 4, "0", 4), "minimum"),
+    (([1, 1], 4, 0, 2.5), "maximum"),
+    (([1, 1], 4, 0, 2**64), "maximum"),
+    (([1, 1], None, 0, 4), "budget"),
+    (([1, 1], 2**30 + 1, 0, 4), "budget"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), SHARES)
+def test_hostile_shares(arguments: tuple, words: str) -> None:
+    """Every wrong argument is an InputError that names it."""
+    for rule, _, _ in RULES.values():
+        with pytest.raises(InputError, match=words):
+            rule(*arguments)
+    for weight in (0.0, -0.0):
+        with pytest.raises(InputError, match=f"job 0: weight {weight} .* > 0"):
+            quota.max_min([weight], 4, 0, 4)
+    with pytest.raises(InputError, match="method"):
+        quota.proportional([1], 1, 0, 1, method="hare")
+
+
+TABLES = [
+    (([0, 2], [1, 2, 3], 0, 4), "ptr: expected offsets from 0 to 3"),
+    (([1, 3], [1, 2, 3], 0, 4), "ptr"),
+    (([], [], 0, 4), "ptr"),
+    ((["0", "3"], [1, 2, 3], 0, 4), "ptr"),
+    (([0, 2, 2, 3], [1, 2, 3], 0, 4), "job 1: its row has no"),
+    (([0, 2, 1, 3], [1, 2, 3], 0, 4), "ptr: row 1 ends at 1"),
+    (([0, 3], [1.0, 2.0, 3.0], 0, 4), "(value|time): expected whole numbers"),
+    (([0, 2], [[0, 1]], 0, 4), "one dimension"),
+    (([0, 2], [False, True], 0, 4), "truth value"),
+    (([0, 3], [3, 3, 3], 5, 4), "5 GPUs of a budget of 4"),
+    (([0, 3], [3, 3, 3], -1, 4), "minimum -1"),
+    (([0, 3], [3, 3, 3], [0, 0], 4), "minimum: expected 1"),
+    (([0, 2], [1, 1], 0, True), "budget"),
+    (([0, 2], [1, 1], 0, float("inf")), "budget"),
+]
+SUMS = [
+    (([0, 3], [0, 1, 3], 2, 4), "job 0: utilities 0, 1, 3 at 2, 3, 4 GPUs are not concave"),
+    (([0, 1, 4], [7, 0, 1, 3], 0, 4), "job 1: utilities 0, 1, 3 at 0, 1, 2"),
+    (([0, 2], [0, 2**61], 0, 4), "could overflow"),
+    (([0, 2], [-(2**63), 0], 0, 4), "could overflow"),
+]
+LEVELS = [
+    (([0, 3], [1, 3, 2], 2, 4), "job 0: level 2 at 4 GPUs is below 3 at 3"),
+    (([0, 3], [1, 2, 2**62], 0, 4), "value: expected levels within"),
+]
+TIMES = [
+    (([0, 3], [5, 4, -1], 0, 4), "job 0: time -1"),
+    (([0, 1, 3], [5, 4, 6], 1, 4), "job 1: time 6 with 2 GPUs is above 4 with 1"),
+    (([0, 2], [2**62, 1], 0, 4), "job 0: time 4611686018427387904"),
+]
+
+
+def test_hostile_tables() -> None:
+    """Every wrong table is an InputError that names the place; what fits is solved."""
+    cases = ((quota.concave_sum, SUMS), (quota.max_min_table, LEVELS), (quota.makespan, TIMES))
+    for function, own in cases:
+        for arguments, words in TABLES + own:
+            with pytest.raises(InputError, match=words):
+                function(*arguments)
+    assert quota.concave_sum([0, 2], [0, 2**59], 0, 2**30)[1].holds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([1.0], 5, 0, 4), "total: expected 0 .*to 4"),
+        (([1.0], float("nan"), 0, 4), "total"),
+        (([-1.0], 1, 0, 4), "score"),
+        (([1.0], 1, 3, 2), "above"),
+        (([1.0], 1, 0, float("inf")), "maximum"),
+    ],
+)
+def test_hostile_continuous_shares(arguments: tuple, words: str) -> None:
+    """Totals out of reach and wrong numbers are refused."""
+    with pytest.raises(InputError, match=words):
+        quota.continuous_shares(*arguments)
+
+
+# admission
+
+
+@given(st.data())
+def test_admission(data: st.DataObject) -> None:
+    """First fit in the given order, word by word; those left out stay out."""
+    minimum = data.draw(st.lists(st.integers(0, 9), max_size=8))
+    order = data.draw(st.permutations(range(len(minimum))))
+    order = order[: data.draw(st.integers(0, len(order)))]
+    left = budget = data.draw(st.integers(0, 30))
+    expected = [False] * len(minimum)
+    for j in order:
+        if minimum[j] <= left:
+            expected[j], left = True, left - minimum[j]
+    admitted = quota.admit(order, minimum, budget)
+    assert admitted.dtype == bool
+    assert admitted.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([0, 0], [1, 1], 4), "job 0 at place 1 is named twice"),
+        (([2], [1, 1], 4), r"job 2 at place 0 is unknown: there are jobs 0\.\.1"),
+        (([-1], [1, 1], 4), "job -1"),
+        (([0], [-1], 4), "minimum -1"),
+        (([0.0], [1], 4), "order"),
+        (([True], [1], 4), "truth value"),
+        (([0], [1], -4), "budget"),
+    ],
+)
+def test_hostile_admission(arguments: tuple, words: str) -> None:
+    """Every wrong argument is an InputError that names it."""
+    with pytest.raises(InputError, match=words):
+        quota.admit(*arguments)
