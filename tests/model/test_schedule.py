@@ -194,7 +194,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"resources": (("\ud800", 1),)},
         "resources[0].name: half a surrogate pair, U+D800, is no character",
     ),
-    ({"resources": (("a", True),)}, "resources[0].memory: expected an integer in 0..2^53, got True"),
+    (
+        {"resources": (("a", True),)},
+        "resources[0].memory: expected an integer in 0..2^53, got True",
+    ),
     ({"resources": (("a", -1),)}, "resources[0].memory: expected an integer in 0..2^53, got -1"),
     ({"resources": (("a",), ("a",))}, 'resources[1].name: "a" is also the name of resources[0]'),
     ({"arcs": [(0, 2)]}, "arcs[0]: head 2 is no operation (there are 2)"),
