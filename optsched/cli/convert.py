@@ -10,7 +10,7 @@ import typer
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 OWN: Final = ("jobshop", "jobarray", "schedule")
 """Our documents: ``.jobshop.json`` is the ending of the first, and so on."""

@@ -26,8 +26,8 @@ from optsched.model.schedule import Arcs, IntArray, Resource, Rows, Schedule
 if TYPE_CHECKING:
     import os
 
+    from optsched.model.schedule import Problem
     from optsched.problems.jobarray.problem import JobArray
-    from optsched.solving.problem import Problem
 
 KINDS: Final = ("F", "B", "I", "W")
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import os
 
     from optsched.formats.registry import Reader
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 DOCUMENTS: Final = {
     "optsched.jobshop": "optsched.problems.jobshop.document",

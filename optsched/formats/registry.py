@@ -17,7 +17,7 @@ from optsched.io.values import one_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 GROUP: Final = "optsched.formats"
 """The group of entry points."""

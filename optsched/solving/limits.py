@@ -13,7 +13,7 @@ from optsched.io.values import integer, number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.solving.stop import Criterion
+    from optsched.solving.progress import Criterion
 
 _RANGES = (
     ("iterations", 0, 2**53),  # documents hold integers up to that

@@ -8,17 +8,15 @@ without state: one may serve several searches at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    from optsched.solving.monitor import Progress
-
-    Criterion: TypeAlias = Callable[[Progress], object]
+    from optsched.solving.progress import Criterion, Progress
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import optsched
 from optsched.model.graph import evaluate
-from optsched.solving.solver import answers, support
+from optsched.solving.solver import kinds, support
 from optsched.testing.best_period import best_period
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.problems import small_problems
@@ -58,7 +58,7 @@ def living_threads() -> int:
 
 def schedules(engine: Solver) -> bool:
     """Whether the engine finds the orders of graphs."""
-    return not {"orders", "periodic orders"}.isdisjoint(answers(engine))
+    return not {"jobshop", "jobarray", "periodic"}.isdisjoint(kinds(engine))
 
 
 def optimum(problem: Any) -> int | None:

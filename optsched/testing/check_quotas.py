@@ -7,7 +7,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import optsched
-from optsched.solving.solver import answers
+from optsched.solving.solver import kinds
 from optsched.testing.check_answers import (
     SHORT,
     STEPS,
@@ -32,7 +32,7 @@ CASES = 60
 
 def decides_quotas(engine: Solver) -> bool:
     """Whether the solver is for quota plans at all."""
-    return "quotas" in answers(engine)
+    return "quota" in kinds(engine)
 
 
 _warm: set[int] = set()

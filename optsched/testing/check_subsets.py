@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import optsched
-from optsched.solving.solver import answers
+from optsched.solving.solver import kinds
 from optsched.testing.check_answers import (
     check_exact,
     check_runs,
@@ -28,7 +28,7 @@ CASES = 40
 
 def chooses_gpus(engine: Solver) -> bool:
     """Whether the solver is for subset choice at all."""
-    return "resources" in answers(engine)
+    return "gpus" in kinds(engine)
 
 
 def supported(engine: Solver) -> list[SubsetChoice]:

@@ -15,7 +15,7 @@ from optsched.testing.problems import small_problems
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.solving.monitor import Progress
+    from optsched.solving.progress import Progress
     from optsched.solving.result import Result
     from optsched.solving.solver import Solver
 

@@ -13,7 +13,7 @@ from optsched.problems.jobshop.problem import JobShop
 from optsched.testing.rolling_problems import small_rolling, tiny_rolling
 
 if TYPE_CHECKING:
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 
 def tiny_problems() -> list[Problem]:

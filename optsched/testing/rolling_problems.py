@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from optsched.problems.jobarray.problem import JobArray
 
 if TYPE_CHECKING:
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 
 def tiny_rolling() -> list[Problem]:

@@ -14,7 +14,7 @@ from optsched.problems.jobshop.problem import JobShop
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 
 class Variant(NamedTuple):

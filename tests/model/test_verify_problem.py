@@ -20,7 +20,7 @@ from optsched.testing.subset_problems import subset_problems
 if TYPE_CHECKING:
     from program import Cli
 
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 SHOP = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
 ARRAY = JobArray(

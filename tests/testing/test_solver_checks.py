@@ -378,7 +378,7 @@ def test_a_solver_of_which_nothing_is_checked_fails() -> None:
         check_solver(Nothing(), time_limit=TIME_LIMIT)
 
     class Poet(InOrder):
-        answers = ("verses",)
+        kinds = ("verses",)
 
     with pytest.raises(AssertionError, match=r"no check is for what it finds: .*verses"):
         check_solver(Poet(), time_limit=TIME_LIMIT)

@@ -13,8 +13,7 @@ import weakref
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import integer, number
-from optsched.model.schedule import Schedule
-from optsched.solving.problem import Problem
+from optsched.model.schedule import Problem, Schedule
 
 _CHILD = "from optsched.arraypipe.planning.replan import _serve; _serve()"
 _NICE = 10  # the solver gets what the training leaves over
@@ -190,7 +189,7 @@ def _serve() -> None:
     parent = int(sys.argv[1])  # not asked here: it may be gone already
     schedule, reason = None, ""
     try:
-        if start is not None and "recomputation" not in problem.answers:
+        if start is not None and not getattr(problem, "chooses", False):
             start = for_problem(problem, start)
         result = solve(
             problem, time_limit=time_limit, workers=workers, warm_start=start,

@@ -24,8 +24,7 @@ from optsched.bandwidth.rates import MOST, shown
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.errors import InputError
 from optsched.io.values import integer, label
-from optsched.model.schedule import Rows, Schedule
-from optsched.solving.problem import Problem
+from optsched.model.schedule import Problem, Rows, Schedule
 
 if TYPE_CHECKING:
     import os
@@ -155,7 +154,7 @@ class SubsetChoice(Problem):
         self.__dict__.update(values)
         check_traffic(traffic)
 
-    answers: ClassVar[str] = "resources"
+    problem_kind: ClassVar[str] = "gpus"
 
     # what solvers read
 

@@ -13,7 +13,7 @@ from optsched.model.schedule import NO_DEADLINE, Schedule
 from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 FORMAT = "optsched.jobshop/1"
 

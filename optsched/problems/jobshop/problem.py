@@ -18,12 +18,12 @@ from optsched.model.schedule import (
     TIME_UNITS,
     Arcs,
     IntArray,
+    Problem,
     Resource,
     Rows,
     Schedule,
 )
 from optsched.problems.jobshop.checks import chains_of, check_total, machine_names, matrix, window
-from optsched.solving.problem import Problem
 
 if TYPE_CHECKING:
     import os

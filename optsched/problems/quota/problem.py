@@ -12,10 +12,9 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.strict_json import without_collector
 from optsched.io.values import integer, label
-from optsched.model.schedule import TIME_UNITS, Resource, Rows
+from optsched.model.schedule import TIME_UNITS, Problem, Resource, Rows
 from optsched.problems.quota.job import QuotaJob
 from optsched.problems.quota.table import LARGEST, linear_levels, spans_of, table_of
-from optsched.solving.problem import Problem
 
 if TYPE_CHECKING:
     import os
@@ -78,7 +77,7 @@ class QuotaPlan(Problem):
         A field of a wrong type, a number that cannot be or that overflows; the message names it.
     """
 
-    answers: ClassVar[str] = "quotas"
+    problem_kind: ClassVar[str] = "quota"
 
     jobs: tuple[QuotaJob, ...]
     nodes: tuple[Node, ...]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from optsched.errors import InputError
 from optsched.io.values import integer, label
-from optsched.model.schedule import Arcs, Rows, Schedule
+from optsched.model.schedule import Arcs, Problem, Rows, Schedule
 from optsched.problems.routing.checks import (
     MOST_TUPLES,
     accuracy_table,
@@ -26,7 +26,6 @@ from optsched.problems.routing.checks import (
     table,
     times,
 )  # fmt: skip
-from optsched.solving.problem import Problem
 
 if TYPE_CHECKING:
     import os
@@ -163,7 +162,7 @@ class Routing(Problem):
     ms_per_joule: float
     name: str
 
-    answers: ClassVar[str] = "routes"
+    problem_kind: ClassVar[str] = "routing"
     objective_name: ClassVar[str] = "cost"
 
     def __init__(

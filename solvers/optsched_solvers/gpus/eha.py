@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from optsched.bandwidth.tables import CountTables
-    from optsched.model.schedule import IntArray
+    from optsched.model.schedule import IntArray, Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 MAX_CANDIDATES: Final = 200
 MOST_CANDIDATES: Final = 100_000
@@ -46,12 +45,12 @@ class Eha:
     """
 
     name = "eha"
-    answers = ("resources",)
+    kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType(
         {"max_candidates": f"most spreads over several hosts (default {MAX_CANDIDATES})"}
     )
 
-    def instant(self, problem: Problem) -> bool:
+    def runs_inline(self, problem: Problem) -> bool:
         """With tables by counts, which leave no model to be asked."""
         return isinstance(problem, SubsetChoice) and problem.tables is not None
 

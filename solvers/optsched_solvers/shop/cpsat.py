@@ -11,7 +11,6 @@ import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
 from optsched.solving.result import Result
-from optsched.solving.solver import Support
 from optsched_solvers._cores import chosen_cores, confined
 from optsched_solvers._loading import load
 from optsched_solvers.shop.rules import supported_objective
@@ -19,10 +18,10 @@ from optsched_solvers.shop.rules import supported_objective
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from optsched.model.schedule import Schedule
+    from optsched.model.schedule import Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
+    from optsched.solving.solver import Support
 
 STRONG_PROPAGATION_UP_TO = 400
 """Operations; above, the two switches below cost more than they bring."""
@@ -48,57 +47,24 @@ class CpSat:
     """
 
     name = "cpsat"
-    answers = ("orders", "periodic orders", "resources", "quotas", "routes")
     options: Mapping[str, str] = MappingProxyType(
         {
             "mode": "'solve' (default), or 'bound': lift the lower bound and look for nothing else",
             "threads": "CP-SAT workers instead of the measured choice",
             "symmetry": "break the symmetry of identical jobs (default true)",
             "parameters": "mapping of further CP-SAT parameters",
-            "ties": "quota plans with nodes: break ties exactly (default true)",
-            "plan": "routing: a Plan or a file optsched.routing-plan/1 (default: the best plan)",
         }
     )
 
     def supports(self, problem: Problem) -> Support:
-        """One iteration (makespan) of any graph, and rolling job arrays."""
-        if problem.answers == "resources":
-            from optsched_solvers.gpus import cpsat as subset_cpsat
-
-            return subset_cpsat.supports(problem)
-        if problem.answers == "quotas":
-            from optsched_solvers.quota import cpsat as quota_cpsat
-
-            return quota_cpsat.supports(problem)
-        if problem.answers == "routes":
-            from optsched_solvers.routing import windows as routing_windows
-
-            return routing_windows.supports(problem)
-        if problem.answers == "periodic orders":
-            return Support(True)
+        """One iteration (makespan) of any graph."""
         return supported_objective(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search until proof or limit; starts from the monitor's incumbent, or from a rule's."""
-        if problem.answers == "resources":
-            from optsched_solvers.gpus import cpsat as subset_cpsat
-
-            return subset_cpsat.solve(problem, limits, monitor)  # type: ignore[arg-type]
-        if problem.answers == "quotas":
-            from optsched_solvers.quota import cpsat as quota_cpsat
-
-            return quota_cpsat.solve(problem, limits, monitor)  # type: ignore[arg-type]
-        if problem.answers == "routes":
-            from optsched_solvers.routing import routers as routing
-
-            return routing.clairvoyant(problem, limits, monitor)  # type: ignore[arg-type]
-        if problem.answers == "periodic orders":
-            from optsched_solvers.periodic import cpsat as cycle_cpsat
-
-            return cycle_cpsat.solve(problem, limits, monitor)
         symmetry = _checked_symmetry(limits)
         graph = problem.graph()
-        if monitor.sequences is None:
+        if monitor.solution is None:
             _first_schedule(graph, limits, monitor)
         if graph.n_operations == 0:
             from optsched.model.schedule import Rows
@@ -137,7 +103,7 @@ class _Run:
 
         self.cp_model = cp_model
         self.graph, self.limits, self.monitor = graph, limits, monitor
-        self.model = Model(graph, monitor.lower_bound or 0, monitor.sequences, symmetry)
+        self.model = Model(graph, monitor.lower_bound or 0, monitor.solution, symmetry)
         self.stop_seconds = stop_seconds
         self.failure: BaseException | None = None
         self.answered = self.infeasible = self.invalid = False

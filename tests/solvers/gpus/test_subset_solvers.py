@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import optsched
-from optsched.solving.solver import answers, solver
+from optsched.solving.solver import solver
 from optsched.testing.check_subsets import SUBSET_CHECKS, check_subset_exact
 
-SOLVERS = [name for name in optsched.solvers() if "resources" in answers(solver(name))]
+SOLVERS = optsched.solvers("gpus")
 EXACT = ("auto", "branch_and_bound", "counts", "cpsat")
 
 
@@ -16,13 +16,13 @@ EXACT = ("auto", "branch_and_bound", "counts", "cpsat")
 @pytest.mark.parametrize("name", [name for name in SOLVERS if name != "pods"])
 def test_conformance(name, check):  # type: ignore[no-untyped-def]
     """Allowed, honest, repeatable; `pods` takes none of the suite's models."""
-    check(solver(name), (), 1.0)
+    check(solver(name, "gpus"), (), 1.0)
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_exact(name):  # type: ignore[no-untyped-def]
     """Those that prove, prove."""
-    check_subset_exact(solver(name), (), 1.0)
+    check_subset_exact(solver(name, "gpus"), (), 1.0)
 
 
 def test_all_are_there() -> None:

@@ -344,8 +344,8 @@ def test_hand_made_schedules_are_repeated() -> None:
                    objective="period")  # fmt: skip
     monitor = Monitor(Limits())
     hand_made.offer(job, monitor)
-    assert monitor.sequences is not None
-    assert job.scheduled(monitor.sequences).period == monitor.objective
+    assert monitor.solution is not None
+    assert job.scheduled(monitor.solution).period == monitor.objective
     once = pipelines.one_f_one_b(job.with_objective("makespan"))
     assert monitor.objective == job.evaluate_orders(once.sequences)
     several = Monitor(Limits())

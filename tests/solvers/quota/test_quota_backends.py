@@ -21,7 +21,8 @@ from optsched.problems.quota.problem import OBJECTIVES
 from optsched.problems.quota.synthetic import synthetic
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
-from optsched.solving.solver import answers, solver
+from optsched.solving.solver import Solver
+from optsched.solving.solver import solver as find_solver
 from optsched.testing.best_quota import answers as all_answers
 from optsched.testing.check_quotas import QUOTA_CHECKS, check_quota_exact, judged, warm_up
 from optsched.testing.quota_problems import optimum, random_plan
@@ -30,8 +31,13 @@ from optsched_solvers.quota.first import first_answer
 from optsched_solvers.quota.ground import fill, place
 from optsched_solvers.quota.marginal import greedy, remainders
 
-SOLVERS = [name for name in optsched.solvers() if "quotas" in answers(solver(name))]
+SOLVERS = optsched.solvers("quota")
 EXACT = ("auto", "branch_and_bound", "cpsat", "quota")
+
+
+def solver(name: str) -> Solver:
+    """Of quota plans."""
+    return find_solver(name, "quota")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -361,11 +367,11 @@ def test_first_answer_is_an_answer(seed: int) -> None:
         return
     monitor = Monitor(Limits(time_limit=10))
     first_answer(plan, monitor)
-    if monitor.sequences is None:
+    if monitor.solution is None:
         assert any(job.locality != "any" for job in plan.jobs) or len(plan.kinds) > 1
         return
-    assert plan.faults(monitor.sequences) == []
-    assert monitor.objective == plan.evaluate(plan.scheduled(monitor.sequences))
+    assert plan.faults(monitor.solution) == []
+    assert monitor.objective == plan.evaluate(plan.scheduled(monitor.solution))
     best = optimum(plan)
     assert best is not None
     assert monitor.objective >= best

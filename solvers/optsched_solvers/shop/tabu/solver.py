@@ -31,9 +31,8 @@ from optsched_solvers.shop.tabu.arrays import order_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.model.schedule import IntArray, Schedule
+    from optsched.model.schedule import IntArray, Problem, Schedule
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched_solvers.shop.tabu.path_relinking import Elite
 
 ELITES = 8
@@ -85,7 +84,6 @@ class Tabu:
     """
 
     name = "tabu"
-    answers = ("orders", "periodic orders")
     options: Mapping[str, str] = MappingProxyType(
         {
             "elites": f"how many good schedules are kept to walk between (default {ELITES})",
@@ -94,9 +92,7 @@ class Tabu:
     )
 
     def supports(self, problem: Problem) -> Support:
-        """Makespan or period, at most one resource per operation, no deadlines."""
-        if problem.answers == "periodic orders":
-            return Support(True)  # blocks of a rolling array hold one resource each
+        """Makespan, at most one resource per operation, no deadlines."""
         goal = supported_objective(problem)
         if not goal:
             return goal
@@ -110,16 +106,11 @@ class Tabu:
         """Walk from the best known schedule, or the best dispatching rule, until a limit."""
         elites = integer("options.elites", limits.options.get("elites", ELITES), 2, 10**9)
         patience = integer("options.patience", limits.options.get("patience", PATIENCE), 1, 10**9)
-        if problem.answers == "periodic orders":
-            from optsched_solvers.periodic import search as cycle_search
-
-            given = patience if "patience" in limits.options else cycle_search.PATIENCE
-            return cycle_search.solve(problem, limits, monitor, given)
         graph = problem.graph()
         if graph.n_operations == 0:
             monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
             return Result("unknown")
-        if monitor.sequences is None:
+        if monitor.solution is None:
             try_rules(graph, limits, monitor)
         if not monitor.should_stop() and load(monitor, *kernels(graph)):
             search = _Search(graph, limits, monitor, elites, patience)
@@ -221,7 +212,7 @@ class _Search:
         aside = Aside(Limits(iterations=FRESH_JOB_ORDERS), self.monitor.should_stop)
         seed = int(self.random.integers(2**31))
         self.spend(improve(self.graph, aside, seed=seed, iterations=FRESH_JOB_ORDERS))
-        return None if aside.sequences is None else order_of(self.graph, aside.sequences)
+        return None if aside.solution is None else order_of(self.graph, aside.solution)
 
     def dispatched(self) -> IntArray:
         """A list schedule by a random rule with noise; if memory stops it, the best schedule."""
