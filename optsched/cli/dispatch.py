@@ -58,14 +58,13 @@ def dispatch(
     A line of --stream is {"gpus": 8}; with "name" the job starts on them, {"give": NAME} ends it,
     {"state": {...}} begins anew, "id" comes back with the answer.
     """
-    from optsched.bandwidth import Policy
+    from optsched.bandwidth import Policy, state_document
     from optsched.errors import InputError
-    from optsched.formats import state_json
     from optsched.io.files import check_outputs
 
     check_outputs([output], [state, cluster, model])
     found = _model(cluster, model)
-    running = state_json.read(state, found.cluster)
+    running = state_document.read(state, found.cluster)
     policy = Policy(
         required=require, preferred=prefer, balance=balance, max_hosts=max_hosts,  # type: ignore[arg-type]
         same_type=same_type, include=tuple(include) if include else None,
@@ -128,8 +127,8 @@ def _once(
 
 def _model(cluster: Path | None, model: Path | None) -> BandwidthModel:
     from optsched.bandwidth import BottleneckBandwidth, Cluster
+    from optsched.bandwidth.model_document import read_model
     from optsched.errors import InputError
-    from optsched.formats.model_json import read_model
 
     own = None if cluster is None else Cluster.read(cluster)
     if model is not None:

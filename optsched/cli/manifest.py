@@ -87,7 +87,7 @@ def manifest(
 def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang], list[str]]:
     """The jobs to be started, and what else the user should know."""
     from optsched.errors import InputError
-    from optsched.formats import decide_json, kubernetes_gangs, quota_json
+    from optsched.formats import decide_json, kubernetes, quota_json
     from optsched.io.files import decode_text, read_text
     from optsched.io.strict_json import format_json, parse, without_collector
     from optsched.model import document
@@ -106,15 +106,15 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
     if family != "optsched.schedule" and at is not None:
         raise InputError("at: goes with a schedule")
     if family == "optsched.schedule":
-        return kubernetes_gangs.of_schedule(document.from_tree(tree, name), at), []
+        return kubernetes.of_schedule(document.from_tree(tree, name), at), []
     if family == "optsched.decision" or (found is None and _is_error(tree)):
         answer = decide_json.read_answer(tree, name)
         released = ", ".join(answer.release or [])
         notes = [f"to be released, so delete these jobs: {released}"] if released else []
-        return kubernetes_gangs.of_answer(answer), notes
+        return kubernetes.of_answer(answer), notes
     if family == "optsched.quota":
         plan = quota_json.from_tree(tree, name)
-        return kubernetes_gangs.of_plan(plan, _answer(plan, schedule)), []
+        return kubernetes.of_plan(plan, _answer(plan, schedule)), []
     raise InputError(
         f"{name}: format: expected optsched.quota/1, optsched.schedule/1 or optsched.decision/1, "
         f"got {format_json(found) if found is not None else 'nothing'}"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from optsched.bandwidth import model_document, state_document
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError
-from optsched.formats import model_json, state_json
 from optsched.io.files import read_bytes, read_text
 from optsched.io.strict_json import check_format, decode, format_json, parse
 from optsched.problems.gpus.problem import Request, SubsetChoice
@@ -99,7 +99,7 @@ def from_tree(tree: Any, name: str) -> SubsetChoice:
     check_format(tree, FORMAT, name)
     found = decode(tree, _Document, name)
     model = _model(found.model, name)
-    state = state_json.from_tree(found.state, model.cluster, f"{name}: state")
+    state = state_document.from_tree(found.state, model.cluster, f"{name}: state")
     rest: dict[str, Any] = {
         key: getattr(found, key)
         for key in ("traffic", "seed", "tolerance", "on_unmeasured", "max_regret", "objective")
@@ -143,9 +143,9 @@ def to_json(problem: SubsetChoice, model_file: str | os.PathLike[str] | None = N
         value = getattr(problem, key)
         if value != getattr(plain, key):
             members.append((key, encode(value)))
-    members.append(("state", _indented(state_json.to_json(problem.state))))
+    members.append(("state", _indented(state_document.to_json(problem.state))))
     if model_file is None:
-        members.append(("model", _indented(model_json.to_json(problem.model))))
+        members.append(("model", _indented(model_document.to_json(problem.model))))
     else:
         digest = hashlib.sha256(read_bytes(model_file)).hexdigest()
         members.append(("model", encode(_File(Path(model_file).name, digest))))
@@ -182,8 +182,8 @@ def _model(given: Any, name: str) -> BandwidthModel:
                 f"{format_json(link.sha256)}: "
                 "the model has changed"
             )
-        return model_json.read_model(path)
-    return model_json.from_tree(given, f"{name}: model")
+        return model_document.read_model(path)
+    return model_document.from_tree(given, f"{name}: model")
 
 
 def _fields(struct: msgspec.Struct) -> dict[str, Any]:
