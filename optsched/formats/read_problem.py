@@ -73,7 +73,7 @@ def read_problem(
             return from_tree(parse(text, name), name)
         if reentrant:
             format = "standard"
-        tree = parse(text, name) if is_json and format != "standard" else None
+        tree = parse(text, name) if is_json and format not in ("standard", "taillard") else None
         source = Source(name, text, tree, reentrant)
         reader = readers()[format] if format != "auto" else _recognised(source)
         assert reader is not None  # the last ones refuse a text that is of no format
