@@ -101,8 +101,12 @@ class TraceTable:
 
     def refuse(self, i: int, key: str, what: str) -> NoReturn:
         """Refuse the i-th job."""
+        raise InputError(f"{self.place(i, key)}: {what}")
+
+    def place(self, i: int, key: str) -> str:
+        """Where the field of the i-th job stands."""
         name = format_json(self.columns["job_id"][i])
-        raise InputError(f"{self.path}: row {self.row[i]} (job {name}): {key}: {what}")
+        return f"{self.path}: row {self.row[i]} (job {name}): {key}"
 
     def keep(self, kept: Any, otherwise: str) -> None:
         """Leave out the other rows."""
@@ -185,10 +189,8 @@ class TraceTable:
     def whole(self, i: int, key: str, text: str, least: int, most: int, what: str) -> int:
         """A whole number in ``least..most`` of the i-th row."""
         value = self.number(i, key, text, what)
-        if value != value.to_integral_value() or not least <= value <= most:
-            limit = {MAX_INTEGER: "2^53", MOST_GPUS: "2^24"}.get(most, str(most))
-            self.refuse(i, key, f"expected a whole number in {least}..{limit}, got {text:.40}")
-        return int(value)
+        whole = int(value) if value == value.to_integral_value() else float(value)
+        return integer(self.place(i, key), whole, least, most)
 
     def number(self, i: int, key: str, text: str, what: str) -> Decimal:
         """The i-th number of a column, exactly."""
