@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import InputError
@@ -35,7 +34,6 @@ def refusal(text: str) -> str:
 
 
 @given(VALUES, st.booleans())
-@settings(max_examples=depth(60))
 def test_good_json_is_read_as_the_standard_library_does(value: Any, ascii_only: bool) -> None:
     """Escaped or not, every JSON value comes through unchanged."""
     assert parse(json.dumps(value, ensure_ascii=ascii_only), "f") == value
@@ -83,7 +81,6 @@ def test_whole_pairs_are_characters() -> None:
 
 
 @given(VALUES, st.data())
-@settings(max_examples=depth(40))
 def test_truncated_containers_are_refused(value: Any, data: st.DataObject) -> None:
     """Every proper prefix of an object is refused with a line and a column."""
     text = json.dumps({"a": value})
@@ -92,7 +89,6 @@ def test_truncated_containers_are_refused(value: Any, data: st.DataObject) -> No
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=depth(60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """No text makes the parser fail in any other way, and what it accepts is JSON."""
     try:

@@ -18,7 +18,7 @@ from optsched.problems.routing.workload import reference
 from optsched.serving.routers import Backlog, Decision, RandomWidth, RoundRobin, Router, Static
 from optsched.serving.simulator import simulate
 from optsched.testing import check_router
-from optsched.testing.routing_problems import random_routing
+from optsched.testing.router_checks import random_routing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

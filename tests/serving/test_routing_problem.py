@@ -18,7 +18,7 @@ from optsched.problems.routing.document import from_tree, to_json
 from optsched.problems.routing.workload import network_mmac, read_arrivals, reference
 from optsched.serving.routers import JSED, Router, Static
 from optsched.serving.simulator import simulate
-from optsched.testing.routing_problems import random_routing
+from optsched.testing.router_checks import random_routing
 
 if TYPE_CHECKING:
     from pathlib import Path
