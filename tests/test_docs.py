@@ -16,7 +16,7 @@ PAGES = [
     "docs/solvers.md", "docs/branch-and-bound.md", "docs/subset.md", "docs/quota.md",
     "docs/simulator.md", "docs/pytorch-csv.md", "docs/pipelines.md", "docs/single-job.md",
     "docs/rolling.md", "docs/arraypipe-study.md", "docs/serving.md",
-    "docs/elastic.md",
+    "docs/elastic.md", "docs/formats.md",
 ]  # fmt: skip
 
 

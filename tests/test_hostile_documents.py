@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from strategies import periodic_schedules, schedules
 
 from optsched import InputError, JobArray, JobShop, Schedule
-from optsched.formats import jobshop_json, taillard
+from optsched.formats import taillard
 from optsched.formats.read_problem import read_problem
 from optsched.model.document import read, write
 from optsched.problems.jobarray import document as jobarray_json
+from optsched.problems.jobshop import document as jobshop_document
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,8 +136,8 @@ def take(path: Path, content: str | bytes) -> Any:
     if isinstance(problem, JobArray):
         assert jobarray_json.read(jobarray_json.write(problem).decode()) == problem
     if isinstance(problem, JobShop):
-        tree = json.loads(jobshop_json.to_json(problem))
-        assert jobshop_json.from_tree(tree, "x") == problem
+        tree = json.loads(jobshop_document.to_json(problem))
+        assert jobshop_document.from_tree(tree, "x") == problem
     return problem
 
 

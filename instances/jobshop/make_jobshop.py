@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from optsched.errors import InputError
-from optsched.formats import jobshop_json, standard, taillard
+from optsched.formats import standard, taillard
 from optsched.formats.taillard import Lehmer
+from optsched.problems.jobshop import document
 from optsched.problems.jobshop.problem import JobShop
 
 VERSION: Final = 1
@@ -114,7 +115,7 @@ def documents() -> dict[str, bytes]:
     for f, (family, (_, sizes)) in enumerate(FAMILIES.items()):
         for i, (n, m) in enumerate(sizes):
             shop = make(family, n, m, seed=1000 * (f + 1) + i + 1)
-            files[f"{shop.name}.jobshop.json"] = jobshop_json.to_json(shop)
+            files[f"{shop.name}.jobshop.json"] = document.to_json(shop)
     return files
 
 

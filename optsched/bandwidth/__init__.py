@@ -20,12 +20,12 @@ if TYPE_CHECKING:
         MixedMeasurements,
     )
     from optsched.bandwidth.model import BandwidthModel, CountModel, UnmeasuredPattern
+    from optsched.bandwidth.model_document import read_model, write_model
     from optsched.bandwidth.planner import plan_measurements
     from optsched.bandwidth.pods import PodBandwidth
     from optsched.bandwidth.policy import Policy
     from optsched.bandwidth.state import ClusterState, Job
     from optsched.bandwidth.surrogate import HierarchicalTransformer
-    from optsched.formats.model_json import read_model, write_model
 
 _HOME = {
     "BandwidthModel": "model", "BottleneckBandwidth": "bottleneck", "Cluster": "cluster",
@@ -36,8 +36,8 @@ _HOME = {
     "MeasurementTable": "measurements", "MixedMeasurements": "measurements",
     "PodBandwidth": "pods", "Policy": "policy", "Share": "contention",
     "UnmeasuredPattern": "model", "load_measured": "measured_data",
-    "plan_measurements": "planner", "read_model": "optsched.formats.model_json",
-    "write_model": "optsched.formats.model_json",
+    "plan_measurements": "planner", "read_model": "model_document",
+    "write_model": "model_document",
 }  # fmt: skip
 
 _MODULES = ("metrics", "rates", "samples", "scenarios", "synthetic")
@@ -58,9 +58,7 @@ def __getattr__(name: str) -> Any:
         return import_module(f"optsched.bandwidth.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'optsched.bandwidth' has no attribute {name!r}")
-    home = _HOME[name]
-    module = home if home.startswith("optsched.") else f"optsched.bandwidth.{home}"
-    value = getattr(import_module(module), name)
+    value = getattr(import_module(f"optsched.bandwidth.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

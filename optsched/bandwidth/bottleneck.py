@@ -373,14 +373,17 @@ class BottleneckBandwidth(CountModel):
     def read(
         cls, path: str | os.PathLike[str], cluster: Cluster | None = None
     ) -> BottleneckBandwidth:
-        """Read a document ``optsched.bandwidth/1``; see `optsched.formats.bandwidth_json`."""
-        from optsched.formats.bandwidth_json import read
+        """Read a document ``optsched.bandwidth/1``; see `optsched.bandwidth.model_document`."""
+        from optsched.bandwidth.model_document import read_model
 
-        return read(path, cluster)
+        model = read_model(path, cluster)
+        if not isinstance(model, BottleneckBandwidth):
+            raise InputError(f"{path}: kind: expected bottleneck, it is a {type(model).__name__}")
+        return model
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.bandwidth/1``, all of it or nothing."""
-        from optsched.formats.bandwidth_json import to_json
+        from optsched.bandwidth.model_document import to_json
         from optsched.io.files import write_atomic
 
         write_atomic(path, to_json(self))

@@ -370,13 +370,13 @@ class Cluster:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Cluster:
         """Read a document ``optsched.cluster/1``; `InputError` names path, rule and value."""
-        from optsched.formats.cluster_json import read
+        from optsched.bandwidth.cluster_document import read
 
         return read(path)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.cluster/1``, all of it or nothing."""
-        from optsched.formats.cluster_json import to_json
+        from optsched.bandwidth.cluster_document import to_json
         from optsched.io.files import write_atomic
 
         write_atomic(path, to_json(self))
@@ -414,7 +414,7 @@ class Cluster:
         InputError
             With ``file:line`` and the rule.
         """
-        from optsched.formats.cluster_files import cluster_from_files
+        from optsched.formats.topology import cluster_from_files
 
         return cluster_from_files(topo, hosts, slurm, labels, nics, nic_rate, pod, name)
 

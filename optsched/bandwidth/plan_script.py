@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from optsched.bandwidth.gpu_words import written_gpus
 from optsched.bandwidth.patterns import written_pattern
 from optsched.bandwidth.stand_in import intra_estimate
 from optsched.errors import InputError
-from optsched.formats.gpu_words import written_gpus
 
 if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster

@@ -273,13 +273,13 @@ class ClusterState:
     @classmethod
     def read(cls, path: str | os.PathLike[str], cluster: Cluster) -> ClusterState:
         """Read a document ``optsched.state/1``; `InputError` names path, rule and value."""
-        from optsched.formats.state_json import read
+        from optsched.bandwidth.state_document import read
 
         return read(path, cluster)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write a document ``optsched.state/1``, all of it or nothing."""
-        from optsched.formats.state_json import to_json
+        from optsched.bandwidth.state_document import to_json
         from optsched.io.files import write_atomic
 
         write_atomic(path, to_json(self))

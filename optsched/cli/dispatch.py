@@ -52,13 +52,13 @@ def dispatch(
     {"state": {...}} begins anew, "id" comes back with the answer.
     """
     import optsched
-    from optsched.formats import state_json
+    from optsched.bandwidth import state_document
     from optsched.formats.dispatch_json import answer_of, to_json
     from optsched.io.files import check_outputs
 
     check_outputs([output], [state, cluster, model])
     known = _model(cluster, model)
-    running = state_json.read(state, known.cluster)
+    running = state_document.read(state, known.cluster)
     rules: dict[str, Any] = {
         "policy": _policy(policy),
         "tolerance": _share(tolerance),
@@ -96,7 +96,8 @@ def dispatch(
 
 def _model(cluster: Path | None, model: Path | None) -> BandwidthModel:
     from optsched.bandwidth import BottleneckBandwidth, Cluster
-    from optsched.formats.model_json import read_model
+    from optsched.bandwidth.model_document import read_model
+    from optsched.errors import InputError
 
     own = None if cluster is None else Cluster.read(cluster)
     if model is not None:

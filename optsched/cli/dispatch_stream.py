@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
-from optsched.bandwidth import Dispatcher
+from optsched.bandwidth import Dispatcher, state_document
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.cli.output import answer_lines
 from optsched.errors import InputError
-from optsched.formats import state_json
 from optsched.io.strict_json import parse
 from optsched.problems.gpus.document import policy_from_tree
 
@@ -107,7 +106,7 @@ def _step(
         return state
     if request.state is not None:
         tree = parse(msgspec.json.encode(request.state).decode(), "state")
-        state = state_json.from_tree(tree, state.cluster, "state")
+        state = state_document.from_tree(tree, state.cluster, "state")
         answer.free = len(state.free)
         return state
     rules = policy if request.policy is None else policy_from_tree(request.policy, "policy")

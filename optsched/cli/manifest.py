@@ -85,7 +85,7 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
     """The jobs to be started, and what else the user should know."""
     from optsched.cli.output import stdin_or_file
     from optsched.errors import InputError
-    from optsched.formats import decide_json, kubernetes_gangs
+    from optsched.formats import decide_json, kubernetes
     from optsched.io.strict_json import format_json, parse, without_collector
     from optsched.model import document
     from optsched.problems.quota import document as quota_json
@@ -100,17 +100,17 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
     if family != "optsched.schedule" and at is not None:
         raise InputError("at: goes with a schedule")
     if family == "optsched.schedule":
-        return kubernetes_gangs.of_schedule(document.from_tree(tree, name), at), []
+        return kubernetes.of_schedule(document.from_tree(tree, name), at), []
     if family == "optsched.decision" or (
         found is None and isinstance(tree, dict) and "error" in tree
     ):
         answer = decide_json.read_answer(tree, name)
         released = ", ".join(answer.release or [])
         notes = [f"to be released, so delete these jobs: {released}"] if released else []
-        return kubernetes_gangs.of_answer(answer), notes
+        return kubernetes.of_answer(answer), notes
     if family == "optsched.quota":
         plan = quota_json.from_tree(tree, name)
-        return kubernetes_gangs.of_plan(plan, _answer(plan, schedule)), []
+        return kubernetes.of_plan(plan, _answer(plan, schedule)), []
     raise InputError(
         f"{name}: format: expected optsched.quota/1, optsched.schedule/1 or optsched.decision/1, "
         f"got {format_json(found) if found is not None else 'nothing'}"

@@ -8,12 +8,13 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.files import read_text
-from optsched.io.strict_json import MAX_INTEGER, decode, parse
+from optsched.formats.registry import Reader
+from optsched.io.strict_json import MAX_INTEGER, decode, placed, read_json
 
 if TYPE_CHECKING:
     import os
 
+    from optsched.formats.registry import Source
     from optsched.problems.jobarray.problem import JobArray
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
@@ -48,8 +49,7 @@ class Durations(NamedTuple):
 
 def read(path: str | os.PathLike[str]) -> JobArray:
     """Read a published instance strictly; see `durations`."""
-    name = str(path)
-    return from_tree(parse(read_text(path), name), name)
+    return read_json(path, from_tree)
 
 
 def from_tree(tree: Any, name: str) -> JobArray:
@@ -57,16 +57,8 @@ def from_tree(tree: Any, name: str) -> JobArray:
     from optsched.problems.jobarray.problem import JobArray
 
     found = durations(tree, name)
-    try:
+    with placed(f"{name}: "):
         return JobArray(np.array(found.forward), np.array(found.backward), name=found.name)
-    except InputError as error:
-        error.args = (f"{name}: {error.args[0]}",)
-        raise
-
-
-def recognises(tree: Any) -> bool:
-    """Whether a parsed document has the keys of this format."""
-    return isinstance(tree, dict) and "format" not in tree and {"jobs", "n_stages"} <= tree.keys()
 
 
 def durations(tree: Any, name: str) -> Durations:
@@ -107,3 +99,11 @@ def durations(tree: Any, name: str) -> Durations:
         forward.append(job.dur[:stages])
         backward.append(job.dur[stages:][::-1])
     return Durations(found.name, forward, backward)
+
+
+def _recognises(source: Source) -> bool:
+    keys = source.tree.keys() if isinstance(source.tree, dict) else set()
+    return "format" not in keys and {"jobs", "n_stages"} <= keys
+
+
+READER = Reader("arraypipe", _recognises, lambda source: from_tree(source.tree, source.file))

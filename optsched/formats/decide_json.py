@@ -9,11 +9,18 @@ import msgspec
 from optsched.cluster.determined.pools import Pool, checked_pools
 from optsched.cluster.determined.state import MOST_SLOTS, Agent, Group, State, Task
 from optsched.errors import InputError
-from optsched.io.strict_json import check_format, decode, format_json, parse, without_collector
+from optsched.io.strict_json import (
+    check_format,
+    decode,
+    format_json,
+    parse,
+    placed,
+    without_collector,
+)
 from optsched.io.values import format_value, integer, label
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from optsched.cluster.determined.answer import Decision
 
@@ -86,11 +93,11 @@ class Overrides(msgspec.Struct, frozen=True):
     fit: str | None = None
 
 
-class Start(msgspec.Struct, omit_defaults=True):
+class Start(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A task that starts: its agents, and what a caller needs to start it."""
 
     task: str
-    agents: dict[str, int]
+    agents: dict[str, Any]  # integers, but a message is to name the agent
     slots: int
     group: str | None = None
     priority: int = 42
@@ -98,7 +105,7 @@ class Start(msgspec.Struct, omit_defaults=True):
     backfilled: bool = False
 
 
-class Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
+class Answer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """``optsched.decision/1``; `error` instead, in a stream, if a line is wrong."""
 
     format: str | None = None
@@ -108,24 +115,6 @@ class Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
     postponed: list[str] | None = None
     """Tasks that were to start, but fit nowhere when their turn came; None: there are none."""
     error: str | None = None
-
-
-class _GivenStart(msgspec.Struct, forbid_unknown_fields=True):
-    task: str
-    agents: dict[str, Any]
-    slots: Any
-    group: str | None = None
-    priority: Any = 42
-    pool: str = "default"
-    backfilled: bool = False
-
-
-class _GivenAnswer(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    format: str
-    id: int | str | None = None
-    start: list[_GivenStart]
-    release: list[str]
-    postponed: list[str] = []
 
 
 def read(text: str, name: str, overrides: Overrides | None = None) -> tuple[list[Pool], Any]:
@@ -213,13 +202,17 @@ def read_answer(tree: Any, name: str) -> Answer:
     if isinstance(tree, dict) and "error" in tree:
         raise InputError(f"{name}: error: this state was refused: {format_value(tree['error'])}")
     check_format(tree, ANSWER, name)
-    given = decode(tree, _GivenAnswer, name)
-    try:
-        start = [_checked_start(row, f"start[{i}]") for i, row in enumerate(given.start)]
+    found = decode(tree, Answer, name)
+    if found.start is None or found.release is None:
+        key = "start" if found.start is None else "release"
+        raise InputError(f'{name}: top level: the field "{key}" is missing')
+    with placed(f"{name}: "):
+        for i, row in enumerate(found.start):
+            _check_start(row, f"start[{i}]")
         seen: dict[str, str] = {}
         for place, names in (
-            ("start", [row.task for row in start]), ("release", given.release),
-            ("postponed", given.postponed),
+            ("start", [row.task for row in found.start]), ("release", found.release),
+            ("postponed", found.postponed or ()),
         ):  # fmt: skip
             for task in names:
                 label(place, task)
@@ -227,17 +220,12 @@ def read_answer(tree: Any, name: str) -> Answer:
                     where = "twice" if seen[task] == place else f"in {seen[task]} as well"
                     raise InputError(f"{place}: task {format_value(task)} is there {where}")
                 seen[task] = place
-    except InputError as error:
-        error.args = (f"{name}: {error.args[0]}",)
-        raise
-    return Answer(
-        format=ANSWER, id=given.id, start=start, release=given.release,
-        postponed=given.postponed or None,
-    )  # fmt: skip
+    found.postponed = found.postponed or None
+    return found
 
 
-def _checked_start(row: _GivenStart, place: str) -> Start:
-    """A start whose agents have all of its slots and nothing else."""
+def _check_start(row: Start, place: str) -> None:
+    """Its agents have all of its slots and nothing else."""
     label(f"{place}.task", row.task)
     integer(f"{place}.slots", row.slots, 0, MOST_SLOTS)
     integer(f"{place}.priority", row.priority, 1, 99)
@@ -254,47 +242,6 @@ def _checked_start(row: _GivenStart, place: str) -> Start:
         raise InputError(
             f"{place}.agents: expected one for a task without slots, got {len(row.agents)}"
         )
-    return Start(row.task, row.agents, row.slots, row.group, row.priority, row.pool, row.backfilled)
-
-
-def state_to_json(pools: Iterable[Pool]) -> bytes:
-    """The document ``optsched.decide/1``; fields at their default are left out."""
-    rows = [_written(pool) for pool in checked_pools(pools)]
-    body = rows[0] if len(rows) == 1 else {"pools": rows}
-    return msgspec.json.format(msgspec.json.encode({"format": FORMAT, **body}), indent=2) + b"\n"
-
-
-def _written(pool: Pool) -> dict[str, Any]:
-    state = pool.state
-    found: dict[str, Any] = {}
-    for key, value, default in (
-        ("name", pool.name, "default"), ("scheduler", pool.scheduler, "fair_share"),
-        ("variant", pool.variant, "code"), ("preemption", pool.preemption, True),
-        ("fit", state.fit, "best"), ("heterogeneous", state.heterogeneous, False),
-    ):  # fmt: skip
-        if value != default:
-            found[key] = value
-    for key, rows, kind in (
-        ("agents", state.agents, _Agent), ("groups", state.groups, _Group),
-        ("tasks", state.tasks, _Task),
-    ):  # fmt: skip
-        found[key] = [_row(row, kind) for row in rows]
-    return found
-
-
-def _row(row: Any, kind: type[msgspec.Struct]) -> dict[str, Any]:
-    found = {}
-    for field in msgspec.structs.fields(kind):
-        value = getattr(row, field.name)
-        if field.name == "blocked":
-            value = sorted(value)
-            if not value:
-                continue
-        elif field.name == "allocation" and value is not None:
-            value = dict(value)
-        if field.required or value != field.default:
-            found[field.name] = value
-    return found
 
 
 def _pool(given: _Pool, place: str, overrides: Overrides | None) -> Pool:
@@ -324,4 +271,4 @@ def _task(row: _Task) -> Task:
 
 
 __all__ = ["ANSWER", "FORMAT", "Answer", "Overrides", "Start", "answer_of", "from_tree", "read",
-           "read_answer", "state_to_json", "to_json"]  # fmt: skip
+           "read_answer", "to_json"]  # fmt: skip

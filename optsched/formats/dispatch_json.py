@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from optsched.bandwidth.rates import KILOBYTES
+from optsched.io.strict_json import lines
 
 if TYPE_CHECKING:
     from optsched.problems.gpus.choice import DispatchChoice
@@ -64,7 +65,4 @@ def answer_of(choice: DispatchChoice, result: Result) -> Answer:
 def to_json(answer: Answer) -> bytes:
     """The document, a field a line."""
     fields: dict[str, Any] = msgspec.to_builtins(answer)
-    fields = {"format": FORMAT, **fields}
-    encode = msgspec.json.encode
-    body = b",\n".join(b'  "%s": %s' % (k.encode(), encode(v)) for k, v in fields.items())
-    return b"{\n" + body + b"\n}\n"
+    return lines({"format": FORMAT, **fields})

@@ -8,12 +8,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from optsched.bandwidth.gpu_words import parse_gpus, written_gpus
 from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.bandwidth.model import OPERATIONS
 from optsched.bandwidth.patterns import parse_pattern, written_pattern
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
-from optsched.formats.gpu_words import parse_gpus, written_gpus
 from optsched.io.files import read_text
 
 if TYPE_CHECKING:

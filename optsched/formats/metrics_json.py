@@ -9,7 +9,7 @@ import msgspec
 
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
-from optsched.io.strict_json import check_format, decode, parse
+from optsched.io.strict_json import check_format, decode, lines, parse
 from optsched.io.values import plain
 from optsched.version import __version__
 
@@ -81,28 +81,19 @@ def to_json(
     for label, run in runs.items():
         if run.workload.names != some.workload.names or run.nodes.gpus != some.nodes.gpus:
             raise InputError(f"runs: {label!r:.60} is of another workload or of other nodes")
-    encode = msgspec.json.encode
-    members: dict[str, bytes] = {
-        "format": encode(FORMAT),
-        "version": encode(__version__),
-        "inputs": encode(plain("inputs", dict(inputs or {}))),
-        "workload": encode(some.workload.name),
-        "time_unit": encode(some.workload.time_unit),
-        "nodes": encode(list(some.nodes.gpus)),
+    members: dict[str, Any] = {
+        "format": FORMAT,
+        "version": __version__,
+        "inputs": plain("inputs", dict(inputs or {})),
+        "workload": some.workload.name,
+        "time_unit": some.workload.time_unit,
+        "nodes": list(some.nodes.gpus),
     }
     if per_job:
-        members["names"] = encode(some.workload.names)
-        members["submit"] = encode(some.workload.submit.tolist())
-    records = {label: _object(_record(run, per_job), 2) for label, run in runs.items()}
-    members["runs"] = _object(records, 1)
-    return _object(members, 0) + b"\n"
-
-
-def _object(members: dict[str, bytes], depth: int) -> bytes:
-    """An object, one member a line: columns would fill a screen each otherwise."""
-    begin = b"\n" + b"  " * (depth + 1)
-    rows = [begin + msgspec.json.encode(key) + b": " + value for key, value in members.items()]
-    return b"{" + b",".join(rows) + b"\n" + b"  " * depth + b"}"
+        members["names"] = some.workload.names
+        members["submit"] = some.workload.submit.tolist()
+    members["runs"] = lines({label: lines(_record(r, per_job), 2) for label, r in runs.items()}, 1)
+    return lines(members)
 
 
 def write(
@@ -139,13 +130,13 @@ def read(path: str | os.PathLike[str]) -> MetricsDocument:
     return found
 
 
-def _record(run: Run, per_job: bool) -> dict[str, bytes]:
-    found, encode = run.metrics, msgspec.json.encode
-    record = {
-        "policy": encode(run.policy),
-        "options": encode({key: _plain(value) for key, value in run.options.items()}),
-        "settings": encode(_settings(run)),
-        "metrics": encode({key: _finite(value) for key, value in found.summary().items()}),
+def _record(run: Run, per_job: bool) -> dict[str, Any]:
+    found = run.metrics
+    record: dict[str, Any] = {
+        "policy": run.policy,
+        "options": {key: _plain(value) for key, value in run.options.items()},
+        "settings": _settings(run),
+        "metrics": {key: _finite(value) for key, value in found.summary().items()},
     }
     if per_job:
         columns = {
@@ -154,11 +145,13 @@ def _record(run: Run, per_job: bool) -> dict[str, bytes]:
             "rho": found.rho,
         }  # fmt: skip
         ended = found.ended.tolist()
-        rows = {
-            key: encode([v if e else None for v, e in zip(column.tolist(), ended, strict=True)])
-            for key, column in columns.items()
-        }
-        record["jobs"] = _object(rows, 3)
+        record["jobs"] = lines(
+            {
+                key: [v if e else None for v, e in zip(column.tolist(), ended, strict=True)]
+                for key, column in columns.items()
+            },
+            3,
+        )
     return record
 
 

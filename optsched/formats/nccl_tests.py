@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from optsched.bandwidth.gpu_words import parse_gpus
 from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.bandwidth.model import OPERATIONS
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
-from optsched.formats.gpu_words import parse_gpus
 from optsched.io.files import read_text
 
 if TYPE_CHECKING:

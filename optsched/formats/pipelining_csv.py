@@ -7,26 +7,61 @@ is idle. The file holds no times: a job gives them back.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import csv
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 import numpy as np
 
-from optsched.errors import InputError
-from optsched.formats.pipelining_cells import KINDS, Block
-from optsched.formats.pipelining_csv_read import from_text, read
-from optsched.io.files import write_atomic
-from optsched.model.graph import check_permutations, evaluate
+from optsched.errors import CyclicOrder, InputError
+from optsched.formats.registry import Reader, Source
+from optsched.io.files import read_text, write_atomic
+from optsched.io.strict_json import format_json
+from optsched.io.values import file_label
+from optsched.model.graph import check_permutations, evaluate, scheduled
 from optsched.model.schedule import Arcs, IntArray, Resource, Rows, Schedule
 
 if TYPE_CHECKING:
     import os
 
-__all__ = ["from_text", "read", "to_csv", "write"]
+    from optsched.model.schedule import Problem
+    from optsched.problems.jobarray.problem import JobArray
+
+KINDS: Final = ("F", "B", "I", "W")
+
+_BLOCK: Final = re.compile(r"(0|[1-9][0-9]{0,6})([FBIW])(0|[1-9][0-9]{0,6})")
+_OVERLAP: Final = re.compile(r"\(([0-9]+F[0-9]+);([0-9]+[BI][0-9]+)\)OVERLAP_F_B")
+_COMMUNICATION: Final = re.compile(
+    r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)[0-9]*"
+)
 
 IMPLICIT: Final = ("R", "U", "end")
 """Kinds without a cell: torch's runtime does them by itself."""
 
 _COMPLETE: Final = (["B", "F"], ["F", "I", "W"])
+
+
+class Block(NamedTuple):
+    """What a cell says: a forward, backward, input- or weight-gradient block."""
+
+    kind: str
+    stage: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+class Cell(NamedTuple):
+    """A block and where it stands, ``file:row:cell``, both from 1."""
+
+    block: Block
+    place: str
+
+
+# writing
 
 
 def write(schedule: Schedule, path: str | os.PathLike[str], *, compact: bool = False) -> None:
@@ -161,3 +196,212 @@ def _inputs(block: Block, last: int) -> list[Block]:
         return [Block("I", v, m)]
     ahead = [Block("B", v + 1, m), Block("I", v + 1, m)] if v < last else []
     return [Block("F", v, m), *ahead]
+
+
+# reading
+
+
+def read(path: str | os.PathLike[str], job: JobArray) -> Schedule:
+    """Read orders from a file; see `from_text`."""
+    return from_text(read_text(path), str(path), job)
+
+
+def from_text(text: str, name: str, job: JobArray) -> Schedule:
+    """The schedule of a job under the orders of a CSV: every block starts as early as they allow.
+
+    Memory is not looked at: `optsched.verify` says whether the order fits.
+
+    Parameters
+    ----------
+    text
+        The CSV. In a job with weight blocks a cell B is I, then W.
+    name
+        File name for messages.
+    job
+        One job, makespan. Its R go directly before their gradient blocks, its U behind the last
+        gradient block of their stage (``update_mode="global"``: to the end of the row).
+
+    Raises
+    ------
+    InputError
+        With ``file:row:cell``: no block, a block that the job does not have or has elsewhere, or
+        that is there twice or not at all. `CyclicOrder` for orders that deadlock.
+    """
+    if job.n_jobs != 1:
+        raise InputError(f"{name}: holds one job, but {job.n_jobs} are given (try subset([0]))")
+    if job.objective != "makespan":
+        raise InputError(f'{name}: holds one iteration: take job.with_objective("makespan")')
+    rows = [_in_kinds_of(job, row) for row in cells_of(text, name)]
+    if len(rows) != job.n_devices:
+        raise InputError(
+            f"{name}: has {len(rows)} rows, one per rank, but the job has {job.n_devices} devices"
+        )
+    graph = job.graph()
+    number = _numbers(graph)
+    _check(rows, name, job, graph, number)
+    sequences = Rows.of(
+        _with_implicit_blocks([cell.block for cell in row], number, job) for row in rows
+    )
+    try:
+        return scheduled(graph, sequences, {"pipeline": file_label(Path(name).stem)})
+    except CyclicOrder as error:
+        raise CyclicOrder(f"{name}: {error}", error.cycle) from None
+
+
+def _in_kinds_of(job: JobArray, row: list[Cell]) -> list[Cell]:
+    """A row in which the whole backward B of a job with weight blocks is I, then W."""
+    if job.weight is None:
+        return row
+    return [
+        Cell(block._replace(kind=kind), place)
+        for block, place in row
+        for kind in (("I", "W") if block.kind == "B" else (block.kind,))
+    ]
+
+
+def _numbers(graph: Schedule) -> dict[Block, int]:
+    """The operation of every block, R, U and ``end`` included."""
+    labels = (graph.kind.tolist(), graph.stage.tolist(), graph.microbatch.tolist())
+    return {Block(*label): i for i, label in enumerate(zip(*labels, strict=True))}
+
+
+def _check(
+    rows: list[list[Cell]], name: str, job: JobArray, graph: Schedule, number: dict[Block, int]
+) -> None:
+    """Every block of the job once, on its device, and in an order that the job allows."""
+    resource = graph.single_resource.tolist()
+    seen: dict[Block, str] = {}
+    previous: dict[tuple[str, int], Block] = {}
+    for rank, row in enumerate(rows):
+        for block, place in row:
+            if block not in number:
+                raise InputError(f"{place}: {block}: {_why_unknown(block, job)}")
+            if block in seen:
+                raise InputError(f"{place}: {block} is already at {seen[block]}")
+            seen[block] = place
+            if (home := resource[number[block]]) != rank:
+                raise InputError(
+                    f"{place}: {block}: stage {block.stage} is in row {rank + 1}, but the job has "
+                    f"it on {job.devices[home]} (row {home + 1}){_place_of(rows, job)}"
+                )
+            before = previous.get((block.kind, block.stage), block)
+            if job.microbatch_order == "fixed" and before.microbatch > block.microbatch:
+                raise InputError(
+                    f'{place}: {block} after {before}, but the job has microbatch_order="fixed" '
+                    '("free" allows it)'
+                )
+            previous[block.kind, block.stage] = block
+    for block, i in number.items():
+        if block.kind in "FBIW" and block not in seen:
+            raise InputError(
+                f"{name}: {block} is missing in row {resource[i] + 1} ({job.devices[resource[i]]})"
+            )
+
+
+def _why_unknown(block: Block, job: JobArray) -> str:
+    if block.stage >= job.n_stages:
+        return f"there is no stage {block.stage}, the job has {job.n_stages}"
+    if block.microbatch >= job.micro_batches[0]:
+        return f"there is no micro-batch {block.microbatch}, the job has {job.micro_batches[0]}"
+    return f"the job has no weight blocks, {block.kind} needs JobArray(weight=...)"
+
+
+def _place_of(rows: list[list[Cell]], job: JobArray) -> str:
+    """The `place` that would fit the file, if one does."""
+    ranks = {(cell.block.stage, rank) for rank, row in enumerate(rows) for cell in row}
+    rank_of = dict(sorted(ranks))
+    if len(ranks) != len(rank_of) or [*rank_of] != [*range(job.n_stages)]:
+        return ""
+    return f"; place={[*rank_of.values()]} fits this file"
+
+
+def _with_implicit_blocks(row: list[Block], number: dict[Block, int], job: JobArray) -> list[int]:
+    """Operations of one rank: R before its gradient block, U behind the last of its stage."""
+    last = {block.stage: block for block in row if block.kind != "F"}
+    order: list[int] = []
+    end: list[int] = []
+    for block in row:
+        kind, v, m = block
+        if kind in "BI" and (again := Block("R", v, m)) in number:
+            order.append(number[again])
+        order.append(number[block])
+        if last.get(v) is block and (update := Block("U", v, 0)) in number:
+            # global: U also waits for stage 0, whose blocks may follow on this device
+            (end if job.update_mode == "global" else order).append(number[update])
+    return order + end
+
+
+def cells_of(text: str, name: str) -> list[list[Cell]]:
+    """The blocks of every rank in order; idle cells are left out.
+
+    A cell ``(0F4;7B0)OVERLAP_F_B`` gives two blocks, first F, then B.
+
+    Raises
+    ------
+    InputError
+        No row, a blank row, or a cell that is no block; torch accepts more, such as ``0F0x``.
+    """
+    rows: list[list[Cell]] = []
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for number, cells in enumerate(reader, 1):
+            row = [
+                Cell(block, place)
+                for k, cell in enumerate(cells, 1)
+                if (stripped := cell.strip())
+                for place in [f"{name}:{number}:{k}"]
+                for block in _blocks(stripped, place)
+            ]
+            if not row:
+                raise InputError(f"{name}:{number}: a row without blocks; every rank needs some")
+            rows.append(row)
+    except csv.Error as error:
+        raise InputError(f"{name}:{len(rows) + 1}: not valid CSV ({error})") from None
+    if not rows:
+        raise InputError(f"{name}: the file is empty, expected one row per rank")
+    return rows
+
+
+def _blocks(cell: str, place: str) -> list[Block]:
+    if overlap := _OVERLAP.fullmatch(cell):
+        return [_block(part, place) for part in overlap.groups()]
+    return [_block(cell, place)]
+
+
+def _block(cell: str, place: str) -> Block:
+    if not (found := _BLOCK.fullmatch(cell)):
+        _refuse(cell, place)
+    stage, kind, microbatch = found.groups()
+    return Block(kind, int(stage), int(microbatch))
+
+
+def _refuse(cell: str, place: str) -> NoReturn:
+    if _COMMUNICATION.fullmatch(cell):
+        raise InputError(
+            f"{place}: {format_json(cell)} is communication; export the file with "
+            'format="compute_only"'
+        )
+    raise InputError(
+        f"{place}: expected <stage><F|B|I|W><micro-batch> such as 0F0, got {format_json(cell)}"
+    )
+
+
+def _recognises(source: Source) -> bool:
+    return source.tree is None and source.file.lower().endswith(".csv")
+
+
+def _read(source: Source) -> Problem:
+    raise InputError(
+        f"problem: missing; {source.file} holds orders only (--problem X.jobarray.json)"
+    )
+
+
+def _write(problem: Problem) -> str:
+    if not isinstance(problem, Schedule):
+        raise InputError("a CSV holds the orders of a schedule: solve it first")
+    return to_csv(problem)
+
+
+READER = Reader("csv", _recognises, _read, _write, (".csv",), holds="orders only")
+
+__all__ = ["READER", "from_text", "read", "to_csv", "write"]

@@ -2,42 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, get_args
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from optsched.errors import InputError
-from optsched.formats import arraypipe, jobshop_json, standard, taillard
-from optsched.formats.jobshop_text import layout, lines_of
+from optsched.formats.registry import Source, readers
 from optsched.io.files import read_text
-from optsched.io.strict_json import check_kin, format_json, parse, without_collector
-from optsched.io.values import format_value
+from optsched.io.strict_json import check_kin, format_json, parse, placed, without_collector
+from optsched.io.values import one_of
 from optsched.model import document
 from optsched.model.schedule import Schedule
-from optsched.problems.jobshop.problem import Format, JobShop
+from optsched.problems.jobshop.document import from_graph
+from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
     import os
 
+    from optsched.formats.registry import Reader
     from optsched.model.schedule import Problem
 
-READABLE = (
-    "optsched.jobshop/1, optsched.jobarray/1, optsched.subset/1, optsched.quota/1, "
-    "optsched.routing/1, optsched.schedule/1, job_shop_lib's (duration_matrix), ScheduleOpt's "
-    "(data) and ArrayPipe's (n_stages, jobs)"
+DOCUMENTS: Final = {
+    "optsched.jobshop": "optsched.problems.jobshop.document",
+    "optsched.jobarray": "optsched.problems.jobarray.document",
+    "optsched.subset": "optsched.problems.gpus.document",
+    "optsched.quota": "optsched.problems.quota.document",
+    "optsched.routing": "optsched.problems.routing.document",
+}
+"""Our own documents, and the modules whose ``from_tree`` reads them."""
+
+READABLE: Final = (
+    f"{', '.join(f'{family}/1' for family in DOCUMENTS)}, optsched.schedule/1, job_shop_lib's "
+    "(duration_matrix), ScheduleOpt's (data) and ArrayPipe's (n_stages, jobs)"
 )
 
 
 def read_problem(
-    path: str | os.PathLike[str], format: Format = "auto", reentrant: bool = False
+    path: str | os.PathLike[str], format: str = "auto", reentrant: bool = False
 ) -> Problem:
     """Read an instance of any kind.
 
     Parameters
     ----------
     path
-        JSON (one of `READABLE`) or job-shop text (standard or Taillard's).
+        JSON (one of `READABLE`), job-shop text (standard or Taillard's), or a format that another
+        package adds; see `optsched.formats.registry`.
     format
-        ``"auto"`` decides by the first character, a title line or the width of the first row;
-        ``"standard"``, ``"taillard"`` and ``"json"`` insist.
+        ``"auto"`` decides by the content; ``"json"`` and the name of a format, such as
+        ``"standard"`` and ``"taillard"``, insist.
     reentrant
         Standard text only: rows of any length, machines may repeat or be skipped.
 
@@ -53,25 +64,32 @@ def read_problem(
         With ``file:line`` or the path in the document, the rule and the value.
     """
     name, text = str(path), read_text(path)
-    chosen = _format_of(text, name, format, reentrant)
+    one_of("format", format, ["auto", "json", *readers()])
+    if reentrant and format not in ("auto", "standard"):
+        raise InputError(f'reentrant=True goes with format "standard", got "{format}"')
     with without_collector():
-        if chosen == "standard":
-            return standard.from_text(text, name, reentrant)
-        if chosen == "taillard":
-            return taillard.from_text(text, name)
-        return from_tree(parse(text, name), name)
+        is_json = text.lstrip()[:1] in ("{", "[")
+        if format == "json" or (format == "auto" and is_json):
+            return from_tree(parse(text, name), name)
+        if reentrant:
+            format = "standard"
+        tree = parse(text, name) if is_json and format not in ("standard", "taillard") else None
+        source = Source(name, text, tree, reentrant)
+        reader = readers()[format] if format != "auto" else _recognised(source)
+        assert reader is not None  # the last ones refuse a text that is of no format
+        return reader.read(source)
 
 
 def read_job_shop(
-    path: str | os.PathLike[str], format: Format = "auto", reentrant: bool = False
+    path: str | os.PathLike[str], format: str = "auto", reentrant: bool = False
 ) -> JobShop:
     """Read an instance that must be a job shop; see `read_problem`."""
     problem = read_problem(path, format, reentrant)
     if isinstance(problem, JobShop):
         return problem
     if isinstance(problem, Schedule):
-        tree = parse(read_text(path), str(path))
-        return jobshop_json.from_tree(tree, str(path))
+        with placed(f"{path}: "):
+            return from_graph(document.read(read_text(path), str(path)))
     raise InputError(
         f"{path}: expected a job shop, got a {type(problem).__name__} "
         "(optsched.formats.read_problem reads every kind)"
@@ -85,43 +103,20 @@ def from_tree(tree: Any, name: str) -> Problem:
     family = str(tree.get("format", "")).partition("/")[0]
     if family == "optsched.schedule":
         return document.from_tree(tree, name).graph()
-    if family == "optsched.jobarray":
-        from optsched.problems.jobarray import document as jobarray_json
-
-        return jobarray_json.from_tree(tree, name)
-    if family == "optsched.subset":
-        from optsched.problems.gpus import document as gpus
-
-        return gpus.from_tree(tree, name)
-    if family == "optsched.routing" or tree.get("schema") == "slim-scenario/1":
-        from optsched.problems.routing import document as routing
-
-        return routing.from_tree(tree, name)
-    if family == "optsched.quota":
-        from optsched.problems.quota import document as quota_json
-
-        return quota_json.from_tree(tree, name)
-    if arraypipe.recognises(tree):
-        return arraypipe.from_tree(tree, name)
-    foreign = "format" not in tree and tree.keys() & {"duration_matrix", "machines_matrix", "data"}
-    if family == "optsched.jobshop" or foreign:
-        return jobshop_json.from_tree(tree, name)
+    if tree.get("schema") == "slim-scenario/1":
+        family = "optsched.routing"
+    if family in DOCUMENTS:
+        problem: Problem = import_module(DOCUMENTS[family]).from_tree(tree, name)
+        return problem
     check_kin(tree, name)
+    source = Source(name, "", tree)
+    if reader := _recognised(source):
+        return reader.read(source)
     found = f"format {format_json(tree['format'])}" if "format" in tree else "no known keys"
     raise InputError(
         f"{name}: not an instance this optsched reads ({found}): readable are {READABLE}"
     )
 
 
-def _format_of(text: str, name: str, format: str, reentrant: bool) -> str:
-    if format not in get_args(Format):
-        raise InputError(
-            f"format: expected one of {', '.join(get_args(Format))}, got {format_value(format)}"
-        )
-    if reentrant and format in ("taillard", "json"):
-        raise InputError(f'reentrant=True goes with format "standard", got "{format}"')
-    if format != "auto":
-        return format
-    if text.lstrip()[:1] in ("{", "["):
-        return "json"
-    return "standard" if reentrant else layout(lines_of(text, name, 2), name)
+def _recognised(source: Source) -> Reader | None:
+    return next((reader for reader in readers().values() if reader.recognises(source)), None)

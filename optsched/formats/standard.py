@@ -11,13 +11,17 @@ from optsched.formats.jobshop_text import (
     check_durations,
     check_machines,
     fail,
+    layout,
     lines_of,
     numbers,
     sizes,
 )
+from optsched.formats.registry import Reader, Source
 from optsched.io.files import read_text
+from optsched.io.strict_json import placed
 from optsched.io.values import file_label
 from optsched.problems.jobshop.checks import MAX_MACHINES
+from optsched.problems.jobshop.document import shop_of, standard_text
 from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
@@ -56,7 +60,7 @@ def from_text(text: str, name: str, reentrant: bool = False) -> JobShop:
         got = "more" if len(rows) > n else len(rows)
         fail(name, at, f"expected {n} rows, one a job, got {got}")
     jobs = [_row(line, name, m, reentrant) for line in rows]
-    return shop_of(jobs, m, name, instance_name(name))
+    return named_shop(jobs, m, name, instance_name(name))
 
 
 def to_text(shop: JobShop) -> str:
@@ -68,13 +72,7 @@ def to_text(shop: JobShop) -> str:
         The shop has releases or deadlines, which the format cannot express.
     """
     refuse_windows(shop, "standard")
-    return rows_of(shop)
-
-
-def rows_of(shop: JobShop) -> str:
-    """``n m`` and one row ``machine duration ...`` a job, single spaces, windows left out."""
-    rows = (" ".join(f"{k} {p}" for k, p in chain) for chain in shop.jobs)
-    return f"{shop.n_jobs} {shop.n_machines}\n" + "".join(f"{row}\n" for row in rows)
+    return standard_text(shop)
 
 
 def instance_name(name: str) -> str:
@@ -82,7 +80,7 @@ def instance_name(name: str) -> str:
     return file_label(Path(name).stem)
 
 
-def shop_of(
+def named_shop(
     jobs: list[list[tuple[int, int]]],
     m: int,
     file: str,
@@ -90,11 +88,8 @@ def shop_of(
     metadata: dict[str, int] | None = None,
 ) -> JobShop:
     """The shop of checked rows; sums that overflow are reported with the file."""
-    try:
+    with placed(f"{file}: "):
         return JobShop(jobs, [f"m{k}" for k in range(m)], name=name, metadata=metadata)
-    except InputError as error:
-        error.args = (f"{file}: {error.args[0]}",)
-        raise
 
 
 def refuse_windows(shop: JobShop, format: str) -> None:
@@ -113,3 +108,18 @@ def _row(line: Line, name: str, m: int, reentrant: bool) -> list[tuple[int, int]
     check_machines(machines, line, name, base=0, m=m, once=not reentrant)
     check_durations(durations, line, name)
     return list(zip(machines, durations, strict=True))
+
+
+def is_layout(source: Source, wanted: str) -> bool:
+    """Whether a text is in this one of the two layouts; `InputError` if it is in neither."""
+    file = source.file
+    return source.tree is None and layout(lines_of(source.text, file, 2), file) == wanted
+
+
+READER = Reader(
+    "standard",
+    recognises=lambda source: is_layout(source, "standard"),
+    read=lambda source: from_text(source.text, source.file, source.reentrant),
+    write=lambda problem: to_text(shop_of(problem)),
+    endings=(".txt",),
+)

@@ -18,9 +18,11 @@ from optsched.formats.jobshop_text import (
     numbers,
     sizes,
 )
-from optsched.formats.standard import instance_name, refuse_windows, shop_of
+from optsched.formats.registry import Reader
+from optsched.formats.standard import instance_name, is_layout, named_shop, refuse_windows
 from optsched.io.files import read_text
 from optsched.io.values import format_value, integer
+from optsched.problems.jobshop.document import shop_of
 from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
@@ -208,7 +210,7 @@ def _block(lines: list[Line], at: int, file: str, name: str) -> tuple[JobShop, i
         list(zip([k - 1 for k in row], p, strict=True))
         for row, p in zip(places, times, strict=True)
     ]
-    return shop_of(jobs, m, file, name, facts), at
+    return named_shop(jobs, m, file, name, facts), at
 
 
 def _title(lines: list[Line], at: int, file: str) -> tuple[int, int, dict[str, int]]:
@@ -258,3 +260,11 @@ def _rows(
         rows.append(values)
         at += 1
     return rows, at
+
+
+READER = Reader(
+    "taillard",
+    recognises=lambda source: is_layout(source, "taillard"),
+    read=lambda source: from_text(source.text, source.file),
+    write=lambda problem: to_text(shop_of(problem)),
+)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from optsched.cluster.job import WORK, rates
-from optsched.cluster.job_checks import MOST_WORK, ascending
+from optsched.cluster.job_checks import MOST_GPUS, MOST_WORK, ascending
 from optsched.cluster.speedup import Linear
 from optsched.errors import InputError
-from optsched.formats.trace_extras import check_one_workload, extras, own_sizes
-from optsched.formats.trace_table import COLUMNS, EXTRAS, TraceTable, first
-from optsched.formats.trace_write import write_trace
+from optsched.formats.trace_table import (
+    COLUMNS,
+    EXTRAS,
+    SEPARATOR,
+    TraceTable,
+    first,
+    write_trace,
+)
 from optsched.io.strict_json import MAX_INTEGER, format_json
 from optsched.io.values import file_label, format_value, integer, one_of
 from optsched.model.schedule import TIME_UNITS
@@ -26,6 +33,9 @@ if TYPE_CHECKING:
     from optsched.cluster.speedup import Speedup
     from optsched.cluster.workload import Workload
     from optsched.model.schedule import IntArray
+
+_MOST_SIZES: Final = 2**22  # of all rows
+_TRUTH: Final = {"": True, "true": True, "1": True, "false": False, "0": False}
 
 
 class Profile(NamedTuple):
@@ -111,7 +121,7 @@ def read_trace(
     one_of("priority_as", priority_as, ("priority", "weight", "ignored"))
     one_of("type_as", type_as, ("source", "group", "template"))
     if not ignore_columns:
-        check_one_workload(table)
+        _check_one_workload(table)
     gpus = table.gpus()
     if largest is not None:
         integer("largest", largest, 1)
@@ -167,7 +177,7 @@ def _columns(
     rows = {t: known[t] for t in set(types) if t in known}
     speedups: Any = speedup
     allowed: Any = None
-    own = own_sizes(table, gpus)
+    own = _own_sizes(table, gpus)
     if rows or wanted is not None or own is not None:
         none = Profile(None, speedup, wanted)
         each = [rows.get(t, none) for t in types] or [none] * len(gpus)
@@ -272,7 +282,7 @@ def _labels(table: TraceTable, priority_as: str, type_as: str, passes: int) -> d
                 )
             priority[i] = int(value)
     types = table.texts("type") if "type" in table.columns else ("",) * n
-    more = extras(table, passes)
+    more = _extras(table, passes)
     if "weight" in more and priority_as == "weight":
         raise InputError(f"priority_as: {table.path} has a column weight; read priority otherwise")
     found = {"priority": priority, "weight": weight, "source": np.array(types, np.str_)} | more
@@ -334,6 +344,102 @@ def _assembled(
 def _numbers(words: list[str], found: list[str]) -> IntArray:
     place = {word: k for k, word in enumerate(found)}
     return np.array([place.get(word, -1) for word in words], np.int64)
+
+
+# optional columns: sizes, shares, groups, passes
+
+
+def _check_one_workload(table: TraceTable) -> None:
+    """Rows of one workload only: the others would be replayed on top of it."""
+    found = list(dict.fromkeys(table.columns.get("workload", ())))
+    if len(found) > 1:
+        raise InputError(
+            f"{table.path}: workload: {len(found)} of them in one file ({format_json(found[0])}, "
+            f"{format_json(found[1])}, ...); where={{'workload': {found[0]!r:.60}}} chooses one, "
+            "ignore_columns=True, --ignore-columns reads all as one"
+        )
+
+
+def _own_sizes(table: TraceTable, gpus: IntArray) -> list[tuple[int, ...] | None] | None:
+    """Sizes that rows name themselves, None for the others; None if no row does."""
+    none = ("",) * len(gpus)
+    columns: Any = [table.columns.get(key, none) for key in ("sizes", "min_gpus", "max_gpus")]
+    if not any(map(any, columns)):
+        return None
+    known: dict[Any, tuple[int, ...] | None] = {}
+    found, total = [], 0
+    for i, key in enumerate(zip(*columns, gpus.tolist(), strict=True)):
+        if key not in known:
+            listed, low, high, g = key
+            known[key] = _sizes(table, i, listed, low, high, g, _MOST_SIZES - total)
+        sizes = known[key]
+        total += 1 if sizes is None else len(sizes)
+        if total > _MOST_SIZES:
+            table.refuse(i, "sizes", f"more than {_MOST_SIZES:,} sizes in all rows up to here")
+        found.append(sizes)
+    return found
+
+
+def _sizes(
+    table: TraceTable, i: int, sizes: str, least: str, most: str, g: int, room: int
+) -> tuple[int, ...] | None:
+    """Sizes of one row; `g` is one of them."""
+    if sizes and (least or most):
+        table.refuse(i, "sizes", "given beside min_gpus or max_gpus; give one of the two")
+    if sizes:
+        numbers = tuple(
+            table.whole(i, "sizes", text, 0, MOST_GPUS, f"sizes such as 1{SEPARATOR}2{SEPARATOR}4")
+            for text in sizes.split(SEPARATOR)
+        )
+        if any(b <= a for a, b in pairwise(numbers)):
+            table.refuse(
+                i, "sizes", f"expected ascending distinct sizes, got {format_value(sizes)}"
+            )
+        if numbers[0] == 0 and len(numbers) > 1:
+            table.refuse(i, "sizes", "0 stands alone, for a task without GPUs")
+        if g not in numbers:
+            table.refuse(i, "num_gpus", f"{g} is not among the sizes {format_value(sizes)}")
+        return numbers
+    if not least and not most:
+        return None
+    if g == 0:
+        table.refuse(i, "min_gpus" if least else "max_gpus", "given for a task without GPUs")
+    low = table.whole(i, "min_gpus", least, 1, MOST_GPUS, "a number of GPUs") if least else g
+    high = table.whole(i, "max_gpus", most, 1, MOST_GPUS, "a number of GPUs") if most else g
+    if low > high and least and most:
+        table.refuse(i, "min_gpus", f"{low} is above max_gpus {high}")
+    if not low <= g <= high:
+        table.refuse(i, "num_gpus", f"{g} is not in {low}..{high} (min_gpus, max_gpus)")
+    if high - low >= room:
+        table.refuse(i, "max_gpus", f"more than {_MOST_SIZES:,} sizes in all rows up to here")
+    return tuple(range(low, high + 1))
+
+
+def _extras(table: TraceTable, passes: int) -> dict[str, Any]:
+    """Weight, whether preemptible, passes, and words of group and template, by row."""
+    n = len(table.row)
+    weight, preemptible = np.ones(n), np.ones(n, np.bool_)
+    each = np.full(n, passes, np.int64)
+    columns = table.columns
+    for i, text in enumerate(columns.get("weight", ())):
+        if text:
+            weight[i] = float(table.number(i, "weight", text, "a weight > 0"))
+            if not 0 < weight[i] < math.inf:
+                table.refuse(i, "weight", f"expected a finite weight > 0, got {text:.40}")
+    for i, text in enumerate(columns.get("preemptible", ())):
+        if text not in _TRUTH:
+            table.refuse(i, "preemptible", f"expected true, false, 1 or 0, got {format_json(text)}")
+        preemptible[i] = _TRUTH[text]
+    for i, text in enumerate(columns.get("passes", ())):
+        if text:
+            each[i] = table.whole(i, "passes", text, 1, MAX_INTEGER, "a number of passes")
+    found: dict[str, Any] = {"preemptible": preemptible, "passes": each}
+    if any(columns.get("weight", ())):
+        found["weight"] = weight
+    for key in ("group", "template"):
+        if key in columns:
+            found[f"{key}_words"] = np.array(table.texts(key), np.str_)
+    return found
 
 
 __all__ = ["COLUMNS", "EXTRAS", "Profile", "read_trace", "write_trace"]

@@ -1,4 +1,4 @@
-"""Rows of a trace by column: strict numbers, and the name of every place for messages."""
+"""Traces as tables: rows by column with strict numbers and the name of every place; writing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ import numpy as np
 
 from optsched.cluster.job_checks import CONTROL, MOST_GPUS
 from optsched.errors import InputError
-from optsched.io.files import read_text
+from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import MAX_INTEGER, format_json, without_collector
 from optsched.io.values import format_value, integer
 from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
+    from optsched.cluster.workload import Workload
     from optsched.model.schedule import IntArray
 
 COLUMNS: Final = ("job_id", "submit_time_s", "num_gpus", "duration_s", "priority", "type")
@@ -31,11 +33,15 @@ EXTRAS: Final = (
 )  # fmt: skip
 """Optional columns; of ``workload`` and ``batch_size`` nothing is kept."""
 
+SEPARATOR: Final = "|"
+"""Between the numbers of a cell of ``sizes``."""
+
 PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _KNOWN: Final = (*COLUMNS, *EXTRAS)
 _REQUIRED: Final = COLUMNS[:3]
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
 _MAX_TEXT: Final = 200
+_MOST_CELL: Final = 131_000  # characters: what readers of CSV take
 
 
 class TraceTable:
@@ -95,8 +101,12 @@ class TraceTable:
 
     def refuse(self, i: int, key: str, what: str) -> NoReturn:
         """Refuse the i-th job."""
+        raise InputError(f"{self.place(i, key)}: {what}")
+
+    def place(self, i: int, key: str) -> str:
+        """Where the field of the i-th job stands."""
         name = format_json(self.columns["job_id"][i])
-        raise InputError(f"{self.path}: row {self.row[i]} (job {name}): {key}: {what}")
+        return f"{self.path}: row {self.row[i]} (job {name}): {key}"
 
     def keep(self, kept: Any, otherwise: str) -> None:
         """Leave out the other rows."""
@@ -179,10 +189,8 @@ class TraceTable:
     def whole(self, i: int, key: str, text: str, least: int, most: int, what: str) -> int:
         """A whole number in ``least..most`` of the i-th row."""
         value = self.number(i, key, text, what)
-        if value != value.to_integral_value() or not least <= value <= most:
-            limit = {MAX_INTEGER: "2^53", MOST_GPUS: "2^24"}.get(most, str(most))
-            self.refuse(i, key, f"expected a whole number in {least}..{limit}, got {text:.40}")
-        return int(value)
+        whole = int(value) if value == value.to_integral_value() else float(value)
+        return integer(self.place(i, key), whole, least, most)
 
     def number(self, i: int, key: str, text: str, what: str) -> Decimal:
         """The i-th number of a column, exactly."""
@@ -202,3 +210,90 @@ def _digits(column: Sequence[str]) -> list[int] | None:
 def first(bad: npt.NDArray[np.bool_]) -> int | None:
     """Where the first True is, or None."""
     return int(np.argmax(bad)) if bad.any() else None
+
+
+# writing
+
+
+def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
+    """Write jobs as a trace that `read_trace` reads back.
+
+    Kept are name, submit time, priority, weight, group, template, passes, whether preemptible,
+    `source` as type, sizes, and the work as the duration on ``num_gpus``: the smallest size at
+    which it is a whole number of units of time (if there is none, the smallest, rounded up).
+    Columns that no job needs are left out. There is no column for speed-ups (give them to
+    `read_trace` again), limits and weights of groups, curves, targets, restart costs, estimates
+    and micro factors.
+
+    Raises
+    ------
+    InputError
+        A list of sizes that is too long for a cell, or a file that cannot be written.
+    """
+    w, scale = workload, PER_SECOND[workload.time_unit]
+    first = w.size_ptr[:-1]
+    exact = np.repeat(w.work, np.diff(w.size_ptr)) % w.rate == 0
+    place = np.minimum.reduceat(np.where(exact, np.arange(len(exact)), len(exact)), first)
+    at = np.where(place < len(exact), place, first)
+    columns: dict[str, Any] = dict(
+        zip(
+            COLUMNS,
+            (
+                w.names,
+                _seconds(w.submit, scale),
+                w.size[at].tolist(),
+                _seconds(-(-w.work // w.rate[at]), scale),
+                w.priority.tolist(),
+                w.source.tolist(),
+            ),
+            strict=True,
+        )
+    )
+    columns |= _sizes(w, path) | _others(w)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    write_atomic(path, text.getvalue())
+
+
+def _sizes(w: Workload, path: Any) -> dict[str, list[Any]]:
+    """Bounds of jobs whose sizes have no gaps, lists of others, nothing for rigid ones."""
+    if w.is_rigid:
+        return {}
+    ends = w.size_ptr.tolist()
+    low, high = w.size[w.size_ptr[:-1]].tolist(), w.size[w.size_ptr[1:] - 1].tolist()
+    found: dict[str, list[Any]] = {key: [""] * len(w) for key in ("min_gpus", "max_gpus", "sizes")}
+    for i in np.flatnonzero(np.diff(w.size_ptr) > 1).tolist():
+        count = ends[i + 1] - ends[i]
+        if high[i] - low[i] + 1 == count:
+            found["min_gpus"][i], found["max_gpus"][i] = low[i], high[i]
+            continue
+        cell = SEPARATOR.join(map(str, w.sizes_of(i).tolist()))
+        if len(cell) > _MOST_CELL:
+            raise InputError(f"{path}: job {format_json(w.names[i])}: {count:,} sizes are too many")
+        found["sizes"][i] = cell
+    return {key: column for key, column in found.items() if any(column)}
+
+
+def _others(w: Workload) -> dict[str, list[Any]]:
+    """Columns in which some job differs from what is taken for granted."""
+    found: dict[str, list[Any]] = {
+        "weight": ["" if x == 1 else repr(x) for x in w.weight.tolist()],
+        "group": [w.groups[g].name for g in w.group.tolist()],
+        "preemptible": ["" if x else "false" for x in w.preemptible.tolist()],
+        "passes": ["" if x == 1 else x for x in w.passes.tolist()],
+        "template": ["" if t < 0 else w.templates[t] for t in w.template.tolist()],
+    }
+    return {key: column for key, column in found.items() if any(column)}
+
+
+def _seconds(times: IntArray, scale: int) -> list[str]:
+    if scale == 1:
+        return list(map(str, times.tolist()))
+    digits = len(str(scale)) - 1
+    found = []
+    for value in times.tolist():
+        whole, part = divmod(value, scale)
+        found.append(f"{whole}.{part:0{digits}d}".rstrip("0").rstrip("."))
+    return found

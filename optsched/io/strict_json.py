@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import msgspec
 
 from optsched.errors import InputError
+from optsched.io.files import read_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    import os
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
+_encode = msgspec.json.encode
 
 MAX_INTEGER: Final = 2**53
 """Largest integer in a document: every JSON reader represents it exactly."""
@@ -126,6 +129,46 @@ def decode(tree: Any, kind: type[T], name: str) -> T:
         return msgspec.convert(tree, type=kind)
     except msgspec.ValidationError as error:
         raise InputError(f"{name}: {_explain(str(error), tree, kind)}") from None
+
+
+def read_json(path: str | os.PathLike[str], read: Callable[..., T], *rest: Any) -> T:
+    """What ``read(tree, name, *rest)`` makes of the JSON in a file."""
+    name = str(path)
+    with without_collector():
+        return read(parse(read_text(path), name), name, *rest)
+
+
+@contextmanager
+def placed(place: str) -> Iterator[None]:
+    """Put the name of a file, or a path in it, in front of what is refused within."""
+    try:
+        yield
+    except InputError as error:
+        error.args = (f"{place}{error.args[0]}",)
+        raise
+
+
+def lines(members: Mapping[str, Any], depth: int = 0) -> bytes:
+    """A JSON object, one member a line; values that are bytes are JSON already."""
+    begin = b"\n" + b"  " * (depth + 1)
+    rows = (
+        begin + _encode(key) + b": " + (v if isinstance(v, bytes) else _encode(v))
+        for key, v in members.items()
+    )
+    end = b"\n" + b"  " * depth + b"}"
+    return b"{" + b",".join(rows) + end + b"\n" * (not depth)
+
+
+def rows(values: Iterable[Any], depth: int = 1) -> bytes:
+    """A JSON list, one element a line; elements that are bytes are JSON already."""
+    begin = b"\n" + b"  " * (depth + 1)
+    parts = [begin + (v if isinstance(v, bytes) else _encode(v)) for v in values]
+    return b"[" + b",".join(parts) + b"\n" + b"  " * depth + b"]" if parts else b"[]"
+
+
+def nested(document: bytes) -> bytes:
+    """A document as the value of a member of another one: indented."""
+    return document.rstrip().replace(b"\n", b"\n  ")
 
 
 def check_format(tree: Any, expected: str, name: str) -> None:

@@ -76,7 +76,7 @@ def test_convert_refuses(cli: Cli) -> None:
     """Formats that cannot hold the problem at all, unknown ones, wrong input."""
     optsched.JobShop([[(0, 3)]], deadline=[6]).write("late.json")
     line = cli.refused("convert", "late.json", "out.txt", "--lossy")
-    assert line == "the standard format has no releases and deadlines: write it as json"
+    assert line == "late.json: the standard format has no releases and deadlines: write it as json"
     assert "only job arrays" in cli.refused("convert", "shop.txt", "x.jobarray.json")
     optsched.JobArray([[2, 3]], [[4, 1]], lag_forward=2).write("one.json")
     assert "the graph is not a job shop" in cli.refused("convert", "one.json", "out.txt")

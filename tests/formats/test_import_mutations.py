@@ -8,18 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optsched.bandwidth import cluster_document, state_document
 from optsched.bandwidth.cluster import Cluster, HostType
 from optsched.bandwidth.state import ClusterState
 from optsched.errors import InputError
-from optsched.formats import (
-    cluster_json,
-    domain_labels,
-    measurements_csv,
-    nccl_tests,
-    nvidia_topo,
-    slurm_topology,
-    state_json,
-)
+from optsched.formats import measurements_csv, nccl_tests, nvidia_topo, topology
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
@@ -51,27 +44,27 @@ READERS: dict[str, tuple[str, Callable[[str, Any], object]]] = {
     ),
     "tree": (
         "SwitchName=s0 Nodes=n[08-10] # a\nSwitchName=s1 \\\n Switches=s0\n",
-        lambda text, _: slurm_topology.from_text(text),
+        lambda text, _: topology.from_slurm(text),
     ),
     "blocks": (
         "BlockName=b0 Nodes=n[1-2]\nBlockName=b1 Nodes=n3,n4\nBlockSizes=2,4\n",
-        lambda text, _: slurm_topology.from_text(text),
+        lambda text, _: topology.from_slurm(text),
     ),
     "labels": (
         'host,zone,rack\nn[1-2],z1,"r1"\nn3,z1,r2\n',
-        lambda text, _: domain_labels.from_text(text),
+        lambda text, _: topology.from_labels(text),
     ),
     "measurements": (
         'op,payload_bytes,hosts,pattern,gpus,busbw_GBps\nreduce,8,2,2+1,"a:0,1 b:3",4.5\n',
         lambda text, _: measurements_csv.from_text(text, "m"),
     ),
     "cluster": (
-        cluster_json.to_json(PAIR).decode(),
-        lambda text, _: cluster_json.from_tree(parse(text, "c"), "c"),
+        cluster_document.to_json(PAIR).decode(),
+        lambda text, _: cluster_document.from_tree(parse(text, "c"), "c"),
     ),
     "state": (
-        state_json.to_json(ClusterState.idle(PAIR).take((0, 3), "a", 5)).decode(),
-        lambda text, _: state_json.from_tree(parse(text, "s"), PAIR, "s"),
+        state_document.to_json(ClusterState.idle(PAIR).take((0, 3), "a", 5)).decode(),
+        lambda text, _: state_document.from_tree(parse(text, "s"), PAIR, "s"),
     ),
 }
 PIECES = st.sampled_from(

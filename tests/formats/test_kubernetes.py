@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 import optsched
 from optsched.errors import InputError
-from optsched.formats.kubernetes import Gang, Options, manifest, pods_of, surplus, to_json
-from optsched.formats.kubernetes_gangs import of_plan, of_schedule
+from optsched.formats.kubernetes import (
+    Gang,
+    Options,
+    manifest,
+    of_plan,
+    of_schedule,
+    pods_of,
+    surplus,
+    to_json,
+)
 from optsched.model.schedule import Resource, Rows, Schedule
 
 

@@ -313,10 +313,10 @@ def test_small_dtypes_do_not_overflow() -> None:
 
 def test_foreign_format_is_refused() -> None:
     """An unknown format name lists those there are."""
-    with pytest.raises(InputError, match="format: expected one of json, standard, taillard"):
-        JobShop(TOY).write("x", format="xml")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="format: expected one of auto, standard, taillard, json"):
-        JobShop.read(INSTANCES / "ft06.txt", format="xml")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="format: expected one of json, csv, standard, taillard"):
+        JobShop(TOY).write("x", format="xml")
+    with pytest.raises(InputError, match=r"format: expected one of auto, json, .*taillard"):
+        JobShop.read(INSTANCES / "ft06.txt", format="xml")
 
 
 # shipped instances

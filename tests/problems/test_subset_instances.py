@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import optsched
-from optsched.formats import model_json
+from optsched.bandwidth import model_document
 from optsched.problems.gpus import document as subset_json
 
 FOLDER = Path(__file__).parents[2] / "instances" / "subset"
@@ -30,7 +30,7 @@ def test_files_are_what_the_script_makes() -> None:
     made = runpy.run_path(str(FOLDER / "make.py"))["problems"]()
     for name, choices in made.items():
         model = FOLDER / f"{name}.model.json"
-        assert model.read_bytes() == model_json.to_json(choices[0].model)
+        assert model.read_bytes() == model_document.to_json(choices[0].model)
         for problem in choices:
             path = FOLDER / f"{problem.name}.subset.json"
             assert path.read_bytes() == subset_json.to_json(problem, model)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hi
 
 import msgspec
 
+from optsched.bandwidth import model_document, state_document
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError
@@ -92,10 +93,9 @@ def from_tree(tree: Any, name: str) -> GpuPlacement:
     """
     check_format(tree, FORMAT, name)
     found = decode(tree, _Document, name)
-    from optsched.formats import state_json
 
     model = _model(found.model, name)
-    state = state_json.from_tree(found.state, model.cluster, f"{name}: state")
+    state = state_document.from_tree(found.state, model.cluster, f"{name}: state")
     rest: dict[str, Any] = {key: getattr(found, key) for key in _FIELDS}
     try:
         requests = tuple(Request(r.name, r.gpus, _made(Policy, r.policy)) for r in found.requests)
@@ -117,8 +117,6 @@ def to_json(problem: GpuPlacement, model_file: str | os.PathLike[str] | None = N
     InputError
         The model has no document.
     """
-    from optsched.formats import model_json, state_json
-
     encode = msgspec.json.encode
     members: list[tuple[str, bytes]] = [("format", encode(FORMAT))]
     if problem.name:
@@ -139,9 +137,9 @@ def to_json(problem: GpuPlacement, model_file: str | os.PathLike[str] | None = N
         value = getattr(problem, key)
         if value != getattr(plain, key):
             members.append((key, encode(value)))
-    members.append(("state", _indented(state_json.to_json(problem.state))))
+    members.append(("state", _indented(state_document.to_json(problem.state))))
     if model_file is None:
-        members.append(("model", _indented(model_json.to_json(problem.model))))
+        members.append(("model", _indented(model_document.to_json(problem.model))))
     else:
         digest = hashlib.sha256(read_bytes(model_file)).hexdigest()
         members.append(("model", encode(_File(Path(model_file).name, digest))))
@@ -165,7 +163,6 @@ def _told(struct: Any, given: Any) -> Any:
 
 
 def _model(given: Any, name: str) -> BandwidthModel:
-    from optsched.formats import model_json
 
     if isinstance(given, dict) and "file" in given:
         link = decode(given, _File, f"{name}: model")
@@ -178,8 +175,8 @@ def _model(given: Any, name: str) -> BandwidthModel:
                 f"{format_json(link.sha256)}: "
                 "the model has changed"
             )
-        return model_json.read_model(path)
-    return model_json.from_tree(given, f"{name}: model")
+        return model_document.read_model(path)
+    return model_document.from_tree(given, f"{name}: model")
 
 
 def _indented(text: bytes) -> bytes:

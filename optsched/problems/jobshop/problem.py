@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,21 +23,13 @@ from optsched.model.schedule import (
     Rows,
     Schedule,
 )
-from optsched.problems.jobshop.checks import (
-    chains_of,
-    check_total,
-    machine_names,
-    matrix,
-    window,
-)
+from optsched.problems.jobshop.checks import chains_of, check_total, machine_names, matrix, window
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
 
     import numpy.typing as npt
-
-Format: TypeAlias = Literal["auto", "standard", "taillard", "json"]
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -260,9 +252,9 @@ class JobShop(Problem):
     @cached_property
     def sha256(self) -> str:
         """Hash of the canonical standard text, followed by the windows if there are any."""
-        from optsched.formats.standard import rows_of
+        from optsched.problems.jobshop.document import standard_text
 
-        text = rows_of(self)
+        text = standard_text(self)
         if self.has_windows:
             ends = ("-" if d == NO_DEADLINE else str(d) for d in self.deadline.tolist())
             text += f"release {' '.join(map(str, self.release.tolist()))}\n"
@@ -302,42 +294,28 @@ class JobShop(Problem):
 
     @classmethod
     def read(
-        cls, path: str | os.PathLike[str], format: Format = "auto", reentrant: bool = False
+        cls, path: str | os.PathLike[str], format: str = "auto", reentrant: bool = False
     ) -> JobShop:
-        """Read a job shop; see `optsched.formats.read_problem` for the formats.
+        """Read a job shop; see `optsched.formats.read_problem` for the arguments."""
+        from optsched.formats.read_problem import read_job_shop
+
+        return read_job_shop(path, format, reentrant)
+
+    def write(self, path: str | os.PathLike[str], format: str = "json") -> None:
+        """Write a file, all of it or nothing; the text formats carry no windows and no names.
 
         Parameters
         ----------
         path
             The file.
         format
-            ``"standard"`` (JSPLIB text), ``"taillard"``, ``"json"``, or ``"auto"``: by content.
-        reentrant
-            Standard text only: rows of any length, machines may repeat or be skipped.
-
-        Raises
-        ------
-        InputError
-            With ``file:line`` or the path in the document, the rule and the value.
+            ``"json"`` (``optsched.jobshop/1``), ``"standard"`` (JSPLIB text), ``"taillard"``, or
+            the name of another one of `optsched.formats.registry` that can be written.
         """
-        from optsched.formats.read_problem import read_job_shop
-
-        return read_job_shop(path, format, reentrant)
-
-    def write(
-        self,
-        path: str | os.PathLike[str],
-        format: Literal["json", "standard", "taillard"] = "json",
-    ) -> None:
-        """Write a file, all of it or nothing; the text formats carry no windows and no names."""
-        from optsched.formats import jobshop_json, standard, taillard
+        from optsched.formats.registry import writable, written
         from optsched.io.files import write_atomic
+        from optsched.io.values import one_of
+        from optsched.problems.jobshop.document import to_json
 
-        writers: dict[str, Any] = {
-            "json": jobshop_json.to_json,
-            "standard": standard.to_text,
-            "taillard": taillard.to_text,
-        }
-        if format not in writers:
-            raise InputError(f"format: expected one of {', '.join(writers)}, got {format!r:.60}")
-        write_atomic(path, writers[format](self))
+        one_of("format", format, ["json", *writable()])
+        write_atomic(path, to_json(self) if format == "json" else written(self, format))

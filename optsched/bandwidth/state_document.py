@@ -8,9 +8,7 @@ import msgspec
 
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.errors import InputError
-from optsched.io.files import read_text
-from optsched.io.strict_json import check_format, decode, parse, without_collector
+from optsched.io.strict_json import check_format, decode, lines, placed, read_json, rows
 
 if TYPE_CHECKING:
     import os
@@ -35,9 +33,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
 
 def read(path: str | os.PathLike[str], cluster: Cluster) -> ClusterState:
     """Read the state of a cluster from a file; see `from_tree`."""
-    name = str(path)
-    with without_collector():
-        return from_tree(parse(read_text(path), name), cluster, name)
+    return read_json(path, lambda tree, name: from_tree(tree, cluster, name))
 
 
 def from_tree(tree: Any, cluster: Cluster, name: str) -> ClusterState:
@@ -60,7 +56,7 @@ def from_tree(tree: Any, cluster: Cluster, name: str) -> ClusterState:
     """
     check_format(tree, FORMAT, name)
     found = decode(tree, _Document, name)
-    try:
+    with placed(f"{name}: "):
         jobs = tuple(
             Job(
                 job.name,
@@ -72,32 +68,19 @@ def from_tree(tree: Any, cluster: Cluster, name: str) -> ClusterState:
         return ClusterState(
             cluster, cluster.parse(found.free, "free"), jobs, cluster.parse(found.down, "down")
         )
-    except InputError as error:
-        error.args = (f"{name}: {error.args[0]}",)
-        raise
 
 
 def to_json(state: ClusterState) -> bytes:
     """The document ``optsched.state/1``: one job a line, fields at their default left out."""
-    encode = msgspec.json.encode
     written = state.cluster.written
-    members = [("format", encode(FORMAT)), ("free", encode(written(state.free)))]
+    members: dict[str, Any] = {"format": FORMAT, "free": written(state.free)}
     if state.down:
-        members.append(("down", encode(written(state.down))))
+        members["down"] = written(state.down)
     if state.jobs:
-        jobs = [
-            encode(
-                _Job(
-                    job.name,
-                    written(job.gpus),
-                    None if job.demand is None else job.demand / KILOBYTES,
-                )
-            )
-            for job in state.jobs
-        ]
-        members.append(("jobs", b"[\n    " + b",\n    ".join(jobs) + b"\n  ]"))
-    body = b",\n".join(b'  "%s": %s' % (key.encode(), value) for key, value in members)
-    return b"{\n" + body + b"\n}\n"
+        rates = [None if job.demand is None else job.demand / KILOBYTES for job in state.jobs]
+        jobs = zip(state.jobs, rates, strict=True)
+        members["jobs"] = rows(_Job(job.name, written(job.gpus), rate) for job, rate in jobs)
+    return lines(members)
 
 
 __all__ = ["FORMAT", "from_tree", "read", "to_json"]

@@ -80,7 +80,7 @@ def test_a_subset_document_holds_any_model(tmp_path: Path) -> None:
     [
         ("prior", {"kind": "oracle"}, "kind: expected one of bottleneck, measured, pods"),
         ("prior", {"repeated": "first"}, 'unknown field "repeated"'),
-        ("measured", {"repeated": "mean"}, "repeated: expected first or median"),
+        ("measured", {"repeated": "mean"}, 'repeated: expected one of "first", "median"'),
         ("measured", {"fitted": {}}, 'unknown field "fitted"'),
         ("pods", {"factor": 2.0}, "factor: expected a number above 0 and up to 1"),
         ("pods", {"factor": "half"}, "factor: expected a number"),

@@ -1,17 +1,25 @@
-"""Slurm's ``topology.conf``: which switches, or blocks, every host is below."""
+"""Which domains hosts are in: Slurm's ``topology.conf``, or a CSV of labels; and whole clusters.
+
+The CSV has the header ``host,level...``: what labels of Kubernetes nodes become.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from optsched.bandwidth.cluster import MOST_HOSTS, Cluster, Host
 from optsched.bandwidth.host_lists import expand
 from optsched.errors import InputError
+from optsched.formats import nvidia_topo
 from optsched.io.files import read_text
+from optsched.io.strict_json import shortened
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
 _PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|[^\s\"]+)")
@@ -36,12 +44,123 @@ class _Switch:
     parent: str | None = None
 
 
-def read(path: str | os.PathLike[str]) -> Domains:
-    """Domains from a ``topology.conf``; see `from_text`."""
-    return from_text(read_text(path), str(path))
+def cluster_from_files(
+    topo: Mapping[str, str | os.PathLike[str]],
+    hosts: Mapping[str, str],
+    slurm: str | os.PathLike[str] | None = None,
+    labels: str | os.PathLike[str] | None = None,
+    nics: int | None = None,
+    nic_rate: float = 50.0,
+    pod: str | None = None,
+    name: str = "",
+) -> Cluster:
+    """A cluster from the files that its tools write; see `Cluster.from_files`."""
+    if slurm is not None and labels is not None:
+        raise InputError("slurm, labels: give one of them")
+    if not hosts:
+        raise InputError("hosts: expected host lists with types, such as {'n[01-04]': 'h100'}")
+    types = tuple(
+        nvidia_topo.read(path, kind, nics=nics, nic_rate=nic_rate) for kind, path in topo.items()
+    )
+    kind_of: dict[str, str] = {}
+    for listed, kind in hosts.items():
+        place = f"hosts[{listed!r:.60}]"
+        if kind not in topo:
+            known = shortened(list(topo)) or "none"
+            raise InputError(f"{place}: there is no type {kind!r:.60}; known: {known}")
+        for host in expand(listed, place):
+            if host in kind_of:
+                raise InputError(f"{place}: host {host!r:.60} is given twice")
+            kind_of[host] = kind
+        if len(kind_of) > MOST_HOSTS:
+            raise InputError(f"hosts: more than {MOST_HOSTS} hosts")
+    levels: tuple[str, ...] = ()
+    of: Mapping[str, tuple[str, ...]] = {}
+    source = slurm if slurm is not None else labels
+    if source is not None:
+        read = from_slurm if slurm is not None else from_labels
+        found = read(read_text(source), str(source))
+        levels, of = found.levels, found.of
+        lost = [host for host in kind_of if host not in of]
+        if lost:
+            raise InputError(
+                f"{os.fspath(source)}: does not say where {len(lost)} of the hosts are, "
+                f"the first: {', '.join(lost[:4])}"
+            )
+    return Cluster(
+        tuple(Host(host, kind, of.get(host, ())) for host, kind in kind_of.items()),
+        types,
+        levels,
+        pod,
+        name,
+    )
 
 
-def from_text(text: str, name: str = "topology.conf") -> Domains:
+def from_labels(text: str, name: str = "labels") -> Domains:
+    """Domains from a CSV whose header is ``host`` and the levels, widest first.
+
+    Parameters
+    ----------
+    text
+        One line a host, or a list of hosts such as ``n[01-04]``.
+    name
+        File name for messages.
+
+    Raises
+    ------
+    InputError
+        With ``file:line``: another header, cells missing or empty, a host twice, or a domain that
+        lies in two domains of the level above.
+    """
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    levels: tuple[str, ...] | None = None
+    of: dict[str, tuple[str, ...]] = {}
+    above: dict[tuple[int, str], tuple[str, ...]] = {}
+    while True:
+        try:
+            cells = [cell.strip() for cell in next(reader)]
+        except StopIteration:
+            break
+        except csv.Error as error:
+            raise InputError(f"{name}:{reader.line_num}: not valid CSV ({error})") from None
+        place = f"{name}:{reader.line_num}"
+        if not any(cells):
+            continue
+        if levels is None:
+            levels = _levels(cells, place)
+            continue
+        if len(cells) != len(levels) + 1 or "" in cells:
+            raise InputError(
+                f"{place}: expected a host and a label for each of {', '.join(levels)}, "
+                f"got {','.join(cells)!r:.60}"
+            )
+        way = tuple(cells[1:])
+        for k, domain in enumerate(way):
+            other = above.setdefault((k, domain), way[:k])
+            if other != way[:k]:
+                raise InputError(
+                    f"{place}: {levels[k]} {domain!r:.60} lies in {'/'.join(other)!r:.60} and in "
+                    f"{'/'.join(way[:k])!r:.60}: give it two names"
+                )
+        for host in expand(cells[0], f"{place}: host"):
+            if host in of:
+                raise InputError(f"{place}: host {host!r:.60} is there twice")
+            of[host] = way
+    if levels is None or not of:
+        raise InputError(f"{name}: expected a header host,LEVEL,... and a line for every host")
+    return Domains(levels, of)
+
+
+def _levels(cells: list[str], place: str) -> tuple[str, ...]:
+    levels = tuple(cells[1:])
+    if cells[0] != "host" or not levels or "" in levels:
+        raise InputError(f"{place}: expected a header host,LEVEL,..., got {','.join(cells)!r:.60}")
+    if len(set(levels)) < len(levels) or "host" in levels:
+        raise InputError(f"{place}: expected distinct levels other than 'host'")
+    return levels
+
+
+def from_slurm(text: str, name: str = "topology.conf") -> Domains:
     """Domains from the text of a ``topology.conf``, of the tree or of the block plugin.
 
     A tree of switches has the levels ``leaf``, ``spine``, ``core``, ``tier4``, ... counted from

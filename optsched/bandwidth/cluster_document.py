@@ -10,8 +10,15 @@ from optsched.bandwidth.cluster import MOST_PER_HOST, Cluster, Host, HostType
 from optsched.bandwidth.intra import IntraTable
 from optsched.bandwidth.rates import KILOBYTES
 from optsched.errors import InputError
-from optsched.io.files import read_text
-from optsched.io.strict_json import check_format, decode, format_json, parse, without_collector
+from optsched.io.strict_json import (
+    check_format,
+    decode,
+    format_json,
+    lines,
+    placed,
+    read_json,
+    rows,
+)
 
 if TYPE_CHECKING:
     import os
@@ -50,9 +57,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
 
 def read(path: str | os.PathLike[str]) -> Cluster:
     """Read a cluster from a file; see `from_tree`."""
-    name = str(path)
-    with without_collector():
-        return from_tree(parse(read_text(path), name), name)
+    return read_json(path, from_tree)
 
 
 def from_tree(tree: Any, name: str) -> Cluster:
@@ -73,7 +78,7 @@ def from_tree(tree: Any, name: str) -> Cluster:
     """
     check_format(tree, FORMAT, name)
     found = decode(tree, _Document, name)
-    try:
+    with placed(f"{name}: "):
         return Cluster(
             tuple(Host(host.name, host.type, tuple(host.domains)) for host in found.hosts),
             tuple(_type(given) for given in found.types),
@@ -81,24 +86,18 @@ def from_tree(tree: Any, name: str) -> Cluster:
             found.pod,
             found.name,
         )
-    except InputError as error:
-        error.args = (f"{name}: {error.args[0]}",)
-        raise
 
 
 def to_json(cluster: Cluster) -> bytes:
     """The document ``optsched.cluster/1``: one host a line, fields at their default left out."""
-    encode = msgspec.json.encode
-    members = [("format", encode(FORMAT)), ("name", encode(cluster.name))]
+    members: dict[str, Any] = {"format": FORMAT, "name": cluster.name}
     if cluster.levels:
-        members.append(("levels", encode(cluster.levels)))
+        members["levels"] = cluster.levels
     if cluster.pod is not None:
-        members.append(("pod", encode(cluster.pod)))
-    members.append(("types", _listed([_type_json(kind) for kind in cluster.types])))
-    hosts = [encode(_Host(host.name, host.type, list(host.domains))) for host in cluster.hosts]
-    members.append(("hosts", _listed(hosts)))
-    body = b",\n".join(b'  "%s": %s' % (key.encode(), value) for key, value in members)
-    return b"{\n" + body + b"\n}\n"
+        members["pod"] = cluster.pod
+    members["types"] = rows(map(_type_json, cluster.types))
+    members["hosts"] = rows(_Host(h.name, h.type, list(h.domains)) for h in cluster.hosts)
+    return lines(members)
 
 
 def _type(given: _Type) -> HostType:
@@ -136,24 +135,22 @@ def _intra(given: dict[str, Any], gpus: int, place: str) -> IntraTable:
 
 def _type_json(kind: HostType) -> bytes:
     """A type over several lines: a row of links, or the subsets of a size, on one each."""
-    encode = msgspec.json.encode
-    members = [("name", encode(kind.name)), ("gpus", encode(kind.gpus))]
-    members += [("nics", encode(kind.nics)), ("nic_rate", encode(float(kind.nic_rate)))]
+    members: dict[str, Any] = {
+        "name": kind.name, "gpus": kind.gpus, "nics": kind.nics, "nic_rate": float(kind.nic_rate),
+    }  # fmt: skip
     if kind.tray:
-        members.append(("tray", encode(kind.tray)))
+        members["tray"] = kind.tray
     if kind.numa != (tuple(range(kind.gpus)),):
-        members.append(("numa", encode(kind.numa)))
+        members["numa"] = kind.numa
     if kind.links is not None:
-        rows = b",\n        ".join(encode(row) for row in kind.links)
-        members.append(("links", b"[\n        " + rows + b"\n      ]"))
+        members["links"] = rows(kind.links, 3)
     if kind.intra is not None:
-        members.append(("intra", _intra_json(kind.intra)))
-    body = b",\n".join(b'      "%s": %s' % (key.encode(), value) for key, value in members)
-    return b"{\n" + body + b"\n    }"
+        members["intra"] = _intra_json(kind.intra)
+    return lines(members, 2)
 
 
 def _intra_json(table: IntraTable) -> bytes:
-    lines: dict[int, list[bytes]] = {}
+    sizes: dict[int, list[bytes]] = {}
     for at, value in enumerate(table.values.tolist()):
         size = at.bit_count() if table.by_subset else at
         if size < 2:
@@ -162,13 +159,9 @@ def _intra_json(table: IntraTable) -> bytes:
         if table.by_subset:
             key = ",".join(str(i) for i in range(table.gpus) if at >> i & 1)
         # an integer of kB/s as GB/s comes back unchanged: doubles have 15 digits
-        lines.setdefault(size, []).append(b'"%s": %a' % (key.encode(), value / KILOBYTES))
-    body = b",\n        ".join(b", ".join(lines[size]) for size in sorted(lines))
-    return b"{\n        " + body + b"\n      }" if lines else b"{}"
-
-
-def _listed(parts: list[bytes]) -> bytes:
-    return b"[\n    " + b",\n    ".join(parts) + b"\n  ]"
+        sizes.setdefault(size, []).append(b'"%s": %a' % (key.encode(), value / KILOBYTES))
+    body = b",\n        ".join(b", ".join(sizes[size]) for size in sorted(sizes))
+    return b"{\n        " + body + b"\n      }" if sizes else b"{}"
 
 
 __all__ = ["FORMAT", "from_tree", "read", "to_json"]

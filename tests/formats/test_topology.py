@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from optsched.bandwidth.cluster import Cluster
 from optsched.errors import InputError
-from optsched.formats import domain_labels
-from optsched.formats.slurm_topology import from_text
+from optsched.formats.topology import from_labels, from_slurm
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +31,7 @@ BlockSizes=2,4
 def test_tree() -> None:
     """Levels widest first; brackets, comments, continued lines, any case of keys, CRLF."""
     for text in (TREE, TREE.replace("\n", "\r\n"), TREE.replace("=s0", ' = "s0"')):
-        found = from_text(text)
+        found = from_slurm(text)
         assert found.levels == ("spine", "leaf")
         assert found.of == {
             "dev08": ("top", "s0"), "dev09": ("top", "s0"), "dev10": ("top", "s0"),
@@ -46,23 +45,23 @@ def test_uneven_tree() -> None:
         "SwitchName=a Nodes=x\nSwitchName=b Switches=a\nSwitchName=c Nodes=y\n"
         "SwitchName=t Switches=b,c\nSwitchName=lone Nodes=z\n"
     )
-    found = from_text(text)
+    found = from_slurm(text)
     assert found.levels == ("core", "spine", "leaf")
     ways = {"x": ("t", "b", "a"), "y": ("t", "c", "c"), "z": ("lone", "lone", "lone")}
     assert found.of == ways
     deep = "SwitchName=s0 Nodes=x\n" + "".join(
         f"SwitchName=s{i} Switches=s{i - 1}\n" for i in range(1, 5)
     )
-    assert from_text(deep).levels == ("tier5", "tier4", "core", "spine", "leaf")
+    assert from_slurm(deep).levels == ("tier5", "tier4", "core", "spine", "leaf")
 
 
 def test_blocks() -> None:
     """Blocks, and above them those that Slurm joins to larger sizes; the last may be alone."""
-    found = from_text(BLOCKS)
+    found = from_slurm(BLOCKS)
     assert found.levels == ("block4", "block")
     assert (found.of["n4"], found.of["n5"]) == (("b1..b2", "b2"), ("b3", "b3"))
-    assert from_text(BLOCKS.replace("2,4", "2")).levels == ("block",)
-    assert from_text(BLOCKS.partition("BlockSizes")[0]).of["n6"] == ("b3",)
+    assert from_slurm(BLOCKS.replace("2,4", "2")).levels == ("block",)
+    assert from_slurm(BLOCKS.partition("BlockSizes")[0]).of["n6"] == ("b3",)
 
 
 @given(st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1, max_size=4))
@@ -77,10 +76,10 @@ def test_any_tree(racks: list[list[int]]) -> None:
         lines.append(
             f"SwitchName=sp{s} Switches=" + ",".join(f"l{s}.{k}" for k in range(len(leaves)))
         )
-    found = from_text("\n".join(lines))
+    found = from_slurm("\n".join(lines))
     assert (found.levels, found.of) == (("spine", "leaf"), wanted)
     csv = "host,spine,leaf\n" + "".join(f"{h},{','.join(way)}\n" for h, way in wanted.items())
-    assert domain_labels.from_text(csv) == found
+    assert from_labels(csv) == found
 
 
 BAD = {
@@ -119,7 +118,7 @@ BAD = {
 def test_refused(text: str) -> None:
     """Each fault is found, and named with its line."""
     with pytest.raises(InputError, match=BAD[text]):
-        from_text(text, "t")
+        from_slurm(text, "t")
 
 
 LABELS = "host,zone,rack\nn[01-02],z1,r1\nn03,z1,r2\n"
@@ -140,7 +139,7 @@ BAD_LABELS = {
 
 def test_labels() -> None:
     """Host lists too; BOM, CRLF and empty lines are no matter."""
-    found = domain_labels.from_text(LABELS.replace("\n", "\r\n") + "\r\n")
+    found = from_labels(LABELS.replace("\n", "\r\n") + "\r\n")
     assert found.levels == ("zone", "rack")
     assert found.of == {"n01": ("z1", "r1"), "n02": ("z1", "r1"), "n03": ("z1", "r2")}
 
@@ -149,7 +148,7 @@ def test_labels() -> None:
 def test_labels_refused(text: str) -> None:
     """Each fault is found, and named with its line."""
     with pytest.raises(InputError, match=BAD_LABELS[text]):
-        domain_labels.from_text(text, "t")
+        from_labels(text, "t")
 
 
 def test_cluster_from_files(tmp_path: Path) -> None:

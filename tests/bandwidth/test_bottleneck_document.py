@@ -11,12 +11,11 @@ from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth import synthetic
+from optsched.bandwidth import model_document, synthetic
 from optsched.bandwidth.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.cluster import Cluster, HostType
 from optsched.bandwidth.measurements import Measurement, MeasurementTable
 from optsched.errors import InputError
-from optsched.formats import bandwidth_json
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
@@ -37,13 +36,13 @@ def table(seed: int = 0, n: int = 25) -> MeasurementTable:
 
 def tree(model: BottleneckBandwidth) -> dict[str, Any]:
     """The document as a tree."""
-    found: dict[str, Any] = json.loads(bandwidth_json.to_json(model))
+    found: dict[str, Any] = json.loads(model_document.to_json(model))
     return found
 
 
 def back(given_tree: dict[str, Any], cluster: Cluster | None = None) -> BottleneckBandwidth:
     """Read a tree."""
-    return bandwidth_json.from_tree(given_tree, "m.json", cluster)
+    return model_document.from_tree(given_tree, "m.json", cluster)
 
 
 @few_examples
@@ -51,8 +50,8 @@ def back(given_tree: dict[str, Any], cluster: Cluster | None = None) -> Bottlene
 def test_what_is_read_predicts_the_same_bits(seed: int, n: int) -> None:
     """Values and both ends of intervals, measurements, collective, payload; and is not relearnt."""
     model = BottleneckBandwidth(CLUSTER).fit(table(seed, n))
-    text = bandwidth_json.to_json(model)
-    read = bandwidth_json.from_tree(parse(text.decode(), "m"), "m")
+    text = model_document.to_json(model)
+    read = model_document.from_tree(parse(text.decode(), "m"), "m")
     assert read.fitted == model.fitted
     assert read.table == model.table
     assert (read.op, read.payload, read.table.mixed) == ("all_gather", 16 << 20, True)
@@ -61,7 +60,7 @@ def test_what_is_read_predicts_the_same_bits(seed: int, n: int) -> None:
         assert one is not None
         assert two is not None
         assert np.array_equal(one.words, two.words)
-    assert bandwidth_json.to_json(read) == text
+    assert model_document.to_json(read) == text
 
 
 def test_patterns_held_up_are_kept() -> None:

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.cluster import Cluster, Host, HostType
+from optsched.bandwidth.cluster_document import from_tree, to_json
 from optsched.bandwidth.intra import IntraTable
 from optsched.bandwidth.rates import MOST
 from optsched.errors import InputError
-from optsched.formats.cluster_json import from_tree, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from optsched.bandwidth.cluster import Cluster, Host, HostType
 from optsched.bandwidth.rates import MOST
 from optsched.bandwidth.state import ClusterState, Job
+from optsched.bandwidth.state_document import from_tree, to_json
 from optsched.errors import InputError
-from optsched.formats.state_json import from_tree, to_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,125 @@
+"""Foreign formats by name: those of this package, and those that other packages add.
+
+A package adds one with an entry point of the group ``optsched.formats``, a `Reader`; see
+``docs/formats.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from optsched.errors import InputError
+from optsched.io.values import one_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from optsched.model.schedule import Problem
+
+GROUP: Final = "optsched.formats"
+"""The group of entry points."""
+
+_DOCUMENTS: Final = (
+    "arraypipe:READER", "shop_json:JOB_SHOP_LIB", "shop_json:SCHEDULE_OPT", "pipelining_csv:READER",
+)  # fmt: skip
+_TEXTS: Final = ("standard:READER", "taillard:READER")
+"""Asked last, because together they refuse what they do not know."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that is read.
+
+    Parameters
+    ----------
+    file
+        Its name, for messages.
+    text
+        Its text.
+    tree
+        The parsed tree of a JSON file.
+    reentrant
+        Rows of a job-shop text may have any length, machines may repeat or be skipped.
+    """
+
+    file: str
+    text: str
+    tree: Any = None
+    reentrant: bool = False
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A foreign format.
+
+    Parameters
+    ----------
+    name
+        What users call it: ``optsched convert --from NAME``.
+    recognises
+        Whether a file can only be of this format, by its content.
+    read
+        The problem in a file; `InputError` with the place of the first fault.
+    write
+        The text of a problem, `InputError` for one that the format cannot hold; None: it cannot
+        be written.
+    endings
+        Of names of files: ``optsched convert`` writes a file of such a name in this format.
+    holds
+        What is written of a problem, if not all of it; otherwise ``optsched convert`` reads again
+        what it has written, and compares.
+    """
+
+    name: str
+    recognises: Callable[[Source], bool]
+    read: Callable[[Source], Problem]
+    write: Callable[[Problem], str] | None = None
+    endings: tuple[str, ...] = ()
+    holds: str = ""
+
+
+@cache
+def readers() -> dict[str, Reader]:
+    """All readers by name, in the order in which they are asked.
+
+    Raises
+    ------
+    InputError
+        An installed package whose entry point is no `Reader`, or takes the name of another.
+    """
+    from importlib.metadata import entry_points  # 20 ms that `import optsched` need not pay
+
+    found = [_load(place) for place in _DOCUMENTS]
+    for point in entry_points(group=GROUP):
+        reader = point.load()
+        if not isinstance(reader, Reader):
+            raise InputError(f"entry point {point.name} of {GROUP}: {point.value} is no Reader")
+        found.append(reader)
+    found += map(_load, _TEXTS)
+    by_name = {reader.name: reader for reader in found}
+    if len(by_name) < len(found):
+        names = [reader.name for reader in found]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"entry points of {GROUP}: two formats are called {twice!r:.60}")
+    return by_name
+
+
+def written(problem: Problem, name: str) -> str:
+    """The text of a problem in the format of this name; `InputError` if it has none."""
+    write = readers()[one_of("format", name, writable())].write
+    assert write is not None  # as `writable` says
+    return write(problem)
+
+
+def writable() -> list[str]:
+    """Names of the formats that can be written."""
+    return [name for name, reader in readers().items() if reader.write is not None]
+
+
+def _load(place: str) -> Reader:
+    module, _, attribute = place.partition(":")
+    found: Reader = getattr(import_module(f"optsched.formats.{module}"), attribute)
+    return found

@@ -1,0 +1,154 @@
+"""The document ``optsched.jobshop/1``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.io.strict_json import MAX_INTEGER, check_format, decode, lines, placed, rows
+from optsched.model.schedule import NO_DEADLINE, Schedule
+from optsched.problems.jobshop.problem import JobShop
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import Problem
+
+FORMAT = "optsched.jobshop/1"
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
+Chain = Annotated[list[tuple[Count, Count]], msgspec.Meta(min_length=1)]
+
+
+class _Job(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    operations: Chain
+    release: Count = 0
+    deadline: Count | None = None
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    format: str
+    name: str = ""
+    time_unit: str = ""
+    machines: Annotated[list[str], msgspec.Meta(min_length=1)]
+    jobs: Annotated[list[_Job], msgspec.Meta(min_length=1)]
+    metadata: dict[str, Any] = {}
+
+
+def from_tree(tree: Any, name: str) -> JobShop:
+    """Read a job shop from parsed JSON.
+
+    Parameters
+    ----------
+    tree
+        ``optsched.jobshop/1``.
+    name
+        File name for messages.
+
+    Raises
+    ------
+    InputError
+        With the path in the document, the rule and the value.
+    """
+    check_format(tree, FORMAT, name)
+    found = decode(tree, _Document, name)
+    m = len(found.machines)
+    for j, job in enumerate(found.jobs):
+        for i, (machine, _) in enumerate(job.operations):
+            check_machine(machine, m, f"{name}: jobs[{j}].operations[{i}][0]")
+    with placed(f"{name}: "):
+        return JobShop(
+            [job.operations for job in found.jobs],
+            found.machines,
+            release=[job.release for job in found.jobs],
+            deadline=[job.deadline for job in found.jobs],
+            name=found.name,
+            time_unit=found.time_unit or "s",
+            metadata=found.metadata,
+        )
+
+
+def to_json(shop: JobShop) -> bytes:
+    """The document, one job a line, fields at their default left out."""
+    ends = [None if d == NO_DEADLINE else d for d in shop.deadline.tolist()]
+    jobs = map(_Job, map(list, shop.jobs), shop.release.tolist(), ends)
+    members: dict[str, Any] = {
+        "format": FORMAT, "name": shop.name, "time_unit": shop.time_unit,
+        "machines": shop.machines, "jobs": rows(jobs),
+    }  # fmt: skip
+    if shop.metadata:
+        members["metadata"] = dict(shop.metadata)
+    return lines(members)
+
+
+def check_machine(machine: int, m: int, place: str) -> None:
+    """Refuse a machine that is none of 0..m - 1."""
+    if machine >= m:
+        hint = " (machines are 0-based here)" if machine == m else ""
+        raise InputError(f"{place}: expected a machine in 0..{m - 1}, got {machine}{hint}")
+
+
+def standard_text(shop: JobShop) -> str:
+    """``n m`` and one row ``machine duration ...`` a job, single spaces: what the hash is of."""
+    chains = (" ".join(f"{k} {p}" for k, p in chain) for chain in shop.jobs)
+    return f"{shop.n_jobs} {shop.n_machines}\n" + "".join(f"{chain}\n" for chain in chains)
+
+
+def shop_of(problem: Problem) -> JobShop:
+    """The problem itself if it is a job shop, or the one whose graph it has; see `from_graph`."""
+    return problem if isinstance(problem, JobShop) else from_graph(problem.graph())
+
+
+def from_graph(graph: Schedule) -> JobShop:
+    """The job shop whose graph this is.
+
+    Raises
+    ------
+    InputError
+        The graph is scheduled already, or has something that a job shop has not.
+    """
+    if graph.is_scheduled:
+        raise InputError("sequences: this is a schedule, expected an instance without them")
+    if graph.n_operations == 0:
+        raise InputError("operations: a job shop needs at least one operation")
+    if (np.diff(graph.op_resources.indptr) != 1).any():
+        i = int(np.argmax(np.diff(graph.op_resources.indptr) != 1))
+        raise _no_shop(f"operations[{i}] needs {len(graph.op_resources[i])} resources, not 1")
+    job = graph.job
+    if job[0] != 0 or (np.diff(job) < 0).any() or (np.diff(job) > 1).any():
+        raise _no_shop("its operations are not sorted by jobs 0, 1, 2, ...")
+    first = np.flatnonzero(np.diff(job, prepend=-1))
+    last = np.append(first[1:], graph.n_operations)
+    pairs = list(zip(graph.single_resource.tolist(), graph.duration.tolist(), strict=True))
+    shop = JobShop(
+        [pairs[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True)],
+        [resource.name for resource in graph.resources],
+        release=graph.release[first],
+        deadline=graph.deadline[last - 1],
+        name=graph.name,
+        time_unit=graph.time_unit,
+    )
+    # whatever else a graph may hold, the comparison with the shop's own graph finds
+    if not shop.graph().same_graph(graph):
+        raise _no_shop(f"{_difference(shop.graph(), graph)} differ from those of its job shop")
+    return shop
+
+
+def _no_shop(why: str) -> InputError:
+    return InputError(f"the graph is not a job shop: {why}; solve it as a schedule graph")
+
+
+def _difference(ours: Schedule, theirs: Schedule) -> str:
+    if ours.resources != theirs.resources:
+        return "resources (memory)"
+    if ours.period != theirs.period:
+        return "period"
+    if any(not np.array_equal(a, b) for a, b in zip(ours.arcs, theirs.arcs, strict=True)):
+        return "arcs (chains without lags expected)"
+    fields = (
+        "release", "deadline", "setup_in", "setup_out", "family", "acquire", "free", "workspace",
+        "kind", "stage", "microbatch", "iteration", "offset",
+    )  # fmt: skip
+    wrong = [f for f in fields if not np.array_equal(getattr(ours, f), getattr(theirs, f))]
+    return ", ".join(wrong) or "fields"

@@ -1,0 +1,102 @@
+"""Formats that other packages add: the page's example, installed outside of the repository."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import optsched
+from optsched.errors import InputError
+from optsched.formats.registry import readers, writable
+
+PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+
+
+def block(language: str) -> str:
+    """The only fenced block of a language."""
+    (text,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+    return str(text)
+
+
+def installed(folder: Path, points: str, module: str) -> dict[str, str]:
+    """Variables of a process that sees a package with these entry points, as pip would place it."""
+    info = folder / "site" / "wordshop-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wordshop\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(points)
+    (folder / "site" / "wordshop.py").write_text(module)
+    ours = Path(optsched.__file__).parents[1]
+    paths = [str(folder / "site"), str(ours), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+def run(folder: Path, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    """``optsched`` in a process of its own, in that folder."""
+    return subprocess.run(
+        [sys.executable, "-c", "from optsched.cli import main; main()", *words],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_format_of_the_page_is_installed(tmp_path: Path) -> None:
+    """One module and one line: read, told by its content, and written by its ending."""
+    points = block("toml").replace('project.entry-points."optsched.formats"', "optsched.formats")
+    environment = installed(tmp_path, points.replace('"', ""), block("python"))
+    (tmp_path / "shop.words").write_text(block("text"))
+    made = run(tmp_path, environment, "convert", "shop.words", "shop.jobshop.json")
+    assert (made.returncode, made.stderr) == (0, ""), made
+    shop = optsched.JobShop.read(tmp_path / "shop.jobshop.json")
+    assert shop.machines == ("saw", "mill")
+    assert shop.jobs == (((0, 3), (1, 2)), ((1, 4), (0, 1)))
+    back = run(tmp_path, environment, "convert", "shop.jobshop.json", "again.words")
+    assert back.stdout == "wrote again.words\n", back
+    assert (tmp_path / "again.words").read_text() == block("text")
+    (tmp_path / "bad.words").write_text("wordshop\nsaw for ever\n")
+    bad = run(tmp_path, environment, "bound", "bad.words")
+    assert bad.returncode == 2
+    assert "bad.words:2: expected MACHINE for TIME, got 'saw for ever'" in bad.stderr
+    late = optsched.JobShop([[(0, 1)]], time_unit="ms")
+    late.write(tmp_path / "late.json")
+    lost = run(tmp_path, environment, "convert", "late.json", "late.words")
+    assert "late.words would lose its time unit (ms)" in lost.stderr
+    unknown = run(tmp_path, environment, "convert", "late.json", "x.words", "--to", "x")
+    assert "words" in unknown.stderr and "taillard" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("READER = 3\n", "entry point words of optsched.formats: wordshop:READER is no Reader"),
+        (
+            "from optsched.formats.standard import READER\n",
+            "entry points of optsched.formats: two formats are called 'standard'",
+        ),
+    ],
+)
+def test_a_wrong_package_is_named(tmp_path: Path, module: str, message: str) -> None:
+    """One sentence that says whose entry point it is."""
+    points = "[optsched.formats]\nwords = wordshop:READER\n"
+    environment = installed(tmp_path, points, module)
+    (tmp_path / "a.txt").write_text("1 1\n0 1\n")
+    done = run(tmp_path, environment, "convert", "a.txt", "b.json")
+    assert done.returncode == 2 and message in done.stderr
+
+
+def test_ours_are_listed() -> None:
+    """The table of the page names all formats, and which can be written."""
+    rows = re.findall(r"^\| `(\w+)` \|.*\| (yes|no).*\|$", PAGE, re.MULTILINE)
+    ours = {name: name in writable() for name in readers()}
+    assert {name: said == "yes" for name, said in rows} == ours
+
+
+def test_a_format_by_name_is_insisted_on(tmp_path: Path) -> None:
+    """Another content is refused by the reader that was named."""
+    path = tmp_path / "a.txt"
+    path.write_text("2 2\n0 1 1 2\n1 3 0 4\n")
+    with pytest.raises(InputError, match=r"a.txt:2: expected 2 durations"):
+        optsched.JobShop.read(path, "taillard")
