@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SHORT = 0.1
 """Seconds for a problem of a few operations: a solver that cannot prove uses all of them."""
 
-_ORACLES = {
+_ORACLES: dict[str, Callable[[Any], int | None]] = {
     "quota": best_quota.best_quota,
     "gpus": best_gpus.optimum,
     "periodic": lambda problem: best_period(problem.graph()),
