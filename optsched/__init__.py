@@ -57,11 +57,11 @@ _HOME = {
         "problems.quota.problem": "QuotaJob QuotaPlan",
         "problems.routing": "Routing",
         "solving.limits": "Limits",
-        "solving.monitor": "Monitor Progress",
+        "solving.monitor": "Monitor",
         "solving.result": "Result",
         "solving.solve": "solve",
         "solving.solver": "solvers",
-        "solving.watcher": "Watcher",
+        "solving.progress": "Progress Watcher",
     }.items()
     for name in names.split()
 }

@@ -211,11 +211,11 @@ def fault(problem: Any, run: Run, best: int | None) -> str:
     """What is wrong with a solver's answer; empty if nothing is."""
     try:
         result = optsched.solve(problem, run.solver, workers=1, **run.settings)
-        if problem.answers in ("quotas", "resources"):
+        if problem.problem_kind in ("quota", "gpus"):
             against(problem, result, best)
         else:
             chosen = problem
-            if "recomputation" in problem.answers and result.schedule is not None:
+            if getattr(problem, "chooses", False) and result.schedule is not None:
                 chosen = choosing(problem, choice_of(problem, result.schedule))
             against(chosen, result, best)
     except optsched.UnsupportedProblem:

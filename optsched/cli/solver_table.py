@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import optsched
-from optsched.solving.solver import solver, solvers, support
+from optsched.solving.solver import solvers, support_by_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,8 +24,8 @@ def solver_table(file: Path | None) -> None:
         from optsched.formats.read_problem import read_problem
 
         problem = read_problem(file)
-        for name in solvers(problem.problem_kind):
-            found = support(solver(name, problem.problem_kind), problem)
+        for name in solvers():
+            found = support_by_name(name, problem)
             console.print(f"{name:18}{'yes' if found else f'no: {found.reason}'}", highlight=False)
         return
     orders = sorted({*solvers("jobshop"), *solvers("jobarray"), *solvers("periodic")})
@@ -43,8 +43,7 @@ def solver_table(file: Path | None) -> None:
 
 def _able(problem: Problem) -> list[str]:
     """Names of the solvers that take it."""
-    kind = problem.problem_kind
-    return [name for name in solvers(kind) if support(solver(name, kind), problem)]
+    return [name for name in solvers(problem.problem_kind) if support_by_name(name, problem)]
 
 
 def _graphs() -> dict[str, Problem]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from optsched.solving.progress import Criterion, Progress
 
 
+_TIMES = ("makespan", "period")
 _WATCH = 0.01  # seconds between two looks at what the engine has found
 _FINISH = 8e-6  # seconds an operation, to evaluate and verify the schedule in the end
 
@@ -100,8 +101,8 @@ def solve(
         _known_options(engine, {} if options is None else options), stop,
     )  # fmt: skip
     _require_support(engine, problem)
-    if problem.objective_name == "makespan" and limits.target is not None and limits.target < 0:
-        raise InputError(f"target: expected an integer in 0..{2**53}, got {limits.target}")
+    if problem.objective_name in _TIMES and limits.target is not None and limits.target < 0:
+        raise InputError(f"target: expected an integer in 0..2^53, got {limits.target}")
     monitor = Monitor(limits, on_progress, started, watcher, _FINISH * problem.n_operations)
     start = None if warm_start is None else _warm_start(problem, warm_start)
     found = Result("unknown")

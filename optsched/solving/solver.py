@@ -134,7 +134,7 @@ def solver(name: str, kind: str = "jobshop") -> Solver:
     if elsewhere:
         able = ", ".join(sorted(points)) or "none"
         raise UnsupportedProblem(
-            f"{name} does not solve this problem: it takes {', '.join(elsewhere)}, no {kind}; "
+            f"{name} does not solve this problem: it takes no problem of the kind {kind}; "
             f"these do: {able}"
         )
     close = difflib.get_close_matches(name, points, 1)

@@ -26,7 +26,7 @@ class OneAfterTheOther:
 
     name = "one after the other"
     options = MappingProxyType[str, str]({})
-    answers = ("periodic orders",)
+    kinds = ("periodic",)
 
     def supports(self, problem: Any) -> bool:
         """Every rolling array."""

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import InputError
-from optsched.io.strict_json import check_format, decode, parse, shown
+from optsched.io.strict_json import check_format, decode, format_json, parse
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**30), 10**30)
@@ -173,7 +173,7 @@ def test_check_format(tree: Any, message: str) -> None:
 @given(st.text() | st.integers() | st.floats() | st.none() | st.booleans())
 def test_shown_is_one_short_printable_line(value: Any) -> None:
     """Whatever a document holds, a message can repeat it."""
-    text = shown(value)
+    text = format_json(value)
     assert len(text) <= 60
     assert "\n" not in text and "\x1b" not in text
     text.encode()

@@ -165,7 +165,7 @@ def test_wrong_answers_are_refused() -> None:
 @pytest.mark.parametrize("solver", ["dispatch", "tabu", "cpsat", "branch_and_bound", "genetic"])
 def test_others_refuse(solver: str) -> None:
     """One sentence that names `auto`."""
-    with pytest.raises(UnsupportedProblem, match=r"with recomputation; these do: auto"):
+    with pytest.raises(UnsupportedProblem, match=r"which jobs recompute; these do: auto"):
         optsched.solve(random_choice(Random(1)), solver, iterations=1)
 
 

@@ -23,7 +23,7 @@ class Batch:
     """The functions under test as a solver."""
 
     name = "batch"
-    answers = ("resources",)
+    kinds = ("gpus",)
     options = MappingProxyType({})  # type: ignore[var-annotated]
     supports = staticmethod(subset_tree.supports)
     solve = staticmethod(subset_tree.solve)

@@ -22,7 +22,7 @@ class Tree:
     """The functions under test as a solver."""
 
     name = "tree"
-    answers = ("resources",)
+    kinds = ("gpus",)
     options = MappingProxyType({})  # type: ignore[var-annotated]
     supports = staticmethod(subset_tree.supports)
     solve = staticmethod(subset_tree.solve)

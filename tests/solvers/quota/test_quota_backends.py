@@ -303,8 +303,6 @@ def test_refusals() -> None:
     assert optsched.solve(huge).status == "optimal"
     with pytest.raises(InputError, match="joint"):
         optsched.solve(strict, options={"joint": 1})
-    with pytest.raises(InputError, match="ties"):
-        optsched.solve(strict, "cpsat", options={"ties": 1})
     with pytest.raises(InputError, match="population"):
         optsched.solve(strict, "genetic", options={"population": 1})
     with pytest.raises(InputError, match="crossover"):

@@ -19,14 +19,10 @@ from optsched_solvers.literature.genetic_gpus import between, move, swap
 pytest.importorskip("deap")
 
 
-class Evolve:
-    """The functions under test as a solver."""
+class Evolve(subset_genetic.Genetic):
+    """With options of other kinds, which are refused by name."""
 
-    name = "evolve"
-    answers = ("resources",)
     options = dict.fromkeys(("population", "crossover", "mutation", "decoder", "local_search"), "")
-    supports = staticmethod(subset_genetic.supports)
-    solve = staticmethod(subset_genetic.solve)
 
 
 @st.composite
