@@ -33,7 +33,7 @@ def main() -> None:
     from optsched_solvers.shop import dispatch
 
     print(machine("numpy", "numba", "msgspec"))
-    for code in ("pass", "import optsched", "import optsched_solvers.shop.list_schedule"):
+    for code in ("pass", "import optsched", "import optsched.kernels.list_schedule"):
         show(f"python -c '{code}'", lambda c=code: subprocess.run([sys.executable, "-c", c]), 5)
     ta71 = taillard.instance("ta71").graph()
     schedule = dispatch.run(ta71, "mwkr")

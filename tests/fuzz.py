@@ -58,8 +58,6 @@ class Run(NamedTuple):
         return f"{self.solver}({given})"
 
 
-GIFFLER_THOMPSON = {"mode": "giffler-thompson"}
-
 ORDER_RUNS = (
     Run("auto", {"iterations": 1000}, True),
     Run("auto", {"iterations": 1}, True),
@@ -67,7 +65,6 @@ ORDER_RUNS = (
     Run("auto", {"time_limit": 0.05}),
     Run("cpsat", {"iterations": 20_000}),
     Run("branch_and_bound", {"iterations": 500}),
-    Run("branch_and_bound", {"iterations": 200, "options": GIFFLER_THOMPSON}),
     Run("tabu", {"iterations": 200}),
     Run("genetic", {"iterations": 2}),
     Run("dispatch", {"iterations": 50}),

@@ -47,6 +47,16 @@ READ = types.Array(types.int64, 1, "C", readonly=True)
 """Input arrays: writable ones are accepted too."""
 
 
+def record(names: str) -> np.dtype[np.void]:
+    """A record of integers with these names, for arrays of structures."""
+    return np.dtype([(name, np.int64) for name in names.split()])
+
+
+def records(dtype: np.dtype[np.void], readonly: bool = False) -> Any:
+    """The type of an array of records; one that is only read may be writable."""
+    return types.Array(numba.from_dtype(dtype), 1, "C", readonly=readonly)
+
+
 def entry(*signature: Any, counted: bool = True) -> Callable[[F], F]:
     """A function that Python calls, compiled for one signature (result first) at its first call.
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import make_dataclass
+from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,7 +53,8 @@ def run(entry: Any, *arguments: Any, is_small: bool = True) -> Any:
     """The answer of a compiled function; where it is not ready, that of its source as Python.
 
     Both are the same. Lists take the place of arrays, whose elements Python reads five times as
-    slowly; what the source writes to writable arrays is copied back.
+    slowly, of objects where there are records; what the source writes to writable arrays is copied
+    back.
 
     Parameters
     ----------
@@ -65,11 +69,27 @@ def run(entry: Any, *arguments: Any, is_small: bool = True) -> Any:
     if is_ready(entry) or not is_small or spent > WORTH_COMPILING:
         return entry(*arguments)
     begin = time.perf_counter()
-    given = [value.tolist() if isinstance(value, np.ndarray) else value for value in arguments]
+    given = [_listed(value) if isinstance(value, np.ndarray) else value for value in arguments]
     with in_python():
         found = entry.py_func(*given)
     for array, values in zip(arguments, given, strict=True):
         if isinstance(array, np.ndarray) and array.flags.writeable:
-            array[:] = values
+            names = array.dtype.names
+            array[:] = values if names is None else list(map(attrgetter(*names), values))
     _spent[id(entry)] = spent + time.perf_counter() - begin
     return found
+
+
+def _listed(array: Any) -> list[Any]:
+    """The array as lists, its records as objects."""
+    rows: list[Any] = array.tolist()
+    if array.dtype.names is None:
+        return rows
+    record = _record(array.dtype.names)
+    return [record(*row) for row in rows]
+
+
+@cache
+def _record(names: tuple[str, ...]) -> type:
+    """Objects with these attributes, at least two."""
+    return make_dataclass("Record", names, slots=True, eq=False)

@@ -339,9 +339,9 @@ def test_documents_round_trip(tmp_path: Path) -> None:
         ({"jobs": [{"name": "a", "sizes": [1], "utility": {"h": ["x"]}}]},
          r"utility\['h'\]\[0\]: .* got 'x'"),
         ({"jobs": [{"name": "a", "rates": {"h": [True]}}]}, r"rates\['h'\]\[0\]: .* got True"),
-        ({"jobs": [{"name": "a", "minimum": {"h": "1"}}]}, r"minimum\['h'\]: .* got '1'"),
+        ({"jobs": [{"name": "a", "minimum": {"h": "1"}}]}, "minimum\\['h'\\]: .* got \"1\""),
         ({"jobs": [{"name": "a", "current": {"n0": 1.5}}]}, r"current\['n0'\]: .* got 1.5"),
-        ({"jobs": [{"name": "a", "current": {"n0": "1"}}]}, r"current\['n0'\]: .* got '1'"),
+        ({"jobs": [{"name": "a", "current": {"n0": "1"}}]}, "current\\['n0'\\]: .* got \"1\""),
         ({"nodes": [{"gpus": 1}]}, "x.json"),
     ],
 )  # fmt: skip

@@ -11,9 +11,9 @@ from uncompiled import never_load, uncompile
 
 import optsched
 from optsched import InputError, JobArray, pipelines
-from optsched.kernels import cycle_ratio
+from optsched.kernels import cycle_ratio, list_schedule
 from optsched.pipelines.generator import job_array
-from optsched_solvers.shop import list_schedule, recompute_choice
+from optsched_solvers.shop import recompute_choice
 from optsched_solvers.shop.hand_made import NAMES
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -56,7 +56,7 @@ def test_first_answer_does_not_wait_for_the_compiler(tmp_path: object) -> None:
         ):
             result = optsched.solve(problem, solver="dispatch", time_limit=2.5)
             assert result.status in ("feasible", "optimal") and result.lower_bound > 0, result
-            kernels = "optsched.kernels.longest_path", "shop.list_schedule"
+            kernels = "optsched.kernels.longest_path", "optsched.kernels.list_schedule"
             there = loaded(*kernels) or result.status == "optimal"
             assert there or "list_schedule" in result.missing, result
             assert result.seconds < 7, result.seconds
@@ -77,7 +77,7 @@ def test_without_a_limit_the_compiler_is_waited_for(tmp_path: object) -> None:
         limits.DEFAULT_TIME_LIMIT = 0.5
         result = optsched.solve(optsched.formats.taillard.instance("ta01"), "dispatch")
         assert not result.missing, result
-        assert loaded("optsched.kernels.longest_path", "shop.list_schedule")
+        assert loaded("optsched.kernels.longest_path", "optsched.kernels.list_schedule")
         assert result.history[-1].source.startswith("dispatch"), result
         """,
     )

@@ -1,13 +1,13 @@
-"""A genetic algorithm on permutations with repetition, with DEAP."""
+"""A genetic algorithm with DEAP, to compare with: one evolution, and a decoder per kind of problem.
+
+In equal time tabu search beats it clearly on orders, and the exact searches on quotas and GPUs.
+"""
 
 from __future__ import annotations
 
-import logging
-import time
-from itertools import accumulate
 from random import Random
 from types import FunctionType, MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -16,173 +16,131 @@ from optsched.model.schedule import NO_DEADLINE, Rows
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
-from optsched_solvers.shop.rules import (
-    supported_graph,
-    supported_objective,
-    try_insertion,
-    try_rules,
-)
-from optsched_solvers.shop.tabu.solver import kernels
+from optsched_solvers.shop import rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from optsched.model.schedule import IntArray, Problem, Schedule
+    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.quota.problem import QuotaPlan
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched_solvers.literature.operation_based import Encoding, Population
-    from optsched_solvers.shop.tabu.walk import Walk
+    from optsched_solvers.gpus.vectors import CountVectors
 
-_log = logging.getLogger("optsched.genetic")
+Genes = list[int]
 
 MOST: Final = 2000
 """Individuals."""
 
-STUCK: Final = 2**62
-"""Value of an individual without schedule, as in `operation_based`."""
+STUCK: Final = 2**61
+"""Cost of an individual without answer; what is wrong with it comes on top."""
 
-CROSSOVERS: Final = ("pox", "jox")
-MUTATIONS: Final = ("insertion", "swap", "inversion")
-DECODERS: Final = ("active", "semi-active")
-"""The first is the default: in equal time it won on every family, though it is slower."""
-
-CROSSOVER_RATE: Final = 0.8
+CROSSOVER_RATE: Final = 0.7
 MUTATION_RATE: Final = 0.5
 TOURNAMENT: Final = 3
-"""Individuals of which the best survives."""
+"""Individuals of which the best is selected."""
 
-POLISHED: Final = 8
-"""Children of a generation that local search polishes."""
-
-MOVES: Final = 1000
-"""Tabu moves for each of them."""
-
-MODULES: Final = ("literature.operation_based", "literature.crossover", "deap.tools")
-"""What takes long to load."""
-
-_SLICE = 0.02  # seconds of decoding between two looks at the limits
+PATIENCE: Final = 40
+"""Generations without a better individual after which all but the best begin anew."""
 
 
-class Genetic:
-    """A genetic algorithm: POX or JOX, roulette for mating, tournament for survivors, elitism.
+class Decoder:
+    """How individuals of one kind of problem are made, crossed and decoded."""
 
-    The first population holds the schedules of all dispatching rules and of best insertion, so the
-    result is never worse than theirs. It is here for comparison, and for who wants to try an
-    operator or a decoder: in equal time tabu search beats it clearly. With ``local_search`` it
-    comes near tabu search, which then does most of the work.
+    monitor: Monitor
 
-    One iteration is one individual evaluated, those of the first population included.
+    def first(self, size: int, random: Random) -> list[Genes]:
+        """As many individuals to begin with."""
+        raise NotImplementedError
+
+    def mate(self, first: Genes, second: Genes, random: Random) -> Genes:
+        """A child of two."""
+        raise NotImplementedError
+
+    def mutate(self, genes: Genes, random: Random) -> None:
+        """Change a child in place."""
+        raise NotImplementedError
+
+    def value(self, genes: Genes) -> int:
+        """The cost of an individual; the monitor hears of every good one."""
+        raise NotImplementedError
+
+    def values(self, some: Sequence[Genes]) -> list[int]:
+        """The costs of some, or of the first of them if a limit comes."""
+        found: list[int] = []
+        for genes in some:
+            if self.monitor.should_stop():
+                break
+            found.append(self.value(genes))
+        return found
+
+
+def evolve(decoder: Decoder, limits: Limits, iterations: int) -> int:
+    """Evolve until a limit; returns how many individuals were evaluated, each an iteration.
+
+    Of parents and children, of which equal ones count once, the best quarter survives, and winners
+    of tournaments.
     """
+    from deap import base
 
-    name = "genetic"
-    options: Mapping[str, str] = MappingProxyType(
-        {
-            "population": f"individuals (4 to {MOST}; default 100)",
-            "crossover": f"one of {', '.join(CROSSOVERS)} (default pox)",
-            "mutation": f"one of {', '.join(MUTATIONS)} (default insertion)",
-            "decoder": f"one of {', '.join(DECODERS)} (default active)",
-            "local_search": "polish some children by a short tabu walk (default false)",
-        }
-    )
+    class Fitness(base.Fitness):  # type: ignore[misc]
+        weights = (-1,)  # costs; integers stay exact
 
-    def supports(self, problem: Problem) -> Support:
-        """One iteration: at most one resource per operation, no deadlines."""
-        goal = supported_objective(problem)
-        if not goal:
-            return goal
-        graph = problem.graph()
-        if (graph.deadline != NO_DEADLINE).any():
-            return Support(False, "deadlines are not kept by the genetic algorithm")
-        return supported_graph(graph)
+    class Individual(list):  # type: ignore[type-arg]
+        def __init__(self, genes: Genes) -> None:
+            super().__init__(genes)
+            self.fitness = Fitness()
 
-    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Evolve until a limit; raises `MissingExtra` without DEAP."""
-        settings = _Settings.of(limits.options)
-        try:
-            import deap  # noqa: F401
-        except ImportError:
-            raise MissingExtra("the genetic algorithm", "genetic") from None
-        graph = problem.graph()
-        if graph.n_operations == 0:
-            monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
-        starts = [] if monitor.solution is None else [monitor.solution]
-        tried = try_rules(graph, limits, monitor, keep=starts.append)
-        if tried != limits.iterations and not monitor.should_stop():
-            tried += try_insertion(graph, monitor, starts.append)
-        left = 2**62 if limits.iterations is None else limits.iterations - tried
-        modules = (*MODULES, *kernels(graph)) if settings.local_search else MODULES
-        if left and not monitor.should_stop() and load(monitor, *modules):
-            _Run(graph, settings, limits, monitor, left).run(starts)
-        return Result("unknown")
+    size, random, monitor = population_size(limits.options), Random(limits.seed), decoder.monitor
+    toolbox = base.Toolbox()
+    toolbox.register("select", seeded_selection(random)["selTournament"], tournsize=TOURNAMENT)
+    toolbox.register("mate", decoder.mate, random=random)
+    toolbox.register("mutate", decoder.mutate, random=random)
 
+    def child(first: Any, second: Any) -> Genes:
+        genes = toolbox.mate(first, second) if random.random() < CROSSOVER_RATE else list(first)
+        if genes == first or random.random() < MUTATION_RATE:
+            toolbox.mutate(genes)
+        return list(genes)
 
-class _Settings(NamedTuple):
-    """The options, checked."""
-
-    population: int
-    crossover: str
-    mutation: str
-    decoder: str
-    local_search: bool
-
-    @classmethod
-    def of(cls, options: Mapping[str, Any]) -> _Settings:
-        """Refuse wrong values by name."""
-        size = options.get("population", 100)
-        if isinstance(size, bool) or not isinstance(size, int) or not 4 <= size <= MOST:
-            raise InputError(
-                f"options.population: expected an integer in 4..{MOST}, got {size!r:.60}"
-            )
-        chosen = []
-        for key, known in (
-            ("crossover", CROSSOVERS), ("mutation", MUTATIONS), ("decoder", DECODERS),
-        ):  # fmt: skip
-            value = options.get(key, known[0])
-            if value not in known:
-                expected = ", ".join(known)
-                raise InputError(f"options.{key}: expected one of {expected}, got {value!r:.60}")
-            chosen.append(value)
-        local_search = options.get("local_search", False)
-        if not isinstance(local_search, bool):
-            raise InputError(
-                f"options.local_search: expected true or false, got {local_search!r:.60}"
-            )
-        crossover, mutation, decoder = chosen
-        return cls(size, crossover, mutation, decoder, local_search)
+    population: list[Any] = []
+    made, still, best = 0, 0, None
+    fresh = decoder.first(size, random)
+    while fresh and made < iterations and not monitor.should_stop():
+        some = [Individual(genes) for genes in fresh[: iterations - made]]
+        found = decoder.values(some)
+        for one, value in zip(some, found, strict=False):
+            one.fitness.values = (value,)
+        monitor.advance(len(found))
+        made += len(found)
+        everyone = {tuple(one): one for one in population + some[: len(found)]}
+        ranked = sorted(everyone.values(), key=lambda one: (one.fitness.values, one))
+        population = ranked[: size // 4]
+        if len(ranked) > size:
+            population += toolbox.select(ranked[size // 4 :], size - len(population))
+        else:
+            population = ranked
+        still = still + 1 if population[:1] == best else 0
+        best = population[:1]
+        if still < PATIENCE:
+            parents = toolbox.select(population, 2 * size) if population else []
+            fresh = [child(*pair) for pair in zip(parents[::2], parents[1::2], strict=True)]
+        else:
+            population, fresh = best, decoder.first(size, random)
+    return made
 
 
-class _Individual:
-    """A chromosome (a row of the population's matrix) and its fitness, as DEAP wants it."""
-
-    __slots__ = ("fitness", "genes", "row")
-
-    def __init__(self, row: int, genes: IntArray, fitness: Any) -> None:
-        self.row, self.genes, self.fitness = row, genes, fitness
-
-    @property
-    def makespan(self) -> int:
-        """Value of the one objective."""
-        return -int(self.fitness.wvalues[0])
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> IntArray:
-        return np.array(self.genes, dtype)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Individual:
-        fitness = type(self.fitness)()
-        fitness.wvalues = self.fitness.wvalues
-        return _Individual(self.row, self.genes.copy(), fitness)
-
-
-def roulette(population: Sequence[Any], k: int, random: Random) -> list[Any]:
-    """Individuals drawn k times, each with a chance in proportion to Cworst - C + 1.
-
-    DEAP's `selRoulette` looks at raw values, so on makespans it prefers long schedules.
-    Individuals without a schedule count as one worse than the worst.
-    """
-    values = [individual.makespan for individual in population]
-    worst = max((value for value in values if value < STUCK), default=STUCK)
-    wheel = accumulate(max(worst - value + 1, 0) for value in values)
-    return random.choices(population, cum_weights=list(wheel), k=k)
+def population_size(options: Mapping[str, Any]) -> int:
+    """The option ``population``, checked; raises `MissingExtra` without DEAP."""
+    size = options.get("population", 60)
+    if isinstance(size, bool) or not isinstance(size, int) or not 4 <= size <= MOST:
+        raise InputError(f"options.population: expected an integer in 4..{MOST}, got {size!r:.60}")
+    try:
+        import deap  # noqa: F401
+    except ImportError:
+        raise MissingExtra("the genetic algorithm", "genetic") from None
+    return size
 
 
 def seeded_selection(random: Random) -> dict[str, Callable[..., Any]]:
@@ -190,253 +148,427 @@ def seeded_selection(random: Random) -> dict[str, Callable[..., Any]]:
     from deap.tools import selection
 
     # the same code with other globals: nothing of DEAP's, or of the caller's, is changed
-    names = dict(vars(selection))
-    names["random"] = random
-    operators: dict[str, Callable[..., Any]] = {}
+    names = vars(selection) | {"random": random}
     for name, function in vars(selection).items():
         if isinstance(function, FunctionType) and name.startswith("sel"):
-            operators[name] = FunctionType(
-                function.__code__, names, name, function.__defaults__, function.__closure__
-            )
-    names.update(operators)
-    return operators
+            names[name] = FunctionType(function.__code__, names, name, function.__defaults__)
+    return names
 
 
-def _toolbox(settings: _Settings, encoding: Encoding, random: Random) -> Any:
-    """The operators of one run under DEAP's customary names."""
-    from deap import base
+def pox(first: Genes, second: Genes, random: Random) -> Genes:
+    """Precedence preserving order-based crossover (Zhang, Lee & Gen 2005).
 
-    from optsched_solvers.literature import crossover
+    Genes of a random set keep their places; the others follow in the second parent's order.
+    """
+    kept = {gene for gene in sorted(set(first)) if random.random() < 0.5}
+    rest = iter([gene for gene in second if gene not in kept])
+    return [gene if gene in kept else next(rest) for gene in first]
 
-    toolbox = base.Toolbox()
-    if settings.crossover == "pox":
-        toolbox.register("mate", crossover.pox)
+
+def swap_or_insert(genes: Genes, random: Random) -> None:
+    """Exchange two genes, or move one."""
+    a, b = random.randrange(len(genes)), random.randrange(len(genes))
+    if random.random() < 0.5:
+        genes[a], genes[b] = genes[b], genes[a]
     else:
-        toolbox.register("mate", crossover.jox, encoding)
-    mutation = {
-        "insertion": crossover.insert, "swap": crossover.swap, "inversion": crossover.invert,
-    }  # fmt: skip
-    toolbox.register("mutate", mutation[settings.mutation])
-    toolbox.register("select_mates", roulette, random=random)
-    select = seeded_selection(random)["selTournament"]
-    toolbox.register("select_survivors", select, tournsize=TOURNAMENT)
-    return toolbox
+        genes.insert(b, genes.pop(a))
 
 
-def _statistics() -> Any:
-    """Best, mean and worst makespan of a population."""
-    from deap import tools
+class Genetic:
+    """Operation-based chromosomes, decoded by the list scheduler; rules' schedules begin."""
 
-    statistics = tools.Statistics(key=lambda individual: individual.makespan)
-    statistics.register("best", min)
-    statistics.register("mean", np.mean)
-    statistics.register("worst", max)
-    return statistics
+    name = "genetic"
+    options: Mapping[str, str] = MappingProxyType(
+        {"population": f"individuals (4 to {MOST}; default 60)"}
+    )
+
+    def supports(self, problem: Problem) -> Support:
+        """One iteration: at most one resource per operation, no deadlines."""
+        goal = rules.supported_objective(problem)
+        if not goal:
+            return goal
+        graph = problem.graph()
+        if (graph.deadline != NO_DEADLINE).any():
+            return Support(False, "deadlines are not kept by the genetic algorithm")
+        return rules.supported_graph(graph)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Evolve until a limit; one iteration is one rule's schedule or one individual."""
+        population_size(limits.options)
+        graph = problem.graph()
+        starts = [] if monitor.solution is None else [monitor.solution]
+        made = rules.try_rules(graph, limits, monitor, keep=starts.append)
+        if made != limits.iterations and not monitor.should_stop():
+            made += rules.try_insertion(graph, monitor, starts.append)
+        if not monitor.should_stop() and load(monitor, *rules.KERNELS, "deap.tools"):
+            evolve(Orders(graph, monitor, starts), limits, _left(limits, made))
+        return Result("unknown")
 
 
-class _Run:
-    """One call: the population, and the counters."""
+def _left(limits: Limits, made: int = 0) -> int:
+    return 2**62 if limits.iterations is None else limits.iterations - made
+
+
+class Orders(Decoder):
+    """A gene names a job's micro-batch; its n-th occurrence stands for that one's n-th operation.
+
+    Bierwirth 1995, "A generalized permutation approach to job shop scheduling with genetic
+    algorithms". The order of genes is the priority of an active list schedule, and is replaced by
+    the order in which that places the operations.
+    """
+
+    def __init__(self, graph: Schedule, monitor: Monitor, starts: list[Rows]) -> None:
+        from optsched.kernels.list_schedule import DispatchGraph
+        from optsched.model.graph import evaluate
+
+        self.graph, self.monitor, self.starts = graph, monitor, starts
+        self.records, self.split = DispatchGraph.of(graph), rules.Dispatcher(graph, 0).split
+        place = np.empty(graph.n_operations, np.int64)
+        place[evaluate(graph).order] = np.arange(graph.n_operations)
+        labels = np.stack([graph.job, graph.microbatch, graph.iteration])
+        self.gene: IntArray = np.unique(labels, axis=1, return_inverse=True)[1].ravel()
+        self.operation = np.lexsort((place, self.gene))
+
+    def first(self, size: int, random: Random) -> list[Genes]:
+        """The schedules of the rules, and random orders."""
+        from optsched_solvers.shop.tabu.insertion import ranks
+        from optsched.kernels import longest_path
+
+        known = []
+        for orders in self.starts[:size]:
+            rank = ranks(self.graph, orders, longest_path.evaluate(self.graph, orders).heads)
+            known.append(self.gene[np.argsort(rank)].tolist())
+        self.starts = []
+        genes = self.gene.tolist()
+        return known + [random.sample(genes, len(genes)) for _ in range(size - len(known))]
+
+    def mate(self, first: Genes, second: Genes, random: Random) -> Genes:
+        """See `pox`."""
+        return pox(first, second, random)
+
+    def mutate(self, genes: Genes, random: Random) -> None:
+        """See `swap_or_insert`."""
+        if genes:
+            swap_or_insert(genes, random)
+
+    def value(self, genes: Genes) -> int:
+        """The makespan."""
+        from optsched.kernels.list_schedule import Mode, run
+
+        priority = np.empty(len(genes), np.int64)
+        priority[self.operation] = np.argsort(np.array(genes, np.int64), kind="stable")
+        found = run(self.records, priority, Mode.ACTIVE)
+        if found is None:
+            return STUCK
+        order, start = found
+        genes[:] = self.gene[order].tolist()
+        makespan = int((start + self.graph.duration).max(initial=0))
+        if self.monitor.objective is None or makespan < self.monitor.objective:
+            self.monitor.incumbent(self.split(order), makespan, "genetic")
+        return makespan
+
+
+class PeriodicGenetic:
+    """The order in which jobs are inserted into a circle."""
+
+    name, options, kinds = Genetic.name, Genetic.options, ("periodic",)
+
+    def supports(self, problem: Problem) -> Support:
+        """Every cycle of a job array."""
+        return Support(True)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Evolve until a limit; one iteration is one construction or one individual."""
+        from optsched_solvers.periodic.first import first_orders
+
+        population_size(limits.options)
+        made = first_orders(problem, limits, monitor)
+        if not monitor.should_stop() and load(monitor, "deap.tools", "periodic.orders"):
+            evolve(Circle(problem.graph(), monitor), limits, _left(limits, made))
+        return Result("unknown")
+
+
+class Circle(Decoder):
+    """Genes are the length of the circle, and jobs: the n-th occurrence is the job's n-th unit.
+
+    Length g stands for the bound times 1 + g^2 / 4096, up to twice.
+    """
+
+    lengths: Final = 64
+
+    def __init__(self, graph: Schedule, monitor: Monitor) -> None:
+        from optsched_solvers.periodic import insertion
+        from optsched_solvers.periodic.rules import busiest
+
+        self.monitor = monitor
+        self.circle = insertion.Circle.of(graph)
+        self.bound = max(monitor.lower_bound or 1, busiest(graph))
+        self.jobs = graph.job[self.circle.unit_operations[self.circle.unit_indptr[:-1]]]
+        self.work = np.bincount(graph.job, weights=graph.duration)
+
+    def first(self, size: int, random: Random) -> list[Genes]:
+        """Large jobs first, and random orders."""
+        large_first: Genes = self.jobs[np.argsort(-self.work[self.jobs], kind="stable")].tolist()
+        begun = [[length, *large_first] for length in (0, 4, 8, 16)]
+        while len(begun) < size:
+            order = random.sample(self.jobs.tolist(), len(self.jobs))
+            begun.append([random.randrange(self.lengths // 2), *order])
+        return begun
+
+    def mate(self, first: Genes, second: Genes, random: Random) -> Genes:
+        """The length of either; `pox` of the orders."""
+        return [random.choice((first[0], second[0])), *pox(first[1:], second[1:], random)]
+
+    def mutate(self, genes: Genes, random: Random) -> None:
+        """Another length, or another order."""
+        if random.random() < 0.4:
+            genes[0] = min(self.lengths - 1, max(0, genes[0] + random.choice((-3, -1, 1, 3))))
+        else:
+            order = genes[1:]
+            swap_or_insert(order, random)
+            genes[1:] = order
+
+    def value(self, genes: Genes) -> int:
+        """The least period of the orders that insertion finds."""
+        from optsched_solvers.periodic.insertion import Places, insert_all
+        from optsched_solvers.periodic.orders import folded
+
+        length = self.bound + self.bound * genes[0] ** 2 // self.lengths**2
+        order = np.empty(len(self.jobs), np.int64)
+        order[np.argsort(genes[1:], kind="stable")] = np.argsort(self.jobs, kind="stable")
+        places = Places.none(self.circle)
+        placed = insert_all(self.circle, places, order, length, self.monitor.should_stop)
+        if placed < len(order):
+            return STUCK + len(order) - placed
+        found = folded(self.circle, places.start, length, self.bound)
+        if found is None:
+            return 2 * STUCK
+        if self.monitor.objective is None or found.period < self.monitor.objective:
+            self.monitor.incumbent(found.answer, found.period, "genetic")
+        return found.period
+
+
+class QuotaGenetic:
+    """Vectors of options, repaired to fit the GPUs."""
+
+    name, options, kinds = Genetic.name, Genetic.options, ("quota",)
+
+    def supports(self, problem: Problem) -> Support:
+        """Every plan up to some size."""
+        from optsched_solvers.quota.ground import supported
+
+        return supported(problem)
+
+    def solve(self, problem: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
+        """Evolve until a limit; one iteration is one individual."""
+        from optsched_solvers.quota.first import first_answer
+        from optsched_solvers.quota.ground import NOT_LOADED, offer, ready
+
+        population_size(limits.options)
+        if not load(monitor, "deap.tools") or not ready(problem, monitor):
+            first_answer(problem, monitor)
+            return Result("unknown", reason=NOT_LOADED)
+        if not problem.jobs:
+            offer(problem, monitor, np.zeros(0, np.int64), None, "genetic")
+        else:
+            evolve(Options(problem, monitor), limits, _left(limits))
+        return Result("unknown")
+
+
+class Options(Decoder):
+    """A gene is the option that a job gets."""
+
+    def __init__(self, plan: QuotaPlan, monitor: Monitor) -> None:
+        self.plan, self.monitor = plan, monitor
+        table = plan.table
+        self.of: list[range] = [
+            range(*pair) for pair in zip(table.ptr[:-1].tolist(), table.ptr[1:].tolist(), strict=True)
+        ]
+        self.kind, self.gpus = table.kind.tolist(), table.size.tolist()
+        self.cost: list[int] = table.cost.tolist()
+
+    def first(self, size: int, random: Random) -> list[Genes]:
+        """The greedy answer, the start if there is one, and random vectors."""
+        from optsched_solvers.quota.marginal import greedy
+
+        found = greedy(self.plan)
+        begun = [] if found is None else [self.plan._find(*found).tolist()]
+        if self.monitor.solution is not None:
+            begun.append(self.plan._find(*self.plan.sizes(self.monitor.solution)).tolist())
+        while len(begun) < size:
+            begun.append([random.choice(options) for options in self.of])
+            self._repair(begun[-1], random)
+        return begun[:size]
+
+    def mate(self, first: Genes, second: Genes, random: Random) -> Genes:
+        """Each job's option from either parent."""
+        child = [random.choice(pair) for pair in zip(first, second, strict=True)]
+        self._repair(child, random)
+        return child
+
+    def mutate(self, genes: Genes, random: Random) -> None:
+        """Other options for up to three jobs."""
+        for j in random.sample(range(len(genes)), min(len(genes), random.randint(1, 3))):
+            genes[j] = random.choice(self.of[j])
+        self._repair(genes, random)
+
+    def _repair(self, genes: Genes, random: Random) -> None:
+        """Shrink random jobs of a type that is overdrawn; where all must be handed out, grow."""
+        kind, gpus, all_out = self.kind, self.gpus, self.plan.hands_out_all
+        left = [self.plan.total] if all_out else list(self.plan.budgets)
+        for o in genes:
+            left[kind[o]] -= gpus[o]
+        for j in random.sample(range(len(genes)), len(genes)):
+            if left[kind[genes[j]]] < 0:
+                left[kind[genes[j]]] += gpus[genes[j]]
+                able = [p for p in self.of[j] if gpus[p] <= left[kind[p]]]
+                genes[j] = random.choice(able) if able else min(self.of[j], key=gpus.__getitem__)
+                left[kind[genes[j]]] -= gpus[genes[j]]
+        if all_out and left[0] > 0:
+            for j in random.sample(range(len(genes)), len(genes)):
+                more = min(left[0], self.of[j][-1] - genes[j])  # sizes have no gaps
+                genes[j] += more
+                left[0] -= more
+
+    def value(self, genes: Genes) -> int:
+        """The cost, if all find a place."""
+        from optsched_solvers.quota.ground import place
+
+        sizes = np.array([self.gpus[o] for o in genes], np.int64)
+        kinds = np.array([self.kind[o] for o in genes], np.int64)
+        used = np.bincount(kinds, weights=sizes, minlength=len(self.plan.budgets))
+        over = int(np.maximum(used - self.plan.budgets, 0).sum())
+        if self.plan.hands_out_all:
+            over += abs(int(sizes.sum()) - self.plan.total)
+        if over:
+            return STUCK + over
+        costs = [self.cost[o] for o in genes]
+        cost = max(costs) if self.plan.highest else sum(costs)
+        if self.monitor.objective is not None and cost >= self.monitor.objective:
+            return cost  # where it would be placed does not matter
+        rows, failed = place(self.plan, sizes, kinds)
+        if failed >= 0:
+            return STUCK
+        self.monitor.incumbent(rows, cost, "genetic")
+        return cost
+
+
+class GpuGenetic:
+    """Counts of GPUs on hosts; preferred levels are tried from the narrowest on."""
+
+    name, options, kinds = Genetic.name, Genetic.options, ("gpus",)
+
+    def supports(self, problem: Problem) -> Support:
+        """One request, joint allocations by counts."""
+        from optsched.problems.gpus.problem import SubsetChoice
+        from optsched_solvers.gpus.counts import supported
+
+        if not isinstance(problem, SubsetChoice):
+            return Support(False, "it is no choice of GPUs")
+        return supported(problem)
+
+    def solve(self, problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
+        """Evolve until a limit; one iteration is one individual."""
+        from optsched_solvers.gpus.vectors import CountVectors
+
+        population_size(limits.options)
+        if not load(monitor, "deap.tools"):
+            return Result("unknown")
+        vectors = CountVectors(problem, problem.requests[0])
+        levels, left = vectors.levels(), _left(limits)
+        if int(vectors.room.sum()) < problem.k:
+            return Result("unknown")
+        for parts, level in zip(range(len(levels), 0, -1), levels, strict=True):
+            seconds = monitor.remaining / parts if parts > 1 else None
+            decoder = Counts(vectors, level, monitor, seconds)
+            left -= evolve(decoder, limits, left // parts)
+            if decoder.found or monitor.should_stop():
+                break
+        return Result("unknown")
+
+
+class Counts(Decoder):
+    """A gene is the number of GPUs on a host; every vector has exactly k.
+
+    Vectors that break the policy live on, behind all that obey it.
+    """
 
     def __init__(
-        self, graph: Schedule, settings: _Settings, limits: Limits, monitor: Monitor, left: int
+        self, vectors: CountVectors, level: int | None, monitor: Monitor, seconds: float | None
     ) -> None:
-        from deap import base, tools
+        self.vectors, self.level, self.monitor = vectors, level, monitor
+        self.end = float("inf") if seconds is None else monitor.elapsed + seconds
+        self.room: Genes = vectors.room.tolist()
+        self.total = vectors.count()
+        self.known: dict[tuple[int, ...], int] = {}
+        self.best = 0
 
-        from optsched_solvers.literature.operation_based import Encoding
+    @property
+    def found(self) -> bool:
+        """Whether an individual obeys the policy and is measured."""
+        return self.best < 0
 
-        class Fitness(base.Fitness):  # type: ignore[misc]
-            weights = (-1,)  # the makespan, to be minimised; integers stay exact
+    def first(self, size: int, random: Random) -> list[Genes]:
+        """Fewest hosts, most even, the start if there is one, and random vectors."""
+        k, room = self.vectors.request.gpus, self.room
+        full, even = [0] * len(room), [0] * len(room)
+        order = sorted(range(len(room)), key=lambda u: (-room[u], u))
+        for u in order:
+            full[u] = min(room[u], k - sum(full))
+        while sum(even) < k:
+            for u in order:
+                even[u] += even[u] < room[u] and sum(even) < k
+        begun = [full, even]
+        if self.monitor.solution is not None:
+            hosts = self.vectors.problem.cluster.host_of[self.monitor.solution.to_lists()[0]]
+            start = [int((hosts == h).sum()) for h in self.vectors.hosts]
+            begun += [start] if sum(start) == k else []
+        slots = [u for u, most in enumerate(room) for _ in range(most)]
+        while len(begun) < size:
+            begun.append(np.bincount(random.sample(slots, k), minlength=len(room)).tolist())
+        return begun[:size]
 
-        self.graph, self.settings, self.limits, self.monitor = graph, settings, limits, monitor
-        self.encoding = Encoding.of(graph)
-        self.random = Random(limits.seed)
-        self.toolbox = _toolbox(settings, self.encoding, self.random)
-        self.best = tools.HallOfFame(1, similar=np.array_equal)
-        self.left = left  # individuals that may still be evaluated
-        size = settings.population
-        # parents above, children below
-        self.matrix: Population = np.empty((2 * size, graph.n_operations), np.int64)
-        self.pool = [_Individual(row, genes, Fitness()) for row, genes in enumerate(self.matrix)]
-        self.slice_rows = 1
-        self.slice_moves = 1
-        self.walk: Walk | None = None
+    def mate(self, first: Genes, second: Genes, random: Random) -> Genes:
+        """On the way from one parent to the other: so many GPUs move that lie elsewhere."""
+        child = list(first)
+        differences = [a - b for a, b in zip(first, second, strict=True)]
+        more = [u for u, surplus in enumerate(differences) for _ in range(surplus)]
+        less = [u for u, surplus in enumerate(differences) for _ in range(-surplus)]
+        random.shuffle(more)
+        random.shuffle(less)
+        times = random.randint(0, len(more))
+        for a, b in zip(more[:times], less[:times], strict=True):
+            child[a] -= 1
+            child[b] += 1
+        return child
 
-    def run(self, starts: list[Rows]) -> None:
-        """Evolve from these schedules until a limit."""
-        size = self.settings.population
-        if not self._found(starts):
+    def mutate(self, genes: Genes, random: Random) -> None:
+        """Some GPUs go from a host to another; all of them: two hosts exchange."""
+        a = random.choice([u for u, count in enumerate(genes) if count])
+        others = [u for u in range(len(genes)) if u != a and genes[u] < self.room[u]]
+        if not others:
             return
-        parents, children = self.pool[:size], self.pool[size:]
-        statistics = _statistics()
-        generation = 0
-        while self.left > 0:
-            if not self._breed(parents, children):
-                return
-            count = min(size, self.left)
-            if not self._evaluate(children[:count]):
-                return
-            if self.settings.local_search and not self._polish(children[:count]):
-                return
-            self._survive(parents, children[:count])
-            self._join()
-            generation += 1
-            if _log.isEnabledFor(logging.DEBUG):
-                _log.debug("generation %d: %s", generation, statistics.compile(parents))
+        b = random.choice(others)
+        most = min(genes[a], self.room[b] - genes[b])
+        times = random.choice((1, random.randint(1, most)))
+        genes[a] -= times
+        genes[b] += times
 
-    def _breed(self, parents: list[_Individual], children: list[_Individual]) -> bool:
-        """Children of mates drawn by the wheel; the parents stay as they are.
-
-        False if a limit came first.
-        """
-        random, mate, mutate = self.random.random, self.toolbox.mate, self.toolbox.mutate
-        bits = self.random.getrandbits
-        mates = self.toolbox.select_mates(parents, len(children))
-        for k in range(0, len(children) - 1, 2):
-            if k % 64 == 0 and self.monitor.should_stop():
-                return False
-            first, second = mates[k].genes, mates[k + 1].genes
-            one, other = children[k].genes, children[k + 1].genes
-            if random() < CROSSOVER_RATE:
-                mate(first, second, bits(62), one, other)
-            else:
-                one[:], other[:] = first, second
-            if random() < MUTATION_RATE:
-                mutate(one, bits(62))
-            if random() < MUTATION_RATE:
-                mutate(other, bits(62))
-        if len(children) % 2:
-            children[-1].genes[:] = mates[-1].genes
-            mutate(children[-1].genes, bits(62))
-        return True
-
-    def _polish(self, children: list[_Individual]) -> bool:
-        """Put the best schedule of a tabu walk in the place of some children; each counts as one.
-
-        False if a limit came first.
-        """
-        from optsched_solvers.shop.tabu.walk import Walk
-
-        if self.walk is None:
-            self.walk = Walk(self.graph, self.limits.seed)
-        walk = self.walk
-        count = min(POLISHED, len(children), self.left)
-        for child in self.random.sample(children, count):
-            if child.makespan == STUCK:
-                continue
-            walk.load(self.encoding.operations(child.genes))
-            done = 0
-            while done < MOVES:
-                begin, moves = time.perf_counter(), min(self.slice_moves, MOVES - done)
-                walk.run(moves)
-                spent = (time.perf_counter() - begin) / moves
-                self.slice_moves = max(1, min(MOVES, int(_SLICE / max(spent, 1e-7))))
-                done += moves
-                if self.monitor.should_stop():
-                    done = MOVES
-            child.genes[:] = self.encoding.gene[walk.best_order]
-            child.fitness.wvalues = (-walk.best,)
-            self.left -= 1
-            self.monitor.advance(1)
-            if self.monitor.should_stop():
-                self._improved_by(child)
-                return False
-        return True
-
-    def _survive(self, parents: list[_Individual], children: list[_Individual]) -> None:
-        """Fill the parents' rows with survivors of both; the best stays in any case.
-
-        Of individuals of one makespan only the first takes part while there are enough others:
-        otherwise a population soon consists of copies of its best.
-        """
-        self._improved_by(max(children, key=lambda child: child.fitness))
-        first: dict[int, _Individual] = {}
-        copies = [
-            one
-            for one in parents + children
-            if first.setdefault(one.fitness.wvalues[0], one) is not one
-        ]
-        chosen = list(first.values())
-        if len(chosen) < len(parents):
-            chosen += copies[: len(parents) - len(chosen)]
-        else:
-            chosen = self.toolbox.select_survivors(chosen, len(parents))
-        fitness = [one.fitness.wvalues for one in chosen]
-        self.matrix[: len(parents)] = self.matrix[[one.row for one in chosen]]
-        for parent, values in zip(parents, fitness, strict=True):
-            parent.fitness.wvalues = values
-        parents[0].genes[:] = self.best[0].genes
-        parents[0].fitness.wvalues = self.best[0].fitness.wvalues
-
-    def _improved_by(self, individual: _Individual) -> None:
-        """Report an individual that is better than all before."""
-        if self.best and individual.fitness <= self.best[0].fitness:
-            return
-        self.best.update([individual])
-        if individual.makespan < STUCK:
-            sequences = self.encoding.sequences(self.graph, individual.genes)
-            self.monitor.incumbent(sequences, individual.makespan, "genetic")
-
-    def _join(self) -> None:
-        """With a time limit, take in what others have found meanwhile."""
-        value, sequences = self.monitor.best
-        if self.limits.iterations is not None or value is None or sequences is None:
-            return
-        if value < self.best[0].makespan:
-            self.pool[0].genes[:] = self.encoding.encode(self.graph, sequences)
-            self._evaluate(self.pool[:1], active=False)
-            self.best.update(self.pool[:1])
-
-    def _found(self, starts: list[Rows]) -> bool:
-        """The first population: the best of the starts, and active schedules in random order.
-
-        False if a limit came first.
-        """
-        from optsched_solvers.literature.operation_based import decode
-
-        size, encoding = self.settings.population, self.encoding
-        encoded = []
-        for sequences in starts:
-            encoded.append(encoding.encode(self.graph, sequences))
-            if self.monitor.should_stop():
-                return False
-        seeds = np.unique(np.array(encoded, np.int64).reshape(-1, self.graph.n_operations), axis=0)
-        best = np.argsort(decode(encoding, seeds), kind="stable")[:size]
-        self.matrix[: len(best)] = seeds[best]
-        self.left += len(best)  # the rules have counted already
-        if not self._evaluate(self.pool[: len(best)], active=False):
-            return False
-        rng = np.random.default_rng(self.limits.seed)
-        ordered = np.repeat(np.arange(encoding.n_genes), np.diff(encoding.indptr))
-        for row in range(len(best), size):
-            self.matrix[row] = rng.permutation(ordered)
-        last = min(size, len(best) + self.left)
-        if not self._evaluate(self.pool[len(best) : last], active=True):
-            return False
-        for individual in self.pool[last:size]:
-            individual.fitness.values = (STUCK,)
-        self._improved_by(max(self.pool[:size], key=lambda one: one.fitness))
-        return True
-
-    def _evaluate(self, individuals: list[_Individual], active: bool | None = None) -> bool:
-        """Decode adjacent rows in slices; False if a limit came before the last one."""
-        from optsched_solvers.literature.operation_based import decode
-
-        by_active = self.settings.decoder == "active" if active is None else active
-        at = 0
-        while at < len(individuals):
-            some = individuals[at : at + self.slice_rows]
-            begin = time.perf_counter()
-            values = decode(
-                self.encoding, self.matrix[some[0].row : some[-1].row + 1], active=by_active
-            )
-            spent = (time.perf_counter() - begin) / len(some)
-            self.slice_rows = max(1, min(10_000, int(_SLICE / max(spent, 1e-7))))
-            for individual, value in zip(some, values.tolist(), strict=True):
-                individual.fitness.wvalues = (-value,)
-            at += len(some)
-            self.left -= len(some)
-            self.monitor.advance(len(some))
-            if at < len(individuals) and self.monitor.should_stop():
-                self._improved_by(max(individuals[:at], key=lambda one: one.fitness))
-                return False
-        return True
+    def values(self, some: Sequence[Genes]) -> list[int]:
+        """Minus the bandwidth, of all at once; positive where something is wrong."""
+        new = list({tuple(one): None for one in some if tuple(one) not in self.known})
+        over = self.monitor.should_stop() or self.monitor.elapsed >= self.end
+        if over or (self.known and len(self.known) == self.total):
+            return []
+        if new:
+            table = np.array(new, np.int64)
+            wrong = self.vectors.excess(table, self.level)
+            # not measured (-1) is wrong too, but nearer to right than what breaks the policy
+            cost = np.where(wrong > 0, 1 + wrong, -self.vectors.shares(table).value)
+            self.known.update(zip(new, cost.tolist(), strict=True))
+            top = int(cost.argmin())
+            if cost[top] < self.best:
+                self.best = int(cost[top])
+                answer = Rows.of([self.vectors.gpus(table[top])])
+                self.monitor.incumbent(answer, self.best, "genetic")
+        return [self.known[tuple(one)] for one in some]

@@ -22,6 +22,7 @@ from optsched_solvers.shop.rules import (
     RULES,
     Dispatcher,
     Variant,
+    one_job_at_a_time,
     quick_schedule,
     variants,
 )
@@ -36,8 +37,8 @@ if TYPE_CHECKING:
     from optsched_solvers.periodic.orders import CyclicOrders
 
 MODULES = (
-    "periodic.insertion", "periodic.orders", "optsched.kernels.cycle_ratio", "shop.list_schedule",
-    "optsched.kernels.longest_path",
+    "periodic.insertion", "periodic.orders", "optsched.kernels.cycle_ratio",
+    "optsched.kernels.list_schedule", "optsched.kernels.longest_path",
 )  # fmt: skip
 """Modules that compile; insertion needs the first two."""
 
@@ -122,7 +123,6 @@ def offer_quick(graph: Schedule, monitor: Monitor) -> None:
     from optsched.analysis.rolling import rolling
     from optsched.model.verify import verify
     from optsched.problems.jobarray.cycle import answer_of
-    from optsched_solvers.shop.quick_list import one_job_at_a_time
 
     once = Dispatcher(unrolled(graph, 1), 0)
     offers = [("one job at a time", once.split(one_job_at_a_time(once.graph)))]

@@ -14,7 +14,6 @@ from optsched.solving.result import Result
 from optsched_solvers.shop.rules import (
     INSERTION,
     RULES,
-    flow_search,
     run,
     supported_graph,
     supported_objective,
@@ -66,7 +65,8 @@ class Dispatch:
         if INSERTION in rules and tried != limits.iterations and not stopped:
             tried += try_insertion(graph, monitor)
         if search:
-            improve = flow_search(graph)
+            from optsched_solvers.shop.late_acceptance import improve
+
             left = None if limits.iterations is None else limits.iterations - tried
             improve(graph, monitor, seed=limits.seed, iterations=left)
         return Result("unknown")

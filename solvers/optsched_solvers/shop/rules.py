@@ -15,10 +15,10 @@ from optsched_solvers._loading import load, loaded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from optsched.kernels.list_schedule import DispatchGraph
     from optsched.model.schedule import IntArray, Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched_solvers.shop.list_schedule import DispatchGraph
 
 SHOP_RULES = ("mwkr", "tail", "spt", "lpt", "lwkr", "mopnr", "fifo", "est", "random")
 """Rules for any graph: most/least work remaining, longest tail, shortest/longest operation, most
@@ -35,9 +35,9 @@ INSERTION = "insertion"
 """Nowicki and Smutnicki's INSA, which is no list schedule: `shop.tabu.insertion`."""
 
 PLAIN_UP_TO = 1000
-"""Operations of a list schedule that plain Python makes in half a second, with memory caps too."""
+"""Operations of a list schedule that plain Python makes in a tenth of a second, with caps too."""
 
-KERNELS = ("optsched.kernels.longest_path", "shop.list_schedule")
+KERNELS = ("optsched.kernels.longest_path", "optsched.kernels.list_schedule")
 """Modules that compile."""
 
 
@@ -175,8 +175,6 @@ def offer_quick(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
 
     Where that takes too long, or the rule gets stuck, one job after the other.
     """
-    from optsched_solvers.shop import quick_list
-
     dispatcher = Dispatcher(graph, limits.seed)
     if not graph.n_operations:
         return
@@ -186,32 +184,25 @@ def offer_quick(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
         value = int((found[1] + graph.duration).max())
         monitor.incumbent(found[0], value, f"dispatch {variant}")
     elif limits.iterations is None:  # with a limit of steps, answers never depend on time
-        whole = quick_list.one_job_at_a_time(graph)
-        _offer_checked(dispatcher, whole, monitor, "one job at a time")
+        _offer_checked(dispatcher, one_job_at_a_time(graph), monitor, "one job at a time")
 
 
 def quick_schedule(dispatcher: Dispatcher, variant: Variant) -> tuple[Rows, IntArray] | None:
-    """A non-delay schedule in plain Python, the kernel's own; None if stuck, or too much to do."""
-    found = None if dispatcher.has_deadlines else _heaped(dispatcher, variant)
-    if found is None and dispatcher.graph.n_operations <= PLAIN_UP_TO:
-        found = dispatcher.sequences(variant)
-    return found
+    """The kernel's schedule, made in plain Python; None if stuck, or too much to do."""
+    small = dispatcher.graph.n_operations <= PLAIN_UP_TO
+    return dispatcher.sequences(variant) if small else None
 
 
-def _heaped(dispatcher: Dispatcher, variant: Variant) -> tuple[Rows, IntArray] | None:
-    """The non-delay schedule by heaps, for graphs of any size without caps and setups."""
-    from optsched_solvers.shop import quick_list
+def one_job_at_a_time(graph: Schedule) -> IntArray:
+    """All operations, job by job, every job in the order of the arcs: what memory caps allow most.
 
-    graph = dispatcher.graph
-    instant = bool((graph.duration == 0).any() or (graph.successors.weight == 0).any())
-    if instant or graph.has_setups or graph.memory.any():
-        return None
-    operations, start = quick_list.non_delay(graph, dispatcher.priority(variant))
-    sequences = dispatcher.split(np.array(operations))
-    change = (graph.acquire - graph.free)[sequences.ids]
-    total = np.concatenate([[0], np.cumsum(change)])
-    held = total[1:] - np.repeat(total[sequences.indptr[:-1]], np.diff(sequences.indptr))
-    return (sequences, np.array(start)) if (held >= 0).all() else None  # none frees what is not
+    Arcs between jobs may contradict this order: check the schedule.
+    """
+    from optsched.model.graph import evaluate
+
+    position = np.empty(graph.n_operations, np.int64)
+    position[evaluate(graph).order] = np.arange(graph.n_operations)
+    return np.lexsort([position, graph.job])
 
 
 def _offer_checked(
@@ -234,7 +225,7 @@ def try_insertion(
     graph: Schedule, monitor: Monitor, keep: Callable[[Rows], object] | None = None
 ) -> int:
     """Offer the schedule of `INSERTION`; returns 1, or 0 if a limit came first."""
-    if not load(monitor, "shop.tabu.insertion", "literature.operation_based:_decode_plain,_decode"):
+    if not load(monitor, "shop.tabu.insertion", *KERNELS):
         return 0
     from optsched_solvers.shop.tabu.insertion import insertion
 
@@ -250,18 +241,6 @@ def is_pipeline(graph: Schedule) -> bool:
     """Whether the graph has forward and backward blocks."""
     kinds = set(np.unique(graph.kind).tolist())
     return "F" in kinds and bool(kinds & {"B", "I"})
-
-
-def flow_search(graph: Schedule) -> Callable[..., int]:
-    """The local search behind the rules: on the flow of one job's micro-batches, or on job orders.
-
-    Both take a graph, a monitor, seed, iterations, seconds, patience; see `job_order_search`.
-    """
-    from optsched_solvers.shop import job_order_search, microbatch_search
-
-    if microbatch_search.fits(graph):
-        return microbatch_search.improve
-    return job_order_search.improve
 
 
 def variants(graph: Schedule, rules: tuple[str, ...]) -> Iterator[Variant]:
@@ -290,7 +269,7 @@ class Dispatcher:
     @cached_property
     def forward(self) -> DispatchGraph:
         """Kernel arrays of the graph."""
-        from optsched_solvers.shop.list_schedule import DispatchGraph
+        from optsched.kernels.list_schedule import DispatchGraph
 
         return DispatchGraph.of(self.graph)
 
@@ -316,13 +295,14 @@ class Dispatcher:
         few: bool = False,
     ) -> tuple[Rows, IntArray] | None:
         """The list schedule of a priority; `few`: at most S - s in flight on stage s."""
-        from optsched_solvers.shop.list_schedule import run as list_schedule
+        from optsched.kernels import list_schedule
 
         limit = None
         if few:
             limit = np.arange(int(self.graph.stage.max(initial=0)) + 1, 0, -1)
-        found = list_schedule(
-            self.mirrored if backwards else self.forward, priority, active=active,
+        mode = list_schedule.Mode.ACTIVE if active else list_schedule.Mode.NON_DELAY
+        found = list_schedule.run(
+            self.mirrored if backwards else self.forward, priority, mode,
             first_come=first_come, slot_limit=limit,
         )  # fmt: skip
         return self.completed(found, backwards)

@@ -49,7 +49,7 @@ def test_counts_its_own_iterations() -> None:
     """What others have reported to the monitor before takes nothing away."""
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched_solvers.literature import genetic_periodic as cycle_genetic
+    from optsched_solvers.literature.genetic import PeriodicGenetic
 
     array = arrays()[2]
     made = []
@@ -57,24 +57,6 @@ def test_counts_its_own_iterations() -> None:
         limits = Limits(iterations=400)
         monitor = Monitor(limits)
         monitor.advance(others)
-        cycle_genetic.solve(array, limits, monitor)
+        PeriodicGenetic().solve(array, limits, monitor)
         made.append((monitor.iteration - others, monitor.objective))
     assert made[0] == made[1] and made[0][0] == 400
-
-
-def test_genes_name_units() -> None:
-    """The n-th occurrence of a job is its n-th unit, whatever the order."""
-    from optsched.solving.limits import Limits
-    from optsched.solving.monitor import Monitor
-    from optsched_solvers.literature.genetic_periodic import _Run
-
-    array = JobArray([[1, 1]] * 2, [[2, 2]] * 2, multiplicity=[2, 1], objective="period")
-    run = _Run(array.graph(), 10, 0, Monitor(Limits(iterations=10)), 10)
-    assert run._units([1, 0, 0]).tolist() == [2, 0, 1]
-    assert run._units([0, 1, 0]).tolist() == [0, 2, 1]
-
-
-def test_refuses_options_of_orders() -> None:
-    """By name."""
-    with pytest.raises(optsched.InputError, match="crossover"):
-        optsched.solve(arrays()[0], "genetic", iterations=10, options={"crossover": "pox"})

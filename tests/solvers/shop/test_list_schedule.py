@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from random import Random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ from random_problems import random_array, random_graph, random_shop
 
 from optsched import JobArray, JobShop, Resource, Rows, Schedule, verify
 from optsched.errors import InputError
+from optsched.kernels import list_schedule, plain_python
 from optsched.model.graph import evaluate
 from optsched_solvers.shop import dispatch
-from optsched_solvers.shop.quick_list import non_delay
-from optsched_solvers.shop.rules import PIPELINE_RULES, SHOP_RULES, Dispatcher, Variant, is_pipeline
+from optsched_solvers.shop.rules import PIPELINE_RULES, SHOP_RULES, is_pipeline
+from optsched_solvers.shop.tabu.insertion import ranks
 
 MODES = list(product((False, True), (False, True), (False, True)))  # active, backwards, defer
 
@@ -91,20 +93,35 @@ def test_non_delay_never_idles(rng: Random, rule: str) -> None:
             free = end[i]
 
 
-@given(st.randoms(use_true_random=False), st.sampled_from(["mwkr", "spt", "tail", "b_first"]))
-def test_the_quick_version_is_the_same(rng: Random, rule: str) -> None:
-    """Plain Python without a compiler: the kernel's orders and starts where everything lasts."""
-    graph = random_array(rng).graph() if rule == "b_first" else random_shop(rng, 5, 4).graph()
-    assume(not graph.has_setups and not graph.memory.any())
-    assume((graph.duration > 0).all() and (graph.successors.weight > 0).all())
-    dispatcher = Dispatcher(graph, 0)
-    priority = dispatcher.priority(Variant(rule))
-    operations, start = non_delay(graph, priority)
-    expected = dispatcher.listed(priority, False)
-    assume(expected is not None)
-    assert expected is not None
-    assert start == expected[1].tolist()
-    assert dispatcher.split(np.array(operations)) == expected[0]
+@given(st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_the_source_as_python_is_the_same(rng: Random, active: bool, first_come: bool) -> None:
+    """What is not compiled yet runs as Python: the same order and starts, or the same failure."""
+    graph = list_schedule.DispatchGraph.of(
+        rng.choice([random_array(rng).graph(), random_graph(rng, 7, gangs=False)])
+    )
+    priority = np.array(rng.sample(range(len(graph.operation)), len(graph.operation)), np.int64)
+    mode = list_schedule.Mode.ACTIVE if active else list_schedule.Mode.NON_DELAY
+    limit = None if rng.random() < 0.5 else np.array([1, 2])
+    expected = list_schedule.run(graph, priority, mode, first_come=first_come, slot_limit=limit)
+    with mock.patch.object(plain_python, "is_ready", lambda _: False):
+        found = list_schedule.run(graph, priority, mode, first_come=first_come, slot_limit=limit)
+    assert (found is None) == (expected is None)
+    if found is not None and expected is not None:
+        assert np.array_equal(found, expected)
+
+
+@given(st.randoms(use_true_random=False))
+def test_a_given_order_is_kept(rng: Random) -> None:
+    """Decoded, the orders of a schedule give that schedule again."""
+    graph = rng.choice([random_array(rng).graph(), random_graph(rng, 7, gangs=False)])
+    schedule = dispatch.run(graph, "random", seed=rng.randrange(99))
+    assume(schedule is not None)
+    assert schedule is not None and schedule.sequences is not None and schedule.start is not None
+    rank = ranks(graph, schedule.sequences, schedule.start)
+    found = list_schedule.run(
+        list_schedule.DispatchGraph.of(graph), rank, list_schedule.Mode.IN_ORDER
+    )
+    assert found is not None and np.array_equal(found[1], schedule.start)
 
 
 def test_trap_of_wrapped_chunks() -> None:

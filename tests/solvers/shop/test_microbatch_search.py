@@ -15,7 +15,7 @@ from optsched.model.graph import scheduled
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched_solvers.shop import hand_made
-from optsched_solvers.shop.microbatch_search import fits, improve
+from optsched_solvers.shop.late_acceptance import improve, is_one_job
 
 
 def random_job(rng: Random) -> JobArray:
@@ -75,7 +75,7 @@ def test_every_incumbent_is_a_schedule(rng: Random) -> None:
             return super().incumbent(sequences, objective, source)
 
     monitor = Checked(Limits(iterations=80))
-    assert fits(graph)
+    assert is_one_job(graph)
     improve(graph, monitor, seed=1, iterations=80)
     assert monitor.objective is not None
 
@@ -121,7 +121,7 @@ def test_no_answer_is_worse_than_hand_made_ones() -> None:
     assert compared > 40
 
 
-def test_what_is_offered_fits() -> None:
+def test_what_is_offered_is_one_job() -> None:
     """Too little memory for 1F1B: what is offered keeps to it."""
     job = JobArray([[2, 2, 2]], [[4, 4, 4]], activation=1, micro_batches=6, memory=[2, 2, 2])
     monitor = Monitor(Limits(iterations=1))
@@ -135,13 +135,13 @@ def test_what_is_offered_fits() -> None:
 
 def test_only_one_job() -> None:
     """Not a shop, not several jobs, not a single micro-batch; but Chimera's two directions."""
-    assert not fits(JobShop([[(0, 1)]]).graph())
-    assert not fits(JobArray([[1]] * 2, [[1]] * 2, micro_batches=2).graph())
-    assert not fits(JobArray([[1]], [[1]]).graph())
+    assert not is_one_job(JobShop([[(0, 1)]]).graph())
+    assert not is_one_job(JobArray([[1]] * 2, [[1]] * 2, micro_batches=2).graph())
+    assert not is_one_job(JobArray([[1]], [[1]]).graph())
     job = JobArray([[1, 1]], [[2, 2]], micro_batches=4)
-    assert fits(job.graph())
+    assert is_one_job(job.graph())
     both = pipelines.chimera(job)
-    assert fits(both.graph())
+    assert is_one_job(both.graph())
     found = searched(both.graph(), 200)
     assert found.sequences is not None and verify(scheduled(both.graph(), found.sequences)) == []
 

@@ -18,7 +18,7 @@ from optsched.solving.limits import Limits
 from optsched.solving.result import Result
 from optsched_solvers._loading import load
 from optsched_solvers._race import Aside
-from optsched_solvers.shop.job_order_search import improve
+from optsched_solvers.shop.late_acceptance import improve
 from optsched_solvers.shop.proof.destructive import Climb
 from optsched_solvers.shop.proof.state import MOST_LITERALS, n_literals
 from optsched_solvers.shop.proof.tree import REFUTED, SHAVED, DisjunctiveTree

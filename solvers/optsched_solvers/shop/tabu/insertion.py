@@ -10,17 +10,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numba import types
 
 from optsched.errors import InputError
-from optsched.kernels.compile import INT, INTS, READ, entry
-from optsched.model.graph import cyclic_order
+from optsched.kernels import list_schedule, longest_path
+from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
+from optsched.kernels.list_schedule import ARC, OPERATION, DispatchGraph
+from optsched.model.graph import cyclic_order, evaluate
 from optsched.model.schedule import NO_DEADLINE, Objective, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.model.schedule import IntArray, Schedule
+
+LINK = record("after before head tail waiting place is_behind leads")
+"""Of an operation: its neighbours on the machine, and what the last step knew of it."""
 
 _STEPS = 1_000_000
 """Operations looked at between two questions whether to stop: order of 20 ms."""
@@ -90,35 +94,33 @@ def _completed(
     graph: Schedule, partial: Rows, order: IntArray, stop: Callable[[], bool]
 ) -> Schedule | None:
     """Orders after insertion in this order, repaired for memory, as a schedule."""
+    listed = DispatchGraph.of(graph)
     resource = graph.single_resource
+    link = np.empty(graph.n_operations, LINK)
+    link["after"] = link["before"] = -1
     first = np.full(graph.n_resources, -1, np.int64)
-    after = np.full(graph.n_operations, -1, np.int64)
-    before = np.full(graph.n_operations, -1, np.int64)
     for r in range(graph.n_resources):
         row = partial[r]
         if len(row):
             first[r] = row[0]
-            after[row[:-1]], before[row[1:]] = row[1:], row[:-1]
-    waiting = np.bincount(graph.arcs.head, minlength=graph.n_operations).astype(np.int64)
+            link["after"][row[:-1]], link["before"][row[1:]] = row[1:], row[:-1]
+    before = graph.predecessors
+    topological = np.empty(graph.n_operations, np.int64)
     order = order[resource[order] >= 0]
     slice_size = max(1, _STEPS // max(1, graph.n_operations))
     for at in range(0, max(1, len(order)), slice_size):
         if at and stop():
             return None
-        heads, topological, placed = _insert(
-            order[at : at + slice_size], first, after, before, resource, graph.duration,
-            graph.release, graph.family, graph.setup_in, graph.setup_out, *graph.successors,
-            *graph.predecessors, waiting,
+        placed = _insert(
+            order[at : at + slice_size], first, link, topological, listed.operation, listed.arc,
+            before.indptr, before.other,
         )  # fmt: skip
         if placed < graph.n_operations:
             stuck = np.setdiff1d(np.arange(graph.n_operations), topological[:placed])
             raise cyclic_order(graph, partial, stuck.tolist())
-    operations = topological[resource[topological] >= 0]
-    sequences = Rows(
-        graph.users.indptr, operations[np.argsort(resource[operations], kind="stable")]
-    )
+    sequences, heads = _by_resource(graph, topological), link["head"]
     if graph.memory.any() or graph.free.any():
-        repaired = _with_memory(graph, sequences, heads)
+        repaired = _with_memory(graph, listed, sequences, heads)
         if repaired is None:
             return None
         sequences, heads = repaired
@@ -131,19 +133,35 @@ def _completed(
     )  # fmt: skip
 
 
-def _with_memory(graph: Schedule, sequences: Rows, heads: IntArray) -> tuple[Rows, IntArray] | None:
-    """Orders whose bytes fit, and their heads: these, or the decoder's repair of them."""
-    from optsched.kernels import longest_path
-    from optsched_solvers.literature.operation_based import STUCK, Encoding, decode
+def _by_resource(graph: Schedule, operations: IntArray) -> Rows:
+    """One global order cut into the order on each resource."""
+    resource = graph.single_resource[operations]
+    used = operations[resource >= 0]
+    return Rows(graph.users.indptr, used[np.argsort(resource[resource >= 0], kind="stable")])
 
-    encoding = Encoding.of(graph)
-    genes = encoding.encode(graph, sequences).reshape(1, -1)
-    if decode(encoding, genes)[0] == STUCK:
+
+def _with_memory(
+    graph: Schedule, listed: DispatchGraph, sequences: Rows, heads: IntArray
+) -> tuple[Rows, IntArray] | None:
+    """Orders whose bytes fit, and their heads: these, or the list scheduler's repair of them."""
+    found = list_schedule.run(listed, ranks(graph, sequences, heads), list_schedule.Mode.IN_ORDER)
+    if found is None:
         return None
-    repaired = encoding.sequences(graph, genes[0])
+    repaired = _by_resource(graph, found[0])
     if repaired == sequences:
         return sequences, heads
     return repaired, longest_path.evaluate(graph, repaired).heads
+
+
+def ranks(graph: Schedule, sequences: Rows, heads: IntArray) -> IntArray:
+    """A priority of the operations by which the list scheduler makes these orders again."""
+    place = np.arange(graph.n_operations)
+    if not ((graph.duration > 0).all() and (graph.successors.weight > 0).all()):
+        # of operations that start together some must still go first
+        place[evaluate(graph, sequences).order] = np.arange(graph.n_operations)
+    rank = np.empty(graph.n_operations, np.int64)
+    rank[np.lexsort((place, heads))] = np.arange(graph.n_operations)
+    return rank
 
 
 def _check(graph: Schedule, partial: Rows) -> None:
@@ -162,111 +180,127 @@ def _check(graph: Schedule, partial: Rows) -> None:
             seen.add(i)
 
 
-@entry(types.Tuple((INTS, INTS, INT)), READ, INTS, INTS, INTS, *[READ] * 13)
-def _insert(  # type: ignore[no-untyped-def]
-    order, first, after, before, resource, duration, release, family, setup_in, setup_out,
-    succ_ptr, successor, succ_weight, pred_ptr, predecessor, pred_weight, n_before,
-):  # fmt: skip
-    """Insert the operations of `order` into the linked lists (first, after, before; -1 = none).
+@helper(counted=False, inline=True)
+def _setup(op, i, j):  # type: ignore[no-untyped-def]
+    """Between i and j, its successor on the machine."""
+    return 0 if op[i].family == op[j].family else op[i].setup_out + op[j].setup_in
 
-    Returns heads, a topological order, and how many operations are in it: fewer than all if the
-    lists contradict the arcs.
+
+@helper(counted=False, inline=True)
+def _reach(link, topological, placed, j, head):  # type: ignore[no-untyped-def]
+    """Over an arc to j, of which this may be the last."""
+    link[j].head = max(link[j].head, head)
+    link[j].waiting -= 1
+    if link[j].waiting > 0:
+        return 0
+    topological[placed] = j
+    return 1
+
+
+@helper(counted=False, inline=True)
+def _heads(op, arc, link, topological):  # type: ignore[no-untyped-def]
+    """Heads, by Kahn over arcs and lists; returns how many operations are reached."""
+    placed = 0
+    for i in range(len(op)):
+        link[i].head = op[i].release
+        link[i].waiting = op[i].n_before + (1 if link[i].before >= 0 else 0)
+        if link[i].waiting == 0:
+            topological[placed] = i
+            placed += 1
+    at = 0
+    while at < placed:
+        i = topological[at]
+        link[i].place = at
+        at += 1
+        for e in range(op[i].first_arc, op[i].end_arc):
+            placed += _reach(link, topological, placed, arc[e].head, link[i].head + arc[e].weight)
+        j = link[i].after
+        if j >= 0:
+            head = link[i].head + op[i].duration + _setup(op, i, j)
+            placed += _reach(link, topological, placed, j, head)
+    return placed
+
+
+@helper(counted=False, inline=True)
+def _tails_and_reach(op, arc, back, predecessor, link, topological, x, step):  # type: ignore[no-untyped-def]
+    """Tails; who is behind x, and who leads to it."""
+    link[x].is_behind = step
+    for at in range(link[x].place, len(op)):
+        i = topological[at]
+        if link[i].is_behind == step:
+            for e in range(op[i].first_arc, op[i].end_arc):
+                link[arc[e].head].is_behind = step
+            if link[i].after >= 0:
+                link[link[i].after].is_behind = step
+    link[x].leads = step
+    for at in range(len(op) - 1, -1, -1):
+        i = topological[at]
+        tail = op[i].duration
+        for e in range(op[i].first_arc, op[i].end_arc):
+            tail = max(tail, arc[e].weight + link[arc[e].head].tail)
+        j = link[i].after
+        if j >= 0:
+            tail = max(tail, op[i].duration + _setup(op, i, j) + link[j].tail)
+        link[i].tail = tail
+        if link[i].leads == step:
+            for e in range(back[i], back[i + 1]):
+                link[predecessor[e]].leads = step
+            if link[i].before >= 0:
+                link[link[i].before].leads = step
+
+
+@helper(counted=False, inline=True)
+def _best_place(op, link, first, x, step):  # type: ignore[no-untyped-def]
+    """Behind whom x comes (-1: first), so that the longest path through it is shortest.
+
+    Behind all that lead to x and before all that are behind it every place is possible.
     """
-    n = len(duration)
-    heads = np.empty(n, np.int64)
-    tails = np.empty(n, np.int64)
-    topological = np.empty(n, np.int64)
-    waiting = np.empty(n, np.int64)
-    place = np.empty(n, np.int64)
-    reached = np.empty(n, np.int64)  # step in which x is known to go before
-    reaches = np.empty(n, np.int64)
-    reached[:] = -1
-    reaches[:] = -1
-    for step in range(len(order) + 1):
-        placed = 0
-        for i in range(n):
-            heads[i] = release[i]
-            waiting[i] = n_before[i] + (before[i] >= 0)
-            if waiting[i] == 0:
-                topological[placed] = i
-                placed += 1
-        at = 0
-        while at < placed:
-            i = topological[at]
-            place[i] = at
-            at += 1
-            for e in range(succ_ptr[i], succ_ptr[i + 1]):
-                j = successor[e]
-                heads[j] = max(heads[j], heads[i] + succ_weight[e])
-                waiting[j] -= 1
-                if waiting[j] == 0:
-                    topological[placed] = j
-                    placed += 1
-            j = after[i]
-            if j >= 0:
-                setup = 0 if family[i] == family[j] else setup_out[i] + setup_in[j]
-                heads[j] = max(heads[j], heads[i] + duration[i] + setup)
-                waiting[j] -= 1
-                if waiting[j] == 0:
-                    topological[placed] = j
-                    placed += 1
-        if placed < n or step == len(order):
-            return heads, topological, placed
+    left, right = -1, first
+    best_left, best = -2, 0
+    while True:
+        if right < 0 or link[right].leads != step:
+            head = link[x].head
+            if left >= 0:
+                head = max(head, link[left].head + op[left].duration + _setup(op, left, x))
+            tail = link[x].tail
+            if right >= 0:
+                tail = max(tail, op[x].duration + _setup(op, x, right) + link[right].tail)
+            if best_left == -2 or head + tail < best:
+                best_left = left
+                best = head + tail
+        if right < 0 or link[right].is_behind == step:
+            return best_left
+        left = right
+        right = link[right].after
+
+
+@entry(
+    INT, READ, INTS, records(LINK), INTS, records(OPERATION, True), records(ARC, True), READ, READ,
+    counted=False,
+)  # fmt: skip
+def _insert(order, first, link, topological, op, arc, back, predecessor):  # type: ignore[no-untyped-def]
+    """Insert the operations of `order` into the linked lists (`first` per machine; -1 = none).
+
+    Fills the heads and `topological`; returns how many operations are in it, fewer than all if the
+    lists contradict the arcs. ``predecessor[back[i]:back[i + 1]]`` are those of i.
+    """
+    for i in range(len(op)):
+        link[i].is_behind = -1
+        link[i].leads = -1
+    for step in range(len(order)):
+        if _heads(op, arc, link, topological) < len(op):
+            break
         x = order[step]
-        reached[x] = step
-        for at in range(place[x], n):
-            i = topological[at]
-            if reached[i] == step:
-                for e in range(succ_ptr[i], succ_ptr[i + 1]):
-                    reached[successor[e]] = step
-                if after[i] >= 0:
-                    reached[after[i]] = step
-        reaches[x] = step
-        for at in range(n - 1, -1, -1):
-            i = topological[at]
-            tails[i] = duration[i]
-            for e in range(succ_ptr[i], succ_ptr[i + 1]):
-                tails[i] = max(tails[i], succ_weight[e] + tails[successor[e]])
-            j = after[i]
-            if j >= 0:
-                setup = 0 if family[i] == family[j] else setup_out[i] + setup_in[j]
-                tails[i] = max(tails[i], duration[i] + setup + tails[j])
-            if reaches[i] == step:
-                for e in range(pred_ptr[i], pred_ptr[i + 1]):
-                    reaches[predecessor[e]] = step
-                if before[i] >= 0:
-                    reaches[before[i]] = step
-        # behind all that lead to x, before all that x leads to: there every place is possible
-        r = resource[x]
-        left = -1
-        right = first[r]
-        best_left = -2
-        best = 0
-        while True:
-            if right < 0 or reaches[right] != step:
-                head = heads[x]
-                if left >= 0:
-                    setup = 0 if family[left] == family[x] else setup_out[left] + setup_in[x]
-                    head = max(head, heads[left] + duration[left] + setup)
-                tail = tails[x]
-                if right >= 0:
-                    setup = 0 if family[x] == family[right] else setup_out[x] + setup_in[right]
-                    tail = max(tail, duration[x] + setup + tails[right])
-                if best_left == -2 or head + tail < best:
-                    best_left = left
-                    best = head + tail
-            if right < 0 or reached[right] == step:
-                break
-            left = right
-            right = after[right]
-        left = best_left
-        right = first[r] if left < 0 else after[left]
-        before[x] = left
-        after[x] = right
+        _tails_and_reach(op, arc, back, predecessor, link, topological, x, step)
+        r = op[x].resource
+        left = _best_place(op, link, first[r], x, step)
+        right = first[r] if left < 0 else link[left].after
+        link[x].before = left
+        link[x].after = right
         if left < 0:
             first[r] = x
         else:
-            after[left] = x
+            link[left].after = x
         if right >= 0:
-            before[right] = x
-    return heads, topological, 0
+            link[right].before = x
+    return _heads(op, arc, link, topological)

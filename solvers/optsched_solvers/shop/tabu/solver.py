@@ -15,11 +15,11 @@ from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
 from optsched_solvers._race import Aside
+from optsched_solvers.shop.late_acceptance import improve
 from optsched_solvers.shop.rules import (
     KERNELS,
     RULES,
     Dispatcher,
-    flow_search,
     is_pipeline,
     supported_graph,
     supported_objective,
@@ -171,7 +171,6 @@ class _Search:
 
     def search_job_orders(self) -> None:
         """On pipelines the orders of jobs decide first; moves polish what they reach."""
-        improve = flow_search(self.graph)
         budget = None if self.left is None else self.left // JOB_ORDER_SHARE
         made = improve(
             self.graph, self.monitor, seed=self.seed, iterations=budget,
@@ -208,7 +207,6 @@ class _Search:
 
     def job_orders(self) -> IntArray | None:
         """What a short search on job orders finds."""
-        improve = flow_search(self.graph)
         aside = Aside(Limits(iterations=FRESH_JOB_ORDERS), self.monitor.should_stop)
         seed = int(self.random.integers(2**31))
         self.spend(improve(self.graph, aside, seed=seed, iterations=FRESH_JOB_ORDERS))

@@ -14,8 +14,7 @@ from optsched import JobArray, JobShop, verify
 from optsched.model.graph import scheduled
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
-from optsched_solvers.shop.job_order_search import STARTS, improve
-from optsched_solvers.shop.rules import Dispatcher
+from optsched_solvers.shop.late_acceptance import JobOrders, improve
 
 
 def array_of(jobs: int, stages: int, seed: int, **rest: object) -> JobArray:
@@ -54,11 +53,11 @@ def test_never_worse_than_its_starting_rules() -> None:
     """The first points are the rules themselves."""
     for seed in range(5):
         array = array_of(10, 4, seed)
-        dispatcher = Dispatcher(array.graph(), 0)
+        space = JobOrders(array.graph(), 0)
         best = min(
             int((found[1] + array.graph().duration).max())
-            for variant in STARTS
-            if (found := dispatcher.sequences(variant)) is not None
+            for point in space.starts()
+            if (found := space.listed(point)) is not None
         )
         monitor = searched(array, 300)
         assert monitor.objective is not None and monitor.objective <= best
