@@ -7,7 +7,6 @@
     python benchmarks/serving.py plan                      the planner against the hand-made plan
     python benchmarks/serving.py learn [--modes flow paper] [--seeds 5] [--decisions N]
     python benchmarks/serving.py executor --scenario S.json --network NET.pt
-    python benchmarks/serving.py windows [--seeds 4]       what a router that knew all could reach
 
 The cluster is `optsched.serving.reference`: plausible devices, nobody's measurements. Everything
 tuned (price and group of `marginal`, targets of `backlog`) was tuned on seeds from 100 on; the
@@ -21,7 +20,6 @@ import dataclasses
 import math
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +28,11 @@ import msgspec
 import numpy as np
 from machine import machine
 
-import optsched
 from optsched import Routing, serving
 from optsched.io.files import write_atomic
 from optsched.serving import MarginalCost, Plan, Router, Settings
 from optsched.serving.simulator import new_world
 from optsched.serving.world import advance
-from optsched_solvers.routing.routers import online_runs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -260,42 +256,6 @@ def plans() -> None:
         )
 
 
-def windows(seeds: range) -> None:
-    """The first 40 requests of 7,500/s on the hand-made plan: routers, the best found, a bound.
-
-    Without contention, loads, links and the router's time; servers have no room besides the plan.
-    """
-    plan, rate, n = Plan.of(HAND_MADE), 7500, 40
-    for seed in seeds:
-        base = serving.reference(rate=rate, seconds=3 * n / rate, seed=seed)
-        held = [sum(base.vram[k, w] for s, k, w in plan.instances if s == i) for i in range(3)]
-        servers = [
-            dataclasses.replace(
-                one, vram_mb=kb / 1000, load_ms=None, sat_mmac=None, contention=None
-            )
-            for one, kb in zip(base.servers, held, strict=True)
-        ]
-        given = {"servers": servers, "router_ms": None, "arrival_ms": base.arrival[:n] / 1e6}
-        problem = base.replace(**given)
-        auto = serving.simulate(problem, MarginalCost(), plan=plan).cost
-        online = min(log.cost for log in online_runs(problem, plan))
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "plan.json"
-            plan.write(file, problem)
-            found = optsched.solve(
-                problem, "cpsat", time_limit=60, workers=2, options={"plan": file.as_posix()}
-            )
-        best, bound, alone = found.objective, found.lower_bound, problem.lower_bound()
-        assert best is not None and bound is not None
-        each = [value / n / 1e6 for value in (alone, bound, best, online, auto)]
-        print(
-            "seed {}: ms a request: alone {:.3f}, bound {:.3f}, best found {:.3f}, best router "
-            "{:.3f}, auto {:.3f}".format(seed, *each)
-            + f"; {1 - best / online:.1%} below the best router, {1 - best / auto:.1%} below auto; "
-            f"the bound closes {(bound - alone) / (best - alone):.0%} of the gap to alone"
-        )
-
-
 def learn(modes: list[str], seeds: range, decisions: int) -> None:
     """PPO, trained on 16 traces of 2500/s in bursts of 3, beside `auto` on eight others."""
     print(machine())
@@ -347,7 +307,7 @@ def executor(scenario: Path, network: Path) -> None:
 def main() -> int:
     """Run one of the studies."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    studies = ("routers", "front", "paper", "speed", "plan", "windows", "learn", "executor")
+    studies = ("routers", "front", "paper", "speed", "plan", "learn", "executor")
     parser.add_argument("what", choices=studies)
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -367,8 +327,6 @@ def main() -> int:
         paper(seeds, given.policy)
     elif given.what == "speed":
         speed(given.policy)
-    elif given.what == "windows":
-        windows(seeds)
     elif given.what == "learn":
         learn(given.modes, seeds, given.decisions)
     elif given.what == "executor":

@@ -45,7 +45,7 @@ def main() -> None:
         choose = Dispatcher(known.cluster, known.model, traffic="heavy").choose
         show(f"{name}: Dispatcher.choose", [timed(choose, *one) for one in asked])
         problems = [
-            optsched.SubsetChoice(s, known.model, k, traffic="heavy") for s, k in asked[:500]
+            optsched.GpuPlacement(s, known.model, k, traffic="heavy") for s, k in asked[:500]
         ]
         show(
             f"{name}: optsched.solve",

@@ -18,8 +18,6 @@ from machine import machine
 
 import optsched
 from optsched.bandwidth import Contention, synthetic
-from optsched.bandwidth.ask import jobs_of
-from optsched.bandwidth.contention import demands
 from optsched.bandwidth.measured import MeasuredBandwidth
 from optsched.bandwidth.measured_data import VARIABLE, load_measured
 from optsched.bandwidth.metrics import bandwidth_loss, gbe
@@ -29,6 +27,7 @@ from optsched.bandwidth.scenarios import packed, uniform
 from optsched_solvers.gpus.counts import Counts
 from optsched_solvers.gpus.eha import Eha
 from optsched_solvers.gpus.hybrid import Hybrid
+from optsched_solvers.gpus.judge import TableJudge
 from optsched_solvers.gpus.pts import Pts
 from optsched_solvers.literature.baselines import Proximity, RandomSubset, Topo
 
@@ -119,7 +118,7 @@ def measure(args: argparse.Namespace, cluster: str, model: BandwidthModel) -> It
             seconds: dict[str, list[float]] = {solver.name: [] for solver in SOLVERS}
             loss: dict[str, list[float]] = {solver.name: [] for solver in SOLVERS}
             for i, (state, k) in enumerate(requests):
-                problem = optsched.SubsetChoice(
+                problem = optsched.GpuPlacement(
                     state, model, k, traffic=traffic, seed=i,
                     contention=CONTENTION[args.contention],
                 )  # fmt: skip
@@ -191,46 +190,41 @@ def _busy(cluster: Cluster, scenario: str) -> tuple[ClusterState, int]:
     return min((s for s, _ in states), key=lambda s: abs(len(s.free) - wanted)), k
 
 
-def _prepared(model: BandwidthModel, state: ClusterState) -> tuple[IntArray, IntArray, IntArray]:
-    from optsched_solvers.gpus.value import rule_of
-
-    tables = model.tables()
-    assert tables is not None
-    jobs = jobs_of(state.held, demands(model, state, "heavy"), Contention())
-    n_jobs = len(jobs) // (model.cluster.n_hosts + 1)
-    return tables.words, rule_of(Contention(), n_jobs), jobs
+def _judge(model: BandwidthModel, state: ClusterState, k: int) -> TableJudge:
+    problem = optsched.GpuPlacement(state, model, k, traffic="heavy")
+    assert problem.tables is not None
+    return TableJudge(problem, problem.tables)
 
 
 def _prunings(model: BandwidthModel, state: ClusterState, k: int) -> float:
-    from optsched_solvers.gpus.search import prune
+    from optsched_solvers.gpus.judge_kernels import prune
 
-    words, rule, jobs = _prepared(model, state)
+    judge = _judge(model, state, k)
     ids, cluster = np.array(state.free), model.cluster
     host = cluster.host_of[ids]
     bit = 1 << (ids - cluster.first[host])
 
     def run() -> int:
         left, now, out = np.arange(len(ids)), state.masks.copy(), np.array([len(ids), 0])
-        return int(prune(words, rule, jobs, host, bit, left, now, k, out))
+        words = judge.tables.words
+        return int(prune(words, judge.rule, judge.jobs, host, bit, left, now, k, out))
 
     return _rate(run)
 
 
 def _spreads(model: BandwidthModel, state: ClusterState, k: int, times: int = 1) -> float:
-    from optsched_solvers.gpus.host_sets import candidates, fewest, previous_alike
-    from optsched_solvers.gpus.search import first_best
+    from optsched_solvers.gpus.eha import candidates, fewest
+    from optsched_solvers.gpus.judge_kernels import first_best
 
-    words, rule, jobs = _prepared(model, state)
-    room = state.room
+    judge, room = _judge(model, state, k), state.room
     there = np.flatnonzero(room)
     m = max(2, fewest(room, k))
-    at, counts = candidates(room[there], previous_alike(there.tolist()), k, m, 200)
-    hosts, many = there[at].reshape(-1), counts.reshape(-1)
-    hosts, many = np.tile(hosts, times), np.tile(many, times)
-    out = np.zeros(1, np.int64)
+    at, counts = candidates(room[there], there.tolist(), k, m, 200)
+    hosts, many = np.tile(there[at].reshape(-1), times), np.tile(counts.reshape(-1), times)
+    out, words = np.zeros(1, np.int64), judge.tables.words
 
     def run() -> int:
-        first_best(words, rule, jobs, state.masks, hosts, many, m, out)
+        first_best(words, judge.rule, judge.jobs, state.masks, hosts, many, m, out)
         return len(at) * times
 
     return _rate(run)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
     from optsched.model.verify import Violation, verify
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.problems.jobarray.problem import JobArray
     from optsched.problems.jobshop.problem import JobShop
     from optsched.problems.quota.problem import QuotaJob, QuotaPlan
@@ -51,7 +51,7 @@ _HOME = {
         "model.schedule": "Arcs Objective Resource Rows Schedule",
         "model.verify": "verify",
         "model.violation": "Violation",
-        "problems.gpus.problem": "SubsetChoice",
+        "problems.gpus.problem": "GpuPlacement",
         "problems.jobarray.problem": "JobArray",
         "problems.jobshop.problem": "JobShop",
         "problems.quota.problem": "QuotaJob QuotaPlan",
@@ -71,12 +71,42 @@ _MODULES = (
 )  # fmt: skip
 
 __all__ = [
-    "Arcs", "CyclicOrder", "InputError", "InternalError", "JobArray", "JobShop", "Limits",
-    "MissingExtra", "Monitor", "Objective", "OptschedError", "Progress", "QuotaJob",
-    "QuotaPlan", "Resource", "Result", "Routing", "Rows", "Schedule", "SubsetChoice",
-    "UnsupportedProblem", "Violation", "Watcher", "__version__", "bandwidth", "cluster",
-    "elastic", "formats", "pipelines", "plots", "serving", "solve", "solvers", "stop",
-    "testing", "verify",
+    "Arcs",
+    "CyclicOrder",
+    "GpuPlacement",
+    "InputError",
+    "InternalError",
+    "JobArray",
+    "JobShop",
+    "Limits",
+    "MissingExtra",
+    "Monitor",
+    "Objective",
+    "OptschedError",
+    "Progress",
+    "QuotaJob",
+    "QuotaPlan",
+    "Resource",
+    "Result",
+    "Routing",
+    "Rows",
+    "Schedule",
+    "UnsupportedProblem",
+    "Violation",
+    "Watcher",
+    "__version__",
+    "bandwidth",
+    "cluster",
+    "elastic",
+    "formats",
+    "pipelines",
+    "plots",
+    "serving",
+    "solve",
+    "solvers",
+    "stop",
+    "testing",
+    "verify",
 ]  # fmt: skip
 
 

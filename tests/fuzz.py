@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from random_problems import random_array, random_choice, random_graph, random_shop
-from random_subsets import best_batch, random_batch, random_subset
 from rolling_problems import awkward_array, random_rolling
+from subset_cases import best_batch, random_batch
 
 import optsched
 from optsched import JobArray
 from optsched.problems.jobarray.choice import choice_of, choosing
 from optsched.solving.solver import support_by_name
 from optsched.testing.best_gpus import optimum as best_choice
+from optsched.testing.best_gpus import random_subset
 from optsched.testing.best_quota import best_quota, random_plan
 from optsched.testing.brute_force import TooLarge, best_makespan, best_period, machine_orders
 from optsched.testing.common import against

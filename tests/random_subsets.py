@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.problems.gpus.problem import RATIO, Request, SubsetChoice
+from optsched.problems.gpus.problem import RATIO, GpuPlacement, Request
 from optsched.testing.best_gpus import (
     Tables,
     _by_host,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.contention import Contention
 
 
-def random_batch(rng: random.Random, most: int = 9) -> SubsetChoice | None:
+def random_batch(rng: random.Random, most: int = 9) -> GpuPlacement | None:
     """Two or three requests of at most eight free GPUs, tenants, rules; None if too few."""
     gaps = rng.choice([0, 0, 0.15])
     model = Tables(rng, sizes_of(rng, rng.randint(4, most)), gaps=gaps)
@@ -44,7 +44,7 @@ def random_batch(rng: random.Random, most: int = 9) -> SubsetChoice | None:
     requests = [
         Request(f"r{i}", k, policy) for i, (k, policy) in enumerate(zip(sizes, rules, strict=True))
     ]
-    return SubsetChoice(
+    return GpuPlacement(
         state, model, requests=requests, contention=contention_of(rng),
         objective=rng.choice(["sum", "max_min"]),
     )  # fmt: skip
@@ -61,7 +61,7 @@ def _tuples(free: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[tuple[i
             yield (chosen, *more)
 
 
-def best_batch(problem: SubsetChoice) -> int | None:
+def best_batch(problem: GpuPlacement) -> int | None:
     """The best objective of all disjoint tuples, by the oracle's own evaluation."""
     known: dict[tuple[int, ...], int | None] = {}
     state, model = problem.state, problem.model
@@ -136,7 +136,7 @@ def best_subset(
     policy: Policy | None = None,
     tolerance: int = 0,
 ) -> Subset | None:
-    """The choice that the rules of `SubsetChoice` single out, or None if nothing is allowed.
+    """The choice that the rules of `GpuPlacement` single out, or None if nothing is allowed.
 
     `tolerance` in millionths; other parameters as in `all_subsets`.
     """
@@ -184,7 +184,7 @@ def subsets_of(gpus: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [some for c in range(len(gpus) + 1) for some in combinations(gpus, c)]
 
 
-def allowed(problem: SubsetChoice) -> bool:
+def allowed(problem: GpuPlacement) -> bool:
     """Whether the policy allows any set at all, measured or not."""
     host_of = problem.cluster.host_of.tolist()
     for chosen in combinations(problem.state.free, problem.k):

@@ -25,9 +25,9 @@ SEED = 7
 KINDS = ("nvswitch", "cube_mesh", "nvlink_pairs", "pcie")
 
 
-def problems() -> dict[str, list[optsched.SubsetChoice]]:
+def problems() -> dict[str, list[optsched.GpuPlacement]]:
     """All of them, by name of their model."""
-    found: dict[str, list[optsched.SubsetChoice]] = {}
+    found: dict[str, list[optsched.GpuPlacement]] = {}
     homogeneous = synthetic.cluster("nvswitch", 4, SEED, name="homogeneous")
     mixed = synthetic.cluster(KINDS, 4, SEED, name="mixed")
     for name, model in (
@@ -35,7 +35,7 @@ def problems() -> dict[str, list[optsched.SubsetChoice]]:
         ("mixed", BottleneckBandwidth(mixed)),
     ):
         found[name] = [
-            optsched.SubsetChoice(
+            optsched.GpuPlacement(
                 synthetic.tenants(model.cluster, seed),
                 model,
                 k,
@@ -54,7 +54,7 @@ def problems() -> dict[str, list[optsched.SubsetChoice]]:
         cluster = synthetic.cluster("nvswitch", hosts, SEED, hosts_per_pod=4, name="pods")
         pods = PodBandwidth(BottleneckBandwidth, cluster, 0.7)
         found[f"pods-{cluster.n_gpus}"] = [
-            optsched.SubsetChoice(
+            optsched.GpuPlacement(
                 synthetic.tenants(cluster, SEED, 0.4),
                 pods,
                 cluster.n_gpus // 8,

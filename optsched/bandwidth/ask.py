@@ -89,7 +89,7 @@ def ask(
         By default everything is allowed, and jobs share as in `Contention`. Joint allocations are
         filled with the first or best GPUs; for the exact ones see `optsched.bandwidth.subsets`.
     ties
-        Whether the choice among equals matters; see `SubsetChoice`.
+        Whether the choice among equals matters; see `GpuPlacement`.
     tolerance
         Share of the best value that may be lost for a better rest; to the millionth.
     leaves

@@ -28,7 +28,7 @@ class Infeasible(InputError):
 
 
 class Dispatcher:
-    """Chooses as `SubsetChoice` with the solver `counts` does, without the ceremony.
+    """Chooses as `GpuPlacement` with the solver `counts` does, without the ceremony.
 
     It may be called from several threads.
 
@@ -39,7 +39,7 @@ class Dispatcher:
     model
         Bandwidths, with tables.
     policy, contention, traffic, seed, tolerance
-        As in `SubsetChoice`; the same for all requests.
+        As in `GpuPlacement`; the same for all requests.
 
     Raises
     ------
@@ -67,14 +67,14 @@ class Dispatcher:
         if contention is not None and contention.fill == "exact":
             raise InputError(
                 "contention: joint allocations with their exact GPUs are not functions of counts; "
-                "use optsched.solve(SubsetChoice(...))"
+                "use optsched.solve(GpuPlacement(...))"
             )
         integer("seed", seed, 0, 2**31 - 1)
         share_of("tolerance", tolerance)
         tables = model.tables()
         if tables is None:
             raise InputError(
-                "model: has no tables for this cluster: use optsched.solve(SubsetChoice(...))"
+                "model: has no tables for this cluster: use optsched.solve(GpuPlacement(...))"
             )
         from optsched.bandwidth import counts  # noqa: F401 (compile now, not at the first request)
 

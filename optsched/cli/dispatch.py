@@ -104,7 +104,7 @@ def _once(
     import optsched
     from optsched.formats.dispatch_json import answer_of, to_json
 
-    problem = optsched.SubsetChoice(
+    problem = optsched.GpuPlacement(
         state, model, gpus, policy=policy, tolerance=tolerance, traffic=traffic
     )
     result = optsched.solve(problem, solver)

@@ -11,8 +11,8 @@ from optsched.bandwidth import Dispatcher
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
 from optsched.formats import state_json
-from optsched.formats.subset_json import policy_from_tree
 from optsched.io.strict_json import parse
+from optsched.problems.gpus.document import policy_from_tree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ def answer_all(
     Parameters
     ----------
     model, state, policy, tolerance, traffic
-        As in `SubsetChoice`; the state that the first line finds.
+        As in `GpuPlacement`; the state that the first line finds.
     lines, answers
         Answers are written when no further line is waiting, so that a caller may wait for each.
     """

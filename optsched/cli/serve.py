@@ -71,7 +71,7 @@ def serve_plan(
     """Choose which instances are resident where, to proven optimality."""
     from optsched.io.files import check_outputs
     from optsched.problems.routing import Routing
-    from optsched_solvers.routing.models import best_plan
+    from optsched_solvers.routing.plan import best_plan
 
     check_outputs([output], [scenario])
     problem = Routing.read(scenario)

@@ -34,7 +34,7 @@ def solver_table(file: Path | None) -> None:
         able = _able(problem)
         table.add_row(text, *("yes" if name in able else "-" for name in orders))
     console.print(table)
-    for text, kind in (("SubsetChoice", "gpus"), ("Routing", "routing")):
+    for text, kind in (("GpuPlacement", "gpus"), ("Routing", "routing")):
         console.print(f"{text}: {', '.join(solvers(kind))}", highlight=False)
     for text, problem in _plans().items():
         console.print(f"{text}: {', '.join(_able(problem))}", highlight=False)

@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 def answer_of(choice: DispatchChoice, result: Result) -> Answer:
     """The answer of a solved request."""
-    from optsched.problems.gpus.explain import limit_of
+    from optsched.problems.gpus.choice import limit_of
 
     problem, share = choice.problem, choice.share
     cluster = problem.cluster

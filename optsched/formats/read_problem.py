@@ -44,7 +44,7 @@ def read_problem(
     Returns
     -------
     Problem or Schedule
-        `JobShop`, `JobArray`, `SubsetChoice`, `QuotaPlan`, `Routing`, or the graph of a
+        `JobShop`, `JobArray`, `GpuPlacement`, `QuotaPlan`, `Routing`, or the graph of a
         schedule document, which is a problem too.
 
     Raises
@@ -90,9 +90,9 @@ def from_tree(tree: Any, name: str) -> Problem:
 
         return jobarray_json.from_tree(tree, name)
     if family == "optsched.subset":
-        from optsched.formats import subset_json
+        from optsched.problems.gpus import document as gpus
 
-        return subset_json.from_tree(tree, name)
+        return gpus.from_tree(tree, name)
     if family == "optsched.routing" or tree.get("schema") == "slim-scenario/1":
         from optsched.problems.routing import document as routing
 

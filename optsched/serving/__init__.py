@@ -58,7 +58,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Load what needs torch or a solver, and what stands above, on first use."""
     if name == "plan_instances":
-        return import_module("optsched_solvers.routing.models").best_plan
+        return import_module("optsched_solvers.routing.plan").best_plan
     for home, names in _LATE.items():
         if name in names:
             return getattr(import_module(home), name)

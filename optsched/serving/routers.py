@@ -227,7 +227,7 @@ def _tuple(problem: Routing, widths: Sequence[int]) -> list[int]:
 
 
 def _shares(problem: Routing, plan: Plan | None, headroom: float) -> tuple[IntArray, Any]:
-    from optsched_solvers.routing.models import fluid_shares
+    from optsched_solvers.routing.plan import fluid_shares
 
     found = fluid_shares(problem, plan, rate=problem.rate * headroom)
     rows = np.flatnonzero(found > 1e-9)

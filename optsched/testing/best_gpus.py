@@ -16,7 +16,7 @@ from optsched.bandwidth.model import CountModel
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.rates import NO_LIMIT, UNMEASURED
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -143,14 +143,14 @@ def policy_of(rng: random.Random, cluster: Cluster) -> Policy:
 
 
 @cache
-def subset_problems(n: int, seed: int = 0, most: int = 9) -> tuple[SubsetChoice, ...]:
+def subset_problems(n: int, seed: int = 0, most: int = 9) -> tuple[GpuPlacement, ...]:
     """Random choices from clusters of at most so many GPUs, each with its oracle in the model."""
     return tuple(
         random_subset(random.Random(k), most, f"subset choice {k}") for k in range(seed, seed + n)
     )
 
 
-def random_subset(rng: random.Random, most: int = 9, name: str = "") -> SubsetChoice:
+def random_subset(rng: random.Random, most: int = 9, name: str = "") -> GpuPlacement:
     """A choice from a cluster of at most so many GPUs."""
     model = Tables(rng, sizes_of(rng, rng.randint(2, most)))
     state = state_of(rng, model.cluster)
@@ -158,11 +158,11 @@ def random_subset(rng: random.Random, most: int = 9, name: str = "") -> SubsetCh
     rule, policy = contention_of(rng), policy_of(rng, model.cluster)
     if rng.random() < 0.5:
         rule, policy = Contention(), Policy()
-    return SubsetChoice(state, model, k, policy=policy, contention=rule, name=name)
+    return GpuPlacement(state, model, k, policy=policy, contention=rule, name=name)
 
 
 @cache
-def optimum(problem: SubsetChoice) -> int | None:
+def optimum(problem: GpuPlacement) -> int | None:
     """Optimal objective by trying all subsets; None if there is no choice."""
     assert isinstance(problem.model, Tables)
     values = all_subsets(

@@ -7,21 +7,21 @@ import random
 import numpy as np
 import pytest
 from depth import depth
-from random_subsets import (
-    Tables,
-    contention_of,
-    policy_of,
-    sizes_of,
-    state_of,
-    subsets_of,
-)
+from random_subsets import best_subset, subsets_of
 from uncompiled import uncompile
 
 from optsched.bandwidth import ClusterState, counts
 from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
 from optsched.bandwidth.contention import demands, share
 from optsched.bandwidth.model import UnmeasuredPattern
-from optsched.testing.best_gpus import all_subsets, best_subset
+from optsched.testing.best_gpus import (
+    Tables,
+    all_subsets,
+    contention_of,
+    policy_of,
+    sizes_of,
+    state_of,
+)
 
 CASES = depth(100, 400)
 

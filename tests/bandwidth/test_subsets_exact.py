@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 from depth import depth
-from random_subsets import Tables, contention_of, policy_of, sizes_of, state_of
 
 from optsched.bandwidth.ask import ask, gpus_of
 from optsched.bandwidth.contention import Contention, share
@@ -15,7 +14,14 @@ from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.bandwidth.subset_search import pareto, sizes, submasks
 from optsched.bandwidth.subsets import SubsetSearch, ask_exact
-from optsched.testing.best_gpus import all_subsets
+from optsched.testing.best_gpus import (
+    Tables,
+    all_subsets,
+    contention_of,
+    policy_of,
+    sizes_of,
+    state_of,
+)
 
 CASES = depth(80, 240)
 

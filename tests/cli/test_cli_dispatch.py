@@ -83,12 +83,12 @@ def test_an_instance_is_solved(site: Cli) -> None:
     cluster = Cluster.read("c.json")
     state = ClusterState.read("s.json", cluster)
     model = BottleneckBandwidth.read("b.json")
-    optsched.SubsetChoice(state, model, 5).write("p.subset.json")
+    optsched.GpuPlacement(state, model, 5).write("p.subset.json")
     ran = site("solve", "p.subset.json", "--solver", "counts")
     assert ran.code == 0 and "bandwidth   " in ran.out and "GB/s" in ran.out
-    beside = optsched.SubsetChoice(state, model, 5)
+    beside = optsched.GpuPlacement(state, model, 5)
     beside.write("q.subset.json", "b.json")
-    assert optsched.SubsetChoice.read("q.subset.json") == beside
+    assert optsched.GpuPlacement.read("q.subset.json") == beside
     Path("b.json").write_text(Path("b.json").read_text().replace("\n", "\n ", 1))
     assert "the model has changed" in site.refused("solve", "q.subset.json")
 
@@ -97,7 +97,7 @@ def test_other_commands_know_choices(site: Cli) -> None:
     """Bounds in GB/s, benchmarks with gaps of negative objectives, no conversion."""
     cluster = Cluster.read("c.json")
     state = ClusterState.read("s.json", cluster)
-    optsched.SubsetChoice(state, BottleneckBandwidth(cluster), 9).write("p.subset.json")
+    optsched.GpuPlacement(state, BottleneckBandwidth(cluster), 9).write("p.subset.json")
     ran = site("bound", "p.subset.json", "--time-limit", "1")
     assert ran.code == 0 and "best pattern" in ran.out and ran.out.count("GB/s") == 3
     assert "has one format only" in site.refused("convert", "p.subset.json", "x.schedule.json")

@@ -66,11 +66,11 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
 def test_a_subset_document_holds_any_model(tmp_path: Path) -> None:
     """Pods and measured tables inside an instance."""
     for name, model in models().items():
-        problem = optsched.SubsetChoice(
+        problem = optsched.GpuPlacement(
             synthetic.tenants(model.cluster, 1), model, 2, traffic="idle", name=name
         )
         problem.write(tmp_path / "p.json")
-        read = optsched.SubsetChoice.read(tmp_path / "p.json")
+        read = optsched.GpuPlacement.read(tmp_path / "p.json")
         ours, theirs = optsched.solve(problem), optsched.solve(read)
         assert (ours.status, ours.objective) == (theirs.status, theirs.objective)
 

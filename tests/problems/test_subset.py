@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from random_subsets import Tables, best_subset, contention_of, policy_of, sizes_of, state_of
+from random_subsets import best_subset
 
 import optsched
 from optsched.bandwidth import (
@@ -35,6 +35,7 @@ from optsched.bandwidth.ends import End
 from optsched.bandwidth.model import alone, unlimited
 from optsched.errors import InputError
 from optsched.problems.gpus.problem import RATIO, Request
+from optsched.testing.best_gpus import Tables, contention_of, policy_of, sizes_of, state_of
 
 PAIRS = [["X", "NV4"] + ["PXB"] * 6, ["NV4", "X"] + ["PXB"] * 6]
 
@@ -91,7 +92,7 @@ def problem(**rest):  # type: ignore[no-untyped-def]
         cluster, free="n0:0-5 n1:0-5 n2:0-3 n3:0,1", jobs={"a": "n0:6,7 n1:6,7", "b": "n2:4-7"},
         down="n3:2-7",
     )  # fmt: skip
-    return optsched.SubsetChoice(state, Fast(cluster), rest.pop("gpus", 8), **rest)
+    return optsched.GpuPlacement(state, Fast(cluster), rest.pop("gpus", 8), **rest)
 
 
 def test_solved_and_explained():
@@ -122,7 +123,7 @@ def test_equals_the_oracle():
         state = state_of(rng, model.cluster)
         rule, policy = contention_of(rng), policy_of(rng, model.cluster)
         k = rng.randint(1, len(state.free))
-        asked = optsched.SubsetChoice(state, model, k, policy=policy, contention=rule)
+        asked = optsched.GpuPlacement(state, model, k, policy=policy, contention=rule)
         result = optsched.solve(asked, "counts")
         best = best_subset(state, model.known, asked.demands, k, rule, policy)
         dispatcher = Dispatcher(model.cluster, model, policy=policy, contention=rule)
@@ -304,18 +305,18 @@ def test_regret_and_robust():
     """Regret is what the upper ends promise; a robust choice avoids it."""
     cluster = small()
     state = ClusterState.parse(cluster, "n0:0-2 n1:0-2 n2:0-2 n3:0-2", down="n[0-3]:3-7")
-    asked = optsched.SubsetChoice(state, Fast(cluster), 9)
+    asked = optsched.GpuPlacement(state, Fast(cluster), 9)
     choice = asked.choice()
     assert choice.regret is not None and choice.regret > 0
     assert "not all of this is measured" in choice.explain()
-    robust = optsched.SubsetChoice(state, Fast(cluster), 9, on_unmeasured="robust")
+    robust = optsched.GpuPlacement(state, Fast(cluster), 9, on_unmeasured="robust")
     assert robust.is_robust and robust.choice().bandwidth <= choice.bandwidth
-    careful = optsched.SubsetChoice(state, Fast(cluster), 9, max_regret=0.01)
+    careful = optsched.GpuPlacement(state, Fast(cluster), 9, max_regret=0.01)
     assert careful.is_robust and careful.choice().gpus == robust.choice().gpus
-    assert not optsched.SubsetChoice(state, Fast(cluster), 9, max_regret=1.0).is_robust
-    sure = optsched.SubsetChoice(state, Fast(cluster), 9, on_unmeasured="measured")
+    assert not optsched.GpuPlacement(state, Fast(cluster), 9, max_regret=1.0).is_robust
+    sure = optsched.GpuPlacement(state, Fast(cluster), 9, on_unmeasured="measured")
     assert len(sure.choice().counts) != 3
-    known = optsched.SubsetChoice(state, Fast(cluster), 6, on_unmeasured="measured").choice()
+    known = optsched.GpuPlacement(state, Fast(cluster), 6, on_unmeasured="measured").choice()
     assert len(known.counts) == 2
 
 
@@ -323,12 +324,12 @@ def test_victims():
     """Victims are worse off by the same formula, the choice now being a tenant."""
     cluster = small()
     state = ClusterState.parse(cluster, "n0:0-3 n1:0-3", {"a": "n0:4-7 n1:4-7"}, "n[2-3]")
-    choice = optsched.SubsetChoice(state, Fast(cluster), 8, traffic="heavy").choice()
+    choice = optsched.GpuPlacement(state, Fast(cluster), 8, traffic="heavy").choice()
     alone_value = 60_000_000
     # together 8+8 within the hosts: 60 GB/s, asked 60 + 60
     assert choice.standalone == alone_value and choice.bandwidth == alone_value // 2
     assert choice.victims == {"a": alone_value // 2}
-    idle = optsched.SubsetChoice(state, Fast(cluster), 8, traffic="idle").choice()
+    idle = optsched.GpuPlacement(state, Fast(cluster), 8, traffic="idle").choice()
     assert idle.bandwidth == alone_value and idle.victims == {}
 
 
@@ -350,7 +351,7 @@ def test_big_hosts_take_whole_trays():
     gpus, bandwidth = Dispatcher(cluster, Fast(cluster)).choose(state, 6)
     assert bandwidth == 700_000_000
     assert gpus == (1, 2, 4, 5, 6, 7)  # one whole tray, the rest from the broken one
-    asked = optsched.SubsetChoice(state, Fast(cluster), 6)
+    asked = optsched.GpuPlacement(state, Fast(cluster), 6)
     assert asked.choice(optsched.solve(asked, "counts").schedule).gpus == gpus
 
 
@@ -358,7 +359,7 @@ def test_several_requests_are_judged_as_tenants():
     """Requests are tenants to each other; the objective is the sum, or the least share."""
     cluster = small()
     state = ClusterState.idle(cluster)
-    both = optsched.SubsetChoice(state, Fast(cluster), requests=[Request("x", 8), Request("y", 8)])
+    both = optsched.GpuPlacement(state, Fast(cluster), requests=[Request("x", 8), Request("y", 8)])
     first, second = cluster.parse("n0:0-3 n1:0-3"), cluster.parse("n0:4-7 n1:4-7")
     apart = cluster.parse("n2:0-3 n3:0-3")
     assert both.worth([first, apart]) == 120_000_000
@@ -422,7 +423,7 @@ def test_a_dispatcher_pools_and_pickles():
         jobs={"a": "n01:4,5 n02:4,5", "b": "n01:6,7 n02:6,7"},
     )  # fmt: skip
     rule = Contention.published()
-    result = optsched.solve(optsched.SubsetChoice(state, model, 6, contention=rule))
+    result = optsched.solve(optsched.GpuPlacement(state, model, 6, contention=rule))
     fast = Dispatcher(cluster, model, contention=rule)
     assert fast.choose(state, 6)[1] == -result.objective
     assert pickle.loads(pickle.dumps(fast)).choose(state, 6) == fast.choose(state, 6)
@@ -432,10 +433,10 @@ def test_auto_keeps_the_tolerance():
     """What `counts` gives up for a better rest no other search takes back."""
     cluster = small(3)
     state = ClusterState.parse(cluster, "n0 n1 n2:0-3", {"a": "n2:4-7"})
-    asked = optsched.SubsetChoice(state, Fast(cluster), 4, tolerance=0.99)
+    asked = optsched.GpuPlacement(state, Fast(cluster), 4, tolerance=0.99)
     found = asked.choice(optsched.solve(asked).schedule)
     assert found.gpus == Dispatcher(cluster, Fast(cluster), tolerance=0.99).choose(state, 4)[0]
-    assert found.bandwidth < optsched.SubsetChoice(state, Fast(cluster), 4).choice().bandwidth
+    assert found.bandwidth < optsched.GpuPlacement(state, Fast(cluster), 4).choice().bandwidth
 
 
 def test_robust_is_certain():
@@ -445,7 +446,7 @@ def test_robust_is_certain():
         cluster, "n0:0-3 n1:0-3 n2:0-3", {"a": "n0:4,5 n1:4,5 n2:4,5"}, "n[0-2]:6,7 n3"
     )
     for k in range(4, 12):
-        choice = optsched.SubsetChoice(
+        choice = optsched.GpuPlacement(
             state, Fast(cluster), k, on_unmeasured="robust", traffic="heavy"
         ).choice()
         low, high = End(Fast(cluster), "low"), End(Fast(cluster), "high")
@@ -459,10 +460,10 @@ def test_unmeasured_is_unknown():
     table = MeasurementTable((Measurement((1, 1), 5), Measurement((2,), 9)))
     model = MeasuredBandwidth(cluster, table)
     for solver in ("counts", "branch_and_bound", "cpsat", "auto"):
-        asked = optsched.SubsetChoice(ClusterState.idle(cluster), model, 4)
+        asked = optsched.GpuPlacement(ClusterState.idle(cluster), model, 4)
         result = optsched.solve(asked, solver, time_limit=600)
         assert result.status == "unknown" and "not measured, such as" in result.reason
-        never = optsched.SubsetChoice(
+        never = optsched.GpuPlacement(
             ClusterState.idle(cluster), model, 4, policy=Policy(max_hosts=1)
         )
         assert optsched.solve(never, solver, time_limit=600).status == "infeasible"
@@ -479,7 +480,7 @@ def test_another_number_of_gpus_is_another_request():
 def test_racks_beyond_tables():
     """Four racks of 72 GPUs have too many patterns for tables: there is an answer all the same."""
     cluster = synthetic.cluster("nvl72", 4)
-    asked = optsched.SubsetChoice(ClusterState.idle(cluster), BottleneckBandwidth(cluster), 72)
+    asked = optsched.GpuPlacement(ClusterState.idle(cluster), BottleneckBandwidth(cluster), 72)
     result = optsched.solve(asked, time_limit=60)
     assert result.schedule is not None and not asked.check(result.schedule)
 
@@ -490,7 +491,7 @@ def test_trays_beyond_tables():
     for hosts in (1, 4):
         cluster = Cluster.uniform(kind, hosts)
         state = ClusterState.with_free(cluster, cluster.parse("n01:39-71"))
-        asked = optsched.SubsetChoice(state, BottleneckBandwidth(cluster), 4)
+        asked = optsched.GpuPlacement(state, BottleneckBandwidth(cluster), 4)
         chosen = asked.choice(optsched.solve(asked).schedule).gpus
         assert cluster.written(chosen) == "n01:40-43"
 
@@ -522,12 +523,12 @@ def test_whole_cuts_every_bandwidth():
         cluster, "n01:0 n02:0 n03:0", {"a": "n01:1 n02:1"}, "n03:1", demands={}
     )
     rule = Contention(whole=True)
-    asked = optsched.SubsetChoice(state, model, 2, contention=rule, traffic="heavy")
+    asked = optsched.GpuPlacement(state, model, 2, contention=rule, traffic="heavy")
     assert asked.demands == (7_000_000,)
     given = ClusterState.parse(
         cluster, "n01:0 n02:0 n03:0", {"a": "n01:1 n02:1"}, "n03:1", demands={"a": 7_900_000}
     )
-    assert optsched.SubsetChoice(given, model, 2, contention=rule).demands == (7_900_000,)
+    assert optsched.GpuPlacement(given, model, 2, contention=rule).demands == (7_900_000,)
     fast = Dispatcher(cluster, model, contention=rule, traffic="heavy")
     assert fast._demands(state) == [7_000_000]
 
@@ -537,17 +538,17 @@ def test_mixed_measurements_are_told():
     cluster = Cluster.uniform(HostType("two", 2), 2)
     table = MeasurementTable((Measurement((1, 1), 5_000_000),), mixed=True)
     model = BottleneckBandwidth(cluster).fit(table)
-    choice = optsched.SubsetChoice(ClusterState.idle(cluster), model, 3).choice()
+    choice = optsched.GpuPlacement(ClusterState.idle(cluster), model, 3).choice()
     assert "mixes measurements" in choice.explain()
 
 
 def test_messages_stay_short_however_large_the_document() -> None:
     """A wrong text anywhere, and lists of what would be right: cut, never repeated in full."""
-    from optsched.formats import subset_json
+    from optsched.problems.gpus import document as subset_json
 
     cluster = synthetic.cluster("pcie", 6)
     state = synthetic.tenants(cluster, seed=1)
-    asked = optsched.SubsetChoice(state, BottleneckBandwidth(cluster), 2)
+    asked = optsched.GpuPlacement(state, BottleneckBandwidth(cluster), 2)
     tree = msgspec.json.decode(subset_json.to_json(asked))
     kinds = tree["model"]["cluster"]["types"]
     kinds += [{"name": f"type number {i}", "gpus": 1} for i in range(300)]

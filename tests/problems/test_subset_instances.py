@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import optsched
-from optsched.formats import model_json, subset_json
+from optsched.formats import model_json
+from optsched.problems.gpus import document as subset_json
 
 FOLDER = Path(__file__).parents[2] / "instances" / "subset"
 ROWS = list(csv.DictReader((FOLDER / "optima.csv").open()))
@@ -18,7 +19,7 @@ ROWS = list(csv.DictReader((FOLDER / "optima.csv").open()))
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_optima(row: dict[str, str]) -> None:
     """`auto` proves what the list says."""
-    problem = optsched.SubsetChoice.read(FOLDER / f"{row['name']}.subset.json")
+    problem = optsched.GpuPlacement.read(FOLDER / f"{row['name']}.subset.json")
     result = optsched.solve(problem)
     assert (result.status, result.objective) == ("optimal", -int(row["kilobytes"]))
     assert (problem.k, len(problem.state.free)) == (int(row["gpus"]), int(row["free"]))

@@ -6,10 +6,10 @@ import random
 from dataclasses import replace
 
 from depth import depth
-from random_subsets import Tables, sizes_of, state_of
 
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Dispatcher, Job
+from optsched.testing.best_gpus import Tables, sizes_of, state_of
 
 SEEDS = range(depth(40, 120))
 
@@ -78,10 +78,10 @@ def test_whoever_solves_is_verified() -> None:
     """The chosen GPUs are free, as many as asked, and the schedule is silent."""
     for seed in SEEDS[:30]:
         _, model, state, k = case(seed)
-        problem = optsched.SubsetChoice(state, model, k)
+        problem = optsched.GpuPlacement(state, model, k)
         result = optsched.solve(problem)
         (chosen,) = problem.chosen(result.schedule)
-        again = problem.schedule(problem.choice(result.schedule))
+        again = problem.scheduled(problem.answer(result.schedule))
         assert problem.chosen(again) == [chosen] and again.same_graph(result.schedule)
         assert len(chosen) == k and set(chosen) <= set(state.free)
         assert optsched.verify(result.schedule) == [] and problem.check(result.schedule) == []

@@ -57,7 +57,7 @@ assert optsched.JobArray([[1]], [[2]]).lower_bound() == 3
         "import optsched.cli.app",
         "import optsched.arraypipe",
         "from optsched.bandwidth import Cluster, BottleneckBandwidth, PodBandwidth, Policy",
-        "import optsched; optsched.SubsetChoice",
+        "import optsched; optsched.GpuPlacement",
         "import optsched.testing",
         "import optsched; optsched.solvers()",
         PLAN,

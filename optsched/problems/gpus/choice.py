@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from optsched.bandwidth.ask import Choice, ask, gpus_of
 from optsched.bandwidth.contention import Contention, Share, demands, share
 from optsched.bandwidth.ends import End
+from optsched.bandwidth.links import weight
+from optsched.bandwidth.model import CountModel
+from optsched.bandwidth.patterns import written_pattern
 from optsched.bandwidth.ranks import hostfile, rank_order, visible_devices
+from optsched.bandwidth.rates import shown
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from optsched.bandwidth.policy import Policy
     from optsched.model.schedule import Schedule
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
 
 
 @dataclass(frozen=True, eq=False)
 class DispatchChoice:
-    """The GPUs of the only request of a `SubsetChoice`; bandwidths in kB/s.
+    """The GPUs of the only request of a `GpuPlacement`; bandwidths in kB/s.
 
     Parameters
     ----------
@@ -33,7 +39,7 @@ class DispatchChoice:
         What they get, and which job limits them.
     """
 
-    problem: SubsetChoice
+    problem: GpuPlacement
     gpus: tuple[int, ...]
     share: Share
 
@@ -125,13 +131,11 @@ class DispatchChoice:
 
     def explain(self) -> str:
         """What limits this choice, its best alternatives, victims, and the price of the policy."""
-        from optsched.problems.gpus.explain import explain
-
-        return explain(self)
+        return _explained(self)
 
 
 def best(
-    problem: SubsetChoice,
+    problem: GpuPlacement,
     policy: Policy | None,
     k: int | None = None,
     *,
@@ -148,7 +152,7 @@ def best(
     )  # fmt: skip
 
 
-def choice_of_problem(problem: SubsetChoice) -> DispatchChoice | None:
+def choice_of_problem(problem: GpuPlacement) -> DispatchChoice | None:
     """What `counts` answers; None if there is nothing, or no tables."""
     found = best(problem, problem.policy, ties=True)
     if found is None:
@@ -157,7 +161,7 @@ def choice_of_problem(problem: SubsetChoice) -> DispatchChoice | None:
     return DispatchChoice(problem, gpus, problem.shares([gpus])[0])
 
 
-def choice_of(problem: SubsetChoice, schedule: Schedule | None) -> DispatchChoice:
+def choice_of(problem: GpuPlacement, schedule: Schedule | None) -> DispatchChoice:
     """The only request's answer in a schedule; without one, what `counts` answers."""
     problem.single("choice")
     if schedule is None:
@@ -172,7 +176,7 @@ def choice_of(problem: SubsetChoice, schedule: Schedule | None) -> DispatchChoic
 
 
 def _as_tenant(
-    problem: SubsetChoice,
+    problem: GpuPlacement,
     state: ClusterState,
     others: tuple[Job, ...],
     asked: tuple[int, ...],
@@ -188,3 +192,93 @@ def _as_tenant(
     wanted = min(demand, one.standalone)
     total = wanted + one.demand
     return wanted if total <= one.capacity else wanted * one.capacity // total
+
+
+def _explained(choice: DispatchChoice) -> str:
+    """One fact a line."""
+    problem = choice.problem
+    lines = [
+        f"{written_pattern(tuple(choice.counts.values()))} GPUs: "
+        f"{problem.cluster.written(choice.gpus)}",
+        f"bandwidth {shown(choice.bandwidth)}"
+        + (f" of {shown(choice.standalone)} alone" if choice.share.jobs else ""),
+        f"limited by {limit_of(choice)}",
+    ]
+    if choice.share.jobs:
+        one = choice.share
+        lines.append(
+            f"shared with {', '.join(one.jobs)}: together {shown(one.capacity or 0)} (the least, "
+            f"with {one.job}), asked {shown(one.standalone + one.demand)}"
+        )
+    if problem.model.mixed:
+        lines.append("the model mixes measurements of several payloads or collectives")
+    lines += [f"costs {name} {shown(lost)}" for name, lost in choice.victims.items()]
+    if choice.regret:
+        lines.append(f"not all of this is measured: up to {shown(choice.regret)} may be lost")
+    if not problem.policy.is_free:
+        lines.append(f"the policy costs {shown(choice.price_of_policy)}")
+    return "\n".join([*lines, *_alternatives(choice)])
+
+
+def limit_of(choice: DispatchChoice) -> str:
+    """What holds the standalone bandwidth back: a host and its weakest link, or the network."""
+    problem, cluster = choice.problem, choice.problem.cluster
+    model = problem.model
+    if len(choice.gpus) == 1:
+        return "nothing: a single GPU does not communicate"
+    for h, name in enumerate(host.name for host in cluster.hosts):
+        first = int(cluster.first[h])
+        local = [g - first for g in choice.gpus if int(cluster.host_of[g]) == h]
+        if len(local) < 2:
+            continue
+        inside = problem.judged_by.of([first + i for i in local])
+        if inside - inside % problem.contention.unit != choice.standalone:
+            continue
+        links = cluster.type(h).links
+        what = f"the links within {name}: {shown(inside)}"
+        if links is None:
+            return what
+        pairs = [(i, k) for i in local for k in local if i < k]
+        i, k = min(pairs, key=lambda pair: weight(links[pair[0]][pair[1]]))
+        return f"{what} (weakest link {links[i][k]}, GPUs {i} and {k})"
+    pattern = written_pattern(tuple(choice.counts.values()))
+    what = f"the network for {pattern}: {shown(choice.standalone)}"
+    if isinstance(model, CountModel):
+        counts = np.sort(np.array([list(choice.counts.values())], np.int64))[:, ::-1]
+        low, high = (int(model.network(counts, end)[0]) for end in ("low", "high"))
+        if low == high:
+            return f"{what}, measured"
+        return f"{what}, predicted ({shown(max(low, 0))} to {shown(high)})"
+    return f"{what}, predicted"
+
+
+def _alternatives(choice: DispatchChoice) -> list[str]:
+    """The best of other kinds of choices, a line each."""
+    problem = choice.problem
+    if problem.tables is None:  # nothing to ask for others
+        return []
+    policy, k = problem.policy, problem.k
+    fewest = next(
+        (n for n in range(1, k + 1) if best(problem, replace(policy, min_hosts=1, max_hosts=n))),
+        None,
+    )
+    others: list[tuple[str, Policy | None, int]] = [
+        ("on one host", replace(policy, min_hosts=1, max_hosts=1), k),
+        ("on the fewest hosts", replace(policy, min_hosts=1, max_hosts=fewest), k),
+        ("balanced", replace(policy, balance="even"), k),
+        ("one GPU less", policy, k - 1),
+        ("one GPU more", policy, k + 1),
+    ]
+    if not policy.is_free:
+        others.insert(3, ("without the policy", None, k))
+    lines = []
+    for what, rules, size in others:
+        found = best(problem, rules, size)
+        if found is None:
+            lines.append(f"{what}: not possible")
+            continue
+        cluster = problem.cluster
+        counts = [part.bit_count() if cluster.sizes[h] <= 16 else part for h, part in found.parts]
+        relative = f" ({found.value / choice.bandwidth:.0%})" if choice.bandwidth else ""
+        lines.append(f"{what}: {written_pattern(tuple(counts))}, {shown(found.value)}{relative}")
+    return lines

@@ -1,4 +1,4 @@
-"""Subset choice: which k of the free GPUs give a job the most bandwidth beside the others."""
+"""GPU placement: which k of the free GPUs give a job the most bandwidth beside the others."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from optsched.bandwidth.contention import (
     share,
 )
 from optsched.bandwidth.ends import End, measured_only
+from optsched.bandwidth.feasibility import impossible
 from optsched.bandwidth.model import BandwidthModel
 from optsched.bandwidth.policy import Policy, check_rules, share_of
 from optsched.bandwidth.rates import MOST, shown
@@ -28,7 +29,7 @@ from optsched.model.schedule import Problem, Rows, Schedule
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.tables import CountTables
@@ -48,8 +49,20 @@ class Request(NamedTuple):
     policy: Policy = Policy()
 
 
+@dataclass(frozen=True)
+class GpuSets:
+    """What a solver finds: the GPUs of every request, by global number."""
+
+    gpus: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, sets: Iterable[Iterable[int]]) -> GpuSets:
+        """From any sets of numbers."""
+        return cls(tuple(tuple(sorted(int(gpu) for gpu in one)) for one in sets))
+
+
 @dataclass(frozen=True, init=False, eq=False, repr=False)
-class SubsetChoice(Problem):
+class GpuPlacement(Problem):
     """Of the free GPUs choose k with the highest bandwidth under everybody's traffic.
 
     Minimised is the negative bandwidth in kB/s. Among choices that are within `tolerance` of the
@@ -224,7 +237,7 @@ class SubsetChoice(Problem):
             return measured_only(self.model)
         return self.judged_by.tables()
 
-    def changed(self, **fields: Any) -> SubsetChoice:
+    def changed(self, **fields: Any) -> GpuPlacement:
         """The same problem with other fields."""
         kept: dict[str, Any] = {
             key: getattr(self, key)
@@ -242,7 +255,7 @@ class SubsetChoice(Problem):
         kept["contention"] = replace(kept["contention"], pooled=False)  # the state is already
         if "gpus" in kept:
             kept.pop("requests")
-        return SubsetChoice(state, model, **kept)
+        return GpuPlacement(state, model, **kept)
 
     # judging
 
@@ -339,9 +352,11 @@ class SubsetChoice(Problem):
 
     def infeasibility(self) -> str:
         """Why no choice exists, if that is easy to see; else ``""``."""
-        from optsched.problems.gpus.checks import infeasibility
-
-        return infeasibility(self)
+        for request in self.requests:
+            reason = impossible(self.state, request.policy, request.gpus)
+            if reason:
+                return reason if len(self.requests) == 1 else f"{request.name}: {reason}"
+        return ""
 
     # schedules
 
@@ -353,36 +368,24 @@ class SubsetChoice(Problem):
     def _graph(self) -> Schedule:
         return self._snapshot([])
 
-    def scheduled(self, answer: Rows) -> Schedule:
+    def scheduled(self, answer: GpuSets) -> Schedule:
         """A snapshot of the cluster with the choice made.
-
-        Parameters
-        ----------
-        answer
-            Row r holds the global numbers of the GPUs that request r gets.
 
         Raises
         ------
         InputError
             A GPU that is not free or given twice, another number of them, a policy broken.
         """
-        if len(answer) != len(self.requests):
-            raise InputError(f"answer: expected {len(self.requests)} rows, got {len(answer)}")
-        chosen = answer.to_lists()
-        faults = self.faults(chosen)
+        faults = self.faults(answer.gpus)
         if faults:
             raise InputError(faults[0])
         sequences: list[list[int]] = [[] for _ in range(self.cluster.n_gpus)]
-        held = [*(job.gpus for job in self.state.jobs), *chosen]
+        held = [*(job.gpus for job in self.state.jobs), *answer.gpus]
         for i, gpus in enumerate(held):
             for gpu in gpus:
                 sequences[gpu].append(i)
-        found = self._snapshot(chosen)
+        found = self._snapshot(answer.gpus)
         return found.with_orders(Rows.of(sequences), np.zeros(len(held), np.int64))
-
-    def schedule(self, choice: DispatchChoice) -> Schedule:
-        """The snapshot in which the only request got this choice's GPUs; see `scheduled`."""
-        return self.scheduled(Rows.of([choice.gpus]))
 
     def _snapshot(self, chosen: Sequence[Sequence[int]]) -> Schedule:
         jobs = self.state.jobs
@@ -422,13 +425,13 @@ class SubsetChoice(Problem):
             )
         return [sorted(row) for row in rows[n:]]
 
-    def answer(self, schedule: Schedule) -> Rows:
+    def answer(self, schedule: Schedule) -> GpuSets:
         """The inverse of `scheduled`, for a start to begin with."""
         chosen = self.chosen(schedule)
         faults = self.faults(chosen)
         if faults:
             raise InputError(faults[0])
-        return Rows.of(chosen)
+        return GpuSets.of(chosen)
 
     def check(self, schedule: Schedule) -> list[str]:
         """What the verifier cannot know, a sentence each: GPUs not free, |S| != k, a policy."""
@@ -436,9 +439,31 @@ class SubsetChoice(Problem):
 
     def faults(self, chosen: Sequence[Sequence[int]]) -> list[str]:
         """What is wrong with a choice, a sentence each; see `check`."""
-        from optsched.problems.gpus.checks import faults
-
-        return faults(self, chosen)
+        cluster, free = self.cluster, set(self.state.free)
+        if len(chosen) != len(self.requests):
+            return [f"expected GPUs for {len(self.requests)} requests, got {len(chosen)}"]
+        found: list[str] = []
+        owner: dict[int, str] = {}
+        for request, gpus in zip(self.requests, chosen, strict=True):
+            who = f"request {request.name!r}"
+            if len(gpus) != request.gpus:
+                found.append(f"{who} gets {len(gpus)} GPUs, it asks {request.gpus}")
+            counts: dict[int, int] = {}
+            for gpu in gpus:
+                if not 0 <= gpu < cluster.n_gpus:
+                    found.append(f"{who} gets GPU {gpu}, the cluster has 0..{cluster.n_gpus - 1}")
+                    continue
+                if gpu not in free:
+                    found.append(f"{who} gets GPU {cluster.gpu_name(gpu)}, which is not free")
+                if gpu in owner:
+                    found.append(f"GPU {cluster.gpu_name(gpu)} goes to {owner[gpu]} and to {who}")
+                owner[gpu] = who
+                host = int(cluster.host_of[gpu])
+                counts[host] = counts.get(host, 0) + 1
+            broken = request.policy.broken_by(cluster, counts)
+            if broken:
+                found.append(f"{who} breaks its policy: {broken}")
+        return found
 
     def choice(self, schedule: Schedule | None = None) -> DispatchChoice:
         """The only request's answer, to be read and explained; solves by `counts` without one.
@@ -466,9 +491,9 @@ class SubsetChoice(Problem):
         return hashlib.sha256(text.encode()).hexdigest()
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> SubsetChoice:
+    def read(cls, path: str | os.PathLike[str]) -> GpuPlacement:
         """Read a document ``optsched.subset/1``; `InputError` names path, rule and value."""
-        from optsched.formats.subset_json import read
+        from optsched.problems.gpus.document import read
 
         return read(path)
 
@@ -484,14 +509,14 @@ class SubsetChoice(Problem):
         model_file
             The file beside it that holds the model: then only its name and hash are written.
         """
-        from optsched.formats.subset_json import to_json
         from optsched.io.files import write_atomic
+        from optsched.problems.gpus.document import to_json
 
         write_atomic(path, to_json(self, model_file))
 
     def __repr__(self) -> str:
         wanted = ", ".join(str(request.gpus) for request in self.requests)
-        return f"<SubsetChoice {self.name!r}: {wanted} of {len(self.state.free)} free GPUs>"
+        return f"<GpuPlacement {self.name!r}: {wanted} of {len(self.state.free)} free GPUs>"
 
 
 def _check_requests(state: ClusterState, requests: Sequence[Request]) -> None:
@@ -520,4 +545,4 @@ def _check_requests(state: ClusterState, requests: Sequence[Request]) -> None:
         request.policy.check(state.cluster)
 
 
-__all__ = ["Request", "SubsetChoice"]
+__all__ = ["GpuPlacement", "GpuSets", "Request"]

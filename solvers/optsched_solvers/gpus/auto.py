@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers.gpus.counts import Counts, bound_by_patterns
@@ -38,7 +38,7 @@ class Auto:
 
     def supports(self, problem: Problem) -> Support:
         """Whether any of the searches takes it; else why the last does not."""
-        if isinstance(problem, SubsetChoice) and len(problem.requests) > 1:
+        if isinstance(problem, GpuPlacement) and len(problem.requests) > 1:
             return BranchAndBound().supports(problem)
         said = Support(False, "it is no choice of GPUs")
         for engine in ENGINES:
@@ -54,7 +54,7 @@ class Auto:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """The first that takes the problem; if that proves nothing, the next ones too."""
-        assert isinstance(problem, SubsetChoice)
+        assert isinstance(problem, GpuPlacement)
         for engine in ENGINES:
             if not engine.supports(problem):
                 continue

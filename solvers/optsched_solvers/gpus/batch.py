@@ -1,14 +1,15 @@
 """Several requests at once: disjoint GPUs, every request a tenant to the others, jointly optimal.
 
-Requests take count vectors by falling bandwidth alone, depth first. For given vectors the joint
-limits are fixed; but a slower subset may serve all of them better, since it asks for less. So where
-the bandwidth within a host depends on more than counts, all combinations of disjoint subsets that
-differ in bandwidths are followed, host by host.
+Requests take count vectors one after the other, depth first; all vectors of the next request are
+judged at once. For given vectors the joint limits are fixed; but a slower subset may serve all of
+them better, since it asks for less. So where the bandwidth within a host depends on more than
+counts, all combinations of disjoint subsets that differ in bandwidths are followed, host by host.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -18,17 +19,23 @@ from optsched.bandwidth.model import UnmeasuredPattern
 from optsched.bandwidth.rates import MOST, NO_LIMIT
 from optsched.bandwidth.state import Job
 from optsched.bandwidth.tables import BEST, BY_MASK, GPUS, INTRA, RECORD, RECORDS
-from optsched.model.schedule import Rows
+from optsched.problems.gpus.problem import RATIO, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
-from optsched_solvers.gpus.vectors import CountVectors
+from optsched_solvers.gpus.vectors import CountVectors, divided
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
     from optsched.model.schedule import IntArray
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
+
+    BoolArray = npt.NDArray[np.bool_]
 
 MOST_REQUESTS: Final = 5
 MOST_VECTORS: Final = 200_000
@@ -37,13 +44,16 @@ MOST_VECTORS: Final = 200_000
 MOST_ASSIGNMENTS: Final = 1 << 20
 """Ways to divide the free GPUs of a host whose subsets differ."""
 
-NODES: Final = 20_000
-"""Nodes between two looks at the limits: some milliseconds."""
+MOST_STATES: Final = 20_000
+"""Combinations of bandwidths that one matrix of counts may give rise to."""
 
-FIRST: Final = 1_000
+MOST_EFFORT: Final = 10_000_000
+"""Pairs of such a combination and a host's subsets that are tried for one matrix of counts."""
+
+_CHUNK: Final = 1 << 18  # of them at once
 
 
-def supports(problem: SubsetChoice) -> Support:
+def supports(problem: GpuPlacement) -> Support:
     """Up to five requests on a cluster of moderate size, joint allocations by counts."""
     many = len(problem.requests)
     if many > MOST_REQUESTS:
@@ -75,43 +85,38 @@ def supports(problem: SubsetChoice) -> Support:
     return Support(True)
 
 
-def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
-    """One after the other first, then jointly; one iteration is one node, of 1 + many requests."""
+def solve(problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
+    """One after the other first, then jointly; one iteration judges the vectors of one request."""
     if not load(monitor, "optsched.bandwidth.counts"):
         return Result("unknown")
     chosen = one_after_the_other(problem)
     if chosen is not None:
-        monitor.incumbent(Rows.of(chosen), -problem.worth(chosen), "one after the other")
-    if monitor.should_stop() or not load(monitor, "gpus.batch_search"):
+        monitor.incumbent(GpuSets.of(chosen), -problem.worth(chosen), "one after the other")
+    if monitor.should_stop():
         return Result("unknown")
-    search = BatchSearch(problem)
-    if monitor.objective is not None:
-        search.know(-monitor.objective)
+    search = BatchSearch(problem, -1 if monitor.objective is None else -monitor.objective)
     left = 2**62 if limits.iterations is None else limits.iterations
-    nodes, upper = FIRST, -1
-    while not search.finished:
-        nodes = min(nodes, left)
-        if nodes <= 0 or monitor.should_stop():
-            return Result("unknown")
-        search.run(nodes)
-        monitor.advance(nodes)
-        left -= nodes
-        nodes = NODES
-        found = search.gpus()
-        if found is not None:
-            monitor.incumbent(Rows.of(found), -search.value, "branch_and_bound")
-        if search.upper >= 0 and search.upper != upper:
+    value, upper, steps = search.value, -1, search.steps()
+    while left > 0 and not monitor.should_stop():
+        finished = next(steps, None) is None
+        left -= 1
+        monitor.advance(1)
+        if search.value > value:
+            value = search.value
+            monitor.incumbent(GpuSets.of(search.gpus()), -value, "branch_and_bound")
+        if 0 <= search.upper < NO_LIMIT and search.upper != upper:
             upper = search.upper
             monitor.bound(-upper, "branch_and_bound")
-    if monitor.solution is None and not search.lost:
-        names = ", ".join(request.name for request in problem.requests)
-        return Result(
-            "infeasible", reason=f"no disjoint sets of free GPUs obey the policies of {names:.200}"
-        )
+        if finished:
+            if monitor.solution is not None or search.lost >= 0:
+                break
+            names = ", ".join(request.name for request in problem.requests)
+            reason = f"no disjoint sets of free GPUs obey the policies of {names:.200}"
+            return Result("infeasible", reason=reason)
     return Result("unknown")
 
 
-def one_after_the_other(problem: SubsetChoice) -> list[tuple[int, ...]] | None:
+def one_after_the_other(problem: GpuPlacement) -> list[tuple[int, ...]] | None:
     """Requests in their order, each the best for itself beside the earlier ones; None if one fails.
 
     What the later ones cost the earlier ones is not looked at.
@@ -138,6 +143,37 @@ def one_after_the_other(problem: SubsetChoice) -> list[tuple[int, ...]] | None:
     return chosen
 
 
+@dataclass(frozen=True)
+class _Vectors:
+    """The count vectors of a request by falling bandwidth alone, and what is known of each."""
+
+    counts: IntArray
+    """By vector and host."""
+    alone: IntArray
+    """Bandwidth beside the running jobs only."""
+    high: IntArray
+    low: IntArray
+    """Of all subsets with these counts the highest and the lowest standalone bandwidth."""
+    capacity: IntArray
+    demand: IntArray
+    """What running jobs leave, and ask."""
+    across: BoolArray
+    """Whether it has several hosts."""
+
+
+class _Node(NamedTuple):
+    """The first requests have their vectors."""
+
+    chosen: tuple[int, ...]
+    load: IntArray
+    """GPUs taken, by host."""
+    same: BoolArray
+    """Hosts whose counts are so far those of the host before that is alike."""
+    capacity: IntArray
+    demand: IntArray
+    """What others leave to each of them, and ask."""
+
+
 class BatchSearch:
     """The joint search; at any time `value` and `upper` enclose the optimum.
 
@@ -145,188 +181,288 @@ class BatchSearch:
     ----------
     problem
         With several requests, see `supports`.
+    known
+        Value of a choice that is there already: only better ones are looked for.
     """
 
-    def __init__(self, problem: SubsetChoice) -> None:
-        from optsched_solvers.gpus import batch_search as kernel
-
-        assert problem.tables is not None
-        self.problem, self._kernel = problem, cast("Any", kernel)
-        self._words = problem.tables.words
-        cluster, rule = problem.cluster, problem.contention
+    def __init__(self, problem: GpuPlacement, known: int = -1) -> None:
+        self.problem, self.value = problem, known
+        self.upper = NO_LIMIT
+        self.lost = -1
+        """What those are worth at most that were left out, as there were too many."""
         self.order = sorted(
             range(len(problem.requests)), key=lambda r: (-problem.requests[r].gpus, r)
         )
-        many, n, wide = len(self.order), cluster.n_hosts, int(cluster.sizes.max()) + 1
-        self._tables()
-        parts = [self._vectors(r) for r in self.order]
-        ends = np.cumsum([0, *(len(vectors) for vectors, _ in parts)])
-        self._vector = np.concatenate([vectors for vectors, _ in parts])
-        info = np.concatenate([info for _, info in parts])
-        max_min = problem.objective == "max_min"
-        alone = problem.best_alone if max_min else (0,) * many
-        self._rule = np.array(
-            [
-                many, n, wide, rule.sides == "two", rule.cross_only, rule.skip_idle, rule.unit,
-                max_min, kernel.MOST_STATES, kernel.MOST_EFFORT,
-            ],
-            np.int64,
-        )  # fmt: skip
-        rows = np.zeros((many, kernel.REQUEST), np.int64)
-        rows[:, 0], rows[:, 1] = ends[:-1], ends[1:]
-        rows[:, 2] = [alone[r] for r in self.order]
-        self.finished = bool((rows[:, 0] == rows[:, 1]).any())
-        self._request = rows.reshape(-1)
-        ahead = NO_LIMIT if max_min else 0
-        for i in range(many - 1, -1, -1):
-            if not self.finished:
-                most = int(info[ends[i], kernel.ALONE])
-                part = self._kernel.judged(self._rule, self._request, i, most)
-                ahead = min(ahead, part) if max_min else ahead + part
-            rows[i, 3] = ahead
-        self._info = np.ascontiguousarray(info.reshape(-1))
-        self._vector = np.ascontiguousarray(self._vector.reshape(-1))
-        size = 1 + 2 * n + 2 * many
-        self._work = np.zeros((many + 1) * size, np.int64)
-        self._states = np.zeros((n * kernel.MOST_STATES + 1) * (many + 2), np.int64)
-        self._out = np.zeros(kernel.CHOSEN + many + n, np.int64)
-        self._out[kernel.BEST] = self._out[kernel.LEVEL] = self._out[kernel.LOST_UPPER] = -1
-        self._out[kernel.UPPER] = NO_LIMIT
-        self._known = -1
+        self._judge = CountVectors(problem, problem.requests[0])
+        self._ranges = [_range(problem, h) for h in range(problem.cluster.n_hosts)]
+        self._vectors = [self._listed(r) for r in self.order]
+        self._max_min = problem.objective == "max_min"
+        self._alone = [problem.best_alone[r] if self._max_min else 0 for r in self.order]
+        self._divided: dict[tuple[int, int], tuple[IntArray, IntArray, IntArray]] = {}
+        self._best: tuple[tuple[int, ...], list[tuple[int, ...] | None]] | None = None
 
-    def know(self, value: int) -> None:
-        """Look only for choices worth more."""
-        self._out[self._kernel.BEST] = self._known = value
+    def steps(self) -> Iterator[bool]:
+        """Search; yields now and then."""
+        if all(len(one.alone) for one in self._vectors):
+            n = self.problem.cluster.n_hosts
+            like = np.array([self._like(h) for h in range(n)], np.int64)
+            nothing = np.zeros(0, np.int64)
+            root = _Node((), np.zeros(n, np.int64), like >= 0, nothing, nothing)
+            for _ in self._branch(root, like):
+                yield True
+        self.upper = max(self.value, self.lost)
 
-    def run(self, nodes: int) -> None:
-        """Look at so many more nodes, or all that are left."""
-        if not self.finished:
-            done = self._kernel.search(
-                self._words, self._rule, self._request, self._vector, self._info,
-                self._host, self._inside, self._own, self._starts, self._rows, self._states,
-                self._work, self._out, nodes,
-            )  # fmt: skip
-            self.finished = bool(done)
-
-    @property
-    def value(self) -> int:
-        """Objective of the best choice found or known, -1 if there is none."""
-        return int(self._out[self._kernel.BEST])
-
-    @property
-    def upper(self) -> int:
-        """No choice has more."""
-        kernel, out = self._kernel, self._out
-        upper = self.value if self.finished else int(out[kernel.UPPER])
-        return max(upper, int(out[kernel.LOST_UPPER])) if self.lost else upper
-
-    @property
-    def lost(self) -> bool:
-        """Whether something was left out, so that the end of the search proves less."""
-        return bool(self._out[self._kernel.LOST])
-
-    @property
-    def leaves(self) -> int:
-        """Combinations of count vectors looked at."""
-        return int(self._out[self._kernel.LEAVES])
-
-    def gpus(self) -> list[tuple[int, ...]] | None:
-        """The best choice found by this search, by request; None if there is none."""
-        if self.value <= self._known:
-            return None
-        kernel, cluster, state = self._kernel, self.problem.cluster, self.problem.state
-        many, n = len(self.order), cluster.n_hosts
-        chosen = self._out[kernel.CHOSEN : kernel.CHOSEN + many]
-        counts = self._vector.reshape(-1, n)[chosen]
-        found: list[list[int]] = [[] for _ in range(many)]
-        for h in range(n):
+    def gpus(self) -> list[tuple[int, ...]]:
+        """The best choice found by this search, by request."""
+        assert self._best is not None
+        chosen, masks = self._best
+        cluster, state = self.problem.cluster, self.problem.state
+        found: list[list[int]] = [[] for _ in self.order]
+        for h in range(cluster.n_hosts):
             first, size = int(cluster.first[h]), int(cluster.sizes[h])
-            row = int(self._out[kernel.CHOSEN + many + h])
             left = [g - first for g in state.free if first <= g < first + size]
             for i, r in enumerate(self.order):
-                if row >= 0:
-                    mask = int(self._masks[row, i])
-                    ids = [a for a in range(size) if mask >> a & 1]
-                else:
-                    ids = trays_first(left, int(counts[i, h]), cluster.type(h).tray)
+                own = masks[h]
+                if own is None:
+                    count = int(self._vectors[i].counts[chosen[i], h])
+                    ids = trays_first(left, count, cluster.type(h).tray)
                     left = [a for a in left if a not in ids]
+                else:
+                    ids = [a for a in range(size) if own[i] >> a & 1]
                 found[r] += [first + a for a in ids]
         return [tuple(gpus) for gpus in found]
 
-    def _vectors(self, r: int) -> tuple[IntArray, IntArray]:
+    # the tree
+
+    def _branch(self, node: _Node, like: IntArray) -> Iterator[bool]:
+        """Everything below a node, the most promising vectors first."""
+        r = len(node.chosen)
+        rows, bound, capacity, demand = self._children(node, like)
+        yield True
+        earlier = zip(self._vectors, node.chosen, strict=False)
+        sure = all(one.high[v] == one.low[v] for one, v in earlier)
+        for i in np.argsort(-bound, kind="stable").tolist():
+            if not r:
+                self.upper = max(int(bound[i]), self.value, self.lost)
+            if bound[i] <= self.value:
+                break
+            v = int(rows[i])
+            mine = self._vectors[r]
+            chosen = (*node.chosen, v)
+            if r + 1 < len(self.order):
+                counts = mine.counts[v]
+                same = node.same & (counts == counts[like])
+                child = _Node(chosen, node.load + counts, same, capacity[i], demand[i])
+                yield from self._branch(child, like)
+            elif sure and mine.high[v] == mine.low[v]:
+                self.value = int(bound[i])
+                self._best = chosen, [None] * len(node.load)
+            else:
+                yield from self._subsets(chosen, int(bound[i]))
+
+    def _children(
+        self, node: _Node, like: IntArray
+    ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+        """Vectors of the next request that may be worth more; bounds, capacities and demands."""
+        r, unit = len(node.chosen), self.problem.contention.unit
+        mine, earlier = self._vectors[r], list(zip(self._vectors, node.chosen, strict=False))
+        own = [int(one.high[v]) for one, v in earlier]
+        rest = [int(one.alone[0]) for one in self._vectors[r + 1 :]]
+        cut = np.array([d - d % unit for d in own], np.int64)
+        values = [*divided(cut, node.capacity, cut + node.demand)[:, None]]
+        ahead = self._worth([*values, mine.alone, *(np.array([most]) for most in rest)])
+        rows = np.flatnonzero(ahead > self.value)
+        counts = mine.counts[rows]
+        twins = np.flatnonzero(node.same)  # hosts that are alike get falling counts
+        fits = (node.load + counts <= self.problem.state.room).all(axis=1)
+        fits &= (counts[:, twins] <= counts[:, like[twins]]).all(axis=1)
+        rows, counts = rows[fits], counts[fits]
+        capacity = np.tile(np.append(node.capacity, 0), (len(rows), 1))
+        demand = np.tile(np.append(node.demand, 0), (len(rows), 1))
+        capacity[:, r], demand[:, r] = mine.capacity[rows], mine.demand[rows]
+        known = np.full(len(rows), True)
+        for q, (theirs, v) in enumerate(earlier):
+            held, low = theirs.counts[v], int(theirs.low[v])
+            meets = ((counts > 0) & (held > 0)).any(axis=1)
+            ours = meets & self._tenant(mine.across[rows], theirs.across[v], low)
+            others = meets & self._tenant(theirs.across[v], mine.across[rows], mine.low[rows])
+            joint = self._joint(counts, held)
+            known &= ~(ours | others) | (joint >= 0)
+            for at, is_tenant, asked in ((r, ours, low), (q, others, mine.low[rows])):
+                limit = np.minimum(capacity[:, at], joint)
+                capacity[:, at] = np.where(is_tenant, limit, capacity[:, at])
+                demand[:, at] += np.where(is_tenant, asked, 0)
+        values = []
+        for q, high in enumerate([*(np.array([d]) for d in own), mine.high[rows]]):
+            own_cut = np.broadcast_to(high - high % unit, len(rows))
+            values.append(divided(own_cut, capacity[:, q], own_cut + demand[:, q]))
+        bound = self._worth([*values, *(np.array([most]) for most in rest)])
+        kept = known & (bound > self.value)
+        return rows[kept], bound[kept], capacity[kept], demand[kept]
+
+    def _worth(self, values: list[IntArray]) -> IntArray:
+        """The objective of bandwidths by request."""
+        if not self._max_min:
+            return np.asarray(sum(values), np.int64)
+        total = np.full(1, NO_LIMIT, np.int64)
+        for value, best in zip(values, self._alone, strict=True):
+            part = value * RATIO // best if best else np.full_like(value, RATIO)
+            total = np.minimum(total, part)
+        return total
+
+    def _tenant(self, mine: BoolArray, theirs: BoolArray, demand: IntArray | int) -> BoolArray:
+        """Whether one vector is a tenant to another that it meets and that asks so much."""
+        rule = self.problem.contention
+        asks = (np.asarray(demand) > 0) | (not rule.skip_idle)
+        return np.asarray(theirs & asks & (mine | (not rule.cross_only)), np.bool_)
+
+    def _joint(self, counts: IntArray, held: IntArray) -> IntArray:
+        """Bandwidth of joint allocations; below 0 if a pattern is not measured."""
+        joint = self._judge.joint(counts, held)
+        return joint - joint % self.problem.contention.unit
+
+    # subsets for fixed vectors
+
+    def _subsets(self, chosen: tuple[int, ...], most: int) -> Iterator[bool]:
+        """Best disjoint subsets for fixed vectors, worth `most` at most: all reachable tuples."""
+        own = list(zip(self._vectors, chosen, strict=True))
+        joint = [[self._pair(a, b) if a is not b else None for b in own] for a in own]
+        top = np.array([[one.high[v] for one, v in own]])
+        lowest = np.array([one.low[v] for one, v in own])
+        states, effort = top, 0
+        trail: list[tuple[IntArray, IntArray, IntArray | None]] = []
+        for h in range(self.problem.cluster.n_hosts):
+            limits, masks = self._rows(h, [int(one.counts[v, h]) for one, v in own])
+            bound = self._exactly(own, joint, np.minimum(top, limits), lowest)
+            rows = np.flatnonzero(bound > self.value)
+            effort += len(limits) + len(states) * len(rows)
+            if effort > MOST_EFFORT:
+                self.lost = max(self.lost, most)
+                return
+            pieces = []
+            step = max(1, _CHUNK // max(1, len(rows)))
+            for first in range(0, len(states), step):
+                some = states[first : first + step]
+                reached = np.minimum(some[:, None], limits[rows]).reshape(-1, len(own))
+                bound = self._exactly(own, joint, reached, lowest)
+                kept = np.flatnonzero(bound > self.value)
+                pieces.append((reached[kept], bound[kept], kept + first * len(rows)))
+                yield True
+            reached, bound, at = (np.concatenate(list(part)) for part in zip(*pieces, strict=True))
+            _, new = np.unique(reached, axis=0, return_index=True)
+            new = new[np.argsort(-bound[new], kind="stable")]
+            if len(new) > MOST_STATES:
+                self.lost = max(self.lost, int(bound[new[MOST_STATES]]))
+                new = new[:MOST_STATES]
+            states = reached[new]
+            if not len(states):
+                return
+            trail.append((at[new] // len(rows), rows[at[new] % len(rows)], masks))
+        value = self._exactly(own, joint, states, None)
+        s = int(np.argmax(value))
+        if value[s] > self.value:
+            self.value, by_host = int(value[s]), []
+            for before, row, masks in reversed(trail):
+                by_host.append(None if masks is None else tuple(masks[row[s]].tolist()))
+                s = int(before[s])
+            self._best = chosen, by_host[::-1]
+
+    def _pair(self, a: tuple[_Vectors, int], b: tuple[_Vectors, int]) -> int | None:
+        """Bandwidth of the joint allocations of two vectors; None if they do not meet."""
+        ours, theirs = a[0].counts[a[1]], b[0].counts[b[1]]
+        if not ((ours > 0) & (theirs > 0)).any():
+            return None
+        return int(self._joint(ours[None], theirs)[0])
+
+    def _exactly(
+        self,
+        own: list[tuple[_Vectors, int]],
+        joint: list[list[int | None]],
+        d: IntArray,
+        lowest: IntArray | None,
+    ) -> IntArray:
+        """Objective of vectors with standalone bandwidths d; with `lowest` a bound for less."""
+        unit, known, values = self.problem.contention.unit, np.full(len(d), True), []
+        for r, (mine, v) in enumerate(own):
+            capacity = np.full(len(d), mine.capacity[v])
+            demand = np.full(len(d), mine.demand[v])
+            for q, (theirs, u) in enumerate(own):
+                limit = joint[r][q]
+                if limit is None:
+                    continue
+                wanted = d[:, q] if lowest is None else np.full(len(d), lowest[q])
+                tenant = self._tenant(mine.across[v], theirs.across[u], wanted)
+                known &= ~tenant | (limit >= 0)
+                capacity = np.where(tenant, np.minimum(capacity, limit), capacity)
+                demand += np.where(tenant, wanted, 0)
+            cut = d[:, r] - d[:, r] % unit
+            values.append(divided(cut, capacity, cut + demand))
+        return np.where(known, self._worth(values), -1)
+
+    def _rows(self, h: int, counts: list[int]) -> tuple[IntArray, IntArray | None]:
+        """Bandwidths within a host by request, of all disjoint subsets that differ in them.
+
+        With their masks; or one row without any, where all subsets of a size are alike.
+        """
+        problem = self.problem
+        best, least = self._ranges[h]
+        if not any(counts) or (best == least).all():
+            return np.array([[best[c] if c else NO_LIMIT for c in counts]]), None
+        key = problem.cluster.type_of[h], int(problem.state.masks[h])
+        if key not in self._divided:
+            self._divided[key] = self._divide(h, key[1])
+        sizes, limits, masks = self._divided[key]
+        rows = np.flatnonzero((sizes == counts).all(axis=1))
+        return limits[rows], masks[rows]
+
+    def _divide(self, h: int, free: int) -> tuple[IntArray, IntArray, IntArray]:
+        """All ways to give free GPUs to requests: sizes, bandwidths and masks, one of each kind."""
+        words = self.problem.tables.words  # type: ignore[union-attr]
+        record = words[words[RECORDS] + h * RECORD :][:RECORD]
+        many = len(self.order)
+        masks = np.zeros((1, many), np.int64)
+        for place in range(MOST_BY_SUBSET):
+            if free >> place & 1:
+                given = np.vstack([np.zeros(many, np.int64), np.eye(many, dtype=np.int64) << place])
+                masks = (masks + given[:, None]).reshape(-1, many)
+        sizes = np.bitwise_count(masks).astype(np.int64)
+        limits = words[int(record[INTRA]) + masks]
+        limits[masks == 0] = NO_LIMIT
+        levels, ranks = np.unique(limits, return_inverse=True)
+        kind = np.zeros(len(masks), np.int64)
+        for r in range(many):
+            kind = kind * (MOST_BY_SUBSET + 1) + sizes[:, r]
+        _, kind = np.unique(kind, return_inverse=True)
+        for column in ranks.reshape(limits.shape).T:
+            kind = kind * len(levels) + column
+        _, kept = np.unique(kind, return_index=True)
+        return sizes[kept], limits[kept], masks[kept]
+
+    # vectors
+
+    def _listed(self, r: int) -> _Vectors:
         """Count vectors of a request on all hosts, by falling value alone, and what they are."""
-        kernel = self._kernel
         judge = CountVectors(self.problem, self.problem.requests[r])
-        level = judge.levels()[0]
-        n = self.problem.cluster.n_hosts
-        every, infos = [np.zeros((0, n), np.int64)], [np.zeros((0, kernel.INFO), np.int64)]
+        level, n = judge.levels()[0], self.problem.cluster.n_hosts
+        worst = np.full((n, int(self.problem.cluster.sizes.max()) + 1), NO_LIMIT, np.int64)
+        for h, (_, least) in enumerate(self._ranges):
+            worst[h, : len(least)] = least
+        parts = [[np.zeros((0, n), np.int64)] + [np.zeros(0, np.int64)] * 5]
         for block in judge.blocks():
             allowed = block[judge.excess(block, level) == 0]
             shares = judge.shares(allowed)
-            kept = shares.value >= 0
             counts = np.zeros((len(allowed), n), np.int64)
             counts[:, judge.hosts] = allowed
-            info = np.zeros((len(allowed), kernel.INFO), np.int64)
-            info[:, kernel.ALONE], info[:, kernel.HIGH] = shares.value, shares.raw
-            low = np.take_along_axis(self._worst, counts.T, axis=1).min(axis=0)
-            info[:, kernel.LOW] = np.minimum(judge.network(counts), low)
-            info[:, kernel.CAPACITY], info[:, kernel.DEMAND] = shares.capacity, shares.demand
-            info[:, kernel.ACROSS] = (counts > 0).sum(axis=1)
-            every.append(counts[kept])
-            infos.append(info[kept])
-        vectors, infos_all = np.concatenate(every), np.concatenate(infos)
-        order = np.argsort(-infos_all[:, kernel.ALONE], kind="stable")
-        return vectors[order], infos_all[order]
-
-    def _tables(self) -> None:
-        """What the kernel knows of hosts: joint bandwidths, and disjoint subsets that differ."""
-        problem, kernel = self.problem, self._kernel
-        cluster, words = problem.cluster, self._words
-        n, wide, many = cluster.n_hosts, int(cluster.sizes.max()) + 1, len(self.order)
-        judge = CountVectors(problem, problem.requests[0])
-        inside, own, worst = (np.full((n, wide), NO_LIMIT, np.int64) for _ in range(3))
-        hosts = np.zeros((n, kernel.HOST), np.int64)
-        starts, rows, masks = [], [], []
-        known: dict[tuple[int, int], int] = {}
-        begin = total = 0
-        for h in range(n):
-            row = judge._joint[h]
-            inside[h, : len(row)] = row
-            free = int(problem.state.masks[h])
-            best, least = _range(problem, h)
-            own[h, : len(best)], worst[h, : len(least)] = best, least
-            alike = _alike(problem, h)
-            hosts[h, :3] = problem.state.room[h], self._like(h), alike
-            key = (cluster.type_of[h], free)
-            if alike or key in known:
-                hosts[h, 3] = known.get(key, 0)
-                continue
-            record = words[words[RECORDS] + h * RECORD :][:RECORD]
-            size = 1 << int(record[GPUS])
-            places = np.array([i for i in range(MOST_BY_SUBSET) if free >> i & 1], np.int64)
-            codes = np.empty((many + 1) ** len(places), np.int64)
-            values = np.empty(len(codes) * many, np.int64)
-            intra = np.ascontiguousarray(words[int(record[INTRA]) :][:size])
-            kernel.assignments(places, intra, many, wide, size, codes, values)
-            table = values.reshape(-1, many)
-            levels, ranks = np.unique(table, return_inverse=True)
-            number = codes.copy()
-            for i in range(many):
-                number = number * len(levels) + ranks.reshape(table.shape)[:, i]
-            _, kept = np.unique(number, return_index=True)  # one of each, ordered by code
-            known[key] = hosts[h, 3] = begin
-            where = np.searchsorted(codes[kept], np.arange(wide**many + 1))
-            starts.append(where + total)
-            rows.append(table[kept])
-            masks.append(_masks(kept, places, many))
-            begin += len(where)
-            total += len(kept)
-        self._inside, self._own = inside.reshape(-1), own.reshape(-1)
-        self._worst, self._host = worst, hosts.reshape(-1)
-        nothing = np.zeros((0, many), np.int64)
-        self._starts = np.concatenate([np.zeros(0, np.int64), *starts]).astype(np.int64)
-        self._rows = np.ascontiguousarray(np.concatenate([nothing, *rows]).reshape(-1))
-        self._masks = np.concatenate([nothing, *masks])
+            low = np.take_along_axis(worst, counts.T, axis=1).min(axis=0)
+            low = np.minimum(judge.network(counts), low)
+            kept = shares.value >= 0
+            known = (counts, shares.value, shares.raw, low, shares.capacity, shares.demand)
+            parts.append([column[kept] for column in known])
+        columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+        order = np.argsort(-columns[1], kind="stable")
+        counts, alone, high, low, capacity, demand = (column[order] for column in columns)
+        across = (counts > 0).sum(axis=1) >= 2
+        return _Vectors(counts, alone, high, low, capacity, demand, across)
 
     def _like(self, h: int) -> int:
         """The host before this one with which it could change places, or -1."""
@@ -351,7 +487,7 @@ class BatchSearch:
         return tuple(role)
 
 
-def _is_unlimited(problem: SubsetChoice) -> bool:
+def _is_unlimited(problem: GpuPlacement) -> bool:
     """Whether a choice may have no limit at all, or one out of range."""
     tables, state = problem.tables, problem.state
     assert tables is not None
@@ -366,18 +502,18 @@ def _is_unlimited(problem: SubsetChoice) -> bool:
     )
 
 
-def _ways(problem: SubsetChoice, h: int) -> int:
+def _ways(problem: GpuPlacement, h: int) -> int:
     ways: int = (len(problem.requests) + 1) ** int(problem.state.room[h])
     return ways
 
 
-def _alike(problem: SubsetChoice, h: int) -> bool:
+def _alike(problem: GpuPlacement, h: int) -> bool:
     """Whether all free subsets of a size have the same bandwidth."""
     best, least = _range(problem, h)
     return bool((best == least).all())
 
 
-def _range(problem: SubsetChoice, h: int) -> tuple[IntArray, IntArray]:
+def _range(problem: GpuPlacement, h: int) -> tuple[IntArray, IntArray]:
     """Highest and lowest bandwidth within a host by number of free GPUs; no limit where too few."""
     from optsched.bandwidth.subset_search import sizes, submasks
 
@@ -391,15 +527,3 @@ def _range(problem: SubsetChoice, h: int) -> tuple[IntArray, IntArray]:
         masks = submasks(free)
         np.minimum.at(least, sizes(MOST_BY_SUBSET)[masks], words[int(record[INTRA]) + masks])
     return best, least
-
-
-def _masks(ways: IntArray, places: IntArray, many: int) -> IntArray:
-    """Masks of the requests for numbers of assignments, shape (n, requests)."""
-    found = np.zeros((len(ways), many), np.int64)
-    rest = ways.copy()
-    for place in places.tolist():
-        owner = rest % (many + 1) - 1
-        rest //= many + 1
-        for r in range(many):
-            found[owner == r, r] |= 1 << place
-    return found

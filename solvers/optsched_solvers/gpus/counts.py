@@ -17,8 +17,7 @@ from optsched.bandwidth.patterns import written_pattern
 from optsched.bandwidth.rates import NO_LIMIT
 from optsched.bandwidth.tables import BOUND, COLUMNS, NETWORK
 from optsched.errors import InputError
-from optsched.model.schedule import Rows
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, load_behind, loaded
@@ -45,7 +44,7 @@ _YES = Support(True)
 class Counts:
     """Depth-first search over count vectors with the best subset of each host.
 
-    One iteration is one count vector evaluated. Ties are broken as `SubsetChoice` says. On clusters
+    One iteration is one count vector evaluated. Ties are broken as `GpuPlacement` says. On clusters
     too large for that a choice without tenants and policy goes through the patterns of k instead:
     there the lowest ids win.
     """
@@ -56,18 +55,18 @@ class Counts:
 
     def runs_inline(self, problem: Problem) -> bool:
         """Where there are not too many count vectors to look at them all."""
-        return isinstance(problem, SubsetChoice) and vectors(problem) <= INSTANT
+        return isinstance(problem, GpuPlacement) and vectors(problem) <= INSTANT
 
     def supports(self, problem: Problem) -> Support:
         """One request, and a model with tables or, without tenants and policy, any `CountModel`."""
-        if not isinstance(problem, SubsetChoice):
-            return Support(False, "it only chooses GPUs (SubsetChoice)")
+        if not isinstance(problem, GpuPlacement):
+            return Support(False, "it only chooses GPUs (GpuPlacement)")
         said = supported(problem)
         return said if said or len(problem.requests) > 1 or not by_patterns(problem) else _YES
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search all count vectors, or as many as the iterations allow."""
-        assert isinstance(problem, SubsetChoice)
+        assert isinstance(problem, GpuPlacement)
         state = problem.state
         if by_patterns(problem) and (problem.tables is None or vectors(problem) > MOST_LEAVES):
             return self._by_patterns(problem, monitor)
@@ -89,12 +88,12 @@ class Counts:
         if not ready:
             load_behind(KERNEL)  # for the next question
         monitor.advance(found.visited)
-        monitor.incumbent(Rows.of([gpus_of(state, found.parts)]), -found.value, self.name)
+        monitor.incumbent(GpuSets.of([gpus_of(state, found.parts)]), -found.value, self.name)
         if found.exact:
             claim(problem, monitor, found.optimum, self.name)
         return Result("unknown")
 
-    def _by_patterns(self, problem: SubsetChoice, monitor: Monitor) -> Result:
+    def _by_patterns(self, problem: GpuPlacement, monitor: Monitor) -> Result:
         if not load(monitor, "optsched.bandwidth.flat"):
             offer_nearest(problem, monitor)
             return Result("unknown")
@@ -103,13 +102,13 @@ class Counts:
             found = _flat(problem.model).choose(problem.state, problem.k)
         except InputError:  # too many patterns of k to list
             return Result("unknown")
-        monitor.incumbent(Rows.of([found.gpus]), -found.value, self.name)
+        monitor.incumbent(GpuSets.of([found.gpus]), -found.value, self.name)
         if found.exact:
             claim(problem, monitor, found.value, self.name)
         return Result("unknown")
 
 
-def _asked(problem: SubsetChoice, leaves: int) -> Choice | None:
+def _asked(problem: GpuPlacement, leaves: int) -> Choice | None:
     assert problem.tables is not None
     state = problem.state
     return ask(
@@ -126,7 +125,7 @@ def _flat(model: CountModel) -> FlatSearch:
     return FlatSearch(model)
 
 
-def supported(problem: SubsetChoice) -> Support:
+def supported(problem: GpuPlacement) -> Support:
     """Whether counts on hosts decide what a choice is worth."""
     if len(problem.requests) != 1:
         return Support(False, "it takes one request at a time")
@@ -139,12 +138,12 @@ def supported(problem: SubsetChoice) -> Support:
     return Support(True)
 
 
-def vectors(problem: SubsetChoice) -> int:
+def vectors(problem: GpuPlacement) -> int:
     """Number of count vectors, most of which a search cuts off."""
     return prod(int(n) + 1 for n in problem.state.room)
 
 
-def by_patterns(problem: SubsetChoice) -> bool:
+def by_patterns(problem: GpuPlacement) -> bool:
     """Whether nothing but the pattern and the hosts decides: no tenants, no policy."""
     across = (problem.state.held > 0).sum(axis=1) >= 2
     wanting = any(d > 0 for d, a in zip(problem.demands, across, strict=True) if a)
@@ -159,7 +158,7 @@ def by_patterns(problem: SubsetChoice) -> bool:
     )
 
 
-def bound_by_patterns(problem: SubsetChoice, monitor: Monitor) -> None:
+def bound_by_patterns(problem: GpuPlacement, monitor: Monitor) -> None:
     """Beside tenants nothing beats the best without them, if its patterns can be listed."""
     model, sure = problem.model, problem.on_unmeasured == "predict" and not problem.is_robust
     if not isinstance(model, CountModel) or not sure:
@@ -173,7 +172,7 @@ def bound_by_patterns(problem: SubsetChoice, monitor: Monitor) -> None:
     claim(problem, monitor, upper, "counts")
 
 
-def offer_nearest(problem: SubsetChoice, monitor: Monitor) -> None:
+def offer_nearest(problem: GpuPlacement, monitor: Monitor) -> None:
     """An answer when there is no time for kernels: whole hosts and NUMA groups first."""
     from optsched.bandwidth.model import UnmeasuredPattern
     from optsched.bandwidth.proximity import proximity
@@ -182,12 +181,12 @@ def offer_nearest(problem: SubsetChoice, monitor: Monitor) -> None:
     if problem.on_unmeasured == "measured" or problem.faults([chosen]):
         return
     try:
-        monitor.incumbent(Rows.of([chosen]), -problem.worth([chosen]), "proximity")
+        monitor.incumbent(GpuSets.of([chosen]), -problem.worth([chosen]), "proximity")
     except UnmeasuredPattern:
         return
 
 
-def nothing_found(problem: SubsetChoice) -> Result:
+def nothing_found(problem: GpuPlacement) -> Result:
     """Infeasible; or unknown, if a choice is allowed whose pattern is not measured."""
     tables = problem.model.tables("high") or problem.tables
     assert tables is not None
@@ -219,6 +218,6 @@ def _measured(tables: CountTables) -> IntArray:
     return words
 
 
-def no_choice(problem: SubsetChoice) -> str:
+def no_choice(problem: GpuPlacement) -> str:
     """Why there is none, if counting does not show it."""
     return f"no set of {problem.k} free GPUs obeys the policy"

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from optsched_solvers.gpus.eha import Eha, checked_candidates
-from optsched_solvers.gpus.pts import Pts, checked_start
+from optsched_solvers.gpus.pts import Pts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,8 +40,7 @@ class Hybrid:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """One after the other; with its own options each."""
-        checked_candidates(limits)
-        checked_start(limits)
+        checked_candidates(limits)  # before one of them has begun
         for part in self.parts:
             own = {key: value for key, value in limits.options.items() if key in part.options}
             result = part.solve(problem, replace(limits, options=own), monitor)

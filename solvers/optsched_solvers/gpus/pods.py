@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.pods import PodBandwidth
-from optsched.model.schedule import Rows
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -37,8 +36,8 @@ class Pods:
 
     def supports(self, problem: Problem) -> Support:
         """One request without a policy, a `PodBandwidth`, contention as `Contention` has it."""
-        if not isinstance(problem, SubsetChoice):
-            return Support(False, "it only chooses GPUs (SubsetChoice)")
+        if not isinstance(problem, GpuPlacement):
+            return Support(False, "it only chooses GPUs (GpuPlacement)")
         if len(problem.requests) != 1:
             return Support(False, "it takes one request at a time")
         if not isinstance(problem.model, PodBandwidth):
@@ -55,7 +54,7 @@ class Pods:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search; the bound is proved in any case."""
-        assert isinstance(problem, SubsetChoice) and isinstance(problem.model, PodBandwidth)
+        assert isinstance(problem, GpuPlacement) and isinstance(problem.model, PodBandwidth)
         beside = ("pod_entries", "pod_sets", "pod_tenants") if any(problem.demands) else ()
         if not load(monitor, *(f"optsched.bandwidth.{name}" for name in ("pod_search", *beside))):
             return Result("unknown")
@@ -63,6 +62,6 @@ class Pods:
 
         work = WORK if limits.iterations is None else limits.iterations
         found = choose_pods(problem.model, problem.state, problem.k, problem.demands, work)
-        monitor.incumbent(Rows.of([found.gpus]), -found.value, self.name)
+        monitor.incumbent(GpuSets.of([found.gpus]), -found.value, self.name)
         monitor.bound(-found.upper_bound, self.name)
         return Result("unknown")

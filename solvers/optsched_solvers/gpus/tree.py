@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from optsched.model.schedule import Rows
+from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from optsched.model.schedule import Problem
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
 
@@ -29,9 +29,9 @@ FIRST: Final = 500
 
 def supports(problem: Problem) -> Support:
     """Any joint allocations for one request; for several see `subset_batch.supports`."""
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
 
-    if not isinstance(problem, SubsetChoice):
+    if not isinstance(problem, GpuPlacement):
         return Support(False, "it is no choice of GPUs")
     if not problem.model.intra_monotone:
         return Support(False, "the model may rate a choice lower that has faster hosts")
@@ -89,11 +89,11 @@ def solve(problem: Any, limits: Limits, monitor: Monitor) -> Result:
 
 
 def _offer(
-    problem: SubsetChoice, monitor: Monitor, parts: tuple[tuple[int, int], ...], value: int
+    problem: GpuPlacement, monitor: Monitor, parts: tuple[tuple[int, int], ...], value: int
 ) -> None:
     from optsched.bandwidth.ask import gpus_of
 
-    monitor.incumbent(Rows.of([gpus_of(problem.state, parts)]), -value, "branch_and_bound")
+    monitor.incumbent(GpuSets.of([gpus_of(problem.state, parts)]), -value, "branch_and_bound")
 
 
 class BranchAndBound:

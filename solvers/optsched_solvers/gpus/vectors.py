@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from optsched.model.schedule import IntArray
-    from optsched.problems.gpus.problem import Request, SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement, Request
     from optsched.solving.monitor import Monitor
 
 
@@ -47,7 +47,7 @@ class CountVectors:
         One of its requests; the others are not there.
     """
 
-    def __init__(self, problem: SubsetChoice, request: Request) -> None:
+    def __init__(self, problem: GpuPlacement, request: Request) -> None:
         tables = problem.tables
         assert tables is not None
         self.problem, self.request, self.tables = problem, request, tables
@@ -147,7 +147,7 @@ class CountVectors:
             joint -= joint % unit
             capacity = np.where(touched, np.minimum(capacity, joint), capacity)
             demand += np.where(touched, self.problem.demands[j], 0)
-        value = _shared(own, capacity, own + demand)
+        value = divided(own, capacity, own + demand)
         value[~sure] = -1
         own[raw < 0] = -1
         return Shares(value, own, raw, capacity, demand)
@@ -220,7 +220,7 @@ class CountVectors:
 
 
 def claim(
-    problem: SubsetChoice, monitor: Monitor, upper: int, source: str, best: int | None = None
+    problem: GpuPlacement, monitor: Monitor, upper: int, source: str, best: int | None = None
 ) -> None:
     """Report that no choice has more than `upper`; `best`: the engine's own best, else the same.
 
@@ -233,7 +233,7 @@ def claim(
         monitor.bound(-upper, source)
 
 
-def _shared(own: IntArray, capacity: IntArray, total: IntArray) -> IntArray:
+def divided(own: IntArray, capacity: IntArray, total: IntArray) -> IntArray:
     """What is left of standalone bandwidths where all demands together exceed the capacity."""
     value = own.copy()
     tight = (total > capacity) & (total > 0)

@@ -12,10 +12,9 @@ from optsched.bandwidth.links import published_weight, weight
 from optsched.bandwidth.model import UnmeasuredPattern
 from optsched.bandwidth.proximity import proximity
 from optsched.errors import InputError
-from optsched.model.schedule import Rows
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement, GpuSets
 from optsched.solving.result import Result
-from optsched_solvers.gpus.ground import free_on, grounds, supported
+from optsched_solvers.gpus.judge import free_on, grounds, supported
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,7 +53,7 @@ class Proximity(_Baseline):
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Choose once; the bandwidth is computed afterwards."""
-        assert isinstance(problem, SubsetChoice)
+        assert isinstance(problem, GpuPlacement)
         chosen = proximity(problem.cluster, _free(problem), problem.k)
         return _answer(problem, chosen, monitor, self.name)
 
@@ -78,7 +77,7 @@ class Topo(_Baseline):
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Choose once; the bandwidth is computed afterwards."""
-        assert isinstance(problem, SubsetChoice)
+        assert isinstance(problem, GpuPlacement)
         given = limits.options.get("weights", "nearness")
         if not isinstance(given, str) or given not in WEIGHTS:
             raise InputError(f"options.weights: expected nearness or published, got {given!r:.60}")
@@ -94,7 +93,7 @@ class RandomSubset(_Baseline):
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Draw once, by the seed of the limits."""
-        assert isinstance(problem, SubsetChoice)
+        assert isinstance(problem, GpuPlacement)
         chosen = sorted(random.Random(limits.seed).sample(_free(problem), problem.k))
         return _answer(problem, chosen, monitor, self.name)
 
@@ -168,17 +167,17 @@ def _link_weights(kind: HostType, rank: Callable[[str], int]) -> IntArray:
     return table
 
 
-def _free(problem: SubsetChoice) -> list[int]:
+def _free(problem: GpuPlacement) -> list[int]:
     """Free GPUs on hosts that the policy does not exclude."""
     return free_on(problem, grounds(problem)[0])
 
 
-def _answer(problem: SubsetChoice, chosen: Sequence[int], monitor: Monitor, name: str) -> Result:
+def _answer(problem: GpuPlacement, chosen: Sequence[int], monitor: Monitor, name: str) -> Result:
     """Report a choice with what it is worth, if the model knows that."""
     try:
         value = problem.worth([chosen])
     except UnmeasuredPattern as error:
         return Result("unknown", reason=f"its choice has no known bandwidth: {error.args[0]}")
     monitor.advance(1)
-    monitor.incumbent(Rows.of([chosen]), -value, name)
+    monitor.incumbent(GpuSets.of([chosen]), -value, name)
     return Result("unknown")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from optsched.model.schedule import IntArray, Problem, Schedule
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.problems.gpus.problem import GpuPlacement
     from optsched.problems.quota.problem import QuotaPlan
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
@@ -231,8 +231,8 @@ class Orders(Decoder):
 
     def first(self, size: int, random: Random) -> list[Genes]:
         """The schedules of the rules, and random orders."""
-        from optsched_solvers.shop.tabu.insertion import ranks
         from optsched.kernels import longest_path
+        from optsched_solvers.shop.tabu.insertion import ranks
 
         known = []
         for orders in self.starts[:size]:
@@ -382,7 +382,8 @@ class Options(Decoder):
         self.plan, self.monitor = plan, monitor
         table = plan.table
         self.of: list[range] = [
-            range(*pair) for pair in zip(table.ptr[:-1].tolist(), table.ptr[1:].tolist(), strict=True)
+            range(*pair)
+            for pair in zip(table.ptr[:-1].tolist(), table.ptr[1:].tolist(), strict=True)
         ]
         self.kind, self.gpus = table.kind.tolist(), table.size.tolist()
         self.cost: list[int] = table.cost.tolist()
@@ -460,14 +461,14 @@ class GpuGenetic:
 
     def supports(self, problem: Problem) -> Support:
         """One request, joint allocations by counts."""
-        from optsched.problems.gpus.problem import SubsetChoice
+        from optsched.problems.gpus.problem import GpuPlacement
         from optsched_solvers.gpus.counts import supported
 
-        if not isinstance(problem, SubsetChoice):
+        if not isinstance(problem, GpuPlacement):
             return Support(False, "it is no choice of GPUs")
         return supported(problem)
 
-    def solve(self, problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
+    def solve(self, problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
         """Evolve until a limit; one iteration is one individual."""
         from optsched_solvers.gpus.vectors import CountVectors
 

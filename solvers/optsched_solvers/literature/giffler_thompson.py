@@ -138,7 +138,9 @@ class _Tree:
         bound = max(ends, default=0)
         for users in self.users:
             left = [i for i in users if i not in done]
-            columns = ([column[i] for i in left] for column in (head, self.duration, self.after_end))
+            columns = (
+                [column[i] for i in left] for column in (head, self.duration, self.after_end)
+            )
             bound = max(bound, jackson_preemptive(*columns))
         return Node(bound, placed, head)
 

@@ -13,10 +13,9 @@ from optsched.solving.solver import Support
 from optsched_solvers._loading import load
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from optsched.model.schedule import Problem
-    from optsched.problems.routing.log import Log
     from optsched.problems.routing.plan import Plan
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
@@ -68,7 +67,7 @@ def plan_of(problem: Routing, given: Any) -> Plan | None:
     from optsched.problems.routing.plan import Plan
 
     if given is None:
-        from optsched_solvers.routing.models import best_plan
+        from optsched_solvers.routing.plan import best_plan
 
         return best_plan(problem)
     if given == "cold":
@@ -97,7 +96,7 @@ def _rules(name: str, width: str, server: str, group: int, text: str) -> type[_R
 
 def best_tuple(problem: Routing, plan: Plan | None) -> tuple[int, ...]:
     """The tuple that most requests get in the fluid optimum."""
-    from optsched_solvers.routing.models import fluid_shares
+    from optsched_solvers.routing.plan import fluid_shares
 
     row = problem.tuples[int(fluid_shares(problem, plan).argmax())]
     return tuple(int(w) for w in row)
@@ -144,62 +143,3 @@ class Auto(Marginal):
     """The best built-in router."""
 
     name = "auto"
-
-
-class CpSat:
-    """Better than every built-in router, knowing all arrivals; and a bound."""
-
-    name = "cpsat"
-    kinds: ClassVar = ("routing",)
-    options: Mapping[str, str] = MappingProxyType(
-        {
-            "plan": "a Plan or a file optsched.routing-plan/1 (default: the best plan)",
-            "parameters": "mapping of further CP-SAT parameters",
-        }
-    )
-
-    def supports(self, problem: Problem) -> Support:
-        """Scenarios whose windows are small enough."""
-        from optsched_solvers.routing import windows
-
-        return windows.supports(problem)
-
-    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Search window after window."""
-        assert isinstance(problem, Routing)
-        from optsched_solvers._cpsat import checked_options
-        from optsched_solvers.routing import windows as routing_windows
-
-        checked_options(limits)
-        plan = plan_of(problem, limits.options.get("plan"))
-        if plan is None:
-            raise InputError("options: plan: cpsat loads nothing at run time, it needs a plan")
-        if not load(monitor, "optsched.serving.world:advance"):
-            return Result("unknown", reason=NOT_LOADED)
-        return routing_windows.solve(
-            problem, plan, online_runs(problem, plan, limits.seed), limits, monitor
-        )
-
-
-def online_runs(problem: Routing, plan: Plan, seed: int = 0) -> Iterator[Log]:
-    """Histories of built-in routers with a plan, with and without loads at run time."""
-    from optsched.serving import routers
-    from optsched.serving.core import Settings
-    from optsched.serving.simulator import simulate
-
-    most = problem.max_batch
-    chosen: list[Any] = [routers.MarginalCost(group=min(g, most)) for g in (10, 4, 2, 1)]
-    chosen += [routers.Router(routers.Backlog(), routers.JSED(), min(8, most))]
-    for row in problem.tuples[routers.pareto_tuples(problem)].tolist()[-32:]:
-        rule = routers.Static(tuple(row))
-        chosen += [routers.Router(rule, routers.JSED(), min(g, most)) for g in (8, 1)]
-    for router in chosen:
-        for settings in (Settings(), Settings(cap=1)):
-            try:
-                run = simulate(problem, router, plan=plan, settings=settings, seed=seed)
-            except routers.InfeasibleRoute:  # the plan has no instance that is wide enough
-                break
-            assert run.log is not None
-            yield run.log
-            if len(run.log.instances) == len(plan.instances):
-                break

@@ -8,15 +8,14 @@ from itertools import combinations
 import numpy as np
 import pytest
 from depth import depth
-from random_subsets import Tables
 from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Contention, Host, HostType, Policy
 from optsched.bandwidth.ask import ask
 from optsched.errors import InputError, UnsupportedProblem
-from optsched_solvers.gpus.eha import Eha
-from optsched_solvers.gpus.host_sets import candidates, fewest, previous_alike
+from optsched.testing.best_gpus import Tables
+from optsched_solvers.gpus.eha import Eha, candidates, fewest
 
 
 def fastest(problem, model, host, count):  # type: ignore[no-untyped-def]
@@ -133,7 +132,7 @@ def test_policies():  # type: ignore[no-untyped-def]
         rules = [{"required": "rack"}, {"exclude": (names[-1],)}, {"required": "host"}]
         policy = Policy(**random.Random(seed).choice(rules))
         k = max(1, problem.k // 2)
-        narrow = optsched.SubsetChoice(
+        narrow = optsched.GpuPlacement(
             problem.state, problem.model, k, policy=policy, traffic="idle"
         )
         found = solved(narrow, Eha())
@@ -172,7 +171,7 @@ def test_candidates_are_all_even_spreads():  # type: ignore[no-untyped-def]
             for counts in sorted(evenly([int(room[h]) for h in some], k))
         ]
         most = rng.choice([1, 3, 1000])
-        hosts, counts = candidates(room, previous_alike(range(len(room))), k, m, most)
+        hosts, counts = candidates(room, range(len(room)), k, m, most)
         listed = list(zip(map(tuple, hosts.tolist()), map(tuple, counts.tolist()), strict=True))
         assert listed == expected[:most], seed
 
@@ -195,7 +194,7 @@ def test_classes():  # type: ignore[no-untyped-def]
                 if look not in seen:
                     seen.add(look)
                     expected.append((some, counts))
-        hosts, counts = candidates(room, previous_alike(kinds), k, m, 10_000)
+        hosts, counts = candidates(room, kinds, k, m, 10_000)
         listed = list(zip(map(tuple, hosts.tolist()), map(tuple, counts.tolist()), strict=True))
         assert listed == expected, seed
 
@@ -203,12 +202,12 @@ def test_classes():  # type: ignore[no-untyped-def]
 def test_many_like_hosts():  # type: ignore[no-untyped-def]
     """Hundreds of hosts that are alike make few candidates, at once."""
     room = np.full(400, 8)
-    hosts, counts = candidates(room, previous_alike(["a"] * 400), 1500, 188, 200)
+    hosts, counts = candidates(room, ["a"] * 400, 1500, 188, 200)
     assert hosts.tolist() == [list(range(188))]
     assert sorted(set(counts[0].tolist())) == [7, 8] and counts.sum() == 1500
     assert (np.diff(counts[0]) >= 0).all()
     kinds = [i % 40 for i in range(400)]
-    hosts, _ = candidates(room, previous_alike(kinds), 1500, 188, 200)
+    hosts, _ = candidates(room, kinds, 1500, 188, 200)
     assert len(hosts) == 200
 
 
@@ -227,7 +226,7 @@ def test_hosts_beyond_masks():  # type: ignore[no-untyped-def]
 
     state = ClusterState.with_free(cluster, [*range(3, 15), *range(22, 40)])
     for k in (1, 5, 18, 19, 30):
-        found = solved(optsched.SubsetChoice(state, Flat(), k), Eha())
+        found = solved(optsched.GpuPlacement(state, Flat(), k), Eha())
         best = ask(Flat().tables(), state.masks, state.held, (), k)
         assert found is not None and best is not None and found[0] <= best.value
         on = [sum(g < 20 for g in found[1]), sum(g >= 20 for g in found[1])]

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 from depth import depth
-from random_subsets import Tables
 from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Contention, Host, HostType, Policy
 from optsched.bandwidth.rates import UNMEASURED
-from optsched.errors import InputError, UnsupportedProblem
+from optsched.errors import UnsupportedProblem
 from optsched.problems.gpus.problem import Request
-from optsched_solvers.gpus import pts
+from optsched.testing.best_gpus import Tables
+from optsched_solvers.gpus import judge
 from optsched_solvers.gpus.eha import Eha
 from optsched_solvers.gpus.hybrid import Hybrid
 from optsched_solvers.gpus.pts import Pts
 
 
-def twin(problem, model, start="hosts"):  # type: ignore[no-untyped-def]
+def twin(problem, model):  # type: ignore[no-untyped-def]
     """PTS in plain Python, from its description: value, GPUs, and sets evaluated."""
     cluster, free, k = problem.cluster, list(problem.state.free), problem.k
 
@@ -33,17 +32,8 @@ def twin(problem, model, start="hosts"):  # type: ignore[no-untyped-def]
         value = judged(problem, model, gpus)
         return -1 if value is None else value
 
-    if start == "hosts":
-        groups = [[g for g in free if cluster.host_of[g] == h] for h in range(cluster.n_hosts)]
-        groups = [group for group in groups if len(group) >= k]
-    else:
-        groups, size = [], 4 if k <= 4 else 8
-        for h in range(cluster.n_hosts):
-            first, end = int(cluster.first[h]), int(cluster.first[h + 1])
-            for begin in range(first, end, size):
-                group = list(range(begin, begin + size))
-                if k <= 8 and begin + size <= end and set(group) <= set(free):
-                    groups.append(group)
+    groups = [[g for g in free if cluster.host_of[g] == h] for h in range(cluster.n_hosts)]
+    groups = [group for group in groups if len(group) >= k]
     chosen = max(groups, key=alone) if groups else free
     evaluated = 0
     while len(chosen) > k:
@@ -61,11 +51,10 @@ def twin(problem, model, start="hosts"):  # type: ignore[no-untyped-def]
 def test_picks_of_the_twin():  # type: ignore[no-untyped-def]
     """Same GPUs, values and numbers of evaluations; never above the best of all subsets."""
     several = 0
-    for seed in range(depth(100, 400)):
+    for seed in range(depth(120, 400)):
         problem, model = problem_of(seed, 12)
-        start = ("hosts", "published")[seed % 2]
-        expected, evaluated, everywhere = twin(problem, model, start)
-        assert solved(problem, Pts(), start=start) == expected, seed
+        expected, evaluated, everywhere = twin(problem, model)
+        assert solved(problem, Pts()) == expected, seed
         n, k = len(problem.state.free), problem.k
         if everywhere:
             assert evaluated == (n * (n + 1) - k * (k + 1)) // 2
@@ -79,7 +68,7 @@ def test_chunks(monkeypatch):  # type: ignore[no-untyped-def]
     """How often the kernel looks up makes no difference."""
     cases = [problem_of(seed)[0] for seed in range(40)]
     whole = [solved(problem, Pts()) for problem in cases]
-    monkeypatch.setattr(pts, "_CHUNK", 1)
+    monkeypatch.setattr(judge, "_CHUNK", 1)
     assert [solved(problem, Pts()) for problem in cases] == whole
 
 
@@ -92,32 +81,6 @@ def test_evaluations_are_reported():  # type: ignore[no-untyped-def]
         optsched.solve(problem, Pts(), on_progress=lambda p, seen=seen: seen.append(p.iteration))
         if seen:
             assert seen[-1] == evaluated
-
-
-def test_published_start():  # type: ignore[no-untyped-def]
-    """An aligned group of eight is the start for 5..8 GPUs, of four for up to 4."""
-    cluster = Tables(random.Random(1), [4, 4]).cluster
-    kind = replace(cluster.types[0], gpus=8, intra=None, numa=())
-    cluster = Cluster((Host("a", kind.name), Host("b", kind.name)), (kind,))
-
-    class Even(Tables):
-        def __init__(self) -> None:
-            self.cluster, self.gaps = cluster, 0
-
-        def limit(self, pattern):  # type: ignore[no-untyped-def]
-            return 0 if sum(pattern) < 2 else 9_000_000 * len(pattern)
-
-        def intra_of(self, kind, which="value"):  # type: ignore[no-untyped-def]
-            return None
-
-    state = ClusterState.with_free(cluster, [*range(1, 8), *range(8, 16)])
-    for k, hosts in ((3, {0}), (4, {0}), (5, {1}), (8, {1}), (9, {0, 1})):
-        problem = optsched.SubsetChoice(state, Even(), k)
-        _, gpus = solved(problem, Pts(), start="published")
-        assert {g // 8 for g in gpus} == hosts
-        if k <= 4:
-            assert set(gpus) <= set(range(4, 8))
-    assert len({g // 8 for g in solved(optsched.SubsetChoice(state, Even(), 3), Pts())[1]}) == 1
 
 
 def test_models_without_tables():  # type: ignore[no-untyped-def]
@@ -137,7 +100,7 @@ def test_hybrid():  # type: ignore[no-untyped-def]
     for seed in range(150):
         problem, _ = problem_of(seed)
         first, second = solved(problem, Eha(), max_candidates=2), solved(problem, Pts())
-        found = solved(problem, Hybrid(), max_candidates=2, start="hosts")
+        found = solved(problem, Hybrid(), max_candidates=2)
         known = [one for one in (first, second) if one is not None]
         assert found == (max(known, key=lambda one: one[0]) if known else None), seed
         both += first is not None and second is not None and second[0] > first[0]
@@ -151,7 +114,7 @@ def test_policies():  # type: ignore[no-untyped-def]
         problem, _ = problem_of(seed)
         names = [host.name for host in problem.cluster.hosts]
         rules = [{"required": "rack"}, {"exclude": (names[-1],)}, {"required": "host"}]
-        narrow = optsched.SubsetChoice(
+        narrow = optsched.GpuPlacement(
             problem.state, problem.model, max(1, problem.k // 2),
             policy=Policy(**random.Random(seed).choice(rules)), traffic="idle",
         )  # fmt: skip
@@ -184,7 +147,7 @@ def test_measured_only():  # type: ignore[no-untyped-def]
         model = Doubted(rng, [3, 3, 2])
         state = ClusterState.with_free(model.cluster, rng.sample(range(8), rng.randint(4, 8)))
         k = rng.randint(2, len(state.free))
-        problem = optsched.SubsetChoice(state, model, k, on_unmeasured="measured")
+        problem = optsched.GpuPlacement(state, model, k, on_unmeasured="measured")
         for solver in (Eha(), Pts(), Hybrid()):
             found = solved(problem, solver)
             hosts = {int(model.cluster.host_of[g]) for g in found[1]} if found else set()
@@ -200,7 +163,7 @@ def test_nothing_is_known():  # type: ignore[no-untyped-def]
     """Without any measured pattern there is no answer, and the reason says so."""
     model = Tables(random.Random(4), [2, 2], gaps=1.0)
     for given in (model, WithoutTables(model)):
-        problem = optsched.SubsetChoice(ClusterState.idle(model.cluster), given, 3)
+        problem = optsched.GpuPlacement(ClusterState.idle(model.cluster), given, 3)
         for solver in (Eha(), Pts(), Hybrid()):
             result = optsched.solve(problem, solver)
             assert result.status == "unknown" and "known bandwidth" in result.reason
@@ -221,16 +184,7 @@ def test_time_limit():  # type: ignore[no-untyped-def]
         def intra_of(self, kind, which="value"):  # type: ignore[no-untyped-def]
             return None
 
-    problem = optsched.SubsetChoice(ClusterState.idle(cluster), Wide(), 400)
+    problem = optsched.GpuPlacement(ClusterState.idle(cluster), Wide(), 400)
     assert problem.tables is None
     result = optsched.solve(problem, Pts(), time_limit=0.5)
     assert result.status == "unknown" and result.seconds < 30
-
-
-@pytest.mark.parametrize("given", ["host", 1, None, "", True])
-def test_hostile_options(given):  # type: ignore[no-untyped-def]
-    """A start that there is not is named."""
-    problem, _ = problem_of(1)
-    for solver in (Pts(), Hybrid()):
-        with pytest.raises(InputError, match="start"):
-            optsched.solve(problem, solver, options={"start": given})

@@ -6,13 +6,13 @@ import random
 from pathlib import Path
 
 import pytest
-from random_subsets import Tables
 from uncompiled import never_load, uncompile
 
 import optsched
 from optsched.bandwidth import ClusterState, counts
 from optsched.formats.read_problem import read_problem
 from optsched.testing import SolverTests
+from optsched.testing.best_gpus import Tables
 
 CASES = sorted((Path(__file__).parents[3] / "instances" / "subset").glob("*-4x8-*.json"))
 
@@ -43,7 +43,7 @@ def test_an_answer_where_there_is_no_time_for_the_kernel(monkeypatch: pytest.Mon
     never_load(monkeypatch)
     for sizes, source in (([3] * 12, "proximity"), ([8] * 6, "counts")):
         model = Tables(random.Random(1), sizes)
-        problem = optsched.SubsetChoice(ClusterState.idle(model.cluster), model, 20)
+        problem = optsched.GpuPlacement(ClusterState.idle(model.cluster), model, 20)
         found = optsched.solve(problem, "counts", time_limit=1)
         assert [step.source for step in found.history if step.event == "incumbent"] == [source]
         assert (found.status == "optimal") == (found.objective == problem.lower_bound())

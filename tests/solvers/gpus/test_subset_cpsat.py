@@ -1,4 +1,4 @@
-"""CP-SAT on GPU choices: tables of values and the model of products against the other solvers."""
+"""CP-SAT on GPU choices: its table of values against the other solvers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError
 from optsched_solvers.gpus import cpsat as subset_cpsat
-from optsched_solvers.gpus import cpsat_model as subset_cpsat_model
 from optsched_solvers.gpus.vectors import CountVectors
 
 pytest.importorskip("ortools")
@@ -29,10 +28,8 @@ class Sat:
     solve = staticmethod(subset_cpsat.solve)
 
 
-@pytest.mark.parametrize("few", [1_000, 0])
-def test_optimum_and_status(few, monkeypatch):  # type: ignore[no-untyped-def]
-    """Optimal with the best value of all subsets, or infeasible; by tables, and by products."""
-    monkeypatch.setattr(subset_cpsat_model, "FEW_VECTORS", few)
+def test_optimum_and_status():  # type: ignore[no-untyped-def]
+    """Optimal with the best value of all subsets, or infeasible."""
     for seed in range(depth(25, 80)):
         problem = problem_of(seed)
         if problem.contention.fill == "exact":
@@ -83,9 +80,8 @@ def test_iterations_repeat():  # type: ignore[no-untyped-def]
     assert runs[0].objective == best
 
 
-def test_time_limit(monkeypatch):  # type: ignore[no-untyped-def]
-    """The call ends in time, even if the model is large."""
-    monkeypatch.setattr(subset_cpsat_model, "FEW_VECTORS", 0)
+def test_time_limit():  # type: ignore[no-untyped-def]
+    """The call ends in time."""
     problem = replace_policy(four_by_eight(5))
     best = optsched.solve(problem, "counts").objective
     result = optsched.solve(problem, Sat(), time_limit=0.3)
@@ -142,7 +138,7 @@ def test_values_are_the_definition():  # type: ignore[no-untyped-def]
 
 
 def test_refusals(monkeypatch):  # type: ignore[no-untyped-def]
-    """Exact joint allocations, several requests, wide numbers, many hosts: a sentence each."""
+    """Exact joint allocations, several requests, many vectors: a sentence each."""
     problem = four_by_eight(0)
     exact = problem.changed(contention=Contention(fill="exact"))
     assert "exact GPUs" in subset_cpsat.supports(exact).reason
@@ -153,16 +149,8 @@ def test_refusals(monkeypatch):  # type: ignore[no-untyped-def]
         )
     )
     assert "one request" in subset_cpsat.supports(two).reason
-    monkeypatch.setattr(subset_cpsat_model, "MOST_VECTORS", 0)
-    assert subset_cpsat.supports(problem)
-    with monkeypatch.context() as patch:
-        patch.setattr(subset_cpsat_model, "WIDEST", 1000)
-        assert "64-bit" in subset_cpsat.supports(problem).reason
-    with monkeypatch.context() as patch:
-        patch.setattr(subset_cpsat_model, "MOST_HOSTS", 3)
-        assert "more than 3 hosts" in subset_cpsat.supports(problem).reason
-    monkeypatch.setattr(subset_cpsat_model, "MOST_ROWS", 0)
-    assert "rows" in subset_cpsat.supports(problem).reason
+    monkeypatch.setattr(subset_cpsat, "MOST_VECTORS", 3)
+    assert "count vectors" in subset_cpsat.supports(problem).reason
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,9 @@ def test_seeds_and_iterations():  # type: ignore[no-untyped-def]
     problem = replace_policy(four_by_eight(7))
     last = 0
     for iterations in (0, 1, 5, 60, 61, 500):
-        runs = [optsched.solve(problem, GpuGenetic(), iterations=iterations, seed=3) for _ in range(2)]
+        runs = [
+            optsched.solve(problem, GpuGenetic(), iterations=iterations, seed=3) for _ in range(2)
+        ]
         assert runs[0].objective == runs[1].objective
         if runs[0].schedule is not None:
             assert problem.chosen(runs[0].schedule) == problem.chosen(runs[1].schedule)

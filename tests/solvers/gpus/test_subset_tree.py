@@ -8,13 +8,20 @@ from types import MappingProxyType
 
 import pytest
 from depth import depth
-from random_subsets import Tables, allowed, contention_of, policy_of, sizes_of, state_of
+from random_subsets import allowed
 
 import optsched
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.problems.gpus.problem import SubsetChoice
-from optsched.testing.best_gpus import all_subsets
+from optsched.problems.gpus.problem import GpuPlacement
+from optsched.testing.best_gpus import (
+    Tables,
+    all_subsets,
+    contention_of,
+    policy_of,
+    sizes_of,
+    state_of,
+)
 from optsched_solvers.gpus import tree as subset_tree
 
 
@@ -28,7 +35,7 @@ class Tree:
     solve = staticmethod(subset_tree.solve)
 
 
-def problem_of(seed: int, most: int = 9, **fields) -> SubsetChoice:  # type: ignore[no-untyped-def]
+def problem_of(seed: int, most: int = 9, **fields) -> GpuPlacement:  # type: ignore[no-untyped-def]
     """A random choice with tenants and rules."""
     rng = random.Random(seed)
     model = Tables(rng, sizes_of(rng, rng.randint(2, most)), gaps=rng.choice([0, 0, 0.2]))
@@ -47,7 +54,7 @@ def problem_of(seed: int, most: int = 9, **fields) -> SubsetChoice:  # type: ign
         rule = replace(rule, fill="exact")
     k = rng.randint(1, len(state.free))
     fields.setdefault("policy", policy_of(rng, model.cluster))
-    return SubsetChoice(state, model, k, contention=rule, **fields)
+    return GpuPlacement(state, model, k, contention=rule, **fields)
 
 
 def crowded(rng: random.Random, model: Tables) -> ClusterState:
@@ -60,7 +67,7 @@ def crowded(rng: random.Random, model: Tables) -> ClusterState:
     return ClusterState(model.cluster, tuple(gpus[:half]), jobs)
 
 
-def best_of(problem: SubsetChoice) -> int | None:
+def best_of(problem: GpuPlacement) -> int | None:
     """By brute force."""
     every = all_subsets(
         problem.state, problem.model.known, problem.demands, problem.k, problem.contention,  # type: ignore[attr-defined]
@@ -69,7 +76,7 @@ def best_of(problem: SubsetChoice) -> int | None:
     return max((value for value, _ in every), default=None)
 
 
-def four_by_eight(seed: int) -> SubsetChoice:
+def four_by_eight(seed: int) -> GpuPlacement:
     """Four hosts of eight GPUs, tenants, random rules."""
     rng = random.Random(seed)
     model = Tables(rng, [8] * 4)
@@ -81,7 +88,7 @@ def four_by_eight(seed: int) -> SubsetChoice:
         count = min(len(busy), rng.choice([1, 2, 4, 8, 16]))
         jobs.append(Job(f"j{len(jobs)}", tuple(busy[:count])))
         busy = busy[count:]
-    return SubsetChoice(
+    return GpuPlacement(
         ClusterState(model.cluster, tuple(free), tuple(jobs)), model, rng.randint(1, len(free)),
         traffic=rng.choice(["idle", "moderate", "heavy"]), contention=contention_of(rng),
         policy=policy_of(rng, model.cluster),
@@ -139,9 +146,9 @@ def test_iterations_are_a_limit(monkeypatch):  # type: ignore[no-untyped-def]
     assert unfinished
 
 
-def replace_policy(problem: SubsetChoice) -> SubsetChoice:
+def replace_policy(problem: GpuPlacement) -> GpuPlacement:
     """The same without rules."""
-    return SubsetChoice(
+    return GpuPlacement(
         problem.state, problem.model, problem.k, traffic=problem.traffic,
         contention=problem.contention,
     )  # fmt: skip

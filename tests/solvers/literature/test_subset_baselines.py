@@ -6,7 +6,6 @@ import random
 from itertools import combinations
 
 import pytest
-from random_subsets import Tables
 from subset_cases import problem_of, solved
 
 import optsched
@@ -14,7 +13,7 @@ from optsched.bandwidth import Cluster, ClusterState, Host, HostType, Policy
 from optsched.bandwidth.links import published_weight, weight
 from optsched.bandwidth.proximity import proximity
 from optsched.errors import InputError, UnsupportedProblem
-from optsched.testing.best_gpus import all_subsets
+from optsched.testing.best_gpus import Tables, all_subsets
 from optsched_solvers.literature.baselines import Proximity, RandomSubset, Topo, nearest_links
 
 ALL = (Proximity(), Topo(), RandomSubset())
@@ -57,7 +56,7 @@ def test_allowed_and_never_above_the_optimum(solver):  # type: ignore[no-untyped
 def test_random_repeats():  # type: ignore[no-untyped-def]
     """Same seed, same GPUs; over seeds every subset comes up about as often."""
     model = Tables(random.Random(3), [3, 2])
-    problem = optsched.SubsetChoice(ClusterState.idle(model.cluster), model, 2)
+    problem = optsched.GpuPlacement(ClusterState.idle(model.cluster), model, 2)
     drawn = []
     for seed in range(600):
         picks = [
@@ -131,7 +130,7 @@ def test_topo_weights():  # type: ignore[no-untyped-def]
         def network(self, patterns, which="value"):  # type: ignore[no-untyped-def]
             return patterns.sum(axis=1) * 1_000_000 * (patterns.sum(axis=1) > 1)
 
-    problem = optsched.SubsetChoice(ClusterState.idle(cluster), Flat(), 2)
+    problem = optsched.GpuPlacement(ClusterState.idle(cluster), Flat(), 2)
     assert solved(problem, Topo())[1] == (0, 1)
     assert solved(problem, Topo(), weights="published")[1] == (0, 2)
     with pytest.raises(InputError, match="weights"):
@@ -144,15 +143,15 @@ def test_policies(solver):  # type: ignore[no-untyped-def]
     model = Tables(random.Random(4), [4, 4, 2])
     state = ClusterState.idle(model.cluster)
     for k in range(1, 7):
-        problem = optsched.SubsetChoice(state, model, k, policy=Policy(exclude=("n0",)))
+        problem = optsched.GpuPlacement(state, model, k, policy=Policy(exclude=("n0",)))
         assert min(solved(problem, solver)[1]) >= 4
-    too_many = optsched.SubsetChoice(state, model, 7, policy=Policy(exclude=("n0",)))
+    too_many = optsched.GpuPlacement(state, model, 7, policy=Policy(exclude=("n0",)))
     assert optsched.solve(too_many, solver).status == "infeasible"
     for rule in ({"required": "rack"}, {"slice_size": 2, "slice_level": "rack"}):
-        problem = optsched.SubsetChoice(state, model, 2, policy=Policy(**rule))
+        problem = optsched.GpuPlacement(state, model, 2, policy=Policy(**rule))
         with pytest.raises(UnsupportedProblem, match=next(iter(rule))):
             optsched.solve(problem, solver)
-    measured = optsched.SubsetChoice(state, model, 2, on_unmeasured="measured")
+    measured = optsched.GpuPlacement(state, model, 2, on_unmeasured="measured")
     with pytest.raises(UnsupportedProblem, match="measured"):
         optsched.solve(measured, solver)
 
@@ -161,7 +160,7 @@ def test_policies(solver):  # type: ignore[no-untyped-def]
 def test_unknown_bandwidths(solver):  # type: ignore[no-untyped-def]
     """A choice that the model cannot judge is no answer, and the reason names the pattern."""
     model = Tables(random.Random(4), [2, 2], gaps=1.0)
-    problem = optsched.SubsetChoice(ClusterState.idle(model.cluster), model, 3)
+    problem = optsched.GpuPlacement(ClusterState.idle(model.cluster), model, 3)
     result = optsched.solve(problem, solver)
     assert result.status == "unknown" and "2+1" in result.reason
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hints
 
 import msgspec
 
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError
-from optsched.formats import model_json, state_json
 from optsched.io.files import read_bytes, read_text
 from optsched.io.strict_json import check_format, decode, format_json, parse
-from optsched.problems.gpus.problem import Request, SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement, Request
 
 if TYPE_CHECKING:
     import os
@@ -22,35 +22,29 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.model import BandwidthModel
 
+T = TypeVar("T")
+
 FORMAT = "optsched.subset/1"
 
 
-class _Policy(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    required: str | None = None
-    preferred: str | None = None
-    slice_size: int | None = None
-    slice_level: str | None = None
-    balance: str = "free"
-    min_hosts: int = 1
-    max_hosts: int | None = None
-    same_type: bool = False
-    include: list[str] | None = None
-    exclude: list[str] | None = None
+def _struct(kind: type) -> Any:
+    """The fields of a dataclass as a strict part of a document; it checks its texts itself."""
+    types = get_type_hints(kind)
+    fields = [
+        (one.name, str if get_origin(types[one.name]) is Literal else types[one.name], one.default)
+        for one in dataclasses.fields(kind)
+    ]
+    return msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True, omit_defaults=True)
 
 
-class _Contention(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    fill: str = "first"
-    sides: str = "one"
-    cross_only: bool = True
-    skip_idle: bool = True
-    whole: bool = False
-    pooled: bool = False
+_Policy, _Contention = _struct(Policy), _struct(Contention)
+_FIELDS = ("traffic", "seed", "tolerance", "on_unmeasured", "max_regret", "objective")
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     gpus: int
-    policy: _Policy = msgspec.field(default_factory=_Policy)
+    policy: _Policy = msgspec.field(default_factory=_Policy)  # type: ignore[valid-type]
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,8 +57,8 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     name: str = ""
     gpus: int | None = None
     requests: list[_Request] = []
-    policy: _Policy | None = None
-    contention: _Contention = msgspec.field(default_factory=_Contention)
+    policy: _Policy | None = None  # type: ignore[valid-type]
+    contention: _Contention = msgspec.field(default_factory=_Contention)  # type: ignore[valid-type]
     traffic: str = "given"
     seed: int = 0
     tolerance: float = 0.0
@@ -75,13 +69,13 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     model: Any
 
 
-def read(path: str | os.PathLike[str]) -> SubsetChoice:
-    """Read a subset choice from a file; see `from_tree`."""
+def read(path: str | os.PathLike[str]) -> GpuPlacement:
+    """Read a GPU placement from a file; see `from_tree`."""
     return from_tree(parse(read_text(path), str(path)), str(path))
 
 
-def from_tree(tree: Any, name: str) -> SubsetChoice:
-    """Read a subset choice from parsed JSON.
+def from_tree(tree: Any, name: str) -> GpuPlacement:
+    """Read a GPU placement from parsed JSON.
 
     Parameters
     ----------
@@ -98,25 +92,24 @@ def from_tree(tree: Any, name: str) -> SubsetChoice:
     """
     check_format(tree, FORMAT, name)
     found = decode(tree, _Document, name)
+    from optsched.formats import state_json
+
     model = _model(found.model, name)
     state = state_json.from_tree(found.state, model.cluster, f"{name}: state")
-    rest: dict[str, Any] = {
-        key: getattr(found, key)
-        for key in ("traffic", "seed", "tolerance", "on_unmeasured", "max_regret", "objective")
-    }
+    rest: dict[str, Any] = {key: getattr(found, key) for key in _FIELDS}
     try:
-        requests = tuple(Request(r.name, r.gpus, policy(r.policy)) for r in found.requests)
-        return SubsetChoice(
+        requests = tuple(Request(r.name, r.gpus, _made(Policy, r.policy)) for r in found.requests)
+        return GpuPlacement(
             state, model, found.gpus, requests=requests,
-            policy=None if found.policy is None else policy(found.policy),
-            contention=Contention(**_fields(found.contention)), name=found.name, **rest,
+            policy=None if found.policy is None else _made(Policy, found.policy),
+            contention=_made(Contention, found.contention), name=found.name, **rest,
         )  # fmt: skip
     except InputError as error:
         error.args = (f"{name}: {error.args[0]}",)
         raise
 
 
-def to_json(problem: SubsetChoice, model_file: str | os.PathLike[str] | None = None) -> bytes:
+def to_json(problem: GpuPlacement, model_file: str | os.PathLike[str] | None = None) -> bytes:
     """The document ``optsched.subset/1``; with the model inside, or by the file beside it.
 
     Raises
@@ -124,6 +117,8 @@ def to_json(problem: SubsetChoice, model_file: str | os.PathLike[str] | None = N
     InputError
         The model has no document.
     """
+    from optsched.formats import model_json, state_json
+
     encode = msgspec.json.encode
     members: list[tuple[str, bytes]] = [("format", encode(FORMAT))]
     if problem.name:
@@ -131,15 +126,16 @@ def to_json(problem: SubsetChoice, model_file: str | os.PathLike[str] | None = N
     if len(problem.requests) == 1 and problem.requests[0].name == "job":
         members.append(("gpus", encode(problem.k)))
         if not problem.policy.is_free:
-            members.append(("policy", encode(_policy(problem.policy))))
+            members.append(("policy", encode(_told(_Policy, problem.policy))))
     else:
-        rows = [encode(_Request(r.name, r.gpus, _policy(r.policy))) for r in problem.requests]
+        rows = [
+            encode(_Request(r.name, r.gpus, _told(_Policy, r.policy))) for r in problem.requests
+        ]
         members.append(("requests", b"[\n    " + b",\n    ".join(rows) + b"\n  ]"))
     if problem.contention != Contention():
-        rule = _Contention(**{f: getattr(problem.contention, f) for f in _names(_Contention)})
-        members.append(("contention", encode(rule)))
+        members.append(("contention", encode(_told(_Contention, problem.contention))))
     plain = _Document(format="", state=None, model=None)
-    for key in ("traffic", "seed", "tolerance", "on_unmeasured", "max_regret", "objective"):
+    for key in _FIELDS:
         value = getattr(problem, key)
         if value != getattr(plain, key):
             members.append((key, encode(value)))
@@ -153,24 +149,24 @@ def to_json(problem: SubsetChoice, model_file: str | os.PathLike[str] | None = N
     return b"{\n" + body + b"\n}\n"
 
 
-def policy(given: _Policy) -> Policy:
-    """A policy from its part of a document."""
-    return Policy(**_fields(given))
-
-
 def policy_from_tree(tree: Mapping[str, Any], name: str) -> Policy:
     """A policy from parsed JSON; `InputError` names the field."""
-    return policy(decode(tree, _Policy, name))
+    return _made(Policy, decode(tree, _Policy, name))
 
 
-def _policy(given: Policy) -> _Policy:
-    fields = {f: getattr(given, f) for f in _names(_Policy)}
-    for key in ("include", "exclude"):
-        fields[key] = None if fields[key] is None else list(fields[key])
-    return _Policy(**fields)
+def _made(kind: type[T], given: Any) -> T:
+    """The object that a part of a document means."""
+    return kind(**msgspec.structs.asdict(given))
+
+
+def _told(struct: Any, given: Any) -> Any:
+    """The part of a document that an object is."""
+    return struct(**{key: getattr(given, key) for key in struct.__struct_fields__})
 
 
 def _model(given: Any, name: str) -> BandwidthModel:
+    from optsched.formats import model_json
+
     if isinstance(given, dict) and "file" in given:
         link = decode(given, _File, f"{name}: model")
         path = Path(name).parent / link.file
@@ -184,14 +180,6 @@ def _model(given: Any, name: str) -> BandwidthModel:
             )
         return model_json.read_model(path)
     return model_json.from_tree(given, f"{name}: model")
-
-
-def _fields(struct: msgspec.Struct) -> dict[str, Any]:
-    return {field: getattr(struct, field) for field in struct.__struct_fields__}
-
-
-def _names(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    return kind.__struct_fields__
 
 
 def _indented(text: bytes) -> bytes:

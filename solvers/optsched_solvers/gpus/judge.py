@@ -1,4 +1,4 @@
-"""What searches over subsets share: which problems they take, where they look, plain judging."""
+"""What BandPilot's searches share: which problems they take, where they look, how they evaluate."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.ask import trays_first
+from optsched.bandwidth.ask import gpus_of, jobs_of, trays_first
 from optsched.bandwidth.contention import share
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.model import BandwidthModel, UnmeasuredPattern
 from optsched.bandwidth.policy import Policy
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement
 from optsched.solving.solver import Support
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from optsched.bandwidth.model import Selection, Which
     from optsched.bandwidth.tables import CountTables
     from optsched.model.schedule import IntArray, Problem
+    from optsched.solving.monitor import Monitor
 
 UNKNOWN: Final = "no candidate of this search has a known bandwidth"
 """Why there is no answer, if not for a limit."""
@@ -28,14 +29,18 @@ UNKNOWN: Final = "no candidate of this search has a known bandwidth"
 MOST_REMEMBERED: Final = 50_000
 """Bandwidths that a search without tables keeps; then it forgets them all."""
 
+_CHUNK: Final = 3_000_000  # steps of the kernel between two looks at the limits, some 10 ms
+
+Found = tuple[int, tuple[int, ...]]  # value, -1 if it is not known, and GPUs
+
 
 def supported(problem: Problem, rules: Sequence[str], *, measured: bool = True) -> Support:
     """Whether a search takes a problem that obeys only these rules of a policy.
 
     `measured`: whether it can keep to what is measured.
     """
-    if not isinstance(problem, SubsetChoice):
-        return Support(False, "it only chooses GPUs (SubsetChoice)")
+    if not isinstance(problem, GpuPlacement):
+        return Support(False, "it only chooses GPUs (GpuPlacement)")
     if len(problem.requests) != 1:
         return Support(False, "it takes one request at a time")
     if problem.on_unmeasured == "measured":
@@ -52,7 +57,7 @@ def supported(problem: Problem, rules: Sequence[str], *, measured: bool = True) 
     return Support(True)
 
 
-def grounds(problem: SubsetChoice) -> list[list[int]]:
+def grounds(problem: GpuPlacement) -> list[list[int]]:
     """Sets of hosts with enough free GPUs in which a choice obeys `required` and `exclude`."""
     cluster, policy, room = problem.cluster, problem.policy, problem.state.room
     barred = {cluster.host_index(name) for name in policy.exclude or ()}
@@ -67,16 +72,18 @@ def grounds(problem: SubsetChoice) -> list[list[int]]:
     return found
 
 
-def free_on(problem: SubsetChoice, hosts: Iterable[int]) -> list[int]:
+def free_on(problem: GpuPlacement, hosts: Iterable[int]) -> list[int]:
     """Free GPUs of some hosts, by global number."""
     there = set(hosts)
     of = problem.cluster.host_of.tolist()
     return [gpu for gpu in problem.state.free if of[gpu] in there]
 
 
-def kernel_tables(problem: SubsetChoice) -> CountTables | None:
-    """The tables, if kernels over them can judge this problem's choices."""
-    return None if problem.contention.fill == "exact" else problem.tables
+def judge_of(problem: GpuPlacement) -> Judge:
+    """By tables and kernels where they can judge this problem's choices, else by its model."""
+    if problem.tables is None or problem.contention.fill == "exact":
+        return Judge(problem)
+    return TableJudge(problem, problem.tables)
 
 
 class Remembering(BandwidthModel):
@@ -105,13 +112,12 @@ class Remembering(BandwidthModel):
 
 
 class Judge:
-    """Values of sets of GPUs by the definition, for any model: milliseconds, not nanoseconds."""
+    """Values by the definition, for any model: milliseconds, not nanoseconds."""
 
-    def __init__(self, problem: SubsetChoice) -> None:
-        self.problem = problem
-        self.model = Remembering(problem.judged_by)
-        self._best: dict[tuple[int, int], tuple[int, ...]] = {}
+    def __init__(self, problem: GpuPlacement) -> None:
+        self.problem, self.model = problem, Remembering(problem.judged_by)
         self._contended = not problem.contention.skip_idle or any(problem.demands)
+        self._best: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def value(self, gpus: Sequence[int]) -> int:
         """B(S) beside the running jobs; -1 if the model does not know it."""
@@ -134,25 +140,22 @@ class Judge:
         rows = np.zeros((len(sets), self.problem.cluster.n_gpus), np.bool_)
         for row, gpus in zip(rows, sets, strict=True):
             row[list(gpus)] = True
+        return self._predicted(rows)
+
+    def _predicted(self, rows: Selection) -> list[int]:
+        """What the model says; one by one if it does not know them all."""
         try:
             found: list[int] = self.model.predict(rows).tolist()
             return found
         except UnmeasuredPattern:
-            return [self._alone(row) for row in rows]
-
-    def _alone(self, row: Selection) -> int:
-        try:
-            return int(self.model.predict(row[None])[0])
-        except UnmeasuredPattern:
-            return -1
+            return [-1] if len(rows) == 1 else [self._predicted(row[None])[0] for row in rows]
 
     def best_of_host(self, host: int, count: int) -> tuple[int, ...]:
         """The fastest `count` free GPUs of a host by the model, of equals the lowest ids."""
         if (host, count) not in self._best:
-            cluster = self.problem.cluster
-            first, size = int(cluster.first[host]), int(cluster.sizes[host])
-            free = [gpu for gpu in self.problem.state.free if first <= gpu < first + size]
-            if size > MOST_BY_SUBSET:
+            cluster, free = self.problem.cluster, free_on(self.problem, [host])
+            first = int(cluster.first[host])
+            if cluster.sizes[host] > MOST_BY_SUBSET:
                 local = trays_first([gpu - first for gpu in free], count, cluster.type(host).tray)
                 best = tuple(first + i for i in local)
             else:
@@ -161,3 +164,88 @@ class Judge:
                 best = sets[int(np.argmax(values))]
             self._best[host, count] = best
         return self._best[host, count]
+
+    def first_best(self, hosts: IntArray, counts: IntArray, monitor: Monitor) -> Found:
+        """The first best of rows of counts, on every host the fastest free GPUs."""
+        best: Found = -1, ()
+        for some, much in zip(hosts.tolist(), counts.tolist(), strict=True):
+            if best[0] >= 0 and monitor.should_stop():
+                break
+            gpus = tuple(
+                gpu for h, c in zip(some, much, strict=True) for gpu in self.best_of_host(h, c)
+            )
+            value = self.value(gpus)
+            if value > best[0]:
+                best = value, gpus
+        return best
+
+    def pruned(self, begin: list[int], monitor: Monitor) -> Found:
+        """Remove GPU by GPU that without which most is left, from all free ones of some hosts."""
+        chosen = list(begin)
+        while len(chosen) > self.problem.k:
+            if monitor.should_stop():
+                return -1, ()
+            sets = [chosen[:i] + chosen[i + 1 :] for i in range(len(chosen))]
+            values = self.values(sets)
+            monitor.advance(len(sets))
+            chosen = sets[values.index(max(values))]
+        return self.value(chosen), tuple(chosen)
+
+
+class TableJudge(Judge):
+    """The same picks by kernels over tables."""
+
+    def __init__(self, problem: GpuPlacement, tables: CountTables) -> None:
+        super().__init__(problem)
+        self.tables, rule = tables, problem.contention
+        self.jobs = jobs_of(problem.state.held, problem.demands, rule)
+        n_jobs = len(self.jobs) // (problem.cluster.n_hosts + 1)
+        self.rule = np.array(
+            [n_jobs, rule.fill == "best", rule.sides == "two", rule.cross_only, rule.unit], np.int64
+        )
+
+    def first_best(self, hosts: IntArray, counts: IntArray, monitor: Monitor) -> Found:
+        """All rows by one call of the kernel."""
+        from optsched_solvers.gpus.judge_kernels import first_best
+
+        state, out = self.problem.state, np.zeros(1, np.int64)
+        if not len(hosts):
+            return -1, ()
+        row = first_best(
+            self.tables.words, self.rule, self.jobs, state.masks, hosts.reshape(-1),
+            counts.reshape(-1), hosts.shape[1], out,
+        )  # fmt: skip
+        if row < 0:
+            return -1, ()
+        parts = []
+        for h, c in zip(hosts[row].tolist(), counts[row].tolist(), strict=True):
+            by_mask = self.problem.cluster.sizes[h] <= MOST_BY_SUBSET
+            parts.append((h, self.tables.best_subset(h, int(state.masks[h]), c) if by_mask else c))
+        return int(out[0]), gpus_of(state, parts)
+
+    def pruned(self, begin: list[int], monitor: Monitor) -> Found:
+        """Some steps by every call of the kernel."""
+        from optsched_solvers.gpus.judge_kernels import prune
+
+        cluster, k = self.problem.cluster, self.problem.k
+        ids = np.array(begin, np.int64)
+        host = cluster.host_of[ids]
+        if len(begin) == k:  # all that is free on their hosts
+            hosts, counts = np.unique(host, return_counts=True)
+            return self.first_best(hosts[None], counts[None], monitor)
+        local = np.minimum(ids - cluster.first[host], MOST_BY_SUBSET)
+        bit = np.where(cluster.sizes[host] <= MOST_BY_SUBSET, 1 << local, 1)
+        now = np.zeros(cluster.n_hosts, np.int64)
+        np.add.at(now, host, bit)
+        left, out = np.arange(len(ids)), np.array([len(ids), 0])
+        steps = len(np.unique(host)) * cluster.n_hosts * (1 + int(self.rule[0])) + len(ids)
+        while out[0] > k:
+            if out[0] < len(ids) and monitor.should_stop():
+                return -1, ()
+            target = max(k, int(out[0]) - max(1, _CHUNK // steps))
+            evaluated = prune(
+                self.tables.words, self.rule, self.jobs, host, bit, left, now, target, out
+            )
+            monitor.advance(evaluated)
+        masks = [(h, int(now[h])) for h in range(cluster.n_hosts) if now[h]]
+        return int(out[1]), gpus_of(self.problem.state, masks)
