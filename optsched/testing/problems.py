@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.model.schedule import Arcs, Resource, Rows, Schedule
-from optsched.problems.gpus.problem import SubsetChoice
+from optsched.problems.gpus.problem import GpuPlacement
 from optsched.problems.jobarray.problem import JobArray
 from optsched.problems.jobshop.problem import JobShop
 from optsched.problems.quota.job import QuotaJob
@@ -158,7 +158,7 @@ def small_problems(seed: int = 0) -> list[Problem]:
         JobArray(table(5, 3), table(5, 3), **mixed, objective="period",
                  name="5 rolling jobs with everything"),
         JobArray(table(6, 4), table(6, 4), objective="period", name="6 rolling jobs"),
-        SubsetChoice(state, model, len(state.free) // 2, name="24 GPUs"),
+        GpuPlacement(state, model, len(state.free) // 2, name="24 GPUs"),
         QuotaPlan(jobs, budget=40, name="12 jobs on 40 GPUs"),
     ]  # fmt: skip
 

@@ -110,6 +110,8 @@ def evolve(decoder: Decoder, limits: Limits, iterations: int) -> int:
     while fresh and made < iterations and not monitor.should_stop():
         some = [Individual(genes) for genes in fresh[: iterations - made]]
         found = decoder.values(some)
+        if not found:  # a limit of the decoder's own, or there is nobody else
+            break
         for one, value in zip(some, found, strict=False):
             one.fitness.values = (value,)
         monitor.advance(len(found))
