@@ -1,12 +1,12 @@
 """Routers of slimmable inference side by side, on the same traces.
 
-    python benchmarks/serving.py routers [--seeds 16] [--first-seed 0] [--out FILE.json]
-    python benchmarks/serving.py front   [--seeds 16]      a price sweep against all static tuples
-    python benchmarks/serving.py paper   [--seeds 16] [--policy FILE.npz ...]
-    python benchmarks/serving.py speed [--policy FILE.npz] decisions per second, Python beside it
-    python benchmarks/serving.py plan                      the planner against the hand-made plan
-    python benchmarks/serving.py learn [--modes flow paper] [--seeds 5] [--decisions N]
-    python benchmarks/serving.py executor --scenario S.json --network NET.pt
+    python -m benchmarks.serving routers [--seeds 16] [--first-seed 0] [--out FILE.json]
+    python -m benchmarks.serving front   [--seeds 16]      a price sweep against all static tuples
+    python -m benchmarks.serving paper   [--seeds 16] [--policy FILE.npz ...]
+    python -m benchmarks.serving speed [--policy FILE.npz] decisions per second, Python beside it
+    python -m benchmarks.serving plan                      the planner against the hand-made plan
+    python -m benchmarks.serving learn [--modes flow paper] [--seeds 5] [--decisions N]
+    python -m benchmarks.serving executor --scenario S.json --network NET.pt
 
 The cluster is `optsched.serving.reference`: plausible devices, nobody's measurements. Everything
 tuned (price and group of `marginal`, targets of `backlog`) was tuned on seeds from 100 on; the
@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
-from machine import machine
 
+from benchmarks.machine import machine
 from optsched import Routing, serving
 from optsched.io.files import write_atomic
 from optsched.serving import MarginalCost, Plan, Router, Settings

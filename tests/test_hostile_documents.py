@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from strategies import periodic_schedules, schedules
 
 from optsched import InputError, JobArray, JobShop, Schedule
-from optsched.formats import jobarray_json, jobshop_json, taillard
+from optsched.formats import jobshop_json, taillard
 from optsched.formats.read_problem import read_problem
 from optsched.model.document import read, write
+from optsched.problems.jobarray import document as jobarray_json
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,14 +7,29 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from optsched.cli.options import AsJson, Quiet, ScheduleFile, numbers
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from optsched.arraypipe.run import RunOrder
+
+_NAMES: Final = ("activation", "host")
+_SIZES: Final = {
+    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+_TIMES: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+_LINK = re.compile(
+    r"(?P<name>[a-z]+)=(?P<bandwidth>\d{1,12}(?:\.\d{1,6})?) ?(?P<size>[A-Za-z]*)(?:/s)?"
+    r"(?:, ?(?P<latency>\d{1,12}(?:\.\d{1,6})?) ?(?P<time>[a-z]+))?",
+    re.ASCII,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,16 +43,21 @@ Script = Annotated[
         help="FILE.py:FUNCTION; the function makes the ArrayTrainer.", show_default=False
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+ProfileFile = Annotated[Path, typer.Argument(help="A *.profile.json document.", show_default=False)]
+Out = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", "--output", help="[default: beside the input, by its name]"),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(help="Of a device, such as 40GB; for a problem also: device, as profiled."),
+]
 
 
 @app.command()
 def profile(
     script: Script,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", "--output", help="[default: FILE.profile.json]"),
-    ] = None,
+    output: Out = None,
     sizes: Annotated[
         str | None,
         typer.Option(help="Micro-batch sizes, such as 1,2,4,8 [default: those of the jobs]."),
@@ -48,32 +68,30 @@ def profile(
 ) -> None:
     """Measure the blocks of a script's jobs, and what they keep and send."""
     from optsched.arraypipe.command.script import load_trainer, measured, script_parts
+    from optsched.cli.output import wrote
     from optsched.io.files import check_outputs
 
     path, _ = script_parts(script)
     target = output or Path(f"{path.stem}.profile.json")
     check_outputs([target], [path])
-    wanted = None if sizes is None else _numbers("sizes", sizes)
+    wanted = None if sizes is None else numbers("sizes", sizes)
     trainer = load_trainer(script)
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always", UserWarning)
         found = measured(script, lambda: trainer.profile(wanted, repeats))
-    found.write(target)
     for warning in warned:
         print(f"warning: {warning.message}", file=sys.stderr)
     print(found.table())
-    print(f"wrote {target}")
+    wrote(target, found.write)
 
 
 @app.command()
 def advise(
-    file: Annotated[Path, typer.Argument(help="A *.profile.json document.", show_default=False)],
+    file: ProfileFile,
     devices: Annotated[
         int | None, typer.Option(help="How many [default: one per profiled stage].")
     ] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Of a device, such as 40GB [default: as profiled].")
-    ] = None,
+    memory: Memory = None,
     link: Annotated[
         list[str] | None,
         typer.Option(
@@ -89,7 +107,6 @@ def advise(
 ) -> None:
     """Rank ways to train profiled jobs, in seconds per round of all jobs; may say: no job array."""
     from optsched.arraypipe.advice import advise as advice_on
-    from optsched.cli.arraypipe_links import links
 
     what_if = links(link or [])
     size = _size(memory)
@@ -99,22 +116,17 @@ def advise(
 
 @app.command()
 def problem(
-    file: Annotated[Path, typer.Argument(help="A *.profile.json document.", show_default=False)],
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", "--output", help="[default: FILE with .jobarray.json]"),
-    ] = None,
+    file: ProfileFile,
+    output: Out = None,
     objective: Annotated[
         str, typer.Option(help="period (rolling) or makespan (of one iteration).")
     ] = "period",
-    memory: Annotated[
-        str | None,
-        typer.Option(help="Of a device, such as 40GB, or device: as profiled [default: no limit]."),
-    ] = None,
+    memory: Memory = None,
 ) -> None:
     """Write the instance of profiled jobs, for `optsched solve`; needs no PyTorch."""
     from optsched.arraypipe.command.plain_warnings import plain_warnings
     from optsched.arraypipe.profiling.document import Profile
+    from optsched.cli.output import wrote
     from optsched.io.files import check_outputs
 
     name = file.name.removesuffix(".json").removesuffix(".profile")
@@ -122,15 +134,13 @@ def problem(
     check_outputs([target], [file])
     with plain_warnings():
         array = Profile.read(file).problem(objective=objective, memory=_size(memory))
-    array.write(target)
-    print(
-        f"wrote {target}: {array.n_jobs} jobs, {array.n_stages} stages on {array.n_devices} devices"
-    )
+    size = f"{array.n_jobs} jobs, {array.n_stages} stages on {array.n_devices} devices"
+    wrote(target, array.write, f": {size}")
 
 
 @app.command()
 def plan(
-    file: Annotated[Path, typer.Argument(help="A *.schedule.json document.", show_default=False)],
+    file: ScheduleFile,
     in_full: Annotated[
         bool, typer.Option("--explain", help="Device lists, channels, bytes, bound and period.")
     ] = False,
@@ -205,7 +215,7 @@ def run(
     devices: Annotated[
         int | None, typer.Option(help="Without a schedule [default: one per stage].", min=1)
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a script's jobs by a schedule; Ctrl-C lets every job end its iteration and saves."""
     from optsched.arraypipe.command.launch import launch
@@ -285,15 +295,37 @@ def _size(memory: str | None) -> str | int | None:
     return int(memory) if memory is not None and re.fullmatch("[0-9]{1,20}", memory) else memory
 
 
-def _numbers(option: str, text: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError:
-        raise InputError(f"{option}: expected numbers such as 1,2,4, got {text!r:.60}") from None
-
-
 def _named(file: Path, error: InputError) -> tuple[object, ...]:
     """Arguments of the same error with the file in front."""
     cycle = getattr(error, "cycle", None)
     sentence = f"{file}: {error}"
     return (sentence,) if cycle is None else (sentence, cycle)
+
+
+def links(given: Sequence[str]) -> dict[str, dict[str, float]]:
+    """What `advise` takes as ``link``; GB is 10^9 bytes here, as in the data sheets of links.
+
+    Raises
+    ------
+    InputError
+        An option cannot be read, or names a link twice.
+    """
+    from optsched.io.strict_json import format_json
+
+    found: dict[str, dict[str, float]] = {}
+    for text in given:
+        match = _LINK.fullmatch(text)
+        if match is None or match["name"] not in _NAMES or match["size"] not in _SIZES:
+            raise InputError(
+                f"link: expected activation=BANDWIDTH[,LATENCY] or host=..., such as "
+                f"activation=25GB/s,5us, got {format_json(text)}"
+            )
+        name = match["name"]
+        if name in found:
+            raise InputError(f"link: {name} is given twice")
+        found[name] = {"bandwidth": float(match["bandwidth"]) * _SIZES[match["size"]]}
+        if match["latency"] is not None:
+            if match["time"] not in _TIMES:
+                raise InputError(f"link: expected a latency such as 5us, got {format_json(text)}")
+            found[name]["latency_ns"] = float(match["latency"]) * _TIMES[match["time"]]
+    return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from optsched.cli.options import OptionalOutput, Output, Seed  # noqa: TC001
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ app = typer.Typer(
     help="Bandwidths of sets of GPUs: import, fit, plan, check.",
 )
 
-Output = Annotated[Path, typer.Option("-o", "--output", help="Write it here.")]
 ClusterFile = Annotated[Path, typer.Option("--cluster", help="optsched.cluster/1.")]
 ModelFile = Annotated[Path, typer.Option("--model", help="optsched.bandwidth/1.")]
 Tables = Annotated[
@@ -44,12 +44,12 @@ def import_(
 ) -> None:
     """Read logs of nccl-tests and write a CSV of measurements."""
     from optsched.bandwidth import MeasurementTable
+    from optsched.cli.output import wrote
     from optsched.io.files import check_outputs
 
     check_outputs([output], logs)
     table = MeasurementTable.from_nccl_logs(logs, op, _bytes(payload))
-    table.write(output)
-    print(f"wrote {output}: {len(table)} measurements of {table.op}, {table.payload} bytes")
+    wrote(output, table.write, f": {len(table)} measurements of {table.op}, {table.payload} bytes")
 
 
 @app.command()
@@ -63,6 +63,7 @@ def fit(
 ) -> None:
     """Learn a model; without measurements it knows links and network cards only."""
     from optsched.bandwidth import BottleneckBandwidth, Cluster
+    from optsched.cli.output import wrote
     from optsched.io.files import check_outputs
 
     check_outputs([output], [cluster, *(measurements or ())])
@@ -72,26 +73,24 @@ def fit(
         for line in implausible(model, table):
             print(f"warning: {line}", file=sys.stderr)
         model = model.fit(table)
-    model.write(output)
-    print(f"wrote {output}: {_facts(model)}")
+    wrote(output, model.write, f": {_facts(model)}")
 
 
 @app.command()
 def plan(
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the script here [default: print].")
-    ] = None,
+    output: OptionalOutput = None,
     cluster: Annotated[Path | None, typer.Option(help="optsched.cluster/1.")] = None,
     model: Annotated[
         Path | None, typer.Option(help="optsched.bandwidth/1: what is known already.")
     ] = None,
     budget: Annotated[int, typer.Option(help="Most runs across hosts.")] = 50,
     logs: Annotated[str, typer.Option(help="Folder for the logs of the runs.")] = "logs",
-    seed: Annotated[int, typer.Option(help="Of the simulated requests.")] = 0,
+    seed: Seed = 0,
 ) -> None:
-    """Write a shell script of the nccl-tests runs that are worth most."""
+    """Write a shell script of the nccl-tests runs that are worth most [default: print it]."""
     from optsched.bandwidth import BottleneckBandwidth, Cluster, plan_measurements
-    from optsched.io.files import check_outputs, write_atomic
+    from optsched.cli.output import wrote
+    from optsched.io.files import check_outputs
 
     if (cluster is None) == (model is None):
         raise InputError("cluster, model: expected one of them")
@@ -106,8 +105,7 @@ def plan(
     if output is None:
         print(script, end="")
         return
-    write_atomic(output, script)
-    print(f"wrote {output}: {len(found.subsets)} runs within hosts, {len(found.patterns)} across")
+    wrote(output, script, f": {len(found.subsets)} runs within hosts, {len(found.patterns)} across")
 
 
 @app.command()

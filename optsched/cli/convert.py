@@ -95,9 +95,10 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
     InputError
         The format cannot hold such a problem at all.
     """
-    from optsched.formats import jobarray_json, jobshop_json, standard, taillard
+    from optsched.formats import jobshop_json, standard, taillard
     from optsched.model import document
     from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray import document as jobarray_json
     from optsched.problems.jobarray.problem import JobArray
     from optsched.problems.jobshop.problem import JobShop
 

@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from optsched.cli.options import AsJson, OptionalOutput, parse_options
+from optsched.errors import InputError
+
 if TYPE_CHECKING:
-    from optsched.bandwidth import BandwidthModel, ClusterState, Policy
+    from optsched.bandwidth import BandwidthModel, Policy
+
+_POLICY = "KEY=VALUE such as required=rack, balance=even, max_hosts=2, exclude=n1,n2; repeat."
 
 
 def dispatch(
@@ -23,17 +28,7 @@ def dispatch(
         Path | None, typer.Option(help="Measured or learnt bandwidths: optsched.bandwidth/1.")
     ] = None,
     gpus: Annotated[int | None, typer.Option(help="How many.", show_default=False)] = None,
-    require: Annotated[
-        str | None, typer.Option(help="Level of which one domain holds all.")
-    ] = None,
-    prefer: Annotated[
-        str | None, typer.Option(help="Narrowest level that is tried, then those above.")
-    ] = None,
-    balance: Annotated[str, typer.Option(help="free, even or exact counts on hosts.")] = "free",
-    max_hosts: Annotated[int | None, typer.Option(help="Most hosts.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="A host not to use; repeat.")] = None,
-    include: Annotated[list[str] | None, typer.Option(help="A host to use; repeat.")] = None,
-    same_type: Annotated[bool, typer.Option("--same-type", help="Hosts of one type.")] = False,
+    policy: Annotated[list[str] | None, typer.Option(help=_POLICY)] = None,
     tolerance: Annotated[
         str, typer.Option(help="Bandwidth given up for a better rest: 1% or 0.01.")
     ] = "0",
@@ -42,13 +37,11 @@ def dispatch(
     ] = "given",
     solver: Annotated[str, typer.Option(help="See `optsched solvers`.")] = "auto",
     explain: Annotated[bool, typer.Option("--explain", help="Say what limits it.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print optsched.dispatch/1.")] = False,
+    as_json: AsJson = False,
     hostfile: Annotated[
         bool, typer.Option("--hostfile", help="Print a hostfile in rank order.")
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the schedule here.")
-    ] = None,
+    output: OptionalOutput = None,
     stream: Annotated[
         bool, typer.Option("--stream", help="Answer one JSON request per line of stdin.")
     ] = False,
@@ -58,55 +51,32 @@ def dispatch(
     A line of --stream is {"gpus": 8}; with "name" the job starts on them, {"give": NAME} ends it,
     {"state": {...}} begins anew, "id" comes back with the answer.
     """
-    from optsched.bandwidth import Policy
-    from optsched.errors import InputError
+    import optsched
     from optsched.formats import state_json
+    from optsched.formats.dispatch_json import answer_of, to_json
     from optsched.io.files import check_outputs
 
     check_outputs([output], [state, cluster, model])
-    found = _model(cluster, model)
-    running = state_json.read(state, found.cluster)
-    policy = Policy(
-        required=require, preferred=prefer, balance=balance, max_hosts=max_hosts,  # type: ignore[arg-type]
-        same_type=same_type, include=tuple(include) if include else None,
-        exclude=tuple(exclude) if exclude else None,
-    )  # fmt: skip
-    share = _share(tolerance)
+    known = _model(cluster, model)
+    running = state_json.read(state, known.cluster)
+    rules: dict[str, Any] = {
+        "policy": _policy(policy),
+        "tolerance": _share(tolerance),
+        "traffic": traffic,
+    }
     if stream:
+        if any((gpus is not None, output, explain, as_json, hostfile, solver != "auto")):
+            raise InputError(
+                "stream: the requests say how many; --gpus, --solver, --explain, --json, "
+                "--hostfile and -o are for one request"
+            )
         from optsched.cli.dispatch_stream import answer_all
 
-        if gpus is not None or output is not None:
-            raise InputError("stream: the requests say how many; --gpus and -o are for one request")
-        if explain or as_json or hostfile or solver != "auto":
-            raise InputError(
-                "stream: --explain, --json, --hostfile and --solver are for one request"
-            )
-        answer_all(found, running, policy, share, traffic, sys.stdin.buffer, sys.stdout.buffer)
+        answer_all(known, running, sys.stdin.buffer, sys.stdout.buffer, **rules)
         return
     if gpus is None:
         raise InputError("gpus: how many? give --gpus N, or --stream")
-    _once(found, running, gpus, policy, share, traffic, solver, explain, as_json, hostfile, output)
-
-
-def _once(
-    model: BandwidthModel,
-    state: ClusterState,
-    gpus: int,
-    policy: Policy,
-    tolerance: float,
-    traffic: Any,
-    solver: str,
-    explain: bool,
-    as_json: bool,
-    hostfile: bool,
-    output: Path | None,
-) -> None:
-    import optsched
-    from optsched.formats.dispatch_json import answer_of, to_json
-
-    problem = optsched.GpuPlacement(
-        state, model, gpus, policy=policy, tolerance=tolerance, traffic=traffic
-    )
+    problem = optsched.GpuPlacement(running, known, gpus, **rules)
     result = optsched.solve(problem, solver)
     if result.schedule is None:
         if result.interrupted:
@@ -120,15 +90,12 @@ def _once(
         print(to_json(answer_of(choice, result)).decode(), end="")
     elif hostfile:
         print(choice.hostfile(), end="")
-    elif explain:
-        print(choice.explain())
     else:
-        print(problem.cluster.written(choice.gpus))
+        print(choice.explain() if explain else problem.cluster.written(choice.gpus))
 
 
 def _model(cluster: Path | None, model: Path | None) -> BandwidthModel:
     from optsched.bandwidth import BottleneckBandwidth, Cluster
-    from optsched.errors import InputError
     from optsched.formats.model_json import read_model
 
     own = None if cluster is None else Cluster.read(cluster)
@@ -139,10 +106,19 @@ def _model(cluster: Path | None, model: Path | None) -> BandwidthModel:
     return BottleneckBandwidth(own)
 
 
+def _policy(given: list[str] | None) -> Policy:
+    """The rules on counts; hosts may be separated by commas."""
+    from optsched.problems.gpus.document import policy_from_tree
+
+    tree = parse_options(given)
+    for key in ("include", "exclude"):
+        if isinstance(tree.get(key), str):
+            tree[key] = tree[key].split(",")
+    return policy_from_tree(tree, "policy")
+
+
 def _share(text: str) -> float:
     """``1%`` or ``0.01`` as a share."""
-    from optsched.errors import InputError
-
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:

@@ -9,6 +9,7 @@ import msgspec
 
 from optsched.bandwidth import Dispatcher
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
+from optsched.cli.output import answer_lines
 from optsched.errors import InputError
 from optsched.formats import state_json
 from optsched.io.strict_json import parse
@@ -45,11 +46,12 @@ class Answer(msgspec.Struct, omit_defaults=True):
 def answer_all(
     model: BandwidthModel,
     state: ClusterState,
-    policy: Policy,
-    tolerance: float,
-    traffic: Any,
     lines: BinaryIO,
     answers: BinaryIO,
+    *,
+    policy: Policy,
+    tolerance: float = 0.0,
+    traffic: Any = "given",
 ) -> None:
     """Answer every line; a bad one gets an error object, and the next is read.
 
@@ -58,7 +60,7 @@ def answer_all(
     model, state, policy, tolerance, traffic
         As in `GpuPlacement`; the state that the first line finds.
     lines, answers
-        Answers are written when no further line is waiting, so that a caller may wait for each.
+        An answer is written before the next line is read.
     """
 
     @cache
@@ -68,18 +70,19 @@ def answer_all(
     dispatcher(policy)  # what is wrong with it, is so before the first line
     decoder, encode = msgspec.json.Decoder(Request), msgspec.json.Encoder().encode
     written = _writer(model.cluster)
-    for line in lines:
-        if not line.strip():
-            continue
-        answer = Answer()
+
+    def answer(number: int, line: bytes) -> bytes:
+        nonlocal state
+        found = Answer()
         try:
             request = decoder.decode(line)
-            answer.id = request.id
-            state = _step(request, answer, state, dispatcher, policy, written)
+            found.id = request.id
+            state = _step(request, found, state, dispatcher, policy, written)
         except (InputError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            answer.error = str(error)
-        answers.write(encode(answer) + b"\n")
-        answers.flush()
+            found.error = str(error)
+        return encode(found) + b"\n"
+
+    answer_lines(lines, answers, answer)
 
 
 def _step(

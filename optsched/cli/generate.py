@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Annotated
+from pathlib import Path  # noqa: TC003
+from typing import Annotated, Any
 
 import typer
 
+from optsched.cli.options import Output, Seed  # noqa: TC001
 from optsched.errors import InputError
+
+Name = Annotated[str, typer.Option(help="Name of the instance.")]
 
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Make instances: job arrays of real models, job shops, quota plans.",
 )
-
-Output = Annotated[Path, typer.Option("-o", "--output", help="Write the instance here.")]
 
 
 @app.command()
@@ -57,9 +58,10 @@ def jobarray(
         bool, typer.Option(help="Count the time of changing jobs on a device.")
     ] = False,
     micro_batches: Annotated[int, typer.Option(help="Micro-batches per job.")] = 1,
-    name: Annotated[str, typer.Option(help="Name of the instance.")] = "",
+    name: Name = "",
 ) -> None:
     """A job array of a real model by the analytic cost model."""
+    from optsched.cli.output import wrote
     from optsched.io.files import check_writable
     from optsched.pipelines.generator import job_array
 
@@ -74,10 +76,10 @@ def jobarray(
         micro_batches=micro_batches, objective=objective, in_flight=in_flight is not None,
         jitter=jitter, times=None if random is None else _range(random), name=name,
     )  # fmt: skip
-    array.write(output)
-    print(
-        f"wrote {output}: {array.n_jobs} jobs, {array.n_stages} stages on {array.n_devices} devices"
-    )
+    wrote(
+        output, array.write,
+        f": {array.n_jobs} jobs, {array.n_stages} stages on {array.n_devices} devices",
+    )  # fmt: skip
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -106,6 +108,7 @@ def taillard(
     machine_seed: Annotated[int, typer.Option(help="Seed of the routes.")] = 2,
 ) -> None:
     """A job shop by Taillard's generator (1993)."""
+    from optsched.cli.output import wrote
     from optsched.formats import taillard as generator
     from optsched.io.files import check_writable
 
@@ -116,8 +119,11 @@ def taillard(
         shop = generator.instance(instance)
     else:
         shop = generator.generate(jobs, machines, time_seed, machine_seed)
-    shop.write(output, format="json" if output.suffix == ".json" else "standard")
-    print(f"wrote {output}: {shop.n_jobs} jobs on {shop.n_machines} machines")
+    form: Any = "json" if output.suffix == ".json" else "standard"
+    wrote(
+        output, lambda path: shop.write(path, format=form),
+        f": {shop.n_jobs} jobs on {shop.n_machines} machines",
+    )  # fmt: skip
 
 
 @app.command()
@@ -129,7 +135,7 @@ def cluster(
     ] = None,
     hosts: Annotated[int, typer.Option(help="How many; kinds take turns.")] = 4,
     hosts_per_pod: Annotated[int, typer.Option(help="Hosts a pod; 0 = no pods.")] = 0,
-    seed: Annotated[int, typer.Option(help="Of all random numbers.")] = 0,
+    seed: Seed = 0,
     state: Annotated[
         Path | None, typer.Option(help="Write a state too: some GPUs free, tenants on the others.")
     ] = None,
@@ -139,20 +145,18 @@ def cluster(
 ) -> None:
     """A made-up GPU cluster, with tenants and measurements if wanted."""
     from optsched.bandwidth import synthetic
+    from optsched.cli.output import wrote
     from optsched.io.files import check_outputs
 
     check_outputs([output, state, measurements])
     made = synthetic.cluster(kind or ["nvswitch"], hosts, seed, hosts_per_pod=hosts_per_pod)
     table = None if measurements is None else synthetic.network(made, seed)
-    made.write(output)
-    print(f"wrote {output}: {made.n_hosts} hosts, {made.n_gpus} GPUs")
+    wrote(output, made.write, f": {made.n_hosts} hosts, {made.n_gpus} GPUs")
     if state is not None:
         now = synthetic.tenants(made, seed)
-        now.write(state)
-        print(f"wrote {state}: {len(now.free)} GPUs free, {len(now.jobs)} jobs")
-    if measurements is not None and table is not None:
-        table.write(measurements)
-        print(f"wrote {measurements}: {len(table)} measurements")
+        wrote(state, now.write, f": {len(now.free)} GPUs free, {len(now.jobs)} jobs")
+    if table is not None:
+        wrote(measurements, table.write, f": {len(table)} measurements")
 
 
 @app.command()
@@ -165,10 +169,11 @@ def quota(
     objective: Annotated[str, typer.Option(help="sum, max_min, proportional or makespan.")] = "sum",
     gaps: Annotated[bool, typer.Option(help="Sizes 1, 2, 4, ... instead of all.")] = True,
     locality: Annotated[str, typer.Option(help="any, single or whole.")] = "any",
-    seed: Annotated[int, typer.Option(help="Of all random numbers.")] = 0,
-    name: Annotated[str, typer.Option(help="Name of the instance.")] = "",
+    seed: Seed = 0,
+    name: Name = "",
 ) -> None:
     """A quota plan of jobs that scale by Amdahl's law."""
+    from optsched.cli.output import wrote
     from optsched.io.files import check_writable
     from optsched.problems.quota.synthetic import synthetic
 
@@ -177,5 +182,5 @@ def quota(
         jobs, nodes, seed, gpus=gpus, types=types, objective=objective, gaps=gaps,
         locality=locality, name=name,
     )  # fmt: skip
-    plan.write(output)
-    print(f"wrote {output}: {len(plan.jobs)} jobs, {len(plan.nodes)} nodes, {plan.n_gpus} GPUs")
+    size = f": {len(plan.jobs)} jobs, {len(plan.nodes)} nodes, {plan.n_gpus} GPUs"
+    wrote(output, plan.write, size)

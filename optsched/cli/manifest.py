@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from optsched.cli.options import OptionalOutput  # noqa: TC001
+from optsched.errors import InputError
+
 if TYPE_CHECKING:
     from optsched.formats.kubernetes import Gang
     from optsched.model.schedule import Schedule
@@ -49,15 +52,12 @@ def manifest(
         str | None, typer.Option(help="[default: that of the plugin].")
     ] = None,
     gpu_resource: Annotated[str, typer.Option(help="What a GPU is called.")] = "nvidia.com/gpu",
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write it here [default: stdout].")
-    ] = None,
+    output: OptionalOutput = None,
 ) -> None:
     """Write a Kubernetes List: an Indexed Job per running job, pods all or none (for kubectl)."""
-    from optsched.errors import InputError
     from optsched.formats.kubernetes import Options, surplus, to_json
     from optsched.formats.kubernetes import manifest as written
-    from optsched.io.files import check_not_input, check_writable, write_atomic
+    from optsched.io.files import check_outputs, write_atomic
 
     try:
         words = None if command is None else tuple(shlex.split(command))
@@ -67,10 +67,7 @@ def manifest(
         gang=gang, gpus_per_pod=gpus_per_pod, pin=pin, image=image, command=words,  # type: ignore[arg-type]
         namespace=namespace, scheduler_name=scheduler_name, gpu_resource=gpu_resource,
     )  # fmt: skip
-    if output is not None:
-        check_writable(output)
-        if str(file) != "-":
-            check_not_input(output, file)
+    check_outputs([output], [None if str(file) == "-" else file, schedule])
     gangs, notes = _gangs(file, schedule, at)
     text = to_json(written(gangs, options))
     for job in gangs:
@@ -86,17 +83,12 @@ def manifest(
 
 def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang], list[str]]:
     """The jobs to be started, and what else the user should know."""
-    from optsched.errors import InputError
+    from optsched.cli.output import stdin_or_file
     from optsched.formats import decide_json, kubernetes_gangs, quota_json
-    from optsched.io.files import decode_text, read_text
     from optsched.io.strict_json import format_json, parse, without_collector
     from optsched.model import document
 
-    name, text = str(file), ""
-    if name == "-":
-        name, text = "stdin", decode_text(sys.stdin.buffer.read(), "stdin")
-    else:
-        text = read_text(file)
+    name, text = stdin_or_file(file)
     with without_collector():
         tree = parse(text, name)
     found = tree.get("format") if isinstance(tree, dict) else None
@@ -107,7 +99,9 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
         raise InputError("at: goes with a schedule")
     if family == "optsched.schedule":
         return kubernetes_gangs.of_schedule(document.from_tree(tree, name), at), []
-    if family == "optsched.decision" or (found is None and _is_error(tree)):
+    if family == "optsched.decision" or (
+        found is None and isinstance(tree, dict) and "error" in tree
+    ):
         answer = decide_json.read_answer(tree, name)
         released = ", ".join(answer.release or [])
         notes = [f"to be released, so delete these jobs: {released}"] if released else []
@@ -119,11 +113,6 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
         f"{name}: format: expected optsched.quota/1, optsched.schedule/1 or optsched.decision/1, "
         f"got {format_json(found) if found is not None else 'nothing'}"
     )
-
-
-def _is_error(tree: object) -> bool:
-    """Whether this is what a stream of decisions says of a bad line."""
-    return isinstance(tree, dict) and "error" in tree
 
 
 def _answer(plan: QuotaPlan, schedule: Path | None) -> Schedule:

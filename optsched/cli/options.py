@@ -1,9 +1,13 @@
-"""``--option KEY=VALUE``: named options of solvers, and criteria to stop by."""
+"""Options that several commands share, and how their texts are read."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from optsched.errors import InputError
 
@@ -11,12 +15,44 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.model.schedule import Problem
-    from optsched.solving.progress import Criterion
 
-HELP = "KEY=VALUE of the solver, VALUE as JSON or plain text; may be repeated."
+_OPTION = "KEY=VALUE of the solver, VALUE as JSON or plain text; may be repeated."
+
+InstanceFile = Annotated[Path, typer.Argument(help="Instance: JSON or job-shop text.")]
+ScheduleFile = Annotated[
+    Path, typer.Argument(help="A *.schedule.json document.", show_default=False)
+]
+Output = Annotated[Path, typer.Option("-o", "--output", help="Write it here.")]
+OptionalOutput = Annotated[Path | None, typer.Option("-o", "--output", help="Write it here.")]
+Objective = Annotated[
+    str | None, typer.Option(help="Of a job array: makespan or period [default: as it says].")
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option("--time-limit", "--time", help="Seconds [default: 10 without any limit]."),
+]
+Iterations = Annotated[
+    int | None, typer.Option(help="Steps of the solver: reproducible on any machine.")
+]
+Workers = Annotated[int | None, typer.Option(help="Cores to keep busy [default: 2].")]
+Options = Annotated[list[str] | None, typer.Option("--option", help=_OPTION)]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")]
+History = Annotated[
+    Path | None,
+    typer.Option("-o", "--out", help="History: *.schedule.json; one a policy if several."),
+]
+Metrics = Annotated[Path | None, typer.Option(help="All metrics: optsched.metrics/1.")]
+ReportFile = Annotated[
+    Path | None, typer.Option("--plot", help="Report: .html, .png, .svg or .pdf.")
+]
+Devices = Annotated[
+    str | None, typer.Option(help="Such as cpu,cpu or cuda:0,cuda:1 [default: what there is].")
+]
 
 
-def parse_options(given: Sequence[str]) -> dict[str, Any]:
+def parse_options(given: Sequence[str] | None) -> dict[str, Any]:
     """``["threads=1", "mode=failure-directed"]`` as a mapping.
 
     Raises
@@ -24,27 +60,55 @@ def parse_options(given: Sequence[str]) -> dict[str, Any]:
     InputError
         No ``=``, no key, or a key given twice.
     """
-    found: dict[str, Any] = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not key or not equals:
-            raise InputError(f"option: expected KEY=VALUE, got {text!r:.60}")
-        if key in found:
-            raise InputError(f"option: {key} is given twice")
-        found[key] = _value(value)
+    return {key: _value(text) for key, text in pairs("option", given or (), "KEY=VALUE").items()}
+
+
+def options_of(
+    names: Sequence[str], given: Sequence[str] | None, what: str
+) -> dict[str, dict[str, Any]]:
+    """Options by name, such as of solvers: ``cpsat.threads`` is for cpsat alone.
+
+    Raises
+    ------
+    InputError
+        As `parse_options`, or the owner of an option is none of the names.
+    """
+    found: dict[str, dict[str, Any]] = {name: {} for name in names}
+    for key, value in parse_options(given).items():
+        owner, dot, rest = key.partition(".")
+        if dot and owner not in found:
+            raise InputError(f"option: {owner!r:.60} is none of the {what} {', '.join(names)}")
+        for name in [owner] if dot else names:
+            found[name][rest if dot else key] = value
     return found
 
 
-def criterion(gap: float | None, no_improvement: float | None) -> Criterion | None:
-    """What the ``--stop-...`` options say; None if nothing."""
-    from optsched.solving.stop import AnyOf, Gap, NoImprovement
+def pairs(option: str, given: Sequence[str], form: str) -> dict[str, str]:
+    """``["a=b"]`` as a mapping, no key twice."""
+    found: dict[str, str] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not key or not equals or (not value and option != "option"):
+            raise InputError(f"{option}: expected {form}, got {text!r:.60}")
+        if key in found:
+            raise InputError(f"{option}: {key!r:.60} is given twice")
+        found[key] = value
+    return found
 
-    found: list[Criterion] = []
-    if gap is not None:
-        found.append(Gap(gap))
-    if no_improvement is not None:
-        found.append(NoImprovement(seconds=no_improvement))
-    return AnyOf(*found) if found else None
+
+def words(option: str, given: Sequence[str]) -> list[str]:
+    """Names separated by commas, each once, at least one."""
+    found = [word.strip() for text in given for word in text.split(",")]
+    if not any(found):
+        raise InputError(f"{option}: expected names, separated by commas")
+    return list(dict.fromkeys(word for word in found if word))
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """``1,2,4`` as numbers."""
+    if not re.fullmatch(r"[0-9]{1,16}(,[0-9]{1,16})*", text, re.ASCII):
+        raise InputError(f"{option}: expected numbers such as 1,2,4, got {text!r:.60}")
+    return [int(word) for word in text.split(",")]
 
 
 def with_objective(problem: Problem, objective: str | None) -> Problem:

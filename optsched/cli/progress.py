@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 import sys
+from time import monotonic
 from typing import TYPE_CHECKING, Self, TextIO
 
-from optsched.solving.progress import FIRST_AFTER, LOGGER
+from optsched.io.text import plain
+from optsched.solving.progress import EVERY, FIRST_AFTER, LOGGER
 
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Callable
     from types import TracebackType
 
     from optsched.solving.progress import Progress
@@ -76,3 +79,60 @@ class ProgressLine:
 
 def _ignore(*_: object) -> None:
     pass
+
+
+class Bar:
+    """A bar on a terminal for what takes over a second; elsewhere a line every five seconds.
+
+    Parameters
+    ----------
+    what
+        What is counted, for the lines; without it there are none.
+    """
+
+    def __init__(self, what: str = "", *, quiet: bool = False) -> None:
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
+
+        from optsched.cli.output import console
+
+        self.what, self.console = what, console(errors=True, quiet=quiet)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                   TimeElapsedColumn())  # fmt: skip
+        self.shown = self.console.is_terminal and not quiet
+        self._bar = Progress(*columns, console=self.console, transient=True, disable=not self.shown)
+        self._begin = self._said = monotonic()
+
+    def task(self, name: str, total: int | None = None) -> Callable[..., None]:
+        """What is to be told ``done``, or ``done, total``."""
+        task = self._bar.add_task(name, total=total, visible=self.shown)
+
+        def tell(done: int, of: int | None = total) -> None:
+            now = monotonic()
+            if now >= self._begin + FIRST_AFTER:
+                self._bar.start()
+            self._bar.update(task, completed=done, total=of)
+            if self.what and not self.shown and now >= self._said + EVERY:
+                self._said = now
+                self.say(f"{done:,} of {of:,} {self.what}")
+
+        return tell
+
+    def say(self, text: str) -> None:
+        """A line above the bar."""
+        self.console.print(plain(text, 300))
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

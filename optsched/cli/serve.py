@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from optsched.cli.options import OptionalOutput, Output, Seed, words
+from optsched.errors import InputError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.bench.routers import Point
     from optsched.problems.routing import Routing
     from optsched.problems.routing.plan import Plan
-    from optsched.serving.core import Settings
 
 Scenario = Annotated[
     Path,
@@ -31,24 +33,28 @@ RouterSpec = Annotated[
 PlanOption = Annotated[
     str, typer.Option(help="Who is resident where: auto (the best plan), cold, or a file.")
 ]
-Seed = Annotated[int, typer.Option(help="Random seed.")]
+Rate = Annotated[float, typer.Option(help="Mean arrivals per second.")]
+Burst = Annotated[float, typer.Option(help="Peak over mean; 1: Poisson.")]
+Seconds = Annotated[float, typer.Option(help="Length of the trace.")]
+LogFile = Annotated[Path, typer.Argument(help="optsched.serving-log/1.", show_default=False)]
 
 DEMO = ("random/random/0", "random/round_robin/0", "static:0,1,2,3/jsed/8", "backlog:6ms/jsed/8",
         "backlog:6ms/power_of_two/8", "marginal")  # fmt: skip
 
 
 def serve_make(
-    output: Annotated[Path, typer.Option("-o", "--output", help="Write the scenario here.")],
+    output: Output,
     name: Annotated[str, typer.Option(help="cluster-3gpu or cluster-3gpu-wifi.")] = "cluster-3gpu",
-    rate: Annotated[float, typer.Option(help="Mean arrivals per second.")] = 2500.0,
-    burst: Annotated[float, typer.Option(help="Peak over mean; 1: Poisson.")] = 1.0,
-    seconds: Annotated[float, typer.Option(help="Length of the trace.")] = 8.0,
+    rate: Rate = 2500.0,
+    burst: Burst = 1.0,
+    seconds: Seconds = 8.0,
     seed: Seed = 0,
     arrivals: Annotated[
         Path | None, typer.Option(help="Recorded arrivals instead: a CSV file, arrival_ms.")
     ] = None,
 ) -> None:
     """Make a scenario: a reference cluster and generated or recorded arrivals."""
+    from optsched.cli.output import wrote
     from optsched.io.files import check_outputs
     from optsched.problems.routing.workload import read_arrivals, reference
 
@@ -57,18 +63,16 @@ def serve_make(
     problem = reference(
         name, rate=0 if given else rate, burst=burst, seconds=seconds, seed=seed, **given
     )
-    problem.write(output)
-    print(f"wrote {output}: {problem.n_requests} requests, {problem.rate:.0f}/s")
+    wrote(output, problem.write, f": {problem.n_requests} requests, {problem.rate:.0f}/s")
 
 
 def serve_plan(
     scenario: Scenario,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write the plan here.")
-    ] = None,
+    output: OptionalOutput = None,
     headroom: Annotated[float, typer.Option(help="Times the trace's mean rate.")] = 3.0,
 ) -> None:
     """Choose which instances are resident where, to proven optimality."""
+    from optsched.cli.output import wrote
     from optsched.io.files import check_outputs
     from optsched.problems.routing import Routing
     from optsched_solvers.routing.plan import best_plan
@@ -80,9 +84,7 @@ def serve_plan(
         own = [f"{k}@{problem.widths[w]:g}" for at, k, w in plan.instances if at == s]
         print(f"{server.id}: {' '.join(own) or 'nothing'}")
     print(f"{plan.status}, accuracy {plan.accuracy:.2f} % at {plan.rate:.0f} requests/s")
-    if output is not None:
-        plan.write(output, problem)
-        print(f"wrote {output}")
+    wrote(output, lambda path: plan.write(path, problem))
 
 
 def serve_sim(
@@ -92,9 +94,6 @@ def serve_sim(
     router: RouterSpec = "marginal",
     plan: PlanOption = "auto",
     seed: Seed = 0,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Nothing passes a blocked block.")
-    ] = False,
     horizon_ms: Annotated[float | None, typer.Option(help="Stop then [default: drained].")] = None,
     log: Annotated[Path | None, typer.Option(help="Write the log here.")] = None,
     schedule: Annotated[Path | None, typer.Option(help="Write the schedule here.")] = None,
@@ -102,44 +101,35 @@ def serve_sim(
     demo: Annotated[bool, typer.Option("--demo", help="Compare routers on a bursty load.")] = False,
 ) -> None:
     """Simulate a router on a scenario and print what it comes to."""
-    from optsched.errors import InputError
+    from optsched.cli.output import facts, lines_of
     from optsched.io.files import check_outputs, write_atomic
     from optsched.problems.routing import Routing
-    from optsched.serving.core import Settings
     from optsched.serving.simulator import simulate
 
     outputs = [log, schedule, telemetry]
     check_outputs(outputs, [scenario, Path(plan) if plan not in ("auto", "cold") else None])
-    settings = Settings(strict=strict)
     if demo:
         if scenario is not None or any(path is not None for path in outputs):
             raise InputError("demo: goes without a scenario and outputs")
-        _demo(seed, settings)
+        _demo(seed)
         return
     if scenario is None:
         raise InputError("scenario: give a file, or --demo")
     problem = Routing.read(scenario)
     _tell_compiling()
     found = simulate(
-        problem, router_of(router), plan=plan_of(problem, plan), settings=settings, seed=seed,
-        horizon_ms=horizon_ms,
-    )  # fmt: skip
+        problem, router_of(router), plan=plan_of(problem, plan), seed=seed, horizon_ms=horizon_ms
+    )
     if log is not None:
         write_atomic(log, found.log.to_json())  # type: ignore[union-attr]
     if schedule is not None:
         found.schedule.write(schedule)
     if telemetry is not None:
-        import msgspec
-
-        write_atomic(telemetry, b"".join(msgspec.json.encode(r) + b"\n" for r in found.telemetry))
-    for key, value in summary_rows(found.summary):  # last: who reads may stop in the middle
-        print(f"{key:18}{value}")
+        write_atomic(telemetry, lines_of(found.telemetry))
+    facts(summary_rows(found.summary), 18)  # last: who reads may stop in the middle
 
 
-def serve_check(
-    scenario: Scenario,
-    log: Annotated[Path, typer.Argument(help="optsched.serving-log/1.", show_default=False)],
-) -> None:
+def serve_check(scenario: Scenario, log: LogFile) -> None:
     """Check a log independently of the simulator; exit code 1 on violations."""
     from optsched.problems.routing import Routing
     from optsched.problems.routing.log_check import check_log
@@ -161,47 +151,41 @@ def serve_bench(
         list[str] | None, typer.Option(help="Routers, as for serve-sim; repeat.")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Traces a load.", min=1)] = 16,
-    first_seed: Annotated[int, typer.Option(help="Of the first trace.", min=0)] = 0,
-    seconds: Annotated[float, typer.Option(help="Length of a trace.")] = 8.0,
+    seconds: Seconds = 8.0,
     plan: PlanOption = "auto",
 ) -> None:
     """Compare routers on the same traces, with 95 % intervals over seeds."""
-    import msgspec
-
     from optsched.bench.routers import pareto
-    from optsched.io.files import check_outputs, write_atomic
+    from optsched.cli.output import indented, wrote
+    from optsched.io.files import check_outputs
     from optsched.problems.routing.workload import reference
 
     files = [spec.partition(":")[2] for spec in routers or () if spec.startswith("policy:")]
     files += [plan] if plan not in ("auto", "cold") else []
     check_outputs([output], [Path(file) for file in files])
     chosen = {spec: router_of(spec) for spec in routers or DEMO}
-    points: list[Point] = []
-    cases = [(name, *_load(name)) for name in loads.split(",")]
-    last = first_seed + seeds - 1
+    cases = [(name, *_load(name)) for name in words("loads", [loads])]
     plans = [
-        plan_of(reference(rate=rate, seconds=seconds, seed=last), plan) for _, rate, _ in cases
+        plan_of(reference(rate=rate, seconds=seconds, seed=seeds - 1), plan) for _, rate, _ in cases
     ]
     _tell_compiling()
+    points: list[Point] = []
     for (name, rate, burst), there in zip(cases, plans, strict=True):
 
         def make(seed: int, rate: float = rate, burst: float = burst) -> Routing:
             return reference(rate=rate, burst=burst, seconds=seconds, seed=seed)
 
-        print(f"{name}/s, {seeds} traces of {seconds:g} s")
-        print(_HEADER)
+        print(f"{name}/s, {seeds} traces of {seconds:g} s\n{_HEADER}")
         points += pareto(
-            make, chosen, seeds=range(first_seed, first_seed + seeds),
-            plan=there, load=name, on_point=_print_point,
-        )  # fmt: skip
+            make, chosen, seeds=range(seeds), plan=there, load=name, on_point=_print_point
+        )
     document = {"format": "optsched.serving-bench/1", "points": points}
-    write_atomic(output, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-    print(f"wrote {output}; optsched plot {output} --pareto accuracy,p99_ms draws it")
+    wrote(output, indented(document), f"; optsched plot {output} --pareto accuracy,p99_ms draws it")
 
 
 def serve_explain(
     scenario: Scenario,
-    log: Annotated[Path, typer.Argument(help="optsched.serving-log/1.", show_default=False)],
+    log: LogFile,
     batch: Annotated[int, typer.Option(help="Row in the log, from 0.")],
 ) -> None:
     """Say why a batch began when it did, with these requests, on that instance."""
@@ -215,7 +199,6 @@ def serve_explain(
 
 def router_of(spec: str) -> Any:
     """The router that a text means: ``marginal``, ``policy:FILE`` or ``WIDTH/SERVER/GROUP``."""
-    from optsched.errors import InputError
     from optsched.serving import routers
 
     if spec.startswith("policy:"):
@@ -256,7 +239,15 @@ def plan_of(problem: Routing, given: str) -> Plan | None:
     return plan_of(problem, None if given == "auto" else given)
 
 
-def _demo(seed: int, settings: Settings) -> None:
+def summary_rows(summary: Any) -> list[tuple[str, str]]:
+    """A summary as people read it."""
+    return [
+        (key, "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value))
+        for key, value in ((key, getattr(summary, key)) for key in summary.__struct_fields__)
+    ]
+
+
+def _demo(seed: int) -> None:
     """Routers on two seconds of bursts, cold and with the best plan."""
     from optsched.bench.routers import pareto
     from optsched.problems.routing.workload import reference
@@ -268,7 +259,7 @@ def _demo(seed: int, settings: Settings) -> None:
         print(f"\n{title}\n{_HEADER}")
         pareto(
             problem, {spec: router_of(spec) for spec in DEMO}, seeds=[seed],
-            plan=plan_of(problem, plan), settings=settings, on_point=_print_point,
+            plan=plan_of(problem, plan), on_point=_print_point,
         )  # fmt: skip
 
 
@@ -284,17 +275,7 @@ def _print_point(point: Point) -> None:
     )
 
 
-def summary_rows(summary: Any) -> list[tuple[str, str]]:
-    """A summary as people read it."""
-    return [
-        (key, "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value))
-        for key, value in ((key, getattr(summary, key)) for key in summary.__struct_fields__)
-    ]
-
-
 def _load(text: str) -> tuple[float, float]:
-    from optsched.errors import InputError
-
     rate, x, burst = text.partition("x")
     try:
         found = float(rate), float(burst if x else 1)

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+import re
+import time
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+
+from optsched.cli.options import (
+    AsJson,
+    History,
+    Metrics,
+    Quiet,
+    ReportFile,
+    numbers,
+    options_of,
+    words,
+)
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from optsched.cluster.nodes import NodeChange, Nodes
+    from optsched.cluster.policy import Policy
+    from optsched.cluster.run import Run
+    from optsched.cluster.workload import Workload
+
+MOST_JOBS: Final = 10**7
+"""Jobs of a generated workload."""
+
+_PER_NODE: Final = 8
+_GENERATED: Final = re.compile(r"(synthetic|entropy):([0-9]+)")
 
 
 def simulate(
@@ -42,9 +70,6 @@ def simulate(
     checkpoint: Annotated[
         str, typer.Option(help="A preemption loses nothing (immediate) or the open pass (pass).")
     ] = "immediate",
-    timing: Annotated[
-        str, typer.Option(help="event, or lucid: the tick rules of Lucid's simulator.")
-    ] = "event",
     round_time: Annotated[
         int, typer.Option("--round", help="Ask the policies also every so many units of time.")
     ] = 0,
@@ -53,17 +78,9 @@ def simulate(
         typer.Option(help="TIME:KIND:NODE, KIND add, drain or remove; may be repeated."),
     ] = None,
     packing: Annotated[
-        Path | None,
-        typer.Option(help="For lucid: speeds of pairs (type_a,type_b,speed_a,speed_b)."),
-    ] = None,
-    packing_types: Annotated[
-        Path | None, typer.Option(help="Beside it: type,memory,share_score.")
+        str | None, typer.Option(help="For lucid: PAIRS.csv,TYPES.csv, see docs/simulator.md.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of errors, curves and generated workloads.")] = 0,
-    limit: Annotated[int | None, typer.Option(help="Read only so many rows.")] = None,
-    largest: Annotated[
-        int | None, typer.Option(help="Leave out jobs that ask for more GPUs.")
-    ] = None,
     sort: Annotated[
         bool, typer.Option("--sort", help="Sort rows by submit time, then id.")
     ] = False,
@@ -71,64 +88,175 @@ def simulate(
         bool, typer.Option("--ignore-columns", help="Skip unknown columns.")
     ] = False,
     time_unit: Annotated[str, typer.Option(help="s, ms, us or ns.")] = "s",
-    priority_as: Annotated[
-        str, typer.Option(help="The column priority: priority, weight or ignored.")
-    ] = "priority",
-    type_as: Annotated[
-        str, typer.Option(help="The column type: source (nothing), group or template.")
-    ] = "source",
-    amdahl: Annotated[
-        float | None, typer.Option(help="Speed-up g/(1+c(g-1)) with this c [default: linear].")
-    ] = None,
-    sizes: Annotated[
-        str | None, typer.Option(help="Make jobs elastic: numbers of GPUs such as 1,2,4,8.")
-    ] = None,
-    passes: Annotated[
-        int | None, typer.Option(help="Data passes of every job of a trace [default: 1].")
-    ] = None,
     load: Annotated[float | None, typer.Option(help="Load of a generated workload.")] = None,
-    rigid: Annotated[bool, typer.Option("--rigid", help="entropy:N with gangs of two.")] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            help="History as a *.schedule.json; of several policies one file each.",
-        ),
-    ] = None,
-    metrics: Annotated[Path | None, typer.Option(help="All metrics: optsched.metrics/1.")] = None,
+    out: History = None,
+    metrics: Metrics = None,
     csv: Annotated[Path | None, typer.Option(help="The table, with exact numbers.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Report: .html, .png, .svg or .pdf.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print nothing but errors.")] = False,
+    plot: ReportFile = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Replay a trace on a cluster; Ctrl-C keeps what is there.
 
     One row per policy; times are means over jobs. `docs/simulator.md` defines every number.
     """
-    from optsched.cli import simulate_input as given
-    from optsched.cli.simulate_output import Outputs
-    from optsched.cli.simulate_run import run_all
+    from optsched.cli.output import RunOutputs
 
-    table = given.packing(packing, packing_types)
-    policies = given.policies(policy, compare or [], option or [], table)
-    inputs = given.inputs(trace, estimate_error, packing, packing_types)
-    outputs = Outputs(out, metrics, csv, plot, tuple(policies), inputs)
-    outputs.check(trace, packing, packing_types)
-    cluster = given.cluster(nodes, gpus)
-    workload = given.workload(
-        trace, cluster, seed=seed, limit=limit, largest=largest, sort=sort,
-        ignore_columns=ignore_columns, time_unit=time_unit, priority_as=priority_as,
-        type_as=type_as, amdahl=amdahl, sizes=sizes, passes=passes, load=load, rigid=rigid,
-        estimate_error=estimate_error, micro_factor=micro_factor,
-    )  # fmt: skip
+    names = words("policy", [*policy, *(compare or [])])
+    tables = [] if packing is None else packing.split(",")
+    chosen, packed = policies(names, option, tables)
+    inputs = {"trace": _label(trace), "estimate_error": estimate_error, "packing": packed}
+    outputs = RunOutputs(out, metrics, csv, plot, tuple(names), inputs)
+    outputs.check(trace, *tables)
+    site = cluster(nodes, gpus)
+    if _GENERATED.fullmatch(trace):
+        if sort or ignore_columns:
+            raise InputError(
+                f"trace: {trace} is generated, --sort and --ignore-columns are of files"
+            )
+        jobs = _generated(trace, site.total, load, seed=seed, time_unit=time_unit)
+    elif load is not None:
+        raise InputError("trace: --load is for synthetic:N and entropy:N")
+    else:
+        from optsched.formats.trace_csv import read_trace
+
+        jobs = read_trace(trace, site, sort, ignore_columns, time_unit=time_unit)
+    if micro_factor != 1.0:
+        jobs = jobs.with_micro_factor(micro_factor)
+    if estimate_error:
+        jobs = jobs.with_estimate_error(estimate_error, seed)
     settings = {
-        "restart_cost": restart, "resize": resize, "checkpoint": checkpoint, "timing": timing,
-        "round": round_time, "changes": given.changes(change or []), "seed": seed,
+        "restart_cost": restart, "resize": resize, "checkpoint": checkpoint, "round": round_time,
+        "changes": changes(change or []), "seed": seed,
     }  # fmt: skip
-    runs, complete = run_all(workload, policies, cluster, settings, table, quiet=quiet)
+    runs, complete = _run_all(jobs, chosen, site, settings, quiet=quiet)
     if runs:
         outputs.show(runs, as_json=as_json, quiet=quiet)
         outputs.write(runs, quiet=quiet or as_json)
     if not complete:
         raise typer.Exit(130)
+
+
+def policies(
+    names: Sequence[str], options: Sequence[str] | None, packing: Sequence[str] = ()
+) -> tuple[dict[str, Policy], dict[str, dict[str, str]] | None]:
+    """Policies by name, with their options, and what a metrics document says of their tables."""
+    from optsched.cluster.policies import get
+
+    own = options_of(names, options, "policies")
+    packed = {}
+    if packing:
+        import hashlib
+
+        from optsched.cluster.packing_table import PackingTable
+        from optsched.io.files import read_bytes
+
+        if "lucid" not in own:
+            raise InputError("packing: only the policy lucid packs jobs, and it is not asked for")
+        if len(packing) != 2:
+            raise InputError("packing: expected PAIRS.csv,TYPES.csv, two files")
+        own["lucid"]["table"] = PackingTable.read(*packing)
+        for key, path in zip(("pairs", "types"), packing, strict=True):
+            digest = hashlib.sha256(read_bytes(path)).hexdigest()
+            packed[key] = {"file": _label(path), "sha256": digest}
+    return {name: get(name, **own[name]) for name in names}, packed or None
+
+
+def cluster(nodes: str | None, gpus: int | None) -> Nodes:
+    """``16x8``, ``8,8,4``, or so many GPUs in nodes of 8 (the last one smaller)."""
+    from optsched.cluster.nodes import Nodes
+
+    if nodes is None and gpus is None:
+        raise InputError("nodes: how large is the cluster? give --nodes 16x8 or --gpus 128")
+    if nodes is not None and gpus is not None:
+        raise InputError("nodes: there are --nodes and --gpus; give one of them")
+    if gpus is not None:
+        if not 1 <= gpus <= 2**22:
+            raise InputError(f"gpus: expected a number in 1..{2**22}, got {gpus}")
+        whole, rest = divmod(gpus, _PER_NODE)
+        return Nodes.of([_PER_NODE] * whole + [rest] * (rest > 0))
+    assert nodes is not None
+    if found := re.fullmatch(r"([0-9]{1,16})[xX]([0-9]{1,16})", nodes, re.ASCII):
+        return Nodes(int(found[1]), gpus=int(found[2]))
+    try:
+        return Nodes.of(numbers("nodes", nodes))
+    except InputError as error:
+        if "expected numbers" not in str(error):
+            raise
+        raise InputError(f"nodes: expected 16x8 or 8,8,4, got {nodes!r:.60}") from None
+
+
+def changes(texts: Sequence[str]) -> tuple[NodeChange, ...]:
+    """``TIME:KIND:NODE``, NODE counted from 0."""
+    from optsched.cluster.nodes import NodeChange
+
+    found = []
+    for text in texts:
+        parts = re.fullmatch(r"([0-9]{1,16}):(add|drain|remove):([0-9]{1,9})", text)
+        if not parts:
+            raise InputError(
+                f"change: expected TIME:KIND:NODE such as 3600:remove:2, got {text!r:.60}"
+            )
+        found.append(NodeChange(int(parts[1]), int(parts[3]), parts[2]))  # type: ignore[arg-type]
+    return tuple(found)
+
+
+def _generated(trace: str, gpus: int, load: float | None, **given: Any) -> Workload:
+    """``synthetic:2000`` or ``entropy:50`` for so many GPUs."""
+    from optsched.cluster.synthetic import entropy_workload, synthetic
+
+    kind, _, digits = trace.partition(":")
+    if len(digits.lstrip("0")) > 8 or int(digits) > MOST_JOBS:
+        raise InputError(f"trace: {trace:.60}: too many jobs, expected at most {MOST_JOBS:,}")
+    if kind == "entropy":
+        return entropy_workload(int(digits), gpus=gpus, load=load, **given)
+    return synthetic(int(digits), 0.9 if load is None else load, gpus=gpus, **given)
+
+
+def _run_all(
+    jobs: Workload,
+    policies: Mapping[str, Policy],
+    nodes: Nodes,
+    settings: Mapping[str, Any],
+    *,
+    quiet: bool,
+) -> tuple[dict[str, Run], bool]:
+    """Runs by policy, in order, and whether all of them were completed (else: Ctrl-C).
+
+    With a packing table the jobs that `lucid` packs slow each other down by it.
+    """
+    from optsched.cli.progress import Bar
+    from optsched.cluster.simulate import simulate
+    from optsched.solving import progress
+
+    runs: dict[str, Run] = {}
+    with Bar(quiet=quiet) as bar:
+        try:
+            for name, policy in policies.items():
+                tell, since = bar.task(name, len(jobs)), time.monotonic()
+
+                def report(now: int, ended: int, jobs: int, tell: Any = tell) -> None:
+                    tell(ended)
+
+                packs = getattr(policy, "table", None)
+                run = runs[name] = simulate(
+                    jobs, policy, nodes, on_progress=report, contention=packs, **settings
+                )
+                taken = time.monotonic() - since
+                ended = int((run.log.finished >= 0).sum())
+                if taken >= progress.FIRST_AFTER and not bar.shown:
+                    some = "" if ended == len(jobs) else f"{ended:,} of "
+                    bar.say(f"{name}: {some}{len(jobs):,} jobs in {taken:.1f} s")
+                if ended < len(jobs):  # the engine hands back what it has
+                    bar.say(f"interrupted: {ended:,} of {len(jobs):,} jobs ended in {name}")
+                    return runs, False
+        except KeyboardInterrupt:
+            bar.say(f"interrupted: {len(runs)} of {len(policies)} policies are done")
+            return runs, False
+    return runs, True
+
+
+def _label(text: str) -> str:
+    from optsched.io.values import file_label
+
+    return file_label(text)

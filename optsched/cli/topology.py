@@ -1,4 +1,4 @@
-"""``optsched topology``: a cluster from the files of its tools, shown, checked."""
+"""``optsched topology``: a cluster from the files of its tools, shown as tables, checked."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optsched.errors import InputError
+from optsched.cli.options import Output, pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from optsched.bandwidth.cluster import Cluster, HostType
+
+_MOST_ROWS = 40  # of hosts, and of domains a level
+_MOST_MATRIX = 16  # GPUs of a matrix that fits the screen
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,7 +39,7 @@ def import_(
     hosts: Annotated[
         list[str], typer.Option(help="HOSTS=TYPE, such as 'n[01-04]=h100'; may be repeated.")
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Write the cluster here.")],
+    output: Output,
     slurm: Annotated[Path | None, typer.Option(help="Slurm's topology.conf.")] = None,
     labels: Annotated[Path | None, typer.Option(help="CSV host,LEVEL,... of domains.")] = None,
     nics: Annotated[
@@ -44,19 +51,15 @@ def import_(
 ) -> None:
     """Write a cluster from topology matrices, host lists, and switches or labels."""
     from optsched.bandwidth.cluster import Cluster
-    from optsched.io.files import check_not_input, check_writable
+    from optsched.cli.output import wrote
+    from optsched.io.files import check_outputs
 
-    files = _pairs("topo", topo, "TYPE=FILE")
-    lists = _pairs("hosts", hosts, "HOSTS=TYPE")
-    check_writable(output)
-    for given in (*files.values(), slurm, labels):
-        if given is not None:
-            check_not_input(output, given)
+    files, lists = pairs("topo", topo, "TYPE=FILE"), pairs("hosts", hosts, "HOSTS=TYPE")
+    check_outputs([output], [*files.values(), slurm, labels])
     cluster = Cluster.from_files(
         files, lists, slurm=slurm, labels=labels, nics=nics, nic_rate=nic_rate, pod=pod, name=name
     )
-    cluster.write(output)
-    print(f"wrote {output}: {cluster.n_hosts} hosts, {cluster.n_gpus} GPUs")
+    wrote(output, cluster.write, f": {cluster.n_hosts} hosts, {cluster.n_gpus} GPUs")
 
 
 @app.command()
@@ -65,7 +68,6 @@ def show(file: ClusterFile) -> None:
     from rich.console import Console
 
     from optsched.bandwidth.cluster import Cluster
-    from optsched.cli.topology_tables import render
 
     Console().print(render(Cluster.read(file)))
 
@@ -103,14 +105,122 @@ def check(
         )
 
 
-def _pairs(option: str, given: Sequence[str], form: str) -> dict[str, str]:
-    """``["a=b"]`` as a mapping, no key twice."""
-    found: dict[str, str] = {}
-    for text in given:
-        key, equals, value = text.partition("=")
-        if not key or not equals or not value:
-            raise InputError(f"{option}: expected {form}, got {text!r:.60}")
-        if key in found:
-            raise InputError(f"{option}: {key!r:.60} is given twice")
-        found[key] = value
-    return found
+def render(cluster: Cluster) -> Group:
+    """What ``optsched topology show`` prints; names appear as they are, never as markup."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from optsched.io.text import plain
+
+    title = Text(plain(cluster.name) or "cluster", style="bold")
+    title.append(f"\n{cluster.n_hosts} hosts, {cluster.n_gpus} GPUs", "dim")
+    parts: list[RenderableType] = [title, "", _types(cluster)]
+    for kind in cluster.types:
+        if kind.links is not None and kind.gpus <= _MOST_MATRIX:
+            parts += ["", _text(f"links of {kind.name}"), _links(kind)]
+    if cluster.levels:
+        parts += ["", _domains(cluster)]
+    return Group(*parts, "", _hosts(cluster))
+
+
+def _types(cluster: Cluster) -> Table:
+    from optsched.cli.output import table as made
+
+    heads = ("type", "hosts", "GPUs", "network", "NUMA", "links", "within a host")
+    table = made(*heads, left=(0, 3, 4, 5, 6))
+    hosts = {t: cluster.type_of.count(t) for t in set(cluster.type_of)}
+    for t, kind in enumerate(cluster.types):
+        network = f"{kind.nics} x {kind.nic_rate:g} GB/s"
+        sizes = "+".join(str(len(group)) for group in kind.numa)
+        row = [str(hosts.get(t, 0)), str(kind.gpus), network, sizes, _summary(kind), _within(kind)]
+        table.add_row(_text(kind.name), *row)
+    return table
+
+
+def _summary(kind: HostType) -> str:
+    """``28 NV18``, or ``4 NV4, 8 PXB, 16 SYS``: pairs by their way."""
+    from collections import Counter
+
+    from optsched.bandwidth.links import weight
+
+    if kind.links is None:
+        return "unknown"
+    pairs = Counter(kind.links[i][k] for i in range(kind.gpus) for k in range(i))
+    if not pairs:
+        return "-"
+    return ", ".join(
+        f"{n} {link}" for link, n in sorted(pairs.items(), key=lambda p: -weight(p[0]))
+    )
+
+
+def _within(kind: HostType) -> str:
+    from optsched.bandwidth.rates import shown
+
+    if kind.intra is None:
+        return "not measured"
+    if kind.gpus < 2:
+        return "-"
+    best = kind.intra.by_count
+    by = "subset" if kind.intra.by_subset else "count"
+    return f"by {by}, pair {shown(int(best[2]))}, all {shown(int(best[-1]))}"
+
+
+def _links(kind: HostType) -> Table:
+    from rich.text import Text
+
+    from optsched.bandwidth.links import PCIE, nvlinks
+    from optsched.cli.output import table as made
+
+    assert kind.links is not None
+    table = made("", *(str(i) for i in range(kind.gpus)), left=range(kind.gpus + 1))
+    for i, row in enumerate(kind.links):
+        cells = []
+        for link in row:
+            near = nvlinks(link) > 0
+            style = "green" if near else "red" if link == PCIE[0] else "dim" if link == "X" else ""
+            cells.append(Text(link, style))
+        table.add_row(str(i), *cells)
+    return table
+
+
+def _domains(cluster: Cluster) -> Table:
+    from optsched.cli.output import table as made
+
+    table = made("level", "domain", "hosts", "GPUs", left=(0, 1))
+    for level, name in enumerate(cluster.levels):
+        label = f"{name} (pod)" if name == cluster.pod else name
+        domains = cluster.domains(level)
+        for d, (domain, hosts) in enumerate(domains.items()):
+            if d == _MOST_ROWS:
+                table.add_row("", f"and {len(domains) - d} more", "", "")
+                break
+            gpus = sum(int(cluster.sizes[h]) for h in hosts)
+            first = _text(label if d == 0 else "")
+            table.add_row(first, _text(domain), str(len(hosts)), str(gpus))
+    return table
+
+
+def _hosts(cluster: Cluster) -> Table:
+    """Neighbouring hosts of one type and place share a row."""
+    from itertools import groupby
+
+    from optsched.cli.output import table as made
+
+    table = made("hosts", "number", "type", *cluster.levels, left={*range(9)} - {1})
+    groups = groupby(cluster.hosts, key=lambda host: (host.type, host.domains))
+    for row, ((kind, domains), members) in enumerate(groups):
+        names = [host.name for host in members]
+        if row == _MOST_ROWS:
+            table.add_row("...")
+            break
+        span = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
+        table.add_row(_text(span), str(len(names)), _text(kind), *map(_text, domains))
+    return table
+
+
+def _text(name: str) -> Text:
+    from rich.text import Text
+
+    from optsched.io.text import plain
+
+    return Text(plain(name))

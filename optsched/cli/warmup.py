@@ -34,9 +34,7 @@ def warmup(
         if not os.access(cache_dir, os.W_OK):
             raise InputError(f"cache_dir: {cache_dir} cannot be written")
         os.environ["NUMBA_CACHE_DIR"] = str(cache_dir.resolve())
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
+    from optsched.cli.progress import Bar
     from optsched.kernels.background import compile_all
     from optsched.kernels.compile import folder
     from optsched.solving.limits import available_cores
@@ -44,10 +42,8 @@ def warmup(
     if folder() is None:
         raise InputError("there is no folder for compiled kernels that can be written")
     begin, (wanted, failed) = perf_counter(), all_entries()
-    columns = TextColumn("compiling kernels"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as line:
-        task = line.add_task("", total=len(wanted))
-        compile_all(wanted, available_cores(), lambda there: line.update(task, completed=there))
+    with Bar() as bar:
+        compile_all(wanted, available_cores(), bar.task("compiling kernels", len(wanted)))
     for reason in failed:
         print(f"not loaded: {reason}")
     print(f"{len(wanted)} kernels in {folder()}: {perf_counter() - begin:.1f} s")

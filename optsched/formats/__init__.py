@@ -7,7 +7,7 @@ from typing import Any
 
 _MODULES = (
     "arraypipe", "bandwidth_json", "cluster_json", "decide_json", "dispatch_json", "domain_labels",
-    "jobarray_json", "jobshop_json", "kubernetes", "measurements_csv", "metrics_json",
+    "jobshop_json", "kubernetes", "measurements_csv", "metrics_json",
     "model_json", "nccl_tests", "nvidia_topo", "perfetto", "pipelining_csv", "quota_json",
     "read_problem", "slurm_topology", "standard", "state_json", "taillard",
     "trace_csv",

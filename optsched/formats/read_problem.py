@@ -86,7 +86,7 @@ def from_tree(tree: Any, name: str) -> Problem:
     if family == "optsched.schedule":
         return document.from_tree(tree, name).graph()
     if family == "optsched.jobarray":
-        from optsched.formats import jobarray_json
+        from optsched.problems.jobarray import document as jobarray_json
 
         return jobarray_json.from_tree(tree, name)
     if family == "optsched.subset":

@@ -10,23 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from optsched.pipelines import generator, models, partition, profiles
-    from optsched.pipelines.bidirectional import chimera
-    from optsched.pipelines.equal_stages import uniform
-    from optsched.pipelines.formulas import NAMES, bubble, idle_share
-    from optsched.pipelines.interleaving import interleaved
-    from optsched.pipelines.orders import gpipe, one_f_one_b, vanilla
+    from optsched.pipelines.chunks import hanayo, interleaved, wrapped, zigzag
+    from optsched.pipelines.equal_stages import NAMES, bubble, idle_share, uniform
+    from optsched.pipelines.orders import chimera, gpipe, one_f_one_b, vanilla, zb_h1, zb_h2
     from optsched.pipelines.parking import bpipe
-    from optsched.pipelines.places import wrapped, zigzag
-    from optsched.pipelines.waves import hanayo
-    from optsched.pipelines.zero_bubble import zb_h1, zb_h2
 
 _MODULES = ("generator", "models", "partition", "profiles")
 _HOME = {
-    "NAMES": "formulas", "bpipe": "parking", "bubble": "formulas", "chimera": "bidirectional",
-    "gpipe": "orders", "hanayo": "waves", "idle_share": "formulas", "interleaved": "interleaving",
-    "one_f_one_b": "orders", "uniform": "equal_stages", "vanilla": "orders", "wrapped": "places",
-    "zb_h1": "zero_bubble", "zb_h2": "zero_bubble", "zigzag": "places",
-}  # fmt: skip
+    **dict.fromkeys(("hanayo", "interleaved", "wrapped", "zigzag"), "chunks"),
+    **dict.fromkeys(("NAMES", "bubble", "idle_share", "uniform"), "equal_stages"),
+    **dict.fromkeys(("chimera", "gpipe", "one_f_one_b", "vanilla", "zb_h1", "zb_h2"), "orders"),
+    "bpipe": "parking",
+}
 
 __all__ = [
     "NAMES", "bpipe", "bubble", "chimera", "generator", "gpipe", "hanayo", "idle_share",

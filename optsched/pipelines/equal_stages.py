@@ -1,19 +1,140 @@
-"""A job of equal stages, laid out as a named pipeline wants it."""
+"""Equal stages: a job for each named pipeline, its idle share, and the published formulas."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Final
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import format_value, integer
-from optsched.pipelines.formulas import CHUNKED, NAMES, SPLIT
-from optsched.pipelines.places import wrapped, zigzag
+from optsched.pipelines.chunks import wrapped, zigzag
 from optsched.problems.jobarray.checks import MAX_BLOCKS
 from optsched.problems.jobarray.problem import JobArray
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from optsched.model.schedule import Schedule
+
+NAMES: Final = (
+    "vanilla", "gpipe", "one_f_one_b", "interleaved", "bpipe", "chimera", "hanayo",
+    "zb_h1", "zb_h2",
+)  # fmt: skip
+"""The hand-made pipelines, in the order of tables."""
+
+CHUNKED: Final = ("interleaved", "hanayo")
+"""Those with several chunks of the model on a device."""
+
+SPLIT: Final = ("zb_h1", "zb_h2")
+"""Those that need weight gradients as blocks of their own."""
+
+COPIES: Final = ("evict", "load")
+"""Kinds of operations that move activations over a link instead of computing."""
+
+
+def idle_share(schedule: Schedule) -> Fraction:
+    """Idle share of the makespan (or the period), over all devices that compute.
+
+    Setups count as idle, links that only copy do not count.
+    """
+    span = schedule.makespan if schedule.period is None else schedule.period
+    used = [
+        r for r in range(schedule.n_resources)
+        if len(users := schedule.users[r]) and schedule.kind[users[0]] not in COPIES
+    ]  # fmt: skip
+    busy = sum(int(schedule.duration[schedule.users[r]].sum()) for r in used)
+    return 1 - Fraction(busy, len(used) * span) if used and span else Fraction(0)
+
+
+def bubble(
+    name: str,
+    *,
+    stages: int,
+    micro_batches: int,
+    forward: int = 1,
+    backward: int = 1,
+    weight: int | None = None,
+    chunks: int = 2,
+) -> Fraction:
+    """The published bubble of a pipeline of equal stages without communication, exactly.
+
+    Parameters
+    ----------
+    name
+        One of `NAMES`.
+    stages
+        Number of devices S.
+    micro_batches
+        Their number m.
+    forward, backward, weight
+        Times of a device for all its chunks and one micro-batch. With `weight`, the backward pass
+        takes ``backward + weight``; only ``zb_h1`` and ``zb_h2`` run them apart.
+    chunks
+        Parts of the model on a device; for ``interleaved`` only.
+
+    Returns
+    -------
+    Fraction
+        Idle share of the makespan. For ``zb_h2`` it is that of the *period* of iterations that
+        follow each other, which is what the paper counts.
+
+    Raises
+    ------
+    InputError
+        Only a bound is published (``hanayo``), or the formula does not hold for these numbers; the
+        sentence says which it holds for.
+    """
+    if name not in NAMES:
+        raise InputError(f"name: expected one of {', '.join(NAMES)}, got {format_value(name)}")
+    s = integer("stages", stages, 1, MAX_INTEGER)
+    m = integer("micro_batches", micro_batches, 1, MAX_INTEGER)
+    f = integer("forward", forward, 1, MAX_INTEGER)
+    b = integer("backward", backward, 1, MAX_INTEGER)
+    w = None if weight is None else integer("weight", weight, 0, MAX_INTEGER)
+    c = integer("chunks", chunks, 1, MAX_INTEGER)
+    if name == "vanilla":
+        return Fraction(s - 1, s)
+    if name in SPLIT:
+        return _zero_bubble(name, s, m, f, b, w)
+    if name == "interleaved":
+        _holds(name, m % s == 0, f"S = {s} divides m", f"m = {m}")
+        return Fraction(s - 1, c * m + s - 1)
+    if name == "chimera":
+        return _chimera(s, m, f, b + (w or 0))
+    if name == "hanayo":
+        raise InputError(
+            "hanayo: only a bound is published, (2S - 2) / (3wS + S - 1) for m = S, b = 2f and "
+            "w waves; the order here keeps it for w <= 3"
+        )
+    return Fraction(s - 1, m + s - 1)  # GPipe, 1F1B, and BPipe with hidden copies
+
+
+def _zero_bubble(name: str, s: int, m: int, f: int, b: int, w: int | None) -> Fraction:
+    """Qi et al. 2024, table 1: (S-1)(f+b-w) and (S-1)(f+b-2w) idle."""
+    if w is None:
+        raise InputError(f"weight: missing, {name} splits the backward pass")
+    least, times = (s, 1) if name == "zb_h1" else (2 * s - 1, 2)
+    _holds(name, m >= least, f"m >= {least}", f"m = {m}")
+    _holds(name, w <= min(f, b), "w <= f and w <= b", f"f = {f}, b = {b}, w = {w}")
+    idle = (s - 1) * (f + b - times * w)
+    return Fraction(idle, m * (f + b + w) + idle)
+
+
+def _chimera(s: int, m: int, f: int, b: int) -> Fraction:
+    """Li & Hoefler 2021, section 3: for equal blocks, and for b = 2f in a single unit."""
+    _holds("chimera", s % 2 == 0, "S even", f"S = {s}")
+    if b == f:
+        _holds("chimera", m % s == 0, f"S = {s} divides m", f"m = {m}")
+        return Fraction(s - 2, 2 * m + s - 2)
+    _holds("chimera", b == 2 * f, "b = f or b = 2f", f"f = {f}, b = {b}")
+    _holds("chimera", m == s, f"m = S = {s} if b = 2f", f"m = {m}")
+    return Fraction(2 * (s - 2), 3 * m + 2 * (s - 2))
+
+
+def _holds(name: str, condition: bool, rule: str, got: str) -> None:
+    if not condition:
+        raise InputError(f"{name}: the published formula holds for {rule}, got {got}")
 
 
 def uniform(
@@ -46,7 +167,7 @@ def uniform(
     if name in SPLIT:
         times["weight"] = weight
     for key, time in times.items():
-        if integer(f"{key}", time, 0, MAX_INTEGER) % c:
+        if integer(key, time, 0, MAX_INTEGER) % c:
             raise InputError(f"{key}: expected a multiple of the {c} chunks, got {time}")
         times[key] = [[time // c] * (stages * c)]
     return JobArray(

@@ -1,11 +1,18 @@
-"""One stage a device, one block of the model a stage: vanilla, GPipe, 1F1B."""
+"""Orders by hand with one stage a device: vanilla, GPipe, 1F1B, zero bubble, Chimera."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
-from optsched.pipelines.fixed_order import Step, fixed, one_stage_a_device, repeated
+from optsched.pipelines.fixed_order import (
+    Step,
+    Unit,
+    check_array,
+    fixed,
+    one_stage_a_device,
+    repeated,
+)
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
@@ -83,3 +90,124 @@ def one_f_one_b_steps(stages: int, n: int) -> list[list[Step]]:
                 row.append(Step("F", ahead + k, v))
         rows.append(row)
     return rows
+
+
+def zb_h1(job: JobArray) -> Schedule:
+    """ZB-H1 (Qi et al. 2024, section 2): 1F1B whose stage s puts weight gradients off by s.
+
+    Stage s of S runs S - s forward blocks ahead, then I, W of s micro-batches earlier, F. So every
+    device holds at most S micro-batches until their W, and S - s until their I.
+
+    Parameters
+    ----------
+    job
+        Stage v on device v, with `weight` (the backward pass split in I and W).
+    """
+    stages = _split(job, "zb_h1")
+    ahead = [stages - s for s in range(stages)]
+    return fixed(
+        job, "zb_h1", repeated(job, lambda units: _zero_bubble_steps(stages, len(units), ahead))
+    )
+
+
+def zb_h2(job: JobArray) -> Schedule:
+    """ZB-H2 (Qi et al. 2024, section 2): twice the forward blocks ahead, no bubble in the rhythm.
+
+    Stage s runs 2(S - s) - 1 forward blocks ahead and puts weight gradients off by 2s; every
+    device holds at most 2S - 1 micro-batches until their W. Within one iteration the devices still
+    begin one after the other; without idle time they are with ``objective="period"``, where a
+    device begins the next iteration as soon as it has ended its own.
+
+    Parameters
+    ----------
+    job
+        As for `zb_h1`.
+    """
+    stages = _split(job, "zb_h2")
+    ahead = [2 * (stages - s) - 1 for s in range(stages)]
+    return fixed(
+        job, "zb_h2", repeated(job, lambda units: _zero_bubble_steps(stages, len(units), ahead))
+    )
+
+
+def _zero_bubble_steps(stages: int, n: int, ahead: list[int]) -> list[list[Step]]:
+    """I, W, F in turn after `ahead[v]` forward blocks; stage v's W lags behind by what it lacks."""
+    rows = []
+    for v in range(stages):
+        row = [Step("F", k, v) for k in range(min(n, ahead[v]))]
+        late = min(n, ahead[0] - ahead[v])
+        for k in range(n):
+            row.append(Step("I", k, v))
+            if k >= late:
+                row.append(Step("W", k - late, v))
+            if ahead[v] + k < n:
+                row.append(Step("F", ahead[v] + k, v))
+        row += [Step("W", k, v) for k in range(n - late, n)]
+        rows.append(row)
+    return rows
+
+
+def _split(job: JobArray, name: str) -> int:
+    check_array(job, name)
+    if job.weight is None:
+        raise InputError(
+            f"{name}: needs weight blocks; give the job its input gradients as backward=... and "
+            "its weight gradients as weight=..."
+        )
+    return one_stage_a_device(job, name)
+
+
+def chimera(job: JobArray) -> Schedule:
+    """Every other micro-batch runs through the devices in reverse (Li & Hoefler 2021).
+
+    Every device then holds two stages of the model, v and S - 1 - v, each with its weights. The
+    order is that of the paper for equal F and B: in slots of one block, F of the k-th micro-batch
+    of a direction runs on stage v in slot v + 2k, B in slot 2S - 1 - v + 2k; S micro-batches make
+    a unit, and units follow each other 2S slots apart ("direct concatenation").
+
+    Parameters
+    ----------
+    job
+        Stage v on device v, an even number of stages. Odd micro-batches are mirrored here: the
+        schedule's graph is that of the job with such a `place` and ``microbatch_order="free"``
+        (the two directions do not wait for each other), and an update of its own block instead
+        of a fused one. Exchanging gradients between the two copies of the weights takes no time.
+
+    Raises
+    ------
+    InputError
+        An odd number of stages, or a job that is placed otherwise.
+    """
+    stages = one_stage_a_device(job, "chimera")
+    if stages % 2:
+        raise InputError(f"chimera: needs an even number of stages, got {stages}")
+    both = _mirrored(job)
+    return fixed(both, "chimera", repeated(both, lambda units: _chimera_steps(both, units)))
+
+
+def _chimera_steps(both: JobArray, units: list[Unit]) -> list[list[Step]]:
+    stages = both.n_stages
+    ahead = [0, 0]  # micro-batches so far, down and up
+    slots: list[list[tuple[int, int, Step]]] = [[] for _ in range(stages)]
+    for k, (j, _, m) in enumerate(units):
+        devices = both.devices_of(j, m).tolist()
+        up = int(devices[0] > 0)
+        group, within = divmod(ahead[up], stages // 2)
+        ahead[up] += 1
+        begin = 2 * stages * group + 2 * within
+        for v in range(stages):
+            slots[devices[v]].append((begin + v, k, Step("F", k, v)))
+            slots[devices[v]].append((begin + 2 * stages - 1 - v, k, Step("B", k, v)))
+    return [[step for *_, step in sorted(row)] for row in slots]
+
+
+def _mirrored(job: JobArray) -> JobArray:
+    """The job with every other micro-batch, counted through all jobs, in the other direction."""
+    down = tuple(range(job.n_stages))
+    place, k = [], 0
+    for micro_batches in job.micro_batches.tolist():
+        place.append([down[::-1] if (k + m) % 2 else down for m in range(micro_batches)])
+        k += micro_batches
+    fused = job.update_mode == "fused" and job.update.any()
+    mode = "block" if fused else job.update_mode
+    return job.replace(place=place, microbatch_order="free", update_mode=mode)

@@ -8,7 +8,8 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
-from optsched.plots.look import oklch, plain
+from optsched.io.text import plain
+from optsched.plots.look import oklch
 from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
 
 if TYPE_CHECKING:

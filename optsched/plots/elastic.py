@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.analysis.occupancy import bars
+from optsched.io.text import plain, readable_unit
 from optsched.plots.lines import dress
-from optsched.plots.look import colour, plain, readable_unit, shade
+from optsched.plots.look import colour, shade
 from optsched.plots.picture import INK
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from optsched.bench.routers import MEASURES, Point, front_of
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import check_format, decode, parse
-from optsched.plots.look import oklch, plain
+from optsched.io.text import plain
+from optsched.plots.look import oklch
 from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from optsched.analysis.occupancy import bars, holds_memory, horizon, memory_step
 from optsched.analysis.report import Report, report
 from optsched.analysis.unroll import copies
 from optsched.io.files import write_atomic
+from optsched.io.text import plain, readable_unit
 from optsched.model.schedule import NO_DEADLINE
-from optsched.plots.look import colour, plain, readable_unit, shades, worth
+from optsched.plots.look import colour, shades, worth
 
 if TYPE_CHECKING:
     import os

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.text import plain, readable_unit
 from optsched.io.values import format_value
 from optsched.plots.lines import dress, look_of, picture
-from optsched.plots.look import plain, readable_unit
 from optsched.plots.picture import INK, MUTED
 
 if TYPE_CHECKING:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from optsched.io.text import plain, share_text, time_text
+
 if TYPE_CHECKING:
     from optsched.analysis.report import Report
     from optsched.model.schedule import Schedule
@@ -87,63 +89,11 @@ def is_dark(rgb: str) -> bool:
     return 0.299 * red + 0.587 * green + 0.114 * blue < 150
 
 
-class Unit(NamedTuple):
-    """A unit to show times in: ``shown = time / ticks``."""
-
-    name: str
-    ticks: float
-
-
-_LADDER = (
-    ("ns", 1), ("µs", 10**3), ("ms", 10**6), ("s", 10**9),
-    ("min", 60 * 10**9), ("h", 3600 * 10**9), ("days", 24 * 3600 * 10**9),
-)  # fmt: skip
-_NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-
-
-def readable_unit(time_unit: str, span: int) -> Unit:
-    """The largest unit, not below the schedule's own, in which the span is at least 5."""
-    own = _NANOSECONDS[time_unit]
-    steps = [step for step in _LADDER if step[1] >= own]
-    name, size = [step for step in steps if step[1] == own or 5 * step[1] <= span * own][-1]
-    return Unit(name, size / own)
-
-
-def time_text(time: int, time_unit: str) -> str:
-    """A time to be read: exact up to seven digits, else four digits of a larger unit."""
-    unit = Unit(time_unit.replace("us", "µs"), 1)
-    digits = 0
-    if abs(time) >= 10**7:
-        unit = readable_unit(time_unit, abs(time))
-        digits = max(0, 4 - len(str(int(abs(time) / unit.ticks))))
-    return f"{time / unit.ticks:,.{digits}f} {unit.name}".replace(",", "\u202f")
-
-
-def time_in(unit: Unit, time: int) -> str:
-    """A time in a given unit, such as that of a whole column; three decimals where it divides."""
-    digits = 0 if unit.ticks == 1 else 3
-    return f"{time / unit.ticks:,.{digits}f} {unit.name}".replace(",", "\u202f")
-
-
 SHOWN_NEGATIVE = {"bandwidth": (10**6, "GB/s"), "relative bandwidth": (10**7, "%")}
 """Objectives that are no times: units of their values in one that people read, and its name."""
 
 IN_PARTS = {"utility": -1, "level": -1, "deviation": 1}
 """Objectives of quota plans, in parts of the plan's resolution, and the sign that people read."""
-
-
-def bytes_text(count: int) -> str:
-    """Bytes in binary units, such as ``39.5 GiB``."""
-    value, names = float(count), ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]
-    while abs(value) >= 1024 and len(names) > 1:
-        value /= 1024
-        names.pop(0)
-    return f"{value:.0f} {names[0]}" if names[0] == "B" else f"{value:.1f} {names[0]}"
-
-
-def share_text(share: float) -> str:
-    """A share in percent."""
-    return f"{100 * share:.1f} %"
 
 
 def worth(summary: Report) -> list[str]:
@@ -169,12 +119,6 @@ def value_text(objective: str, value: int, unit: str) -> str:
     if objective in IN_PARTS:
         return f"{IN_PARTS[objective] * value:,} parts".replace(",", "\u202f")
     return time_text(value, unit)
-
-
-def plain(name: str, longest: int = 80) -> str:
-    """A name from a document, fit to be shown: one line, no control characters, not too long."""
-    text = "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in name)
-    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def _gamma(channel: float) -> float:

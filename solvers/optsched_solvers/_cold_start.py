@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optsched_solvers._loading import loaded
-from optsched_solvers.periodic import rules as rolling_rules
+from optsched_solvers.periodic import construct
 from optsched_solvers.shop import hand_made, rules
 
 if TYPE_CHECKING:
@@ -27,11 +27,11 @@ def offer_first(problem: Problem, limits: Limits, monitor: Monitor) -> None:
         As of any solver.
     """
     periodic = problem.objective_name == "period"
-    kernels = rolling_rules.MODULES if periodic else rules.KERNELS
+    kernels = construct.MODULES if periodic else rules.KERNELS
     if limits.iterations is not None or loaded(*kernels):
         return
     if periodic:
-        rolling_rules.offer_quick(problem.graph(), monitor)
+        construct.offer_quick(problem.graph(), monitor)
     else:
         rules.offer_quick(problem.graph(), limits, monitor)
     hand_made.offer(problem, monitor, of_many=True)

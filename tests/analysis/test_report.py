@@ -334,7 +334,7 @@ def printed(summary: object, width: int = 160) -> str:
     """The table as plain text."""
     from rich.console import Console
 
-    from optsched.analysis.report_table import render
+    from optsched.cli.show import render
 
     stream = io.StringIO()
     console = Console(file=stream, width=width, color_system=None)

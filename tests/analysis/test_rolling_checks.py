@@ -12,7 +12,6 @@ from rolling_problems import circular_orders, random_orders
 
 from optsched import CyclicOrder, JobArray, Result, verify
 from optsched.analysis.rolling import rolling
-from optsched.problems.jobarray.cycle import answer_of
 from optsched.testing.brute_force import best_period
 from optsched.testing.problems import equal_jobs, random_problems, tiny_problems
 from optsched.testing.result_checks import check_equal_jobs, check_feasible_and_bounded
@@ -35,7 +34,7 @@ class OneAfterTheOther:
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
         """Report one schedule."""
         plan = rolling(problem.graph(), problem.graph().users)
-        monitor.incumbent(answer_of(plan), self.worth(plan.period or 0), self.name)
+        monitor.incumbent(problem.answer(plan), self.worth(plan.period or 0), self.name)
         return Result("unknown")
 
     def worth(self, period: int) -> int:

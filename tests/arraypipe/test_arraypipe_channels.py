@@ -32,10 +32,9 @@ from optsched.arraypipe.ranks.header import (
 )
 from optsched.errors import InternalError
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from channels import blocking, receiver_order, sender_order, share_that_hangs  # noqa: E402
+from benchmarks.executor.channels import blocking, receiver_order, sender_order, share_that_hangs
 
 TIED = Shape(
     n_stages=3,

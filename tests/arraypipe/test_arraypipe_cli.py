@@ -23,7 +23,7 @@ import optsched
 from optsched.arraypipe import random_schedule
 from optsched.arraypipe.command import launch
 from optsched.arraypipe.profiling.document import Profile
-from optsched.cli.arraypipe_links import links
+from optsched.cli.arraypipe import links
 from optsched.model.schedule import Schedule
 
 if TYPE_CHECKING:

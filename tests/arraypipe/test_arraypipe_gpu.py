@@ -23,27 +23,26 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The script as a module; flags of torch are put back."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     kept = (
         torch.are_deterministic_algorithms_enabled(), cudnn.benchmark, cudnn.deterministic,
         matmul.allow_tf32, cudnn.allow_tf32, torch.get_num_threads(),
     )  # fmt: skip
-    import gpu_check
+    from benchmarks.executor import gpu_check
 
     yield gpu_check
     torch.use_deterministic_algorithms(kept[0])
     cudnn.benchmark, cudnn.deterministic = kept[1:3]
     matmul.allow_tf32, cudnn.allow_tf32 = kept[3:5]
     torch.set_num_threads(kept[5])
-    for name in [name for name in sys.modules if name.startswith("gpu_")]:
+    for name in [name for name in sys.modules if name.startswith("benchmarks.executor.gpu_")]:
         del sys.modules[name]
 
 

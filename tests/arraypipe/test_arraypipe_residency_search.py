@@ -12,10 +12,9 @@ from depth import depth
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from exact_residency import Device, Phase, TooLarge, drawn
-
+from benchmarks.executor.exact_residency import Device, Phase, TooLarge, drawn
 from optsched.arraypipe.residency import (
     HostLink,
     ResidencyPlan,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -16,15 +17,16 @@ import optsched
 from optsched import pipelines
 
 ROOT = Path(__file__).parents[2]
-BENCHMARKS = ROOT / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.insert(0, str(ROOT))
 
-import arraypipe_study  # noqa: E402
-import study_arrays  # noqa: E402
-import study_baselines  # noqa: E402
-import study_cases  # noqa: E402
-import study_tables  # noqa: E402
-from study_cases import Case  # noqa: E402
+from benchmarks.executor import (  # noqa: E402
+    arraypipe_study,
+    study_arrays,
+    study_baselines,
+    study_cases,
+    study_tables,
+)
+from benchmarks.executor.study_cases import Case  # noqa: E402
 
 SMALL = Case("bert_large", stages=4, jobs=8)
 
@@ -195,9 +197,10 @@ def test_tasks() -> None:
 
 
 @pytest.mark.slow
-def test_command_lines(tmp_path: Path) -> None:
+def test_command_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`run` twice and `report`, as a user types them."""
-    command = [sys.executable, str(BENCHMARKS / "arraypipe_study.py")]
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    command = [sys.executable, "-m", "benchmarks.executor.arraypipe_study"]
     run = [*command, "run", "--json", "r.json", "--quick", "--seconds", "0.2", "--processes", "1"]
     for count in (5, 0):
         done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)

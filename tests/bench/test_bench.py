@@ -130,7 +130,7 @@ def test_options_of_one_solver(cli: Cli) -> None:
         (("--solvers", " ,"), "solvers: expected names, separated by commas"),
         (("--option", "x=1"), "option: dispatch has no option 'x'"),
         (("--option", "x"), "option: expected KEY=VALUE, got 'x'"),
-        (("--option", "a=1", "--option", "a=2"), "option: a is given twice"),
+        (("--option", "a=1", "--option", "a=2"), "option: 'a' is given twice"),
         (("--time-limit", "-1"), "time_limit: expected seconds >= 0"),
         (("--iterations", "-1"), "iterations: expected an integer"),
         (("--workers", "0"), "workers: expected an integer in 1.."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
@@ -16,17 +17,20 @@ from optsched import JobArray, JobShop
 from optsched.solving.result import primal_integral
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS), str(BENCHMARKS / "peers")]
+sys.path[:0] = [str(BENCHMARKS.parent), str(BENCHMARKS / "peers")]
 
-import engines  # noqa: E402
-import jobarray  # noqa: E402
-import measure  # noqa: E402
-import named_instances  # noqa: E402
-import plain  # noqa: E402
-import report  # noqa: E402
-import rows  # noqa: E402
 import run_cpsat  # noqa: E402
-from commands import seeds  # noqa: E402
+
+from benchmarks.shop import (  # noqa: E402
+    engines,
+    jobarray,
+    measure,
+    named_instances,
+    plain,
+    report,
+    rows,
+)
+from benchmarks.shop.commands import seeds  # noqa: E402
 
 SHOP = [[[0, 3], [1, 2]], [[1, 4], [0, 1]], [[0, 0], [1, 5]]]
 ROW = rows.Row(
@@ -259,13 +263,13 @@ def test_steps_per_second() -> None:
 
 def test_solver_lists() -> None:
     """Options, cores, raw CP-SAT in four settings."""
-    found = engines.engines("auto,branch_and_bound@2:mode=giffler-thompson:width=1,cpsat-raw",
+    found = engines.engines("auto,genetic@2:population=20,cpsat-raw",
                             2, None)  # fmt: skip
     assert [engine.label for engine in found[:2]] == [
         "auto",
-        "branch_and_bound@2:mode=giffler-thompson:width=1",
+        "genetic@2:population=20",
     ]
-    assert found[1].options == {"mode": "giffler-thompson", "width": 1} and found[1].workers == 2
+    assert found[1].options == {"population": 20} and found[1].workers == 2
     assert [engine.workers for engine in found] == [2, 2, 2, 2, 2, 1]
     assert [engine.options["num_workers"] for engine in found[2:]] == [2, 8, 8, 1]
     assert engines.engines("tabu", 2, None)[0].workers == 1
@@ -365,13 +369,12 @@ def test_claims_against_the_ga(tmp_path: Path) -> None:
     assert len(jobarray.failed_claims(bad, logs)) == 3
 
 
-@pytest.mark.parametrize(
-    "script", ["jobshop.py", pytest.param("jobarray.py", marks=pytest.mark.slow)]
-)
-def test_command_lines(script: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", ["jobshop", pytest.param("jobarray", marks=pytest.mark.slow)])
+def test_command_lines(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`run` twice and `report`, as a user types them."""
-    command = [sys.executable, str(BENCHMARKS / script)]
-    name = {"jobshop.py": "ft06", "jobarray.py": "bert_large-8x4"}[script]
+    monkeypatch.setenv("PYTHONPATH", str(BENCHMARKS.parent), prepend=os.pathsep)
+    command = [sys.executable, "-m", f"benchmarks.shop.{script}"]
+    name = {"jobshop": "ft06", "jobarray": "bert_large-8x4"}[script]
     run = [*command, "run", "--out", "r.csv", "--set", name, "--solvers", "dispatch",
            "--time", "20", "--seeds", "1"]  # fmt: skip
     for count in (1, 0):

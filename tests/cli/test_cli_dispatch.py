@@ -114,7 +114,7 @@ def test_other_commands_know_choices(site: Cli) -> None:
 def test_impossible(site: Cli) -> None:
     """No choice: exit code 1 and the rule; nothing is written."""
     given = ("dispatch", "--model", "b.json", "--state", "s.json", "--gpus", "9")
-    ran = site(*given, "--require", "host", "-o", "y.json")
+    ran = site(*given, "--policy", "required=host", "-o", "y.json")
     assert ran.code == 1 and "required: asks 9 GPUs in one host" in ran.err
     assert not Path("y.json").exists()
 
@@ -126,11 +126,11 @@ def test_impossible(site: Cli) -> None:
         (("--gpus", "99"), "gpus: asks 99, free"),
         ((), "gpus: how many?"),
         (("--gpus", "4", "--stream"), "stream: the requests say how many"),
-        (("--gpus", "4", "--balance", "odd"), "balance: expected one of free, even, exact"),
+        (("--gpus", "4", "--policy", "balance=odd"), "balance: expected one of free, even, exact"),
         (("--gpus", "4", "--tolerance", "x%"), "tolerance: expected a share"),
         (("--gpus", "4", "--traffic", "rush"), "traffic: expected one of"),
-        (("--gpus", "4", "--require", "row"), "required: level: expected one of"),
-        (("--gpus", "4", "--exclude", "n99"), "exclude: there is no host 'n99'"),
+        (("--gpus", "4", "--policy", "required=row"), "level: expected one of"),
+        (("--gpus", "4", "--policy", "exclude=n99"), "exclude: there is no host 'n99'"),
         (("--gpus", "4", "-o", "no/where.json"), "no/where.json: cannot be written"),
     ],
 )

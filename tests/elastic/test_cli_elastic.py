@@ -15,7 +15,7 @@ import pytest
 from program import PATIENCE, PROGRAM, start
 
 import optsched
-from optsched.cli.elastic_table import LiveTable
+from optsched.cli.elastic import LiveTable
 from optsched.elastic import Status, TrainingJob, read_jobs
 from optsched.elastic.live import LiveJob
 from optsched.formats import metrics_json
@@ -64,7 +64,7 @@ def test_all_outputs(cli: Cli) -> None:
     assert ran.code == 1
     assert ran.err == "failed: job 'bad': ValueError: no such thing as this\n"
     assert "2 of 3 jobs ended" in ran.out and "elastic_fifo, 2 workers, 3 jobs" in ran.out
-    rows = {line.split()[1]: line for line in ran.out.splitlines() if re.match("│.*/", line)}
+    rows = {line.split()[0]: line for line in ran.out.splitlines() if re.match(" *\\w+ .*/", line)}
     assert "2/2" in rows["one"] and "failed" in rows["bad"] and "of 0.5" in rows["own"]
     assert "simulated" in ran.out and "makespan" in ran.out
     for name in ("h.schedule.json", "m.json", "p.html"):
@@ -190,10 +190,11 @@ def test_the_first_line_comes_without_torch(cli: Cli) -> None:
     Path("jobs.toml").write_text(table())
     code = """
 import sys
-from optsched.cli import elastic_table, main
+from optsched.cli import main
+from optsched.cli.elastic import LiveTable
 def stop(*_):
     sys.exit(3 + any(name in sys.modules for name in ("torch", "sklearn", "matplotlib")))
-elastic_table.LiveTable.print = stop
+LiveTable.print = stop
 sys.argv = ["optsched", "elastic", "jobs.toml", "--slots", "1", "--plot", "p.html"]
 main()
 """

@@ -85,14 +85,14 @@ def test_the_objective_of_a_file(cli: Cli) -> None:
 
 
 def test_all_takes_what_some_of_them_take(cli: Cli) -> None:
-    """Chunks and copies mean something in a table of all."""
+    """Chunks mean something in a table of all."""
     plain = cli("pipeline", "all", *SMALL).out
-    done = cli("pipeline", "all", *SMALL, "--chunks", 4, "--copy-time", 30)
+    done = cli("pipeline", "all", *SMALL, "--chunks", 4)
     assert done.code == 0
     rows = [line.split()[:3] for line in plain.splitlines()]
     others = [line.split()[:3] for line in done.out.splitlines()]
     changed = {one[0] for one, other in zip(rows, others, strict=False) if one != other}
-    assert {"interleaved", "bpipe"} <= changed
+    assert "interleaved" in changed
     assert not {"gpipe", "zb_h1"} & changed
 
 
@@ -110,7 +110,6 @@ def test_no_published_bubble_is_no_complaint(cli: Cli) -> None:
         (["hanayo", "--stages", 0], "error: stages: expected an integer in 1"),
         (["gpipe", "--chunks", 3], "gpipe: has one stage a device, --chunks has no meaning"),
         (["zb_h1", "--model", "gpt2_xl", "--chunks", 2], "--chunks has no meaning"),
-        (["gpipe", "--copy-time", 3], "gpipe: copies no activations, --copy-time has no meaning"),
         (["gpipe", "-o", "a.csv", "--csv", "./a.csv"], "a.csv: is the name of two outputs"),
         (["gpipe", "-o", "a.schedule.json", "--plot", "a.txt"], "a.txt: expected a drawing"),
         (["chimera", "-o", "a.schedule.json", "--csv", "a.csv"], "no Chimera"),

@@ -17,9 +17,10 @@ from strategies import periodic_schedules, schedules, spoilt
 
 from optsched.analysis.critical_path import critical_path
 from optsched.errors import InputError
+from optsched.io.text import plain, readable_unit
 from optsched.model.schedule import Resource, Rows, Schedule
 from optsched.plots import html
-from optsched.plots.look import colour, oklch, plain, readable_unit, shade
+from optsched.plots.look import colour, oklch, shade
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from random_problems import random_array
 import optsched
 from optsched import JobArray, Schedule
 from optsched.errors import InputError
-from optsched.formats import jobarray_json
+from optsched.problems.jobarray import document as jobarray_json
 from optsched.testing import best_makespan
 
 if TYPE_CHECKING:

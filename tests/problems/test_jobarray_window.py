@@ -7,8 +7,8 @@ import pytest
 from depth import seeds
 
 import optsched
+from optsched.problems.jobarray.bounds import window_bound
 from optsched.problems.jobarray.graph import build
-from optsched.problems.jobarray.window import window_bound
 from optsched.testing.brute_force import best_period
 
 

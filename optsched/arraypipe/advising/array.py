@@ -12,8 +12,8 @@ from optsched.arraypipe.advising.groups import longest_first
 from optsched.arraypipe.advising.option import Option
 from optsched.arraypipe.advising.situation import Seat, rolling_array, window
 from optsched.arraypipe.advising.whole import option
+from optsched.io.text import bytes_text
 from optsched.pipelines import one_f_one_b
-from optsched.plots.look import bytes_text
 from optsched.solving.solve import solve
 
 if TYPE_CHECKING:

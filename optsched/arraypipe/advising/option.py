@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from optsched.plots.look import bytes_text
+from optsched.io.text import bytes_text
 
 if TYPE_CHECKING:
     from optsched.problems.jobarray.prefetch import ServerPrefetch

@@ -13,8 +13,8 @@ from optsched.arraypipe.advising.option import Option
 from optsched.arraypipe.advising.situation import Seat, ladder, rolling_array, window
 from optsched.arraypipe.advising.whole import Way, option, settings
 from optsched.errors import InputError
+from optsched.io.text import bytes_text
 from optsched.pipelines import bubble, interleaved, one_f_one_b, wrapped, zb_h1
-from optsched.plots.look import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,7 +9,7 @@ from optsched.arraypipe.advising.groups import groupings, longest_first
 from optsched.arraypipe.advising.option import Option
 from optsched.arraypipe.advising.situation import ladder
 from optsched.arraypipe.advising.whole import Way, option, settings
-from optsched.plots.look import bytes_text
+from optsched.io.text import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from optsched.arraypipe.advising.groups import longest_first, moved
 from optsched.arraypipe.advising.option import Option
 from optsched.arraypipe.advising.situation import ladder
-from optsched.plots.look import bytes_text
+from optsched.io.text import bytes_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -14,7 +14,7 @@ from optsched.arraypipe.reporting.text import duration
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import check_format, decode, parse
-from optsched.plots.look import plain
+from optsched.io.text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

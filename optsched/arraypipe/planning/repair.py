@@ -14,7 +14,7 @@ import numpy as np
 from optsched.arraypipe.planning.checks import KINDS, check_memory, identify
 from optsched.errors import InputError
 from optsched.model.schedule import _PER_OPERATION, Arcs, Rows, Schedule
-from optsched.problems.jobarray.cycle import answer_rows
+from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -127,7 +127,7 @@ def for_problem(problem: Problem, schedule: Schedule) -> Schedule:
             )
     if graph.period is None:
         return problem.scheduled(schedule.sequences)
-    return problem.scheduled(answer_rows(schedule.sequences, schedule.offset))
+    return problem.scheduled(PeriodicOrders(schedule.sequences, schedule.offset))
 
 
 def _stays(schedule: Schedule, jobs: Collection[int]) -> npt.NDArray[np.bool_]:

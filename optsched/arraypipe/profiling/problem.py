@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from inspect import signature
 from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,9 +84,9 @@ def job_array(
     InputError
         A job's precision was not measured, or the memory does not hold the states.
     """
-    from optsched.problems.jobarray.problem import JobArray
+    from optsched.problems.jobarray.problem import FIELDS, JobArray
 
-    known = {*signature(JobArray).parameters} - {*_SETTLED}
+    known = {*FIELDS} - {*_SETTLED}
     for key in options:
         if key in _SETTLED:
             raise InputError(f"{key}: settled by the profile; change it with problem().replace")

@@ -86,7 +86,7 @@ def _time(ns: int) -> str:
 
 
 def _bytes(count: int) -> str:
-    from optsched.plots.look import bytes_text
+    from optsched.io.text import bytes_text
 
     return bytes_text(count)
 

@@ -9,7 +9,7 @@ from optsched.arraypipe.reporting.executed import unit
 from optsched.arraypipe.reporting.prediction import predict
 from optsched.arraypipe.reporting.text import duration
 from optsched.errors import InputError
-from optsched.plots.look import bytes_text, plain
+from optsched.io.text import bytes_text, plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

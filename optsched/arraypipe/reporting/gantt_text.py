@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from optsched.arraypipe.reporting.executed import NANOSECONDS
 from optsched.arraypipe.reporting.text import duration
 from optsched.errors import InputError
-from optsched.plots.look import plain
+from optsched.io.text import plain
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule

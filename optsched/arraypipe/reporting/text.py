@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from optsched.plots.look import plain
+from optsched.io.text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

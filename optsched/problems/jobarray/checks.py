@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -221,12 +222,14 @@ def jobs_of(jobs: Sequence[int], n_jobs: int) -> list[int]:
     return rows
 
 
-def known_options(given: Iterable[str], profile: Iterable[str], direct: Iterable[str]) -> None:
-    """Refuse options of `JobArray.from_profile` that are none, and name those there are."""
-    known = sorted({*profile, *direct} - {"model", "stages", "batch_sizes"})
+def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Refuse names that are none of the known ones, with the nearest of them."""
+    names = sorted(known)
     for key in given:
-        if key not in known:
-            raise InputError(f"{key}: not an option of from_profile; there are {', '.join(known)}")
+        if key not in names:
+            near = difflib.get_close_matches(key, names, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+            raise InputError(f"{key}: {where} has no such field; {hint}")
 
 
 def option_of(key: str, given: Any, legal: Sequence[str] | Sequence[bool]) -> Any:
@@ -238,3 +241,65 @@ def option_of(key: str, given: Any, legal: Sequence[str] | Sequence[bool]) -> An
         told = format_json(given) if isinstance(given, str) else f"{given!r:.60}"
         raise InputError(f"{key}: expected one of {', '.join(map(str, legal))}, got {told}")
     return given
+
+
+_TIMES: Final = (
+    "forward", "backward", "weight", "recompute", "update", "switch", "lag_forward", "lag_backward",
+)  # fmt: skip
+
+
+def check_together(array: Any) -> None:
+    """Rules that join several fields of an array."""
+    kept = np.minimum(array.activation, array.checkpoint)
+    if array.recompute_mode == "never":
+        kept = array.activation
+    elif array.recompute_mode == "always":
+        kept = array.checkpoint
+    elif not isinstance(array.recompute_mode, str):
+        kept = np.where(np.array(array.recompute_mode)[:, None], array.checkpoint, array.activation)
+    if array.weight is None and array.weight_memory.any():
+        raise InputError("weight_memory: needs weight blocks (weight=...)")
+    refuse(
+        array.weight_memory > kept, "weight_memory", array.weight_memory, "at most the kept bytes"
+    )
+    refuse(array.lag_forward < -array.forward[:, :-1], "lag_forward", array.lag_forward,
+            "not below minus the forward time of its stage")  # fmt: skip
+    refuse(array.lag_backward < -array.backward[:, 1:], "lag_backward", array.lag_backward,
+            "not below minus the backward time of the stage it leaves")  # fmt: skip
+    if array.update_mode == "fused" and array.microbatch_order == "free" and array.update.any():
+        raise InputError(
+            'update_mode: "fused" needs microbatch_order="fixed" (else the last micro-batch is '
+            'unknown); use "block"'
+        )
+    if array.objective == "period" and array.release.any():
+        raise InputError('release: not allowed with objective="period"')
+    times = [getattr(array, key) for key in _TIMES if getattr(array, key) is not None]
+    # Python integers: the sums themselves may overflow; a switch counts at every block
+    once = sum(int(t[t > 0].astype(object).sum()) for t in times)
+    once += 5 * int(array.switch.astype(object).sum())
+    repeats = zip(array.micro_batches.tolist(), array.multiplicity.tolist(), strict=True)
+    total = once * max(m * r for m, r in repeats) + int(array.release.max())
+    if total > MAX_INTEGER:
+        raise InputError(f"forward, backward, ...: times add up to {total}, more than 2^53")
+    for key in ("activation", "checkpoint", "recompute_workspace", "weight_memory"):
+        table, count = getattr(array, key), array.micro_batches.astype(object)
+        if (total := int((table.astype(object).sum(axis=1) * count).sum())) > MAX_INTEGER // 4:
+            raise InputError(f"{key}: adds up to {total} bytes, more than 2^51")
+    _check_switches(array)
+
+
+def _check_switches(array: Any) -> None:
+    """One switch time per (job, device): then setups are triangular."""
+    shared = isinstance(array.place[0], int)  # one place for all jobs and micro-batches
+    if not array.switch.any() or (shared and len(set(array.place)) == len(array.place)):
+        return
+    for j in range(len(array.switch)):
+        known: dict[int, int] = {}  # device -> a stage on it
+        for m in range(1 if shared else int(array.micro_batches[j])):
+            for v, d in enumerate(array.place if shared else array.place[j][m]):
+                first = known.setdefault(d, v)
+                if array.switch[j, v] != array.switch[j, first]:
+                    raise InputError(
+                        f"jobs[{j}].switch[{v}]: {array.switch[j, v]}, but stage {first} on the "
+                        f"same device has {array.switch[j, first]}"
+                    )

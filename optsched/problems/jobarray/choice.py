@@ -1,50 +1,55 @@
-"""Which jobs of an array recompute, where the solver chooses: answers, schedules, bounds.
+"""Which jobs of an array recompute, where the solver chooses: solutions, schedules, bounds.
 
-An answer is that of the array with this choice, and one more row: 1 for every job that recomputes.
-A schedule is always of one choice; its ``provenance["recompute"]`` says which.
+A solution says it in `recompute`; a schedule is always of one choice, and its
+``provenance["recompute"]`` says which.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.model.schedule import Rows
+from optsched.problems.jobarray.bounds import tradeoff
 from optsched.problems.jobarray.graph import overflows
-from optsched.problems.jobarray.tradeoff import tradeoff
+from optsched.solving.solution import Orders, PeriodicOrders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.model.schedule import Schedule
+    from optsched.model.schedule import Rows, Schedule
+    from optsched.problems.jobarray.bounds import Flags
     from optsched.problems.jobarray.problem import JobArray
-    from optsched.problems.jobarray.tradeoff import Flags
 
 
-def with_choice(answer: Rows, recompute: Sequence[bool]) -> Rows:
-    """The answer to the array with this choice as an answer to the array that leaves it open."""
-    row = np.array(recompute, np.int64)
-    indptr = np.append(answer.indptr, answer.indptr[-1] + len(row))
-    return Rows(indptr, np.concatenate([answer.ids, row]))
+def with_choice(
+    solution: Rows | PeriodicOrders, recompute: Sequence[bool]
+) -> Orders | PeriodicOrders:
+    """The solution of the array with this choice as one of the array that leaves it open."""
+    chosen = tuple(map(bool, recompute))
+    if isinstance(solution, PeriodicOrders):
+        return replace(solution, recompute=chosen)
+    return Orders(solution, chosen)
 
 
-def without_choice(array: JobArray, answer: Rows) -> tuple[JobArray, Rows]:
-    """The array with the choice of an answer, and the answer to it.
+def without_choice(
+    array: JobArray, solution: Orders | PeriodicOrders
+) -> tuple[JobArray, Rows | PeriodicOrders]:
+    """The array with the choice of a solution, and the solution to it.
 
     Raises
     ------
     InputError
-        The last row is no choice.
+        It holds no choice, or one for another number of jobs.
     """
-    if len(answer.indptr) < 2:
-        raise InputError("answer: has no last row that says which jobs recompute")
-    row = answer[len(answer.indptr) - 2]
-    if len(row) != array.n_jobs or not np.isin(row, (0, 1)).all():
-        raise InputError(f"answer: expected {array.n_jobs} values 0 or 1 in its last row")
-    indptr = answer.indptr[:-1]
-    return choosing(array, row.astype(bool).tolist()), Rows(indptr, answer.ids[: indptr[-1]])
+    chosen = getattr(solution, "recompute", None)
+    if chosen is None or len(chosen) != array.n_jobs:
+        raise InputError(f"recompute: expected {array.n_jobs} times true or false, got {chosen}")
+    if isinstance(solution, PeriodicOrders):
+        return choosing(array, chosen), replace(solution, recompute=None)
+    return choosing(array, chosen), solution.sequences
 
 
 def choosing(array: JobArray, recompute: Sequence[bool]) -> JobArray:
@@ -70,9 +75,9 @@ def choice_of(array: JobArray, schedule: Schedule) -> list[bool]:
     return list(said)
 
 
-def scheduled(array: JobArray, answer: Rows) -> Schedule:
-    """The schedule of an answer, with its choice in the provenance."""
-    chosen, orders = without_choice(array, answer)
+def scheduled(array: JobArray, solution: Orders | PeriodicOrders) -> Schedule:
+    """The schedule of a solution, with its choice in the provenance."""
+    chosen, orders = without_choice(array, solution)
     schedule = chosen.scheduled(orders)
     assert schedule.sequences is not None
     assert schedule.start is not None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import cached_property
-from inspect import signature
-from typing import TYPE_CHECKING, Any, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from optsched.model.schedule import Problem, Rows
 from optsched.problems.jobarray.checks import (
     Place,
     check_blocks,
+    check_together,
     device_fields,
     integers,
     jobs_of,
@@ -23,21 +24,22 @@ from optsched.problems.jobarray.checks import (
     option_of,
     place_of,
     recompute_of,
+    refuse_unknown,
     shape_of,
     table_of,
 )
-from optsched.problems.jobarray.rules import check
+from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+    from typing import Unpack
 
     import numpy.typing as npt
 
-    from optsched.arraypipe.profiling.document import Profile
     from optsched.model.schedule import IntArray, Schedule
-    from optsched.pipelines.models import Model
     from optsched.problems.jobarray.prefetch import ServerPrefetch
+    from optsched.solving.solution import Orders
 
 PER_STAGE: Final = (
     "forward", "backward", "weight", "recompute", "update", "switch", "activation", "checkpoint",
@@ -54,6 +56,58 @@ CHOICES: Final = {
     "time_unit": ("ns", "us", "ms", "s"),
 }
 FLAGS: Final = ("recompute_as_block", "update_blocks_gradient", "trailing_switch")
+
+
+class Fields(TypedDict, total=False):
+    """What `JobArray` takes besides forward and backward times; explained there."""
+
+    weight: npt.ArrayLike | None
+    recompute: npt.ArrayLike
+    update: npt.ArrayLike
+    switch: npt.ArrayLike
+    lag_forward: npt.ArrayLike
+    lag_backward: npt.ArrayLike
+    activation: npt.ArrayLike
+    checkpoint: npt.ArrayLike
+    recompute_workspace: npt.ArrayLike
+    weight_memory: npt.ArrayLike
+    state: npt.ArrayLike
+    micro_batches: npt.ArrayLike
+    multiplicity: npt.ArrayLike
+    release: npt.ArrayLike
+    batch_size: npt.ArrayLike
+    place: Sequence[Any] | None
+    memory: npt.ArrayLike | None
+    devices: Sequence[str] | None
+    servers: Sequence[str] | None
+    names: Sequence[str] | None
+    objective: str
+    recompute_mode: str | Sequence[bool]
+    recompute_as_block: bool
+    update_mode: str
+    update_blocks_gradient: bool
+    microbatch_order: str
+    switch_on: str
+    trailing_switch: bool
+    name: str
+    time_unit: str
+
+
+DEFAULTS: Final[dict[str, Any]] = {
+    **dict.fromkeys(PER_STAGE[2:] + PER_CUT + PER_JOB, 0),
+    **dict.fromkeys(("weight", "place", "memory", "devices", "servers", "names")),
+    **{key: values[0] for key, values in CHOICES.items()},
+    **dict.fromkeys(FLAGS, False),
+    "micro_batches": 1, "multiplicity": 1, "recompute_mode": "never", "name": "", "time_unit": "us",
+}  # fmt: skip
+DIRECT_OPTIONS: Final = (
+    "objective", "recompute_as_block", "update_mode", "update_blocks_gradient",
+    "microbatch_order", "switch_on", "trailing_switch", "names", "name", "multiplicity", "release",
+    "devices", "servers",
+)  # fmt: skip
+"""Fields that `JobArray.from_profile` hands on as they are."""
+FIELDS: Final = ("forward", "backward", *DEFAULTS)
+"""All constructor arguments; each is an attribute of the same name."""
 
 
 class JobArray(Problem):
@@ -150,63 +204,32 @@ class JobArray(Problem):
     time_unit: str
 
     def __init__(
-        self,
-        forward: npt.ArrayLike,
-        backward: npt.ArrayLike,
-        *,
-        weight: npt.ArrayLike | None = None,
-        recompute: npt.ArrayLike = 0,
-        update: npt.ArrayLike = 0,
-        switch: npt.ArrayLike = 0,
-        lag_forward: npt.ArrayLike = 0,
-        lag_backward: npt.ArrayLike = 0,
-        activation: npt.ArrayLike = 0,
-        checkpoint: npt.ArrayLike = 0,
-        recompute_workspace: npt.ArrayLike = 0,
-        weight_memory: npt.ArrayLike = 0,
-        state: npt.ArrayLike = 0,
-        micro_batches: npt.ArrayLike = 1,
-        multiplicity: npt.ArrayLike = 1,
-        release: npt.ArrayLike = 0,
-        batch_size: npt.ArrayLike = 0,
-        place: Sequence[Any] | None = None,
-        memory: npt.ArrayLike | None = None,
-        devices: Sequence[str] | None = None,
-        servers: Sequence[str] | None = None,
-        names: Sequence[str] | None = None,
-        objective: str = "makespan",
-        recompute_mode: str | Sequence[bool] = "never",
-        recompute_as_block: bool = False,
-        update_mode: str = "fused",
-        update_blocks_gradient: bool = False,
-        microbatch_order: str = "fixed",
-        switch_on: str = "out",
-        trailing_switch: bool = False,
-        name: str = "",
-        time_unit: str = "us",
+        self, forward: npt.ArrayLike, backward: npt.ArrayLike, **fields: Unpack[Fields]
     ) -> None:
-        given = dict(locals())
+        given: dict[str, Any] = {**DEFAULTS, **fields, "forward": forward, "backward": backward}
+        refuse_unknown(fields, FIELDS, "a JobArray")
         shape = shape_of(forward)
-        fields: dict[str, Any] = {"weight": None}
+        checked: dict[str, Any] = {"weight": None}
         for key in PER_STAGE:
-            if key != "weight" or weight is not None:
-                fields[key] = table_of(key, given[key], shape)
+            if key != "weight" or given["weight"] is not None:
+                checked[key] = table_of(key, given[key], shape)
         for key in PER_CUT:
-            fields[key] = table_of(key, given[key], (shape[0], shape[1] - 1), -MAX_INTEGER)
+            checked[key] = table_of(key, given[key], (shape[0], shape[1] - 1), -MAX_INTEGER)
         for key in PER_JOB:
-            fields[key] = table_of(key, given[key], shape[:1], 0 if key in MAY_BE_0 else 1)
-        check_blocks(fields["micro_batches"], shape[1])
-        if objective == "period":
-            check_blocks(fields["micro_batches"], shape[1], fields["multiplicity"])
-        fields.update({key: option_of(key, given[key], CHOICES[key]) for key in CHOICES})
-        fields.update({key: option_of(key, given[key], (False, True)) for key in FLAGS})
-        fields["name"] = label("name", name)
-        fields["recompute_mode"] = recompute_of(recompute_mode, shape[0])
-        fields["names"] = names_of("names", names, "job", shape[0])
-        fields["place"] = place_of(place, fields["micro_batches"], shape[1])
-        fields.update(device_fields(fields["place"], memory, devices, servers))
-        self.__dict__.update(fields)
-        check(self)
+            checked[key] = table_of(key, given[key], shape[:1], 0 if key in MAY_BE_0 else 1)
+        check_blocks(checked["micro_batches"], shape[1])
+        if given["objective"] == "period":
+            check_blocks(checked["micro_batches"], shape[1], checked["multiplicity"])
+        checked.update({key: option_of(key, given[key], CHOICES[key]) for key in CHOICES})
+        checked.update({key: option_of(key, given[key], (False, True)) for key in FLAGS})
+        checked["name"] = label("name", given["name"])
+        checked["recompute_mode"] = recompute_of(given["recompute_mode"], shape[0])
+        checked["names"] = names_of("names", given["names"], "job", shape[0])
+        checked["place"] = place_of(given["place"], checked["micro_batches"], shape[1])
+        devices = (given[key] for key in ("memory", "devices", "servers"))
+        checked.update(device_fields(checked["place"], *devices))
+        check_together(SimpleNamespace(**checked))
+        self.__dict__.update(checked)
 
     def __setattr__(self, key: str, value: object) -> None:
         raise AttributeError(f"a JobArray is immutable: make a changed copy, replace({key}=...)")
@@ -216,7 +239,7 @@ class JobArray(Problem):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # through the constructor: copies and unpickled arrays are checked and read-only too
-        return _rebuilt, ({key: getattr(self, key) for key in signature(JobArray).parameters},)
+        return _rebuilt, ({key: getattr(self, key) for key in FIELDS},)
 
     @property
     def n_jobs(self) -> int:
@@ -256,7 +279,7 @@ class JobArray(Problem):
     @classmethod
     def from_profile(
         cls,
-        model: str | os.PathLike[str] | Model | Profile,
+        model: Any,
         stages: int | None = None,
         batch_sizes: Sequence[int] | None = None,
         **options: Any,
@@ -266,44 +289,59 @@ class JobArray(Problem):
         Parameters
         ----------
         model
-            A `optsched.arraypipe.profiling.document.Profile` or the path of a ``*.profile.json``.
-            Or, for the cost model of `optsched.pipelines.profiles`: ``"vgg19"``, ``"resnet152"``,
-            ``"bert_large"``, ``"gpt2_xl"``, or a `optsched.pipelines.models.Model` of your own.
+            An object whose method ``problem(**options)`` makes the array, such as a measured
+            `optsched.arraypipe.Profile`. Or, for the cost model of `optsched.pipelines.profiles`:
+            ``"vgg19"``, ``"resnet152"``, ``"bert_large"``, ``"gpt2_xl"``, or a
+            `optsched.pipelines.models.Model` of your own.
         stages
             Number of pipeline stages, one per device; a profile has its own.
         batch_sizes
             One per job; a profile has its own.
         options
-            Those of `optsched.arraypipe.profiling.problem.job_array` (``jobs``, ``memory``) for
-            a profile; else of `optsched.pipelines.profiles.job_array_fields` (``link``,
-            ``memory``, ``partition``, ...) and of `JobArray`.
+            Those of the object's ``problem``; else of
+            `optsched.pipelines.profiles.job_array_fields` (``link``, ``memory``, ``partition``,
+            ...) and of `JobArray`.
         """
-        from optsched.problems.jobarray.profile import from_profile
+        if problem := getattr(model, "problem", None):
+            for key, value in (("stages", stages), ("batch_sizes", batch_sizes)):
+                if value is not None:
+                    raise InputError(f"{key}: settled by the profile; leave it out")
+            array: JobArray = problem(**options)
+            return array
+        if str(model).endswith(".profile.json"):
+            raise InputError(
+                f"model: expected the name of a model or a profile, got {model!r:.60}; a file is "
+                "read by optsched.arraypipe.Profile.read(path)"
+            )
+        from inspect import signature
 
-        return from_profile(model, stages, batch_sizes, options)
+        from optsched.pipelines.profiles import job_array_fields
+
+        known = signature(job_array_fields).parameters.keys() | {*DIRECT_OPTIONS}
+        refuse_unknown(options, known - {"model", "stages", "batch_sizes"}, "from_profile")
+        ours = {key: options.pop(key) for key in list(options) if key in DIRECT_OPTIONS}
+        fields = job_array_fields(model, stages, batch_sizes, **options)  # type: ignore[arg-type]
+        return JobArray(**{**fields, **ours})
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> JobArray:
         """Read a ``*.jobarray.json`` document (``optsched.jobarray/1``) strictly."""
-        from optsched.formats import jobarray_json
         from optsched.io.files import read_text
+        from optsched.problems.jobarray import document
 
-        return jobarray_json.read(read_text(path), str(path))
+        return document.read(read_text(path), str(path))
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write an ``optsched.jobarray/1`` document (whole file or nothing)."""
-        from optsched.formats import jobarray_json
         from optsched.io.files import write_atomic
+        from optsched.problems.jobarray import document
 
-        write_atomic(path, jobarray_json.write(self))
+        write_atomic(path, document.write(self))
 
     def replace(self, **changes: Any) -> JobArray:
         """A copy with some constructor arguments changed."""
-        fields = {key: getattr(self, key) for key in signature(JobArray).parameters}
-        unknown = set(changes) - set(fields)
-        if unknown:
-            raise InputError(f"{min(unknown)}: a JobArray has no such field")
-        return JobArray(**{**fields, **changes})
+        refuse_unknown(changes, FIELDS, "a JobArray")
+        return JobArray(**{**{key: getattr(self, key) for key in FIELDS}, **changes})
 
     def with_objective(self, objective: str) -> JobArray:
         """The same array with another objective."""
@@ -440,8 +478,7 @@ class JobArray(Problem):
 
     @cached_property
     def _graph(self) -> Schedule:
-        from optsched.problems.jobarray.cycle import cycle_graph
-        from optsched.problems.jobarray.graph import build
+        from optsched.problems.jobarray.graph import build, cycle_graph
 
         make = cycle_graph if self.objective == "period" else build
         return make(self, self.recomputes)
@@ -477,46 +514,43 @@ class JobArray(Problem):
         given = None if offsets is None else integers("offsets", offsets)
         return cycle_time(self.graph(), rows, given).period
 
-    def scheduled(self, answer: Rows) -> Schedule:
-        """The schedule of the orders; of a cycle's orders and offsets the one of least period.
+    def scheduled(self, answer: Rows | Orders | PeriodicOrders) -> Schedule:
+        """The schedule of a solution; of a cycle's orders and offsets the one of least period.
 
         Where recomputation was to be chosen, ``provenance["recompute"]`` says which jobs do.
         """
         if self.chooses:
-            from optsched.problems.jobarray import choice as jobarray_choice
+            from optsched.problems.jobarray import choice
 
-            return jobarray_choice.scheduled(self, answer)
+            return choice.scheduled(self, answer)  # type: ignore[arg-type]
         if self.objective == "makespan":
             return super().scheduled(answer)
+        if not isinstance(answer, PeriodicOrders):
+            raise InputError(f"answer: expected PeriodicOrders, got {type(answer).__name__}")
         from optsched.analysis.rolling import rolling
-        from optsched.problems.jobarray.cycle import orders_of
 
-        graph = self.graph()
-        return rolling(graph, *orders_of(graph, answer))
+        return rolling(self.graph(), answer.sequences, answer.offset)
 
-    def answer(self, schedule: Schedule) -> Rows:
+    def answer(self, schedule: Schedule) -> Rows | Orders | PeriodicOrders:
         """The inverse of `scheduled`; see `Problem.answer`."""
         if self.chooses:
-            from optsched.problems.jobarray import choice as jobarray_choice
+            from optsched.problems.jobarray import choice
 
-            recompute = jobarray_choice.choice_of(self, schedule)
-            made = jobarray_choice.choosing(self, recompute).answer(schedule)
-            return jobarray_choice.with_choice(made, recompute)
+            recompute = choice.choice_of(self, schedule)
+            made = choice.choosing(self, recompute).answer(schedule)
+            return choice.with_choice(made, recompute)  # type: ignore[arg-type]
+        sequences: Rows = super().answer(schedule)
         if self.objective == "makespan":
-            orders: Rows = super().answer(schedule)
-            return orders
-        from optsched.problems.jobarray.cycle import answer_of
-
-        super().answer(schedule)
-        return answer_of(schedule)
+            return sequences
+        return PeriodicOrders(sequences, schedule.offset)
 
     def evaluate(self, schedule: Schedule) -> int:
         """Makespan or period of a schedule of this very array; see `Problem.evaluate`."""
         if self.chooses:
-            from optsched.problems.jobarray import choice as jobarray_choice
+            from optsched.problems.jobarray import choice
 
-            recompute = jobarray_choice.choice_of(self, schedule)
-            return jobarray_choice.choosing(self, recompute).evaluate(schedule)
+            recompute = choice.choice_of(self, schedule)
+            return choice.choosing(self, recompute).evaluate(schedule)
         if self.objective == "makespan":
             return super().evaluate(schedule)
         self.check_own(schedule)
@@ -527,14 +561,14 @@ class JobArray(Problem):
 
     def check_own(self, schedule: Schedule) -> None:
         """Refuse a schedule of another array, or one that does not repeat this one's cycle."""
-        from optsched.problems.jobarray import choice as jobarray_choice
+        from optsched.problems.jobarray import choice
 
         rolls = self.objective == "period"
         if rolls and schedule.period is None:
             raise InputError("has no period: it is no schedule of a rolling array")
         if not rolls and schedule.period is not None:
             raise InputError('has a period: it is a schedule of the array with objective="period"')
-        graph = self.graph(jobarray_choice.choice_of(self, schedule) if self.chooses else None)
+        graph = self.graph(choice.choice_of(self, schedule) if self.chooses else None)
         if not (graph.same_cycle(schedule) if rolls else graph.same_graph(schedule)):
             raise self.foreign(schedule, graph)
 
@@ -543,17 +577,17 @@ class JobArray(Problem):
 
         Of the makespan ``chain``, ``load``, ``one_machine``, ``energy``
         (`optsched.model.bounds.makespan_bounds`); of the period ``load``, ``chain``, ``lap``,
-        ``energy`` (`optsched.problems.jobarray.period.period_bounds`). Where recomputation is to
+        ``energy`` (`optsched.problems.jobarray.bounds.period_bounds`). Where recomputation is to
         be chosen they hold for every choice, and ``tradeoff``
-        (`optsched.problems.jobarray.tradeoff`) may be another.
+        (`optsched.problems.jobarray.bounds`) may be another.
         """
         if self.chooses:
-            from optsched.problems.jobarray import choice as jobarray_choice
+            from optsched.problems.jobarray import choice
 
-            return jobarray_choice.bounds(self)
+            return choice.bounds(self)
         if self.objective == "makespan":
             return bounds.makespan_bounds(self.graph())
-        from optsched.problems.jobarray.period import period_bounds
+        from optsched.problems.jobarray.bounds import period_bounds
 
         return period_bounds(self, self.recomputes)
 
@@ -579,9 +613,9 @@ class JobArray(Problem):
         """Hash of the canonical document."""
         import hashlib
 
-        from optsched.formats import jobarray_json
+        from optsched.problems.jobarray import document
 
-        return hashlib.sha256(jobarray_json.write(self)).hexdigest()
+        return hashlib.sha256(document.write(self)).hexdigest()
 
     def __repr__(self) -> str:
         return (

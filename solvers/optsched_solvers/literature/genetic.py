@@ -41,7 +41,7 @@ MUTATION_RATE: Final = 0.5
 TOURNAMENT: Final = 3
 """Individuals of which the best is selected."""
 
-PATIENCE: Final = 40
+PATIENCE: Final = 20
 """Generations without a better individual after which all but the best begin anew."""
 
 
@@ -107,7 +107,7 @@ def evolve(decoder: Decoder, limits: Limits, iterations: int) -> int:
     population: list[Any] = []
     made, still, best = 0, 0, None
     fresh = decoder.first(size, random)
-    while fresh and made < iterations and not monitor.should_stop():
+    while made < iterations and not monitor.should_stop():
         some = [Individual(genes) for genes in fresh[: iterations - made]]
         found = decoder.values(some)
         if not found:  # a limit of the decoder's own, or there is nobody else
@@ -123,10 +123,12 @@ def evolve(decoder: Decoder, limits: Limits, iterations: int) -> int:
             population += toolbox.select(ranked[size // 4 :], size - len(population))
         else:
             population = ranked
+        if len(found) < len(some):
+            break
         still = still + 1 if population[:1] == best else 0
         best = population[:1]
         if still < PATIENCE:
-            parents = toolbox.select(population, 2 * size) if population else []
+            parents = toolbox.select(population, 2 * size)
             fresh = [child(*pair) for pair in zip(parents[::2], parents[1::2], strict=True)]
         else:
             population, fresh = best, decoder.first(size, random)
@@ -150,7 +152,7 @@ def seeded_selection(random: Random) -> dict[str, Callable[..., Any]]:
     from deap.tools import selection
 
     # the same code with other globals: nothing of DEAP's, or of the caller's, is changed
-    names = vars(selection) | {"random": random}
+    names: dict[str, Any] = vars(selection) | {"random": random}
     for name, function in vars(selection).items():
         if isinstance(function, FunctionType) and name.startswith("sel"):
             names[name] = FunctionType(function.__code__, names, name, function.__defaults__)
@@ -268,86 +270,6 @@ class Orders(Decoder):
         if self.monitor.objective is None or makespan < self.monitor.objective:
             self.monitor.incumbent(self.split(order), makespan, "genetic")
         return makespan
-
-
-class PeriodicGenetic:
-    """The order in which jobs are inserted into a circle."""
-
-    name, options, kinds = Genetic.name, Genetic.options, ("periodic",)
-
-    def supports(self, problem: Problem) -> Support:
-        """Every cycle of a job array."""
-        return Support(True)
-
-    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Evolve until a limit; one iteration is one construction or one individual."""
-        from optsched_solvers.periodic.first import first_orders
-
-        population_size(limits.options)
-        made = first_orders(problem, limits, monitor)
-        if not monitor.should_stop() and load(monitor, "deap.tools", "periodic.orders"):
-            evolve(Circle(problem.graph(), monitor), limits, _left(limits, made))
-        return Result("unknown")
-
-
-class Circle(Decoder):
-    """Genes are the length of the circle, and jobs: the n-th occurrence is the job's n-th unit.
-
-    Length g stands for the bound times 1 + g^2 / 4096, up to twice.
-    """
-
-    lengths: Final = 64
-
-    def __init__(self, graph: Schedule, monitor: Monitor) -> None:
-        from optsched_solvers.periodic import insertion
-        from optsched_solvers.periodic.rules import busiest
-
-        self.monitor = monitor
-        self.circle = insertion.Circle.of(graph)
-        self.bound = max(monitor.lower_bound or 1, busiest(graph))
-        self.jobs = graph.job[self.circle.unit_operations[self.circle.unit_indptr[:-1]]]
-        self.work = np.bincount(graph.job, weights=graph.duration)
-
-    def first(self, size: int, random: Random) -> list[Genes]:
-        """Large jobs first, and random orders."""
-        large_first: Genes = self.jobs[np.argsort(-self.work[self.jobs], kind="stable")].tolist()
-        begun = [[length, *large_first] for length in (0, 4, 8, 16)]
-        while len(begun) < size:
-            order = random.sample(self.jobs.tolist(), len(self.jobs))
-            begun.append([random.randrange(self.lengths // 2), *order])
-        return begun
-
-    def mate(self, first: Genes, second: Genes, random: Random) -> Genes:
-        """The length of either; `pox` of the orders."""
-        return [random.choice((first[0], second[0])), *pox(first[1:], second[1:], random)]
-
-    def mutate(self, genes: Genes, random: Random) -> None:
-        """Another length, or another order."""
-        if random.random() < 0.4:
-            genes[0] = min(self.lengths - 1, max(0, genes[0] + random.choice((-3, -1, 1, 3))))
-        else:
-            order = genes[1:]
-            swap_or_insert(order, random)
-            genes[1:] = order
-
-    def value(self, genes: Genes) -> int:
-        """The least period of the orders that insertion finds."""
-        from optsched_solvers.periodic.insertion import Places, insert_all
-        from optsched_solvers.periodic.orders import folded
-
-        length = self.bound + self.bound * genes[0] ** 2 // self.lengths**2
-        order = np.empty(len(self.jobs), np.int64)
-        order[np.argsort(genes[1:], kind="stable")] = np.argsort(self.jobs, kind="stable")
-        places = Places.none(self.circle)
-        placed = insert_all(self.circle, places, order, length, self.monitor.should_stop)
-        if placed < len(order):
-            return STUCK + len(order) - placed
-        found = folded(self.circle, places.start, length, self.bound)
-        if found is None:
-            return 2 * STUCK
-        if self.monitor.objective is None or found.period < self.monitor.objective:
-            self.monitor.incumbent(found.answer, found.period, "genetic")
-        return found.period
 
 
 class QuotaGenetic:
@@ -504,12 +426,12 @@ class Counts(Decoder):
         self.room: Genes = vectors.room.tolist()
         self.total = vectors.count()
         self.known: dict[tuple[int, ...], int] = {}
-        self.best = 0
+        self.best = 1
 
     @property
     def found(self) -> bool:
         """Whether an individual obeys the policy and is measured."""
-        return self.best < 0
+        return self.best <= 0
 
     def first(self, size: int, random: Random) -> list[Genes]:
         """Fewest hosts, most even, the start if there is one, and random vectors."""

@@ -7,6 +7,7 @@ depth first, so that the answer is proved: expect that up to some eight jobs on 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,9 +55,9 @@ class GifflerThompson:
         ):
             if is_there:
                 return Support(False, f"{what} are not kept by Giffler and Thompson's tree")
-        support, held, reach = rules.supported_graph(graph), holdings(graph), {}
+        support, held = rules.supported_graph(graph), holdings(graph)
         if support and not all(
-            frees_in_order(graph, r, held, reach) for r in range(graph.n_resources)
+            frees_in_order(graph, r, held, {}) for r in range(graph.n_resources)
         ):
             return Support(False, "bytes might be freed before they are taken")
         return support
@@ -102,7 +103,7 @@ class _Tree:
         self.after_end = (longest_arcs(graph).tail - graph.duration).tolist()
         ends = after.indptr.tolist()
         arcs = list(zip(after.other.tolist(), after.weight.tolist(), strict=True))
-        self.after = [arcs[a:b] for a, b in zip(ends, ends[1:], strict=False)]
+        self.after = [arcs[a:b] for a, b in pairwise(ends)]
         self.before: list[list[int]] = [[] for _ in range(n)]
         for i, row in enumerate(self.after):
             for k, _ in row:
@@ -134,14 +135,13 @@ class _Tree:
             for k, weight in self.after[i]:
                 head[k] = max(head[k], head[i] + weight)
         done = set(placed)
-        ends = (head[i] + self.duration[i] + self.after_end[i] for i in self.order)
-        bound = max(ends, default=0)
+        columns = head, self.duration, self.after_end
+        bound = max(map(sum, zip(*columns, strict=True)), default=0)
         for users in self.users:
             left = [i for i in users if i not in done]
-            columns = (
-                [column[i] for i in left] for column in (head, self.duration, self.after_end)
+            bound = max(
+                bound, jackson_preemptive(*([column[i] for i in left] for column in columns))
             )
-            bound = max(bound, jackson_preemptive(*columns))
         return Node(bound, placed, head)
 
     def orders(self, leaf: Node) -> Rows:

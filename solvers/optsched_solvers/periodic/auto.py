@@ -13,7 +13,7 @@ from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._cores import chosen_cores
 from optsched_solvers._race import Race
-from optsched_solvers.periodic import search as cycle_search
+from optsched_solvers.periodic import search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,13 +44,13 @@ class Auto:
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Constructions, then the race."""
         if getattr(problem, "chooses", False):
-            from optsched_solvers.periodic.rules import Dispatch
+            from optsched_solvers.periodic.construct import Dispatch
             from optsched_solvers.shop import recompute_choice
 
             return recompute_choice.solve(self, Dispatch(), problem, limits, monitor)
         graph = problem.graph()
         alone = replace(limits, workers=1, options={})
-        cycle_search.begin(problem, alone, monitor)
+        search.begin(problem, alone, monitor)
         if monitor.should_stop():
             return Result("unknown")
         most = CAPPED_UP_TO if graph.memory.any() else MODELLED_UP_TO
@@ -60,7 +60,7 @@ class Auto:
         cores = chosen_cores(limits.workers)
 
         def searcher(seed: int) -> Callable[[Monitor], Result]:
-            return lambda lap: cycle_search.solve(problem, replace(alone, seed=seed % 2**31), lap)
+            return lambda lap: search.solve(problem, replace(alone, seed=seed % 2**31), lap)
 
         def core(k: int) -> tuple[int, ...]:
             return cores[k % len(cores) :][:1] if cores else ()
@@ -78,7 +78,7 @@ class Auto:
 
 def _in_turn(problem: Problem, limits: Limits, monitor: Monitor, modelled: bool) -> Result:
     """One engine after the other: the same schedule whatever the clock does."""
-    result = cycle_search.solve(problem, limits, monitor)
+    result = search.solve(problem, limits, monitor)
     if modelled and not monitor.should_stop():
         _modelled(problem, limits, monitor)
     return result
@@ -91,5 +91,5 @@ def _modelled(problem: Problem, limits: Limits, monitor: Monitor) -> Result | No
     with suppress(InputError):  # times beyond CP-SAT's range
         CpSat().solve(problem, limits, monitor)
     if limits.iterations is None and not monitor.should_stop():
-        return cycle_search.solve(problem, replace(limits, seed=(limits.seed + 1) % 2**31), monitor)
+        return search.solve(problem, replace(limits, seed=(limits.seed + 1) % 2**31), monitor)
     return None

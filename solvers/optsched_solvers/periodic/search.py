@@ -11,19 +11,19 @@ import numpy as np
 from optsched.errors import CyclicOrder
 from optsched.io.values import integer
 from optsched.kernels.cycle_ratio import cycle_time
-from optsched.problems.jobarray.cycle import answer_rows, orders_of
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
-from optsched_solvers.periodic.first import first_orders
+from optsched_solvers.periodic.construct import first_orders
 from optsched_solvers.shop import hand_made
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.model.schedule import IntArray, Problem, Rows, Schedule
+    from optsched.model.schedule import Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
+    from optsched.solving.solution import PeriodicOrders
 
 PATIENCE: Final = 1000
 """Moves without improvement after which a walk ends and the next one starts elsewhere."""
@@ -46,9 +46,6 @@ SLICE: Final = 0.012
 STUCK_COST: Final = 100
 """Moves that a walk costs which cannot make any."""
 
-MODULES: Final = (
-    "periodic.rules", "periodic.state", "periodic.shifts", "periodic.estimates", "periodic.moves",
-)  # fmt: skip
 _ANY: Final = 1 << 60
 
 
@@ -59,7 +56,7 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor, patience: int = PA
     """
     graph = problem.graph()
     begin(problem, limits, monitor)
-    if not monitor.should_stop() and load(monitor, *MODULES):
+    if not monitor.should_stop() and load(monitor, "periodic.orders", "periodic.walk"):
         _Search(graph, limits, monitor, patience).run()
     return Result("unknown")
 
@@ -89,56 +86,42 @@ class CycleWalk:
     """
 
     def __init__(self, graph: Schedule, seed: int, floor: int) -> None:
-        from optsched_solvers.periodic import estimates as cycle_estimates
-        from optsched_solvers.periodic import moves as cycle_moves
-        from optsched_solvers.periodic.state import CycleOrder
+        from optsched_solvers.periodic import walk
+        from optsched_solvers.periodic.orders import Cycle, State
 
-        self.graph, self.kernels = graph, cycle_moves
-        self.order = CycleOrder(graph)
-        n = graph.n_operations
-        columns = int(np.diff(graph.users.indptr).max(initial=1))
-        self.scratch = tuple(np.zeros(n, np.int64) for _ in range(7))
-        for r in range(graph.n_resources):
-            row = graph.users[r]
-            self.scratch[cycle_estimates.RANK][row] = np.arange(len(row))
-        until = cycle_estimates.UNTIL
-        self.scratch = (*self.scratch[:until], np.zeros(n * columns, np.int64),
-                        *self.scratch[until + 1 :])  # fmt: skip
-        self._best = (self.scratch[cycle_estimates.BEST_AFTER],
-                      self.scratch[cycle_estimates.BEST_TOKENS])  # fmt: skip
-        self.control = control = np.zeros(cycle_moves.CONTROL, np.int64)
-        control[cycle_moves.RANDOM] = (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % 2**62 | 1
-        control[cycle_moves.COLUMNS], control[cycle_moves.SETUPS] = columns, graph.has_setups
-        control[cycle_moves.TENURE], control[cycle_moves.SPREAD] = TENURE
-        control[cycle_moves.FLOOR] = floor
+        self.graph, self._kernel = graph, walk.walk
+        self.cycle, self.state = Cycle.of(graph), State.of(graph)
+        self._zeros = np.zeros(graph.n_operations, np.int64)
+        self.control = control = np.zeros(1, walk.CONTROL)
+        control["random"] = (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % 2**62 | 1
+        control["columns"] = np.diff(graph.users.indptr).max(initial=1)
+        control["setups"], control["floor"] = graph.has_setups, floor
+        control["tenure"], control["spread"] = TENURE
 
     @property
     def moves(self) -> int:
         """Moves made since the walk was made."""
-        return int(self.control[self.kernels.MOVES])
+        return int(self.control["moves"][0])
 
     @property
     def value(self) -> int:
         """Least period of the present orders."""
-        return int(self.control[self.kernels.VALUE])
+        return int(self.control["value"][0])
 
     @property
     def best(self) -> int:
         """Least period since the last `load`, that of the orders given not counted."""
-        return int(self.control[self.kernels.BEST])
+        return int(self.control["best"][0])
 
-    def load(self, sequences: Rows, offset: IntArray, noise: int = 0) -> int:
+    def load(self, orders: PeriodicOrders, noise: int = 0) -> int:
         """Begin anew at feasible orders, with so many random moves; returns their period."""
-        from optsched_solvers.periodic.state import AFTER, TOKENS, least_period
+        from optsched_solvers.periodic.orders import load as load_orders
 
-        self.order.load(sequences, offset)
-        kernels, control = self.kernels, self.control
-        value: int = least_period(self.order.arrays, self.order.state, int(control[kernels.FLOOR]))
-        control[kernels.VALUE], control[kernels.BEST] = value, _ANY
-        control[kernels.STALE], control[kernels.NOISE] = 0, noise
-        for best, now in zip(self._best, (AFTER, TOKENS), strict=True):
-            best[:] = self.order.state[now]
-        return value
+        control, given = self.control, (self.cycle, self.state, orders.sequences.ids, orders.offset)
+        self.state.order[:] = np.arange(len(orders.offset))
+        control["value"] = load_orders(*given, self._zeros, int(control["floor"][0]))
+        control["best"], control["stale"], control["noise"] = _ANY, 0, noise
+        return self.value
 
     def run(self, moves: int, *, patience: int = _ANY, target: int = 0) -> int:
         """Make up to so many moves; end after `patience` of them in vain, or at the target.
@@ -146,19 +129,16 @@ class CycleWalk:
         Returns
         -------
         int
-            `neighbourhoods.RUNNING`, or why it ended: `STUCK` (no move left) or `DONE`.
+            `walk.RUNNING`, or why it ended: `STUCK` (no move left) or `DONE`.
         """
-        kernels, control = self.kernels, self.control
-        control[kernels.PATIENCE] = patience
-        control[kernels.TARGET] = max(target, int(control[kernels.FLOOR]))
-        status: int = kernels.walk(
-            self.order.arrays, self.order.state, self.scratch, control, moves
-        )
+        self.control["patience"] = patience
+        self.control["target"] = max(target, int(self.control["floor"][0]))
+        status: int = self._kernel(self.cycle, self.state, self.control, moves)
         return status
 
-    def best_orders(self) -> tuple[Rows, IntArray]:
-        """Sequences and offsets of the best orders since the last `load`."""
-        return self.order.orders(self.graph, *self._best)
+    def best_orders(self) -> PeriodicOrders:
+        """The best orders since the last `load`."""
+        return self.state.best(self.graph)
 
 
 class _Search:
@@ -171,13 +151,14 @@ class _Search:
         self.walk = CycleWalk(graph, limits.seed, max(1, monitor.lower_bound or 1))
         self.random = np.random.default_rng(limits.seed)
         self.speed = 3e5 / max(1, graph.n_operations)  # moves a second: a careful first guess
-        self.known: Rows | None = None
+        self.known: PeriodicOrders | None = None
         self.known_value = _ANY
 
     def run(self) -> None:
         """Walk from the best orders, then again and again from near where the last walk ended."""
         self.take_over()
-        base, value = self.best_known(), self.known_value
+        assert self.known is not None
+        base, value = self.known, self.known_value
         noise, walks = 0, 0
         while not self.is_over():
             ended = self.explore(base, noise)
@@ -185,18 +166,16 @@ class _Search:
                 base, value = ended
             walks += 1
             if walks % RETURN == 0 or self.take_over():
-                base, value = self.best_known(), self.known_value
+                base, value = self.known, self.known_value
             noise = int(self.random.integers(*NOISE))
             self.monitor.restart("tabu")
 
-    def explore(
-        self, base: tuple[Rows, IntArray], noise: int
-    ) -> tuple[tuple[Rows, IntArray], int] | None:
+    def explore(self, base: PeriodicOrders, noise: int) -> tuple[PeriodicOrders, int] | None:
         """One walk; its best orders and their period, None if it made no move."""
-        from optsched_solvers.shop.tabu.neighbourhoods import RUNNING
+        from optsched_solvers.periodic.walk import RUNNING
 
         walk = self.walk
-        walk.load(*base, noise)
+        walk.load(base, noise)
         first, status = walk.moves, RUNNING
         while status == RUNNING and not self.is_over():
             moves = max(4, int(self.speed * SLICE))
@@ -222,10 +201,10 @@ class _Search:
         """
         orders = self.walk.best_orders()
         try:
-            period = cycle_time(self.graph, *orders).period
+            period = cycle_time(self.graph, orders.sequences, orders.offset).period
         except CyclicOrder:
             return False
-        self.known, self.known_value = answer_rows(*orders), period
+        self.known, self.known_value = orders, period
         self.monitor.incumbent(self.known, period, "tabu")
         return True
 
@@ -238,10 +217,6 @@ class _Search:
             return False
         self.known, self.known_value = answer, value
         return True
-
-    def best_known(self) -> tuple[Rows, IntArray]:
-        assert self.known is not None
-        return orders_of(self.graph, self.known)
 
     def spend(self, moves: int) -> None:
         self.monitor.advance(moves)

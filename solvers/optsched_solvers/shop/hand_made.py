@@ -10,7 +10,7 @@ import numpy as np
 from optsched.errors import CyclicOrder, InputError
 from optsched.model.graph import scheduled
 from optsched.model.schedule import Rows
-from optsched.problems.jobarray.cycle import answer_rows
+from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,7 +81,7 @@ def _repeated(array: JobArray) -> Iterator[tuple[str, Schedule]]:
     offsets = np.zeros(array.n_operations, np.int64)
     for name, once in _of_one_iteration(array.with_objective("makespan")):
         assert once.sequences is not None
-        yield name, array.scheduled(answer_rows(once.sequences, offsets))
+        yield name, array.scheduled(PeriodicOrders(once.sequences, offsets))
 
 
 def by_slots(graph: Schedule) -> Rows:

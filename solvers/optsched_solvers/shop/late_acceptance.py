@@ -341,7 +341,7 @@ class MicroBatches:
         return turns
 
 
-def _ranked(keys: tuple[IntArray, ...], backwards: bool) -> IntArray:
+def _ranked(keys: tuple[Any, ...], backwards: bool) -> IntArray:
     """Rank by the last key, then those before it, then by number."""
     n = len(keys[0])
     number = -np.arange(n) if backwards else np.arange(n)

@@ -10,14 +10,14 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from optsched.errors import InternalError
+from optsched.problems.jobarray.bounds import tradeoff
 from optsched.problems.jobarray.choice import choosing, settled, with_choice
 from optsched.problems.jobarray.problem import JobArray
-from optsched.problems.jobarray.tradeoff import tradeoff
 from optsched.solving.monitor import OWN, Monitor
 from optsched.solving.result import Result
 from optsched_solvers import _cold_start as cold_start
@@ -25,8 +25,8 @@ from optsched_solvers import _cold_start as cold_start
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.model.schedule import Problem, Rows
-    from optsched.problems.jobarray.tradeoff import Tradeoff
+    from optsched.model.schedule import Problem
+    from optsched.problems.jobarray.bounds import Tradeoff
     from optsched.solving.limits import Limits
     from optsched.solving.progress import Progress
     from optsched.solving.solver import Solver
@@ -76,7 +76,7 @@ def solve(
     problem
         A `JobArray` with ``recompute_mode="choose"``.
     limits, monitor
-        As of any solver; every answer it is offered has the choice as its last row.
+        As of any solver; every solution it is offered has the choice in `recompute`.
     """
     assert isinstance(problem, JobArray)
     _Search(engine, quick, problem, limits, monitor).run()
@@ -109,7 +109,7 @@ class _Search:
         self.tried: dict[Choice, _Tried] = {}
         self.seen: set[Choice] = set()
         self.bounds: dict[Choice, int] = {}  # of all that are feasible among them
-        self.answers: dict[Choice, tuple[int, Rows]] = {}  # of those that were searched
+        self.answers: dict[Choice, tuple[int, Any]] = {}  # of those that were searched
 
     def run(self) -> None:
         """Quick answers, then searches; again with what is left if these end before their time."""

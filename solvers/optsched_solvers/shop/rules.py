@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -179,7 +180,8 @@ def offer_quick(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
     if not graph.n_operations:
         return
     variant = next(variants(graph, RULES))
-    found = quick_schedule(dispatcher, variant)
+    ready = "numba" in sys.modules or load(monitor, "optsched.kernels.compile")
+    found = quick_schedule(dispatcher, variant) if ready else None
     if found is not None:
         value = int((found[1] + graph.duration).max())
         monitor.incumbent(found[0], value, f"dispatch {variant}")

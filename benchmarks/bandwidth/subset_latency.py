@@ -1,0 +1,89 @@
+"""Latency of exact choices on 4x8 GPUs beside tenants: `Dispatcher.choose`, `solve`, the stream.
+
+python -m benchmarks.bandwidth.subset_latency [--data DIR] [--requests 2000]
+
+Every request is answered once to warm up and then measured; the figures are over requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import optsched
+from benchmarks.bandwidth.subset_surrogate import truth
+from benchmarks.machine import machine
+from optsched.bandwidth import Dispatcher, Policy
+from optsched.bandwidth.measured_data import VARIABLE
+from optsched.bandwidth.scenarios import uniform
+from optsched.cli.dispatch_stream import answer_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def main() -> None:
+    """Print percentiles in microseconds, and requests per second of the stream."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--data", default=os.environ.get(VARIABLE))
+    options.add_argument("--requests", type=int, default=2000)
+    given = options.parse_args()
+    print(machine("numpy", "numba"))
+    for name in ["h100-2g", "het-4mix"] if given.data else ["synthetic"]:
+        known = truth(name, given.data)
+        asked = list(uniform(known.cluster, busy="tenants", repeats=70, seed=3))
+        order = np.random.default_rng(0).permutation(len(asked))[: given.requests]
+        asked = [asked[i] for i in order]
+        choose = Dispatcher(known.cluster, known.model, traffic="heavy").choose
+        show(f"{name}: Dispatcher.choose", [timed(choose, *one) for one in asked])
+        problems = [
+            optsched.GpuPlacement(s, known.model, k, traffic="heavy") for s, k in asked[:500]
+        ]
+        show(
+            f"{name}: optsched.solve",
+            [timed(optsched.solve, problem, "counts") for problem in problems],
+        )
+        state, _ = max(asked, key=lambda one: len(one[0].jobs))
+        for what, lines in (
+            ("requests", [{"gpus": 1 + i % len(state.free)} for i in range(20_000)]),
+            ("takes and gives", [
+                {"gpus": 1, "name": "j"} if i % 2 == 0 else {"give": "j"} for i in range(20_000)
+            ]),
+        ):  # fmt: skip
+            text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            begin = time.perf_counter()
+            streams = io.BytesIO(text), io.BytesIO()
+            answer_all(known.model, state, *streams, policy=Policy(), traffic="heavy")
+            took = time.perf_counter() - begin
+            print(f"{name}: stream, {what}: {len(lines) / took:.0f} lines a second")
+
+
+def timed(call: Callable[..., object], *given: object) -> float:
+    """Least seconds of three calls, after one to warm up."""
+    call(*given)
+    best = float("inf")
+    for _ in range(3):
+        begin = time.perf_counter()
+        call(*given)
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def show(what: str, seconds: list[float]) -> None:
+    """One line of percentiles."""
+    times = 1e6 * np.array(seconds)
+    p50, p99 = np.percentile(times, [50, 99])
+    print(f"{what}: {len(times)} requests, p50 {p50:.1f} us, p99 {p99:.1f} us, "
+          f"max {times.max():.1f} us")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Jobs a second of every compiled rigid policy, in both timings.
+
+python -m benchmarks.cluster.cluster_speed [--traces DIR] [--repeat 5] [--ticks 200]
+
+Workloads: synthetic (Poisson, load .9 and 1.1) and, with traces, the 2000-job Philly slice on 64
+GPUs and all Philly jobs with at most 64 GPUs on 512. Wall and CPU seconds of `simulate`, log
+included, without reading; warm, median of the repeats. The peer is *our* tick simulator (plain
+Python, a second a step, written from the rules of Lucid's), on the first `--ticks` jobs: a faithful
+stand-in for the kind of simulator that Lucid has, not Lucid's program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.machine import machine
+from optsched.cluster import Nodes, read_trace
+from optsched.cluster.policies import get
+from optsched.cluster.simulate import simulate
+from optsched.cluster.synthetic import synthetic
+
+if TYPE_CHECKING:
+    from optsched.cluster import Workload
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "cluster"))
+
+import lucid_tick_oracle
+
+POLICIES = [
+    ("fifo", {}, ("event", "lucid")), ("sjf", {}, ("event", "lucid")),
+    ("srtf", {}, ("event", "lucid")), ("las", {}, ("event", "lucid")),
+    ("lucid", {}, ("lucid",)), ("fifo", {"backfill": "first_fit"}, ("event",)),
+    ("fifo", {"backfill": "easy"}, ("event",)), ("sjf", {"backfill": "easy"}, ("event",)),
+]  # fmt: skip
+
+
+def main() -> None:
+    """Print one line per workload, policy and timing."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--traces", default=os.environ.get("OPTSCHED_TRACES"))
+    options.add_argument("--repeat", type=int, default=5)
+    options.add_argument("--ticks", type=int, default=200, help="0: no tick simulator")
+    given = options.parse_args()
+    print(machine("numpy", "numba"))
+    cases = [
+        ("synthetic, load .9", synthetic(100_000, 0.9, 0, gpus=512), Nodes(64)),
+        ("synthetic, load 1.1", synthetic(100_000, 1.1, 0, gpus=512), Nodes(64)),
+    ]
+    if given.traces:
+        folder = Path(given.traces)
+        week = read_trace(folder / "philly_week_2017-10-09.csv", limit=2000)
+        cases.append(("2000 Philly jobs", week, Nodes(8)))
+        cases.append(("all Philly", read_trace(folder / "philly_full.csv", largest=64), Nodes(64)))
+        if given.ticks:
+            ticks(week, given.ticks)
+    else:
+        print("no traces (--traces or OPTSCHED_TRACES): synthetic workloads only")
+    for what, workload, nodes in cases:
+        print(f"{what}: {len(workload)} jobs, {nodes.total} GPUs")
+        for name, chosen, timings in POLICIES:
+            for timing in timings:
+                wall, cpu, stays = timed(workload, name, chosen, timing, nodes, given.repeat)
+                told = " ".join([name, *map(str, chosen.values())])
+                print(
+                    f"  {told:15} {timing:5} {1000 * wall:8.1f} ms, CPU {1000 * cpu:8.1f} ms, "
+                    f"{len(workload) / wall / 1e6:6.2f} M jobs/s, {stays} stays"
+                )
+
+
+def timed(
+    workload: Workload, name: str, chosen: dict[str, str], timing: str, nodes: Nodes, repeat: int
+) -> tuple[float, float, int]:
+    """Median wall and CPU seconds of one simulation after one to warm up, and its stays."""
+    policy = get(name, **chosen)
+    cost = {"restart_cost": 40} if timing == "event" else {}
+    walls, cpus = [], []
+    for i in range(repeat + 1):
+        begin, used = time.perf_counter(), time.process_time()
+        log = simulate(workload, policy, nodes, timing=timing, **cost).log
+        if i:
+            walls.append(time.perf_counter() - begin)
+            cpus.append(time.process_time() - used)
+    return statistics.median(walls), statistics.median(cpus), len(log.job)
+
+
+def ticks(workload: Workload, jobs: int) -> None:
+    """Jobs a second of the tick simulator."""
+    rows = (workload.submit[:jobs] - workload.submit[0], workload.size[:jobs],
+            workload.work[:jobs] // workload.rate[:jobs])  # fmt: skip
+    columns = [column.tolist() for column in rows]
+    for policy in ("fifo", "sjf", "srtf", "las"):
+        begin = time.process_time()
+        lucid_tick_oracle.simulate(policy, *columns, 8)
+        took = time.process_time() - begin
+        print(f"tick simulator (ours), {policy}: {jobs / took:.0f} jobs/s on {jobs} jobs, 64 GPUs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""States in slots on the simulated engine: what is hidden, and what a switch costs on this machine.
+
+    python -m benchmarks.executor.memory_engine table
+    python -m benchmarks.executor.memory_engine family [--cases 300]
+    python -m benchmarks.executor.memory_engine exact [--cases 200]
+    python -m benchmarks.executor.memory_engine switch
+
+`table`: one stage of eight of GPT-2 XL in bf16 with AdamW in fp32, 16 jobs on one device, PCIe 5;
+efficiency = compute / total. `family`: random devices and links; time over max(compute, lower bound
+of the copies). `exact`: tiny random devices, where the best of all plans is found by search. All
+three are arithmetic on a virtual clock. `switch`: microseconds per block of bringing a state into a
+slot and out again on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.executor.exact_residency import TooLarge, drawn
+from benchmarks.machine import machine
+from optsched.arraypipe.residency import (
+    HostLink,
+    ResidencyPlan,
+    copy_bound,
+    divide,
+    slot_bytes,
+)
+from optsched.arraypipe.states.visits import State, Visit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PARAMETERS = 1_557_611_200 // 8  # of a stage
+TOKENS = 8 * 1024  # of an iteration
+PCIE_5 = HostLink(55e9, 55e9, 10e-6)
+Block = tuple[str, int]
+
+
+def orders(jobs: int) -> dict[str, list[Block]]:
+    """Three ways to repeat the blocks of a device."""
+    row = range(jobs)
+    return {
+        "all F, all B": [("F", j) for j in row] + [("B", j) for j in row],
+        "B four jobs later": [x for j in row for x in (("F", j), ("B", (j - 4) % jobs))],
+        "B, next F": [x for j in row for x in (("B", j), ("F", j))],
+    }
+
+
+def split(order: Sequence[Block], forward: float, backward: float) -> list[Visit]:
+    """F and B need weights, the update at the end of B needs everything."""
+    visits = []
+    for kind, j in order:
+        visits.append(Visit(j, kind, duration=forward if kind == "F" else backward))
+        if kind == "B":
+            visits.append(Visit(j, "U"))
+    return visits
+
+
+def whole(order: Sequence[Block], forward: float, backward: float) -> list[Visit]:
+    """The whole state is copied in for F and for B, and out after each."""
+    return [Visit(j, "U", duration=forward if kind == "F" else backward) for kind, j in order]
+
+
+def table() -> None:
+    """Efficiency with 1 to 4 slots, at the speed of a current GPU and at a tenth of it."""
+    jobs, weights, moments = 16, 2 * PARAMETERS, 12 * PARAMETERS
+    both = [State(j, 0, (weights, 0, 0, moments)) for j in range(jobs)]
+    one = [State(j, 0, (weights + moments, 0, 0, 0)) for j in range(jobs)]
+    print("| TFLOP/s | order | slots | whole state | split pieces | pools of their own | at best |")
+    print("|---|---|---|---|---|---|---|")
+    for speed in (400, 40):
+        work = PARAMETERS * TOKENS / (speed * 1e12)
+        for name, order in orders(jobs).items():
+            for slots in (1, 2, 3, 4):
+                times = 2 * work, 6 * work  # backward with recompute
+                room = slots * sum(slot_bytes(both))
+                plans = [
+                    ResidencyPlan.compile(
+                        one, whole(order, *times), None, PCIE_5, slots=(slots, 1), chunk=0
+                    ),
+                    ResidencyPlan.compile(
+                        both, split(order, *times), None, PCIE_5, slots=(slots, slots)
+                    ),
+                    ResidencyPlan.compile(both, split(order, *times), room, PCIE_5),
+                ]
+                best = plans[2].compute / max(plans[2].compute, plans[2].bound)
+                cells = [f"{plan.compute / plan.period:.2f}" for plan in plans]
+                print(f"| {speed} | {name} | {slots} | {' | '.join(cells)} | {best:.2f} |")
+
+
+def case(seed: int) -> tuple[list[State], list[Visit], int, float]:
+    """A device: states and visits, bytes, and compute over the lower bound of the copies."""
+    rng = random.Random(seed)
+    jobs = rng.randint(4, 16)
+    weights = rng.randint(1, 4) * 10**8
+    moments = rng.choice([0, 2, 6]) * weights
+    states = [State(j, 0, (weights, 0, 0, moments)) for j in range(jobs)]
+    speed = [1.0 if seed % 2 else rng.uniform(0.5, 1.5) for _ in range(jobs)]
+    order = rng.choice([*orders(jobs).values(), None])
+    if order is None:
+        order = [(kind, j) for kind in "FB" for j in range(jobs)]
+        rng.shuffle(order)
+    visits = []
+    for kind, j in order:
+        visits.append(Visit(j, kind, duration=speed[j] * (1 if kind == "F" else 3)))
+        if kind == "B":
+            visits.append(Visit(j, "U"))
+    slots = rng.randint(2, max(2, jobs // 2))
+    return states, visits, slots * sum(slot_bytes(states)), 10 ** rng.uniform(-0.5, 0.5)
+
+
+RANGES = ((0, 0.5), (0.5, 0.8), (0.8, 1.0), (1.0, 1.25), (1.25, 2), (2, 99))
+
+
+def family(cases: int) -> None:
+    """Time over the bound, by compute over the bound of the copies."""
+    rows = []
+    for seed in range(cases):
+        states, visits, room, ratio = case(seed)
+        unit = HostLink(1.0, 1.0)
+        least = min(copy_bound(states, visits, d, unit) for d in divide(states, visits, room, ""))
+        if not least:
+            continue
+        speed = least * ratio / sum(v.duration for v in visits)
+        began = time.process_time()
+        plan = ResidencyPlan.compile(states, visits, room, HostLink(speed, speed))
+        spent = time.process_time() - began
+        floor = max(plan.compute, plan.bound)
+        hidden = 1 - plan.exposed / plan.bound
+        ratio = plan.compute / plan.bound
+        rows.append((ratio, plan.period / floor, hidden, spent))
+    print(
+        "| compute / copies | cases | within 1.1 | median | worst | copies hidden, median | least |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for low, high in RANGES:
+        some = [row for row in rows if low <= row[0] < high]
+        if some:
+            over, hidden = ([row[k] for row in some] for k in (1, 2))
+            print(
+                f"| {low}-{high} | {len(some)} | {sum(x <= 1.1 for x in over) / len(some):.0%} "
+                f"| {statistics.median(over):.3f} | {max(over):.3f} "
+                f"| {statistics.median(hidden):.0%} | {min(hidden):.0%} |"
+            )
+    seconds = [row[3] for row in rows]
+    print(
+        f"\n{sum(row[1] > 1.1 for row in rows)} of {len(rows)} not within 1.1; CPU seconds a plan: "
+        f"median {statistics.median(seconds):.2f}, most {max(seconds):.2f}"
+    )
+
+
+def exact(cases: int) -> None:
+    """Plans and the best of all plans of tiny devices, by compute over the bound of the copies."""
+    rows, left_out = [], 0
+    unit = HostLink(1.0, 1.0)
+    for seed in range(cases):
+        states, visits, slots, device = drawn(seed, most=40_000)
+        if not copy_bound(states, visits, slots, unit):
+            continue
+        try:
+            best = device.least_period()
+        except TooLarge:
+            left_out += 1
+            continue
+        plan = ResidencyPlan.compile(states, visits, None, unit, slots=slots, chunk=1)
+        floor = max(plan.compute, plan.bound)
+        rows.append((plan.compute / plan.bound, plan.period, best, floor))
+    print(
+        "| compute / copies | cases | plan within 1.1 | best of all within 1.1 "
+        "| plan / best: the same | within 1.1 | worst |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for low, high in RANGES:
+        some = [row for row in rows if low <= row[0] < high]
+        if some:
+            above = [period / best for _, period, best, _ in some]
+            print(
+                f"| {low}-{high} | {len(some)} "
+                f"| {sum(p <= 1.1 * f for _, p, _, f in some) / len(some):.0%} "
+                f"| {sum(b <= 1.1 * f for _, _, b, f in some) / len(some):.0%} "
+                f"| {sum(x <= 1.0001 for x in above) / len(some):.0%} "
+                f"| {sum(x <= 1.1 for x in above) / len(some):.0%} | {max(above):.3f} |"
+            )
+    missed = [row for row in rows if row[1] > 1.1 * row[3]]
+    print(
+        f"\n{len(missed)} of {len(rows)} plans not within 1.1, in "
+        f"{sum(r[2] > 1.1 * r[3] for r in missed)} of them no plan is; {left_out} left out, too "
+        f"large to search"
+    )
+
+
+def switch() -> None:
+    """A block that stays in its slot, and one that must be brought in."""
+    import torch
+    from torch import nn
+
+    from optsched.arraypipe import Job
+    from optsched.arraypipe.memory import Slotted
+    from optsched.arraypipe.stages import fresh_model, fresh_stages
+    from optsched.arraypipe.states.slots import layout_of
+
+    torch.set_num_threads(1)
+    print(
+        "| parameters | tensors | block in its slot, us | block that moves, us | bytes copied, us |"
+    )
+    print("|---|---|---|---|---|")
+    for layers, width in ((1, 8), (8, 8), (8, 256), (8, 1024)):
+        job = Job(0, 1, lambda p: torch.optim.AdamW(p), recompute=True)
+
+        def build(layers: int = layers, width: int = width) -> nn.Module:
+            return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
+
+        names = (tuple(str(k) for k in range(layers)),)
+        runs: list[Any] = []
+        for j in range(3):
+            run: Any = type("Run", (), {"job": job, "title": f"job{j}"})()
+            run.stages = fresh_stages(fresh_model(build, job), names, job, j, run.title)
+            runs.append(run)
+        sizes = layout_of(runs[0].stages[0], "").bytes
+        states = [State(j, 0, sizes) for j in range(3)]
+        plan = ResidencyPlan.compile(
+            states, [Visit(j, "R") for j in range(3)], None, PCIE_5, slots=(2, 2)
+        )
+        pairs = [(j, 0) for j in range(3)]
+        spent = []
+        for row in ([0] * 300, [0, 1, 2] * 100):
+            memory = Slotted(
+                runs, plan, pairs, iter([Visit(j, "R") for j in row]), torch.device("cpu")
+            )
+            times = []
+            for j in row:
+                began = time.perf_counter_ns()
+                memory.enter(j, 0, "R", None)
+                memory.leave(j, 0, "R")
+                times.append(time.perf_counter_ns() - began)
+            spent.append(statistics.median(times[30:]) / 1000)
+            memory.close()
+        here, there = torch.empty(sizes[0], dtype=torch.uint8), torch.empty(sizes[0]).byte()
+        copies = []
+        for _ in range(50):
+            began = time.perf_counter_ns()
+            here.copy_(there)
+            copies.append(time.perf_counter_ns() - began)
+        count = sum(p.numel() for _, p in runs[0].stages[0].parameters)
+        print(
+            f"| {count:,} | {2 * layers} | {spent[0]:.1f} | {spent[1]:.1f} "
+            f"| {statistics.median(copies) / 1000:.1f} |"
+        )
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("table")
+    commands.add_parser("family").add_argument("--cases", type=int, default=300)
+    commands.add_parser("exact").add_argument("--cases", type=int, default=200)
+    commands.add_parser("switch")
+    options = parser.parse_args()
+    print(machine() if options.command != "switch" else machine("torch"), end="\n\n")
+    if options.command == "table":
+        table()
+    elif options.command == "family":
+        family(options.cases)
+    elif options.command == "exact":
+        exact(options.cases)
+    else:
+        switch()
+
+
+if __name__ == "__main__":
+    main()

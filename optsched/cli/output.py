@@ -1,0 +1,238 @@
+"""What commands print and write: consoles, tables, facts, files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+from optsched.errors import InternalError, MissingExtra
+from optsched.io.text import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from optsched.cluster.run import Run
+
+PAGES = (".html", ".htm")
+
+
+def console(*, errors: bool = False, quiet: bool = False) -> Console:
+    """Where tables and progress go; names appear as they are, never as markup."""
+    from rich.console import Console
+
+    stream = sys.stderr if errors else sys.stdout
+    return Console(
+        stderr=errors, quiet=quiet, width=None if errors or stream.isatty() else 200,
+        highlight=False, markup=False, emoji=False,
+    )  # fmt: skip
+
+
+def table(*heads: str, left: Iterable[int] = (0,), **columns: Any) -> Table:
+    """A table of numbers; the columns that are named by their number hold words."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    words = set(left)
+    for k, head in enumerate(heads):
+        made.add_column(
+            Text(plain(head)), justify="left" if k in words else "right", overflow="fold", **columns
+        )
+    return made
+
+
+def facts(rows: Iterable[tuple[str, object]], width: int = 12) -> None:
+    """One fact a line, its name first."""
+    for key, value in rows:
+        print(f"{key:{width}}{plain(str(value), 1000)}")
+
+
+def wrote(path: Path | None, write: Callable[[Path], object] | bytes | str, what: str = "") -> None:
+    """Write a file that was asked for, and say so; it is there as a whole or not at all."""
+    from optsched.io.files import write_atomic
+
+    if path is None:
+        return
+    if callable(write):
+        write(path)
+    else:
+        write_atomic(path, write)
+    print(f"wrote {path}{what}")
+
+
+def answer_lines(lines: BinaryIO, answers: BinaryIO, answer: Callable[[int, bytes], bytes]) -> None:
+    """Answer every line that is not blank; an answer is flushed before the next line is read."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            answers.write(answer(number, line))
+            answers.flush()
+
+
+def stdin_or_file(file: Path) -> tuple[str, str]:
+    """Name and text of a file, or of stdin for ``-``."""
+    from optsched.io.files import decode_text, read_text
+
+    if str(file) == "-":
+        return "stdin", decode_text(sys.stdin.buffer.read(), "stdin")
+    return str(file), read_text(file)
+
+
+def indented(value: object) -> bytes:
+    """A document that people may read."""
+    import msgspec
+
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
+def lines_of(values: Iterable[object]) -> bytes:
+    """One JSON value a line."""
+    import msgspec
+
+    return b"".join(msgspec.json.encode(value) + b"\n" for value in values)
+
+
+class RunOutputs(NamedTuple):
+    """Files of simulated or real runs that were asked for."""
+
+    history: Path | None
+    metrics: Path | None
+    csv: Path | None
+    plot: Path | None
+    policies: tuple[str, ...]
+    inputs: dict[str, Any]
+
+    def check(self, *inputs: str | Path | None) -> None:
+        """Refuse paths, such as those of inputs, before any work is spent on them."""
+        from optsched.io.files import check_outputs
+
+        if self.plot is not None:
+            from optsched.plots.simulation import check_suffix
+
+            check_suffix(self.plot)
+            if find_spec("matplotlib") is None:  # importing it takes a second in which nothing runs
+                raise MissingExtra("plots", "plot")
+        check_outputs([self.metrics, self.csv, self.plot, *self._histories().values()], inputs)
+
+    def show(self, runs: Mapping[str, Run], *, as_json: bool, quiet: bool) -> None:
+        """The table, or one JSON object."""
+        if as_json:
+            from optsched.formats.metrics_json import to_json
+
+            print(json.dumps(json.loads(to_json(runs, per_job=False, inputs=self.inputs))))
+        elif not quiet:
+            _print_table(runs)
+
+    def write(self, runs: Mapping[str, Run], *, quiet: bool) -> list[Path]:
+        """All files, one after the other; those that were written."""
+        from optsched.formats import metrics_json
+        from optsched.io.files import write_atomic
+
+        written = []
+        for name, path in self._histories().items():
+            if name in runs:
+                _write_history(runs[name], path)
+                written.append(path)
+        if self.metrics is not None:
+            metrics_json.write(runs, self.metrics, inputs=self.inputs)
+            written.append(self.metrics)
+        if self.csv is not None:
+            write_atomic(self.csv, table_csv(runs))
+            written.append(self.csv)
+        drawn = {name: run for name, run in runs.items() if run.metrics.ended.any()}
+        if self.plot is not None and drawn:
+            from optsched.plots.simulation import simulation_report
+
+            simulation_report(drawn, self.plot)
+            written.append(self.plot)
+        if not quiet:
+            for path in written:
+                print(f"wrote {path}")
+        return written
+
+    def _histories(self) -> dict[str, Path]:
+        """File of every policy's history: ``run.fifo.schedule.json`` if there are several."""
+        path = self.history
+        if path is None:
+            return {}
+        if len(self.policies) == 1:
+            return {self.policies[0]: path}
+        ending = next((e for e in (".schedule.json", ".json") if path.name.endswith(e)), "")
+        stem = path.name[: len(path.name) - len(ending)]
+        return {name: path.with_name(f"{stem}.{name}{ending}") for name in self.policies}
+
+
+def _write_history(run: Run, path: Path) -> None:
+    from optsched.model.verify import verify
+
+    violations = verify(run.history)
+    if violations:
+        raise InternalError(f"{run.policy}: the history breaks a rule: {violations[0].message}")
+    run.history.write(path)
+
+
+def _print_table(runs: Mapping[str, Run]) -> None:
+    from optsched.plots.simulation import table as comparison
+
+    some = next(iter(runs.values()))
+    header, rows = comparison(runs)
+    out = console()
+    out.print(
+        f"{plain(some.workload.name, 60)}: {len(some.workload):,} jobs, {some.nodes.total:,} GPUs "
+        f"in {len(some.nodes.gpus):,} nodes"
+    )
+    shown, left_out = _fitting(header, rows, out.width)
+    found = table(*(header[k] for k in shown), no_wrap=True)
+    for row in rows:
+        found.add_row(*(row[k] for k in shown))
+    out.print(found)
+    if left_out:
+        out.print(f"no room for: {', '.join(left_out)} (--csv has them)")
+
+
+_FIRST_TO_GO = (10, 4, 9, 13, 11, 3, 6, 8, 12, 5, 7, 2)
+"""Columns of the table by number, the least wanted first."""
+
+
+def _fitting(header: list[str], rows: list[list[str]], width: int) -> tuple[list[int], list[str]]:
+    """Columns that a terminal of this width has room for, and the names of the others."""
+    wide = [max(map(len, column)) + 3 for column in zip(header, *rows, strict=True)]
+    shown = list(range(len(header)))
+    left_out = []
+    for k in _FIRST_TO_GO:
+        if sum(wide[i] for i in shown) + 1 <= width:
+            break
+        shown.remove(k)
+        left_out.append(header[k])
+    return shown, left_out
+
+
+def table_csv(runs: Mapping[str, Run]) -> str:
+    """One row per policy, one column per metric, exact; times in the workload's unit."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    rows = {name: run.metrics.summary() for name, run in runs.items()}
+    keys = list(dict.fromkeys(key for row in rows.values() for key in row))
+    writer.writerow(["policy", "time_unit", *keys])
+    for name, row in rows.items():
+        unit = runs[name].workload.time_unit
+        writer.writerow([name, unit, *(row.get(key, "") for key in keys)])
+    return text.getvalue()
+
+
+def check_drawing(path: Path | None) -> None:
+    """Refuse a drawing of another suffix than those of pictures and pages."""
+    from optsched.errors import InputError
+    from optsched.plots.picture import PICTURES
+
+    legal = (*PICTURES, *PAGES)
+    if path is not None and path.suffix.lower() not in legal:
+        raise InputError(f"{path}: expected a drawing ending in {', '.join(legal)}")

@@ -1,0 +1,202 @@
+"""``optsched slim-train``, ``serve-train``, ``-profile``, ``-run`` (extra ``serving``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from optsched.cli.options import Devices, Output, Seed  # noqa: TC001
+from optsched.cli.serve import (
+    Burst,
+    PlanOption,
+    Rate,
+    RouterSpec,
+    Scenario,
+    Seconds,
+    plan_of,
+    router_of,
+    summary_rows,
+)
+
+Network = Annotated[Path, typer.Option(help="What `optsched slim-train` wrote.")]
+
+
+def slim_train(
+    output: Output,
+    path: Annotated[
+        Path | None,
+        typer.Option(help="Folder of CIFAR-100's files [default: scikit-learn's digits]."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the images.", min=1)] = 12,
+    seed: Seed = 0,
+    accuracy: Annotated[
+        Path | None, typer.Option(help="Write the accuracy of every tuple here (JSON).")
+    ] = None,
+) -> None:
+    """Train a slimmable network over random tuples of widths, and measure every tuple."""
+    from optsched.cli.output import indented
+    from optsched.io.files import check_outputs, write_atomic
+
+    check_outputs([output, accuracy], [])
+    from optsched.serving import training
+    from optsched.serving.network import SlimResNet
+
+    if path is None:
+        train, test = training.digits(), training.digits("test")
+        net = SlimResNet(
+            10, channels=(16, 32, 64, 128), blocks=1, in_channels=1, group_channels=4, seed=seed
+        )
+    else:
+        train, test = (training.cifar100(path, split) for split in ("train", "test"))
+        net = SlimResNet(100, seed=seed)
+
+    def tell(one: Any) -> None:
+        print(f"epoch {one.epoch} of {one.epochs}: loss {one.loss:.4f}, others {one.distilled:.4f}",
+              flush=True)  # fmt: skip
+
+    training.train_slim(net, train, epochs=epochs, seed=seed, on_progress=tell)
+    table = training.measure_accuracy(net, test)
+    training.save_network(net, output)
+    for w, width in enumerate(net.widths):
+        uniform = ",".join([str(w)] * len(net.segments))
+        print(f"width {width:g} throughout: {table[uniform]:.2f} %")
+    print(f"{len(table)} tuples, mean {sum(table.values()) / len(table):.2f} %; wrote {output}")
+    if accuracy is not None:
+        write_atomic(accuracy, indented(table))
+
+
+def serve_train(
+    output: Output,
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario [default: the reference, 2500/s in bursts].")
+    ] = None,
+    mode: Annotated[
+        str,
+        typer.Option(help="flow: the objective itself; paper, paper-relaxed: Slim Scheduler's."),
+    ] = "flow",
+    decisions: Annotated[int, typer.Option(help="To learn from.", min=1)] = 3_000_000,
+    seed: Seed = 0,
+    plan: PlanOption = "auto",
+    curve: Annotated[Path | None, typer.Option(help="Write the curve here (JSON lines).")] = None,
+) -> None:
+    """Train a router by PPO; Ctrl-C keeps the best policy so far."""
+    from optsched.cli.output import lines_of, wrote
+    from optsched.io.files import check_outputs, write_atomic
+    from optsched.problems.routing import Routing
+    from optsched.problems.routing.workload import reference
+
+    check_outputs([output, curve], [scenario])
+
+    def make(trace: int) -> Routing:
+        return reference(rate=2500, burst=3, seed=1000 + trace)
+
+    def tell(row: dict[str, float]) -> None:
+        print("  ".join(f"{key} {value:.4g}" for key, value in row.items()), flush=True)
+
+    problem: Any = make if scenario is None else Routing.read(scenario)
+    from optsched.serving.ppo import train_router
+
+    policy, rows = train_router(
+        problem, mode, decisions=decisions, seed=seed, checkpoint=output,
+        plan=plan_of(make(0) if scenario is None else problem, plan), progress=tell,
+    )  # fmt: skip
+    wrote(output, policy.save, f"; optsched serve-sim --router policy:{output}")
+    if curve is not None:
+        write_atomic(curve, lines_of(rows))
+
+
+def serve_profile(
+    network: Network,
+    output: Output,
+    accuracy: Annotated[Path, typer.Option(help="What slim-train --accuracy wrote.")],
+    devices: Devices = "cpu,cpu",
+    rate: Rate = 60.0,
+    burst: Burst = 1.0,
+    seconds: Seconds = 20.0,
+    seed: Seed = 0,
+) -> None:
+    """Measure a network on this machine's devices, and make a scenario of it."""
+    from optsched.io.files import check_outputs, read_text
+    from optsched.io.strict_json import decode, parse
+
+    check_outputs([output], [network, accuracy])
+    table = decode(parse(read_text(accuracy), str(accuracy)), dict[str, float], str(accuracy))
+    import numpy as np
+
+    from optsched.cli.progress import Bar
+    from optsched.problems.routing.checks import accuracy_table
+    from optsched.problems.routing.workload import arrivals
+    from optsched.serving.profiler import profile, scenario
+    from optsched.serving.training import load_network
+
+    net = load_network(network)
+    # what can be wrong is said before minutes of measuring
+    accuracy_table(table, np.array(net.widths), len(net.channels), None)
+    trace: dict[str, Any] = {"rate": rate, "burst": burst, "seconds": seconds, "seed": seed}
+    arrivals(**trace)
+    with Bar("rounds of measuring") as bar:
+        places = (devices or "cpu,cpu").split(",")
+        costs = profile(net, places, side=16, seed=seed, on_progress=bar.task(bar.what))
+    problem = scenario(costs, table, **trace)
+    problem.write(output)
+    for one in costs.devices:
+        error, server = "-" if one.error is None else f"{one.error:.1%}", one.server
+        print(f"{server.id}: launch {server.launch_ms:.3f} ms, load {server.load_ms:.1f} ms, "
+              f"off {error}")  # fmt: skip
+    print(f"router {costs.router_ms:.3f} ms; wrote {output}: {problem.n_requests} requests")
+
+
+def serve_run(
+    scenario: Scenario,
+    network: Network,
+    router: RouterSpec = "marginal",
+    plan: PlanOption = "auto",
+    seed: Seed = 0,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Put the simulation beside it.")
+    ] = False,
+    log: Annotated[Path | None, typer.Option(help="Write the log here.")] = None,
+    devices: Devices = None,
+) -> None:
+    """Serve the scikit-learn digits for real, in a process per server, at the scenario's times."""
+    from optsched.cli.output import facts
+    from optsched.cli.progress import Bar
+    from optsched.io.files import check_outputs, write_atomic
+    from optsched.problems.routing import Routing
+
+    check_outputs([log], [scenario, network])
+    problem = Routing.read(scenario)
+    from optsched.serving.executor import Executor, RequestsLost
+    from optsched.serving.executor import compare as side_by_side
+    from optsched.serving.training import digits, load_network
+
+    net, there = load_network(network), digits("test").x
+    images = there[[r % len(there) for r in range(problem.n_requests)]]
+    executor = Executor(
+        net, problem, router_of(router), plan_of(problem, plan), seed=seed,
+        devices=None if devices is None else devices.split(","),
+    )  # fmt: skip
+    found, run = None, None
+    try:
+        with Bar("requests") as bar:
+            tell = bar.task(bar.what)
+            if compare:
+                found = side_by_side(executor, images, tell)
+            run = executor.run(images, tell) if found is None else found.measured
+    except RequestsLost as lost:
+        run = lost.run
+        raise
+    finally:
+        if run is not None and log is not None and run.log is not None:
+            write_atomic(log, run.log.to_json())
+    if found is None:
+        facts(summary_rows(run.summary), 18)
+        return
+    print(f"{'':18}{'simulated':>12}{'measured':>12}{'off':>9}")
+    for name, said, real, off in found.rows():
+        print(f"{name:18}{said:12.4g}{real:12.4g}{off:9.1%}")
+
+
+COMMANDS = (slim_train, serve_train, serve_profile, serve_run)
