@@ -13,6 +13,7 @@ import numpy as np
 
 from optsched.errors import InputError, MissingExtra
 from optsched.model.schedule import NO_DEADLINE, Rows
+from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -110,6 +111,8 @@ def evolve(decoder: Decoder, limits: Limits, iterations: int) -> int:
     while made < iterations and not monitor.should_stop():
         some = [Individual(genes) for genes in fresh[: iterations - made]]
         found = decoder.values(some)
+        if not found:  # a limit of the decoder's own, or there is nobody else
+            break
         for one, value in zip(some, found, strict=False):
             one.fitness.values = (value,)
         monitor.advance(len(found))
@@ -442,7 +445,7 @@ class Counts(Decoder):
                 even[u] += even[u] < room[u] and sum(even) < k
         begun = [full, even]
         if self.monitor.solution is not None:
-            hosts = self.vectors.problem.cluster.host_of[self.monitor.solution.to_lists()[0]]
+            hosts = self.vectors.problem.cluster.host_of[list(self.monitor.solution.gpus[0])]
             start = [int((hosts == h).sum()) for h in self.vectors.hosts]
             begun += [start] if sum(start) == k else []
         slots = [u for u, most in enumerate(room) for _ in range(most)]
@@ -491,6 +494,6 @@ class Counts(Decoder):
             top = int(cost.argmin())
             if cost[top] < self.best:
                 self.best = int(cost[top])
-                answer = Rows.of([self.vectors.gpus(table[top])])
+                answer = GpuSets.of([self.vectors.gpus(table[top])])
                 self.monitor.incumbent(answer, self.best, "genetic")
         return [self.known[tuple(one)] for one in some]

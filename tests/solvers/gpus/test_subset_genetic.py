@@ -13,6 +13,7 @@ import optsched
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError, MissingExtra
+from optsched.testing.best_gpus import subset_problems
 from optsched_solvers.literature.genetic import Counts, GpuGenetic
 
 pytest.importorskip("deap")
@@ -142,3 +143,11 @@ def test_without_deap(monkeypatch):  # type: ignore[no-untyped-def]
     monkeypatch.setitem(__import__("sys").modules, "deap", None)
     with pytest.raises(MissingExtra, match="genetic"):
         optsched.solve(replace_policy(four_by_eight(7)), GpuGenetic())
+
+
+def test_ends_when_all_vectors_are_known() -> None:
+    """Fewer vectors than individuals, and no limit but the number of these."""
+    for problem in subset_problems(12):
+        engine = GpuGenetic()
+        if engine.supports(problem):
+            assert optsched.solve(problem, engine, iterations=10_000).seconds < 600

@@ -1,0 +1,129 @@
+"""The house rules: which room may import which, how large rooms, folders, files, signatures are."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
+
+FLOORS = (
+    "errors version io", "model", "kernels", "solving", "analysis", "problems", "pipelines",
+    "bandwidth", "cluster", "elastic serving arraypipe", "optsched_solvers", "formats",
+    "plots bench testing", "optsched", "cli",
+)  # fmt: skip
+"""Imports run downward or stay on their floor, also those for types alone."""
+
+MOST: dict[str, dict[str, int]] = {
+    "lines": {
+        "analysis": 1100, "arraypipe": 22400, "bandwidth": 10600, "bench": 1200, "cli": 4600,
+        "cluster": 13000, "elastic": 2600, "errors": 100, "formats": 5300, "io": 800,
+        "kernels": 1500, "model": 2600, "optsched": 200, "optsched_solvers": 19400,
+        "pipelines": 1900, "plots": 1600, "problems": 8000, "serving": 4000, "solving": 1400,
+        "testing": 3100, "version": 100,
+    },
+    "files over 700 lines": {},
+    "files of a folder over 24": {
+        "optsched/arraypipe": 39, "optsched/bandwidth": 52, "optsched/cluster": 53,
+        "optsched/formats": 32, "solvers/optsched_solvers/quota": 35,
+    },
+    "imports upward": {
+        "bandwidth -> formats": 2, "cluster -> formats": 1, "problems -> bandwidth": 22,
+    },
+    "modules in circles of imports": {"arraypipe": 12, "cluster": 8, "problems": 6},
+    "compiled entries": {
+        "arraypipe": 2, "bandwidth": 11, "cluster": 26, "kernels": 4, "optsched_solvers": 47,
+        "serving": 4,
+    },
+    "functions of too many parameters": {
+        "arraypipe": 8, "bandwidth": 7, "cli": 12, "cluster": 6, "elastic": 1, "formats": 1,
+        "optsched_solvers": 5, "pipelines": 2, "problems": 4, "solving": 1,
+    },
+}  # fmt: skip
+"""By rule and room what is there today. It may fall, by fewer mechanisms, and never rise."""
+
+
+@cache
+def modules() -> dict[str, tuple[Path, ast.Module]]:
+    """Path and tree of every module of the product."""
+    found = {}
+    for top in (ROOT / "optsched", ROOT / "solvers" / "optsched_solvers"):
+        for path in sorted(top.rglob("*.py")):
+            name = ".".join(path.relative_to(top.parent).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path, ast.parse(path.read_text())
+    return found
+
+
+def room(name: str) -> str:
+    """``optsched.io.values`` is in ``io``, ``optsched_solvers.quota.tree`` in the solvers."""
+    first, *rest = name.split(".")
+    return first if first == "optsched_solvers" or not rest else rest[0]
+
+
+def statements(node: ast.AST, inside: bool = True) -> Iterator[ast.AST]:
+    """All statements below a node, those `inside` of functions too."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.stmt, ast.ExceptHandler)):
+            yield child
+            if inside or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield from statements(child, inside)
+
+
+def imports(name: str) -> set[str]:
+    """Modules that this one imports when it loads or for types; not those inside functions."""
+    known, found = modules(), set[str]()
+    for node in statements(known[name][1], inside=False):
+        if isinstance(node, ast.ImportFrom):
+            full = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= full & known.keys() or {node.module or ""}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & known.keys() - {name}
+
+
+@cache
+def counted() -> dict[str, Counter[str]]:
+    """By rule and room what there is to count."""
+    found = {rule: Counter[str]() for rule in MOST}
+    floor = {name: k for k, names in enumerate(FLOORS) for name in names.split()}
+    graph = {name: imports(name) for name in modules()}
+    folders = Counter(str(path.parent.relative_to(ROOT)) for path, _ in modules().values())
+    found["files of a folder over 24"].update({key: n for key, n in folders.items() if n > 24})
+    for name, (path, tree) in modules().items():
+        own, lines = room(name), path.read_text().count("\n")
+        found["lines"][own] += lines
+        found["files over 700 lines"][own] += lines > 700
+        for other in graph[name]:
+            if floor[room(other)] > floor[own]:
+                found["imports upward"][f"{own} -> {room(other)}"] += 1
+        reached, left = set[str](), [*graph[name]]
+        while left:
+            if (one := left.pop()) not in reached:
+                reached.add(one)
+                left += graph[one]
+        found["modules in circles of imports"][own] += name in reached and own != "optsched"
+        for node in statements(tree):
+            if isinstance(node, ast.FunctionDef):
+                by = {ast.unparse(one).split("(")[0].split(".")[-1] for one in node.decorator_list}
+                found["compiled entries"][own] += bool(by & {"kernel", "njit", "jit", "entry"})
+                given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+                n = len(given) - bool(given and given[0].arg in ("self", "cls"))
+                kernel = by & {"kernel", "njit", "entry", "helper", "inlined"}
+                found["functions of too many parameters"][own] += n > (12 if kernel else 8)
+    return found
+
+
+@pytest.mark.parametrize("rule", MOST)
+def test_rule(rule: str) -> None:
+    """No room breaks it more often than it is known to."""
+    most = MOST[rule]
+    there = {key: n for key, n in counted()[rule].items() if n > most.get(key, 0)}
+    assert not there, f"{rule}: {there}, at most { ({key: most.get(key, 0) for key in there}) }"
