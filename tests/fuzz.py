@@ -17,21 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from random_problems import random_array, random_choice, random_graph, random_shop
+from random_subsets import best_batch, random_batch, random_subset
 from rolling_problems import awkward_array, random_rolling
-from subset_cases import best_batch, random_batch
 
 import optsched
 from optsched import JobArray
 from optsched.problems.jobarray.choice import choice_of, choosing
 from optsched.solving.solver import support_by_name
-from optsched.testing.best_period import TooLarge, best_period
-from optsched.testing.best_quota import best_quota
-from optsched.testing.brute_force import best_makespan, machine_orders
-from optsched.testing.check_answers import judge
-from optsched.testing.check_common import against
-from optsched.testing.quota_problems import random_plan
-from optsched.testing.subset_problems import optimum as best_choice
-from optsched.testing.subset_problems import random_subset
+from optsched.testing.best_gpus import optimum as best_choice
+from optsched.testing.best_quota import best_quota, random_plan
+from optsched.testing.brute_force import TooLarge, best_makespan, best_period, machine_orders
+from optsched.testing.common import against
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -216,7 +212,7 @@ def fault(problem: Any, run: Run, best: int | None) -> str:
     try:
         result = optsched.solve(problem, run.solver, workers=1, **run.settings)
         if problem.problem_kind in ("quota", "gpus"):
-            judge(problem, result, best)
+            against(problem, result, best)
         else:
             chosen = problem
             if getattr(problem, "chooses", False) and result.schedule is not None:

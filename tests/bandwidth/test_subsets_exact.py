@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from depth import depth
+from random_subsets import Tables, contention_of, policy_of, sizes_of, state_of
 
 from optsched.bandwidth.ask import ask, gpus_of
 from optsched.bandwidth.contention import Contention, share
@@ -14,8 +15,7 @@ from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.bandwidth.subset_search import pareto, sizes, submasks
 from optsched.bandwidth.subsets import SubsetSearch, ask_exact
-from optsched.testing.best_subset import all_subsets
-from optsched.testing.subset_problems import Tables, contention_of, policy_of, sizes_of, state_of
+from optsched.testing.best_gpus import all_subsets
 
 CASES = depth(80, 240)
 

@@ -9,7 +9,7 @@ from depth import depth
 
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Dispatcher, Job
-from optsched.testing.subset_problems import Tables, sizes_of, state_of
+from optsched.testing.best_gpus import Tables, sizes_of, state_of
 
 SEEDS = range(depth(40, 120))
 

@@ -14,7 +14,7 @@ import optsched
 from optsched.bandwidth import Cluster, ClusterState, Contention, Host, HostType, Policy
 from optsched.bandwidth.ask import ask
 from optsched.errors import InputError, UnsupportedProblem
-from optsched.testing.subset_problems import Tables
+from optsched.testing.best_gpus import Tables
 from optsched_solvers.gpus.eha import Eha, candidates, fewest
 
 

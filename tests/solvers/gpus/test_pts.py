@@ -13,7 +13,7 @@ from optsched.bandwidth import Cluster, ClusterState, Contention, Host, HostType
 from optsched.bandwidth.rates import UNMEASURED
 from optsched.errors import UnsupportedProblem
 from optsched.problems.gpus.problem import Request
-from optsched.testing.subset_problems import Tables
+from optsched.testing.best_gpus import Tables
 from optsched_solvers.gpus import judge
 from optsched_solvers.gpus.eha import Eha
 from optsched_solvers.gpus.hybrid import Hybrid

@@ -7,15 +7,14 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from subset_cases import best_batch, random_batch
+from random_subsets import best_batch, random_batch
 
 import optsched
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.problems.gpus.problem import GpuPlacement, Request
-from optsched.testing.best_subset import all_subsets
-from optsched.testing.subset_problems import Tables
+from optsched.testing.best_gpus import Tables, all_subsets
 from optsched_solvers.gpus import batch as subset_batch
 from optsched_solvers.gpus import tree as subset_tree
 

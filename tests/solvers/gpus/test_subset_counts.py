@@ -12,7 +12,7 @@ import optsched
 from optsched.bandwidth import ClusterState, counts
 from optsched.formats.read_problem import read_problem
 from optsched.testing import SolverTests
-from optsched.testing.subset_problems import Tables
+from optsched.testing.best_gpus import Tables
 
 CASES = sorted((Path(__file__).parents[3] / "instances" / "subset").glob("*-4x8-*.json"))
 

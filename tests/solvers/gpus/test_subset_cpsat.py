@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from depth import depth
+from random_subsets import allowed
 from test_subset_tree import best_of, four_by_eight, problem_of, replace_policy
 
 import optsched
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError
-from optsched.testing.subset_problems import allowed
 from optsched_solvers.gpus import cpsat as subset_cpsat
 from optsched_solvers.gpus.vectors import CountVectors
 
@@ -23,7 +23,7 @@ class Sat:
 
     name = "sat"
     kinds = ("gpus",)
-    options = dict.fromkeys(("threads", "parameters", "mode", "symmetry"), "")
+    options = dict.fromkeys(("parameters", "mode", "symmetry"), "")
     supports = staticmethod(subset_cpsat.supports)
     solve = staticmethod(subset_cpsat.solve)
 
@@ -156,7 +156,6 @@ def test_refusals(monkeypatch):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"threads": 0}, "options.threads"),
         ({"parameters": {"no_such": 1}}, "no_such"),
         ({"parameters": 3}, "options.parameters"),
         ({"mode": "else"}, "options.mode"),

@@ -8,20 +8,13 @@ from types import MappingProxyType
 
 import pytest
 from depth import depth
+from random_subsets import Tables, allowed, contention_of, policy_of, sizes_of, state_of
 
 import optsched
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.problems.gpus.problem import GpuPlacement
-from optsched.testing.best_subset import all_subsets
-from optsched.testing.subset_problems import (
-    Tables,
-    allowed,
-    contention_of,
-    policy_of,
-    sizes_of,
-    state_of,
-)
+from optsched.testing.best_gpus import all_subsets
 from optsched_solvers.gpus import tree as subset_tree
 
 

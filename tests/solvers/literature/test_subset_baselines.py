@@ -6,6 +6,7 @@ import random
 from itertools import combinations
 
 import pytest
+from random_subsets import Tables
 from subset_cases import problem_of, solved
 
 import optsched
@@ -13,8 +14,7 @@ from optsched.bandwidth import Cluster, ClusterState, Host, HostType, Policy
 from optsched.bandwidth.links import published_weight, weight
 from optsched.bandwidth.proximity import proximity
 from optsched.errors import InputError, UnsupportedProblem
-from optsched.testing.best_subset import all_subsets
-from optsched.testing.subset_problems import Tables
+from optsched.testing.best_gpus import all_subsets
 from optsched_solvers.literature.baselines import Proximity, RandomSubset, Topo, nearest_links
 
 ALL = (Proximity(), Topo(), RandomSubset())
