@@ -16,9 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from random_problems import random_array, random_choice, random_graph, random_shop
 from rolling_problems import awkward_array, random_rolling
-from subset_cases import best_batch, random_batch
 
 import optsched
 from optsched import JobArray
@@ -29,6 +27,7 @@ from optsched.testing.best_gpus import random_subset
 from optsched.testing.best_quota import best_quota, random_plan
 from optsched.testing.brute_force import TooLarge, best_makespan, best_period, machine_orders
 from optsched.testing.common import against
+from optsched.testing.random_problems import random_array, random_choice, random_graph, random_shop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -30,6 +30,7 @@ def main() -> None:
 def _solve(task: dict[str, Any]) -> dict[str, Any]:
     import optsched
     from optsched.bench.instances import load
+    from optsched.model import document
 
     problem = load(task["source"]).problem
     if problem.sha256 != task["sha256"]:
@@ -42,9 +43,11 @@ def _solve(task: dict[str, Any]) -> dict[str, Any]:
         raise optsched.InternalError(result.contradiction)
     found = result.schedule
     if found is None or found.sequences is None or found.start is None:
-        orders, starts = None, None
+        orders, starts, written = None, None, None
     else:
-        orders, starts = problem.answer(found).to_lists(), found.start.tolist()
+        problem.answer(found)  # refuses what is none
+        orders, starts = found.sequences.to_lists(), found.start.tolist()
+        written = document.write(found).decode()
     return {
         "status": result.status,
         "objective": result.objective,
@@ -54,6 +57,7 @@ def _solve(task: dict[str, Any]) -> dict[str, Any]:
         "seconds": result.seconds,
         "history": [(round(e.elapsed, 5), e.objective, e.lower_bound) for e in result.history],
         "sequences": orders,
+        "schedule": written,
         "start": starts,
         "versions": _versions(),
     }

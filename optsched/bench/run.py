@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from optsched.bench.rows import Row
+from optsched.model import document
 from optsched.model.schedule import Rows
 from optsched.model.verify import verify
 from optsched.solving.limits import available_cores
@@ -184,7 +185,7 @@ def _objection(task: Task, answer: dict[str, Any]) -> str:
     if problem.problem_kind in ("jobshop", "jobarray") and not getattr(problem, "chooses", False):
         schedule = problem.graph().with_orders(Rows.of(answer["sequences"]), answer["start"])
     else:
-        schedule = problem.scheduled(Rows.of(answer["sequences"]))
+        schedule = document.read(answer["schedule"], "the answer")
     violations = verify(schedule)
     if violations:
         return f"the schedule is wrong: {violations[0].message}"

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import random_graph
 from strategies import schedules
 
 from optsched import CyclicOrder, JobArray, Rows, Schedule
 from optsched.errors import InputError
 from optsched.kernels import longest_path
 from optsched.model.graph import evaluate as by_python
+from optsched.testing.random_problems import random_graph
 
 
 def agree(graph: Schedule, sequences: Rows) -> None:

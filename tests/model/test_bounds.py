@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from random_problems import random_array, random_graph, random_shop
 from state_oracle import best_by_states
 
 from optsched import Arcs, JobArray, JobShop, Resource, Rows, Schedule
@@ -18,6 +17,7 @@ from optsched.model import bounds
 from optsched.model.bounds import jackson_preemptive, makespan_bound, makespan_bounds
 from optsched.model.graph import evaluate
 from optsched.testing import best_makespan
+from optsched.testing.random_problems import random_array, random_graph, random_shop
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray

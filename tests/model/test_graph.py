@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import random_graph
 from strategies import periodic_schedules
 
 from optsched import Arcs, CyclicOrder, JobArray, Resource, Rows, Schedule
 from optsched.errors import InputError
 from optsched.model.graph import describe, evaluate, scheduled, to_networkx
+from optsched.testing.random_problems import random_graph
 
 if TYPE_CHECKING:
     from random import Random

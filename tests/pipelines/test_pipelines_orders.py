@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import random_array
 
 from optsched import JobArray, Schedule, pipelines, verify
 from optsched.analysis.occupancy import peak_memory
 from optsched.errors import CyclicOrder, InputError
 from optsched.pipelines.fixed_order import Step, fixed
+from optsched.testing.random_problems import random_array
 
 if TYPE_CHECKING:
     from random import Random

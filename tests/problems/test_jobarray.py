@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import random_array
 
 import optsched
 from optsched import JobArray, Schedule
 from optsched.errors import InputError
 from optsched.problems.jobarray import document as jobarray_json
 from optsched.testing import best_makespan
+from optsched.testing.random_problems import random_array
 
 if TYPE_CHECKING:
     from random import Random

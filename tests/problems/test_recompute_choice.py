@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from depth import depth
-from random_problems import random_choice
 
 import optsched
 from optsched import JobArray, UnsupportedProblem, verify
@@ -20,6 +19,7 @@ from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing import best_makespan
 from optsched.testing.brute_force import best_period
+from optsched.testing.random_problems import random_choice
 from optsched_solvers.shop import recompute_choice
 from optsched_solvers.shop.dispatch import Dispatch
 

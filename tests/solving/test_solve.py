@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from random_problems import random_graph
 
 import optsched
 from optsched import JobArray, JobShop, Limits, Monitor, Progress, Result, Rows, Schedule
@@ -19,6 +18,7 @@ from optsched.solving.solver import Support, support_by_name
 from optsched.solving.solver import solver as find_solver
 from optsched.testing import best_makespan
 from optsched.testing.common import against_optimum
+from optsched.testing.random_problems import random_graph
 
 if TYPE_CHECKING:
     from pathlib import Path

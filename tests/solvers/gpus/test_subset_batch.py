@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from subset_cases import best_batch, random_batch
+from random_subsets import best_batch, random_batch
 
 import optsched
 from optsched.bandwidth.contention import Contention

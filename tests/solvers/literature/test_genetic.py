@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import random_array, random_graph
 
 import optsched
 from optsched import JobArray, JobShop, MissingExtra, UnsupportedProblem, verify
@@ -20,6 +19,7 @@ from optsched.model.graph import scheduled
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing import best_makespan
+from optsched.testing.random_problems import random_array, random_graph
 from optsched_solvers.literature.genetic import Genetic, pox, seeded_selection
 
 

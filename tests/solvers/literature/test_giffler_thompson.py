@@ -8,12 +8,12 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import random_array, random_graph, random_shop
 
 import optsched
 from optsched import JobArray, JobShop, Schedule, verify
 from optsched.errors import UnsupportedProblem
 from optsched.testing import best_makespan
+from optsched.testing.random_problems import random_array, random_graph, random_shop
 from optsched_solvers.literature.giffler_thompson import GifflerThompson
 
 INSTANCES = Path(__file__).parents[3] / "instances" / "jobshop"

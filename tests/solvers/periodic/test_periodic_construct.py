@@ -9,13 +9,13 @@ import pytest
 from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import random_array
 
 import optsched
 from optsched import JobArray, verify
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
+from optsched.testing.random_problems import random_array
 from optsched_solvers.periodic import insertion
 from optsched_solvers.periodic.construct import (
     SLACK,

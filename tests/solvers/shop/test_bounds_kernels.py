@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from random_problems import random_array, random_graph
 from state_oracle import best_by_states
 
 from optsched import JobArray, JobShop
 from optsched.model import bounds as core
+from optsched.testing.random_problems import random_array, random_graph
 from optsched_solvers.shop.proof.one_machine import (
     NOTHING,
     carlier,

@@ -7,7 +7,6 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from random_problems import random_array, random_graph, random_shop
 from state_oracle import best_by_states
 
 import optsched
@@ -15,6 +14,7 @@ from optsched import JobArray, JobShop
 from optsched.errors import InputError, UnsupportedProblem
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
+from optsched.testing.random_problems import random_array, random_graph, random_shop
 from optsched_solvers.shop.branch_and_bound import BranchAndBound
 
 if TYPE_CHECKING:

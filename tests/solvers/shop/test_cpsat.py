@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from random_problems import random_array, random_graph, random_shop
 from state_oracle import best_by_states
 
 import optsched
@@ -19,6 +18,7 @@ from optsched.model.schedule import Arcs
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing import best_makespan
+from optsched.testing.random_problems import random_array, random_graph, random_shop
 from optsched_solvers.shop.cpsat import CpSat
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from random import Random
 
 from depth import seeds
-from random_problems import random_array, random_graph, random_shop
 
 from optsched import JobArray, JobShop, Schedule
 from optsched.model.bounds import makespan_bound
 from optsched.testing.brute_force import best_makespan
+from optsched.testing.random_problems import random_array, random_graph, random_shop
 from optsched_solvers.shop.proof.destructive import Climb, destructive
 from optsched_solvers.shop.proof.tree import DisjunctiveTree
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from depth import depth, seeds
-from random_problems import random_array, random_graph, random_shop
 
 import optsched
 from optsched import CyclicOrder, JobArray, JobShop, Schedule
@@ -21,6 +20,7 @@ from optsched.model.verify import verify
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing.brute_force import best_makespan
+from optsched.testing.random_problems import random_array, random_graph, random_shop
 from optsched_solvers.shop.proof import failure_directed, symmetry_order
 from optsched_solvers.shop.proof import state as ds
 from optsched_solvers.shop.proof import tree as disjunctive_tree

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import random_array
 
 from optsched import Arcs, JobArray, JobShop
+from optsched.testing.random_problems import random_array
 from optsched_solvers.shop.proof.identical_jobs import identical_jobs
 
 if TYPE_CHECKING:

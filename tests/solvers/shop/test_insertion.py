@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import random_array, random_graph, random_shop
 
 import optsched
 from optsched import CyclicOrder, JobArray, JobShop, Rows, Schedule, verify
 from optsched.errors import InputError
 from optsched.model.graph import evaluate
+from optsched.testing.random_problems import random_array, random_graph, random_shop
 from optsched_solvers.shop import dispatch
 from optsched_solvers.shop.tabu import insertion
 from optsched_solvers.shop.tabu.insertion import complete

@@ -7,13 +7,13 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import random_array
 
 import optsched
 from optsched import JobArray, JobShop, verify
 from optsched.model.graph import scheduled
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
+from optsched.testing.random_problems import random_array
 from optsched_solvers.shop.late_acceptance import JobOrders, improve
 
 

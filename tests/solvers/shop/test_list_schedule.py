@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from random_problems import random_array, random_graph, random_shop
 
 from optsched import JobArray, JobShop, Resource, Rows, Schedule, verify
 from optsched.errors import InputError
 from optsched.kernels import list_schedule, plain_python
 from optsched.model.graph import evaluate
+from optsched.testing.random_problems import random_array, random_graph, random_shop
 from optsched_solvers.shop import dispatch
 from optsched_solvers.shop.rules import PIPELINE_RULES, SHOP_RULES, is_pipeline
 from optsched_solvers.shop.tabu.insertion import ranks

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from depth import seeds
-from random_problems import random_array, random_graph, random_shop
 
 import optsched
 from optsched import JobShop, Schedule
 from optsched.model.graph import evaluate
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
+from optsched.testing.random_problems import random_array, random_graph, random_shop
 from optsched_solvers.shop.rules import supported_graph, try_rules
 from optsched_solvers.shop.tabu import neighbourhoods as nb
 from optsched_solvers.shop.tabu import state as st

@@ -7,11 +7,11 @@ from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
-from random_problems import random_array
 from test_neighbourhoods import graphs, levels, shop, started
 
 from optsched import JobArray, Rows, Schedule
 from optsched.model.graph import evaluate, scheduled
+from optsched.testing.random_problems import random_array
 from optsched_solvers.shop.tabu.arrays import order_of, sequences_of
 from optsched_solvers.shop.tabu.path_relinking import LEAST_APART, Elites, Relabelling, relink
 from optsched_solvers.shop.tabu.walk import Walk

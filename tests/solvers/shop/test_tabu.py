@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from depth import seeds
-from random_problems import random_array, random_graph, random_shop
 from test_neighbourhoods import shop, started
 
 import optsched
@@ -21,6 +20,7 @@ from optsched.model.schedule import NO_DEADLINE
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing.brute_force import best_makespan
+from optsched.testing.random_problems import random_array, random_graph, random_shop
 from optsched_solvers.shop.tabu import solver as tabu
 from optsched_solvers.shop.tabu.solver import Tabu, polish
 
