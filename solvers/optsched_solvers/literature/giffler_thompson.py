@@ -22,7 +22,7 @@ from optsched_solvers.literature import giffler_thompson_node as at_node
 from optsched_solvers.literature import giffler_thompson_tree as in_tree
 from optsched_solvers.literature.giffler_thompson_node import INFINITE, NO_LIMIT
 from optsched_solvers.shop.proof.one_machine import one_machine_bound
-from optsched_solvers.shop.proof.symmetry_order import ordered_alike
+from optsched_solvers.shop.proof.symmetry import ordered_alike
 from optsched_solvers.shop.rules import try_rules
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 
 from optsched.model.bounds import holdings, paths_from
 from optsched.model.schedule import Arcs
-from optsched_solvers.shop.proof.identical_jobs import identical_jobs
+from optsched_solvers.shop.proof.symmetry import identical_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

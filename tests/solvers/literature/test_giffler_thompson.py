@@ -27,8 +27,8 @@ from optsched_solvers.literature.giffler_thompson import (
     is_triangular,
     with_symmetry_broken,
 )
-from optsched_solvers.shop.proof.identical_jobs import identical_jobs
 from optsched_solvers.shop.proof.one_machine import carlier
+from optsched_solvers.shop.proof.symmetry import identical_jobs
 
 INSTANCES = Path(__file__).parents[3] / "instances" / "jobshop"
 

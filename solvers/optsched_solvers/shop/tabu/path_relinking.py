@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
-from optsched_solvers.shop.proof.identical_jobs import identical_jobs
+from optsched_solvers.shop.proof.symmetry import identical_jobs
 from optsched_solvers.shop.tabu.arrays import (
     ACQUIRE,
     BEFORE,
