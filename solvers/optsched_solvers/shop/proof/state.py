@@ -44,7 +44,7 @@ BY_HEAD, BY_DEADLINE = 0, 1
 
 def _record(*fields: str) -> np.dtype[np.void]:
     """A record of integers."""
-    return np.dtype([(field, np.int64) for field in fields])
+    return np.dtype([(field, np.int64) for field in fields], align=True)
 
 
 # est, lst: earliest and latest start, and the levels at which they were last put on the trail;
