@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         pipelines,
         plots,
         serving,
-        stop,
         testing,
     )
     from optsched.errors import (
@@ -36,12 +35,13 @@ if TYPE_CHECKING:
     from optsched.problems.jobshop.problem import JobShop
     from optsched.problems.quota.problem import QuotaJob, QuotaPlan
     from optsched.problems.routing import Routing
+    from optsched.solving import stop
     from optsched.solving.limits import Limits
-    from optsched.solving.monitor import Monitor, Progress
+    from optsched.solving.monitor import Monitor
+    from optsched.solving.progress import Progress, Watcher
     from optsched.solving.result import Result
     from optsched.solving.solve import solve
     from optsched.solving.solver import solvers
-    from optsched.solving.watcher import Watcher
 
 _HOME = {
     name: module
@@ -57,11 +57,11 @@ _HOME = {
         "problems.quota.problem": "QuotaJob QuotaPlan",
         "problems.routing": "Routing",
         "solving.limits": "Limits",
-        "solving.monitor": "Monitor Progress",
+        "solving.monitor": "Monitor",
         "solving.result": "Result",
         "solving.solve": "solve",
         "solving.solver": "solvers",
-        "solving.watcher": "Watcher",
+        "solving.progress": "Progress Watcher",
     }.items()
     for name in names.split()
 }

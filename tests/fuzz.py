@@ -23,21 +23,17 @@ from rolling_problems import awkward_array, random_rolling
 import optsched
 from optsched import JobArray
 from optsched.problems.jobarray.choice import choice_of, choosing
-from optsched.solving.solver import solver as find_solver
-from optsched.solving.solver import support
-from optsched.testing.best_period import TooLarge, best_period
-from optsched.testing.best_quota import best_quota
-from optsched.testing.brute_force import best_makespan, machine_orders
-from optsched.testing.check_answers import judge
-from optsched.testing.check_common import against
-from optsched.testing.quota_problems import random_plan
-from optsched.testing.subset_problems import optimum as best_choice
+from optsched.solving.solver import support_by_name
+from optsched.testing.best_gpus import optimum as best_choice
+from optsched.testing.best_quota import best_quota, random_plan
+from optsched.testing.brute_force import TooLarge, best_makespan, best_period, machine_orders
+from optsched.testing.common import against
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from optsched import Schedule
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 ORDERS = 3000
 """Combinations of machine orders that brute force may try."""
@@ -215,11 +211,11 @@ def fault(problem: Any, run: Run, best: int | None) -> str:
     """What is wrong with a solver's answer; empty if nothing is."""
     try:
         result = optsched.solve(problem, run.solver, workers=1, **run.settings)
-        if problem.answers in ("quotas", "resources"):
-            judge(problem, result, best)
+        if problem.problem_kind in ("quota", "gpus"):
+            against(problem, result, best)
         else:
             chosen = problem
-            if "recomputation" in problem.answers and result.schedule is not None:
+            if getattr(problem, "chooses", False) and result.schedule is not None:
                 chosen = choosing(problem, choice_of(problem, result.schedule))
             against(chosen, result, best)
     except optsched.UnsupportedProblem:
@@ -248,7 +244,7 @@ def failures(kind: str, seed: int, seconds: Counter[str]) -> Iterator[str]:
     begin = time.perf_counter()
     best = KINDS[kind].truth(problem)
     seconds["brute force"] += time.perf_counter() - begin
-    able = [run for run in KINDS[kind].runs if support(find_solver(run.solver), problem)]
+    able = [run for run in KINDS[kind].runs if support_by_name(run.solver, problem)]
     for run in Random(seed).sample(able, min(AT_ONCE, len(able))):
         begin = time.perf_counter()
         said = fault(problem, run, best)

@@ -14,7 +14,7 @@ from optsched.analysis.iterations import JobReport, job_reports, throughput
 from optsched.analysis.occupancy import horizon, peak_memory, setup_time
 from optsched.errors import InputError
 from optsched.model.graph import describe
-from optsched.solving.result import relative_gap
+from optsched.solving.progress import relative_gap
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 _TAILLARD = re.compile(r"ta[0-9]+")
 _FAMILY = re.compile(r"[A-Za-z_]+")

@@ -181,7 +181,7 @@ def _objection(task: Task, answer: dict[str, Any]) -> str:
     if answer["start"] is None:
         return "" if value is None else "an objective without a schedule"
     problem = task.instance.problem
-    if problem.answers == "orders":
+    if problem.problem_kind in ("jobshop", "jobarray") and not getattr(problem, "chooses", False):
         schedule = problem.graph().with_orders(Rows.of(answer["sequences"]), answer["start"])
     else:
         schedule = problem.scheduled(Rows.of(answer["sequences"]))

@@ -25,8 +25,7 @@ from optsched.cli.simulate import simulate
 from optsched.cli.warmup import warmup
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import Schedule
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem, Schedule
     from optsched.solving.result import Result
 
 app = typer.Typer(

@@ -134,25 +134,27 @@ def _tasks(
     from optsched.solving.limits import Limits
     from optsched.solving.limits import default_workers as usual
     from optsched.solving.solver import solver as find_solver
-    from optsched.solving.solver import support
+    from optsched.solving.solver import solvers as of_kind
+    from optsched.solving.solver import support_by_name
 
     names = list(dict.fromkeys(name.strip() for name in solvers.split(",") if name.strip()))
     if not names:
         raise InputError("solvers: expected names, separated by commas")
-    engines = {name: find_solver(name) for name in names}
     given = _options_of(names, parse_options(option))
     limits = Limits(
         time_limit, iterations, workers=usual() if workers is None else workers, seed=seeds - 1
     )
     for name, options in given.items():
-        unknown = set(options).difference(getattr(engines[name], "options", {}))
+        kinds = {instance.problem.problem_kind for instance in instances}
+        able = [find_solver(name, kind) for kind in kinds if name in of_kind(kind)]
+        unknown = set(options).difference(*(getattr(one, "options", {}) for one in able))
         if unknown:
             raise InputError(f"option: {name} has no option {min(unknown)!r:.60}")
     refusals = []
     pairs = []
     for instance in instances:
         for name in names:
-            found = support(engines[name], instance.problem)
+            found = support_by_name(name, instance.problem)
             if found:
                 pairs.append((instance, name))
             else:

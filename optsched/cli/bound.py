@@ -12,7 +12,7 @@ import typer
 from optsched.cli.options import HELP, with_objective
 
 if TYPE_CHECKING:
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 PROVERS = ("branch_and_bound", "cpsat")
 """Solvers for a better bound, in order of preference."""
@@ -69,9 +69,9 @@ def bound(
 
 def named_bounds(problem: Problem) -> dict[str, int]:
     """Every bound that needs no search, by name; ``carlier`` is exact for each machine alone."""
-    if problem.answers == "resources":
+    if problem.problem_kind == "gpus":
         return {"best pattern": problem.lower_bound()}
-    if problem.answers == "quotas":
+    if problem.problem_kind == "quota":
         return {"hull or level": problem.lower_bound()}
     from optsched.model.bounds import makespan_bounds
     from optsched_solvers.shop.proof.one_machine import one_machine_bound
@@ -89,12 +89,12 @@ def _solved(
     """The solver's name, its bound, and why nothing is feasible if it proved that."""
     import optsched
     from optsched.cli.options import parse_options
-    from optsched.solving.solver import solver as find_solver
-    from optsched.solving.solver import support
+    from optsched.solving.solver import support_by_name
 
     if solver is None:
-        able = [name for name in PROVERS if name in optsched.solvers()]
-        solver = next((name for name in able if support(find_solver(name), problem)), able[-1])
+        able = [name for name in PROVERS if name in optsched.solvers(problem.problem_kind)]
+        taken = (name for name in able if support_by_name(name, problem))
+        solver = next(taken, able[-1] if able else "auto")
     result = optsched.solve(
         problem, solver, time_limit=time_limit, workers=workers, options=parse_options(option)
     )
@@ -111,5 +111,5 @@ def _print(summary: dict[str, Any], problem: Problem) -> None:
         return
     for name, value in summary["bounds"].items():
         print(f"{plain(name, 16):18}{problem.describe(value)}")
-    what = "lower bound" if problem.answers.endswith("orders") else "bound"
+    what = "lower bound" if problem.problem_kind in ("jobshop", "jobarray", "periodic") else "bound"
     print(f"{what:18}{problem.describe(summary['lower_bound'])}")

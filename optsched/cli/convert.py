@@ -10,8 +10,7 @@ import typer
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import Schedule
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem, Schedule
 
 SOURCES = ("auto", "standard", "taillard", "json", "csv")
 TARGETS = ("auto", "standard", "taillard", "jobshop", "jobarray", "schedule", "csv")
@@ -102,9 +101,9 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
     from optsched.problems.jobarray.problem import JobArray
     from optsched.problems.jobshop.problem import JobShop
 
-    if problem.answers == "resources":
+    if problem.problem_kind == "gpus":
         raise InputError(f"{name}: a choice of GPUs has one format only, optsched.subset/1")
-    if problem.answers == "quotas":
+    if problem.problem_kind == "quota":
         raise InputError(f"{name}: a quota plan has one format only, optsched.quota/1")
     scheduled = isinstance(problem, Schedule) and problem.is_scheduled
     if target == "own":

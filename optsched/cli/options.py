@@ -10,8 +10,8 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.solving.problem import Problem
-    from optsched.solving.stop import Criterion
+    from optsched.model.schedule import Problem
+    from optsched.solving.progress import Criterion
 
 HELP = "KEY=VALUE of the solver, VALUE as JSON or plain text; may be repeated."
 

@@ -6,19 +6,19 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Self, TextIO
 
-from optsched.solving.progress_log import FIRST_AFTER, LOGGER
+from optsched.solving.progress import FIRST_AFTER, LOGGER
 
 if TYPE_CHECKING:
     import logging
     from types import TracebackType
 
-    from optsched.solving.monitor import Progress
+    from optsched.solving.progress import Progress
 
 
 class ProgressLine:
     """Callable for ``on_progress``: on a terminal one line that rewrites itself.
 
-    Elsewhere a line every five seconds, through the logger of `optsched.solving.progress_log`.
+    Elsewhere a line every five seconds, through the logger of `optsched.solving.progress`.
     """
 
     def __init__(self, enabled: bool = True, stream: TextIO | None = None) -> None:

@@ -118,7 +118,7 @@ def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from optsched.solving.progress_log import EVERY, FIRST_AFTER
+    from optsched.solving.progress import EVERY, FIRST_AFTER
 
     console = Console(stderr=True, highlight=False, markup=False)
     columns = BarColumn(), MofNCompleteColumn(), TextColumn(what), TimeElapsedColumn()

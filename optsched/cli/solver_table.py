@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import optsched
-from optsched.solving.solver import answers, solver, support
+from optsched.solving.solver import solvers, support_by_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 
 def solver_table(file: Path | None) -> None:
@@ -19,32 +19,34 @@ def solver_table(file: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    names = optsched.solvers()
     console = Console()
     if file is not None:
         from optsched.formats.read_problem import read_problem
 
         problem = read_problem(file)
-        for name in names:
-            found = support(solver(name), problem)
+        for name in solvers():
+            found = support_by_name(name, problem)
             console.print(f"{name:18}{'yes' if found else f'no: {found.reason}'}", highlight=False)
         return
-    kinds = _kinds()
-    orders = [name for name in names if "orders" in answers(solver(name))]
+    orders = sorted({*solvers("jobshop"), *solvers("jobarray"), *solvers("periodic")})
     table = Table("problem", *orders, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    for kind, problem in kinds.items():
-        table.add_row(kind, *("yes" if support(solver(n), problem) else "-" for n in orders))
+    for text, problem in _graphs().items():
+        able = _able(problem)
+        table.add_row(text, *("yes" if name in able else "-" for name in orders))
     console.print(table)
-    for kind, answer in (("SubsetChoice", "resources"), ("Routing", "routes")):
-        able = [name for name in names if answer in answers(solver(name))]
-        console.print(f"{kind}: {', '.join(able)}", highlight=False)
-    for kind, problem in _plans().items():
-        able = [name for name in names if support(solver(name), problem)]
-        console.print(f"{kind}: {', '.join(able)}", highlight=False)
+    for text, kind in (("SubsetChoice", "gpus"), ("Routing", "routing")):
+        console.print(f"{text}: {', '.join(solvers(kind))}", highlight=False)
+    for text, problem in _plans().items():
+        console.print(f"{text}: {', '.join(_able(problem))}", highlight=False)
     console.print("`optsched solvers FILE` says why a solver refuses an instance.", highlight=False)
 
 
-def _kinds() -> dict[str, Problem]:
+def _able(problem: Problem) -> list[str]:
+    """Names of the solvers that take it."""
+    return [name for name in solvers(problem.problem_kind) if support_by_name(name, problem)]
+
+
+def _graphs() -> dict[str, Problem]:
     """The smallest problem of each kind."""
     blocks = [[1, 1], [1, 1]]
     gang = optsched.Schedule(

@@ -8,7 +8,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
-from optsched.model.schedule import NO_DEADLINE, IntArray, Objective, Schedule
+from optsched.model.schedule import NO_DEADLINE, IntArray, Objective, Problem, Schedule
 from optsched.model.verify_liveness import disjoint_cycles
 from optsched.model.verify_periodic import balance
 from optsched.model.verify_resources import (
@@ -21,7 +21,6 @@ from optsched.model.verify_resources import (
     neighbours,
 )
 from optsched.model.violation import KINDS, Kind, Violation, Words, count
-from optsched.solving.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,7 +184,8 @@ def _of_instance(schedule: Schedule, problem: Problem) -> Iterator[Violation]:
         yield Violation("objective", (), None, amount, message)
     theirs = str(schedule.provenance.get("instance_sha256", problem.sha256))
     # one graph has one optimum; of what the graph does not hold, bounds are proved for a document
-    by_graph = problem.answers in ("orders", "periodic orders")
+    of_graphs = problem.problem_kind in ("jobshop", "jobarray", "periodic")
+    by_graph = of_graphs and not getattr(problem, "chooses", False)
     if claim.lower_bound is not None and not by_graph and theirs != problem.sha256:
         message = (
             f"the claimed lower bound {claim.lower_bound} was proved for another instance "

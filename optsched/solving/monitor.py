@@ -5,21 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InternalError
-from optsched.solving.progress_log import ProgressLog
-from optsched.solving.result import relative_gap
+from optsched.solving.progress import Progress, ProgressLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from optsched.model.schedule import Rows
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
-    from optsched.solving.problem import Problem
+    from optsched.solving.progress import Criterion, Watcher
     from optsched.solving.result import Result
-    from optsched.solving.stop import Criterion
-    from optsched.solving.watcher import Watcher
 
 BOUND_INTERVAL = 0.05
 """Least seconds between two calls of a watcher that bring no new incumbent."""
@@ -29,44 +26,6 @@ OWN = "bounds"
 
 TICK = 0.5
 """Seconds without news after which a watcher hears that the search is alive."""
-
-
-class Progress(NamedTuple):
-    """State of a search at one moment; printed, it is one line."""
-
-    elapsed: float
-    """Seconds since the call."""
-    iteration: int
-    """Steps that the engines have reported so far, all together; see each solver."""
-    objective: int | None
-    """Value of the best schedule."""
-    lower_bound: int | None
-    """Best proved bound."""
-    event: str
-    """``"incumbent"``, ``"bound"``, ``"restart"``, or ``"tick"`` (nothing new, still alive)."""
-    source: str = ""
-    """The engine that caused the event."""
-    best_elapsed: float = 0.0
-    """`elapsed` when the best schedule was found."""
-    best_iteration: int = 0
-    """`iteration` when the best schedule was found."""
-
-    @property
-    def gap(self) -> float | None:
-        """Relative gap ``objective / lower_bound - 1``; None without both values."""
-        return relative_gap(self.objective, self.lower_bound)
-
-    def __str__(self) -> str:
-        """``12.3 s  1204000 steps  objective 930 H  bound 915  gap 1.64%  tabu`` (H: new best)."""
-        steps = f"  {self.iteration} steps" if self.iteration else ""
-        best = "-" if self.objective is None else str(self.objective)
-        mark = " H" if self.event == "incumbent" else ""
-        bound = "-" if self.lower_bound is None else str(self.lower_bound)
-        gap = "-" if self.gap is None else f"{self.gap:.2%}"
-        return (
-            f"{self.elapsed:7.1f} s{steps}  objective {best}{mark}  bound {bound}  gap {gap}  "
-            f"{self.source}"
-        ).rstrip()
 
 
 class Monitor:
@@ -103,7 +62,7 @@ class Monitor:
         self._reserve = reserve
         self.objective: int | None = None
         self.lower_bound: int | None = None
-        self.sequences: Rows | None = None
+        self.solution: Any = None
         self.iteration = 0
         self.history: list[Progress] = []
         self.interrupted = False
@@ -132,15 +91,15 @@ class Monitor:
 
     # what engines report
 
-    def incumbent(self, sequences: Rows, objective: int, source: str = "") -> bool:
-        """Offer a schedule; False if it is not better than the best known one.
+    def incumbent(self, solution: Any, objective: int, source: str = "") -> bool:
+        """Offer a solution, of the class that this kind of problem has; False if it is no better.
 
         If it is better than the proved bound, that is dropped; see `contradicted`.
         """
         with self._lock:
             if self.objective is not None and objective >= self.objective:
                 return False
-            self.objective, self.sequences = int(objective), sequences
+            self.objective, self.solution = int(objective), solution
             if self.lower_bound is not None and objective < self.lower_bound:
                 self._refuted(self.lower_bound, self._proved_by)
             self._best_at = self.elapsed, self.iteration
@@ -222,10 +181,10 @@ class Monitor:
         return self.objective is not None and self.objective == self.lower_bound
 
     @property
-    def best(self) -> tuple[int | None, Rows | None]:
-        """Objective and sequences of the incumbent, which belong together."""
+    def best(self) -> tuple[int | None, Any]:
+        """Objective and solution of the incumbent, which belong together."""
         with self._lock:
-            return self.objective, self.sequences
+            return self.objective, self.solution
 
     @contextmanager
     def waiting_for_kernels(self) -> Iterator[None]:

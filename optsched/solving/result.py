@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
 from optsched.model.schedule import STATUSES
+from optsched.solving.progress import relative_gap
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
-    from optsched.solving.monitor import Progress
+    from optsched.solving.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -135,12 +136,3 @@ def primal_gap(value: int, best_known: int) -> float:
     if value <= best_known:
         return 0.0
     return min(1.0, (value - best_known) / max(abs(value), abs(best_known)))
-
-
-def relative_gap(objective: int | None, lower_bound: int | None) -> float | None:
-    """``(objective - lower_bound) / |lower_bound|``; 0 if equal, None if unknown or bound 0."""
-    if objective is None or lower_bound is None:
-        return None
-    if objective == lower_bound:
-        return 0.0
-    return (objective - lower_bound) / abs(lower_bound) if lower_bound else None

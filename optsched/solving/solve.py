@@ -14,20 +14,19 @@ from optsched.errors import InputError, InternalError, UnsupportedProblem
 from optsched.model.schedule import Objective, Schedule
 from optsched.solving.limits import Limits, default_workers
 from optsched.solving.monitor import OWN, Monitor
+from optsched.solving.progress import Watcher
 from optsched.solving.result import Result
-from optsched.solving.solver import Solver, instant, solvers, support
+from optsched.solving.solver import Solver, runs_inline, solvers, support
 from optsched.solving.solver import solver as find_solver
-from optsched.solving.watcher import Watcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.model.schedule import Rows
-    from optsched.solving.monitor import Progress
-    from optsched.solving.problem import Problem
-    from optsched.solving.stop import Criterion
+    from optsched.model.schedule import Problem
+    from optsched.solving.progress import Criterion, Progress
 
 
+_TIMES = ("makespan", "period")
 _WATCH = 0.01  # seconds between two looks at what the engine has found
 _FINISH = 8e-6  # seconds an operation, to evaluate and verify the schedule in the end
 
@@ -54,7 +53,8 @@ def solve(
     problem
         A `JobShop`, a `JobArray`, or any unscheduled `Schedule` (a bare graph).
     solver
-        Name of an installed solver (`optsched.solvers()`), or a solver object.
+        Name of an installed solver for this kind of problem (`optsched.solvers(kind)`), or a solver
+        object.
     time_limit, iterations, target, workers, seed
         See `Limits`; without any limit 10 seconds. Ctrl-C returns the best so far.
     stop
@@ -87,7 +87,9 @@ def solve(
         A solver has a bug: the verifier objects to its schedule.
     """
     started = time.perf_counter()
-    engine = find_solver(solver) if isinstance(solver, str) else solver
+    if not callable(getattr(problem, "graph", None)):
+        raise InputError(f"problem: expected a JobShop, a JobArray or a graph, got {problem!r:.60}")
+    engine = find_solver(solver, problem.problem_kind) if isinstance(solver, str) else solver
     if not callable(getattr(engine, "solve", None)):
         raise InputError(f"solver: expected a name or a solver object, got {solver!r:.60}")
     if on_progress is not None and not callable(on_progress):
@@ -99,8 +101,8 @@ def solve(
         _known_options(engine, {} if options is None else options), stop,
     )  # fmt: skip
     _require_support(engine, problem)
-    if problem.answers == "orders" and limits.target is not None and limits.target < 0:
-        raise InputError(f"target: expected an integer in 0..{2**53}, got {limits.target}")
+    if problem.objective_name in _TIMES and limits.target is not None and limits.target < 0:
+        raise InputError(f"target: expected an integer in 0..2^53, got {limits.target}")
     monitor = Monitor(limits, on_progress, started, watcher, _FINISH * problem.n_operations)
     start = None if warm_start is None else _warm_start(problem, warm_start)
     found = Result("unknown")
@@ -125,9 +127,7 @@ def solve(
     return result
 
 
-def _run(
-    engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, start: Rows | None
-) -> Result:
+def _run(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, start: Any) -> Result:
     """Look for reasons why nothing is feasible, take the warm start, then search."""
     if start is not None:
         monitor.incumbent(start, problem.evaluate(problem.scheduled(start)), "warm start")
@@ -148,7 +148,7 @@ def _search(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor) 
     So Ctrl-C arrives here, never inside compiled code or half an import, and users are called from
     the thread that called `solve`, whatever the engine does.
     """
-    if instant(engine, problem):
+    if runs_inline(engine, problem):
         return engine.solve(problem, limits, monitor) or Result("unknown")
     results: list[Result | None] = []
     failures: list[BaseException] = []
@@ -200,7 +200,7 @@ def _take(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> 
 
 def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> Result:
     """Turn what the monitor holds into a verified schedule and an honest status."""
-    if found.status == "infeasible" and monitor.sequences is not None:
+    if found.status == "infeasible" and monitor.solution is not None:
         monitor.contradicted(
             f"{found.solver or engine.name} proved that there is no schedule ({found.reason}), but "
             f"one of {monitor.objective} exists"
@@ -213,14 +213,14 @@ def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -
         "missing": tuple(sorted(monitor.missing)),
         "contradiction": monitor.contradiction,
     }
-    if monitor.sequences is None:
+    if monitor.solution is None:
         status = "infeasible" if found.status == "infeasible" else "unknown"
         if status == "infeasible":
             shared["lower_bound"] = None
         return Result(status, reason=found.reason, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
     from optsched.model.verify import verify
 
-    schedule = _scheduled(problem, engine, monitor.sequences)
+    schedule = _scheduled(problem, engine, monitor.solution)
     status = "optimal" if monitor.proved else "feasible"
     value = problem.evaluate(schedule)
     schedule = schedule.with_orders(
@@ -243,7 +243,7 @@ def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -
     return Result(status, schedule, value, seconds=monitor.elapsed, **shared)  # type: ignore[arg-type]
 
 
-def _scheduled(problem: Problem, engine: Solver, answer: Rows) -> Schedule:
+def _scheduled(problem: Problem, engine: Solver, answer: Any) -> Schedule:
     """The schedule of an engine's answer; an impossible one is its fault."""
     try:
         return problem.scheduled(answer)
@@ -289,18 +289,17 @@ def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _require_support(engine: Solver, problem: Problem) -> None:
-    if not callable(getattr(problem, "graph", None)):
-        raise InputError(f"problem: expected a JobShop, a JobArray or a graph, got {problem!r:.60}")
     said = support(engine, problem)
     if said:
         return
-    able = [name for name in solvers() if support(find_solver(name), problem)]
+    kind = problem.problem_kind
+    able = [name for name in solvers(kind) if support(find_solver(name, kind), problem)]
     others = f"; these do: {', '.join(able)}" if able else "; no installed solver does"
     reason = said.reason or "refused"
     raise UnsupportedProblem(f"{engine.name} does not solve this problem: {reason}{others}")
 
 
-def _warm_start(problem: Problem, start: Schedule) -> Rows:
+def _warm_start(problem: Problem, start: Schedule) -> Any:
     if not isinstance(start, Schedule):
         raise InputError(f"warm_start: expected a Schedule, got {start!r:.60}")
     try:

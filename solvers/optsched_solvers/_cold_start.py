@@ -9,9 +9,9 @@ from optsched_solvers.periodic import rules as rolling_rules
 from optsched_solvers.shop import hand_made, rules
 
 if TYPE_CHECKING:
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 
 def offer_first(problem: Problem, limits: Limits, monitor: Monitor) -> None:

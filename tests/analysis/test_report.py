@@ -21,7 +21,7 @@ from optsched.analysis.report import report
 from optsched.analysis.unroll import unroll
 from optsched.errors import InputError
 from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
-from optsched.solving.result import relative_gap
+from optsched.solving.progress import relative_gap
 
 
 def hand_made(start: list[int], **changes: object) -> Schedule:

@@ -20,7 +20,7 @@ from optsched import InputError, JobArray, Schedule, verify
 from optsched.arraypipe.planning.orders import random_rolling
 from optsched.arraypipe.planning.repair import with_job, without
 from optsched.arraypipe.planning.replan import _CHILD, Replanner, gain
-from optsched.solving.problem import Problem
+from optsched.model.schedule import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -68,10 +68,10 @@ main()
 def test_functions_that_are_called_like_their_modules() -> None:
     """However the modules are imported, the names stand for the functions."""
     program = """
-import optsched.model.verify, optsched.solve
+import optsched.model.verify, optsched.solving.solve
 from optsched.model.verify import verify
 import optsched
-assert optsched.verify is verify and optsched.solving.solve.__module__ == "optsched.solve"
+assert optsched.verify is verify and optsched.solve.__module__ == "optsched.solving.solve"
 """
     subprocess.run([sys.executable, "-c", program], check=True)
 

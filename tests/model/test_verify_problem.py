@@ -14,13 +14,13 @@ from optsched import JobArray, JobShop, Objective, Schedule, verify
 from optsched.errors import InputError
 from optsched.model.difference import difference
 from optsched.model.schedule import Arcs
-from optsched.testing.quota_problems import quota_problems
-from optsched.testing.subset_problems import subset_problems
+from optsched.testing.best_gpus import subset_problems
+from optsched.testing.best_quota import quota_problems
 
 if TYPE_CHECKING:
     from program import Cli
 
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 SHOP = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
 ARRAY = JobArray(

@@ -19,8 +19,7 @@ import optsched
 from optsched import JobShop, Objective, Rows, Schedule
 from optsched.errors import InputError
 from optsched.formats import standard
-from optsched.model.schedule import NO_DEADLINE
-from optsched.solving.problem import Problem
+from optsched.model.schedule import NO_DEADLINE, Problem
 
 if TYPE_CHECKING:
     from types import ModuleType

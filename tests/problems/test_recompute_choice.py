@@ -19,12 +19,12 @@ from optsched.problems.jobarray.tradeoff import tradeoff
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing import best_makespan
-from optsched.testing.best_period import best_period
+from optsched.testing.brute_force import best_period
 from optsched_solvers.shop import recompute_choice
 from optsched_solvers.shop.dispatch import Dispatch
 
 if TYPE_CHECKING:
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
     from optsched.solving.result import Result
 
 
@@ -165,7 +165,7 @@ def test_wrong_answers_are_refused() -> None:
 @pytest.mark.parametrize("solver", ["dispatch", "tabu", "cpsat", "branch_and_bound", "genetic"])
 def test_others_refuse(solver: str) -> None:
     """One sentence that names `auto`."""
-    with pytest.raises(UnsupportedProblem, match=r"with recomputation; these do: auto"):
+    with pytest.raises(UnsupportedProblem, match=r"which jobs recompute; these do: auto"):
         optsched.solve(random_choice(Random(1)), solver, iterations=1)
 
 

@@ -13,7 +13,7 @@ import pytest
 import optsched
 from optsched import InternalError, JobShop, Limits, Monitor, Progress, Rows, Watcher
 from optsched.solving.monitor import BOUND_INTERVAL
-from optsched.solving.progress_log import ProgressLog
+from optsched.solving.progress import ProgressLog
 
 if TYPE_CHECKING:
     from optsched import Result
@@ -67,7 +67,7 @@ def test_only_better_incumbents_and_higher_bounds_count() -> None:
         assert not monitor.incumbent(other, value)
     for value in (5, 4):
         assert not monitor.bound(value)
-    assert (monitor.objective, monitor.lower_bound) == (10, 5) and monitor.sequences is ORDERS
+    assert (monitor.objective, monitor.lower_bound) == (10, 5) and monitor.solution is ORDERS
     assert monitor.best == (10, ORDERS) and not monitor.proved
     assert [(e.event, e.source) for e in monitor.history] == [("incumbent", "a"), ("bound", "b")]
     assert monitor.incumbent(other, 5) and monitor.proved and monitor.should_stop()

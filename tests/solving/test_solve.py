@@ -15,10 +15,10 @@ import optsched
 from optsched import JobArray, JobShop, Limits, Monitor, Progress, Result, Rows, Schedule
 from optsched.errors import InputError, InternalError, UnsupportedProblem
 from optsched.model.graph import scheduled
-from optsched.solving.solver import Support, support
+from optsched.solving.solver import Support, support_by_name
 from optsched.solving.solver import solver as find_solver
 from optsched.testing import best_makespan
-from optsched.testing.check_common import against_optimum
+from optsched.testing.common import against_optimum
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -220,7 +220,7 @@ def test_warm_start_is_never_lost() -> None:
     shop = hard()
     start = optsched.solve(shop, "dispatch", iterations=200).schedule
     assert start is not None
-    for solver in (name for name in optsched.solvers() if support(find_solver(name), shop)):
+    for solver in (name for name in optsched.solvers("jobshop") if support_by_name(name, shop)):
         result = optsched.solve(shop, solver, warm_start=start, iterations=1)
         assert result.objective is not None and result.objective <= start.makespan
         assert result.history[0].source == "warm start"
@@ -306,15 +306,16 @@ def test_interrupt_inside_an_engine() -> None:
 
 def test_interrupt_inside_cp_sat(monkeypatch: pytest.MonkeyPatch) -> None:
     """While its thread waits for CP-SAT."""
-    from optsched_solvers.shop import cpsat
+    looks = []
+    advance = optsched.Monitor.advance
 
-    def pressed(seconds: float, real: Any = cpsat.time.sleep, calls: list[int] = []) -> None:  # noqa: B006
-        calls.append(1)
-        real(seconds)
-        if len(calls) == 5:
+    def pressed(monitor: optsched.Monitor, steps: int) -> None:
+        advance(monitor, steps)
+        looks.append(steps)
+        if len(looks) == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cpsat.time, "sleep", pressed)
+    monkeypatch.setattr(optsched.Monitor, "advance", pressed)
     before = searching()
     result = optsched.solve(hard(), "cpsat", time_limit=600, workers=1)
     assert result.interrupted and result.schedule is not None
@@ -438,7 +439,9 @@ def test_unsupported_problems_name_who_can() -> None:
     ):
         optsched.solve(TOY, refuses)
     period = JobArray([[1]], [[1]], objective="period")
-    with pytest.raises(UnsupportedProblem, match=r"it finds no periodic orders; these do: .*cpsat"):
+    with pytest.raises(
+        UnsupportedProblem, match=r"no problem of the kind periodic; these do: .*cpsat"
+    ):
         optsched.solve(period, refuses)
     from optsched import Resource, Schedule
 

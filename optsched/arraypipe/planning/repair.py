@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
 
 
 def without(schedule: Schedule, jobs: Collection[int]) -> Schedule:

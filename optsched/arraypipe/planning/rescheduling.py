@@ -19,7 +19,7 @@ from optsched.arraypipe.planning.replan import Replanner, gain
 from optsched.arraypipe.planning.seating import fits_seat
 from optsched.errors import InputError, OptschedError
 from optsched.problems.jobarray.problem import PER_CUT, PER_JOB, PER_STAGE, JobArray
-from optsched.solving.progress_log import LOGGER
+from optsched.solving.progress import LOGGER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -12,7 +12,7 @@ from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import label
 from optsched.model import bounds
-from optsched.model.schedule import Rows
+from optsched.model.schedule import Problem, Rows
 from optsched.problems.jobarray.checks import (
     Place,
     check_blocks,
@@ -27,7 +27,6 @@ from optsched.problems.jobarray.checks import (
     table_of,
 )
 from optsched.problems.jobarray.rules import check
-from optsched.solving.problem import Problem
 
 if TYPE_CHECKING:
     import os
@@ -235,14 +234,9 @@ class JobArray(Problem):
         return len(self.devices)
 
     @property
-    def answers(self) -> str:
-        """``"orders"`` of one iteration, or ``"periodic orders"``, which come with offsets.
-
-        Where recomputation is to be chosen, ``" with recomputation"`` is added: then the last row
-        says which jobs recompute.
-        """
-        orders = "periodic orders" if self.objective == "period" else "orders"
-        return f"{orders} with recomputation" if self.chooses else orders
+    def problem_kind(self) -> str:  # type: ignore[override]
+        """``"jobarray"``; with the objective ``"period"`` ``"periodic"``."""
+        return "periodic" if self.objective == "period" else "jobarray"
 
     @property
     def chooses(self) -> bool:
@@ -506,10 +500,11 @@ class JobArray(Problem):
             from optsched.problems.jobarray import choice as jobarray_choice
 
             recompute = jobarray_choice.choice_of(self, schedule)
-            orders = jobarray_choice.choosing(self, recompute).answer(schedule)
-            return jobarray_choice.with_choice(orders, recompute)
+            made = jobarray_choice.choosing(self, recompute).answer(schedule)
+            return jobarray_choice.with_choice(made, recompute)
         if self.objective == "makespan":
-            return super().answer(schedule)
+            orders: Rows = super().answer(schedule)
+            return orders
         from optsched.problems.jobarray.cycle import answer_of
 
         super().answer(schedule)

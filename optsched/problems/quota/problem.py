@@ -11,12 +11,10 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import without_collector
-from optsched.io.values import label
-from optsched.model.schedule import TIME_UNITS, Resource, Rows
+from optsched.io.values import integer, label
+from optsched.model.schedule import TIME_UNITS, Problem, Resource, Rows
 from optsched.problems.quota.job import QuotaJob
 from optsched.problems.quota.table import LARGEST, linear_levels, spans_of, table_of
-from optsched.solving.limits import whole_number
-from optsched.solving.problem import Problem
 
 if TYPE_CHECKING:
     import os
@@ -79,7 +77,7 @@ class QuotaPlan(Problem):
         A field of a wrong type, a number that cannot be or that overflows; the message names it.
     """
 
-    answers: ClassVar[str] = "quotas"
+    problem_kind: ClassVar[str] = "quota"
 
     jobs: tuple[QuotaJob, ...]
     nodes: tuple[Node, ...]
@@ -122,7 +120,7 @@ class QuotaPlan(Problem):
         values: dict[str, Any] = {
             "jobs": tuple(jobs), "nodes": machines, "kinds": kinds, "budgets": budgets,
             "objective": objective, "time_unit": time_unit, "name": label("name", name),
-            "resolution": whole_number("resolution", resolution, 1, 10**12),
+            "resolution": integer("resolution", resolution, 1, 10**12),
         }  # fmt: skip
         self.__dict__.update(values)
         from optsched.problems.quota.checks import check_jobs
@@ -572,7 +570,7 @@ def _budgets(given: Any, nodes: tuple[Node, ...]) -> tuple[tuple[str, ...], tupl
 def _gpus(place: str, given: Any) -> int:
     """A number of GPUs; too large ones pass, the plan's sum says what to do about them."""
     large = isinstance(given, (int, np.integer)) and given > MOST_GPUS
-    return whole_number(place, given, 0, LARGEST if large else MOST_GPUS)
+    return integer(place, given, 0, LARGEST if large else MOST_GPUS)
 
 
 __all__ = ["OBJECTIVES", "Node", "QuotaJob", "QuotaPlan"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from optsched.problems.gpus.problem import SubsetChoice
@@ -11,12 +12,14 @@ from optsched.solving.solver import Support
 from optsched_solvers.gpus.counts import Counts, bound_by_patterns
 from optsched_solvers.gpus.hybrid import Hybrid
 from optsched_solvers.gpus.pods import Pods
-from optsched_solvers.shop.branch_and_bound import BranchAndBound
+from optsched_solvers.gpus.tree import BranchAndBound
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched.solving.solver import Solver
 
 ENGINES: tuple[Solver, ...] = (Counts(), Pods(), BranchAndBound(), Hybrid())
@@ -26,40 +29,45 @@ FIRST: Final = 1000
 """Iterations that an engine has at least where there is no choice yet: milliseconds."""
 
 
-def supports(problem: Problem) -> Support:
-    """Whether any of the searches takes it; else why the last does not."""
-    if isinstance(problem, SubsetChoice) and len(problem.requests) > 1:
-        return BranchAndBound().supports(problem)
-    said = Support(False, "it is no choice of GPUs")
-    for engine in ENGINES:
-        said = engine.supports(problem)
-        if said:
-            return said
-    return said
+class Auto:
+    """The first of `ENGINES` that takes the problem; if that proves nothing, the next ones too."""
 
+    name = "auto"
+    kinds = ("gpus",)
+    options: Mapping[str, str] = MappingProxyType({})
 
-def instant(problem: Problem) -> bool:
-    """Whether the first search answers at once."""
-    first = Counts()
-    return bool(first.supports(problem)) and first.instant(problem)
+    def supports(self, problem: Problem) -> Support:
+        """Whether any of the searches takes it; else why the last does not."""
+        if isinstance(problem, SubsetChoice) and len(problem.requests) > 1:
+            return BranchAndBound().supports(problem)
+        said = Support(False, "it is no choice of GPUs")
+        for engine in ENGINES:
+            said = engine.supports(problem)
+            if said:
+                return said
+        return said
 
+    def runs_inline(self, problem: Problem) -> bool:
+        """Whether the first search answers at once."""
+        first = Counts()
+        return bool(first.supports(problem)) and first.runs_inline(problem)
 
-def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-    """The first that takes the problem; if that proves nothing, the next ones too."""
-    assert isinstance(problem, SubsetChoice)
-    for engine in ENGINES:
-        if not engine.supports(problem):
-            continue
-        if isinstance(engine, Hybrid):
-            bound_by_patterns(problem, monitor)
-        given = limits
-        if limits.iterations is not None and monitor.objective is None:
-            given = replace(limits, iterations=max(limits.iterations, FIRST))
-        found = engine.solve(problem, given, monitor)
-        if found.status == "infeasible" or found.reason or monitor.should_stop():
-            return found
-        if problem.tolerance and isinstance(engine, Counts) and monitor.objective is not None:
-            return found  # it gave bandwidth for a better rest: others would take that back
-        if limits.iterations is not None and monitor.objective is not None:
-            return found
-    return Result("unknown")
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """The first that takes the problem; if that proves nothing, the next ones too."""
+        assert isinstance(problem, SubsetChoice)
+        for engine in ENGINES:
+            if not engine.supports(problem):
+                continue
+            if isinstance(engine, Hybrid):
+                bound_by_patterns(problem, monitor)
+            given = limits
+            if limits.iterations is not None and monitor.objective is None:
+                given = replace(limits, iterations=max(limits.iterations, FIRST))
+            found = engine.solve(problem, given, monitor)
+            if found.status == "infeasible" or found.reason or monitor.should_stop():
+                return found
+            if problem.tolerance and isinstance(engine, Counts) and monitor.objective is not None:
+                return found  # it gave bandwidth for a better rest: others would take that back
+            if limits.iterations is not None and monitor.objective is not None:
+                return found
+        return Result("unknown")

@@ -103,7 +103,7 @@ def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
         if search.upper >= 0 and search.upper != upper:
             upper = search.upper
             monitor.bound(-upper, "branch_and_bound")
-    if monitor.sequences is None and not search.lost:
+    if monitor.solution is None and not search.lost:
         names = ", ".join(request.name for request in problem.requests)
         return Result(
             "infeasible", reason=f"no disjoint sets of free GPUs obey the policies of {names:.200}"

@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from optsched.bandwidth.ask import Choice
     from optsched.bandwidth.flat import FlatSearch
     from optsched.bandwidth.tables import CountTables
-    from optsched.model.schedule import IntArray
+    from optsched.model.schedule import IntArray, Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 KERNEL = "optsched.bandwidth.counts"
 
@@ -52,10 +51,10 @@ class Counts:
     """
 
     name = "counts"
-    answers = ("resources",)
+    kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType({})
 
-    def instant(self, problem: Problem) -> bool:
+    def runs_inline(self, problem: Problem) -> bool:
         """Where there are not too many count vectors to look at them all."""
         return isinstance(problem, SubsetChoice) and vectors(problem) <= INSTANT
 

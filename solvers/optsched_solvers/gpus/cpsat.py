@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,12 +19,11 @@ from optsched_solvers.gpus.cpsat_model import Model, support
 from optsched_solvers.gpus.vectors import CountVectors, claim
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 STEP: Final = 1e-3
 """Least improvement of the bound that is reported before the end."""
@@ -41,7 +41,7 @@ def supports(problem: Problem) -> Support:
     return support(CountVectors(problem, problem.requests[0]))
 
 
-def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
+def solve(problem: Any, limits: Limits, monitor: Monitor) -> Result:
     """Search until proof or limit; options, threads and iterations are those of `CpSat`."""
     from optsched_solvers._cpsat import checked_options
 
@@ -67,8 +67,8 @@ class _Run(Call):
     ) -> None:
         self.vectors, self.last = vectors, last
         self.built = Model(vectors, level)
-        if monitor.sequences is not None:
-            self.built.hint(monitor.sequences.to_lists()[0])
+        if monitor.solution is not None:
+            self.built.hint(monitor.solution.to_lists()[0])
         self.best = -1
         super().__init__(self.built.model, limits, monitor)
         self.solver.best_bound_callback = self._bound
@@ -97,3 +97,18 @@ class _Run(Call):
                     claim(self.vectors.problem, self.monitor, upper, "cpsat", self.best)
         except BaseException as error:
             self._fail(error)
+
+
+class CpSat:
+    """CP-SAT on counts of GPUs per host; one iteration is 10^-6 deterministic seconds."""
+
+    name = "cpsat"
+    kinds = ("gpus",)
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "parameters": "mapping of further CP-SAT parameters",
+        }
+    )
+
+    supports = staticmethod(supports)
+    solve = staticmethod(solve)

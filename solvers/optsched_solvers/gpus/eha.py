@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.bandwidth.ask import gpus_of, jobs_of
+from optsched.io.values import integer
 from optsched.model.schedule import Rows
 from optsched.problems.gpus.problem import SubsetChoice
-from optsched.solving.limits import whole_number
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from optsched.bandwidth.tables import CountTables
-    from optsched.model.schedule import IntArray
+    from optsched.model.schedule import IntArray, Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 MAX_CANDIDATES: Final = 200
 MOST_CANDIDATES: Final = 100_000
@@ -46,12 +45,12 @@ class Eha:
     """
 
     name = "eha"
-    answers = ("resources",)
+    kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType(
         {"max_candidates": f"most spreads over several hosts (default {MAX_CANDIDATES})"}
     )
 
-    def instant(self, problem: Problem) -> bool:
+    def runs_inline(self, problem: Problem) -> bool:
         """With tables by counts, which leave no model to be asked."""
         return isinstance(problem, SubsetChoice) and problem.tables is not None
 
@@ -90,7 +89,7 @@ class Eha:
 def checked_candidates(limits: Limits) -> int:
     """The option `max_candidates`."""
     most = limits.options.get("max_candidates", MAX_CANDIDATES)
-    return whole_number("options.max_candidates", most, 1, MOST_CANDIDATES)
+    return integer("options.max_candidates", most, 1, MOST_CANDIDATES)
 
 
 def _listed(

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.model import Selection, Which
     from optsched.bandwidth.tables import CountTables
-    from optsched.model.schedule import IntArray
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import IntArray, Problem
 
 UNKNOWN: Final = "no candidate of this search has a known bandwidth"
 """Why there is no answer, if not for a limit."""

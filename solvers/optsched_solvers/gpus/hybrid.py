@@ -12,9 +12,9 @@ from optsched_solvers.gpus.pts import Pts, checked_start
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched.solving.result import Result
     from optsched.solving.solver import Support
 
@@ -23,15 +23,15 @@ class Hybrid:
     """`eha`, then `pts`, which replaces the former's choice only if it is better."""
 
     name = "hybrid"
-    answers = ("resources",)
+    kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType({**Eha.options, **Pts.options})
 
     def __init__(self) -> None:
         self.parts = Eha(), Pts()
 
-    def instant(self, problem: Problem) -> bool:
+    def runs_inline(self, problem: Problem) -> bool:
         """Where both parts are."""
-        return all(part.instant(problem) for part in self.parts)
+        return all(part.runs_inline(problem) for part in self.parts)
 
     def supports(self, problem: Problem) -> Support:
         """What both take."""

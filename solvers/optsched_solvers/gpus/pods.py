@@ -16,9 +16,9 @@ from optsched_solvers._loading import load
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 WORK = 20_000_000
 """Steps of the search beside tenants, without a limit on iterations."""
@@ -32,7 +32,7 @@ class Pods:
     """
 
     name = "pods"
-    answers = ("resources",)
+    kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType({})
 
     def supports(self, problem: Problem) -> Support:

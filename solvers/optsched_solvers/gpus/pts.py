@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from optsched.bandwidth.tables import CountTables
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched.solving.solver import Support
 
 STARTS: Final = ("hosts", "published")
@@ -50,7 +50,7 @@ class Pts:
     """
 
     name = "pts"
-    answers = ("resources",)
+    kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType(
         {
             "start": 'where pruning starts: "hosts" (default), or as "published": the best free '
@@ -58,7 +58,7 @@ class Pts:
         }
     )
 
-    def instant(self, problem: Problem) -> bool:
+    def runs_inline(self, problem: Problem) -> bool:
         """With tables by counts, which leave no model to be asked."""
         return isinstance(problem, SubsetChoice) and problem.tables is not None
 

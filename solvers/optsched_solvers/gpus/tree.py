@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from optsched.model.schedule import Rows
 from optsched.solving.result import Result
@@ -12,10 +13,12 @@ from optsched_solvers.gpus.counts import nothing_found
 from optsched_solvers.gpus.vectors import claim
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.model.schedule import Problem
     from optsched.problems.gpus.problem import SubsetChoice
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 NODES: Final = 20_000
 """Nodes between two looks at the limits: some milliseconds."""
@@ -41,7 +44,7 @@ def supports(problem: Problem) -> Support:
     return subset_batch.supports(problem)
 
 
-def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
+def solve(problem: Any, limits: Limits, monitor: Monitor) -> Result:
     """Depth first over hosts by falling number of free GPUs; one iteration is one node.
 
     The bound of a node is the least of the best bandwidths within the hosts already decided and
@@ -91,3 +94,14 @@ def _offer(
     from optsched.bandwidth.ask import gpus_of
 
     monitor.incumbent(Rows.of([gpus_of(problem.state, parts)]), -value, "branch_and_bound")
+
+
+class BranchAndBound:
+    """Branch and bound over hosts; one iteration is one node."""
+
+    name = "branch_and_bound"
+    kinds = ("gpus",)
+    options: Mapping[str, str] = MappingProxyType({})
+
+    supports = staticmethod(supports)
+    solve = staticmethod(solve)

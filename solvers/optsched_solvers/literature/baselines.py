@@ -21,10 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from optsched.bandwidth.cluster import Cluster, HostType
-    from optsched.model.schedule import IntArray
+    from optsched.model.schedule import IntArray, Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched.solving.solver import Support
 
 WEIGHTS: Final = ("nearness", "published")
@@ -33,10 +32,10 @@ WEIGHTS: Final = ("nearness", "published")
 class _Baseline:
     """Chooses without looking at bandwidths."""
 
-    answers = ("resources",)
+    kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType({})
 
-    def instant(self, problem: Problem) -> bool:
+    def runs_inline(self, problem: Problem) -> bool:
         """Always."""
         return True
 

@@ -27,10 +27,9 @@ from optsched_solvers.shop.tabu.solver import kernels
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from optsched.model.schedule import IntArray, Schedule
+    from optsched.model.schedule import IntArray, Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched_solvers.literature.operation_based import Encoding, Population
     from optsched_solvers.shop.tabu.walk import Walk
 
@@ -76,7 +75,6 @@ class Genetic:
     """
 
     name = "genetic"
-    answers = ("orders", "periodic orders", "resources", "quotas")
     options: Mapping[str, str] = MappingProxyType(
         {
             "population": f"individuals (4 to {MOST}; default 100)",
@@ -88,17 +86,7 @@ class Genetic:
     )
 
     def supports(self, problem: Problem) -> Support:
-        """One iteration: at most one resource per operation, no deadlines; rolling job arrays."""
-        if problem.answers == "resources":
-            from optsched_solvers.literature import genetic_gpus as subset_genetic
-
-            return subset_genetic.supports(problem)
-        if problem.answers == "quotas":
-            from optsched_solvers.literature import genetic_quota as quota_genetic
-
-            return quota_genetic.supports(problem)
-        if problem.answers == "periodic orders":
-            return Support(True)
+        """One iteration: at most one resource per operation, no deadlines."""
         goal = supported_objective(problem)
         if not goal:
             return goal
@@ -109,18 +97,6 @@ class Genetic:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Evolve until a limit; raises `MissingExtra` without DEAP."""
-        if problem.answers == "resources":
-            from optsched_solvers.literature import genetic_gpus as subset_genetic
-
-            return subset_genetic.solve(problem, limits, monitor)  # type: ignore[arg-type]
-        if problem.answers == "quotas":
-            from optsched_solvers.literature import genetic_quota as quota_genetic
-
-            return quota_genetic.solve(problem, limits, monitor)  # type: ignore[arg-type]
-        if problem.answers == "periodic orders":
-            from optsched_solvers.literature import genetic_periodic as cycle_genetic
-
-            return cycle_genetic.solve(problem, limits, monitor)
         settings = _Settings.of(limits.options)
         try:
             import deap  # noqa: F401
@@ -129,7 +105,7 @@ class Genetic:
         graph = problem.graph()
         if graph.n_operations == 0:
             monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
-        starts = [] if monitor.sequences is None else [monitor.sequences]
+        starts = [] if monitor.solution is None else [monitor.solution]
         tried = try_rules(graph, limits, monitor, keep=starts.append)
         if tried != limits.iterations and not monitor.should_stop():
             tried += try_insertion(graph, monitor, starts.append)

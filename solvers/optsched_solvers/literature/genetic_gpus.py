@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,12 +16,12 @@ from optsched_solvers.gpus.vectors import CountVectors
 from optsched_solvers.literature.genetic_counts import Evolution, population_size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from random import Random
 
-    from optsched.problems.gpus.problem import SubsetChoice
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 CROSSOVER_RATE: Final = 0.6
 SWAP_RATE: Final = 0.3
@@ -39,7 +40,7 @@ def supports(problem: Problem) -> Support:
     return supported(problem)
 
 
-def solve(problem: SubsetChoice, limits: Limits, monitor: Monitor) -> Result:
+def solve(problem: Any, limits: Limits, monitor: Monitor) -> Result:
     """Evolve until a limit; one iteration is one individual evaluated.
 
     Vectors that break the policy live on, behind all that obey it; levels that are preferred are
@@ -157,8 +158,8 @@ class _Run(Evolution):
                 if even[u] < room[u] and sum(even) < k:
                     even[u] += 1
         begun = [full, even]
-        if self.monitor.sequences is not None:
-            hosts = self.vectors.problem.cluster.host_of[self.monitor.sequences.to_lists()[0]]
+        if self.monitor.solution is not None:
+            hosts = self.vectors.problem.cluster.host_of[self.monitor.solution.to_lists()[0]]
             start = [int((hosts == h).sum()) for h in self.vectors.hosts]
             if sum(start) == k:
                 begun.append(start)
@@ -207,3 +208,18 @@ class _Run(Evolution):
             one.fitness.values = (self.known[tuple(one)],)
         if len(self.known) > 1_000_000:
             self.known.clear()
+
+
+class Genetic:
+    """A genetic algorithm on counts per host; one iteration is one individual."""
+
+    name = "genetic"
+    kinds = ("gpus",)
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "population": "individuals",
+        }
+    )
+
+    supports = staticmethod(supports)
+    solve = staticmethod(solve)

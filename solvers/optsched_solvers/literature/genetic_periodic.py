@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from optsched.solving.result import Result
+from optsched.solving.solver import Support
 from optsched_solvers._loading import load
 from optsched_solvers.literature.genetic_counts import Evolution, population_size
 from optsched_solvers.periodic.first import first_orders
 from optsched_solvers.periodic.rules import busiest
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import IntArray, Schedule
+    from collections.abc import Mapping
+
+    from optsched.model.schedule import IntArray, Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 CROSSOVER_RATE: Final = 0.7
 PATIENCE: Final = 60
@@ -139,3 +142,17 @@ class _Run(Evolution):
 
 
 __all__ = ["solve"]
+
+
+class Genetic:
+    """A genetic algorithm on the order of insertion; one iteration is one individual."""
+
+    name = "genetic"
+    kinds = ("periodic",)
+    options: Mapping[str, str] = MappingProxyType({"population": "individuals"})
+
+    def supports(self, problem: Problem) -> Support:
+        """Every rolling array."""
+        return Support(True)
+
+    solve = staticmethod(solve)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -14,10 +15,12 @@ from optsched_solvers.quota.ground import NOT_LOADED, offer, place, ready, suppo
 from optsched_solvers.quota.marginal import greedy
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.model.schedule import Problem
     from optsched.problems.quota.problem import QuotaPlan
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched.solving.solver import Support
 
 CROSSOVER_RATE: Final = 0.7
@@ -33,7 +36,7 @@ def supports(problem: Problem) -> Support:
     return supported(problem)
 
 
-def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
+def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
     """Evolve until a limit; one iteration is one individual evaluated.
 
     The first population holds the greedy answer and random ones. A child takes each job's option
@@ -78,8 +81,8 @@ class _Run(Evolution):
         found = greedy(self.plan)
         if found is not None:
             begun.append(self.plan._find(*found).tolist())
-        if self.monitor.sequences is not None:
-            begun.append(self.plan._find(*self.plan.sizes(self.monitor.sequences)).tolist())
+        if self.monitor.solution is not None:
+            begun.append(self.plan._find(*self.plan.sizes(self.monitor.solution)).tolist())
         while len(begun) < self.size:
             begun.append(self._repaired([
                 self.random.randrange(self.ptr[j], self.ptr[j + 1])
@@ -158,4 +161,16 @@ class _Run(Evolution):
         return cost
 
 
-__all__ = ["solve", "supports"]
+class Genetic:
+    """A genetic algorithm on vectors of options; one iteration is one individual."""
+
+    name = "genetic"
+    kinds = ("quota",)
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "population": "individuals",
+        }
+    )
+
+    supports = staticmethod(supports)
+    solve = staticmethod(solve)

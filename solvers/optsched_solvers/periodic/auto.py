@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
 from optsched.solving.limits import available_cores
 from optsched.solving.result import Result
+from optsched.solving.solver import Support
 from optsched_solvers._cores import chosen_cores
 from optsched_solvers._race import Race
 from optsched_solvers.periodic import search as cycle_search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 MODELLED_UP_TO: Final = 600
 """Operations; above, CP-SAT neither finds nor refutes a period in any reasonable time."""
@@ -27,34 +29,51 @@ CAPPED_UP_TO: Final = 100
 """The same where memory is limited."""
 
 
-def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-    """Constructions first, which often meet the bound; then the race."""
-    graph = problem.graph()
-    alone = replace(limits, workers=1, options={})
-    cycle_search.begin(problem, alone, monitor)
-    if monitor.should_stop():
-        return Result("unknown")
-    most = CAPPED_UP_TO if graph.memory.any() else MODELLED_UP_TO
-    modelled = graph.n_operations <= most
-    if limits.iterations is not None:
-        return _in_turn(problem, alone, monitor, modelled)
-    cores = chosen_cores(limits.workers)
+class Auto:
+    """Constructions first, which often meet the bound; then tabu search beside CP-SAT."""
 
-    def searcher(seed: int) -> Callable[[Monitor], Result]:
-        return lambda lap: cycle_search.solve(problem, replace(alone, seed=seed % 2**31), lap)
+    name = "auto"
+    kinds = ("periodic",)
+    chooses = True
+    options: Mapping[str, str] = MappingProxyType({})
 
-    def core(k: int) -> tuple[int, ...]:
-        return cores[k % len(cores) :][:1] if cores else ()
+    def supports(self, problem: Problem) -> Support:
+        """Every rolling array."""
+        return Support(True)
 
-    race = Race(monitor)
-    race.enter(searcher(limits.seed), core(0))
-    if modelled:  # one worker: they share a core
-        race.enter(lambda lap: _modelled(problem, alone, lap), core(1))
-    for k in range(1 + modelled, min(limits.workers, len(cores) or available_cores())):
-        race.enter(searcher(limits.seed + k), core(k))
-    while race.wait(0.02):
-        pass
-    return race.finish()
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Constructions, then the race."""
+        if getattr(problem, "chooses", False):
+            from optsched_solvers.periodic.rules import Dispatch
+            from optsched_solvers.shop import recompute_choice
+
+            return recompute_choice.solve(self, Dispatch(), problem, limits, monitor)
+        graph = problem.graph()
+        alone = replace(limits, workers=1, options={})
+        cycle_search.begin(problem, alone, monitor)
+        if monitor.should_stop():
+            return Result("unknown")
+        most = CAPPED_UP_TO if graph.memory.any() else MODELLED_UP_TO
+        modelled = graph.n_operations <= most
+        if limits.iterations is not None:
+            return _in_turn(problem, alone, monitor, modelled)
+        cores = chosen_cores(limits.workers)
+
+        def searcher(seed: int) -> Callable[[Monitor], Result]:
+            return lambda lap: cycle_search.solve(problem, replace(alone, seed=seed % 2**31), lap)
+
+        def core(k: int) -> tuple[int, ...]:
+            return cores[k % len(cores) :][:1] if cores else ()
+
+        race = Race(monitor)
+        race.enter(searcher(limits.seed), core(0))
+        if modelled:  # one worker: they share a core
+            race.enter(lambda lap: _modelled(problem, alone, lap), core(1))
+        for k in range(1 + modelled, min(limits.workers, len(cores) or available_cores())):
+            race.enter(searcher(limits.seed + k), core(k))
+        while race.wait(0.02):
+            pass
+        return race.finish()
 
 
 def _in_turn(problem: Problem, limits: Limits, monitor: Monitor, modelled: bool) -> Result:
@@ -67,7 +86,7 @@ def _in_turn(problem: Problem, limits: Limits, monitor: Monitor, modelled: bool)
 
 def _modelled(problem: Problem, limits: Limits, monitor: Monitor) -> Result | None:
     """CP-SAT; tabu search goes on in its place when it has ended, unless moves are counted."""
-    from optsched_solvers.shop.cpsat import CpSat
+    from optsched_solvers.periodic.cpsat import CpSat
 
     with suppress(InputError):  # times beyond CP-SAT's range
         CpSat().solve(problem, limits, monitor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -10,18 +11,18 @@ from optsched.errors import CyclicOrder, InputError
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.problems.jobarray.cycle import orders_of
 from optsched.solving.result import Result
+from optsched.solving.solver import Support
 from optsched_solvers._cores import confined
 from optsched_solvers._cpsat import STOP, Call
 from optsched_solvers._loading import load
 from optsched_solvers.periodic.first import first_orders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from optsched.model.schedule import Schedule
+    from optsched.model.schedule import Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched_solvers.periodic.cpsat_model import CycleModel
 
 FIRST_EFFORT: Final = 0.5
@@ -191,3 +192,22 @@ class _Run(Call):
 
 
 __all__ = ["solve"]
+
+
+class CpSat:
+    """CP-SAT on the cycle; iterations as for job shops, and the making of models counts."""
+
+    name = "cpsat"
+    kinds = ("periodic",)
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "symmetry": "break the symmetry of identical jobs (default true)",
+            "parameters": "mapping of further CP-SAT parameters",
+        }
+    )
+
+    def supports(self, problem: Problem) -> Support:
+        """Every rolling array."""
+        return Support(True)
+
+    solve = staticmethod(solve)

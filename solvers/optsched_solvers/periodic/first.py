@@ -12,9 +12,9 @@ from optsched_solvers import _cold_start as cold_start
 from optsched_solvers.periodic.rules import first_answers
 
 if TYPE_CHECKING:
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 
 def first_orders(problem: Problem, limits: Limits, monitor: Monitor) -> int:

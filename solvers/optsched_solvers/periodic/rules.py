@@ -7,11 +7,14 @@ least period is found exactly. It often is the lower bound itself.
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from optsched.model.schedule import Arcs, Rows, Schedule
+from optsched.solving.result import Result
+from optsched.solving.solver import Support
 from optsched_solvers._loading import load, loaded
 from optsched_solvers.shop.late_acceptance import NOTHING
 from optsched_solvers.shop.rules import (
@@ -24,9 +27,10 @@ from optsched_solvers.shop.rules import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from optsched.model.schedule import IntArray
+    from optsched.model.schedule import IntArray, Problem
+    from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
     from optsched_solvers.periodic.insertion import Circle
     from optsched_solvers.periodic.orders import CyclicOrders
@@ -344,3 +348,34 @@ def job_order(graph: Schedule, circle: Circle) -> IntArray:
     np.add.at(work, graph.job, graph.duration)
     job = graph.job[circle.unit_operations[circle.unit_indptr[:-1]]]
     return np.lexsort((np.arange(len(job)), job, -work[job]))
+
+
+class Dispatch:
+    """The best of all rules and of insertion, folded into one period; one iteration is one."""
+
+    name = "dispatch"
+    kinds = ("periodic",)
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "rules": "list of rules to try instead of all",
+            "search": "after the rules, local search until a limit (true or false)",
+        }
+    )
+
+    def supports(self, problem: Problem) -> Support:
+        """Every rolling array."""
+        return Support(True)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Try every rule; stop early at a limit or a proof."""
+        from optsched_solvers.shop.dispatch import checked_options
+
+        rules, search = checked_options(limits.options)
+        graph = problem.graph()
+        made = first_answers(graph, monitor, most=limits.iterations, rules=rules)
+        if search and not monitor.should_stop():
+            from optsched_solvers.periodic.rolling_search import improve
+
+            left = None if limits.iterations is None else limits.iterations - made
+            improve(graph, monitor, seed=limits.seed, iterations=left)
+        return Result("unknown")

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from optsched.errors import CyclicOrder
+from optsched.io.values import integer
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.problems.jobarray.cycle import answer_rows, orders_of
 from optsched.solving.result import Result
+from optsched.solving.solver import Support
 from optsched_solvers._loading import load
 from optsched_solvers.periodic.first import first_orders
 from optsched_solvers.shop import hand_made
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import IntArray, Rows, Schedule
+    from collections.abc import Mapping
+
+    from optsched.model.schedule import IntArray, Problem, Rows, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 PATIENCE: Final = 1000
 """Moves without improvement after which a walk ends and the next one starts elsewhere."""
@@ -62,7 +66,7 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor, patience: int = PA
 
 def begin(problem: Problem, limits: Limits, monitor: Monitor) -> None:
     """Constructed and hand-made orders; at least one job after the other, which always fits."""
-    wanted = monitor.sequences is None and limits.iterations != 0
+    wanted = monitor.solution is None and limits.iterations != 0
     first_orders(problem, limits, monitor)
     if wanted:
         hand_made.offer(problem, monitor)
@@ -246,3 +250,22 @@ class _Search:
 
     def is_over(self) -> bool:
         return self.monitor.should_stop() or (self.left is not None and self.left <= 0)
+
+
+class Tabu:
+    """Tabu search on the orders of a cycle; one iteration is one move, nothing is ever proved."""
+
+    name = "tabu"
+    kinds = ("periodic",)
+    options: Mapping[str, str] = MappingProxyType(
+        {"patience": f"moves without improvement before a walk ends (default {PATIENCE})"}
+    )
+
+    def supports(self, problem: Problem) -> Support:
+        """Every rolling array."""
+        return Support(True)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Walk from the best known orders, or from constructed ones, until a limit."""
+        patience = integer("options.patience", limits.options.get("patience", PATIENCE), 1, 2**31)
+        return solve(problem, limits, monitor, patience)

@@ -3,64 +3,72 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
 from optsched.problems.quota.problem import QuotaPlan
 from optsched.solving.result import Result
-from optsched_solvers.quota import cpsat as quota_cpsat
+from optsched_solvers.quota.cpsat import CpSat
 from optsched_solvers.quota.exact import QuotaExact
 from optsched_solvers.quota.greedy import GreedyQuota
 from optsched_solvers.quota.ground import supported
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched.solving.solver import Support
 
 FIRST: Final = 10_000
 """Iterations of CP-SAT at least, for a first answer where localities defeat greedy placement."""
 
 
-def supports(problem: Problem) -> Support:
-    """Every plan: what nothing proves, the greedy answer bounds."""
-    return supported(problem, None)
+class Auto:
+    """With one type the exact algorithm; else, or if a locality fails, greedy, then CP-SAT."""
 
+    name = "auto"
+    kinds = ("quota",)
+    options: Mapping[str, str] = MappingProxyType(
+        {"joint": "ask CP-SAT for quotas and nodes together (default false)"}
+    )
 
-def instant(problem: Problem) -> bool:
-    """Whether the special algorithm answers at once."""
-    return QuotaExact().instant(problem)
+    def supports(self, problem: Problem) -> Support:
+        """Every plan: what nothing proves, the greedy answer bounds."""
+        return supported(problem, None)
 
+    def runs_inline(self, problem: Problem) -> bool:
+        """Whether the special algorithm answers at once."""
+        return QuotaExact().runs_inline(problem)
 
-def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-    """With one type the exact algorithm; else, or if a locality fails, greedy, then CP-SAT.
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Engine after engine until one proves.
 
-    The option ``joint`` asks CP-SAT at once, for the fewest nodes spanned and GPUs moved as well.
-    """
-    assert isinstance(problem, QuotaPlan)
-    joint = limits.options.get("joint", False)
-    if not isinstance(joint, bool):
-        raise InputError(f"options.joint: expected true or false, got {joint!r:.60}")
-    given = _without(limits)
-    if joint and quota_cpsat.supports(problem):
-        return quota_cpsat.solve(problem, given, monitor)
-    for engine in (QuotaExact(), GreedyQuota()):
-        if engine.supports(problem):
-            found = engine.solve(problem, given, monitor)
-            if monitor.should_stop():
-                return found
-            break
-    if quota_cpsat.supports(problem):
-        if limits.iterations is not None and monitor.objective is None:
-            given = replace(given, iterations=max(limits.iterations, FIRST))
-        return quota_cpsat.solve(problem, given, monitor)
-    return Result("unknown", reason=quota_cpsat.supports(problem).reason)
+        The option ``joint`` asks CP-SAT at once, for the fewest nodes spanned and GPUs moved too.
+        """
+        assert isinstance(problem, QuotaPlan)
+        joint = limits.options.get("joint", False)
+        if not isinstance(joint, bool):
+            raise InputError(f"options.joint: expected true or false, got {joint!r:.60}")
+        given, model = _without(limits), CpSat()
+        if joint and model.supports(problem):
+            return model.solve(problem, given, monitor)
+        for engine in (QuotaExact(), GreedyQuota()):
+            if engine.supports(problem):
+                found = engine.solve(problem, given, monitor)
+                if monitor.should_stop():
+                    return found
+                break
+        said = model.supports(problem)
+        if said:
+            if limits.iterations is not None and monitor.objective is None:
+                given = replace(given, iterations=max(limits.iterations, FIRST))
+            return model.solve(problem, given, monitor)
+        return Result("unknown", reason=said.reason)
 
 
 def _without(limits: Limits) -> Limits:
     """The same limits; the options are those of `auto`, not of its parts."""
     return replace(limits, options={})
-
-
-__all__ = ["instant", "solve", "supports"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.errors import InputError
@@ -19,12 +20,11 @@ from optsched_solvers.quota.ground import NOT_LOADED, offer, place, ready, suppo
 from optsched_solvers.quota.marginal import greedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from optsched.model.schedule import Rows
+    from optsched.model.schedule import Problem, Rows
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 MOST: Final = 50_000
 """Allowed sizes of all jobs."""
@@ -53,7 +53,7 @@ def supports(problem: Problem) -> Support:
     return said
 
 
-def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
+def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
     """Search until proof or limit; options, threads and iterations are those of `CpSat`.
 
     With nodes, a second search among the optima minimises nodes spanned, then GPUs moved, then
@@ -97,8 +97,8 @@ class _Run(Call):
         self.held: tuple[Rows, int, float] | None = None
         self.breaking = False
         self.lock = threading.Lock()
-        if monitor.sequences is not None:
-            built.hint(monitor.sequences)
+        if monitor.solution is not None:
+            built.hint(monitor.solution)
         else:
             self._begin(limits, monitor)
         super().__init__(built.model, limits, monitor)
@@ -184,4 +184,17 @@ class _Run(Call):
             self._fail(error)
 
 
-__all__ = ["MOST_PAIRS", "solve", "supports"]
+class CpSat:
+    """CP-SAT on quotas, types and nodes; one iteration is 10^-6 deterministic seconds."""
+
+    name = "cpsat"
+    kinds = ("quota",)
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "parameters": "mapping of further CP-SAT parameters",
+            "ties": "plans with nodes: break ties exactly (default true)",
+        }
+    )
+
+    supports = staticmethod(supports)
+    solve = staticmethod(solve)

@@ -28,10 +28,9 @@ from optsched_solvers.quota.ground import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from optsched.model.schedule import IntArray
+    from optsched.model.schedule import IntArray, Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched_solvers.quota import Certificate
 
 INSTANT: Final = 50_000
@@ -48,10 +47,10 @@ class QuotaExact:
     """
 
     name = "quota"
-    answers = ("quotas",)
+    kinds = ("quota",)
     options: Mapping[str, str] = MappingProxyType({})
 
-    def instant(self, problem: Problem) -> bool:
+    def runs_inline(self, problem: Problem) -> bool:
         """Small plans: the smallest in plain Python, the others once the kernels are loaded."""
         if not isinstance(problem, QuotaPlan) or len(problem.kinds) != 1:
             return False

@@ -25,7 +25,7 @@ def first_answer(plan: QuotaPlan, monitor: Monitor) -> None:
     where a locality stands in the way, or for large plans.
     """
     some = 0 if plan.is_plain else plan.n_options
-    if monitor.sequences is not None or max(some, plan.n_gpus) > MOST:
+    if monitor.solution is not None or max(some, plan.n_gpus) > MOST:
         return
     found = greedy(plan)
     if found is None:

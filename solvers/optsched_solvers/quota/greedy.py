@@ -15,9 +15,9 @@ from optsched_solvers.quota.marginal import greedy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched.solving.solver import Support
 
 
@@ -30,10 +30,10 @@ class GreedyQuota:
     """
 
     name = "greedy_quota"
-    answers = ("quotas",)
+    kinds = ("quota",)
     options: Mapping[str, str] = MappingProxyType({})
 
-    def instant(self, problem: Problem) -> bool:
+    def runs_inline(self, problem: Problem) -> bool:
         """Small plans."""
         return isinstance(problem, QuotaPlan) and not problem.nodes and len(problem.jobs) <= 200
 

@@ -13,9 +13,8 @@ from optsched.solving.solver import Support
 from optsched_solvers._loading import load
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import IntArray, Rows
+    from optsched.model.schedule import IntArray, Problem, Rows
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 LOCALITY: Final = {"any": 0, "single": 1, "whole": 2}
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.kernels.compile import INT, INTS, READ, entry
-from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,7 +26,7 @@ NAMED: Final = 5
 
 def gpus(budget: Any) -> int:
     """The budget, a whole number in 0..2**30."""
-    return whole_number("budget", budget, 0, MOST_GPUS)
+    return integer("budget", budget, 0, MOST_GPUS)
 
 
 def integers(name: str, given: Any, size: int | None = None) -> IntArray:

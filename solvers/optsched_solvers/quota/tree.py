@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -15,11 +16,12 @@ from optsched_solvers.quota.ground import NOT_LOADED, offer, ready, supported
 from optsched_solvers.quota.marginal import greedy
 
 if TYPE_CHECKING:
-    from optsched.model.schedule import IntArray
+    from collections.abc import Mapping
+
+    from optsched.model.schedule import IntArray, Problem
     from optsched.problems.quota.problem import QuotaPlan
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 NODES: Final = 200_000
 """Between two looks at the limits: some milliseconds."""
@@ -36,7 +38,7 @@ def supports(problem: Problem) -> Support:
     return said
 
 
-def solve(plan: QuotaPlan, limits: Limits, monitor: Monitor) -> Result:
+def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
     """Depth first, jobs with the largest choice first; one iteration is one option tried.
 
     A node of a sum is bounded by its cost so far and the Lagrangian value of the other jobs at the
@@ -166,4 +168,12 @@ def _from_end(values: IntArray) -> IntArray:
     return found
 
 
-__all__ = ["solve", "supports"]
+class BranchAndBound:
+    """Branch and bound on the options of jobs; one iteration is one option tried."""
+
+    name = "branch_and_bound"
+    kinds = ("quota",)
+    options: Mapping[str, str] = MappingProxyType({})
+
+    supports = staticmethod(supports)
+    solve = staticmethod(solve)

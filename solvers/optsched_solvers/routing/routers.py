@@ -15,11 +15,11 @@ from optsched_solvers._loading import load
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from optsched.model.schedule import Problem
     from optsched.problems.routing.log import Log
     from optsched.problems.routing.plan import Plan
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 NOT_LOADED = "the limit came before compiled code was loaded (see `optsched warmup`)"
 _PLAN = "a Plan, a file optsched.routing-plan/1, or 'cold' (default: the best plan)"
@@ -29,7 +29,7 @@ class _Routed:
     """A router, simulated once; of the bound only what every request takes alone is known."""
 
     name: ClassVar[str]
-    answers: ClassVar = ("routes",)
+    kinds: ClassVar = ("routing",)
     options: Mapping[str, str] = MappingProxyType({"plan": _PLAN})
 
     def supports(self, problem: Problem) -> Support:
@@ -113,7 +113,7 @@ Fluid = _rules("Fluid", "Fluid", "JSED", 8, "fluid")
 
 
 class Marginal(_Routed):
-    """Width and server of the least marginal cost; `auto` of routing problems."""
+    """Width and server of the least marginal cost."""
 
     name = "marginal"
 
@@ -140,20 +140,45 @@ class Ppo(_Routed):
         return Policy.load(path)
 
 
-def clairvoyant(problem: Routing, limits: Limits, monitor: Monitor) -> Result:
-    """`cpsat` of routing: better than every built-in router, knowing all arrivals; and a bound."""
-    from optsched_solvers._cpsat import checked_options
-    from optsched_solvers.routing import windows as routing_windows
+class Auto(Marginal):
+    """The best built-in router."""
 
-    checked_options(limits)
-    plan = plan_of(problem, limits.options.get("plan"))
-    if plan is None:
-        raise InputError("options: plan: cpsat loads nothing at run time, it needs a plan")
-    if not load(monitor, "optsched.serving.world:advance"):
-        return Result("unknown", reason=NOT_LOADED)
-    return routing_windows.solve(
-        problem, plan, online_runs(problem, plan, limits.seed), limits, monitor
+    name = "auto"
+
+
+class CpSat:
+    """Better than every built-in router, knowing all arrivals; and a bound."""
+
+    name = "cpsat"
+    kinds: ClassVar = ("routing",)
+    options: Mapping[str, str] = MappingProxyType(
+        {
+            "plan": "a Plan or a file optsched.routing-plan/1 (default: the best plan)",
+            "parameters": "mapping of further CP-SAT parameters",
+        }
     )
+
+    def supports(self, problem: Problem) -> Support:
+        """Scenarios whose windows are small enough."""
+        from optsched_solvers.routing import windows
+
+        return windows.supports(problem)
+
+    def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
+        """Search window after window."""
+        assert isinstance(problem, Routing)
+        from optsched_solvers._cpsat import checked_options
+        from optsched_solvers.routing import windows as routing_windows
+
+        checked_options(limits)
+        plan = plan_of(problem, limits.options.get("plan"))
+        if plan is None:
+            raise InputError("options: plan: cpsat loads nothing at run time, it needs a plan")
+        if not load(monitor, "optsched.serving.world:advance"):
+            return Result("unknown", reason=NOT_LOADED)
+        return routing_windows.solve(
+            problem, plan, online_runs(problem, plan, limits.seed), limits, monitor
+        )
 
 
 def online_runs(problem: Routing, plan: Plan, seed: int = 0) -> Iterator[Log]:

@@ -19,10 +19,10 @@ from optsched_solvers.routing.windows_search import EVERY, Annealing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from optsched.model.schedule import Problem
     from optsched.problems.routing.plan import Plan
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 MOST: Final = 30_000
 """Requests times tuples."""
@@ -79,8 +79,8 @@ def solve(
     window = Window(problem, plan)
     best: _Best | None = None
     claims = True
-    if monitor.sequences is not None:
-        warm = Log.of_rows(problem, monitor.sequences)
+    if monitor.solution is not None:
+        warm = Log.of_rows(problem, monitor.solution)
         claims = window.keeps(warm)
         hints = [warm, *hints]
     for log in hints:

@@ -11,12 +11,10 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.solving.limits import available_cores
 from optsched.solving.result import Result
-from optsched.solving.solver import Support
 from optsched_solvers import _cold_start as cold_start
 from optsched_solvers._cores import chosen_cores
 from optsched_solvers._loading import load, load_behind
 from optsched_solvers._race import Lap, Race
-from optsched_solvers.gpus import auto as subset_auto
 from optsched_solvers.shop import hand_made
 from optsched_solvers.shop.branch_and_bound import PROOF, BranchAndBound
 from optsched_solvers.shop.cpsat import CpSat
@@ -26,11 +24,10 @@ from optsched_solvers.shop.tabu import solver as tabu
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from optsched.model.schedule import Schedule
+    from optsched.model.schedule import Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
-    from optsched.solving.solver import Solver
+    from optsched.solving.solver import Solver, Support
 
 STALLED = 0.3
 """Of the time limit without a better bound: then CP-SAT joins on the prover's core."""
@@ -45,8 +42,6 @@ FIRST_EFFORT = 20_000
 MODELLED_UP_TO = 1500
 """Operations; above, a CP-SAT model for bounds takes long to make and moves nothing."""
 
-CHOOSING = ("orders with recomputation", "periodic orders with recomputation")
-
 
 class Auto:
     """Dispatching rules, which prove long job arrays in milliseconds; then tabu search and proof.
@@ -54,72 +49,37 @@ class Auto:
     With one worker tabu search, failure-directed search and, when the bound stalls, CP-SAT share a
     core; with two, tabu search has a core for itself; further workers get CP-SAT's search for
     bounds and further tabu searches. What tabu search refuses (gangs, deadlines) CP-SAT searches.
-    Rolling arrays go to `cycle_auto`.
     With an iteration limit the parts run one after the other, each with so many of its own
     iterations, and the result repeats exactly.
     """
 
     name = "auto"
-    answers = (*CHOOSING, "orders", "periodic orders", "resources", "quotas", "routes")
+    chooses = True
     options: Mapping[str, str] = MappingProxyType(
         {
             "exact_up_to": "number of jobs above which nothing is spent on proofs (default: no "
             "limit)",
-            "plan": "routing: a Plan, a file of one, or 'cold' (default: the best plan)",
-            "joint": "quota plans: ask CP-SAT for quotas and nodes together (default false)",
         }
     )
 
     def __init__(self) -> None:
         self.search, self.proof, self.model = tabu.Tabu(), BranchAndBound(), CpSat()
 
-    def instant(self, problem: Problem) -> bool:
-        """Choices of GPUs that `counts` makes at once, and small quota plans."""
-        if problem.answers == "quotas":
-            from optsched_solvers.quota import auto as quota_auto
-
-            return quota_auto.instant(problem)
-        return problem.answers == "resources" and subset_auto.instant(problem)
-
     def supports(self, problem: Problem) -> Support:
-        """Whatever CP-SAT takes: one iteration of any graph; and every choice of GPUs."""
-        if problem.answers == "resources":
-            return subset_auto.supports(problem)
-        if problem.answers == "quotas":
-            from optsched_solvers.quota import auto as quota_auto
-
-            return quota_auto.supports(problem)
-        if problem.answers == "routes":
-            return Support(True)
-        if problem.answers in CHOOSING:
+        """Whatever CP-SAT takes: one iteration of any graph."""
+        if getattr(problem, "chooses", False):
             from optsched_solvers.shop import recompute_choice
 
             return self.supports(recompute_choice.simplest(problem))
-        if problem.answers == "periodic orders":
-            return self.search.supports(problem)
         return self.model.supports(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Rules first; if none met the bound, the race. GPUs are chosen by `subset_auto`."""
-        if problem.answers == "resources":
-            return subset_auto.solve(problem, limits, monitor)
-        if problem.answers == "quotas":
-            from optsched_solvers.quota import auto as quota_auto
-
-            return quota_auto.solve(problem, limits, monitor)
-        if problem.answers == "routes":
-            from optsched_solvers.routing.routers import Marginal
-
-            return Marginal().solve(problem, limits, monitor)
-        if problem.answers in CHOOSING:
+        """Rules first; if none met the bound, the race."""
+        if getattr(problem, "chooses", False):
             from optsched_solvers.shop import recompute_choice
             from optsched_solvers.shop.dispatch import Dispatch
 
             return recompute_choice.solve(self, Dispatch(), problem, limits, monitor)
-        if problem.answers == "periodic orders":
-            from optsched_solvers.periodic import auto as cycle_auto
-
-            return cycle_auto.solve(problem, limits, monitor)
         graph = problem.graph()
         prove = _wants_proof(graph, limits)
         if supported_graph(graph):

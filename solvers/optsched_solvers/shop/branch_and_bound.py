@@ -13,9 +13,9 @@ from optsched_solvers.shop.rules import supported_graph, supported_objective, tr
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched.solving.solver import Support
 
 FAILURE_DIRECTED: Final = "failure-directed"
@@ -44,7 +44,6 @@ class BranchAndBound:
     """
 
     name = "branch_and_bound"
-    answers = ("orders", "resources", "quotas")
     options: Mapping[str, str] = MappingProxyType(
         {
             "mode": '"failure-directed" (default) or "giffler-thompson"',
@@ -58,31 +57,15 @@ class BranchAndBound:
 
     def supports(self, problem: Problem) -> Support:
         """One iteration (makespan) of any graph; giffler-thompson takes no gangs."""
-        if problem.answers == "resources":
-            from optsched_solvers.gpus import tree as subset_tree
-
-            return subset_tree.supports(problem)
-        if problem.answers == "quotas":
-            from optsched_solvers.quota import tree as quota_tree
-
-            return quota_tree.supports(problem)
         return supported_objective(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search until a proof or a limit, from the monitor's schedule or from the rules'."""
-        if problem.answers == "resources":
-            from optsched_solvers.gpus import tree as subset_tree
-
-            return subset_tree.solve(problem, limits, monitor)  # type: ignore[arg-type]
-        if problem.answers == "quotas":
-            from optsched_solvers.quota import tree as quota_tree
-
-            return quota_tree.solve(problem, limits, monitor)  # type: ignore[arg-type]
         chosen = _checked(limits.options)
         graph = problem.graph()
         if chosen.mode == FAILURE_DIRECTED:
             if not load(monitor, *PROOF):
-                if monitor.sequences is None and supported_graph(graph):
+                if monitor.solution is None and supported_graph(graph):
                     try_rules(graph, limits, monitor)  # a first answer needs no kernels
                 return Result("unknown")
             from optsched_solvers.shop.proof import failure_directed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,19 +9,18 @@ import numpy as np
 from optsched.errors import CyclicOrder
 from optsched.model.schedule import Rows
 from optsched.solving.result import Result
-from optsched.solving.solver import Support
 from optsched_solvers._cores import chosen_cores
 from optsched_solvers._cpsat import OPTIONS, Call, checked_options, run_all
 from optsched_solvers._loading import load
 from optsched_solvers.shop.rules import supported_graph, supported_objective, try_rules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from optsched.model.schedule import Schedule
+    from optsched.model.schedule import Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
+    from optsched.solving.solver import Support
     from optsched_solvers.shop.cpsat_model import Model
 
 STRONG_PROPAGATION_UP_TO = 400
@@ -42,58 +40,22 @@ STOP = 0.3
 class CpSat:
     """CP-SAT on the disjunctive graph: exact for every feature of the format.
 
-    One iteration is 10^-6 of CP-SAT's deterministic seconds (every period that is tried also counts
-    as the making of its model takes); iteration-limited runs use one thread and repeat exactly.
+    One iteration is 10^-6 of CP-SAT's deterministic seconds; iteration-limited runs use one thread
+    and repeat exactly.
     """
 
     name = "cpsat"
-    answers = ("orders", "periodic orders", "resources", "quotas", "routes")
-    options: Mapping[str, str] = MappingProxyType(
-        {
-            **OPTIONS,
-            "plan": "routing: a Plan or a file optsched.routing-plan/1 (default: the best plan)",
-        }
-    )
+    options = OPTIONS
 
     def supports(self, problem: Problem) -> Support:
-        """One iteration (makespan) of any graph, and rolling job arrays."""
-        if problem.answers == "resources":
-            from optsched_solvers.gpus import cpsat as subset_cpsat
-
-            return subset_cpsat.supports(problem)
-        if problem.answers == "quotas":
-            from optsched_solvers.quota import cpsat as quota_cpsat
-
-            return quota_cpsat.supports(problem)
-        if problem.answers == "routes":
-            from optsched_solvers.routing import windows as routing_windows
-
-            return routing_windows.supports(problem)
-        if problem.answers == "periodic orders":
-            return Support(True)
+        """One iteration (makespan) of any graph."""
         return supported_objective(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search until proof or limit; starts from the monitor's incumbent, or from a rule's."""
-        if problem.answers == "resources":
-            from optsched_solvers.gpus import cpsat as subset_cpsat
-
-            return subset_cpsat.solve(problem, limits, monitor)  # type: ignore[arg-type]
-        if problem.answers == "quotas":
-            from optsched_solvers.quota import cpsat as quota_cpsat
-
-            return quota_cpsat.solve(problem, limits, monitor)  # type: ignore[arg-type]
-        if problem.answers == "routes":
-            from optsched_solvers.routing import routers as routing
-
-            return routing.clairvoyant(problem, limits, monitor)  # type: ignore[arg-type]
-        if problem.answers == "periodic orders":
-            from optsched_solvers.periodic import cpsat as cycle_cpsat
-
-            return cycle_cpsat.solve(problem, limits, monitor)
         symmetry = checked_options(limits)
         graph = problem.graph()
-        if monitor.sequences is None and supported_graph(graph):
+        if monitor.solution is None and supported_graph(graph):
             try_rules(graph, limits, monitor)  # without a hint CP-SAT may find nothing
         if graph.n_operations == 0:
             monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
@@ -107,7 +69,7 @@ class CpSat:
             return Result("unknown")
         from optsched_solvers.shop.cpsat_model import Model
 
-        built = Model(graph, monitor.lower_bound or 0, monitor.sequences, symmetry)
+        built = Model(graph, monitor.lower_bound or 0, monitor.solution, symmetry)
         calls = [_Call(built, limits, monitor, search, STOP * start) for search in searches]
         run_all(calls)
         if monitor.objective is None and any(call.infeasible for call in calls):

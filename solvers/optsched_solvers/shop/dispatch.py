@@ -7,11 +7,10 @@ array of four devices with 25 jobs or more: always try rules first.
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.solving.result import Result
-from optsched.solving.solver import Support
 from optsched_solvers.shop.rules import (
     INSERTION,
     RULES,
@@ -26,10 +25,10 @@ from optsched_solvers.shop.rules import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.model.schedule import Rows, Schedule
+    from optsched.model.schedule import Problem, Rows, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
+    from optsched.solving.solver import Support
 
 __all__ = ["INSERTION", "RULES", "Dispatch", "complete", "run"]
 
@@ -42,7 +41,6 @@ class Dispatch:
     """
 
     name = "dispatch"
-    answers = ("orders", "periodic orders")
     options: Mapping[str, str] = MappingProxyType(
         {
             "rules": "list of rules to try instead of all",
@@ -52,8 +50,6 @@ class Dispatch:
 
     def supports(self, problem: Problem) -> Support:
         """One iteration or a cycle of a rolling array, at most one resource per operation."""
-        if problem.answers == "periodic orders":
-            return Support(True)
         goal = supported_objective(problem)
         if not goal:
             return goal
@@ -62,19 +58,9 @@ class Dispatch:
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Try every rule; stop early at a limit or a proof."""
         known = (*RULES, INSERTION)
-        rules = limits.options.get("rules", known)
-        if isinstance(rules, str) or any(rule not in known for rule in rules):
-            raise InputError(
-                f"options.rules: expected a list of {', '.join(known)}, got {rules!r:.60}"
-            )
-        search = limits.options.get("search", False)
-        if not isinstance(search, bool):
-            raise InputError(f"options.search: expected true or false, got {search!r:.60}")
+        rules, search = checked_options(limits.options)
         graph = problem.graph()
-        if problem.answers == "periodic orders":
-            _roll(graph, limits, monitor, tuple(rules), search)
-            return Result("unknown")
-        listed = RULES if rules is known else tuple(rule for rule in rules if rule != INSERTION)
+        listed = RULES if rules == known else tuple(rule for rule in rules if rule != INSERTION)
         tried = try_rules(graph, limits, monitor, listed)
         stopped = monitor.objective is not None and monitor.should_stop()
         if INSERTION in rules and tried != limits.iterations and not stopped:
@@ -86,18 +72,16 @@ class Dispatch:
         return Result("unknown")
 
 
-def _roll(
-    graph: Schedule, limits: Limits, monitor: Monitor, rules: tuple[str, ...], search: bool
-) -> None:
-    """Orders of a cycle: rules, insertion, and if wanted the search behind them."""
-    from optsched_solvers.periodic.rules import first_answers
-
-    made = first_answers(graph, monitor, most=limits.iterations, rules=rules)
-    if search and not monitor.should_stop():
-        from optsched_solvers.periodic.rolling_search import improve
-
-        left = None if limits.iterations is None else limits.iterations - made
-        improve(graph, monitor, seed=limits.seed, iterations=left)
+def checked_options(options: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """The options `rules` and `search`."""
+    known = (*RULES, INSERTION)
+    rules = options.get("rules", known)
+    if isinstance(rules, str) or any(rule not in known for rule in rules):
+        raise InputError(f"options.rules: expected a list of {', '.join(known)}, got {rules!r:.60}")
+    search = options.get("search", False)
+    if not isinstance(search, bool):
+        raise InputError(f"options.search: expected true or false, got {search!r:.60}")
+    return tuple(rules), search
 
 
 def complete(graph: Schedule, partial: Rows) -> Schedule | None:

@@ -15,10 +15,9 @@ from optsched.problems.jobarray.cycle import answer_rows
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.model.schedule import Schedule
+    from optsched.model.schedule import Problem, Schedule
     from optsched.problems.jobarray.problem import JobArray
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
 
 NAMES: Final = ("one_f_one_b", "zb_h1", "interleaved", "hanayo", "zb_h2", "gpipe", "vanilla")
 """Those of any job; Chimera's needs two directions, BPipe's operations that copy."""

@@ -25,11 +25,10 @@ from optsched_solvers import _cold_start as cold_start
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.model.schedule import Rows
+    from optsched.model.schedule import Problem, Rows
     from optsched.problems.jobarray.tradeoff import Tradeoff
     from optsched.solving.limits import Limits
-    from optsched.solving.monitor import Progress
-    from optsched.solving.problem import Problem
+    from optsched.solving.progress import Progress
     from optsched.solving.solver import Solver
 
 Choice = tuple[bool, ...]

@@ -15,10 +15,9 @@ from optsched_solvers._loading import load, loaded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from optsched.model.schedule import IntArray, Schedule
+    from optsched.model.schedule import IntArray, Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched_solvers.shop.list_schedule import DispatchGraph
 
 SHOP_RULES = ("mwkr", "tail", "spt", "lpt", "lwkr", "mopnr", "fifo", "est", "random")

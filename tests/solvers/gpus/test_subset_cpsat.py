@@ -23,7 +23,7 @@ class Sat:
     """The functions under test as a solver."""
 
     name = "sat"
-    answers = ("resources",)
+    kinds = ("gpus",)
     options = dict.fromkeys(("parameters", "mode", "symmetry"), "")
     supports = staticmethod(subset_cpsat.supports)
     solve = staticmethod(subset_cpsat.solve)

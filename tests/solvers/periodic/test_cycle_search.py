@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from depth import depth, seeds
-from hypothesis import given, settings
+from depth import seeds
+from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
@@ -92,7 +92,6 @@ def levels(order: CycleOrder) -> dict[int, int]:
 
 
 @given(SEEDS)
-@settings(max_examples=depth(40))
 def test_least_period_is_the_cycle_ratio(seed: int) -> None:
     """Any orders and offsets: the core's exact value, or both see that nothing can ever run."""
     graph = random_array(seed, 1).graph()
@@ -344,8 +343,8 @@ def test_hand_made_schedules_are_repeated() -> None:
                    objective="period")  # fmt: skip
     monitor = Monitor(Limits())
     hand_made.offer(job, monitor)
-    assert monitor.sequences is not None
-    assert job.scheduled(monitor.sequences).period == monitor.objective
+    assert monitor.solution is not None
+    assert job.scheduled(monitor.solution).period == monitor.objective
     once = pipelines.one_f_one_b(job.with_objective("makespan"))
     assert monitor.objective == job.evaluate_orders(once.sequences)
     several = Monitor(Limits())

@@ -35,8 +35,8 @@ def test_chimera_is_offered_to_rolling_jobs() -> None:
         hand_made.offer(rolling, monitor)
         assert monitor.objective == rolling.evaluate_orders(made.sequences)
         assert monitor.history[-1].source == "pipelines.chimera"
-        assert monitor.sequences is not None
-        assert verify(rolling.scheduled(monitor.sequences)) == []
+        assert monitor.solution is not None
+        assert verify(rolling.scheduled(monitor.solution)) == []
         tight = Monitor(Limits(iterations=1))
         hand_made.offer(rolling.replace(memory=int(array.activation.max())), tight)
         assert tight.objective is None

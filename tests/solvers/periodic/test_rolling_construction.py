@@ -79,8 +79,8 @@ def test_every_answer_is_feasible(rng: Random) -> None:
     if array.infeasibility():
         assert found is None
         return
-    assert found is not None and monitor.sequences is not None
-    orders = orders_of(array.graph(), monitor.sequences)
+    assert found is not None and monitor.solution is not None
+    orders = orders_of(array.graph(), monitor.solution)
     assert evaluated(Circle.of(array.graph()), *orders) == found
     improve(array.graph(), monitor, seed=3, iterations=30)
     assert monitor.objective is not None and monitor.objective <= found

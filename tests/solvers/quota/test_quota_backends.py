@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from depth import depth, seeds
+from depth import depth, few_examples, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,17 +21,23 @@ from optsched.problems.quota.problem import OBJECTIVES
 from optsched.problems.quota.synthetic import synthetic
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
-from optsched.solving.solver import answers, solver
+from optsched.solving.solver import Solver
+from optsched.solving.solver import solver as find_solver
 from optsched.testing.best_quota import answers as all_answers
-from optsched.testing.check_quotas import QUOTA_CHECKS, check_quota_exact, judged, warm_up
-from optsched.testing.quota_problems import optimum, random_plan
+from optsched.testing.best_quota import random_plan
+from optsched.testing.common import against_optimum, optimum, warm_up
 from optsched_solvers.quota.exact import algorithm, allocate, certificate, is_concave
 from optsched_solvers.quota.first import first_answer
 from optsched_solvers.quota.ground import fill, place
 from optsched_solvers.quota.marginal import greedy, remainders
 
-SOLVERS = [name for name in optsched.solvers() if "quotas" in answers(solver(name))]
+SOLVERS = optsched.solvers("quota")
 EXACT = ("auto", "branch_and_bound", "cpsat", "quota")
+
+
+def solver(name: str) -> Solver:
+    """Of quota plans."""
+    return find_solver(name, "quota")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -48,19 +54,6 @@ def test_all_are_there() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("check", QUOTA_CHECKS, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("name", SOLVERS)
-def test_conformance(name: str, check: Any) -> None:
-    """Allowed, honest, repeatable."""
-    check(solver(name), (), 0.1)
-
-
-@pytest.mark.parametrize("name", [name for name in EXACT if name != "quota"])
-def test_exact(name: str) -> None:
-    """Those that prove, prove (`quota` may fail to place localities)."""
-    check_quota_exact(solver(name), (), 1.0)
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_random_plans(name: str, objective: str) -> None:
@@ -75,7 +68,7 @@ def test_random_plans(name: str, objective: str) -> None:
             return
         limits: dict[str, Any] = {"iterations": 200} if name == "genetic" else {"time_limit": 600}
         result = optsched.solve(problem, engine, **limits)
-        judged(problem, result)
+        against_optimum(problem, result)
         strict = any(job.locality != "any" for job in problem.jobs)
         if name in EXACT and not (strict and name == "quota"):
             assert result.status == ("infeasible" if optimum(problem) is None else "optimal")
@@ -98,7 +91,6 @@ def _free(job: QuotaJob) -> QuotaJob:
     return QuotaJob(**{**job.given(), "locality": "any", "current": None})
 
 
-@settings(max_examples=depth(40))
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3), st.integers(0, 4)), min_size=1,
              max_size=5),
@@ -245,7 +237,7 @@ def _placements(problem: QuotaPlan, sizes: list[int]) -> Any:
         )  # fmt: skip
 
 
-@settings(max_examples=depth(4), derandomize=True)
+@few_examples
 @given(st.integers(0, 10**6))
 def test_cpsat_breaks_ties_exactly(seed: int) -> None:
     """Fewest nodes, then moves, then fragments, of all placements; the heuristic is near."""
@@ -359,11 +351,11 @@ def test_first_answer_is_an_answer(seed: int) -> None:
         return
     monitor = Monitor(Limits(time_limit=10))
     first_answer(plan, monitor)
-    if monitor.sequences is None:
+    if monitor.solution is None:
         assert any(job.locality != "any" for job in plan.jobs) or len(plan.kinds) > 1
         return
-    assert plan.faults(monitor.sequences) == []
-    assert monitor.objective == plan.evaluate(plan.scheduled(monitor.sequences))
+    assert plan.faults(monitor.solution) == []
+    assert monitor.objective == plan.evaluate(plan.scheduled(monitor.solution))
     best = optimum(plan)
     assert best is not None
     assert monitor.objective >= best

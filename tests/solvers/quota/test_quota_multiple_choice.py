@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.errors import InputError
@@ -109,7 +109,6 @@ def test_equals_plain_table_on_thousands() -> None:
     assert met > 0.6 * cases  # greedy is no toy
 
 
-@settings(max_examples=depth(40))
 @given(st.data())
 def test_equals_brute_force(data: st.DataObject) -> None:
     """All combinations of a few rows; the plain table agrees too."""
@@ -243,7 +242,6 @@ def test_bound_is_the_relaxation() -> None:
         assert hull_bound(*arrays(rows), budget) == floor(relaxed)
 
 
-@settings(max_examples=depth(40))
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), max_size=20), st.integers(0, 99))
 def test_critical_key(items: list[tuple[int, int]], room: int) -> None:
     """The selection finds what sorting finds."""

@@ -21,7 +21,7 @@ from optsched.testing import SolverTests
 from optsched_solvers.shop.branch_and_bound import GIFFLER_THOMPSON, MODES, BranchAndBound
 
 if TYPE_CHECKING:
-    from optsched.solving.problem import Problem
+    from optsched.model.schedule import Problem
     from optsched.solving.result import Result
 
 INSTANCES = Path(__file__).parents[3] / "instances" / "jobshop"
@@ -190,7 +190,7 @@ def test_wrong_options(options: dict[str, Any], message: str) -> None:
 
 def test_what_is_refused() -> None:
     """The period by `supports`; gangs by the mode that cannot."""
-    with pytest.raises(UnsupportedProblem, match="it finds no periodic orders"):
+    with pytest.raises(UnsupportedProblem, match="it takes no problem of the kind periodic"):
         solve(JobArray([[1]], [[1]], objective="period"))
     gang = next(
         graph

@@ -77,8 +77,8 @@ def check(graph: Schedule, monitor: Monitor, result: Result) -> None:
         return
     assert result.status == "unknown"
     assert monitor.lower_bound == best
-    assert monitor.sequences is not None
-    schedule = scheduled(graph, monitor.sequences)
+    assert monitor.solution is not None
+    schedule = scheduled(graph, monitor.solution)
     assert schedule.makespan == best and not verify(schedule)
 
 
@@ -224,7 +224,7 @@ def test_slices_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(disjunctive_tree, "SLICE", seconds)
         monitor, _ = searched(graph, iterations=5000)
         events = [(e.objective, e.lower_bound, e.source) for e in monitor.history]
-        runs.append((events, monitor.iteration, monitor.sequences))
+        runs.append((events, monitor.iteration, monitor.solution))
     assert runs[0] == runs[1]
     assert runs[0][1] == 5000
 

@@ -126,8 +126,8 @@ def test_what_is_offered_fits() -> None:
     job = JobArray([[2, 2, 2]], [[4, 4, 4]], activation=1, micro_batches=6, memory=[2, 2, 2])
     monitor = Monitor(Limits(iterations=1))
     hand_made.offer(job, monitor)
-    assert monitor.sequences is not None
-    assert verify(scheduled(job.graph(), monitor.sequences)) == []
+    assert monitor.solution is not None
+    assert verify(scheduled(job.graph(), monitor.solution)) == []
     several = Monitor(Limits(iterations=1))
     hand_made.offer(JobArray([[2]] * 2, [[4]] * 2), several)
     assert several.objective is None
@@ -155,4 +155,4 @@ def test_chimera_is_offered_on_its_graph(stages: int, micro_batches: int) -> Non
     made = pipelines.chimera(job)
     monitor = Monitor(Limits(iterations=1))
     hand_made.offer(made.graph(), monitor)
-    assert monitor.objective == made.makespan and monitor.sequences == made.sequences
+    assert monitor.objective == made.makespan and monitor.solution == made.sequences

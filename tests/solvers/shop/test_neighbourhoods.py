@@ -36,7 +36,7 @@ def started(graph: Schedule) -> Rows | None:
     """Orders of some dispatching rule."""
     monitor = Monitor(Limits(iterations=40))
     try_rules(graph, monitor.limits, monitor)
-    return monitor.sequences
+    return monitor.solution
 
 
 def graphs(seed: int, count: int) -> Iterator[tuple[Schedule, Rows]]:

@@ -80,7 +80,7 @@ def search(graph: Schedule, limits: Limits, monitor: Monitor, *, polish: bool = 
         monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, SOURCE)
         return Result("unknown")
     left = limits.iterations
-    if monitor.sequences is None and supported_graph(graph):
+    if monitor.solution is None and supported_graph(graph):
         tried = try_rules(graph, limits, monitor)
         left = None if left is None else left - tried
     literals = n_literals(graph)
@@ -104,7 +104,7 @@ class _Search:
         self.lower = 0
         if monitor.objective is not None:
             self.upper = min(self.upper, monitor.objective)
-        self.sequences = monitor.sequences
+        self.sequences = monitor.solution
         self.lower = monitor.lower_bound or 0
         self.climb: Climb | None = None
         self.alone = nodes is not None
@@ -252,9 +252,9 @@ class _Search:
 
         moves = limits.iterations or 0
         improve(self.graph, aside, seed=limits.seed, iterations=moves // MOVES_PER_LIST)
-        assert aside.sequences is not None
+        assert aside.solution is not None
         walk = Walk(self.graph, limits.seed)
-        walk.load(order_of(self.graph, aside.sequences))
+        walk.load(order_of(self.graph, aside.solution))
         slice_ = POLISH_SLICE
         while walk.moves < moves and not aside.should_stop():
             before, began = walk.moves, time.perf_counter()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.model.schedule import NO_DEADLINE, Rows
 from optsched.solving.limits import Limits
 from optsched.solving.result import Result
@@ -31,9 +31,8 @@ from optsched_solvers.shop.tabu.arrays import order_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.model.schedule import IntArray, Schedule
+    from optsched.model.schedule import IntArray, Problem, Schedule
     from optsched.solving.monitor import Monitor
-    from optsched.solving.problem import Problem
     from optsched_solvers.shop.tabu.path_relinking import Elite
 
 ELITES = 8
@@ -81,7 +80,6 @@ class Tabu:
     """
 
     name = "tabu"
-    answers = ("orders", "periodic orders")
     options: Mapping[str, str] = MappingProxyType(
         {
             "elites": f"how many good schedules are kept to walk between (default {ELITES})",
@@ -90,9 +88,7 @@ class Tabu:
     )
 
     def supports(self, problem: Problem) -> Support:
-        """Makespan or period, at most one resource per operation, no deadlines."""
-        if problem.answers == "periodic orders":
-            return Support(True)  # blocks of a rolling array hold one resource each
+        """Makespan, at most one resource per operation, no deadlines."""
         goal = supported_objective(problem)
         if not goal:
             return goal
@@ -104,18 +100,13 @@ class Tabu:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Walk from the best known schedule, or the best dispatching rule, until a limit."""
-        elites = _whole("elites", limits.options.get("elites", ELITES), 2)
-        patience = _whole("patience", limits.options.get("patience", PATIENCE), 1)
-        if problem.answers == "periodic orders":
-            from optsched_solvers.periodic import search as cycle_search
-
-            given = patience if "patience" in limits.options else cycle_search.PATIENCE
-            return cycle_search.solve(problem, limits, monitor, given)
+        elites = integer("options.elites", limits.options.get("elites", ELITES), 2, 10**9)
+        patience = integer("options.patience", limits.options.get("patience", PATIENCE), 1, 10**9)
         graph = problem.graph()
         if graph.n_operations == 0:
             monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
             return Result("unknown")
-        if monitor.sequences is None:
+        if monitor.solution is None:
             try_rules(graph, limits, monitor)
         if not monitor.should_stop() and load(monitor, *kernels(graph)):
             search = _Search(graph, limits, monitor, elites, patience)
@@ -153,12 +144,6 @@ def polish(graph: Schedule, sequences: Rows, moves: int, seed: int = 0) -> tuple
     walk.load(order_of(graph, sequences))
     walk.run(moves)
     return walk.best_sequences(), walk.best
-
-
-def _whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**9:
-        raise InputError(f"options.{name}: expected an integer in {least}..10^9, got {value!r:.60}")
-    return value
 
 
 class _Search:
@@ -223,7 +208,7 @@ class _Search:
         aside = Aside(Limits(iterations=FRESH_JOB_ORDERS), self.monitor.should_stop)
         seed = int(self.random.integers(2**31))
         self.spend(improve(self.graph, aside, seed=seed, iterations=FRESH_JOB_ORDERS))
-        return None if aside.sequences is None else order_of(self.graph, aside.sequences)
+        return None if aside.solution is None else order_of(self.graph, aside.solution)
 
     def dispatched(self) -> IntArray:
         """A list schedule by a random rule with noise; if memory stops it, the best schedule."""
