@@ -200,9 +200,9 @@ def _follow_order(s, m):  # type: ignore[no-untyped-def]
     literal = s.literal[m]
     first, second = literal.before, literal.after
     i, k = s.slot[first].operation, s.slot[second].operation
-    if not raise_start(s, k, s.op[i].est + literal.gap):
+    if not raise_start(s, k, s.op[i].est + s.gap[m]):
         return False
-    if not lower_start(s, i, s.op[k].lst - literal.gap):
+    if not lower_start(s, i, s.op[k].lst - s.gap[m]):
         return False
     r = literal.machine
     n, at = s.machine[r].size, s.machine[r].matrix
@@ -294,8 +294,8 @@ def _pairs(s, r):  # type: ignore[no-untyped-def]
             forth = end <= t[late, b]
             back = t[early, b] + t[length, b] <= t[late, a]
             if machine.setups:
-                forth = t[early, a] + s.literal[row + b].gap <= t[late, b]
-                back = t[early, b] + s.literal[at + b * n + a].gap <= t[late, a]
+                forth = t[early, a] + s.gap[row + b] <= t[late, b]
+                back = t[early, b] + s.gap[at + b * n + a] <= t[late, a]
             if forth and back:
                 continue
             if not forth and not back:
@@ -326,7 +326,7 @@ def _sums_before(s, r):  # type: ignore[no-untyped-def]
         if machine.setups:
             for b in range(n):
                 if s.value[row + b] == TRUE:
-                    t[apart, b] = max(t[apart, b], start + s.literal[row + b].gap)
+                    t[apart, b] = max(t[apart, b], start + s.gap[row + b])
     return True
 
 
@@ -352,7 +352,7 @@ def _sums_behind(s, r):  # type: ignore[no-untyped-def]
         if machine.setups:
             for a in range(n):
                 if s.value[row + a] == FALSE:
-                    late = end - length - s.literal[at + a * n + b].gap
+                    late = end - length - s.gap[at + a * n + b]
                     t[apart, a] = min(t[apart, a], late + s.slot[first + a].length)
     return True
 

@@ -62,9 +62,9 @@ MACHINE: Final = _record(
     "first", "size", "matrix", "pairs", "open", "setups", "memory", "part", "part_end", "light",
     "heavy",
 )  # fmt: skip
-# before, after: slots; gap: least time between the two starts; place: in `State.open`; watched: the
+# before, after: slots; place: in `State.open`; watched: the
 # first nogood that watches it
-LITERAL: Final = _record("before", "after", "machine", "gap", "place", "watched")
+LITERAL: Final = _record("before", "after", "machine", "place", "watched")
 # bytes on a machine, places of holder and freer there (-1: nobody)
 PART: Final = _record("holder", "freer", "bytes")
 # what changed (start, latest start, literal: one number for all), its old value
@@ -91,6 +91,7 @@ class State(NamedTuple):
     machine: Records
     literal: Records
     negation: IntArray  # of every literal
+    gap: IntArray  # per literal, least time between the two starts
     open: IntArray  # pairs of every machine, the open ones first
     part: Records
     value: SmallArray  # per literal: 0 open, TRUE, FALSE
@@ -116,7 +117,7 @@ STATE: Final[Any] = types.NamedTuple(
         *(_array(from_dtype(record)) for record in (OPERATION, ARC, SLOT)),
         _array(types.int64, 2),
         *(_array(from_dtype(record)) for record in (MACHINE, LITERAL)),
-        INTS, INTS, _array(from_dtype(PART)), _array(types.int8),
+        INTS, INTS, INTS, _array(from_dtype(PART)), _array(types.int8),
         *(_array(from_dtype(record)) for record in (CHANGE, ENTRY, QUEUE)),
         INTS, _array(types.float64), _array(types.float64, 2), INTS, INTS, INTS,
         _array(types.int64, 2), _array(from_dtype(SEARCH)),
@@ -145,7 +146,8 @@ def state_of(graph: Schedule) -> State:
     arc["to"], arc["weight"] = graph.successors.other, graph.successors.weight
     arc["origin"], arc["weight_back"] = graph.predecessors.other, graph.predecessors.weight
     by_slot = np.arange(slots) - np.repeat(machine["first"][:-1], machine["size"][:-1])
-    literal, negation, pairs = _literals(graph, machine, slot["length"])
+    literal, negation, pairs = _literals(graph, machine)
+    gap = _gaps(graph, machine, slot["length"])
     search = np.zeros(1, SEARCH)
     search["pairs"] = len(pairs)
     rooms = np.maximum(1, [len(literal), n + 1, len(machine), len(machine)])
@@ -153,7 +155,7 @@ def state_of(graph: Schedule) -> State:
     queue["room"], queue["first"] = rooms, np.cumsum(rooms) - rooms
     part = _parts(graph, machine)
     return State(
-        op, arc, slot, np.stack([by_slot, by_slot]), machine, literal, negation, pairs, part,
+        op, arc, slot, np.stack([by_slot, by_slot]), machine, literal, negation, gap, pairs, part,
         np.zeros(len(literal), np.int8), np.zeros(1 << 14, CHANGE), np.zeros(64, ENTRY), queue,
         np.zeros(rooms.sum(), np.int64), np.ones(len(literal)), np.zeros((2, len(pairs) + 2)),
         np.zeros(0, np.int64), np.zeros(2, np.int64), np.zeros(0, np.int64),
@@ -211,9 +213,7 @@ def _slots(graph: Schedule, machine: Records) -> Records:
     return slot
 
 
-def _literals(
-    graph: Schedule, machine: Records, length: IntArray
-) -> tuple[Records, IntArray, IntArray]:
+def _literals(graph: Schedule, machine: Records) -> tuple[Records, IntArray, IntArray]:
     """All literals, their negations, and the first of every pair, machine by machine."""
     literal = np.zeros(n_literals(graph), LITERAL)
     negation = np.zeros(len(literal), np.int64)
@@ -224,7 +224,6 @@ def _literals(
         negation[at : at + n * n] = at + b * n + a
         on["before"], on["after"] = machine[r]["first"] + a, machine[r]["first"] + b
         on["machine"] = r
-    literal["gap"] = _gaps(graph, machine, length)
     pairs = np.flatnonzero(literal["before"] < literal["after"])
     literal["place"][pairs] = np.arange(len(pairs))
     literal["watched"] = -1
