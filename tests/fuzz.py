@@ -16,6 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from random_subsets import best_batch, random_batch
 from rolling_problems import awkward_array, random_rolling
 
 import optsched

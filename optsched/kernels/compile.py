@@ -120,7 +120,8 @@ class Kernel(Dispatcher):  # type: ignore[misc]
     def get_call_template(self, args: Any, kws: Any) -> Any:
         """What numba asks for when another kernel calls this one."""
         self.prepare()
-        return super().get_call_template(args, kws)
+        # a number written in the caller is a type of its own: one compilation for every constant
+        return super().get_call_template(tuple(map(types.unliteral, args)), kws)
 
 
 class Entry(Kernel):

@@ -18,7 +18,7 @@ from optsched.kernels.background import LOCKS, LOG, compile_all
 from optsched.kernels.compile import INT, INTS, copy, entry, helper
 from optsched.kernels.plain_python import in_python, run
 
-SMALL = "optsched_solvers.shop.proof.edge_finding:_head_rules"
+SMALL = "optsched_solvers.shop.tabu.path_relinking:count_inversions"
 
 
 def made(factor: int, doc: str = "", inner: int = 1) -> Any:

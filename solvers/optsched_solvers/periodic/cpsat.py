@@ -20,7 +20,7 @@ from optsched_solvers._cores import confined
 from optsched_solvers._cpsat import STOP, Call, checked_options
 from optsched_solvers._loading import load
 from optsched_solvers.periodic.construct import Folder, first_orders
-from optsched_solvers.shop.proof.identical_jobs import identical_jobs
+from optsched_solvers.shop.proof.symmetry import identical_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,7 +13,7 @@ from optsched.errors import CyclicOrder
 from optsched.model import bounds
 from optsched.model.graph import evaluate
 from optsched.model.schedule import IntArray, Rows, Schedule
-from optsched_solvers.shop.proof.identical_jobs import identical_jobs
+from optsched_solvers.shop.proof.symmetry import identical_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

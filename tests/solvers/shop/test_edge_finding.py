@@ -4,14 +4,54 @@ from __future__ import annotations
 
 from itertools import combinations, permutations
 from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
 from depth import seeds
 
 from optsched.model.bounds import jackson_preemptive
-from optsched_solvers.shop.proof.edge_finding import raise_heads, tighten
+from optsched_solvers.shop.proof.propagation import (
+    DEADLINE,
+    HEAD,
+    LATE_FIRST,
+    NEW,
+    PROCESS,
+    head_rules,
+)
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import IntArray
 
 Windows = tuple[list[int], list[int], list[int]]
+
+
+def raise_heads(head: IntArray, duration: IntArray, deadline: IntArray) -> IntArray | None:
+    """Heads after one pass of the rules, run as plain Python; None if nothing fits."""
+    n, by_head = len(head), np.argsort(head, kind="stable")
+    t = np.zeros((6, n), np.int64)
+    t[HEAD] = t[NEW] = head[by_head]
+    t[PROCESS], t[DEADLINE] = duration[by_head], deadline[by_head]
+    t[LATE_FIRST] = np.argsort(-t[DEADLINE], kind="stable")
+    if not head_rules(n, t) or (t[NEW] + t[PROCESS] > t[DEADLINE]).any():
+        return None
+    heads = np.empty(n, np.int64)
+    heads[by_head] = t[NEW]
+    return heads
+
+
+def tighten(
+    head: IntArray, duration: IntArray, deadline: IntArray
+) -> tuple[IntArray, IntArray] | None:
+    """Heads and deadlines when neither direction changes anything more."""
+    early, late = head, deadline
+    while True:
+        raised = raise_heads(early, duration, late)
+        mirrored = None if raised is None else raise_heads(-late, duration, -raised)
+        if raised is None or mirrored is None:
+            return None
+        if np.array_equal(raised, early) and np.array_equal(-mirrored, late):
+            return early, late
+        early, late = raised, -mirrored
 
 
 def windows(rng: Random, most: int = 6) -> Windows:

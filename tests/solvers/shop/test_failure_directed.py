@@ -21,10 +21,10 @@ from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.random_problems import random_array, random_graph, random_shop
-from optsched_solvers.shop.proof import failure_directed, symmetry_order
-from optsched_solvers.shop.proof import state as ds
+from optsched_solvers.shop.proof import failure_directed, state, symmetry
 from optsched_solvers.shop.proof import tree as disjunctive_tree
-from optsched_solvers.shop.proof.identical_jobs import identical_jobs
+from optsched_solvers.shop.proof.state import TRUE
+from optsched_solvers.shop.proof.symmetry import identical_jobs
 from optsched_solvers.shop.proof.tree import REFUTED, SHAVED, DisjunctiveTree
 
 if TYPE_CHECKING:
@@ -156,12 +156,12 @@ def keeps(
 ) -> None:
     """The root of a tree admits this schedule."""
     op, literal = tree.state.op, tree.state.literal
-    assert (op[ds.EST, :-1] <= start).all() and (start <= op[ds.LST, :-1]).all()
+    assert (op["est"][:-1] <= start).all() and (start <= op["lst"][:-1]).all()
     place = [{i: k for k, i in enumerate(row)} for row in orders]
-    for m in np.flatnonzero(tree.state.value == ds.TRUE):
-        row = place[literal[ds.ON, m]]
+    for m in np.flatnonzero(tree.state.value == TRUE):
+        row = place[literal["machine"][m]]
         first, second = (
-            tree.state.slot[ds.OPERATION, literal[side, m]] for side in (ds.BEFORE, ds.AFTER)
+            tree.state.slot["operation"][literal[side][m]] for side in ("before", "after")
         )
         assert row[first] < row[second]
 
@@ -182,10 +182,10 @@ def test_symmetry_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) ->
         micro_batches=2 if stages == 1 and rng.random() < 0.5 else 1,
     )  # fmt: skip
     graph = array.graph()
-    assert symmetry_order.ordered_alike(graph)
+    assert symmetry.ordered_alike(graph)
     monitor, result = searched(graph)
     with monkeypatch.context() as patch:
-        patch.setattr(ds, "ordered_alike", lambda graph: [])
+        patch.setattr(state, "ordered_alike", lambda graph: [])
         plain, _ = searched(graph)
     assert result.status == "unknown"
     assert monitor.objective == monitor.lower_bound == plain.objective == plain.lower_bound
@@ -194,13 +194,13 @@ def test_symmetry_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_how_far_identical_jobs_are_ordered() -> None:
     """Everything without setups; a switch on the last stage leaves one side; else one operation."""
     free = JobArray([[2, 3]] * 2, [[2, 3]] * 2).graph()
-    assert len(symmetry_order.ordered_alike(free)) == 4
+    assert len(symmetry.ordered_alike(free)) == 4
     first = JobArray([[2, 3]] * 2, [[2, 3]] * 2, switch=[[5, 0]] * 2).graph()
-    assert len(symmetry_order.ordered_alike(first)) == 4  # F and B are 6 apart on stage 0
+    assert len(symmetry.ordered_alike(first)) == 4  # F and B are 6 apart on stage 0
     last = JobArray([[2, 3]] * 2, [[2, 3]] * 2, switch=[[0, 5]] * 2).graph()
-    assert len(symmetry_order.ordered_alike(last)) == 2
+    assert len(symmetry.ordered_alike(last)) == 2
     wide = JobArray([[2, 3]] * 2, [[2, 3]] * 2, switch=[[9, 9]] * 2).graph()
-    assert len(symmetry_order.ordered_alike(wide)) == 1
+    assert len(symmetry.ordered_alike(wide)) == 1
 
 
 def test_traps() -> None:

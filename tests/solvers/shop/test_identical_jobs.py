@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from optsched import Arcs, JobArray, JobShop
 from optsched.testing.random_problems import random_array
-from optsched_solvers.shop.proof.identical_jobs import identical_jobs
+from optsched_solvers.shop.proof.symmetry import identical_jobs
 
 if TYPE_CHECKING:
     from random import Random

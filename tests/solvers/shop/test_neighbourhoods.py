@@ -127,7 +127,7 @@ def test_both_compilations_walk_alike() -> None:
         sequences = started(graph)
         assert sequences is not None
         walk = Walk(graph, seed)
-        walk._step = nb.walk_general
+        walk._general = True
         walk.load(order_of(graph, sequences))
         for _ in range(30):
             walk.run(1)

@@ -10,84 +10,119 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
-from numba import types
+from numba import from_dtype, types
 
 from optsched.kernels.compile import INTS
 from optsched.model import bounds
-from optsched_solvers.shop.proof.edge_finding import FAR, TABLE
-from optsched_solvers.shop.proof.symmetry_order import ordered_alike
+from optsched_solvers.shop.proof.symmetry import ordered_alike
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.model.schedule import IntArray, Schedule
 
+    Records = npt.NDArray[np.void]
     SmallArray = npt.NDArray[np.int8]
     FloatArray = npt.NDArray[np.float64]
 
 MOST_LITERALS: Final = 1_000_000
 """Ordered pairs of operations that share a machine; more would fill the memory."""
 
-# rows of Arrays.op; EST and LST are earliest and latest start
-(
-    EST, LST, EST_LEVEL, LST_LEVEL, QUEUED, QUEUE, DURATION, AFTER_PTR, BEFORE_PTR, SLOT_PTR,
-    OP_ROWS,
-) = range(11)  # fmt: skip
-# rows of Arrays.arc: other end and start-to-start weight, by tail and by head
-AFTER_OP, AFTER_WEIGHT, BEFORE_OP, BEFORE_WEIGHT = range(4)
-# rows of Arrays.slot; SLOT_OPEN: open pairs, LENGTH: duration and setup time lost in any case
-(
-    OPERATION, LENGTH, WORKSPACE, MACHINE, BY_HEAD, BY_DEADLINE, SLOT_OF, SLOT_OPEN, SLOT_ROWS,
-) = range(9)  # fmt: skip
-# rows of Arrays.machine
-(
-    FIRST, SIZE, MATRIX, PAIRS, SETUPS, MEMORY, PART, PART_END, N_OPEN, IN_LIGHT, IN_HEAVY, LIGHT,
-    HEAVY, MACHINE_ROWS,
-) = range(14)  # fmt: skip
-# rows of Arrays.literal; BEFORE and AFTER are slots, GAP the least time between the two starts
-NEGATION, BEFORE, AFTER, ON, GAP, OPEN, PLACE, FRESH, WATCHED, LITERAL_ROWS = range(10)
-# values of literals
+FAR: Final = 2**62
+"""Beyond every time; sums of all durations stay below 2^53."""
+
 TRUE, FALSE = 1, 2
-# rows of Arrays.part
-HOLDER, FREER, BYTES = range(3)
-# rows of Arrays.entry: literal, trail mark (-1 for a refuted decision), level, target then
-DECISION, MARK, LEVEL_OF, TARGET_OF = range(4)
-# places in Arrays.number
-(
-    TRAIL, LEVEL, LEVELS, QUEUE_HEAD, QUEUE_SIZE, FRESH_HEAD, FRESH_SIZE, LIGHT_HEAD, LIGHT_SIZE,
-    HEAVY_HEAD, HEAVY_SIZE, N_PAIRS, ENTRIES, TARGET, NODES, FAILURES, RESTART_AT, NOGOODS,
-    NOGOOD_LITERALS, ROOT_TARGET, CURSOR, CURSOR_END, PROBE, STEP, GOOD, FAILED, NUMBERS,
-) = range(27)  # fmt: skip
+"""Values of literals; 0 is open."""
+
+DECIDED, MOVED, LIGHT, HEAVY = range(4)
+"""Queues: literals just decided, operations whose window changed, machines for cheap rules, and for
+costly ones."""
+
+BY_HEAD, BY_DEADLINE = 0, 1
+"""Rows of `State.order`."""
 
 
-class Arrays(NamedTuple):
-    """One problem and one search; int64 tables of the rows named above, few of them for speed."""
+def _record(*fields: str) -> np.dtype[np.void]:
+    """A record of integers."""
+    return np.dtype([(field, np.int64) for field in fields], align=True)
 
-    op: IntArray
-    arc: IntArray
-    slot: IntArray
-    machine: IntArray
-    literal: IntArray
-    part: IntArray  # bytes on a machine, places of holder and freer there (-1: nobody)
+
+# est, lst: earliest and latest start, and the levels at which they were last put on the trail;
+# after, before, slots: where the arcs and slots of an operation begin, the next one's are their end
+OPERATION: Final = _record(
+    "est", "lst", "est_level", "lst_level", "changed", "duration", "after", "before", "slots"
+)
+# arcs by tail (where to, start-to-start weight), and beside them by head (where from, weight)
+ARC: Final = _record("to", "weight", "origin", "weight_back")
+# length: duration and setup time lost in any case; open: pairs still open; of: slots by operation
+SLOT: Final = _record("operation", "length", "workspace", "machine", "open", "of")
+# first: its slots; matrix: its literals, row by row; pairs, open: where in `State.open` its pairs
+# are, and how many; light, heavy: what has changed since the rules were last tried
+MACHINE: Final = _record(
+    "first", "size", "matrix", "pairs", "open", "setups", "memory", "part", "part_end", "light",
+    "heavy",
+)  # fmt: skip
+# before, after: slots; place: in `State.open`; watched: the
+# first nogood that watches it
+LITERAL: Final = _record("before", "after", "machine", "place", "watched")
+# bytes on a machine, places of holder and freer there (-1: nobody)
+PART: Final = _record("holder", "freer", "bytes")
+# what changed (start, latest start, literal: one number for all), its old value
+CHANGE: Final = _record("what", "old")
+# a step from the root: literal, trail mark (-1 for a refuted decision), level, target then
+ENTRY: Final = _record("decision", "mark", "level", "target")
+# a ring: where it begins in `State.ring`, its room
+QUEUE: Final = _record("first", "room", "head", "size")
+# failed: the last branch is refuted, but time was up; good and the last four: see `tree_search`
+SEARCH: Final = _record(
+    "target", "root_target", "nodes", "failures", "restart_at", "level", "levels", "entries",
+    "trail", "pairs", "nogoods", "nogood_literals", "failed", "good", "probe", "step", "cursor",
+    "cursor_end",
+)  # fmt: skip
+
+
+class State(NamedTuple):
+    """One problem and one search: records as named above, few arrays, since all are passed on."""
+
+    op: Records
+    arc: Records
+    slot: Records
+    order: IntArray  # slots of every machine by head, and by deadline
+    machine: Records
+    literal: Records
+    negation: IntArray  # of every literal
+    gap: IntArray  # per literal, least time between the two starts
+    open: IntArray  # pairs of every machine, the open ones first
+    part: Records
     value: SmallArray  # per literal: 0 open, TRUE, FALSE
-    trail: IntArray  # what changed, old value
-    entry: IntArray  # the path from the root
+    trail: Records
+    entry: Records  # the path from the root
+    queue: Records
+    ring: IntArray
     rating: FloatArray  # per literal
     average: FloatArray  # sum and count of local ratings, per depth
     nogood: IntArray  # literals that are not all true; the first two are watched
     nogood_ptr: IntArray
     next_watch: IntArray  # per watch 2k, 2k+1 of nogood k
     scratch: IntArray
-    number: IntArray
+    search: Records  # one
 
 
-ARRAYS: Final[Any] = types.NamedTuple(
+def _array(of: Any, dimensions: int = 1) -> Any:
+    return types.Array(of, dimensions, "C")
+
+
+STATE: Final[Any] = types.NamedTuple(
     (
-        TABLE, TABLE, TABLE, TABLE, TABLE, TABLE, types.Array(types.int8, 1, "C"), TABLE,
-        TABLE, types.Array(types.float64, 1, "C"), types.Array(types.float64, 2, "C"), INTS, INTS,
-        INTS, TABLE, INTS,
+        *(_array(from_dtype(record)) for record in (OPERATION, ARC, SLOT)),
+        _array(types.int64, 2),
+        *(_array(from_dtype(record)) for record in (MACHINE, LITERAL)),
+        INTS, INTS, INTS, _array(from_dtype(PART)), _array(types.int8),
+        *(_array(from_dtype(record)) for record in (CHANGE, ENTRY, QUEUE)),
+        INTS, _array(types.float64), _array(types.float64, 2), INTS, INTS, INTS,
+        _array(types.int64, 2), _array(from_dtype(SEARCH)),
     ),
-    Arrays,
+    State,
 )  # fmt: skip
 
 
@@ -97,38 +132,38 @@ def n_literals(graph: Schedule) -> int:
     return int((sizes * sizes).sum())
 
 
-def arrays(graph: Schedule) -> Arrays:
+def state_of(graph: Schedule) -> State:
     """A fresh state: releases as heads, nothing decided, no target; gangs have pairs everywhere."""
     n, slots = graph.n_operations, len(graph.users.ids)
-    slot = np.zeros((SLOT_ROWS, slots), np.int64)
     machine = _machines(graph)
-    _fill_slots(graph, slot, machine)
-    op = np.zeros((OP_ROWS, n + 1), np.int64)
-    op[EST, :n], op[DURATION, :n] = graph.release, graph.duration
-    op[EST_LEVEL] = op[LST_LEVEL] = -1
-    op[AFTER_PTR], op[BEFORE_PTR] = graph.successors.indptr, graph.predecessors.indptr
-    op[SLOT_PTR, 1:] = np.cumsum(np.bincount(graph.users.ids, minlength=n))
-    arc = np.stack(
-        [
-            graph.successors.other, graph.successors.weight,
-            graph.predecessors.other, graph.predecessors.weight,
-        ]
-    )  # fmt: skip
-    literal = _literals(graph, machine, slot[LENGTH])
-    literals, pairs = literal.shape[1], int(machine[N_OPEN].sum())
-    number = np.zeros(NUMBERS, np.int64)
-    number[N_PAIRS] = pairs
+    slot = _slots(graph, machine)
+    op = np.zeros(n + 1, OPERATION)
+    op["est"][:n], op["duration"][:n] = graph.release, graph.duration
+    op["est_level"] = op["lst_level"] = -1
+    op["after"], op["before"] = graph.successors.indptr, graph.predecessors.indptr
+    op["slots"][1:] = np.cumsum(np.bincount(graph.users.ids, minlength=n))
+    arc = np.zeros(len(graph.arcs.tail), ARC)
+    arc["to"], arc["weight"] = graph.successors.other, graph.successors.weight
+    arc["origin"], arc["weight_back"] = graph.predecessors.other, graph.predecessors.weight
+    by_slot = np.arange(slots) - np.repeat(machine["first"][:-1], machine["size"][:-1])
+    literal, negation, pairs = _literals(graph, machine)
+    gap = _gaps(graph, machine, slot["length"])
+    search = np.zeros(1, SEARCH)
+    search["pairs"] = len(pairs)
+    rooms = np.maximum(1, [len(literal), n + 1, len(machine), len(machine)])
+    queue = np.zeros(4, QUEUE)
+    queue["room"], queue["first"] = rooms, np.cumsum(rooms) - rooms
     part = _parts(graph, machine)
-    return Arrays(
-        op, np.ascontiguousarray(arc), slot, machine, literal, part, np.zeros(literals, np.int8),
-        np.zeros((2, 1 << 14), np.int64), np.zeros((4, 64), np.int64), np.ones(literals),
-        np.zeros((2, pairs + 2)), np.zeros(0, np.int64), np.zeros(2, np.int64),
-        np.zeros(0, np.int64), np.zeros((10, int(machine[SIZE].max(initial=0)) + 1), np.int64),
-        number,
+    return State(
+        op, arc, slot, np.stack([by_slot, by_slot]), machine, literal, negation, gap, pairs, part,
+        np.zeros(len(literal), np.int8), np.zeros(1 << 14, CHANGE), np.zeros(64, ENTRY), queue,
+        np.zeros(rooms.sum(), np.int64), np.ones(len(literal)), np.zeros((2, len(pairs) + 2)),
+        np.zeros(0, np.int64), np.zeros(2, np.int64), np.zeros(0, np.int64),
+        np.zeros((10, int(machine["size"].max(initial=0)) + 1), np.int64), search,
     )  # fmt: skip
 
 
-def root_orders(graph: Schedule, machine: IntArray) -> IntArray:
+def root_orders(graph: Schedule, machine: Records) -> IntArray:
     """Literals that every schedule (of one representative of symmetric ones) has true."""
     found: list[IntArray] = []
     reach = _reachable(graph)
@@ -136,10 +171,10 @@ def root_orders(graph: Schedule, machine: IntArray) -> IntArray:
     for r in range(graph.n_resources):
         on = graph.users[r]
         a, b = np.nonzero(reach[np.ix_(on, on)])
-        found.append(machine[MATRIX, r] + a * len(on) + b)
+        found.append(machine[r]["matrix"] + a * len(on) + b)
         place.append({i: k for k, i in enumerate(on.tolist())})
     chosen = [
-        int(machine[MATRIX, r]) + place[r][i] * len(place[r]) + place[r][k]
+        int(machine[r]["matrix"]) + place[r][i] * len(place[r]) + place[r][k]
         for i, k in ordered_alike(graph)
         for r in graph.op_resources[i].tolist()
     ]
@@ -151,51 +186,51 @@ def latest_starts(graph: Schedule, target: int) -> IntArray:
     return np.minimum(target, graph.deadline) - graph.duration
 
 
-def _machines(graph: Schedule) -> IntArray:
-    machine = np.zeros((MACHINE_ROWS, graph.n_resources + 1), np.int64)
+def _machines(graph: Schedule) -> Records:
+    machine = np.zeros(graph.n_resources + 1, MACHINE)
     if graph.n_resources:
         sizes = np.diff(graph.users.indptr)
         pairs = sizes * (sizes - 1) // 2
-        machine[FIRST, :-1], machine[SIZE, :-1] = graph.users.indptr[:-1], sizes
-        machine[MATRIX, :-1] = np.cumsum(sizes * sizes) - sizes * sizes
-        machine[PAIRS, :-1], machine[N_OPEN, :-1] = np.cumsum(pairs) - pairs, pairs
-        machine[MEMORY, :-1] = np.where(graph.memory == 0, FAR, graph.memory)
+        machine["first"][:-1], machine["size"][:-1] = graph.users.indptr[:-1], sizes
+        machine["matrix"][:-1] = np.cumsum(sizes * sizes) - sizes * sizes
+        machine["pairs"][:-1], machine["open"][:-1] = np.cumsum(pairs) - pairs, pairs
+        machine["memory"][:-1] = np.where(graph.memory == 0, FAR, graph.memory)
     return machine
 
 
-def _fill_slots(graph: Schedule, slot: IntArray, machine: IntArray) -> None:
-    users, sizes = graph.users, machine[SIZE, :-1]
+def _slots(graph: Schedule, machine: Records) -> Records:
+    users, sizes = graph.users, machine["size"][:-1]
+    slot = np.zeros(len(users.ids), SLOT)
     losses = bounds.setup_loss(graph)
-    slot[OPERATION] = users.ids
-    slot[LENGTH] = graph.duration[users.ids]
+    slot["operation"] = users.ids
+    slot["length"] = graph.duration[users.ids]
     if losses:
-        slot[LENGTH] += np.concatenate(losses)
-    slot[WORKSPACE] = graph.workspace[users.ids]
-    slot[MACHINE] = np.repeat(np.arange(graph.n_resources), sizes)
-    slot[BY_HEAD] = np.arange(len(users.ids)) - np.repeat(machine[FIRST, :-1], sizes)
-    slot[BY_DEADLINE] = slot[BY_HEAD]
-    slot[SLOT_OPEN] = np.repeat(sizes - 1, sizes)
-    slot[SLOT_OF] = np.argsort(users.ids, kind="stable")
+        slot["length"] += np.concatenate(losses)
+    slot["workspace"] = graph.workspace[users.ids]
+    slot["machine"] = np.repeat(np.arange(graph.n_resources), sizes)
+    slot["open"] = np.repeat(sizes - 1, sizes)
+    slot["of"] = np.argsort(users.ids, kind="stable")
+    return slot
 
 
-def _literals(graph: Schedule, machine: IntArray, length: IntArray) -> IntArray:
-    literal = np.zeros((LITERAL_ROWS, n_literals(graph)), np.int64)
+def _literals(graph: Schedule, machine: Records) -> tuple[Records, IntArray, IntArray]:
+    """All literals, their negations, and the first of every pair, machine by machine."""
+    literal = np.zeros(n_literals(graph), LITERAL)
+    negation = np.zeros(len(literal), np.int64)
     for r in range(graph.n_resources):
-        n, at, first = machine[SIZE, r], machine[MATRIX, r], machine[FIRST, r]
+        n, at = machine[r]["size"], machine[r]["matrix"]
         a, b = np.divmod(np.arange(n * n), max(n, 1))
-        literal[NEGATION, at : at + n * n] = at + b * n + a
-        literal[BEFORE, at : at + n * n] = first + a
-        literal[AFTER, at : at + n * n] = first + b
-        literal[ON, at : at + n * n] = r
-    literal[GAP] = _gaps(graph, machine, length)
-    pairs = np.flatnonzero(literal[BEFORE] < literal[AFTER])  # machine by machine
-    literal[OPEN, : len(pairs)] = pairs
-    literal[PLACE, pairs] = np.arange(len(pairs))
-    literal[WATCHED] = -1
-    return literal
+        on = literal[at : at + n * n]
+        negation[at : at + n * n] = at + b * n + a
+        on["before"], on["after"] = machine[r]["first"] + a, machine[r]["first"] + b
+        on["machine"] = r
+    pairs = np.flatnonzero(literal["before"] < literal["after"])
+    literal["place"][pairs] = np.arange(len(pairs))
+    literal["watched"] = -1
+    return literal, negation, pairs
 
 
-def _gaps(graph: Schedule, machine: IntArray, length: IntArray) -> IntArray:
+def _gaps(graph: Schedule, machine: Records, length: IntArray) -> IntArray:
     """Least time from start to start if one comes before the other, not always directly.
 
     With setups: shortest paths through whatever may come between (Floyd & Warshall), so setups
@@ -204,10 +239,10 @@ def _gaps(graph: Schedule, machine: IntArray, length: IntArray) -> IntArray:
     gap = np.zeros(n_literals(graph), np.int64)
     for r in range(graph.n_resources):
         on = graph.users[r]
-        n, at, first = len(on), machine[MATRIX, r], machine[FIRST, r]
+        n, at, first = len(on), machine[r]["matrix"], machine[r]["first"]
         least = np.repeat(length[first : first + n][:, None], n, axis=1)
         if graph.setup_out[on].any() or graph.setup_in[on].any():
-            machine[SETUPS, r] = 1
+            machine["setups"][r] = 1
             shortest = _direct_gaps(graph, on)
             for via in range(n):
                 np.minimum(shortest, shortest[:, via, None] + shortest[None, via], out=shortest)
@@ -250,8 +285,8 @@ def _reachable(graph: Schedule) -> npt.NDArray[np.bool_]:
     return reach
 
 
-def _parts(graph: Schedule, machine: IntArray) -> IntArray:
-    """Acquired and freed bytes of the capped machines, taken apart; fills PART and PART_END.
+def _parts(graph: Schedule, machine: Records) -> Records:
+    """Acquired and freed bytes of the capped machines, taken apart; fills in where.
 
     Bytes that i acquires and k frees are one part only if the arcs put k behind i: then the level
     is the sum of all parts whatever else happens. All other bytes are parts of their own: a holder
@@ -275,7 +310,7 @@ def _parts(graph: Schedule, machine: IntArray) -> IntArray:
             rows[r] += [(-1, place[r][k], size) for k, size in left.items() if size]
     flat: list[tuple[int, int, int]] = []
     for r, row in enumerate(rows):
-        machine[PART, r] = len(flat)
+        machine["part"][r] = len(flat)
         flat += row if graph.memory[r] else []
-        machine[PART_END, r] = len(flat)
-    return np.array(flat, np.int64).reshape(-1, 3).T.copy()
+        machine["part_end"][r] = len(flat)
+    return np.array(flat, PART)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -11,13 +11,14 @@ from optsched.errors import CyclicOrder
 from optsched.kernels import longest_path
 from optsched.model import bounds
 from optsched.model.schedule import Rows
-from optsched_solvers.shop.proof import state as ds
 from optsched_solvers.shop.proof import tree_search
+from optsched_solvers.shop.proof.state import TRUE, latest_starts, root_orders, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from optsched.model.schedule import IntArray, Schedule
+    from optsched_solvers.shop.proof.state import SmallArray
 
 REFUTED: Final = "refuted"
 STOPPED: Final = "stopped"
@@ -42,7 +43,7 @@ class Root(NamedTuple):
     target: int
     earliest: IntArray
     latest: IntArray
-    value: ds.SmallArray
+    value: SmallArray
     open: IntArray
     place: IntArray
     n_open: IntArray
@@ -73,7 +74,8 @@ class DisjunctiveTree:
         self.graph = graph
         self.stop = stop or (lambda: False)
         self.on_leaf = on_leaf or (lambda sequences, makespan: None)
-        self.state = ds.arrays(graph)
+        self.state = state_of(graph)
+        self._search = self.state.search[0]
         self.horizon = bounds.horizon(graph)
         self.shaved = False
         self._per_slice = 16
@@ -81,14 +83,14 @@ class DisjunctiveTree:
         self._nogoods_for = self.horizon
         self._started = False
         self._last_size = (0.0, 0.0)
-        op, number = self.state.op, self.state.number
-        op[ds.LST, :-1] = ds.latest_starts(graph, self.horizon)
-        number[ds.TARGET] = number[ds.ROOT_TARGET] = self.horizon
+        op, search = self.state.op, self._search
+        op["lst"][:-1] = latest_starts(graph, self.horizon)
+        search["target"] = search["root_target"] = self.horizon
         self.possible = (
-            bool((op[ds.EST] <= op[ds.LST]).all())
+            bool((op["est"] <= op["lst"]).all())
             and all(
                 self._run(tree_search.DECIDE, m) == tree_search.DONE
-                for m in ds.root_orders(graph, self.state.machine).tolist()
+                for m in root_orders(graph, self.state.machine).tolist()
             )
             and self._run(tree_search.PROPAGATE) == tree_search.DONE
         )
@@ -97,21 +99,21 @@ class DisjunctiveTree:
     @property
     def nodes(self) -> int:
         """Branches and probes propagated so far."""
-        return int(self.state.number[ds.NODES])
+        return int(self._search["nodes"])
 
     @property
     def target(self) -> int:
         """The makespan asked for."""
-        return int(self.state.number[ds.TARGET])
+        return int(self._search["target"])
 
     @property
     def heads(self) -> IntArray:
         """Earliest starts in the present state."""
-        return self.state.op[ds.EST, :-1]
+        return self.state.op["est"][:-1]
 
     def lower(self, target: int) -> None:
         """Ask for less, without forgetting anything."""
-        self.state.number[ds.TARGET] = min(target, self.target)
+        self._search["target"] = min(target, self.target)
 
     def reset(self, target: int) -> bool:
         """Back to a root, with this target; False if propagation refutes it.
@@ -119,18 +121,18 @@ class DisjunctiveTree:
         Begins with what `keep_root` kept for the nearest target that is not lower. Ratings stay;
         nogoods stay if the target is not above the one they were found with.
         """
-        state, number = self.state, self.state.number
+        state, search = self.state, self._search
         nearest = (root for root in reversed(self._roots) if root.target >= target)
         base = next(nearest, self._roots[0])
-        state.op[ds.EST], state.op[ds.LST] = base.earliest, base.latest
-        state.value[:], state.machine[ds.N_OPEN] = base.value, base.n_open
-        state.slot[ds.SLOT_OPEN] = base.slot_open
-        state.literal[ds.OPEN], state.literal[ds.PLACE] = base.open, base.place
-        for key in (ds.TRAIL, ds.LEVEL, ds.ENTRIES, ds.CURSOR, ds.PROBE, ds.STEP, ds.FAILED):
-            number[key] = 0
-        number[ds.N_PAIRS] = base.pairs
-        number[ds.CURSOR_END] = 2 * self.graph.n_operations
-        number[ds.TARGET] = number[ds.ROOT_TARGET] = target
+        state.op["est"], state.op["lst"] = base.earliest, base.latest
+        state.value[:], state.machine["open"] = base.value, base.n_open
+        state.slot["open"] = base.slot_open
+        state.open[:], state.literal["place"] = base.open, base.place
+        for key in ("trail", "level", "entries", "cursor", "probe", "step", "failed"):
+            search[key] = 0
+        search["pairs"] = base.pairs
+        search["cursor_end"] = 2 * self.graph.n_operations
+        search["target"] = search["root_target"] = target
         if target > self._nogoods_for:
             self._drop_nogoods()
         self._nogoods_for = target
@@ -157,10 +159,10 @@ class DisjunctiveTree:
     def _root(self) -> Root:
         state = self.state
         return Root(
-            self.target, state.op[ds.EST].copy(), state.op[ds.LST].copy(), state.value.copy(),
-            state.literal[ds.OPEN].copy(), state.literal[ds.PLACE].copy(),
-            state.machine[ds.N_OPEN].copy(), state.slot[ds.SLOT_OPEN].copy(),
-            int(state.number[ds.N_PAIRS]),
+            self.target, state.op["est"].copy(), state.op["lst"].copy(), state.value.copy(),
+            state.open.copy(), state.literal["place"].copy(),
+            state.machine["open"].copy(), state.slot["open"].copy(),
+            int(self._search["pairs"]),
         )  # fmt: skip
 
     def shave(self, until: int | None = None, gain: float = SHAVING_GAIN) -> str:
@@ -196,31 +198,31 @@ class DisjunctiveTree:
 
     def _next_round(self, gain: float) -> None:
         """Starts again if the last round brought enough, else pairs, if not tried just now."""
-        number, n = self.state.number, self.graph.n_operations
+        search, n = self._search, self.graph.n_operations
         before, self._last_size = self._last_size, self._size()
         gained = any(
             new < (1 - gain) * old for new, old in zip(self._last_size, before, strict=True)
         )
-        starts_were_tried = number[ds.CURSOR_END] == 2 * n
+        starts_were_tried = search["cursor_end"] == 2 * n
         if gained:
-            number[ds.CURSOR], number[ds.CURSOR_END] = 0, 2 * n
-        elif starts_were_tried and 0 < number[ds.N_PAIRS] <= MOST_PAIRS * n:
-            number[ds.CURSOR_END] += len(self.state.value)
+            search["cursor"], search["cursor_end"] = 0, 2 * n
+        elif starts_were_tried and 0 < search["pairs"] <= MOST_PAIRS * n:
+            search["cursor_end"] += len(self.state.value)
         else:
             self.shaved = True
 
     def _size(self) -> tuple[float, float]:
         op = self.state.op
-        wide = np.log2(1.0 + op[ds.LST] - op[ds.EST]).sum()
-        return float(wide), float(self.state.number[ds.N_PAIRS])
+        wide = np.log2(1.0 + op["lst"] - op["est"]).sum()
+        return float(wide), float(self._search["pairs"])
 
     def search(self, until: int | None = None) -> str:
         """Search below the target: `REFUTED` when nothing (more) is there, or `STOPPED`."""
-        number = self.state.number
+        search = self._search
         task = tree_search.SEARCH
         if not self._started:
             self._started = True
-            number[ds.RESTART_AT] = number[ds.FAILURES] + int(self._restart_after)
+            search["restart_at"] = search["failures"] + int(self._restart_after)
         while True:
             answer = self._sliced(task, until)
             task = tree_search.SEARCH
@@ -256,47 +258,46 @@ class DisjunctiveTree:
     def _orders(self) -> Rows:
         rows = []
         for r in range(self.graph.n_resources):
-            n, at = self.state.machine[ds.SIZE, r], self.state.machine[ds.MATRIX, r]
-            before = (self.state.value[at : at + n * n].reshape(n, n) == ds.TRUE).sum(axis=0)
+            n, at = self.state.machine[["size", "matrix"]][r]
+            before = (self.state.value[at : at + n * n].reshape(n, n) == TRUE).sum(axis=0)
             rows.append(self.graph.users[r][np.argsort(before, kind="stable")])
         return Rows(self.graph.users.indptr, np.concatenate(rows) if rows else [])
 
     def _restart(self) -> bool:
-        number = self.state.number
-        entries = int(number[ds.ENTRIES])
+        search = self._search
+        entries = int(search["entries"])
         self._room_for_nogoods(entries, entries * (entries + 1) // 2)
         answer = self._run(tree_search.RESTART)
         self._restart_after *= RESTART_GROWTH
-        number[ds.RESTART_AT] = number[ds.FAILURES] + int(self._restart_after)
+        search["restart_at"] = search["failures"] + int(self._restart_after)
         return bool(answer != tree_search.REFUTED)
 
     def _room_for_nogoods(self, nogoods: int, literals: int) -> None:
-        state, number = self.state, self.state.number
-        if number[ds.NOGOOD_LITERALS] + literals > MOST_NOGOOD_LITERALS:
+        state, search = self.state, self._search
+        if search["nogood_literals"] + literals > MOST_NOGOOD_LITERALS:
             self._drop_nogoods()
-        most = int(number[ds.NOGOODS]) + nogoods
+        most = int(search["nogoods"]) + nogoods
         if most + 1 >= len(state.nogood_ptr):
             self.state = state = state._replace(
                 nogood_ptr=_longer(state.nogood_ptr, 2 * most + 2),
                 next_watch=_longer(state.next_watch, 4 * most + 4),
             )
-        if number[ds.NOGOOD_LITERALS] + literals > len(state.nogood):
+        if search["nogood_literals"] + literals > len(state.nogood):
             self.state = state._replace(
-                nogood=_longer(state.nogood, 2 * int(number[ds.NOGOOD_LITERALS] + literals))
+                nogood=_longer(state.nogood, 2 * int(search["nogood_literals"] + literals))
             )
 
     def _drop_nogoods(self) -> None:
-        self.state.number[ds.NOGOODS] = self.state.number[ds.NOGOOD_LITERALS] = 0
-        self.state.literal[ds.WATCHED] = -1
+        self._search["nogoods"] = self._search["nogood_literals"] = 0
+        self.state.literal["watched"] = -1
 
     def _grow(self) -> None:
         state = self.state
-        if state.number[ds.ENTRIES] + 1 >= state.entry.shape[1]:
-            wider = np.pad(state.entry, ((0, 0), (0, state.entry.shape[1])))
-            self.state = state._replace(entry=wider)
+        if self._search["entries"] + 1 >= len(state.entry):
+            self.state = state._replace(entry=_longer(state.entry, 2 * len(state.entry)))
         else:
-            more = state.trail.shape[1] + len(state.value)
-            self.state = state._replace(trail=np.pad(state.trail, ((0, 0), (0, more))))
+            size = 2 * len(state.trail) + len(state.value)
+            self.state = state._replace(trail=_longer(state.trail, size))
 
     def _run(self, task: int, until: int = 0) -> int:
         return int(tree_search.run(self.state, task, until))
@@ -315,8 +316,8 @@ class DisjunctiveTree:
         return answer
 
 
-def _longer(array: IntArray, size: int) -> IntArray:
-    longer = np.zeros(size, np.int64)
+def _longer(array: Any, size: int) -> Any:
+    longer = np.zeros(size, array.dtype)
     longer[: len(array)] = array
     return longer
 

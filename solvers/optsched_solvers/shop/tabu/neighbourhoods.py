@@ -1,7 +1,6 @@
 """N7 tabu search on machine orders, compiled: feasible moves, their estimates, and the walk.
 
-The walk exists twice, compiled from the same source: for classic chains and for any graph; see
-`search_state`.
+Helpers take a constant `general`, see `state`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Final
 import numpy as np
 from numba import types
 
-from optsched.kernels.compile import INT, INTS, entry, helper
+from optsched.kernels.compile import BOOL, INT, INTS, entry, helper
 from optsched_solvers.shop.tabu.arrays import (
     ACQUIRE,
     AFTER,
@@ -46,8 +45,7 @@ from optsched_solvers.shop.tabu.state import (
     makespan_of,
     reschedule,
     setup_of,
-    shift_left,
-    shift_right,
+    shift,
     update_levels,
 )
 
@@ -377,7 +375,7 @@ def choose(length, inner, n, general, graph, state, control, scratch, until):  #
     op, path = indices[0], indices[1]
     choice[ESTIMATE] = np.iinfo(np.int64).max
     choice[TIES] = choice[TABUS] = choice[STEP] = 0
-    s = np.int64(0)  # typed: a literal 0 would have helpers compiled twice
+    s = 0
     while s < length:
         e = s
         while (
@@ -410,11 +408,11 @@ def make_move(u, v, step, n, general, graph, state, window):  # type: ignore[no-
     if step == 1:
         first = np.int64(links[u * LINK + MS])
         last = u
-        shift_right(u, v, general, graph, state, window)
+        shift(u, v, 1, general, graph, state, window)
     else:
         first = v
         last = np.int64(links[v * LINK + MP])
-        shift_left(u, v, general, graph, state, window)
+        shift(u, v, -1, general, graph, state, window)
     if general:
         update_levels(first, last, graph, links, times, level)
     reschedule(first, last, n, general, graph, state)
@@ -452,16 +450,9 @@ def _walk(general, graph, state, control, scratch, best_order, until, moves):  #
     return RUNNING
 
 
-WALK = (INT, GRAPH, STATE, INTS, SCRATCH, INTS, INTS, INT)
-
-
-@entry(*WALK, counted=False)
-def walk_chains(graph, state, control, scratch, best_order, until, moves):  # type: ignore[no-untyped-def]
-    """`_walk` on classic chains."""
+@entry(INT, BOOL, GRAPH, STATE, INTS, SCRATCH, INTS, INTS, INT, counted=False)
+def walk(general, graph, state, control, scratch, best_order, until, moves):  # type: ignore[no-untyped-def]
+    """`_walk` with machine code of its own for classic chains (`general` False)."""
+    if general:
+        return _walk(True, graph, state, control, scratch, best_order, until, moves)
     return _walk(False, graph, state, control, scratch, best_order, until, moves)
-
-
-@entry(*WALK, counted=False)
-def walk_general(graph, state, control, scratch, best_order, until, moves):  # type: ignore[no-untyped-def]
-    """`_walk` on any graph."""
-    return _walk(True, graph, state, control, scratch, best_order, until, moves)

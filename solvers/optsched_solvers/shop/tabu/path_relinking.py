@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
-from optsched_solvers.shop.proof.identical_jobs import identical_jobs
+from optsched_solvers.shop.proof.symmetry import identical_jobs
 from optsched_solvers.shop.tabu.arrays import (
     ACQUIRE,
     BEFORE,
@@ -33,7 +33,7 @@ from optsched_solvers.shop.tabu.state import (
     MS,
     STATE,
     TIME,
-    shift_right,
+    shift,
 )
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def _relink(  # type: ignore[no-untyped-def]
         trials -= tried
         a = np.int64(links[u * LINK + MP])
         level = times[u * TIME + LEVEL]
-        shift_right(u, v, True, graph, state, window)
+        shift(u, v, 1, True, graph, state, window)
         times[v * TIME + LEVEL] = level
         times[u * TIME + LEVEL] = level + facts[v * FACTS + ACQUIRE] - facts[v * FACTS + FREE]
         for x in (a, v, u):  # the three operations with a new machine successor

@@ -67,12 +67,8 @@ LARGE = 20_000
 
 def kernels(graph: Schedule) -> tuple[str, ...]:
     """What a search on this graph loads."""
-    from optsched_solvers.shop.tabu.arrays import is_classic
-
-    walk = "walk_chains" if is_classic(graph) else "walk_general"
     return (
-        *KERNELS, "shop.tabu.walk", f"shop.tabu.neighbourhoods:{walk}", "shop.tabu.state",
-        "shop.tabu.path_relinking",
+        *KERNELS, "shop.tabu.neighbourhoods", "shop.tabu.state", "shop.tabu.path_relinking"
     )  # fmt: skip
 
 

@@ -125,77 +125,48 @@ def reschedule(first, last, n, general, graph, state):  # type: ignore[no-untype
 
 
 @helper(counted=False, inline=True)
-def shift_right(u, v, general, graph, state, later):  # type: ignore[no-untyped-def]
-    """Put u right behind v on its machine; no path may lead from an arc successor of u to v.
+def shift(u, v, step, general, graph, state, window):  # type: ignore[no-untyped-def]
+    """Put u right behind v on its machine (step 1), or v right before u (step -1, mirrored).
 
-    Only the window between their positions changes: what u reaches moves behind v.
+    No path may lead from an arc successor of u to v (to an arc predecessor of v from u). Only the
+    window between their positions changes: what the moved one reaches stays behind (before) it.
     """
     links, _times, order = state
-    a, x, b = links[u * LINK + MP], links[u * LINK + MS], links[v * LINK + MS]
-    links[a * LINK + MS], links[x * LINK + MP] = x, a
-    links[v * LINK + MS], links[u * LINK + MP] = u, v
-    links[u * LINK + MS], links[b * LINK + MP] = b, u
-    lo, hi = np.int64(links[u * LINK + AT]), np.int64(links[v * LINK + AT])
-    kept, moved = lo, 1
-    later[0] = u
-    links[u * LINK + MARK] = 1
-    for k in range(lo + 1, hi + 1):
+    x, before, after = u, v, np.int64(links[v * LINK + MS])
+    near, job, first, last = MP, JP, BEFORE, BEFORE_END
+    if step < 0:
+        x, before, after = v, np.int64(links[u * LINK + MP]), u
+        near, job, first, last = MS, JS, AFTER, AFTER_END
+    size = np.int64(links[v * LINK + AT]) - np.int64(links[u * LINK + AT])
+    a, b = links[x * LINK + MP], links[x * LINK + MS]
+    links[a * LINK + MS], links[b * LINK + MP] = b, a
+    links[before * LINK + MS], links[x * LINK + MP] = x, before
+    links[x * LINK + MS], links[after * LINK + MP] = after, x
+    start = np.int64(links[x * LINK + AT])
+    kept, moved = start, 1
+    window[0] = x
+    links[x * LINK + MARK] = 1
+    for k in range(start + step, start + step * (size + 1), step):
         i = order[k]
-        hit = links[links[i * LINK + MP] * LINK + MARK]
+        hit = links[links[i * LINK + near] * LINK + MARK]
         if general:
             facts, arcs, _ends = graph
-            for e in range(facts[i * FACTS + BEFORE], facts[i * FACTS + BEFORE_END]):
+            for e in range(facts[i * FACTS + first], facts[i * FACTS + last]):
                 hit |= links[arcs[2 * e] * LINK + MARK]
         else:
-            hit |= links[links[i * LINK + JP] * LINK + MARK]
+            hit |= links[links[i * LINK + job] * LINK + MARK]
         if hit:
             links[i * LINK + MARK] = 1
-            later[moved] = i
+            window[moved] = i
             moved += 1
         else:
             order[kept] = i
             links[i * LINK + AT] = kept
-            kept += 1
+            kept += step
     for k in range(moved):
-        i = later[k]
-        order[kept + k] = i
-        links[i * LINK + AT] = kept + k
-        links[i * LINK + MARK] = 0
-
-
-@helper(counted=False, inline=True)
-def shift_left(u, v, general, graph, state, earlier):  # type: ignore[no-untyped-def]
-    """Put v right before u on its machine; the mirror image of `shift_right`."""
-    links, _times, order = state
-    a, x, b = links[u * LINK + MP], links[v * LINK + MP], links[v * LINK + MS]
-    links[x * LINK + MS], links[b * LINK + MP] = b, x
-    links[a * LINK + MS], links[v * LINK + MP] = v, a
-    links[v * LINK + MS], links[u * LINK + MP] = u, v
-    lo, hi = np.int64(links[u * LINK + AT]), np.int64(links[v * LINK + AT])
-    kept, moved = hi, 1
-    earlier[0] = v
-    links[v * LINK + MARK] = 1
-    for k in range(hi - 1, lo - 1, -1):
-        i = order[k]
-        hit = links[links[i * LINK + MS] * LINK + MARK]
-        if general:
-            facts, arcs, _ends = graph
-            for e in range(facts[i * FACTS + AFTER], facts[i * FACTS + AFTER_END]):
-                hit |= links[arcs[2 * e] * LINK + MARK]
-        else:
-            hit |= links[links[i * LINK + JS] * LINK + MARK]
-        if hit:
-            links[i * LINK + MARK] = 1
-            earlier[moved] = i
-            moved += 1
-        else:
-            order[kept] = i
-            links[i * LINK + AT] = kept
-            kept -= 1
-    for k in range(moved):
-        i = earlier[k]
-        order[kept - k] = i
-        links[i * LINK + AT] = kept - k
+        i = window[k]
+        order[kept + step * k] = i
+        links[i * LINK + AT] = kept + step * k
         links[i * LINK + MARK] = 0
 
 

@@ -64,7 +64,7 @@ class Walk:
         self.control[nb.COLUMNS] = columns
         self.control[nb.TENURE], self.control[nb.SPREAD] = _tenure(graph)
         self.control[nb.HAS_SETUPS] = graph.has_setups
-        self._step = nb.walk_chains if is_classic(graph) else nb.walk_general
+        self._general = not is_classic(graph)
 
     @property
     def moves(self) -> int:
@@ -129,9 +129,9 @@ class Walk:
             `neighbourhoods.RUNNING`, or why it ended: `STUCK` (no move left) or `DONE`.
         """
         self.control[nb.PATIENCE], self.control[nb.TARGET] = patience, target
-        status: int = self._step(
-            self.arrays, self.state, self.control, self._scratch, self.best_order, self._until,
-            moves,
+        status: int = nb.walk(
+            self._general, self.arrays, self.state, self.control, self._scratch, self.best_order,
+            self._until, moves,
         )  # fmt: skip
         return status
 
