@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.executor.study_baselines import SINGLE
 from benchmarks.executor.study_cases import Case, sweeps
 from benchmarks.executor.study_tables import NAMES, SOLVED, Study, shares
-from optsched.plots.lines import dress, look_of, picture
+from optsched.plots.picture import dress, look_of, picture
 from optsched.plots.look import oklch
 from optsched.plots.picture import MUTED
 
