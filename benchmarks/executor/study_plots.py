@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 from benchmarks.executor.study_baselines import SINGLE
 from benchmarks.executor.study_cases import Case, sweeps
 from benchmarks.executor.study_tables import NAMES, SOLVED, Study, shares
-from optsched.plots.lines import dress, look_of, picture
 from optsched.plots.look import oklch
-from optsched.plots.picture import MUTED
+from optsched.plots.picture import MUTED, dress, look_of, picture
 
 if TYPE_CHECKING:
     from pathlib import Path

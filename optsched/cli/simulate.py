@@ -109,18 +109,7 @@ def simulate(
     outputs = RunOutputs(out, metrics, csv, plot, tuple(names), inputs)
     outputs.check(trace, *tables)
     site = cluster(nodes, gpus)
-    if _GENERATED.fullmatch(trace):
-        if sort or ignore_columns:
-            raise InputError(
-                f"trace: {trace} is generated, --sort and --ignore-columns are of files"
-            )
-        jobs = _generated(trace, site.total, load, seed=seed, time_unit=time_unit)
-    elif load is not None:
-        raise InputError("trace: --load is for synthetic:N and entropy:N")
-    else:
-        from optsched.formats.trace_csv import read_trace
-
-        jobs = read_trace(trace, site, sort, ignore_columns, time_unit=time_unit)
+    jobs = _workload(trace, site, load, sort, ignore_columns, seed=seed, time_unit=time_unit)
     if micro_factor != 1.0:
         jobs = jobs.with_micro_factor(micro_factor)
     if estimate_error:
@@ -199,6 +188,21 @@ def changes(texts: Sequence[str]) -> tuple[NodeChange, ...]:
             )
         found.append(NodeChange(int(parts[1]), int(parts[3]), parts[2]))  # type: ignore[arg-type]
     return tuple(found)
+
+
+def _workload(
+    trace: str, nodes: Nodes, load: float | None, sort: bool, ignore_columns: bool, **given: Any
+) -> Workload:
+    """The trace in a file, or a generated one for this cluster."""
+    if _GENERATED.fullmatch(trace) is None:
+        from optsched.formats.trace_csv import read_trace
+
+        if load is not None:
+            raise InputError("trace: --load is for synthetic:N and entropy:N")
+        return read_trace(trace, nodes, sort, ignore_columns, time_unit=given["time_unit"])
+    if sort or ignore_columns:
+        raise InputError(f"trace: {trace} is generated, --sort and --ignore-columns are of files")
+    return _generated(trace, nodes.total, load, **given)
 
 
 def _generated(trace: str, gpus: int, load: float | None, **given: Any) -> Workload:

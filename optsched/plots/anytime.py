@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.files import write_atomic
 from optsched.io.text import plain
-from optsched.plots.look import oklch
-from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
+from optsched.plots.picture import dress, look_of, picture, suffix_of
 
 if TYPE_CHECKING:
     import os
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     Curves = Mapping[str, tuple[Sequence[Steps], Sequence[Steps]]]
 
 _POINTS = 400
-_HUES = (255, 45, 150, 330, 95, 200, 290, 15)
-_DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
 _LEAST = 1e-4  # gaps below are drawn linearly down to 0
 
 
@@ -49,13 +45,11 @@ def anytime(curves: Curves, path: str | os.PathLike[str], *, horizon: float) -> 
     MissingExtra
         matplotlib is not installed.
     """
-    suffix = suffix_of(path)
+    suffix_of(path)
     runs = [primal for primal, _ in curves.values() if primal]
     if not runs or not horizon > 0:
         raise InputError("curves: expected at least one run, and a horizon above 0 seconds")
-    with picture_style():
-        picture = rendered(_draw(curves, horizon), suffix)
-    write_atomic(path, picture)
+    picture(lambda: _draw(curves, horizon), path)
 
 
 def mean_steps(runs: Sequence[Steps], times: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -81,26 +75,20 @@ def _draw(curves: Curves, horizon: float) -> Figure:
     for part, (axes, title) in enumerate(zip((above, below), titles, strict=True)):
         for k, (name, runs) in enumerate(curves.items()):
             if runs[part]:
-                colour = oklch(0.58, 0.15, _HUES[k % len(_HUES)])
-                style: Any = _DASHES[k // len(_HUES) % len(_DASHES)]
                 values = mean_steps(runs[part], times)
-                axes.plot(times, values, color=colour, ls=style, lw=1.8, label=plain(name, 60))
-        _dress(axes, title)
+                axes.plot(times, values, **look_of(k), lw=1.8, label=plain(name, 60))
+        dress(axes, title)
+        _scale(axes)
     below.set_xlabel("seconds")
     below.set_xlim(begin, horizon)
     above.legend(frameon=False, fontsize=9)
     return figure
 
 
-def _dress(axes: Axes, title: str) -> None:
+def _scale(axes: Axes) -> None:
     axes.set_xscale("log")
     axes.set_yscale("symlog", linthresh=_LEAST, linscale=0.4)
     axes.set_ylim(0, 1.2)
     ticks = [0, 1e-4, 1e-3, 1e-2, 0.1, 1]
     axes.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.grid(True, which="major", color=GRID, lw=0.8)
-    axes.set_title(title, loc="left", fontsize=10, color=INK)
-    axes.tick_params(labelsize=9, labelcolor=MUTED, color=MUTED, which="both")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)

@@ -8,9 +8,8 @@ import numpy as np
 
 from optsched.analysis.occupancy import bars
 from optsched.io.text import plain, readable_unit
-from optsched.plots.lines import dress
 from optsched.plots.look import colour, shade
-from optsched.plots.picture import INK
+from optsched.plots.picture import INK, dress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

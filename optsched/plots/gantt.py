@@ -10,9 +10,8 @@ from optsched.analysis.occupancy import Bars, bars, horizon, left_out, setups
 from optsched.analysis.report import Report, report
 from optsched.errors import InputError
 from optsched.io.text import Unit, bytes_text, plain, readable_unit
-from optsched.plots.lines import picture
 from optsched.plots.look import colour, is_dark, shade, shades, worth
-from optsched.plots.picture import GRID, INK, MUTED, suffix_of
+from optsched.plots.picture import GRID, INK, MUTED, picture, suffix_of
 
 if TYPE_CHECKING:
     import os

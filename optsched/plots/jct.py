@@ -9,8 +9,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.text import plain, readable_unit
 from optsched.io.values import format_value
-from optsched.plots.lines import dress, look_of, picture
-from optsched.plots.picture import INK, MUTED
+from optsched.plots.picture import INK, MUTED, dress, look_of, picture
 
 if TYPE_CHECKING:
     import os

@@ -1,4 +1,4 @@
-"""What all picture files share: suffixes, a style of our own, and bytes that do not change."""
+"""What all pictures share: suffixes, a style of our own, colours of policies, writing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.errors import InputError, MissingExtra
+from optsched.io.files import write_atomic
+from optsched.plots.look import oklch
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PICTURES: Final = (".png", ".svg", ".pdf")
@@ -22,6 +25,9 @@ PICTURES: Final = (".png", ".svg", ".pdf")
 INK: Final = "#1f2430"
 MUTED: Final = "#6b7280"
 GRID: Final = "#e5e7eb"
+
+_HUES: Final = (255, 45, 150, 330, 95, 200, 290, 15)
+_DASHES: Final = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2)))
 
 DPI: Final = 160
 
@@ -67,3 +73,34 @@ def rendered(figure: Figure, suffix: str) -> bytes:
     stream = io.BytesIO()
     figure.savefig(stream, format=suffix[1:], dpi=DPI, metadata=_METADATA[suffix])
     return stream.getvalue()
+
+
+def look_of(k: int) -> dict[str, Any]:
+    """Colour and dash of the k-th policy."""
+    return {
+        "color": oklch(0.58, 0.15, _HUES[k % len(_HUES)]),
+        "ls": _DASHES[k // len(_HUES) % len(_DASHES)],
+    }
+
+
+def dress(axes: Axes, title: str) -> None:
+    """A title at the left, a grid, no frame."""
+    axes.set_title(title, loc="left", fontsize=10, color=INK)
+    axes.grid(True, which="major", color=GRID, lw=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9, labelcolor=MUTED, color=MUTED, which="both")
+    axes.xaxis.label.set_color(MUTED)
+    axes.yaxis.label.set_color(MUTED)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def picture(draw: Callable[[], Figure], path: str | os.PathLike[str] | None) -> Figure:
+    """The figure, in our style; also as a file if there is a path."""
+    suffix = None if path is None else suffix_of(path)
+    with picture_style():
+        figure = draw()
+        content = None if suffix is None else rendered(figure, suffix)
+    if path is not None and content is not None:
+        write_atomic(path, content)
+    return figure

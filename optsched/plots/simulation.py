@@ -9,8 +9,7 @@ from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.text import plain, readable_unit
 from optsched.plots.jct import draw_cdf, draw_decomposition, times_of
-from optsched.plots.lines import picture
-from optsched.plots.picture import INK, PICTURES, picture_style, rendered
+from optsched.plots.picture import INK, PICTURES, picture, picture_style, rendered
 from optsched.plots.utilisation import draw_utilisation
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from optsched.errors import InputError
 from optsched.io.text import plain, readable_unit
 from optsched.io.values import format_value
 from optsched.plots.jct import by_policy
-from optsched.plots.lines import dress, look_of, picture
+from optsched.plots.picture import dress, look_of, picture
 
 if TYPE_CHECKING:
     import os
