@@ -67,7 +67,7 @@ def test_same_seed_same_search() -> None:
     """Bits repeat; the number of list schedules is the limit."""
     array = array_of(9, 4, 2, activation=1, memory=[4, 3, 2, 1])
     first, second = searched(array, 400, 3), searched(array, 400, 3)
-    assert first.sequences == second.sequences and first.objective == second.objective
+    assert first.solution == second.solution and first.objective == second.objective
     for most in (0, 1, 5, 50):
         monitor = Monitor(Limits(iterations=most))
         assert improve(array.graph(), monitor, seed=0, iterations=most) == most

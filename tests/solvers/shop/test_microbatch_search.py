@@ -84,7 +84,7 @@ def test_same_seed_same_search() -> None:
     """Bits repeat; other seeds see other points; the number of list schedules is the limit."""
     graph = random_job(Random(7)).graph()
     first, second = searched(graph, 200, 3), searched(graph, 200, 3)
-    assert first.sequences == second.sequences and first.objective == second.objective
+    assert first.solution == second.solution and first.objective == second.objective
     for most in (0, 1, 5, 50):
         monitor = Monitor(Limits(iterations=most))
         assert improve(graph, monitor, seed=0, iterations=most) == most
@@ -143,7 +143,7 @@ def test_only_one_job() -> None:
     both = pipelines.chimera(job)
     assert is_one_job(both.graph())
     found = searched(both.graph(), 200)
-    assert found.sequences is not None and verify(scheduled(both.graph(), found.sequences)) == []
+    assert found.solution is not None and verify(scheduled(both.graph(), found.solution)) == []
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 4), (4, 12), (6, 6)])
