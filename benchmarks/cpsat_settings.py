@@ -16,16 +16,16 @@ import optsched
 from optsched.formats import taillard
 from optsched.formats.read_problem import read_problem
 
+WEAK = {
+    "use_strong_propagation_in_disjunctive": False,
+    "use_dynamic_precedence_in_disjunctive": False,
+}
 SETTINGS = {
-    "as configured": {},
-    "1 thread, strong": {"threads": 1},
-    "2 threads, default": {"threads": 2, "parameters": {
-        "use_strong_propagation_in_disjunctive": False,
-        "use_dynamic_precedence_in_disjunctive": False}},
-    "8 threads, default": {"threads": 8, "parameters": {
-        "use_strong_propagation_in_disjunctive": False,
-        "use_dynamic_precedence_in_disjunctive": False}},
-}  # fmt: skip
+    "as configured": (2, {}),
+    "1 thread, strong": (1, {}),
+    "2 threads, default": (1, {"num_workers": 2, **WEAK}),
+    "8 threads, default": (1, {"num_workers": 8, **WEAK}),
+}
 
 
 def main() -> None:
@@ -37,10 +37,11 @@ def main() -> None:
     problems = [read_problem(file) for file in given.files] or default_problems()
     print(machine("ortools"))
     for problem in problems:
-        for name, setting in SETTINGS.items():
+        for name, (workers, parameters) in SETTINGS.items():
             result = optsched.solve(
-                problem, "cpsat", time_limit=given.time_limit, workers=2, options=setting
-            )
+                problem, "cpsat", time_limit=given.time_limit, workers=workers,
+                options={"parameters": parameters},
+            )  # fmt: skip
             print(
                 f"{problem.name:16} {name:20} {result.status:9} {result.objective:9} "
                 f"{result.lower_bound:9} {result.seconds:7.2f} s",

@@ -20,11 +20,11 @@ from hypothesis import settings
 from program import SHOP, Cli
 
 import optsched
-from optsched.testing import check_runs, check_watching
+from optsched.testing import run_checks, watching_checks
 
 # other processes may be busy: what a solver must do soon it may do later here, yet never at its end
-check_runs.OVERRUN = 10.0
-check_watching.LATE, check_watching.SOON, check_watching.LONG = 10.0, 30.0, 120.0
+run_checks.OVERRUN = 10.0
+watching_checks.LATE, watching_checks.SOON, watching_checks.LONG = 10.0, 30.0, 120.0
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script
     signal.signal(signal.SIGINT, signal.default_int_handler)  # processes inherit it too

@@ -15,15 +15,25 @@ if TYPE_CHECKING:
 PROFILES = {"fast": 20, "ci": 60, "long": 500}
 """Examples of a property. `make test` runs under ``fast``, `make test-long` under ``long``."""
 
-# a busy machine makes an example slow, which is no defect
+DEAR = 8
+"""A property whose examples take a second each is tried this many times less."""
+
+# a busy machine makes an example slow, and files of one example are overwritten by the next
+_HARMLESS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+
 for name, examples in PROFILES.items():
     settings.register_profile(
-        name, max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        name, max_examples=examples, deadline=None, suppress_health_check=_HARMLESS
     )
 
 
+def few_examples(test: Any) -> Any:
+    """As `given`'s tests with `DEAR` times fewer examples than the profile has."""
+    return settings(max_examples=settings().max_examples // DEAR)(test)
+
+
 def depth(n: int, most: int | None = None) -> int:
-    """Half as many examples, seeds or sizes under ``fast``; 1.5 times under ``ci``, 12.5 ``long``.
+    """Half as many seeds or sizes under ``fast``; 1.5 times under ``ci``, 12.5 ``long``.
 
     `most` bounds what is dear, or is all there is.
     """

@@ -24,13 +24,10 @@ import optsched
 from optsched import JobArray
 from optsched.problems.jobarray.choice import choice_of, choosing
 from optsched.solving.solver import support_by_name
-from optsched.testing.best_period import TooLarge, best_period
-from optsched.testing.best_quota import best_quota
-from optsched.testing.brute_force import best_makespan, machine_orders
-from optsched.testing.check_answers import judge
-from optsched.testing.check_common import against
-from optsched.testing.quota_problems import random_plan
-from optsched.testing.subset_problems import optimum as best_choice
+from optsched.testing.best_gpus import optimum as best_choice
+from optsched.testing.best_quota import best_quota, random_plan
+from optsched.testing.brute_force import TooLarge, best_makespan, best_period, machine_orders
+from optsched.testing.common import against
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -215,7 +212,7 @@ def fault(problem: Any, run: Run, best: int | None) -> str:
     try:
         result = optsched.solve(problem, run.solver, workers=1, **run.settings)
         if problem.problem_kind in ("quota", "gpus"):
-            judge(problem, result, best)
+            against(problem, result, best)
         else:
             chosen = problem
             if getattr(problem, "chooses", False) and result.schedule is not None:

@@ -1,26 +1,30 @@
-"""Random choices of GPUs for one job (`optsched.testing.subset_problems`), and for several."""
+"""Random choices of GPUs for one job (`optsched.testing.best_gpus`), and for several."""
 
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.problems.gpus.problem import RATIO, Request, SubsetChoice
-from optsched.testing.best_subset import all_subsets, share
-from optsched.testing.subset_problems import *  # noqa: F403
-from optsched.testing.subset_problems import (
+from optsched.testing.best_gpus import (
     Tables,
+    _by_host,
+    all_subsets,
     contention_of,
     policy_of,
+    random_subset,  # noqa: F401
+    share,
     sizes_of,
     state_of,
 )
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from optsched.bandwidth.contention import Contention
 
 
 def random_batch(rng: random.Random, most: int = 9) -> SubsetChoice | None:
@@ -112,3 +116,79 @@ def best_batch(problem: SubsetChoice) -> int | None:
             )
         best = worth if best is None else max(best, worth)
     return best
+
+
+class Subset(NamedTuple):
+    """A choice, its value, and what it leaves."""
+
+    value: int
+    gpus: tuple[int, ...]
+    rest: tuple[int, int, int]
+    """Hosts left whole, weight of the best pairs of the rest, sum of best bandwidths of it."""
+
+
+def best_subset(
+    state: ClusterState,
+    bandwidth: Callable[[tuple[int, ...]], int | None],
+    demands: Sequence[int],
+    k: int,
+    contention: Contention,
+    policy: Policy | None = None,
+    tolerance: int = 0,
+) -> Subset | None:
+    """The choice that the rules of `SubsetChoice` single out, or None if nothing is allowed.
+
+    `tolerance` in millionths; other parameters as in `all_subsets`.
+    """
+    found = list(all_subsets(state, bandwidth, demands, k, contention, policy))
+    if not found:
+        return None
+    best = max(value for value, _ in found)
+    least = best - best * tolerance // 1_000_000
+    judged = [
+        Subset(value, gpus, rest(state, bandwidth, gpus)) for value, gpus in found if value >= least
+    ]
+    return max(judged, key=lambda s: (s.rest, s.value, [-gpu for gpu in s.gpus]))
+
+
+def rest(
+    state: ClusterState,
+    bandwidth: Callable[[tuple[int, ...]], int | None],
+    chosen: tuple[int, ...],
+) -> tuple[int, int, int]:
+    """Hosts left whole, heaviest pairs of the rest, and its best bandwidths, summed by host."""
+    left = _by_host(state, set(state.free) - set(chosen))
+    whole = pairs = best = 0
+    for h in range(state.cluster.n_hosts):
+        gpus = left.get(h, [])
+        whole += len(gpus) == int(state.cluster.sizes[h])
+        pairs += _matching(tuple(gpus), bandwidth)
+        for c in range(2, len(gpus) + 1):
+            best += max(bandwidth(some) or 0 for some in combinations(gpus, c))
+    return whole, pairs, best
+
+
+def _matching(gpus: tuple[int, ...], bandwidth: Callable[[tuple[int, ...]], int | None]) -> int:
+    if len(gpus) < 2:
+        return 0
+    first, others = gpus[0], gpus[1:]
+    best = _matching(others, bandwidth)
+    for k, other in enumerate(others):
+        pair = bandwidth((first, other)) or 0
+        best = max(best, pair + _matching(others[:k] + others[k + 1 :], bandwidth))
+    return best
+
+
+def subsets_of(gpus: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """All subsets, in order of size."""
+    return [some for c in range(len(gpus) + 1) for some in combinations(gpus, c)]
+
+
+def allowed(problem: SubsetChoice) -> bool:
+    """Whether the policy allows any set at all, measured or not."""
+    host_of = problem.cluster.host_of.tolist()
+    for chosen in combinations(problem.state.free, problem.k):
+        hosts = [host_of[gpu] for gpu in chosen]
+        if not problem.policy.broken_by(problem.cluster, {h: hosts.count(h) for h in hosts}):
+            return True
+    return False

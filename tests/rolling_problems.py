@@ -6,25 +6,16 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from random_problems import random_array
 
 from optsched import InputError, JobArray
 from optsched.model.schedule import Rows
+from optsched.testing.random_problems import random_rolling  # noqa: F401
 
 if TYPE_CHECKING:
     from random import Random
 
     from optsched import Schedule
     from optsched.model.schedule import IntArray
-
-
-def random_rolling(rng: Random, jobs: int = 2, stages: int = 2) -> JobArray:
-    """A tiny periodic array with every option of job arrays, some jobs twice a cycle."""
-    array = random_array(rng, jobs, stages)
-    copies = [rng.choice([1, 1, 1, 2]) for _ in range(array.n_jobs)]
-    if array.graph().n_operations > 8:
-        copies = [1] * array.n_jobs
-    return array.replace(release=0, objective="period", multiplicity=copies)
 
 
 def awkward_array(rng: Random, most: int = 40) -> JobArray:

@@ -9,7 +9,7 @@ from random_subsets import Tables, contention_of, sizes_of, state_of
 import optsched
 from optsched.bandwidth import ClusterState
 from optsched.bandwidth.model import BandwidthModel
-from optsched.testing.best_subset import all_subsets, share
+from optsched.testing.best_gpus import all_subsets, share
 
 
 def problem_of(seed: int, most: int = 11, **rest):  # type: ignore[no-untyped-def]

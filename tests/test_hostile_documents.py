@@ -8,8 +8,7 @@ import random
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import periodic_schedules, schedules
 
@@ -372,7 +371,6 @@ def test_sequences_of_a_schedule_are_the_verifiers_business(path: Path) -> None:
 
 
 @given(schedules() | periodic_schedules(), st.data())
-@settings(max_examples=depth(40))
 def test_fuzzed_schedules(s: Schedule, data: st.DataObject) -> None:
     """Up to three places of a right document changed: read, or refused in one sentence."""
     tree = json.loads(write(s))
@@ -383,7 +381,6 @@ def test_fuzzed_schedules(s: Schedule, data: st.DataObject) -> None:
 
 
 @given(st.sampled_from(list(DOCUMENTS)), st.integers(0, 10**6), st.binary(max_size=6))
-@settings(max_examples=depth(60))
 def test_fuzzed_bytes(kind: str, at: int, noise: bytes) -> None:
     """Bytes of a document overwritten."""
     data = json.dumps(DOCUMENTS[kind]).encode()
@@ -392,7 +389,6 @@ def test_fuzzed_bytes(kind: str, at: int, noise: bytes) -> None:
 
 
 @given(st.text("0123456789 -\n#.eax\t", max_size=60))
-@settings(max_examples=depth(60))
 def test_fuzzed_text(text: str) -> None:
     """Anything that looks a little like a job shop."""
     from optsched.formats.jobshop_text import layout, lines_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, shown
+from optsched.io.strict_json import MAX_INTEGER, format_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -208,6 +208,6 @@ def _steady_level(schedule: Schedule, resource: int) -> int:
     change = (schedule.free[row] - schedule.acquire[row]).tolist()
     level = sum(o * c for o, c in zip(schedule.offset[row].tolist(), change, strict=True))
     if abs(level) > MAX_INTEGER:
-        name = shown(schedule.resources[resource].name)
+        name = format_json(schedule.resources[resource].name)
         raise InputError(f"resource {name}: holds {level} bytes when a cycle begins, not 0..2^53")
     return int(level)

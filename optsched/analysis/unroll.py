@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.model.schedule import Arcs, IntArray, Objective, Rows, Schedule
 
 _MAX_OPERATIONS = 10_000_000
@@ -49,8 +50,7 @@ def unroll(schedule: Schedule, cycles: int) -> Schedule:
     if s.period is None or s.start is None or s.sequences is None:
         lack = "period" if s.period is None else "sequences and starts"
         raise InputError(f"unroll: the schedule has no {lack}")
-    if isinstance(cycles, bool) or not isinstance(cycles, (int, np.integer)) or cycles < 1:
-        raise InputError(f"unroll: cycles: expected an integer >= 1, got {cycles!r:.60}")
+    integer("unroll: cycles", cycles, 1)
     if cycles * max(s.n_operations, 1) > _MAX_OPERATIONS:
         raise InputError(
             f"unroll: cycles: {cycles} times {s.n_operations} operations are more than "

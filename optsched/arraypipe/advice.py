@@ -21,9 +21,9 @@ from optsched.arraypipe.profiling.document import Link, Profile
 from optsched.arraypipe.profiling.problem import RESERVE, chosen
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import format_value, integer
 from optsched.pipelines.profiles import bytes_of
 from optsched.problems.jobarray.epochs import epoch_multiplicity
-from optsched.problems.jobshop.checks import integer, told
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -108,7 +108,9 @@ def advise(
 
 def _read(path: Any) -> Profile:
     if not isinstance(path, (str, os.PathLike)):
-        raise InputError(f"profile: expected a Profile or the path of one, got {told(path)}")
+        raise InputError(
+            f"profile: expected a Profile or the path of one, got {format_value(path)}"
+        )
     return Profile.read(path)
 
 
@@ -126,7 +128,7 @@ def _situation(
         Asked(job, tuple(stage.state[name] for stage in profile.stages), 1)
         for job, name in zip(described, states, strict=True)
     ]
-    count = profile.n_stages if devices is None else integer(devices, "devices: ", 1, MOST_DEVICES)
+    count = profile.n_stages if devices is None else integer("devices", devices, 1, MOST_DEVICES)
     there = profile.device.memory_bytes if memory is None else bytes_of(memory)
     links = _links(profile, link)
     made = Situation(
@@ -134,7 +136,7 @@ def _situation(
     )
     if samples is None:
         return made
-    integer(samples, "samples: ", 1, MAX_INTEGER)
+    integer("samples", samples, 1, MAX_INTEGER)
     seats = [Seat(one, made.own(one), 1, one.job.recompute) for one in asked]
     array = rolling_array(made, seats, batch_size=[one.job.batch_size for one in asked])
     copies = epoch_multiplicity(array, samples, _MOST_COPIES).tolist()
@@ -147,22 +149,27 @@ def _links(profile: Profile, given: Mapping[str, Mapping[str, float]] | None) ->
     found = {"activation": profile.links.activation, "host": profile.links.host}
     changes = {} if given is None else given
     if not isinstance(changes, Mapping):
-        raise InputError(f'link: expected {{"activation": {{...}}}}, got {told(changes)}')
+        raise InputError(f'link: expected {{"activation": {{...}}}}, got {format_value(changes)}')
     for key, row in changes.items():
         if key not in found:
-            raise InputError(f"link: expected activation or host, got {told(key)}")
+            raise InputError(f"link: expected activation or host, got {format_value(key)}")
         if not isinstance(row, Mapping):
             raise InputError(
-                f'link.{key}: expected {{"bandwidth": ..., "latency_ns": ...}}, got {told(row)}'
+                f'link.{key}: expected {{"bandwidth": ..., "latency_ns": ...}}, '
+                f"got {format_value(row)}"
             )
         values = {"bandwidth": found[key].bandwidth, "latency_ns": found[key].latency_ns}
         for name, value in row.items():
             if name not in values:
-                raise InputError(f"link.{key}: expected bandwidth, latency_ns, got {told(name)}")
+                raise InputError(
+                    f"link.{key}: expected bandwidth, latency_ns, got {format_value(name)}"
+                )
             least = 1 if name == "bandwidth" else 0
             good = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not good or not least <= value <= MAX_INTEGER:
-                raise InputError(f"link.{key}.{name}: expected at least {least}, got {told(value)}")
+                raise InputError(
+                    f"link.{key}.{name}: expected at least {least}, got {format_value(value)}"
+                )
             values[name] = round(value)
         found[key] = Link(**values)
     return found["activation"], found["host"]
@@ -171,12 +178,14 @@ def _links(profile: Profile, given: Mapping[str, Mapping[str, float]] | None) ->
 def _stacks(fused: Mapping[int, float]) -> dict[int, float]:
     """Measured stacks, checked."""
     if not isinstance(fused, Mapping) or not fused:
-        raise InputError(f"fused: expected {{n: seconds}} of measured stacks, got {told(fused)}")
+        raise InputError(
+            f"fused: expected {{n: seconds}} of measured stacks, got {format_value(fused)}"
+        )
     for n, seconds in fused.items():
-        integer(n, "fused: number of jobs: ", 1, MAX_INTEGER)
+        integer("fused: number of jobs", n, 1, MAX_INTEGER)
         good = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
         if not good or not 0 < seconds < math.inf:
-            raise InputError(f"fused[{n}]: expected seconds above 0, got {told(seconds)}")
+            raise InputError(f"fused[{n}]: expected seconds above 0, got {format_value(seconds)}")
     return dict(fused)
 
 

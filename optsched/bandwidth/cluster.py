@@ -13,10 +13,10 @@ import numpy as np
 
 from optsched.bandwidth.intra import MOST_BY_SUBSET, IntraTable
 from optsched.bandwidth.links import check_links
-from optsched.bandwidth.rates import integral, kilobytes
+from optsched.bandwidth.rates import kilobytes
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
-from optsched.io.values import label
+from optsched.io.values import integer, label
 from optsched.model.schedule import Resource
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ class HostType:
         place = f"types[{self.name}]"
         if not self.name:
             raise InputError("type.name: expected a name, got ''")
-        n = integral(f"{place}.gpus", self.gpus, 1, MOST_PER_HOST)
-        integral(f"{place}.nics", self.nics, 0, 1024)
-        integral(f"{place}.tray", self.tray, 0, n)
+        n = integer(f"{place}.gpus", self.gpus, 1, MOST_PER_HOST)
+        integer(f"{place}.nics", self.nics, 0, 1024)
+        integer(f"{place}.tray", self.tray, 0, n)
         if self.tray and n % self.tray:
             raise InputError(f"{place}.tray: {n} GPUs are no whole trays of {self.tray}")
         kilobytes(f"{place}.nic_rate", self.nic_rate)
@@ -349,7 +349,7 @@ class Cluster:
             A number out of range, or one twice.
         """
         try:
-            found = sorted(integral(place, i, 0, self.n_gpus - 1) for i in given)
+            found = sorted(integer(place, i, 0, self.n_gpus - 1) for i in given)
         except TypeError:
             raise InputError(f"{place}: expected GPU numbers, got {given!r:.60}") from None
         for a, b in pairwise(found):
@@ -426,7 +426,7 @@ class Cluster:
         if not isinstance(kind, HostType):
             raise InputError(f"kind: expected a HostType, got {kind!r:.60}")
         if not isinstance(hosts, (list, tuple)):
-            hosts = integral("hosts", hosts, 1, MOST_HOSTS)
+            hosts = integer("hosts", hosts, 1, MOST_HOSTS)
             width = max(2, len(str(hosts)))
             hosts = [f"{prefix}{i:0{width}d}" for i in range(1, hosts + 1)]
         return cls(tuple(Host(host, kind.name) for host in hosts), (kind,), name=name)

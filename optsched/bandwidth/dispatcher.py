@@ -14,9 +14,9 @@ from optsched.bandwidth.feasibility import impossible
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.model import BandwidthModel
 from optsched.bandwidth.policy import Policy, check_rules, share_of
-from optsched.bandwidth.rates import integral
 from optsched.bandwidth.state import ClusterState
 from optsched.errors import InputError
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from optsched.bandwidth.contention import Traffic
@@ -69,7 +69,7 @@ class Dispatcher:
                 "contention: joint allocations with their exact GPUs are not functions of counts; "
                 "use optsched.solve(SubsetChoice(...))"
             )
-        integral("seed", seed, 0, 2**31 - 1)
+        integer("seed", seed, 0, 2**31 - 1)
         share_of("tolerance", tolerance)
         tables = model.tables()
         if tables is None:
@@ -126,7 +126,7 @@ class Dispatcher:
         if state.cluster is not self.cluster and state.cluster.sha256 != self.cluster.sha256:
             raise InputError("state: is of another cluster than the dispatcher")
         if type(k) is not int or not 1 <= k <= len(state.free):
-            k = integral("gpus", k, 1, 2**31)
+            k = integer("gpus", k, 1, 2**31)
             if k > len(state.free):
                 raise InputError(f"gpus: asks {k}, free {len(state.free)}")
         if not self._small:

@@ -18,8 +18,9 @@ import numpy as np
 from optsched.bandwidth.counts import popcount
 from optsched.bandwidth.intra import MOST_BY_SUBSET
 from optsched.bandwidth.pod_search import PodChoice, gpus_of
-from optsched.bandwidth.rates import MOST, NO_LIMIT, UNMEASURED, integral
+from optsched.bandwidth.rates import MOST, NO_LIMIT, UNMEASURED
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class FlatSearch:
         cluster = self.model.cluster
         if state.cluster != cluster:
             raise InputError("state: is of another cluster than the model")
-        k = integral("k", k, 1, cluster.n_gpus)
+        k = integer("k", k, 1, cluster.n_gpus)
         if k > len(state.free):
             n = int((state.room > 0).sum())
             raise InputError(f"k: asks {k} GPUs, free are {len(state.free)} on {n} hosts")

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from optsched.bandwidth.model import OPERATIONS
-from optsched.bandwidth.rates import MOST, integral
+from optsched.bandwidth.rates import MOST
 from optsched.errors import InputError
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     import os
@@ -32,11 +33,11 @@ class Measurement:
     """Seen beside other traffic: the bandwidth alone is at least this."""
 
     def __post_init__(self) -> None:
-        pattern = tuple(sorted(integral("pattern", c, 1, 4096) for c in self.pattern))[::-1]
+        pattern = tuple(sorted(integer("pattern", c, 1, 4096) for c in self.pattern))[::-1]
         object.__setattr__(self, "pattern", pattern)
         if not pattern:
             raise InputError("pattern: expected at least one host")
-        integral("value", self.value, 0, MOST - 1)
+        integer("value", self.value, 0, MOST - 1)
         if self.gpus and tuple(sorted(len(ids) for _, ids in self.gpus))[::-1] != pattern:
             raise InputError(f"gpus: are not of the pattern {'+'.join(map(str, pattern))}")
 
@@ -71,7 +72,7 @@ class MeasurementTable:
         if self.op not in OPERATIONS:
             raise InputError(f"op: expected one of {', '.join(OPERATIONS)}, got {self.op!r:.60}")
         if self.payload is not None:
-            integral("payload", self.payload, 1, 2**53)
+            integer("payload", self.payload, 1, 2**53)
 
     def __len__(self) -> int:
         return len(self.rows)

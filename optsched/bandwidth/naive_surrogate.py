@@ -8,10 +8,11 @@ import numpy as np
 
 from optsched.bandwidth.measured import check_patterns
 from optsched.bandwidth.model import BandwidthModel
-from optsched.bandwidth.rates import MOST, integral
+from optsched.bandwidth.rates import MOST
 from optsched.bandwidth.surrogate import torch_part
 from optsched.bandwidth.surrogate_tokens import moments, scaled
 from optsched.errors import InputError
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster
@@ -65,8 +66,8 @@ class NaiveSurrogate(BandwidthModel):
             A measurement that names no GPUs, or others than the cluster has; or none at all.
         """
         training = torch_part("surrogate_training")
-        integral("seed", seed, 0, 2**63 - 1)
-        integral("epochs", epochs, 1, 10**6)
+        integer("seed", seed, 0, 2**63 - 1)
+        integer("epochs", epochs, 1, 10**6)
         check_patterns(cluster, table)
         chosen, values = [], []
         for i, row in enumerate(table):

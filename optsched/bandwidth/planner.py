@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.bandwidth.orbits import subset_orbits
-from optsched.bandwidth.rates import integral
 from optsched.bandwidth.state import ClusterState
 from optsched.bandwidth.wanted import (
     Pattern,
@@ -19,6 +18,7 @@ from optsched.bandwidth.wanted import (
     wanted,
 )
 from optsched.errors import InputError
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -130,8 +130,8 @@ def plan_measurements(
     InputError
         The model is of another cluster, or the cluster has too many patterns.
     """
-    integral("budget", budget, 0, 10**6)
-    integral("seed", seed, 0, 2**31 - 1)
+    integer("budget", budget, 0, 10**6)
+    integer("seed", seed, 0, 2**31 - 1)
     _check(cluster, model)
     given = None if scenarios is None else _scenarios(scenarios)
     rounds: list[tuple[Pattern, ...]] = []
@@ -199,7 +199,7 @@ def learn(
     rounds
         In how many rounds.
     """
-    integral("budget", budget, 0, 10**6)
+    integer("budget", budget, 0, 10**6)
     given = None if scenarios is None else _scenarios(scenarios)
     left = budget
     for i in range(rounds):

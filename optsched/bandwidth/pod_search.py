@@ -16,9 +16,10 @@ import numpy as np
 from optsched.bandwidth.ask import trays_first
 from optsched.bandwidth.pod_local import POD, assign_pod, local_values
 from optsched.bandwidth.pods import UNIT_BITS, PodBandwidth
-from optsched.bandwidth.rates import NO_LIMIT, integral
+from optsched.bandwidth.rates import MOST, NO_LIMIT
 from optsched.bandwidth.tables import WIDTH
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def choose_pods(
     n = len(state.free)
     if model.cluster != state.cluster:
         raise InputError("state: is of another cluster than the model")
-    k = integral("k", k, 1, model.cluster.n_gpus)
+    k = integer("k", k, 1, model.cluster.n_gpus)
     if k > n:
         raise InputError(f"k: asks {k} GPUs, free are {n} on {int((state.room > 0).sum())} hosts")
     if k == 1:
@@ -128,7 +129,7 @@ def gpus_of(state: ClusterState, chosen: IntArray) -> tuple[int, ...]:
 def _demands(model: PodBandwidth, state: ClusterState, given: Sequence[int] | None) -> list[int]:
     if given is None:
         return [model.of(job.gpus) if job.demand is None else job.demand for job in state.jobs]
-    asked = [integral(f"demands[{j}]", demand) for j, demand in enumerate(given)]
+    asked = [integer(f"demands[{j}]", demand, 0, MOST) for j, demand in enumerate(given)]
     if len(asked) != len(state.jobs):
         raise InputError(f"demands: expected {len(state.jobs)} numbers, got {len(asked)}")
     return asked

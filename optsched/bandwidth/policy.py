@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from optsched.bandwidth.rates import integral
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
-from optsched.solving.limits import number
+from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -72,10 +71,10 @@ class Policy:
         if (self.slice_size is None) != (self.slice_level is None):
             raise InputError("slice_size, slice_level: expected both or neither")
         if self.slice_size is not None:
-            integral("slice_size", self.slice_size, 1, ANY)
-        integral("min_hosts", self.min_hosts, 1, ANY)
+            integer("slice_size", self.slice_size, 1, ANY)
+        integer("min_hosts", self.min_hosts, 1, ANY)
         if self.max_hosts is not None:
-            integral("max_hosts", self.max_hosts, 1, ANY)
+            integer("max_hosts", self.max_hosts, 1, ANY)
             if self.max_hosts < self.min_hosts:
                 raise InputError(
                     f"min_hosts, max_hosts: {self.min_hosts} and {self.max_hosts} contradict "
@@ -171,10 +170,7 @@ def check_rules(policy: object, contention: object) -> None:
 
 def share_of(place: str, given: Any) -> float:
     """A share in 0..1."""
-    value = number(place, "a share", given)
-    if value > 1:
-        raise InputError(f"{place}: expected a share in 0..1, got {given!r:.60}")
-    return value
+    return number(place, given, most=1.0, what="a share")
 
 
 def _domain(cluster: Cluster, level: str, host: int) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import operator
 from typing import Any, Final
 
 from optsched.errors import InputError
+from optsched.io.values import number
 
 KILOBYTES: Final = 1_000_000
 """kB/s in one GB/s."""
@@ -35,26 +34,10 @@ def kilobytes(place: str, given: Any) -> int:
     InputError
         No number, negative, NaN, or above 3,037 GB/s (MB/s taken for GB/s?).
     """
-    try:
-        value = None if isinstance(given, (bool, str, bytes)) else float(given)
-    except (TypeError, ValueError, OverflowError):
-        value = None
-    if value is None or math.isnan(value) or value < 0:
-        raise InputError(f"{place}: expected GB/s >= 0, got {given!r:.60}")
+    value = number(place, given, infinite=True, what="GB/s")
     if value * KILOBYTES >= MOST:
         raise InputError(f"{place}: expected GB/s below 3037, got {given!r:.60} (is it in MB/s?)")
     return round(value * KILOBYTES)
-
-
-def integral(place: str, given: Any, least: int = 0, most: int = MOST) -> int:
-    """kB/s as a plain integer in ``least..most``."""
-    try:
-        value = None if isinstance(given, bool) else operator.index(given)
-    except TypeError:
-        value = None
-    if value is None or not least <= value <= most:
-        raise InputError(f"{place}: expected an integer in {least}..{most}, got {given!r:.60}")
-    return value
 
 
 def shown(value: int) -> str:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.bandwidth.rates import integral
 from optsched.errors import InputError
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster
@@ -94,8 +94,8 @@ def _uniform(
 
 
 def _generator(cluster: Cluster, n: int, seed: int, stream: int) -> np.random.Generator:
-    integral("n", n, 0, 10**7)
-    integral("seed", seed, 0, 2**63)
+    integer("n", n, 0, 10**7)
+    integer("seed", seed, 0, 2**63)
     if cluster.n_hosts < 2:
         raise InputError("samples: expected a cluster of at least two hosts")
     return np.random.default_rng((seed, stream))

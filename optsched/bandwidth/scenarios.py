@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from optsched.bandwidth.proximity import proximity
-from optsched.bandwidth.rates import integral
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.errors import InputError
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from optsched.bandwidth.cluster import Cluster
@@ -109,11 +109,11 @@ def churn(
     InputError
         A number that cannot be; later, a dispatcher that chooses other than k free GPUs.
     """
-    integral("requests", requests, 0, 10**9)
-    integral("seed", seed)
+    integer("requests", requests, 0, 10**9)
+    integer("seed", seed)
     if isinstance(load, bool) or not isinstance(load, (int, float)) or not 0 < load < 1e6:
         raise InputError(f"load: expected a number > 0, got {load!r:.60}")
-    fitting = [integral("sizes", k, 1, 10**9) for k in sizes]
+    fitting = [integer("sizes", k, 1, 10**9) for k in sizes]
     fitting = [k for k in fitting if k <= cluster.n_gpus]
     if not fitting:
         raise InputError(f"sizes: expected one of at most {cluster.n_gpus} GPUs")
@@ -223,8 +223,8 @@ def _churn(
 def _checked(
     cluster: Cluster, wanted: Sequence[int] | None, repeats: Any, seed: Any
 ) -> Sequence[int]:
-    integral("repeats", repeats, 0, 10**9)
-    integral("seed", seed)
+    integer("repeats", repeats, 0, 10**9)
+    integer("seed", seed)
     if wanted is None:
         return range(2, cluster.n_gpus)
-    return [integral("wanted", k, 1, cluster.n_gpus) for k in wanted]
+    return [integer("wanted", k, 1, cluster.n_gpus) for k in wanted]

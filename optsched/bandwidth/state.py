@@ -12,9 +12,9 @@ import numpy as np
 
 from optsched.bandwidth.cluster import Cluster
 from optsched.bandwidth.intra import MOST_BY_SUBSET
-from optsched.bandwidth.rates import MOST, integral
+from optsched.bandwidth.rates import MOST
 from optsched.errors import InputError
-from optsched.io.values import label
+from optsched.io.values import integer, label
 
 if TYPE_CHECKING:
     import os
@@ -83,7 +83,7 @@ class ClusterState:
                 raise InputError(f"jobs: expected distinct names, got {job.name!r:.60} again")
             names.add(job.name)
             if job.demand is not None:
-                integral(f"jobs[{job.name!r:.60}].demand", job.demand, 0, MOST - 1)
+                integer(f"jobs[{job.name!r:.60}].demand", job.demand, 0, MOST - 1)
             if not job.gpus:
                 raise InputError(f"jobs[{job.name!r:.60}]: holds no GPU")
             groups.append((f"job {job.name!r:.60}", job.gpus))
@@ -192,7 +192,7 @@ class ClusterState:
             raise InputError(f"take: expected GPUs and a name, got {name!r:.60}")
         label("take: name", name)
         if demand is not None:
-            integral("demand", demand, 0, MOST - 1)
+            integer("demand", demand, 0, MOST - 1)
         free.difference_update(taken)
         job = Job(name, tuple(sorted(int(gpu) for gpu in taken)), demand)
         return self._changed(tuple(sorted(free)), (*self.jobs, job), job.gpus, -1)

@@ -10,7 +10,7 @@ import numpy as np
 from optsched.bandwidth.measured import as_table
 from optsched.bandwidth.measurements import MeasurementTable
 from optsched.bandwidth.model import BandwidthModel
-from optsched.bandwidth.rates import MOST, integral
+from optsched.bandwidth.rates import MOST
 from optsched.bandwidth.surrogate_tokens import (
     COUNT,
     Samples,
@@ -20,6 +20,7 @@ from optsched.bandwidth.surrogate_tokens import (
     tokens_of,
 )
 from optsched.errors import InputError, MissingExtra
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     import os
@@ -130,9 +131,9 @@ class HierarchicalTransformer(BandwidthModel):
             No measurement across hosts, or one that does not fit the cluster.
         """
         training = torch_part("surrogate_training")
-        integral("seed", seed, 0, 2**63 - 1)
-        integral("epochs", epochs, 1, 10**6)
-        integral("threads", 1 if threads is None else threads, 1, 1024)
+        integer("seed", seed, 0, 2**63 - 1)
+        integer("epochs", epochs, 1, 10**6)
+        integer("threads", 1 if threads is None else threads, 1, 1024)
         if not isinstance(validation, (int, float)) or not 0 <= validation < 1:
             raise InputError(f"validation: expected a share in 0..1, got {validation!r:.60}")
         tables = intra_tables(cluster, intra, table.rows)

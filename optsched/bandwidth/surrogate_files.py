@@ -16,7 +16,7 @@ from optsched.bandwidth.rates import MOST
 from optsched.bandwidth.surrogate_tokens import COUNT, Samples, Scaling
 from optsched.errors import InputError
 from optsched.io.files import check_writable, read_bytes, read_text, unpack_arrays, write_atomic
-from optsched.io.strict_json import check_format, decode, parse, shown
+from optsched.io.strict_json import check_format, decode, format_json, parse
 
 if TYPE_CHECKING:
     import os
@@ -97,13 +97,14 @@ def load(path: str | os.PathLike[str], cluster: Cluster) -> HierarchicalTransfor
     if document.cluster_sha256 != cluster.sha256:
         raise InputError(
             f"{name}: is for another cluster than {cluster.name!r:.60} (it was saved for "
-            f"{shown(document.cluster)}, hash {document.cluster_sha256[:12]}...): fit it anew"
+            f"{format_json(document.cluster)}, hash {document.cluster_sha256[:12]}...): fit it anew"
         )
     if document.op not in OPERATIONS:
         raise InputError(f"{name}: op: expected one of {', '.join(OPERATIONS)}, got {document.op}")
     if Path(document.arrays).name != document.arrays or document.arrays in ("", ".", ".."):
         raise InputError(
-            f"{name}: arrays: expected the name of a file beside it, got {shown(document.arrays)}"
+            f"{name}: arrays: expected the name of a file beside it, got "
+            f"{format_json(document.arrays)}"
         )
     beside = Path(path).parent / document.arrays
     content = read_bytes(beside)

@@ -16,10 +16,11 @@ from optsched.bandwidth.intra import IntraTable
 from optsched.bandwidth.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.patterns import automaton, n_patterns
 from optsched.bandwidth.prior import line_rate
-from optsched.bandwidth.rates import KILOBYTES, MOST, integral
+from optsched.bandwidth.rates import KILOBYTES, MOST
 from optsched.bandwidth.stand_in import best_rings
 from optsched.bandwidth.state import ClusterState
 from optsched.errors import InputError
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +104,7 @@ def host_type(kind: str, seed: int = 0, name: str = "") -> HostType:
     """
     if kind not in KINDS:
         raise InputError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r:.60}")
-    rng = np.random.default_rng([integral("seed", seed), crc32(kind.encode())])
+    rng = np.random.default_rng([integer("seed", seed), crc32(kind.encode())])
     if kind == "nvl72":
         counts = np.arange(73)
         rates = 880.0 - 1.5 * counts + rng.uniform(-8, 8, 73)
@@ -139,8 +140,8 @@ def cluster(
     name
         Label.
     """
-    integral("hosts", hosts, 1, MOST_HOSTS)
-    integral("hosts_per_pod", hosts_per_pod, 0, MOST_HOSTS)
+    integer("hosts", hosts, 1, MOST_HOSTS)
+    integer("hosts_per_pod", hosts_per_pod, 0, MOST_HOSTS)
     order = [kinds] if isinstance(kinds, str) else list(kinds)
     if not order:
         raise InputError(f"kinds: expected one or more of {', '.join(KINDS)}")
@@ -196,7 +197,7 @@ def network(cluster: Cluster, seed: int = 0) -> MeasurementTable:
     sizes = -np.sort(-cluster.sizes)
     total = patterns.sum(axis=1)
     patterns = patterns[(patterns <= sizes).all(axis=1) & (total >= 2)]
-    rng = np.random.default_rng([integral("seed", seed), len(patterns)])
+    rng = np.random.default_rng([integer("seed", seed), len(patterns)])
     factor = 1 + rng.uniform(-WIGGLE, WIGGLE, len(patterns))
     factor[(patterns == most).any(axis=1)] *= WHOLE_HOST_DROP
     hosts = (patterns > 0).sum(axis=1)

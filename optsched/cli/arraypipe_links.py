@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
-from optsched.io.strict_json import shown
+from optsched.io.strict_json import format_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ def links(given: Sequence[str]) -> dict[str, dict[str, float]]:
         if match is None or match["name"] not in _NAMES or match["size"] not in _SIZES:
             raise InputError(
                 f"link: expected activation=BANDWIDTH[,LATENCY] or host=..., such as "
-                f"activation=25GB/s,5us, got {shown(text)}"
+                f"activation=25GB/s,5us, got {format_json(text)}"
             )
         name = match["name"]
         if name in found:
@@ -46,6 +46,6 @@ def links(given: Sequence[str]) -> dict[str, dict[str, float]]:
         found[name] = {"bandwidth": float(match["bandwidth"]) * _SIZES[match["size"]]}
         if match["latency"] is not None:
             if match["time"] not in _TIMES:
-                raise InputError(f"link: expected a latency such as 5us, got {shown(text)}")
+                raise InputError(f"link: expected a latency such as 5us, got {format_json(text)}")
             found[name]["latency_ns"] = float(match["latency"]) * _TIMES[match["time"]]
     return found

@@ -50,9 +50,9 @@ def decide(
     from optsched.cluster.determined.pools import SCHEDULERS
     from optsched.cluster.determined.shares import VARIANTS
     from optsched.cluster.determined.state import FITS
-    from optsched.cluster.job_checks import one_of
     from optsched.errors import InputError
     from optsched.formats.decide_json import Overrides
+    from optsched.io.values import one_of
 
     for key, value, words in (
         ("scheduler", scheduler, SCHEDULERS), ("variant", variant, VARIANTS), ("fit", fit, FITS),

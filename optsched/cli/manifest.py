@@ -89,7 +89,7 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
     from optsched.errors import InputError
     from optsched.formats import decide_json, kubernetes_gangs
     from optsched.io.files import decode_text, read_text
-    from optsched.io.strict_json import parse, shown, without_collector
+    from optsched.io.strict_json import format_json, parse, without_collector
     from optsched.model import document
     from optsched.problems.quota import document as quota_json
 
@@ -118,7 +118,7 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
         return kubernetes_gangs.of_plan(plan, _answer(plan, schedule)), []
     raise InputError(
         f"{name}: format: expected optsched.quota/1, optsched.schedule/1 or optsched.decision/1, "
-        f"got {shown(found) if found is not None else 'nothing'}"
+        f"got {format_json(found) if found is not None else 'nothing'}"
     )
 
 

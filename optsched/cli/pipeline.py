@@ -19,7 +19,7 @@ from optsched.cli.pipeline_jobs import (
 )
 from optsched.cli.pipeline_table import Row, comparison, details
 from optsched.errors import InputError
-from optsched.solving.limits import whole_number
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
@@ -128,7 +128,7 @@ def pipeline(
     times = {"forward": forward, "backward": backward, "weight": weight}
     for key, value in times.items():
         if value is not None:
-            whole_number(key, value, 0, 2**53)
+            integer(key, value, 0, 2**53)
     profile = {"batch_size": batch_size, "partition": partition, "link": link, "memory": memory}
     sizes = {"stages": stages, "micro_batches": micro_batches, "chunks": chunks}
     if file is not None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from optsched.cluster.job_checks import real, told
 from optsched.cluster.packing_table import MOST_SPEED, PackingTable
 from optsched.errors import InputError
+from optsched.io.values import format_value, number
 
 if TYPE_CHECKING:
     from optsched.cluster.contention_bandwidth import BandwidthContention
@@ -59,7 +59,7 @@ class NodeSpan:
     """
 
     def __init__(self, penalty: float) -> None:
-        self.penalty = real("penalty", penalty)
+        self.penalty = number("penalty", penalty)
 
     def factors(self, placement: Placement) -> FloatArray:
         """By the number of nodes of every row."""
@@ -76,7 +76,7 @@ class Both:
     def __init__(self, *models: Contention) -> None:
         for model in models:
             if not callable(getattr(model, "factors", None)):
-                raise InputError(f"contention: {told(model)} has no method `factors`")
+                raise InputError(f"contention: {format_value(model)} has no method `factors`")
         self.models = models
 
     def factors(self, placement: Placement) -> FloatArray:
@@ -105,7 +105,8 @@ def rates(model: Contention, placement: Placement) -> IntArray:
         i = int(np.argmax(bad))
         name = placement.workload.names[int(placement.job[i])]
         raise InputError(
-            f"contention: expected a factor in (0, 2] for job {told(name)}, got {factors[i]}"
+            f"contention: expected a factor in (0, 2] for job {format_value(name)}, got "
+            f"{factors[i]}"
         )
     slowed = np.rint(placement.rate * factors).astype(np.int64)
     return np.asarray(np.maximum(slowed, 1), np.int64)

@@ -10,8 +10,8 @@ from optsched.bandwidth.contention import Contention as Sharing
 from optsched.bandwidth.contention import check_traffic, demands, share
 from optsched.bandwidth.model import BandwidthModel
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.cluster.job_checks import real, told
 from optsched.errors import InputError
+from optsched.io.values import format_value, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,12 +58,14 @@ class BandwidthContention:
         seed: int = 0,
     ) -> None:
         if not isinstance(model, BandwidthModel):
-            raise InputError(f"model: expected a BandwidthModel, got {told(model)}")
-        self.communication = real("communication", communication)
+            raise InputError(f"model: expected a BandwidthModel, got {format_value(model)}")
+        self.communication = number("communication", communication)
         if self.communication > 1:
-            raise InputError(f"communication: expected 0..1, got {told(communication)}")
+            raise InputError(f"communication: expected 0..1, got {format_value(communication)}")
         if rule is not None and not isinstance(rule, Sharing):
-            raise InputError(f"rule: expected optsched.bandwidth.Contention, got {told(rule)}")
+            raise InputError(
+                f"rule: expected optsched.bandwidth.Contention, got {format_value(rule)}"
+            )
         check_traffic(traffic)
         self.model, self.rule, self.traffic, self.seed = model, rule or Sharing(), traffic, seed
 

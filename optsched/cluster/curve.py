@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.cluster.job_checks import integer, real, told
 from optsched.errors import InputError
+from optsched.io.values import format_value, integer, number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,16 +49,18 @@ class Curve:
 
     def __post_init__(self) -> None:
         for key in ("initial", "final", "noise"):
-            real(f"curve.{key}", getattr(self, key))
-        real("curve.kappa", self.kappa, above=True)
+            number(f"curve.{key}", getattr(self, key))
+        number("curve.kappa", self.kappa, above=True)
         if self.initial < self.final:
             raise InputError(
-                f"curve.initial: {told(self.initial)} is below the final {told(self.final)}: "
+                f"curve.initial: {format_value(self.initial)} is below the final "
+                f"{format_value(self.final)}: "
                 "uncertainty falls"
             )
-        if self.target is not None and not self.final < real("curve.target", self.target):
+        if self.target is not None and not self.final < number("curve.target", self.target):
             raise InputError(
-                f"curve.target: {told(self.target)} is not above the final {told(self.final)}: "
+                f"curve.target: {format_value(self.target)} is not above the final "
+                f"{format_value(self.final)}: "
                 "never reached"
             )
 

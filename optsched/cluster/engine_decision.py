@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.cluster.errors import PolicyError
-from optsched.cluster.job_checks import told
 from optsched.cluster.policy import Decision
 from optsched.cluster.world import apply
 from optsched.cluster.world_layout import (
@@ -32,6 +31,7 @@ from optsched.cluster.world_layout import (
     WAKE,
 )
 from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView
@@ -45,13 +45,13 @@ def enact(w: World, workload: Workload, policy: str, view: ClusterView, decision
     """Do what the policy says, or raise `PolicyError`; the world (with more room, if need be)."""
     try:
         if not isinstance(decision, Decision):
-            raise PolicyError(f"decide() answered {told(decision)}, expected a Decision")
+            raise PolicyError(f"decide() answered {format_value(decision)}, expected a Decision")
         w = _read(w, workload, view, decision)
         rule = apply(w)
         if rule != LEGAL:
             raise PolicyError(_broken(w, workload, view, rule))
     except PolicyError as error:
-        raise PolicyError(f"policy {told(policy)} at time {view.time}: {error}") from None
+        raise PolicyError(f"policy {format_value(policy)} at time {view.time}: {error}") from None
     return w
 
 
@@ -60,7 +60,9 @@ def _read(w: World, workload: Workload, view: ClusterView, decision: Decision) -
     n, s = len(view.job), w.state
     w.quota[:n] = _integers("quota", decision.quota, n)
     if not isinstance(decision.best_effort, (bool, np.bool_)):
-        raise PolicyError(f"best_effort: expected True or False, got {told(decision.best_effort)}")
+        raise PolicyError(
+            f"best_effort: expected True or False, got {format_value(decision.best_effort)}"
+        )
     s[BEST_EFFORT] = decision.best_effort
     s[ORDERED] = decision.order is not None
     if decision.order is not None:
@@ -83,7 +85,7 @@ def _integers(place: str, values: Any, n: int | None = None) -> Any:
     array = np.asarray(values)
     kind = array.dtype.kind
     if array.ndim != 1 or (kind != "i" and kind != "u" and array.size):
-        raise PolicyError(f"{place}: expected a row of integers, got {told(values)}")
+        raise PolicyError(f"{place}: expected a row of integers, got {format_value(values)}")
     if n is not None and len(array) != n:
         raise PolicyError(f"{place}: expected {n} numbers, one per active job, got {len(array)}")
     if kind == "u" and array.size and array.max() > MAX_INTEGER:
@@ -105,21 +107,21 @@ def _permutation(place: str, order: Any, n: int) -> Any:
 
 def _position(place: str, value: Any, n: int) -> int:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < n:
-        raise PolicyError(f"{place}: expected a position 0..{n - 1}, got {told(value)}")
+        raise PolicyError(f"{place}: expected a position 0..{n - 1}, got {format_value(value)}")
     return int(value)
 
 
 def _pairs(place: str, mapping: Any, n: int) -> list[tuple[int, Any]]:
     """Items of a mapping by position, ascending."""
     if not isinstance(mapping, Mapping):
-        raise PolicyError(f"{place}: expected a mapping by position, got {told(mapping)}")
+        raise PolicyError(f"{place}: expected a mapping by position, got {format_value(mapping)}")
     found = {_position(place, key, n): value for key, value in mapping.items()}
     return sorted(found.items())
 
 
 def _wake(now: int, wake: Any) -> int:
     if isinstance(wake, bool) or not isinstance(wake, (int, np.integer)) or wake <= now:
-        raise PolicyError(f"wake_at: expected a time after now, or None, got {told(wake)}")
+        raise PolicyError(f"wake_at: expected a time after now, or None, got {format_value(wake)}")
     return min(int(wake), 2**62 - 1)
 
 
@@ -129,15 +131,19 @@ def _name_nodes(w: World, workload: Workload, view: ClusterView, nodes: Any) -> 
     chosen_rows: list[tuple[int, int]] = []
     w.named_ptr[: n + 1] = 0
     for i, chosen in _pairs("nodes", nodes, n):
-        job = told(workload.names[int(view.job[i])])
+        job = format_value(workload.names[int(view.job[i])])
         if not isinstance(chosen, Mapping):
-            raise PolicyError(f"nodes: job {job}: expected node -> GPUs, got {told(chosen)}")
+            raise PolicyError(
+                f"nodes: job {job}: expected node -> GPUs, got {format_value(chosen)}"
+            )
         for key, value in chosen.items():
             for number in (key, value):
                 if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
-                    raise PolicyError(f"nodes: job {job}: not an integer: {told(number)}")
+                    raise PolicyError(f"nodes: job {job}: not an integer: {format_value(number)}")
             if not -(2**62) < int(value) < 2**62 or not -1 <= int(key) < 2**62:
-                raise PolicyError(f"nodes: job {job}: no such node or number: {told(chosen)}")
+                raise PolicyError(
+                    f"nodes: job {job}: no such node or number: {format_value(chosen)}"
+                )
         chosen_rows += sorted((int(node), int(count)) for node, count in chosen.items())
         w.named_ptr[i + 1] = len(chosen)
     np.cumsum(w.named_ptr[: n + 1], out=w.named_ptr[: n + 1])
@@ -153,7 +159,7 @@ def _broken(w: World, workload: Workload, view: ClusterView, rule: int) -> str:
     s = w.state
     at, about, beside = int(s[AT]), int(s[ABOUT]), int(s[BESIDE])
     j = int(view.job[at])
-    job = f"job {told(workload.names[j])}"
+    job = f"job {format_value(workload.names[j])}"
     if rule == SIZE:
         sizes = workload.size[workload.size_ptr[j] : workload.size_ptr[j + 1]].tolist()
         allowed = ", ".join(map(str, sizes[:_SHOWN])) + (", ..." if len(sizes) > _SHOWN else "")

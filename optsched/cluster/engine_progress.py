@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from optsched.cluster.errors import Stalled
-from optsched.cluster.job_checks import told
 from optsched.cluster.world_layout import (
     ACTIVE,
     ARRIVALS,
@@ -22,6 +21,7 @@ from optsched.cluster.world_layout import (
     TIME,
     UNFINISHED,
 )
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from optsched.cluster.world_layout import World
@@ -61,7 +61,8 @@ class Progress:
                 first, before = (self.since, self.started) if worked else (self.time, self.rows)
                 without = "a pass, whose work is lost" if worked else "their restart cost"
                 raise Stalled(
-                    f"policy {told(policy)} makes no progress: from time {first} to {s[TIME]} it "
+                    f"policy {format_value(policy)} makes no progress: from time {first} to "
+                    f"{s[TIME]} it "
                     f"started jobs {rows - before} times and stopped them all before the end of "
                     f"{without}; nothing arrived, ended or changed ({s[ACTIVE]} jobs are active)"
                 )

@@ -7,19 +7,11 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from optsched.cluster.curve import Curve
-from optsched.cluster.job_checks import (
-    MOST_RATE,
-    MOST_WORK,
-    ascending,
-    integer,
-    line,
-    one_of,
-    real,
-    told,
-)
+from optsched.cluster.job_checks import MOST_RATE, MOST_WORK, ascending, line
 from optsched.cluster.speedup import Linear, Speedup
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import format_value, integer, number, one_of
 
 WORK: Final = 10**6
 """Units of work in one unit of time on one GPU; also the rate of one GPU."""
@@ -91,16 +83,16 @@ class Job:
     micro_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        place = f"job {told(line('job.name', self.name, empty=False))}: "
+        place = f"job {format_value(line('job.name', self.name, empty=False))}: "
         own = {
             "submit": integer(f"{place}submit", self.submit),
             "sizes": ascending(f"{place}sizes", self.sizes),
             "work": integer(f"{place}work", self.work, 1, MOST_WORK),
             "passes": integer(f"{place}passes", self.passes, 1),
             "priority": integer(f"{place}priority", self.priority, 1, 99),
-            "weight": real(f"{place}weight", self.weight, above=True),
-            "estimate": real(f"{place}estimate", self.estimate, above=True),
-            "micro_factor": real(f"{place}micro_factor", self.micro_factor, above=True),
+            "weight": number(f"{place}weight", self.weight, above=True),
+            "estimate": number(f"{place}estimate", self.estimate, above=True),
+            "micro_factor": number(f"{place}micro_factor", self.micro_factor, above=True),
         }
         self.__dict__.update(own)
         if self.restart_cost is not None:
@@ -111,15 +103,15 @@ class Job:
         one_of(f"{place}completion", self.completion, COMPLETIONS)
         if not isinstance(self.preemptible, bool):
             raise InputError(
-                f"{place}preemptible: expected True or False, got {told(self.preemptible)}"
+                f"{place}preemptible: expected True or False, got {format_value(self.preemptible)}"
             )
         if not isinstance(self.speedup, Speedup) or isinstance(self.speedup, type):
             raise InputError(
                 f"{place}speedup: expected Linear(), Amdahl(c), Table(...) or Goodput(...), "
-                f"got {told(self.speedup)}"
+                f"got {format_value(self.speedup)}"
             )
         if self.curve is not None and not isinstance(self.curve, Curve):
-            raise InputError(f"{place}curve: expected a Curve, got {told(self.curve)}")
+            raise InputError(f"{place}curve: expected a Curve, got {format_value(self.curve)}")
         if self.completion == "target" and (self.curve is None or self.curve.target is None):
             raise InputError(f"{place}completion: a target needs a curve with a target")
         if self.passes > self.work:
@@ -155,7 +147,7 @@ def rates(speedup: Speedup, sizes: tuple[int, ...], place: str = "") -> tuple[in
 def _rates(speedup: Speedup, sizes: tuple[int, ...]) -> tuple[int, ...]:
     found = []
     for size in sizes:
-        speed = real(f"speedup at {size} GPUs", speedup.of(size) if size else 1.0)
+        speed = number(f"speedup at {size} GPUs", speedup.of(size) if size else 1.0)
         rate = round(min(speed * WORK, float(MOST_RATE)))
         if not 1 <= rate < MOST_RATE:
             raise InputError(f"speedup: {speed:g} on {size} GPUs is outside 10^-6..9 * 10^9")

@@ -11,8 +11,8 @@ import numpy as np
 
 from optsched.cluster.held import Held, absences, held
 from optsched.cluster.job import WORK
-from optsched.cluster.job_checks import one_of, told
 from optsched.errors import InputError
+from optsched.io.values import format_value, one_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -180,7 +180,7 @@ def nearest_rank(values: npt.NDArray[Any], p: float) -> float:
     """Smallest value x of these with a share >= p/100 of them at or below x."""
     number = isinstance(p, (int, float, np.number)) and not isinstance(p, bool)
     if not number or not 0 < p <= 100:
-        raise InputError(f"percentile: expected 0 < p <= 100, got {told(p)}")
+        raise InputError(f"percentile: expected 0 < p <= 100, got {format_value(p)}")
     if len(values) == 0:
         return math.nan
     share = Decimal(str(p))  # 99.9 is meant, not the nearest binary number

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from optsched.cluster.job_checks import integer, one_of, told, word
 from optsched.errors import InputError
+from optsched.io.values import format_value, integer, label, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,7 +51,7 @@ class Nodes:
     ) -> Nodes:
         """Nodes of these sizes, called ``n0``, ``n1``, ... or by distinct `names`."""
         if isinstance(gpus, (str, bytes)) or not hasattr(gpus, "__iter__"):
-            raise InputError(f"nodes: expected GPUs of every node, got {told(gpus)}")
+            raise InputError(f"nodes: expected GPUs of every node, got {format_value(gpus)}")
         sizes = tuple(integer(f"nodes[{i}]", g, 0, MOST_TOTAL) for i, g in enumerate(gpus))
         made = cls.__new__(cls)
         made._fill(sizes, zero_slots, names)
@@ -67,12 +67,12 @@ class Nodes:
         if names is None:
             named = tuple(f"n{i}" for i in range(len(gpus)))
         else:
-            named = tuple(word(f"names[{i}]", name) for i, name in enumerate(names))
+            named = tuple(label(f"names[{i}]", name) for i, name in enumerate(names))
             if len(named) != len(gpus):
                 raise InputError(f"names: {len(named)} names for {len(gpus)} nodes")
             if len(set(named)) < len(named):
                 twice = next(name for i, name in enumerate(named) if name in named[:i])
-                raise InputError(f"names: {told(twice)} is there twice")
+                raise InputError(f"names: {format_value(twice)} is there twice")
         self.__dict__.update(gpus=gpus, zero_slots=units, names=named)
 
     @property

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.job_checks import real, told
 from optsched.errors import InputError
 from optsched.io.files import read_text
+from optsched.io.values import format_value, number
 
 if TYPE_CHECKING:
     import os
@@ -57,19 +57,22 @@ class PackingTable:
     ) -> None:
         self.speeds: dict[tuple[str, str], tuple[float, float]] = {}
         for (a, b), (of_a, of_b) in speeds.items():
-            place = f"speeds of {told(a)} with {told(b)}"
+            place = f"speeds of {format_value(a)} with {format_value(b)}"
             pair = (_speed(place, of_a), _speed(place, of_b))
             if self.speeds.get((a, b), pair) != pair:
                 raise InputError(f"{place}: given twice, with different speeds")
             self.speeds[b, a] = pair[::-1]
             self.speeds[a, b] = pair
-        self.memory = {t: real(f"memory of {told(t)}", m) for t, m in (memory or {}).items()}
+        self.memory = {
+            t: number(f"memory of {format_value(t)}", m) for t, m in (memory or {}).items()
+        }
         self.share_score = {
-            t: real(f"share_score of {told(t)}", s) for t, s in (share_score or {}).items()
+            t: number(f"share_score of {format_value(t)}", s)
+            for t, s in (share_score or {}).items()
         }
         for kind, score in self.share_score.items():
             if score > 2:
-                raise InputError(f"share_score of {told(kind)}: expected 0..2, got {score}")
+                raise InputError(f"share_score of {format_value(kind)}: expected 0..2, got {score}")
 
     @classmethod
     def read(
@@ -87,15 +90,18 @@ class PackingTable:
             key = row["type_a"], row["type_b"]
             found = tuple(_speed(f"{place}: {c}", row[c]) for c in ("speed_a", "speed_b"))
             if key in speeds:
-                raise InputError(f"{place}: the pair {told(key[0])}, {told(key[1])} is there twice")
+                raise InputError(
+                    f"{place}: the pair {format_value(key[0])}, {format_value(key[1])} is there "
+                    "twice"
+                )
             speeds[key] = (found[0], found[1])
         memory: dict[str, float] = {}
         score: dict[str, float] = {}
         for place, row in _rows(types, TYPE_COLUMNS) if types is not None else ():
             if row["type"] in memory:
-                raise InputError(f"{place}: the type {told(row['type'])} is there twice")
-            memory[row["type"]] = real(f"{place}: memory", _number(row["memory"]))
-            score[row["type"]] = real(f"{place}: share_score", _number(row["share_score"]))
+                raise InputError(f"{place}: the type {format_value(row['type'])} is there twice")
+            memory[row["type"]] = number(f"{place}: memory", _number(row["memory"]))
+            score[row["type"]] = number(f"{place}: share_score", _number(row["share_score"]))
         return cls(speeds, memory, score)
 
     def pair(self, a: str, b: str) -> tuple[float, float] | None:
@@ -119,8 +125,9 @@ class PackingTable:
             if pair is None:
                 names = placement.workload.names
                 raise InputError(
-                    f"contention: jobs {told(names[j])} and {told(names[k])} share GPUs, and the "
-                    f"packing table has no pair {told(mine)}, {told(other)}"
+                    f"contention: jobs {format_value(names[j])} and {format_value(names[k])} "
+                    "share GPUs, and the "
+                    f"packing table has no pair {format_value(mine)}, {format_value(other)}"
                 )
             found[i] = pair[1] if mine == other and not placement.joined[i] else pair[0]
         return found
@@ -135,9 +142,9 @@ def type_of(workload: Workload, job: int) -> str:
 
 
 def _speed(place: str, value: Any) -> float:
-    found = real(place, _number(value), above=True)
+    found = number(place, _number(value), above=True)
     if found > MOST_SPEED:
-        raise InputError(f"{place}: expected a speed in (0, 2], got {told(value)}")
+        raise InputError(f"{place}: expected a speed in (0, 2], got {format_value(value)}")
     return found
 
 
@@ -162,11 +169,12 @@ def _rows(
     header = [cell.strip() for cell in lines[0]]
     if sorted(header) != sorted(columns):
         raise InputError(
-            f"{path}: expected the columns {', '.join(columns)}, got {told(', '.join(header))}"
+            f"{path}: expected the columns {', '.join(columns)}, got "
+            f"{format_value(', '.join(header))}"
         )
     found = []
-    for number, row in enumerate(lines[1:], 2):
+    for at, row in enumerate(lines[1:], 2):
         if len(row) != len(header):
-            raise InputError(f"{path}: row {number}: expected {len(header)} values, got {len(row)}")
-        found.append((f"{path}: row {number}", dict(zip(header, map(str.strip, row), strict=True))))
+            raise InputError(f"{path}: row {at}: expected {len(header)} values, got {len(row)}")
+        found.append((f"{path}: row {at}", dict(zip(header, map(str.strip, row), strict=True))))
     return found

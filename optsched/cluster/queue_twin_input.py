@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.cluster.job_checks import MOST_GPUS, integer
+from optsched.cluster.job_checks import MOST_GPUS
 from optsched.errors import InputError
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from optsched.cluster.nodes import Nodes

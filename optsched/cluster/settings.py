@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
-from optsched.cluster.job_checks import integer, one_of, told
 from optsched.cluster.nodes import NodeChange
 from optsched.errors import InputError
+from optsched.io.values import format_value, integer, one_of
 
 if TYPE_CHECKING:
     from optsched.cluster.contention import Contention
@@ -66,12 +66,14 @@ class Settings:
         if self.contention is not None and not callable(getattr(self.contention, "factors", None)):
             raise InputError(
                 "contention: expected None or an object with the method `factors`, "
-                f"got {told(self.contention)}"
+                f"got {format_value(self.contention)}"
             )
         if isinstance(self.changes, NodeChange) or not hasattr(self.changes, "__iter__"):
-            raise InputError(f"changes: expected a list of NodeChange, got {told(self.changes)}")
+            raise InputError(
+                f"changes: expected a list of NodeChange, got {format_value(self.changes)}"
+            )
         changes = tuple(self.changes)
         for i, change in enumerate(changes):
             if not isinstance(change, NodeChange):
-                raise InputError(f"changes[{i}]: expected a NodeChange, got {told(change)}")
+                raise InputError(f"changes[{i}]: expected a NodeChange, got {format_value(change)}")
         object.__setattr__(self, "changes", changes)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from optsched.cluster.job_checks import one_of, told
 from optsched.errors import InputError
+from optsched.io.values import format_value, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -87,9 +87,11 @@ def simulate(
     one_of("engine", engine, ENGINES)
     _check_timing(settings)
     if on_progress is not None and not callable(on_progress):
-        raise InputError(f"on_progress: expected a function, got {told(on_progress)}")
+        raise InputError(f"on_progress: expected a function, got {format_value(on_progress)}")
     if not isinstance(nodes, Nodes):
-        raise InputError(f"nodes: expected Nodes such as Nodes(16, gpus=8), got {told(nodes)}")
+        raise InputError(
+            f"nodes: expected Nodes such as Nodes(16, gpus=8), got {format_value(nodes)}"
+        )
     jobs = workload if isinstance(workload, Workload) else Workload.of(workload, seed=settings.seed)
     chosen = chosen_policy(policy)
     check_fits(jobs, nodes, settings)
@@ -106,15 +108,15 @@ def _check_timing(settings: Settings) -> None:
     for key, default in given.items():
         if (value := getattr(settings, key)) != default:
             raise InputError(
-                f'{key}: {told(value)} means nothing with timing="lucid", which has its own '
-                f'rules; leave it at {told(default)}, or take timing="event"'
+                f'{key}: {format_value(value)} means nothing with timing="lucid", which has its '
+                f'own rules; leave it at {format_value(default)}, or take timing="event"'
             )
 
 
 def _listed(changes: Any) -> Sequence[NodeChange]:
     """Something to iterate over; `Settings` checks what is in it."""
     if isinstance(changes, (str, bytes)) or not hasattr(changes, "__iter__"):
-        raise InputError(f"changes: expected a list of NodeChange, got {told(changes)}")
+        raise InputError(f"changes: expected a list of NodeChange, got {format_value(changes)}")
     return list(changes)
 
 
@@ -127,12 +129,13 @@ def chosen_policy(policy: Any) -> Policy:
     name = getattr(policy, "name", None)
     if isinstance(policy, type) or not callable(getattr(policy, "decide", None)):
         raise InputError(
-            f"policy: expected a name or an object with the method `decide`, got {told(policy)}"
+            "policy: expected a name or an object with the method `decide`, got "
+            f"{format_value(policy)}"
         )
     if not isinstance(name, str):
-        raise InputError(f"policy: expected a text as its `name`, got {told(name)}")
+        raise InputError(f"policy: expected a text as its `name`, got {format_value(name)}")
     if not isinstance(getattr(policy, "clairvoyant", None), bool):
-        raise InputError(f"policy {told(name)}: its `clairvoyant` has to be True or False")
+        raise InputError(f"policy {format_value(name)}: its `clairvoyant` has to be True or False")
     found: Policy = policy
     return found
 
@@ -145,8 +148,9 @@ def _check_groups(workload: Workload, policy: Policy) -> None:
     g, group = limited[0]
     if getattr(policy, "honours_max_slots", False) is not True:
         raise InputError(
-            f"groups[{g}].max_slots: policy {told(policy.name)} would ignore that group "
-            f"{told(group.name)} has at most {group.max_slots}; take a policy that honours it, "
+            f"groups[{g}].max_slots: policy {format_value(policy.name)} would ignore that group "
+            f"{format_value(group.name)} has at most {group.max_slots}; take a policy that "
+            "honours it, "
             "such as fair_share, or leave max_slots out"
         )
     smallest = workload.size[workload.size_ptr[:-1]]
@@ -159,8 +163,10 @@ def _check_groups(workload: Workload, policy: Policy) -> None:
         most = group.max_slots or 0
         for j in ((workload.group == g) & (smallest > most)).nonzero()[0][:1].tolist():
             raise InputError(
-                f"groups[{g}].max_slots: group {told(group.name)} has at most {most}, but its job "
-                f"{told(workload.names[j])} needs {smallest[j]} GPUs and could never run; raise it"
+                f"groups[{g}].max_slots: group {format_value(group.name)} has at most {most}, but "
+                "its job "
+                f"{format_value(workload.names[j])} needs {smallest[j]} GPUs and could never run; "
+                "raise it"
             )
 
 
@@ -191,8 +197,8 @@ def _log(
             return log
     if settings.timing == "lucid":
         raise InputError(
-            f'timing: policy {told(policy.name)} knows no "lucid" timing for these arguments '
-            '(only compiled twins do, with engine="auto"); take timing="event"'
+            f'timing: policy {format_value(policy.name)} knows no "lucid" timing for these '
+            'arguments (only compiled twins do, with engine="auto"); take timing="event"'
         )
     from optsched.cluster.engine import simulate_generic
 

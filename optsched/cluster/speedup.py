@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import numpy as np
 
-from optsched.cluster.job_checks import MOST_GPUS, integer, real, told
+from optsched.cluster.job_checks import MOST_GPUS
 from optsched.errors import InputError
+from optsched.io.values import format_value, integer, number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,8 +49,8 @@ class Amdahl:
     c: float
 
     def __post_init__(self) -> None:
-        if real("Amdahl.c", self.c) > 1:
-            raise InputError(f"Amdahl.c: expected a share in [0, 1], got {told(self.c)}")
+        if number("Amdahl.c", self.c) > 1:
+            raise InputError(f"Amdahl.c: expected a share in [0, 1], got {format_value(self.c)}")
 
     def of(self, gpus: int) -> float:
         """Speed on so many GPUs relative to one."""
@@ -76,9 +77,11 @@ class Table:
 
     def __init__(self, speeds: Mapping[int, float]) -> None:
         if not hasattr(speeds, "items") or not speeds:
-            raise InputError(f"Table: expected {{GPUs: speed}}, got {told(speeds)}")
+            raise InputError(f"Table: expected {{GPUs: speed}}, got {format_value(speeds)}")
         rows = {
-            integer("Table: GPUs", g, 1, MOST_GPUS): real(f"Table[{told(g)}]", f, above=True)
+            integer("Table: GPUs", g, 1, MOST_GPUS): number(
+                f"Table[{format_value(g)}]", f, above=True
+            )
             for g, f in speeds.items()
         }
         if rows.get(1, 1.0) != 1.0:
@@ -92,7 +95,7 @@ class Table:
         except ValueError:
             known = ", ".join(map(str, self.gpus[:12]))
             raise InputError(
-                f"Table: no speed for {told(gpus)} GPUs (there are {known}); add it"
+                f"Table: no speed for {format_value(gpus)} GPUs (there are {known}); add it"
             ) from None
 
 
@@ -149,13 +152,15 @@ class Goodput:
             if key == "sync_nodes" and pair is None:
                 continue
             if not isinstance(pair, tuple) or len(pair) != 2:
-                raise InputError(f"Goodput.{key}: expected (constant, slope), got {told(pair)}")
+                raise InputError(
+                    f"Goodput.{key}: expected (constant, slope), got {format_value(pair)}"
+                )
             for value in pair:
-                real(f"Goodput.{key}", value)
+                number(f"Goodput.{key}", value)
         if self.grad[0] + self.grad[1] <= 0:
             raise InputError("Goodput.grad: a step takes no time; give a positive number")
-        real("Goodput.noise_scale", self.noise_scale)
-        real("Goodput.gamma", self.gamma, 1.0)
+        number("Goodput.noise_scale", self.noise_scale)
+        number("Goodput.gamma", self.gamma, 1.0)
         integer("Goodput.per_node", self.per_node, 1)
         integer("Goodput.max_batch", self.max_batch, 1, 2**40)
         integer("Goodput.batch", self.batch, 1, self.max_batch)

@@ -9,11 +9,12 @@ import numpy as np
 
 from optsched.cluster.curve import Curve
 from optsched.cluster.job import WORK, Job
-from optsched.cluster.job_checks import MOST_WORK, ascending, integer, one_of, real, told
+from optsched.cluster.job_checks import MOST_WORK, ascending
 from optsched.cluster.speedup import Amdahl, Linear, Speedup
 from optsched.cluster.workload import Workload
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import format_value, integer, number, one_of
 from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
@@ -83,16 +84,16 @@ def synthetic(
         A number that cannot be; no gang that fits.
     """
     integer("jobs", jobs, 1, 10**7)
-    real("load", load, 0.0, MOST_LOAD, above=True)
+    number("load", load, 0.0, MOST_LOAD, above=True)
     integer("gpus", gpus, 1, 2**24)
     integer("groups", groups, 1, 10**6)
     one_of("time_unit", time_unit, TIME_UNITS)
     scale = _PER_SECOND[time_unit]
     random = np.random.default_rng(integer("seed", seed))
     gang = _gangs(random, jobs, gpus, PHILLY_SIZES if sizes is None else sizes)
-    logs = math.log(real("median", median, above=True)) + real("sigma", sigma, 0.0, MOST_SIGMA) * (
-        random.standard_normal(jobs)
-    )
+    logs = math.log(number("median", median, above=True)) + number(
+        "sigma", sigma, 0.0, MOST_SIGMA
+    ) * (random.standard_normal(jobs))
     seconds = np.clip(np.exp(np.minimum(logs, 700.0)), _LEAST_SECONDS, _MOST_SECONDS)
     duration = np.maximum(np.rint(seconds * scale), 1)
     gap = float((gang * duration).mean()) / (load * gpus)
@@ -121,7 +122,7 @@ def _gangs(
     random: np.random.Generator, jobs: int, gpus: int, shares: Mapping[int, float]
 ) -> IntArray:
     found = {
-        integer("sizes", size, 1, 2**24): real(f"sizes[{told(size)}]", share)
+        integer("sizes", size, 1, 2**24): number(f"sizes[{format_value(size)}]", share)
         for size, share in shares.items()
         if size <= gpus
     }
@@ -229,8 +230,8 @@ def entropy_workload(
     """
     integer("jobs", jobs, 1, 10**6)
     integer("gpus", gpus, 1, 2**24)
-    real("mean_service", mean_service, above=True)
-    real("micro_factor", micro_factor, above=True)
+    number("mean_service", mean_service, above=True)
+    number("micro_factor", micro_factor, above=True)
     one_of("completion", completion, ("target", "epochs"))
     one_of("time_unit", time_unit, TIME_UNITS)
     random = np.random.default_rng(integer("seed", seed))
@@ -239,7 +240,7 @@ def entropy_workload(
     allowed = (
         (GANG,) if rigid else ascending("sizes", range(1, gpus + 1) if sizes is None else sizes)
     )
-    factor = np.exp(real("spread", spread, 0.0, MOST_SIGMA) * random.standard_normal(jobs))
+    factor = np.exp(number("spread", spread, 0.0, MOST_SIGMA) * random.standard_normal(jobs))
     submit = _arrivals(random, jobs, load, gpus, mean_service * _PER_SECOND[time_unit])
     names = [f"{kind.name}-{i:0{len(str(jobs - 1))}d}" for i, kind in enumerate(kinds)]
     by_target = completion == "target"
@@ -289,7 +290,7 @@ def _arrivals(
 ) -> IntArray:
     if load is None:
         return np.zeros(jobs, np.int64)
-    gap = GANG * service / (real("load", load, 0.0, MOST_LOAD, above=True) * gpus)
+    gap = GANG * service / (number("load", load, 0.0, MOST_LOAD, above=True) * gpus)
     return _poisson(random, gap, jobs)
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
-from optsched.cluster.job_checks import integer, real, told
 from optsched.errors import InputError
+from optsched.io.values import format_value, integer, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -151,7 +151,9 @@ class Workload:
         try:
             i = range(len(self))[key]
         except TypeError:
-            raise InputError(f"workload: expected a number or a slice, got {told(key)}") from None
+            raise InputError(
+                f"workload: expected a number or a slice, got {format_value(key)}"
+            ) from None
         return job_of(self, i)
 
     def take(self, jobs: npt.ArrayLike) -> Workload:
@@ -170,7 +172,7 @@ class Workload:
         seed
             Of the factors.
         """
-        sigma = real("sigma", sigma, 0.0, 10.0)
+        sigma = number("sigma", sigma, 0.0, 10.0)
         random = np.random.default_rng(integer("seed", seed))
         factor = np.exp(sigma * random.standard_normal(len(self)))
         return self.changed(estimate=self.estimate * factor)
@@ -182,7 +184,7 @@ class Workload:
         """
         from optsched.cluster.workload_columns import times_factor
 
-        whole = self.micro_factor * real("micro_factor", factor, above=True)
+        whole = self.micro_factor * number("micro_factor", factor, above=True)
         return self.changed(
             work=times_factor(self.nominal, whole), nominal=self.nominal, micro_factor=whole
         )
@@ -197,7 +199,8 @@ class Workload:
         for key in columns:
             if key not in known:
                 raise InputError(
-                    f"workload: no column {told(key)} (there are {', '.join(sorted(known))})"
+                    f"workload: no column {format_value(key)} (there are "
+                    f"{', '.join(sorted(known))})"
                 )
         from optsched.cluster.workload_columns import followed
 

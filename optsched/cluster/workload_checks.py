@@ -7,20 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from optsched.cluster.job import COMPLETIONS
-from optsched.cluster.job_checks import (
-    CONTROL,
-    MOST_RATE,
-    MOST_WORK,
-    integer,
-    line,
-    one_of,
-    real,
-    told,
-    word,
-)
+from optsched.cluster.job_checks import CONTROL, MOST_RATE, MOST_WORK, line
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.io.values import MAX_NAME
+from optsched.io.values import MAX_NAME, format_value, integer, label, number, one_of
 from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
@@ -50,13 +40,13 @@ def checked(w: Workload) -> dict[str, Any]:
     n = len(names)
     if n == 0:
         raise InputError("jobs: empty; a workload has at least one job")
-    word("name", w.name)
+    label("name", w.name)
     one_of("time_unit", w.time_unit, TIME_UNITS)
     _check_names(names)
     if len(set(names)) < n:
         first: dict[str, int] = {}
         twice = next(i for i, name in enumerate(names) if first.setdefault(name, i) != i)
-        raise InputError(f"jobs[{twice}].name: {told(names[twice])} is there twice")
+        raise InputError(f"jobs[{twice}].name: {format_value(names[twice])} is there twice")
     columns: dict[str, Any] = {"names": names}
     for key, least in _LEAST.items():
         columns[key] = ints(key, getattr(w, key), n, names, least, _MOST.get(key, MAX_INTEGER))
@@ -70,14 +60,15 @@ def checked(w: Workload) -> dict[str, Any]:
         if bad.any():
             i = int(np.argmax(bad))
             raise InputError(
-                f"job {told(names[i])}: {key}: expected a finite number > 0, got {columns[key][i]}"
+                f"job {format_value(names[i])}: {key}: expected a finite number > 0, got "
+                f"{columns[key][i]}"
             )
     columns["preemptible"] = _frozen(np.asarray(w.preemptible, np.bool_), "preemptible", n)
     columns["source"] = _frozen(np.asarray(w.source, np.str_), "source", n)
     if CONTROL.search("".join(columns["source"].tolist())):
         texts = columns["source"].tolist()
         i = next(i for i, text in enumerate(texts) if CONTROL.search(text))
-        line(f"job {told(names[i])}: source", texts[i])
+        line(f"job {format_value(names[i])}: source", texts[i])
     _check_rows(columns, n)
     _check_order(columns, w)
     _check_times(columns, names)
@@ -139,7 +130,8 @@ def _check_times(columns: dict[str, Any], names: tuple[str, ...]) -> None:
     if late.any():
         i = int(np.argmax(late))
         raise InputError(
-            f"job {told(names[i])}: takes {longest[i]} units of time after {columns['submit'][i]} "
+            f"job {format_value(names[i])}: takes {longest[i]} units of time after "
+            f"{columns['submit'][i]} "
             "and would end beyond 2^53"
         )
     total = float(longest.sum(dtype=np.float64)) + float(columns["submit"][-1])
@@ -155,7 +147,7 @@ def _check_times(columns: dict[str, Any], names: tuple[str, ...]) -> None:
 
 def _check_group(place: str, group: Group) -> None:
     line(f"{place}.name", group.name)
-    real(f"{place}.weight", group.weight)
+    number(f"{place}.weight", group.weight)
     if group.max_slots is not None:
         integer(f"{place}.max_slots", group.max_slots)
     if group.max_concurrent is not None:
@@ -188,7 +180,7 @@ def ints(
             i = int(np.argmax(bad))
             limit = {MAX_INTEGER: "2^53", MOST_WORK: "2^62"}.get(most, str(most))
             raise InputError(
-                f"job {told(names[i])}: {key}: expected {least}..{limit}, got {numbers[i]}"
+                f"job {format_value(names[i])}: {key}: expected {least}..{limit}, got {numbers[i]}"
             )
     return numbers
 

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.cluster.job import COMPLETIONS, Job, rates
-from optsched.cluster.job_checks import (
-    MOST_WORK,
-    integer,
-    told,
-)
+from optsched.cluster.job_checks import MOST_WORK
 from optsched.cluster.workload import Group, Workload, csr
 from optsched.cluster.workload_checks import floats, ints
 from optsched.errors import InputError
+from optsched.io.values import format_value, integer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,11 +27,11 @@ def columns_of(jobs: Iterable[Job], groups: Sequence[Group], seed: int) -> dict[
     """Columns of jobs, sorted by submit time; `InputError` names the job."""
     integer("seed", seed)
     if isinstance(jobs, (str, bytes)) or not hasattr(jobs, "__iter__"):
-        raise InputError(f"jobs: expected a list of Job, got {told(jobs)}")
+        raise InputError(f"jobs: expected a list of Job, got {format_value(jobs)}")
     rows = list(jobs)
     for i, job in enumerate(rows):
         if not isinstance(job, Job):
-            raise InputError(f"jobs[{i}]: expected a Job, got {told(job)}")
+            raise InputError(f"jobs[{i}]: expected a Job, got {format_value(job)}")
     rows.sort(key=lambda job: job.submit)
     n = len(rows)
     templates = tuple(sorted({job.template for job in rows} - {""}))
@@ -113,9 +110,9 @@ def grouped(names: Sequence[str], given: Sequence[Group]) -> tuple[Group, ...]:
     known: dict[str, Group] = {}
     for g, group in enumerate(given):
         if not isinstance(group, Group):
-            raise InputError(f"groups[{g}]: expected a Group, got {told(group)}")
+            raise InputError(f"groups[{g}]: expected a Group, got {format_value(group)}")
         if group.name in known:
-            raise InputError(f"groups[{g}].name: {told(group.name)} is there twice")
+            raise InputError(f"groups[{g}].name: {format_value(group.name)} is there twice")
         known[group.name] = group
     for name in dict.fromkeys(names):
         known.setdefault(name, Group(name))
@@ -143,17 +140,21 @@ def _passes(rows: Sequence[Job], seed: int) -> tuple[list[list[float]], IntArray
             reports.append([])
             continue
         if job.completion != "target":
-            integer(f"job {told(job.name)}: passes of a job with a curve", job.passes, 1, 10**6)
+            integer(
+                f"job {format_value(job.name)}: passes of a job with a curve", job.passes, 1, 10**6
+            )
             reports.append(job.curve.reported(job.passes, seed, job.name).tolist())
             continue
         try:
             found = job.curve.reached(seed, job.name)
         except InputError as error:
-            raise InputError(f"job {told(job.name)}: {error.args[0]}") from None
+            raise InputError(f"job {format_value(job.name)}: {error.args[0]}") from None
         reports.append(found.tolist())
         passes[i] = len(found)
         total = -(-job.work // job.passes) * len(found)
-        nominal[i] = integer(f"job {told(job.name)}: work until the target", total, 1, MOST_WORK)
+        nominal[i] = integer(
+            f"job {format_value(job.name)}: work until the target", total, 1, MOST_WORK
+        )
     return reports, passes, nominal
 
 

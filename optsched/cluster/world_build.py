@@ -8,7 +8,6 @@ import numpy as np
 
 from optsched.cluster.errors import Stalled
 from optsched.cluster.job import WORK
-from optsched.cluster.job_checks import told
 from optsched.cluster.log import Log
 from optsched.cluster.world_layout import (
     ACTIVE,
@@ -72,6 +71,7 @@ from optsched.cluster.world_layout import (
     World,
 )
 from optsched.errors import InputError
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -101,12 +101,14 @@ def check_fits(workload: Workload, nodes: Nodes, settings: Settings) -> None:
     total = nodes.total
     for j in np.flatnonzero(smallest > total)[:1].tolist():
         raise InputError(
-            f"job {told(workload.names[j])}: needs {smallest[j]} GPUs, the cluster has {total}"
+            f"job {format_value(workload.names[j])}: needs {smallest[j]} GPUs, the cluster has "
+            f"{total}"
         )
     if bool((smallest == 0).any()) and not nodes.zero_slots:
         j = int(np.argmax(smallest == 0))
         raise InputError(
-            f"job {told(workload.names[j])}: is a zero-slot task, and the nodes have zero_slots=0"
+            f"job {format_value(workload.names[j])}: is a zero-slot task, and the nodes have "
+            "zero_slots=0"
         )
     for change in settings.changes:
         if change.node >= len(nodes.gpus):

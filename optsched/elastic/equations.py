@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.job_checks import real
 from optsched.errors import InputError
-from optsched.solving.limits import whole_number
+from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,7 +45,7 @@ def relative_uncertainty(values: Any, *, as_printed: bool = False) -> FloatArray
 
 def combined(relative_h: Any, relative_q: Any, alpha: float = 1.0) -> FloatArray:
     """Entropy and margin in one number a worker, alpha * H + (1 - alpha) * Q (19)."""
-    part = real("alpha", alpha, 0.0, 1.0)
+    part = number("alpha", alpha, 0.0, 1.0)
     h = vector("H", relative_h)
     q = vector("Q", relative_q, size=len(h))
     return part * h + (1.0 - part) * q
@@ -65,7 +64,7 @@ def smoothed_weights(
     with numbers of at least 0.5, and the division leaves the bounds. Here both have mean 1, and the
     projection onto bounds and sum is clip(mu * w, least, most).
     """
-    keep = real("beta", beta, 0.0, 1.0)
+    keep = number("beta", beta, 0.0, 1.0)
     if keep == 1.0:
         raise InputError("beta: expected a number in [0, 1), got 1 (weights would never change)")
     low, high = pair("weight bounds", bounds, 1.0)
@@ -86,7 +85,7 @@ def sample_counts(weights: Any, samples: int, *, as_printed: bool = False) -> In
     They add up to `samples`: shares rounded down, the rest to the largest fractions, ties by rank.
     Printed: rounded shares, whose leftovers may be negative. Shapes (workers,).
     """
-    w, total = unit_sum("weights", weights), whole_number("samples", samples, 0, 2**30)
+    w, total = unit_sum("weights", weights), integer("samples", samples, 0, 2**30)
     if as_printed:
         return np.rint(w * total).astype(np.int64)
     from optsched_solvers.quota import proportional
@@ -105,10 +104,10 @@ def batch_sizes(
     """
     w = unit_sum("weights", weights)
     pair("batch bounds", bounds)
-    least, most = (whole_number("batch bounds", bound, 1, 2**30) for bound in bounds)
+    least, most = (integer("batch bounds", bound, 1, 2**30) for bound in bounds)
     if as_printed:
         return np.clip(np.rint(least + (most - least) * w), least, most).astype(np.int64)
-    total = whole_number("budget", budget, 1, 2**30)
+    total = integer("budget", budget, 1, 2**30)
     if not len(w) * least <= total <= len(w) * most:
         raise InputError(
             f"budget: {len(w)} workers with batches of {least}..{most} share a global batch of "
@@ -152,9 +151,9 @@ def learning_rate(
     it decay. Printed: rate * (U / U_0)**gamma of the *last* rate in every epoch, which compounds
     and has the opposite sign. A U or U_0 of 0 leaves the rate as it is.
     """
-    eta, now, start = (real(n, x) for n, x in (("rate", rate), ("U", U), ("U_0", U_0)))
+    eta, now, start = (number(n, x) for n, x in (("rate", rate), ("U", U), ("U_0", U_0)))
     least, most = pair("rate bounds", bounds)
-    power = real("gamma", gamma, -math.inf)
+    power = number("gamma", gamma, -math.inf)
     ratio = now / start if now > 0 and start > 0 else 1.0
     exponent = math.log(ratio) * (power if as_printed else -power)
     return min(max(eta * math.exp(min(exponent, 700.0)), least), most)

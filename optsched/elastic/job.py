@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.arraypipe.command.script import imported
-from optsched.cluster.job_checks import ascending, integer, line, one_of, real, told, truth
+from optsched.cluster.job_checks import ascending, line
 from optsched.elastic.micro import MicroController
 from optsched.errors import InputError
 from optsched.io.files import read_text
+from optsched.io.values import boolean, format_value, integer, number, one_of
 
 if TYPE_CHECKING:
     import os
@@ -118,7 +119,7 @@ class TrainingJob:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at = f"job {told(line('job.name', self.name, empty=False))}: "
+        at = f"job {format_value(line('job.name', self.name, empty=False))}: "
         if self.name.startswith(".") or set(self.name) & set('/\\:*?"<>|'):
             raise InputError(f"{at}name: it becomes a folder, so no leading dot and none of /\\:*")
         own: dict[str, Any] = {"sizes": ascending(f"{at}sizes", self.sizes)}
@@ -133,19 +134,23 @@ class TrainingJob:
                 own[key] = integer(f"{at}{key}", given[key], least, most)
         for key, top in (("weight", math.inf), ("target", 1.0), ("pass_seconds", math.inf)):
             if key in given:
-                own[key] = real(f"{at}{key}", given[key], 0.0, top, above=True)
-        own["submit"] = real(f"{at}submit", self.submit)
+                own[key] = number(f"{at}{key}", given[key], 0.0, top, above=True)
+        own["submit"] = number(f"{at}submit", self.submit)
         for key in ("group", "template"):
             line(f"{at}{key}", getattr(self, key))
-        truth(f"{at}preemptible", self.preemptible)
+        boolean(f"{at}preemptible", self.preemptible)
         for key in _FUNCTIONS:
             if not callable(given.get(key)) and (key in given or key in _FUNCTIONS[:3]):
-                raise InputError(f"{at}{key}: expected a function, got {told(given.get(key))}")
+                raise InputError(
+                    f"{at}{key}: expected a function, got {format_value(given.get(key))}"
+                )
         self.__dict__.update(own)
         if self.micro is not None and not isinstance(self.micro, Mapping):
-            raise InputError(f"{at}micro: expected a table of options, got {told(self.micro)}")
+            raise InputError(
+                f"{at}micro: expected a table of options, got {format_value(self.micro)}"
+            )
         for key in sorted({*(self.micro or ())} - {*_MICRO}, key=str):
-            raise InputError(f"{at}micro: no {told(key)}; it has {', '.join(_MICRO)}")
+            raise InputError(f"{at}micro: no {format_value(key)}; it has {', '.join(_MICRO)}")
         try:
             for size in self.sizes if self.micro is not None else ():
                 self.controller(size, 10**6, 1e-3).step([0.5] * size, [0.5] * size)
@@ -186,7 +191,8 @@ def pickled(job: TrainingJob) -> bytes:
         return pickle.dumps(job)
     except Exception as error:
         raise InputError(
-            f"job {told(job.name)}: a function cannot go to another process ({error}); use one at "
+            f"job {format_value(job.name)}: a function cannot go to another process ({error}); "
+            "use one at "
             "the top of a module, or functools.partial of one"
         ) from None
 
@@ -203,14 +209,14 @@ def read_jobs(path: str | os.PathLike[str]) -> list[TrainingJob]:
         raise InputError(f"{path}: no TOML ({error})") from None
     rows = tree.pop("jobs", None)
     if tree or not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
-        extra = f", and no {told(next(iter(tree)))}" if tree else ""
+        extra = f", and no {format_value(next(iter(tree)))}" if tree else ""
         raise InputError(f"{path}: expected tables [[jobs]]{extra}")
     known, found = [f.name for f in fields(TrainingJob)], []
     for i, row in enumerate(rows):
         place = f"{path}: jobs[{i}]"
         for key in row.keys() - known:
             close = "".join(f" (did you mean {k}?)" for k in get_close_matches(key, known, 1))
-            raise InputError(f"{place}: there is no field {told(key)}{close}")
+            raise InputError(f"{place}: there is no field {format_value(key)}{close}")
         for key in ("name", *_FUNCTIONS[:3]):
             if key not in row:
                 raise InputError(f"{place}: {key} is missing")
@@ -231,16 +237,18 @@ def _call(place: str, value: Any, folder: Path) -> Call:
     call = options.pop("call", None)
     if not isinstance(call, str) or not call.rpartition(":")[2].isidentifier():
         forms = '"module:function", "FILE.py:function" or {call = such a text, ...}'
-        raise InputError(f"{place}: expected {forms}, got {told(value)}")
+        raise InputError(f"{place}: expected {forms}, got {format_value(value)}")
     home, _, name = call.rpartition(":")
     if home.endswith(".py"):
         if not (folder / home).is_file():
             raise InputError(f"{place}: {folder / home}: no such file")
         call = f"{(folder / home).resolve()}:{name}"
     elif not home and name not in _BUILT_IN:
-        raise InputError(f"{place}: there is no {told(name)}; built in: {', '.join(_BUILT_IN)}")
+        raise InputError(
+            f"{place}: there is no {format_value(name)}; built in: {', '.join(_BUILT_IN)}"
+        )
     elif home and importlib.util.find_spec(home.partition(".")[0]) is None:
-        raise InputError(f"{place}: there is no module {told(home)}")
+        raise InputError(f"{place}: there is no module {format_value(home)}")
     return Call(call, options)
 
 

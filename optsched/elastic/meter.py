@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.errors import InputError, MissingExtra
-from optsched.solving.limits import whole_number
+from optsched.io.values import integer
 
 try:
     import torch
@@ -50,12 +50,12 @@ class EntropyMeter:
         self, num_classes: int, *, margin: bool = False, dim: int = -1,
         ignore_index: int | None = None,
     ) -> None:  # fmt: skip
-        self.num_classes = whole_number("num_classes", num_classes, 1, 2**31)
+        self.num_classes = integer("num_classes", num_classes, 1, 2**31)
         if self.num_classes == 1:
             raise InputError("num_classes: 1: make one logit z two: torch.stack([0 * z, z], -1)")
-        self.margin, self.dim = bool(margin), whole_number("dim", dim, -64, 63)
+        self.margin, self.dim = bool(margin), integer("dim", dim, -64, 63)
         if ignore_index is not None:
-            whole_number("ignore_index", ignore_index, -(2**63), 2**63 - 1)
+            integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
         self.ignore_index = ignore_index
         self.reset()
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optsched.cluster.job_checks import real
 from optsched.elastic import equations as eq
 from optsched.errors import InputError
-from optsched.solving.limits import whole_number
+from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
     from optsched.elastic.equations import FloatArray, IntArray
@@ -63,8 +62,8 @@ class MicroController:
         alpha: float = 1.0, beta: float = eq.BETA, gamma: float = 0.5, rate: float = 1e-3,
         rate_bounds: tuple[float, float] = eq.RATES, as_printed: bool = False,
     ) -> None:  # fmt: skip
-        self.budget = whole_number("budget", budget, 1, 2**30)
-        self.samples = whole_number("samples", budget if samples is None else samples, 1, 2**30)
+        self.budget = integer("budget", budget, 1, 2**30)
+        self.samples = integer("samples", budget if samples is None else samples, 1, 2**30)
         self.as_printed = bool(as_printed)
         one = np.ones(1)
         eq.combined(one, one, alpha)
@@ -73,7 +72,7 @@ class MicroController:
         eq.learning_rate(rate, 1.0, 1.0, gamma, rate_bounds)
         self.alpha, self.beta, self.gamma = float(alpha), float(beta), float(gamma)
         self.batch_bounds, self.weight_bounds = batch_bounds, weight_bounds
-        self.rate, self.rate_bounds = real("rate", rate, above=True), rate_bounds
+        self.rate, self.rate_bounds = number("rate", rate, above=True), rate_bounds
         self._weights: FloatArray = np.zeros(0)
         self._first: float | None = None
         self._last: float | None = None
@@ -91,7 +90,7 @@ class MicroController:
         if Q is None and self.alpha < 1:
             raise InputError("Q: margin uncertainties are needed because alpha < 1")
         q = h if Q is None else eq.unit_values("Q", Q)
-        size = len(h) if workers is None else whole_number("workers", workers, 1, 2**20)
+        size = len(h) if workers is None else integer("workers", workers, 1, 2**20)
         known = len(self._weights) == len(h)
         used = self._weights if known else np.full(len(h), 1.0 / len(h))
         printed = self.as_printed

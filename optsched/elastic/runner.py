@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from optsched.cluster.job_checks import integer, told
 from optsched.cluster.log import Log
 from optsched.cluster.nodes import Nodes
 from optsched.cluster.policy import ClusterView, Decision
@@ -27,6 +26,7 @@ from optsched.elastic.scheduler import Scheduler, Stay, signal_of
 from optsched.elastic.workers import Processes
 from optsched.errors import InputError, MissingExtra
 from optsched.io.files import read_bytes, write_atomic
+from optsched.io.values import format_value, integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -155,7 +155,7 @@ class Replay:
 
     def __init__(self, quotas: Mapping[str, Sequence[int]]) -> None:
         if not isinstance(quotas, Mapping):
-            raise InputError(f"quotas: expected workers by pass by job, got {told(quotas)}")
+            raise InputError(f"quotas: expected workers by pass by job, got {format_value(quotas)}")
         rows = {name: np.ravel(sizes) for name, sizes in quotas.items()}
         self.quotas = {j: [integer(f"quotas: {j}", g, 1) for g in row] for j, row in rows.items()}
 
@@ -166,7 +166,7 @@ class Replay:
         for i in np.flatnonzero(view.at_pass_end).tolist():
             name = view.workload.names[view.job[i]]
             if name not in self.quotas:
-                raise InputError(f"quotas: there are none of job {told(name)}")
+                raise InputError(f"quotas: there are none of job {format_value(name)}")
             row = self.quotas[name]
             wanted = row[min(int(view.passes[i]), len(row) - 1)] if row else 0
             quota[i] = wanted if wanted <= left else 0
@@ -220,7 +220,7 @@ def run(
     slots = integer("slots", slots, 1, 4096)
     places, known, chosen = _devices(devices, slots), _jobs(jobs, slots), chosen_policy(policy)
     if folder is not None and (not isinstance(folder, (str, PathLike)) or not str(folder)):
-        raise InputError(f"folder: expected a name, got {told(folder)}")
+        raise InputError(f"folder: expected a name, got {format_value(folder)}")
     if resume and folder is None:
         raise InputError("resume: name the folder of the run")
     with ExitStack() as stack:
@@ -264,26 +264,32 @@ def _devices(devices: Sequence[str] | None, slots: int) -> list[str]:
     if devices is None:
         return [f"cuda:{k}" for k in range(slots)] if gpus >= slots else ["cpu"] * slots
     if not isinstance(devices, (list, tuple)) or len(devices) != slots:
-        raise InputError(f"devices: expected {slots}, one a slot, got {told(devices)}")
+        raise InputError(f"devices: expected {slots}, one a slot, got {format_value(devices)}")
     known = ["cpu", *(f"cuda:{k}" for k in range(gpus))]
     for k, device in enumerate(devices):
         if device not in known:
-            raise InputError(f"devices[{k}]: expected {' or '.join(known)}, got {told(device)}")
+            raise InputError(
+                f"devices[{k}]: expected {' or '.join(known)}, got {format_value(device)}"
+            )
     return list(devices)
 
 
 def _jobs(jobs: Iterable[TrainingJob], slots: int) -> list[LiveJob]:
     """The jobs by submit time, with the sizes that there are workers for."""
     if isinstance(jobs, (str, bytes)) or not hasattr(jobs, "__iter__"):
-        raise InputError(f"jobs: expected a list of TrainingJob, got {told(jobs)}")
+        raise InputError(f"jobs: expected a list of TrainingJob, got {format_value(jobs)}")
     specs = list(jobs)
     for i, spec in enumerate(specs):
         if not isinstance(spec, TrainingJob):
-            raise InputError(f"jobs[{i}]: expected a TrainingJob, got {told(spec)}")
+            raise InputError(f"jobs[{i}]: expected a TrainingJob, got {format_value(spec)}")
         if spec.name in {STATE, *(other.name for other in specs[:i])}:
-            raise InputError(f"jobs[{i}].name: {told(spec.name)} is there twice, or a file of ours")
+            raise InputError(
+                f"jobs[{i}].name: {format_value(spec.name)} is there twice, or a file of ours"
+            )
         if (least := spec.sizes[0]) > slots:
-            raise InputError(f"job {told(spec.name)}: needs {least} workers, there are {slots}")
+            raise InputError(
+                f"job {format_value(spec.name)}: needs {least} workers, there are {slots}"
+            )
     if not specs:
         raise InputError("jobs: empty; name at least one")
     for i, spec in enumerate(specs := sorted(specs, key=lambda spec: spec.submit)):
@@ -301,7 +307,9 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], slots: int, resume: bool) ->
         except msgspec.DecodeError as error:
             raise InputError(f"{state}: is no state of a run ({error})") from None
         if [*saved.jobs] != names:
-            raise InputError(f"{state}: is of jobs {told([*saved.jobs])}, expected {told(names)}")
+            raise InputError(
+                f"{state}: is of jobs {format_value([*saved.jobs])}, expected {format_value(names)}"
+            )
         known, workers = range(len(jobs)), set(range(slots))
         if any(s.job not in known or not {*s.slots} <= workers or not s.slots for s in saved.stays):
             raise InputError(f"slots: the run in {place} had more, or jobs that there are not")

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.job_checks import one_of
 from optsched.errors import InputError, MissingExtra
-from optsched.solving.limits import whole_number
+from optsched.io.values import integer, one_of
 
 try:
     import torch
@@ -68,12 +67,12 @@ class StepPlan:
 
     def size(self, rank: int, step: int) -> int:
         """n_r, samples of a rank in a step; maybe 0."""
-        r = whole_number("rank", rank, 0, self.ranks - 1)
-        return int(_size(self.counts, r, whole_number("step", step, 0, self.steps - 1), self.steps))
+        r = integer("rank", rank, 0, self.ranks - 1)
+        return int(_size(self.counts, r, integer("step", step, 0, self.steps - 1), self.steps))
 
     def total(self, step: int) -> int:
         """Samples of all ranks in a step, at least 1."""
-        k = whole_number("step", step, 0, self.steps - 1)
+        k = integer("step", step, 0, self.steps - 1)
         return int(_share(sum(self.counts), k, self.steps))
 
     def loss_scale(self, rank: int, step: int) -> float:
@@ -121,12 +120,12 @@ class UnevenDistributedSampler(Sampler[int]):
         except (TypeError, NotImplementedError):
             got = type(dataset).__name__
             raise InputError(f"dataset: expected data with a length, got {got}") from None
-        self.samples = whole_number("dataset: its length", size, 1, _MOST)
-        self.seed = whole_number("seed", seed, 0, _WORD)
-        self.epoch = whole_number("epoch", epoch, 0, _WORD)
-        self.steps = whole_number("steps", steps, 1, _MOST)
+        self.samples = integer("dataset: its length", size, 1, _MOST)
+        self.seed = integer("seed", seed, 0, _WORD)
+        self.epoch = integer("epoch", epoch, 0, _WORD)
+        self.steps = integer("steps", steps, 1, _MOST)
         self.counts = self._fitting(counts)
-        self.rank = whole_number("rank", rank, 0, len(self.counts) - 1)
+        self.rank = integer("rank", rank, 0, len(self.counts) - 1)
         self.pointers = (0,) * len(self.counts)
 
     def __len__(self) -> int:
@@ -157,12 +156,12 @@ class UnevenDistributedSampler(Sampler[int]):
         Shards are rotated by the counts of the passes gone by, and start anew if the number of
         ranks changes. A pass of the past is an InputError.
         """
-        new = whole_number("epoch", epoch, 0, _WORD)
+        new = integer("epoch", epoch, 0, _WORD)
         if new < self.epoch:
             raise InputError(f"epoch: {new} comes before {self.epoch}: make a new sampler")
         taken = self.counts if counts is None else self._fitting(counts)
-        whole_number("rank", self.rank, 0, len(taken) - 1)
-        self.steps = self.steps if steps is None else whole_number("steps", steps, 1, _MOST)
+        integer("rank", self.rank, 0, len(taken) - 1)
+        self.steps = self.steps if steps is None else integer("steps", steps, 1, _MOST)
         if len(taken) != len(self.counts):
             self.pointers = (0,) * len(taken)
         elif self.exposure == "resample":
@@ -270,7 +269,7 @@ def _integers(name: str, given: Any, least: int) -> tuple[int, ...]:
         items = ()
     if not items:
         raise InputError(f"{name}: expected a list of integers, one a rank, got {given!r:.60}")
-    return tuple(whole_number(f"{name}: rank {r}", x, least, _MOST) for r, x in enumerate(items))
+    return tuple(integer(f"{name}: rank {r}", x, least, _MOST) for r, x in enumerate(items))
 
 
 def _plan(given: Any) -> StepPlan:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.cluster.errors import PolicyError, Stalled
-from optsched.cluster.job_checks import told
 from optsched.cluster.policy import Decision
 from optsched.cluster.settings import Settings
 from optsched.elastic import live
 from optsched.elastic.live import ENDED, FAILED, JOINING, PENDING, RUNNING, UNBORN
 from optsched.elastic.workers import MOST_CRASHES, Order
 from optsched.errors import InputError
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -114,8 +114,12 @@ class Scheduler:
         times = [job.submit for job in self.jobs if job.phase == UNBORN]
         times += [] if self._wake is None else [self._wake]
         if not times and not any(job.slots for job in self.jobs):
-            waiting = ", ".join(told(job.spec.name) for job in self.jobs if job.phase == PENDING)
-            raise Stalled(f"policy {told(self.policy.name)} starts none of them, ever: {waiting}")
+            waiting = ", ".join(
+                format_value(job.spec.name) for job in self.jobs if job.phase == PENDING
+            )
+            raise Stalled(
+                f"policy {format_value(self.policy.name)} starts none of them, ever: {waiting}"
+            )
         return min(times, default=None)
 
     def _hear(self, event: Event) -> None:
@@ -259,12 +263,16 @@ class Scheduler:
 
     def _checked(self, view: ClusterView, decision: Decision) -> list[int]:
         """The quotas, if they can be."""
-        place = f"policy {told(self.policy.name)} at {self.now} ms"
+        place = f"policy {format_value(self.policy.name)} at {self.now} ms"
         if not isinstance(decision, Decision) or decision.share:
-            raise PolicyError(f"{place}: expected a Decision without share, got {told(decision)}")
+            raise PolicyError(
+                f"{place}: expected a Decision without share, got {format_value(decision)}"
+            )
         quota = np.asarray(decision.quota)
         if quota.shape != view.job.shape or quota.dtype.kind not in "iu":
-            raise PolicyError(f"{place}: expected {len(view.job)} quotas, got {told(quota)}")
+            raise PolicyError(
+                f"{place}: expected {len(view.job)} quotas, got {format_value(quota)}"
+            )
         for i, gpus in enumerate(quota.tolist()):
             job = self.jobs[view.job[i]]
             held, wrong = len(job.slots), ""
@@ -276,12 +284,14 @@ class Scheduler:
             elif held and not gpus and not job.spec.preemptible:
                 wrong = "is not preemptible, but would lose all workers"
             if wrong:
-                raise PolicyError(f"{place}: job {told(job.spec.name)}: {wrong}")
+                raise PolicyError(f"{place}: job {format_value(job.spec.name)}: {wrong}")
         if quota.sum() > self.slots and not decision.best_effort:
             raise PolicyError(f"{place}: over-allocation: {quota.sum()} workers of {self.slots}")
         if (wake := decision.wake_at) is not None:
             if wake <= self.now:
-                raise PolicyError(f"{place}: wake_at: expected a time after now, got {told(wake)}")
+                raise PolicyError(
+                    f"{place}: wake_at: expected a time after now, got {format_value(wake)}"
+                )
             self._wake = int(wake)
         return [*map(int, quota)]
 

@@ -18,8 +18,8 @@ from optsched.io.strict_json import (
     MAX_INTEGER,
     check_format,
     decode,
+    format_json,
     parse,
-    shown,
     without_collector,
 )
 
@@ -149,7 +149,7 @@ def _measurement(row: _Row, place: str) -> Measurement:
 def _fitted(given: _Fitted) -> Fitted:
     if given.mean not in MEANS:
         raise InputError(
-            f"fitted.mean: expected one of {', '.join(MEANS)}, got {shown(given.mean)}"
+            f"fitted.mean: expected one of {', '.join(MEANS)}, got {format_json(given.mean)}"
         )
     held = tuple(parse_pattern(text, f"fitted.held[{i}]") for i, text in enumerate(given.held))
     return Fitted(given.mean, tuple(given.scales), held)

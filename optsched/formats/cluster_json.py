@@ -11,7 +11,7 @@ from optsched.bandwidth.intra import IntraTable
 from optsched.bandwidth.rates import KILOBYTES
 from optsched.errors import InputError
 from optsched.io.files import read_text
-from optsched.io.strict_json import check_format, decode, parse, shown, without_collector
+from optsched.io.strict_json import check_format, decode, format_json, parse, without_collector
 
 if TYPE_CHECKING:
     import os
@@ -120,7 +120,7 @@ def _type(given: _Type) -> HostType:
 def _intra(given: dict[str, Any], gpus: int, place: str) -> IntraTable:
     for key, rate in given.items():
         if isinstance(rate, bool) or not isinstance(rate, (int, float)):
-            raise InputError(f"{place}[{shown(key)}]: expected GB/s, got {shown(rate)}")
+            raise InputError(f"{place}[{format_json(key)}]: expected GB/s, got {format_json(rate)}")
     if any("," in key for key in given):
         return IntraTable.from_subsets(gpus, given, place)
     counts: dict[int, float] = {}
@@ -128,7 +128,7 @@ def _intra(given: dict[str, Any], gpus: int, place: str) -> IntraTable:
         if not (key.isascii() and key.isdecimal()) or len(key) > 3 or str(int(key)) != key:
             raise InputError(
                 f'{place}: expected subsets such as "0,1" or numbers of GPUs such as "2", '
-                f"got {shown(key)}"
+                f"got {format_json(key)}"
             )
         counts[int(key)] = rate
     return IntraTable.from_counts(counts, gpus, place)

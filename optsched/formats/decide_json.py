@@ -8,10 +8,9 @@ import msgspec
 
 from optsched.cluster.determined.pools import Pool, checked_pools
 from optsched.cluster.determined.state import MOST_SLOTS, Agent, Group, State, Task
-from optsched.cluster.job_checks import integer, told
 from optsched.errors import InputError
-from optsched.io.strict_json import check_format, decode, parse, shown, without_collector
-from optsched.io.values import label
+from optsched.io.strict_json import check_format, decode, format_json, parse, without_collector
+from optsched.io.values import format_value, integer, label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -212,7 +211,7 @@ def read_answer(tree: Any, name: str) -> Answer:
         do not agree, a task is there twice, or the document is the error of a stream.
     """
     if isinstance(tree, dict) and "error" in tree:
-        raise InputError(f"{name}: error: this state was refused: {told(tree['error'])}")
+        raise InputError(f"{name}: error: this state was refused: {format_value(tree['error'])}")
     check_format(tree, ANSWER, name)
     given = decode(tree, _GivenAnswer, name)
     try:
@@ -226,7 +225,7 @@ def read_answer(tree: Any, name: str) -> Answer:
                 label(place, task)
                 if task in seen:
                     where = "twice" if seen[task] == place else f"in {seen[task]} as well"
-                    raise InputError(f"{place}: task {told(task)} is there {where}")
+                    raise InputError(f"{place}: task {format_value(task)} is there {where}")
                 seen[task] = place
     except InputError as error:
         error.args = (f"{name}: {error.args[0]}",)
@@ -243,7 +242,7 @@ def _checked_start(row: _GivenStart, place: str) -> Start:
     integer(f"{place}.slots", row.slots, 0, MOST_SLOTS)
     integer(f"{place}.priority", row.priority, 1, 99)
     for agent, count in row.agents.items():
-        integer(f"{place}.agents[{told(agent)}]", count, min(1, row.slots), MOST_SLOTS)
+        integer(f"{place}.agents[{format_value(agent)}]", count, min(1, row.slots), MOST_SLOTS)
     total = sum(row.agents.values())
     if total != row.slots or not row.agents:
         raise InputError(
@@ -314,7 +313,7 @@ def _pool(given: _Pool, place: str, overrides: Overrides | None) -> Pool:
         )  # fmt: skip
     except InputError as error:
         if place:
-            error.args = (f"{place[:-1]} ({shown(given.name)}): {error.args[0]}",)
+            error.args = (f"{place[:-1]} ({format_json(given.name)}): {error.args[0]}",)
         raise
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.problems.jobshop.checks import told
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def layout(lines: Sequence[Line], name: str) -> Literal["standard", "taillard"]:
     if lines[0].text[0].isalpha():
         if lines[0].text.count(",") < 2:
             what = "two numbers (jobs machines), a title line of Taillard's, or JSON"
-            fail(name, lines[0], f"expected {what}, got {told(lines[0].text)}")
+            fail(name, lines[0], f"expected {what}, got {format_value(lines[0].text)}")
         return "taillard"
     _, m = sizes(lines[0], name)
     if len(lines) == 1:
@@ -141,7 +141,7 @@ def fail(name: str, line: Line, message: str) -> NoReturn:
 
 def _number(token: str, line: Line, name: str) -> int:
     if not _INTEGER.fullmatch(token):
-        fail(name, line, f"expected an integer (digits 0-9), got {told(token)}")
+        fail(name, line, f"expected an integer (digits 0-9), got {format_value(token)}")
     digits = token.lstrip("-").lstrip("0")
     if len(digits) > 16 or int(digits or "0") > MAX_INTEGER:
         shown = token if len(token) <= 30 else f"a number of {len(digits)} digits"

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from optsched.cluster.job_checks import integer, one_of, told
 from optsched.errors import InputError
-from optsched.io.values import label
+from optsched.io.values import format_value, integer, label, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -117,12 +116,12 @@ def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str,
     rows = [_checked(gang) for gang in gangs]
     twice = [name for name, count in Counter(gang.name for gang in rows).items() if count > 1]
     if twice:
-        raise InputError(f"jobs: {told(twice[0])} is there twice")
+        raise InputError(f"jobs: {format_value(twice[0])} is there twice")
     levels = sorted({gang.priority for gang in rows if gang.priority is not None})
     items: list[dict[str, Any]] = [_priority_class(level) for level in levels]
     for gang in rows:
         pods, gpus = pods_of(gang, chosen.gpus_per_pod, pin=chosen.pin)
-        check_name(f"job {told(gang.name)}", gang.name, 63 - len(f"-{pods - 1}"))
+        check_name(f"job {format_value(gang.name)}", gang.name, 63 - len(f"-{pods - 1}"))
         needed = pods if gang.minimum is None else max(1, -(-gang.minimum // max(1, gpus)))
         if chosen.gang == "podgroup":
             items.append(_pod_group(gang, needed, chosen))
@@ -157,7 +156,7 @@ def pods_of(gang: Gang, most: int | None = None, *, pin: bool = False) -> tuple[
         most = next(n for n in range(limit, 0, -1) if common % n == 0)
     pods = -(-gang.gpus // most)
     if pods > _MOST_PODS:
-        raise InputError(f"job {told(gang.name)}: {pods} pods, more than {_MOST_PODS}")
+        raise InputError(f"job {format_value(gang.name)}: {pods} pods, more than {_MOST_PODS}")
     return pods, -(-gang.gpus // pods)
 
 
@@ -177,7 +176,8 @@ def check_name(place: str, name: Any, longest: int = 63) -> str:
     """
     if not isinstance(name, str) or not _LABEL.fullmatch(name) or len(name) > longest:
         raise InputError(
-            f"{place}: {told(name)} is no Kubernetes name: expected at most {longest} lower-case "
+            f"{place}: {format_value(name)} is no Kubernetes name: expected at most {longest} "
+            "lower-case "
             "letters, digits and -, with a letter or digit at both ends"
         )
     return name
@@ -188,18 +188,19 @@ def check_host(place: str, name: Any) -> str:
     parts = name.split(".") if isinstance(name, str) else []
     if not parts or len(name) > 253 or not all(_LABEL.fullmatch(p) and len(p) < 64 for p in parts):
         raise InputError(
-            f"{place}: {told(name)} is no Kubernetes name: expected lower-case letters, digits, - "
+            f"{place}: {format_value(name)} is no Kubernetes name: expected lower-case letters, "
+            "digits, - "
             "and ."
         )
     return str(name)
 
 
 def _checked(gang: Gang) -> Gang:
-    place = f"job {told(gang.name)}"
+    place = f"job {format_value(gang.name)}"
     check_name(place, gang.name)
     integer(f"{place}: gpus", gang.gpus, 0, 2**30)
     for node, count in gang.nodes.items():
-        integer(f"{place}: nodes[{told(node)}]", count, min(1, gang.gpus), 2**30)
+        integer(f"{place}: nodes[{format_value(node)}]", count, min(1, gang.gpus), 2**30)
     if gang.nodes and sum(gang.nodes.values()) != gang.gpus:
         raise InputError(
             f"{place}: nodes: have {sum(gang.nodes.values())} GPUs, but gpus says {gang.gpus}"
@@ -276,8 +277,10 @@ def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dic
 
 def _affinity(gang: Gang) -> dict[str, Any]:
     if not gang.nodes:
-        raise InputError(f"job {told(gang.name)}: pin: nobody chose its nodes; leave out --pin")
-    nodes = sorted(check_host(f"job {told(gang.name)}: node", node) for node in gang.nodes)
+        raise InputError(
+            f"job {format_value(gang.name)}: pin: nobody chose its nodes; leave out --pin"
+        )
+    nodes = sorted(check_host(f"job {format_value(gang.name)}: node", node) for node in gang.nodes)
     rule = {"key": "kubernetes.io/hostname", "operator": "In", "values": nodes}
     terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}

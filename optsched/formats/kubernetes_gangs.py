@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.job_checks import told
 from optsched.errors import InputError
 from optsched.formats.kubernetes import Gang
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from optsched.formats.decide_json import Answer
@@ -86,6 +86,7 @@ def _node_of(resource: str, job: str) -> str:
         return ""
     if match["half"]:
         raise InputError(
-            f"job {told(job)}: shares GPU {told(resource)}; Kubernetes gives out whole ones"
+            f"job {format_value(job)}: shares GPU {format_value(resource)}; Kubernetes gives out "
+            "whole ones"
         )
     return match["plan"] or match["run"] or match["host"] or ""

@@ -13,7 +13,7 @@ from optsched.bandwidth.pods import PodBandwidth
 from optsched.errors import InputError
 from optsched.formats import bandwidth_json, cluster_json
 from optsched.io.files import read_text, write_atomic
-from optsched.io.strict_json import check_format, decode, parse, shown, without_collector
+from optsched.io.strict_json import check_format, decode, format_json, parse, without_collector
 
 if TYPE_CHECKING:
     import os
@@ -69,7 +69,9 @@ def from_tree(tree: Any, name: str, cluster: Cluster | None = None) -> Bandwidth
     if kind == "pods":
         return _pods(tree, name, cluster)
     if kind not in KINDS:
-        raise InputError(f"{name}: kind: expected one of {', '.join(KINDS)}, got {shown(kind)}")
+        raise InputError(
+            f"{name}: kind: expected one of {', '.join(KINDS)}, got {format_json(kind)}"
+        )
     rest = {key: value for key, value in tree.items() if key not in ("kind", "repeated")}
     if kind == "bottleneck":
         if "repeated" in tree:
@@ -80,7 +82,7 @@ def from_tree(tree: Any, name: str, cluster: Cluster | None = None) -> Bandwidth
     known = bandwidth_json.from_tree(rest, name, cluster)
     repeated = tree.get("repeated", "first")
     if repeated not in ("first", "median"):
-        raise InputError(f"{name}: repeated: expected first or median, got {shown(repeated)}")
+        raise InputError(f"{name}: repeated: expected first or median, got {format_json(repeated)}")
     return MeasuredBandwidth(known.cluster, known.table, repeated)
 
 

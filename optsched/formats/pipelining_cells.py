@@ -8,7 +8,7 @@ import re
 from typing import Final, NamedTuple, NoReturn
 
 from optsched.errors import InputError
-from optsched.io.strict_json import shown
+from optsched.io.strict_json import format_json
 
 KINDS: Final = ("F", "B", "I", "W")
 
@@ -84,8 +84,9 @@ def _block(cell: str, place: str) -> Block:
 def _refuse(cell: str, place: str) -> NoReturn:
     if _COMMUNICATION.fullmatch(cell):
         raise InputError(
-            f'{place}: {shown(cell)} is communication; export the file with format="compute_only"'
+            f"{place}: {format_json(cell)} is communication; export the file with "
+            'format="compute_only"'
         )
     raise InputError(
-        f"{place}: expected <stage><F|B|I|W><micro-batch> such as 0F0, got {shown(cell)}"
+        f"{place}: expected <stage><F|B|I|W><micro-batch> such as 0F0, got {format_json(cell)}"
     )

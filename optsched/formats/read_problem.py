@@ -8,10 +8,10 @@ from optsched.errors import InputError
 from optsched.formats import arraypipe, jobshop_json, standard, taillard
 from optsched.formats.jobshop_text import layout, lines_of
 from optsched.io.files import read_text
-from optsched.io.strict_json import check_kin, parse, shown, without_collector
+from optsched.io.strict_json import check_kin, format_json, parse, without_collector
+from optsched.io.values import format_value
 from optsched.model import document
 from optsched.model.schedule import Schedule
-from optsched.problems.jobshop.checks import told
 from optsched.problems.jobshop.problem import Format, JobShop
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def read_job_shop(
 def from_tree(tree: Any, name: str) -> Problem:
     """The problem of a parsed JSON document."""
     if not isinstance(tree, dict):
-        raise InputError(f"{name}: expected a JSON object, got {shown(tree)}")
+        raise InputError(f"{name}: expected a JSON object, got {format_json(tree)}")
     family = str(tree.get("format", "")).partition("/")[0]
     if family == "optsched.schedule":
         return document.from_tree(tree, name).graph()
@@ -107,7 +107,7 @@ def from_tree(tree: Any, name: str) -> Problem:
     if family == "optsched.jobshop" or foreign:
         return jobshop_json.from_tree(tree, name)
     check_kin(tree, name)
-    found = f"format {shown(tree['format'])}" if "format" in tree else "no known keys"
+    found = f"format {format_json(tree['format'])}" if "format" in tree else "no known keys"
     raise InputError(
         f"{name}: not an instance this optsched reads ({found}): readable are {READABLE}"
     )
@@ -116,7 +116,7 @@ def from_tree(tree: Any, name: str) -> Problem:
 def _format_of(text: str, name: str, format: str, reentrant: bool) -> str:
     if format not in get_args(Format):
         raise InputError(
-            f"format: expected one of {', '.join(get_args(Format))}, got {told(format)}"
+            f"format: expected one of {', '.join(get_args(Format))}, got {format_value(format)}"
         )
     if reentrant and format in ("taillard", "json"):
         raise InputError(f'reentrant=True goes with format "standard", got "{format}"')

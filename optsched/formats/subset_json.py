@@ -13,7 +13,7 @@ from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError
 from optsched.formats import model_json, state_json
 from optsched.io.files import read_bytes, read_text
-from optsched.io.strict_json import check_format, decode, parse, shown
+from optsched.io.strict_json import check_format, decode, format_json, parse
 from optsched.problems.gpus.problem import Request, SubsetChoice
 
 if TYPE_CHECKING:
@@ -178,7 +178,8 @@ def _model(given: Any, name: str) -> BandwidthModel:
         found = hashlib.sha256(data).hexdigest()
         if found != link.sha256:
             raise InputError(
-                f"{name}: model.sha256: {path} has {found[:12]}, expected {shown(link.sha256)}: "
+                f"{name}: model.sha256: {path} has {found[:12]}, expected "
+                f"{format_json(link.sha256)}: "
                 "the model has changed"
             )
         return model_json.read_model(path)

@@ -20,7 +20,7 @@ from optsched.formats.jobshop_text import (
 )
 from optsched.formats.standard import instance_name, refuse_windows, shop_of
 from optsched.io.files import read_text
-from optsched.problems.jobshop.checks import integer, told
+from optsched.io.values import format_value, integer
 from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Lehmer:
     """The generator x <- 16807 x mod (2^31 - 1) of Lewis, Goodman & Miller, in exact integers."""
 
     def __init__(self, seed: int) -> None:
-        self.state = integer(seed, "seed: ", 1, _MODULUS - 1)
+        self.state = integer("seed", seed, 1, _MODULUS - 1)
 
     def uniform(self, low: int, high: int) -> int:
         """The next integer, uniform in low..high (Taillard 1993, U[a, b])."""
@@ -86,7 +86,7 @@ def instance(name: str) -> JobShop:
     if name not in names:
         near = difflib.get_close_matches(str(name)[:20].lower(), names, n=1, cutoff=0.0)
         raise InputError(
-            f"there is no instance {told(name)}: expected ta01 to ta80, nearest {near[0]}"
+            f"there is no instance {format_value(name)}: expected ta01 to ta80, nearest {near[0]}"
         )
     index = names.index(name)
     n, m = _SIZES[index // 10]
@@ -108,12 +108,12 @@ def generate(
     name
         Name of the instance.
     """
-    n = integer(jobs, "jobs: ", 1, _MAX_OPERATIONS)
-    m = integer(machines, "machines: ", 1, _MAX_OPERATIONS)
+    n = integer("jobs", jobs, 1, _MAX_OPERATIONS)
+    m = integer("machines", machines, 1, _MAX_OPERATIONS)
     if n * m > _MAX_OPERATIONS:
         raise InputError(f"jobs x machines: expected at most {_MAX_OPERATIONS}, got {n * m}")
-    integer(time_seed, "time_seed: ", 1, _MODULUS - 1)
-    integer(machine_seed, "machine_seed: ", 1, _MODULUS - 1)
+    integer("time_seed", time_seed, 1, _MODULUS - 1)
+    integer("machine_seed", machine_seed, 1, _MODULUS - 1)
     times, places = Lehmer(time_seed), Lehmer(machine_seed)
     durations = [[times.uniform(1, 99) for _ in range(m)] for _ in range(n)]
     rows = []
@@ -215,7 +215,9 @@ def _title(lines: list[Line], at: int, file: str) -> tuple[int, int, dict[str, i
     names = tuple(" ".join(part.lower().split()) for part in lines[at].text.split(","))
     if names != TITLE:
         fail(
-            file, lines[at], f'expected the title "{", ".join(TITLE)}", got {told(lines[at].text)}'
+            file,
+            lines[at],
+            f'expected the title "{", ".join(TITLE)}", got {format_value(lines[at].text)}',
         )
     if at + 1 == len(lines):
         fail(file, lines[at], "expected six numbers after the title, got nothing")
@@ -232,7 +234,7 @@ def _title(lines: list[Line], at: int, file: str) -> tuple[int, int, dict[str, i
 def _word(lines: list[Line], at: int, file: str, word: str) -> int:
     if at >= len(lines) or lines[at].text.lower() != word.lower():
         line = lines[min(at, len(lines) - 1)]
-        got = told(line.text) if at < len(lines) else "the end of the file"
+        got = format_value(line.text) if at < len(lines) else "the end of the file"
         fail(file, line, f'expected the line "{word}", got {got}')
     return at + 1
 

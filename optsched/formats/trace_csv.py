@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from optsched.cluster.job import WORK, rates
-from optsched.cluster.job_checks import (
-    MOST_WORK,
-    ascending,
-    integer,
-    one_of,
-    told,
-)
+from optsched.cluster.job_checks import MOST_WORK, ascending
 from optsched.cluster.speedup import Linear
 from optsched.errors import InputError
 from optsched.formats.trace_extras import check_one_workload, extras, own_sizes
 from optsched.formats.trace_table import COLUMNS, EXTRAS, TraceTable, first
 from optsched.formats.trace_write import write_trace
-from optsched.io.strict_json import MAX_INTEGER, shown
-from optsched.io.values import file_label
+from optsched.io.strict_json import MAX_INTEGER, format_json
+from optsched.io.values import file_label, format_value, integer, one_of
 from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
@@ -197,11 +191,13 @@ def _profiles(profiles: Mapping[str, Profile]) -> dict[str, Profile]:
     known = {}
     for key, profile in profiles.items():
         if not isinstance(profile, Profile):
-            raise InputError(f"profiles[{told(key)}]: expected a Profile, got {told(profile)}")
+            raise InputError(
+                f"profiles[{format_value(key)}]: expected a Profile, got {format_value(profile)}"
+            )
         if profile.work is not None:
-            integer(f"profiles[{told(key)}].work", profile.work, 1, MAX_INTEGER)
+            integer(f"profiles[{format_value(key)}].work", profile.work, 1, MAX_INTEGER)
         if profile.sizes is not None:
-            ascending(f"profiles[{told(key)}].sizes", profile.sizes)
+            ascending(f"profiles[{format_value(key)}].sizes", profile.sizes)
         known[key] = profile
     return known
 
@@ -233,7 +229,8 @@ def _work(
             if profile is None or profile.work is None:
                 table.refuse(
                     i, "duration_s",
-                    f"missing, and there is no profile with the work of type {shown(types[i])} "
+                    "missing, and there is no profile with the work of type "
+                    f"{format_json(types[i])} "
                     "(profiles=)",
                 )  # fmt: skip
             given[i] = profile.work * WORK if profile.work <= MOST_WORK // WORK else -1

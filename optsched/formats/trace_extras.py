@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.cluster.job_checks import MOST_GPUS, told
+from optsched.cluster.job_checks import MOST_GPUS
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, shown
+from optsched.io.strict_json import MAX_INTEGER, format_json
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from optsched.formats.trace_table import TraceTable
@@ -28,8 +29,8 @@ def check_one_workload(table: TraceTable) -> None:
     found = list(dict.fromkeys(table.columns.get("workload", ())))
     if len(found) > 1:
         raise InputError(
-            f"{table.path}: workload: {len(found)} of them in one file ({shown(found[0])}, "
-            f"{shown(found[1])}, ...); where={{'workload': {found[0]!r:.60}}} chooses one, "
+            f"{table.path}: workload: {len(found)} of them in one file ({format_json(found[0])}, "
+            f"{format_json(found[1])}, ...); where={{'workload': {found[0]!r:.60}}} chooses one, "
             "ignore_columns=True, --ignore-columns reads all as one"
         )
 
@@ -66,11 +67,13 @@ def _sizes(
             for text in sizes.split(SEPARATOR)
         )
         if any(b <= a for a, b in pairwise(numbers)):
-            table.refuse(i, "sizes", f"expected ascending distinct sizes, got {told(sizes)}")
+            table.refuse(
+                i, "sizes", f"expected ascending distinct sizes, got {format_value(sizes)}"
+            )
         if numbers[0] == 0 and len(numbers) > 1:
             table.refuse(i, "sizes", "0 stands alone, for a task without GPUs")
         if g not in numbers:
-            table.refuse(i, "num_gpus", f"{g} is not among the sizes {told(sizes)}")
+            table.refuse(i, "num_gpus", f"{g} is not among the sizes {format_value(sizes)}")
         return numbers
     if not least and not most:
         return None
@@ -100,7 +103,7 @@ def extras(table: TraceTable, passes: int) -> dict[str, Any]:
                 table.refuse(i, "weight", f"expected a finite weight > 0, got {text:.40}")
     for i, text in enumerate(columns.get("preemptible", ())):
         if text not in _TRUTH:
-            table.refuse(i, "preemptible", f"expected true, false, 1 or 0, got {shown(text)}")
+            table.refuse(i, "preemptible", f"expected true, false, 1 or 0, got {format_json(text)}")
         preemptible[i] = _TRUTH[text]
     for i, text in enumerate(columns.get("passes", ())):
         if text:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
-from optsched.cluster.job_checks import CONTROL, MOST_GPUS, integer, told
+from optsched.cluster.job_checks import CONTROL, MOST_GPUS
 from optsched.errors import InputError
 from optsched.io.files import read_text
-from optsched.io.strict_json import MAX_INTEGER, shown, without_collector
+from optsched.io.strict_json import MAX_INTEGER, format_json, without_collector
+from optsched.io.values import format_value, integer
 from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
@@ -82,19 +83,19 @@ class TraceTable:
     def _check_header(self, header: list[str], ignore: bool, where: dict[str, str]) -> None:
         for key in header:
             if header.count(key) > 1:
-                raise InputError(f"{self.path}: row 1: column {shown(key)} is there twice")
+                raise InputError(f"{self.path}: row 1: column {format_json(key)} is there twice")
             if key not in _KNOWN and key not in where and not ignore:
                 raise InputError(
-                    f"{self.path}: row 1: unknown column {shown(key)} (ignore_columns=True, "
+                    f"{self.path}: row 1: unknown column {format_json(key)} (ignore_columns=True, "
                     "--ignore-columns skips it)"
                 )
         for key in (*_REQUIRED, *where):
             if key not in header:
-                raise InputError(f"{self.path}: row 1: column {shown(key)} is missing")
+                raise InputError(f"{self.path}: row 1: column {format_json(key)} is missing")
 
     def refuse(self, i: int, key: str, what: str) -> NoReturn:
         """Refuse the i-th job."""
-        name = shown(self.columns["job_id"][i])
+        name = format_json(self.columns["job_id"][i])
         raise InputError(f"{self.path}: row {self.row[i]} (job {name}): {key}: {what}")
 
     def keep(self, kept: Any, otherwise: str) -> None:
@@ -114,7 +115,7 @@ class TraceTable:
             self.refuse(column.index(long), key, f"longer than {_MAX_TEXT} characters")
         if CONTROL.search("".join(column)):
             i = next(i for i, text in enumerate(column) if CONTROL.search(text))
-            self.refuse(i, key, f"control characters (a line break) in {shown(column[i])}")
+            self.refuse(i, key, f"control characters (a line break) in {format_json(column[i])}")
         return column
 
     def names(self) -> list[str]:
@@ -145,7 +146,7 @@ class TraceTable:
                 numbers.append(int(value))
         for i, count in enumerate(numbers):
             if not 0 <= count <= MOST_GPUS:
-                self.refuse(i, "num_gpus", f"expected 0..2^24 GPUs, got {told(count)}")
+                self.refuse(i, "num_gpus", f"expected 0..2^24 GPUs, got {format_value(count)}")
         return np.array(numbers, np.int64)
 
     def times(self, key: str, time_unit: str, least: int) -> IntArray:
@@ -186,7 +187,7 @@ class TraceTable:
     def number(self, i: int, key: str, text: str, what: str) -> Decimal:
         """The i-th number of a column, exactly."""
         if not _NUMBER.fullmatch(text):
-            got = shown(text) if text else "nothing"
+            got = format_json(text) if text else "nothing"
             self.refuse(i, key, f"expected {what}, got {got}")
         return Decimal(text)
 

@@ -12,7 +12,7 @@ from optsched.errors import InputError
 from optsched.formats.trace_extras import SEPARATOR
 from optsched.formats.trace_table import COLUMNS, PER_SECOND
 from optsched.io.files import write_atomic
-from optsched.io.strict_json import shown
+from optsched.io.strict_json import format_json
 
 if TYPE_CHECKING:
     import os
@@ -79,7 +79,7 @@ def _sizes(w: Workload, path: Any) -> dict[str, list[Any]]:
             continue
         cell = SEPARATOR.join(map(str, w.sizes_of(i).tolist()))
         if len(cell) > _MOST_CELL:
-            raise InputError(f"{path}: job {shown(w.names[i])}: {count:,} sizes are too many")
+            raise InputError(f"{path}: job {format_json(w.names[i])}: {count:,} sizes are too many")
         found["sizes"][i] = cell
     return {key: column for key, column in found.items() if any(column)}
 

@@ -106,7 +106,7 @@ def parse(text: str, name: str) -> Any:
         raise InputError(f"{name}: a number has more digits than any 64-bit integer") from None
     if duplicates:
         path, found = _find(tree, lambda node: isinstance(node, _Duplicate))
-        raise InputError(f"{name}: {path}: key {shown(found.key)} appears twice")
+        raise InputError(f"{name}: {path}: key {format_json(found.key)} appears twice")
     if _HALF_ESCAPED.search(text) if text.isascii() else _HALF_IN_TEXT.search(text):
         path, found = _find(tree, _is_half)
         if path:
@@ -131,26 +131,26 @@ def decode(tree: Any, kind: type[T], name: str) -> T:
 def check_format(tree: Any, expected: str, name: str) -> None:
     """Refuse a document that is not of the ``family/version`` expected, saying what it is."""
     if not isinstance(tree, dict):
-        raise InputError(f"{name}: expected a JSON object, got {shown(tree)}")
+        raise InputError(f"{name}: expected a JSON object, got {format_json(tree)}")
     found = tree.get("format")
     if found == expected:
         return
     if not isinstance(found, str):
-        got = "nothing" if found is None else shown(found)
+        got = "nothing" if found is None else format_json(found)
         raise InputError(f'{name}: format: expected "{expected}", got {got}')
     family, _, version = found.partition("/")
     wanted_family, _, wanted_version = expected.partition("/")
     if family == wanted_family and re.fullmatch(r"[0-9]{1,9}", version):
         if int(version) > int(wanted_version):
             raise InputError(
-                f'{name}: format: {shown(found)} is newer than this optsched reads ("{expected}"): '
-                "install a newer optsched"
+                f"{name}: format: {format_json(found)} is newer than this optsched reads "
+                f'("{expected}"): install a newer optsched'
             )
         raise InputError(
-            f'{name}: format: {shown(found)} is unknown, this optsched reads "{expected}"'
+            f'{name}: format: {format_json(found)} is unknown, this optsched reads "{expected}"'
         )
     check_kin(tree, name)
-    raise InputError(f'{name}: format: expected "{expected}", got {shown(found)}')
+    raise InputError(f'{name}: format: expected "{expected}", got {format_json(found)}')
 
 
 def check_kin(tree: dict[str, Any], name: str) -> None:
@@ -160,7 +160,7 @@ def check_kin(tree: dict[str, Any], name: str) -> None:
         raise InputError(f"{name}: {_WAYS_OUT[family]}")
 
 
-def shown(value: Any) -> str:
+def format_json(value: Any) -> str:
     """A value as a message repeats it: JSON, cut to one short line."""
     if isinstance(value, dict):
         return "an object"
@@ -204,7 +204,7 @@ def _find(tree: Any, wanted: Callable[[Any], bool]) -> tuple[str, Any]:
             for key, child in node.items():
                 if wanted(key):
                     return path or "top level", key
-                step = key if key.isprintable() and len(key) < _SHOWN else shown(key)
+                step = key if key.isprintable() and len(key) < _SHOWN else format_json(key)
                 stack.append((f"{path}.{step}" if path else step, child))
         elif isinstance(node, list):
             stack.extend((f"{path}[{i}]", child) for i, child in enumerate(node))
@@ -232,11 +232,11 @@ def _explain(message: str, tree: Any, kind: Any) -> str:
     if match := re.match(r"Object missing required field `(.*)`", what, re.DOTALL):
         return f'{place}: the field "{match[1]}" is missing'
     if match := re.match(r"Object contains unknown field `(.*)`", what, re.DOTALL):
-        return f"{place}: unknown field {shown(match[1])}"
+        return f"{place}: unknown field {format_json(match[1])}"
     rule = _rule(what)
     if what.startswith("Invalid enum value") and (values := _allowed(kind, steps)):
-        rule = f"one of {', '.join(map(shown, values))}"
-    return f"{place}: expected {rule}, got {shown(node)}"
+        rule = f"one of {', '.join(map(format_json, values))}"
+    return f"{place}: expected {rule}, got {format_json(node)}"
 
 
 def _allowed(kind: Any, steps: Sequence[tuple[str, str]]) -> list[Any]:

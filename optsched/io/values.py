@@ -1,22 +1,129 @@
-"""Names and free-form values that a document can hold: what is written is what is read."""
+"""Checks of single values, each with a message that names the place, the rule and the value."""
 
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, shown
+from optsched.io.strict_json import MAX_INTEGER, format_json
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MAX_NAME: Final = 200
 """Characters of a name."""
 
 _MAX_DEPTH: Final = 50
+_SHOWN: Final = 60  # characters of a value that a message repeats
 _HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
+
+
+def format_value(value: Any) -> str:
+    """A value as a message repeats it: one short line."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, str) or (isinstance(value, int) and abs(value) >= 10**_SHOWN):
+        return format_json(value)
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+def integer(place: str, value: Any, least: int = 0, most: int = MAX_INTEGER) -> int:
+    """A plain integer in ``least..most``, also of NumPy's; never a truth value.
+
+    Parameters
+    ----------
+    place
+        Field for the message.
+    value
+        What was given.
+    least, most
+        The range, both ends allowed.
+
+    Raises
+    ------
+    InputError
+        Another type (3.0 is no integer), or out of range.
+    """
+    try:
+        found = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = None
+    if found is None or not least <= found <= most:
+        ends = f"{_power(least)}..{_power(most)}"
+        raise InputError(f"{place}: expected an integer in {ends}, got {format_value(value)}")
+    return found
+
+
+def is_integer(value: Any) -> bool:
+    """Whether this is a plain integer, also of NumPy's; a truth value is none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def number(
+    place: str,
+    value: Any,
+    least: float = 0.0,
+    most: float = math.inf,
+    *,
+    above: bool = False,
+    infinite: bool = False,
+    what: str = "",
+) -> float:
+    """A float in ``least..most``; never a truth value, a text or NaN.
+
+    Parameters
+    ----------
+    place
+        Field for the message.
+    value
+        What was given: any number, also of NumPy's.
+    least, most
+        The range.
+    above
+        Not the least itself.
+    infinite
+        Infinity is a number too.
+    what
+        What it is, for the message: ``seconds``.
+
+    Raises
+    ------
+    InputError
+        Not such a number.
+    """
+    try:
+        bad = isinstance(value, (bool, np.bool_, str, bytes))
+        found = math.nan if bad else float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    good = infinite or math.isfinite(found)
+    if not good or not least <= found <= most or (above and found == least):
+        open_ended = math.isinf(most)
+        what = what or ("a finite number" if open_ended and not infinite else "a number")
+        ends = f"{'>' if above else '>='} {least:g}" + ("" if open_ended else f" and <= {most:g}")
+        raise InputError(f"{place}: expected {what} {ends}, got {format_value(value)}")
+    return found
+
+
+def boolean(place: str, value: Any) -> bool:
+    """Python's True or False; nothing that only counts as one of them."""
+    if type(value) is not bool:
+        raise InputError(f"{place}: expected True or False, got {format_value(value)}")
+    return value
+
+
+def one_of(place: str, value: Any, words: Sequence[str]) -> str:
+    """One of these words."""
+    if not isinstance(value, str) or value not in words:
+        raise InputError(f"{place}: expected one of {', '.join(words)}, got {format_value(value)}")
+    return value
 
 
 def label(place: str, given: Any, longest: int = MAX_NAME) -> str:
@@ -37,7 +144,7 @@ def label(place: str, given: Any, longest: int = MAX_NAME) -> str:
         Not a string, too long, or with half a surrogate pair (which is no character).
     """
     if not isinstance(given, str):
-        raise InputError(f"{place}: expected a string, got {_told(given)}")
+        raise InputError(f"{place}: expected a string, got {format_value(given)}")
     if len(given) > longest:
         raise InputError(f"{place}: longer than {longest} characters")
     return _encodable(place, given)
@@ -68,9 +175,7 @@ def plain(place: str, given: Any, depth: int = _MAX_DEPTH) -> Any:
     if given is None or isinstance(given, (bool, np.bool_)):
         return None if given is None else bool(given)
     if isinstance(given, (int, np.integer)):
-        if not -MAX_INTEGER <= given <= MAX_INTEGER:
-            raise InputError(f"{place}: expected an integer in -2^53..2^53, got {_told(given)}")
-        return int(given)
+        return integer(place, given, -MAX_INTEGER)
     if isinstance(given, (float, np.floating)):
         if not math.isfinite(given):
             raise InputError(f"{place}: expected a finite number, got {given}")
@@ -86,12 +191,12 @@ def plain(place: str, given: Any, depth: int = _MAX_DEPTH) -> Any:
         }
     if isinstance(given, (list, tuple)):
         return [plain(f"{place}[{i}]", value, depth - 1) for i, value in enumerate(given)]
-    raise InputError(f"{place}: expected plain JSON values, got {_told(given)}")
+    raise InputError(f"{place}: expected plain JSON values, got a {type(given).__name__}")
 
 
 def _key(place: str, key: Any) -> str:
     if not isinstance(key, str):
-        raise InputError(f"{place}: expected keys that are strings, got {_told(key)}")
+        raise InputError(f"{place}: expected keys that are strings, got {format_value(key)}")
     return _encodable(place, key)
 
 
@@ -101,10 +206,7 @@ def _encodable(place: str, text: str) -> str:
     return str(text)
 
 
-def _told(value: Any) -> str:
-    if isinstance(value, (np.generic, np.ndarray)):
-        value = value.tolist()
-    try:
-        return shown(value)
-    except TypeError:
-        return f"a {type(value).__name__}"
+def _power(limit: int) -> str:
+    """A limit as people write it: ``2^53``."""
+    large = abs(limit) >= 2**24 and abs(limit).bit_count() == 1
+    return f"{'-' * (limit < 0)}2^{abs(limit).bit_length() - 1}" if large else str(limit)

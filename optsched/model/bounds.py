@@ -55,6 +55,13 @@ def makespan_bounds(graph: Schedule) -> dict[str, int]:
     }
 
 
+def horizon(graph: Schedule) -> int:
+    """A makespan that no feasible orders exceed: every operation and largest gap once."""
+    lag = graph.arcs.lag
+    total = graph.duration.sum() + lag[lag > 0].sum() + graph.setup_in.sum() + graph.setup_out.sum()
+    return int(total + graph.release.max(initial=0))
+
+
 def load_bound(graph: Schedule, paths: LongestArcs | None = None) -> int:
     """Per resource least head + durations + setups that every order pays + least tail.
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
-from optsched.io.strict_json import MAX_INTEGER, shown
-from optsched.io.values import label, plain
+from optsched.io.strict_json import MAX_INTEGER, format_json
+from optsched.io.values import format_value, integer, label, one_of, plain
 from optsched.model.schedule import (
     _PER_OPERATION,
     MAX_KIND,
@@ -47,7 +47,7 @@ def normalise(raw: Schedule) -> dict[str, Any]:
     values["time_unit"], values["name"] = raw.time_unit, label("name", raw.name)
     if raw.time_unit not in TIME_UNITS:
         raise InputError(
-            f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {_told(raw.time_unit)}"
+            f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {format_value(raw.time_unit)}"
         )
     _check_period(raw.period, values)
     _check_sums(values)
@@ -71,7 +71,7 @@ def solution(
     if objective is not None:
         values["objective"] = _objective(objective)
     if not isinstance(provenance, Mapping):
-        raise InputError(f"provenance: expected a mapping, got {_told(provenance)}")
+        raise InputError(f"provenance: expected a mapping, got {format_value(provenance)}")
     values["provenance"] = plain("provenance", provenance)
     return values
 
@@ -121,7 +121,7 @@ def _kinds(given: Any, n: int) -> npt.NDArray[np.str_]:
         if kind.__class__ is not str or kind not in good:  # few kinds, many operations
             good.add(label(f"operations[{i}].kind", kind, MAX_KIND))
             if kind.endswith("\0"):  # NumPy would drop it
-                raise InputError(f"operations[{i}].kind: ends with U+0000, got {shown(kind)}")
+                raise InputError(f"operations[{i}].kind: ends with U+0000, got {format_json(kind)}")
     array = np.array(kinds, dtype=np.str_)  # before the check one long kind could fill the memory
     array.flags.writeable = False
     return array
@@ -129,16 +129,8 @@ def _kinds(given: Any, n: int) -> npt.NDArray[np.str_]:
 
 def _listed(key: str, given: Any, what: str) -> list[Any]:
     if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-        raise InputError(f"{key}: expected a list of {what}, got {_told(given)}")
+        raise InputError(f"{key}: expected a list of {what}, got {format_value(given)}")
     return list(given)
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
-def _told(value: Any) -> str:
-    return shown(value) if isinstance(value, str) else f"{value!r:.60}"
 
 
 _recent: list[tuple[Resource, ...]] = [()]
@@ -151,20 +143,20 @@ def _resources(given: Any) -> tuple[Resource, ...]:
     resources = []
     for r, row in enumerate(_listed("resources", given, "Resource(name, memory)")):
         if not isinstance(row, tuple) or not 1 <= len(row) <= 2:
-            raise InputError(f"resources[{r}]: expected Resource(name, memory), got {_told(row)}")
+            raise InputError(
+                f"resources[{r}]: expected Resource(name, memory), got {format_value(row)}"
+            )
         resources.append(Resource(*row))
     seen: dict[str, int] = {}
     for r, (name, memory) in enumerate(resources):
         label(f"resources[{r}].name", name)
         if name in seen:
             raise InputError(
-                f"resources[{r}].name: {shown(name)} is also the name of resources[{seen[name]}]"
+                f"resources[{r}].name: {format_json(name)} is also the name of "
+                f"resources[{seen[name]}]"
             )
         seen[name] = r
-        if not _is_integer(memory):
-            raise InputError(f"resources[{r}].memory: expected an integer, got {_told(memory)}")
-        if not 0 <= memory <= MAX_INTEGER:
-            raise InputError(f"resources[{r}].memory: expected 0..2^53 bytes, got {memory}")
+        integer(f"resources[{r}].memory", memory)
     plain = type(given) is tuple and all(
         type(row) is Resource and type(row.memory) is int for row in given
     )
@@ -270,10 +262,7 @@ def _check_period(period: Any, values: dict[str, Any]) -> None:
                 f"operations[{i}].offset: {values['offset'][i]}, but the schedule has no period"
             )
         return
-    if not _is_integer(period):
-        raise InputError(f"period: expected an integer, got {_told(period)}")
-    if not 0 < period <= MAX_INTEGER:
-        raise InputError(f"period: expected 1..2^53, got {period}")
+    integer("period", period, 1)
     if (i := _first(values["release"] > 0)) is not None:
         raise InputError(f"operations[{i}].release: not allowed in a periodic schedule")
     if (i := _first(values["deadline"] != NO_DEADLINE)) is not None:
@@ -322,16 +311,11 @@ def _starts(given: Any, n: int, period: int | None) -> IntArray:
 
 def _objective(given: Any) -> Objective:
     if not isinstance(given, Objective):
-        raise InputError(f"objective: expected an Objective, got {_told(given)}")
+        raise InputError(f"objective: expected an Objective, got {format_value(given)}")
     for key, number in (("value", given.value), ("lower_bound", given.lower_bound)):
-        if number is not None and not (_is_integer(number) and abs(number) <= MAX_INTEGER):
-            raise InputError(
-                f"objective.{key}: expected an integer in -2^53..2^53, got {_told(number)}"
-            )
-    if given.status not in STATUSES:
-        raise InputError(
-            f"objective.status: expected one of {', '.join(STATUSES)}, got {_told(given.status)}"
-        )
+        if number is not None:
+            integer(f"objective.{key}", number, -MAX_INTEGER)
+    one_of("objective.status", given.status, STATUSES)
     value, bound = given.value, given.lower_bound
     if value is not None and bound is not None and bound > value:
         raise InputError(f"objective.lower_bound: {bound} is above the value {value}")

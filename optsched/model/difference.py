@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.io.strict_json import shown
+from optsched.io.strict_json import format_json
 from optsched.model.schedule import NO_DEADLINE, Schedule
 
 if TYPE_CHECKING:
@@ -59,4 +59,4 @@ def _pairs(found: Schedule, expected: Schedule) -> Iterator[tuple[str, object, o
 def _told(value: object) -> str:
     if isinstance(value, list):
         return str(value) if len(value) <= 8 else f"a list of {len(value)}"
-    return "none" if value is None or value == NO_DEADLINE else shown(value)
+    return "none" if value is None or value == NO_DEADLINE else format_json(value)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import format_value, integer
 from optsched.pipelines.formulas import CHUNKED, NAMES, SPLIT
 from optsched.pipelines.places import wrapped, zigzag
 from optsched.problems.jobarray.checks import MAX_BLOCKS
 from optsched.problems.jobarray.problem import JobArray
-from optsched.problems.jobshop.checks import integer, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ def uniform(
     if name in SPLIT:
         times["weight"] = weight
     for key, time in times.items():
-        if integer(time, f"{key}: ", 0, MAX_INTEGER) % c:
+        if integer(f"{key}", time, 0, MAX_INTEGER) % c:
             raise InputError(f"{key}: expected a multiple of the {c} chunks, got {time}")
         times[key] = [[time // c] * (stages * c)]
     return JobArray(
@@ -62,8 +62,8 @@ def uniform(
 def layout(name: str, stages: int, chunks: int) -> tuple[int, Sequence[int]]:
     """Chunks per device that a pipeline takes of those offered, and the place of its stages."""
     if name not in NAMES:
-        raise InputError(f"name: expected one of {', '.join(NAMES)}, got {told(name)}")
-    integer(stages, "stages: ", 1, MAX_BLOCKS)
+        raise InputError(f"name: expected one of {', '.join(NAMES)}, got {format_value(name)}")
+    integer("stages", stages, 1, MAX_BLOCKS)
     if name not in CHUNKED:
         return 1, wrapped(stages, 1)
     return chunks, (wrapped if name == "interleaved" else zigzag)(stages, chunks)

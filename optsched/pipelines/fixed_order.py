@@ -6,9 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from optsched.errors import InputError
+from optsched.io.values import format_value
 from optsched.model.graph import scheduled
 from optsched.model.schedule import Rows
-from optsched.problems.jobshop.checks import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -163,7 +163,7 @@ def check_array(array: JobArray, name: str) -> None:
     from optsched.problems.jobarray.problem import JobArray
 
     if not isinstance(array, JobArray):
-        raise InputError(f"{name}: expected a JobArray, got {told(array)}")
+        raise InputError(f"{name}: expected a JobArray, got {format_value(array)}")
 
 
 def _is_on(graph: Schedule, update: int, other: int) -> bool:

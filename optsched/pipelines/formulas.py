@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.problems.jobshop.checks import integer, told
+from optsched.io.values import format_value, integer
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
@@ -81,13 +81,13 @@ def bubble(
         sentence says which it holds for.
     """
     if name not in NAMES:
-        raise InputError(f"name: expected one of {', '.join(NAMES)}, got {told(name)}")
-    s = integer(stages, "stages: ", 1, MAX_INTEGER)
-    m = integer(micro_batches, "micro_batches: ", 1, MAX_INTEGER)
-    f = integer(forward, "forward: ", 1, MAX_INTEGER)
-    b = integer(backward, "backward: ", 1, MAX_INTEGER)
-    w = None if weight is None else integer(weight, "weight: ", 0, MAX_INTEGER)
-    c = integer(chunks, "chunks: ", 1, MAX_INTEGER)
+        raise InputError(f"name: expected one of {', '.join(NAMES)}, got {format_value(name)}")
+    s = integer("stages", stages, 1, MAX_INTEGER)
+    m = integer("micro_batches", micro_batches, 1, MAX_INTEGER)
+    f = integer("forward", forward, 1, MAX_INTEGER)
+    b = integer("backward", backward, 1, MAX_INTEGER)
+    w = None if weight is None else integer("weight", weight, 0, MAX_INTEGER)
+    c = integer("chunks", chunks, 1, MAX_INTEGER)
     if name == "vanilla":
         return Fraction(s - 1, s)
     if name in SPLIT:

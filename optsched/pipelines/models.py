@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
-from optsched.problems.jobshop.checks import told
+from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ class Model:
 def model_of(name: str) -> Model:
     """The model of this name; `InputError` lists the names there are."""
     if name not in MODELS:
-        raise InputError(f"model: expected one of {', '.join(MODELS)}, got {told(name)}")
+        raise InputError(f"model: expected one of {', '.join(MODELS)}, got {format_value(name)}")
     return MODELS[name]()
 
 

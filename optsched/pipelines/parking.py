@@ -9,6 +9,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import integer
 from optsched.model.graph import scheduled
 from optsched.model.schedule import Arcs, Resource, Rows, Schedule
 from optsched.pipelines.fixed_order import (
@@ -22,7 +23,6 @@ from optsched.pipelines.fixed_order import (
 )
 from optsched.pipelines.orders import one_f_one_b_steps
 from optsched.problems.jobarray.checks import MAX_BLOCKS
-from optsched.problems.jobshop.checks import integer
 
 if TYPE_CHECKING:
     from optsched.problems.jobarray.problem import JobArray
@@ -65,7 +65,7 @@ def bpipe(job: JobArray, *, copy_time: int = 0) -> Schedule:
         A bad time, another place, or ``objective="period"``: copies belong to one iteration.
     """
     stages = one_stage_a_device(job, "bpipe")
-    integer(copy_time, "copy_time: ", 0, MAX_INTEGER // MAX_BLOCKS)
+    integer("copy_time", copy_time, 0, MAX_INTEGER // MAX_BLOCKS)
     if job.objective == "period":
         raise InputError('bpipe: orders one iteration, take objective="makespan"')
     steps = one_f_one_b_steps(stages, len(units(job)))

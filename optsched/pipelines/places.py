@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.pipelines.fixed_order import check_array
 from optsched.problems.jobarray.checks import MAX_BLOCKS, flat
-from optsched.problems.jobshop.checks import integer
 
 if TYPE_CHECKING:
     from optsched.problems.jobarray.problem import JobArray
@@ -75,5 +75,5 @@ def chunks_of(job: JobArray, name: str) -> tuple[int, int]:
 
 
 def _check(devices: int, chunks: int) -> None:
-    integer(devices, "devices: ", 1, MAX_BLOCKS)
-    integer(chunks, "chunks: ", 1, MAX_BLOCKS // devices)
+    integer("devices", devices, 1, MAX_BLOCKS)
+    integer("chunks", chunks, 1, MAX_BLOCKS // devices)

@@ -18,10 +18,10 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import format_value, integer
 from optsched.pipelines.models import Layer, Model, model_of
 from optsched.pipelines.partition import balanced, naive
 from optsched.problems.jobarray.checks import flat, place_of
-from optsched.problems.jobshop.checks import integer, told
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,10 +120,11 @@ def job_array_fields(
     layers = len(profile.layers)
     if isinstance(stages, int) and stages > layers:
         raise InputError(
-            f"stages: expected an integer in 1..{layers}, got {told(stages)}; each holds a layer "
+            f"stages: expected an integer in 1..{layers}, got {format_value(stages)}; each holds "
+            "a layer "
             f"of {profile.name}, which has {layers}"
         )
-    integer(stages, "stages: ", 1, layers)
+    integer("stages", stages, 1, layers)
     sizes = _samples(batch_sizes, micro_batches)
     parts = stages_of(profile, stages, _second(sizes), partition)
     placed = place_of(place, np.ones(1, np.int64), stages)
@@ -149,7 +150,7 @@ def job_array_fields(
     if prefetch == "slack":
         switches = switches + _exposed(state, devices, forward)
     elif prefetch != "none":
-        raise InputError(f"prefetch: expected none or slack, got {told(prefetch)}")
+        raise InputError(f"prefetch: expected none or slack, got {format_value(prefetch)}")
     split: dict[str, Any] = {}
     if split_backward:
         split["weight"] = forward
@@ -204,7 +205,7 @@ def stages_of(model: Model, stages: int, batch: int, partition: str = "balanced"
         costs = [ceil(1000 * forward_time(layer, model, batch)) for layer in model.layers]
         cuts = balanced(costs, stages)
     else:
-        raise InputError(f"partition: expected balanced or naive, got {told(partition)}")
+        raise InputError(f"partition: expected balanced or naive, got {format_value(partition)}")
     parts, incoming = [], model.input_bytes
     for v in range(stages):
         layers = model.layers[cuts[v] : cuts[v + 1]]
@@ -223,11 +224,13 @@ def stages_of(model: Model, stages: int, batch: int, partition: str = "balanced"
 def bytes_of(memory: str | int) -> int:
     """Bytes of a device: an integer, or text such as ``"80GB"`` (GB and GiB are 2^30 here)."""
     if not isinstance(memory, str):
-        return integer(memory, "memory: ", 1, MAX_INTEGER)
+        return integer("memory", memory, 1, MAX_INTEGER)
     match = re.fullmatch(r"([0-9]{1,9}) ?(GB|GiB|MB|MiB)", memory, re.ASCII)
     if not match or int(match[1]) == 0:
-        raise InputError(f'memory: expected bytes or a size such as "80GB", got {told(memory)}')
-    return integer(int(match[1]) << (30 if match[2][0] == "G" else 20), "memory: ", 1, MAX_INTEGER)
+        raise InputError(
+            f'memory: expected bytes or a size such as "80GB", got {format_value(memory)}'
+        )
+    return integer("memory", int(match[1]) << (30 if match[2][0] == "G" else 20), 1, MAX_INTEGER)
 
 
 def _forward(stage: Stage, model: Model, batch: int) -> Fraction:
@@ -261,12 +264,14 @@ def _exposed(state: IntArray, devices: Sequence[int], forward: IntArray) -> IntA
 
 def _samples(batch_sizes: Sequence[int], micro_batches: int) -> list[int]:
     """Samples per micro-batch of every job."""
-    integer(micro_batches, "micro_batches: ", 1, MAX_INTEGER)
+    integer("micro_batches", micro_batches, 1, MAX_INTEGER)
     if isinstance(batch_sizes, (str, bytes)) or not hasattr(batch_sizes, "__len__"):
-        raise InputError(f"batch_sizes: expected a list of integers, got {told(batch_sizes)}")
+        raise InputError(
+            f"batch_sizes: expected a list of integers, got {format_value(batch_sizes)}"
+        )
     if len(batch_sizes) == 0:
         raise InputError("batch_sizes: expected at least one job, got none")
-    sizes = [integer(b, f"batch_sizes[{j}]: ", 1, MAX_INTEGER) for j, b in enumerate(batch_sizes)]
+    sizes = [integer(f"batch_sizes[{j}]", b, 1, MAX_INTEGER) for j, b in enumerate(batch_sizes)]
     for j, size in enumerate(sizes):
         if size % micro_batches:
             raise InputError(
@@ -283,7 +288,9 @@ def _second(sizes: Sequence[int]) -> int:
 def _bandwidths(link: str, devices: Sequence[int], servers: Sequence[str]) -> list[int]:
     """Bytes per microsecond over every cut, 0 within a device; shape (stages - 1,)."""
     if link != "mixed" and link not in BANDWIDTH:
-        raise InputError(f"link: expected one of {', '.join(BANDWIDTH)}, mixed, got {told(link)}")
+        raise InputError(
+            f"link: expected one of {', '.join(BANDWIDTH)}, mixed, got {format_value(link)}"
+        )
     found = []
     for one, two in pairwise(devices):
         kind = link

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.cluster.job_checks import told
 from optsched.errors import InputError
+from optsched.io.values import format_value
 from optsched.plots.lines import dress, look_of, picture
 from optsched.plots.look import plain, readable_unit
 from optsched.plots.picture import INK, MUTED
@@ -74,7 +74,8 @@ def by_policy(field: str, given: Any) -> dict[str, Any]:
     """Something by name, as a dict."""
     if not hasattr(given, "items"):
         raise InputError(
-            f"{field}: expected a mapping from policies, such as {{'fifo': ...}}, got {told(given)}"
+            f"{field}: expected a mapping from policies, such as {{'fifo': ...}}, got "
+            f"{format_value(given)}"
         )
     return dict(given)
 

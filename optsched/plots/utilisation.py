@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.cluster.job_checks import told
 from optsched.errors import InputError
+from optsched.io.values import format_value
 from optsched.plots.jct import by_policy
 from optsched.plots.lines import dress, look_of, picture
 from optsched.plots.look import plain, readable_unit
@@ -49,7 +49,7 @@ def utilisation_over_time(
         raise InputError("runs: expected at least one")
     for name, run in given.items():
         if not hasattr(run, "log") or not hasattr(run, "workload"):
-            raise InputError(f"runs[{name!r:.60}]: expected a Run, got {told(run)}")
+            raise InputError(f"runs[{name!r:.60}]: expected a Run, got {format_value(run)}")
     if len({run.workload.time_unit for run in runs.values()}) > 1:
         raise InputError("runs: their units of time differ")
 

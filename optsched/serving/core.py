@@ -14,10 +14,10 @@ import numpy as np
 from numba import from_dtype, types
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.kernels.compile import INT, helper
 from optsched.problems.routing.checks import milliseconds, non_negative
 from optsched.problems.routing.plan import SLOTS
-from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     from optsched.problems.routing import Routing
@@ -142,7 +142,7 @@ class Settings:
     strict: bool = False
 
     def __post_init__(self) -> None:
-        whole_number("cap", self.cap, 1, SLOTS)
+        integer("cap", self.cap, 1, SLOTS)
         if not isinstance(self.strict, bool):
             raise InputError(f"strict: expected true or false, got {self.strict!r:.60}")
         non_negative("util_block", self.util_block)

@@ -7,9 +7,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError, MissingExtra
+from optsched.io.values import integer, number
 from optsched.problems.routing.accuracy import WIDTHS
 from optsched.problems.routing.workload import network_mmac
-from optsched.solving.limits import number, whole_number
 
 try:
     import torch
@@ -61,19 +61,19 @@ class SlimResNet(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.classes = whole_number("classes", classes, 1, _MOST)
-        self.blocks = whole_number("blocks", blocks, 1, 64)
-        self.in_channels = whole_number("in_channels", in_channels, 1, _MOST)
-        self.group_channels = whole_number("group_channels", group_channels, 1, _MOST)
-        self.channels = tuple(whole_number("channels", c, 1, _MOST) for c in channels)
+        self.classes = integer("classes", classes, 1, _MOST)
+        self.blocks = integer("blocks", blocks, 1, 64)
+        self.in_channels = integer("in_channels", in_channels, 1, _MOST)
+        self.group_channels = integer("group_channels", group_channels, 1, _MOST)
+        self.channels = tuple(integer("channels", c, 1, _MOST) for c in channels)
         if not self.channels:
             raise InputError("channels: expected one number a segment, got none")
-        self.widths = tuple(number("widths", "a share", w) for w in widths)
+        self.widths = tuple(number("widths", w, what="a share") for w in widths)
         if not self.widths or any(a >= b for a, b in pairwise((0.0, *self.widths, 1.0 + 1e-9))):
             raise InputError(f"widths: expected ascending shares in (0, 1], got {self.widths}")
         segments = range(len(self.channels))
         self.segments = nn.ModuleList(Segment(self, k, len(self.widths)) for k in segments)
-        draw = torch.Generator(device="cpu").manual_seed(whole_number("seed", seed, 0, 2**31 - 1))
+        draw = torch.Generator(device="cpu").manual_seed(integer("seed", seed, 0, 2**31 - 1))
         for weight in self.parameters():
             if weight.ndim > 1 and not weight.is_meta:  # norms begin as 1 and 0, offsets as 0
                 nn.init.kaiming_normal_(weight, nonlinearity="relu", generator=draw)
@@ -91,13 +91,13 @@ class SlimResNet(nn.Module):
 
     def segment(self, k: int, x: Tensor, width: int, input_width: int = 0) -> Tensor:
         """Run one segment; see `Segment.forward`."""
-        whole_number("segment", k, 0, len(self.channels) - 1)
+        integer("segment", k, 0, len(self.channels) - 1)
         return self.segments[k](x, width, input_width)  # type: ignore[no-any-return]
 
     def sliced(self, k: int, width: int) -> Segment:
         """Copy of what one instance holds: segment k at widths up to this, for all input widths."""
-        whole_number("segment", k, 0, len(self.channels) - 1)
-        whole_number("width", width, 0, len(self.widths) - 1)
+        integer("segment", k, 0, len(self.channels) - 1)
+        integer("width", width, 0, len(self.widths) - 1)
         whole = self.segments[k].state_dict()
         with torch.device("meta"):  # neither memory nor time for weights that are replaced
             found = Segment(self, k, width + 1)
@@ -111,7 +111,7 @@ class SlimResNet(nn.Module):
     def mmac(self, side: int = 32) -> list[list[list[float]]]:
         """Millions of multiply-accumulates an image, [segment][input width][width]."""
         return network_mmac(
-            self.channels, self.widths, side=whole_number("side", side, 1, _MOST),
+            self.channels, self.widths, side=integer("side", side, 1, _MOST),
             classes=self.classes, blocks=self.blocks, in_channels=self.in_channels,
         )  # fmt: skip
 
@@ -156,8 +156,8 @@ class Segment(nn.Module):
         `x` has shape (n, channels, side, side) with the channels of `input_width`, the index of the
         widest in the batch (see `pad`; 0 for images).
         """
-        co = self.outputs[whole_number("width", width, 0, len(self.outputs) - 1)]
-        ci = self.inputs[whole_number("input_width", input_width, 0, len(self.inputs) - 1)]
+        co = self.outputs[integer("width", width, 0, len(self.outputs) - 1)]
+        ci = self.inputs[integer("input_width", input_width, 0, len(self.inputs) - 1)]
         if x.ndim != 4 or x.shape[1] != ci:
             raise InputError(f"x: expected shape (n, {ci}, side, side), got {tuple(x.shape)}")
         if self.stem is not None:

@@ -11,11 +11,11 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.files import read_bytes, unpack_arrays, write_atomic
+from optsched.io.values import integer
 from optsched.kernels.compile import helper
 from optsched.problems.routing.checks import frozen, non_negative
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING
-from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import os
@@ -62,7 +62,7 @@ class Policy:
     sampled: bool = False
 
     def __post_init__(self) -> None:
-        shape = [whole_number(key, getattr(self, key), 1, 4096) for key in _SIZES]
+        shape = [integer(key, getattr(self, key), 1, 4096) for key in _SIZES]
         if self.state not in ("paper", "extended"):
             raise InputError(f"state: expected paper or extended, got {self.state!r:.60}")
         if non_negative("epsilon", self.epsilon) > 1:

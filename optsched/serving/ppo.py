@@ -10,6 +10,7 @@ import numpy as np
 from numba import types
 
 from optsched.errors import InputError, MissingExtra
+from optsched.io.values import integer
 from optsched.kernels.compile import INT, entry, helper
 from optsched.problems.routing import Routing
 from optsched.problems.routing.checks import frozen
@@ -20,7 +21,6 @@ from optsched.serving.policy import GROUPS, Policy
 from optsched.serving.routers import Router
 from optsched.serving.simulator import new_world, simulate
 from optsched.serving.world import ASKED, ENDED, WORLD, World, advance
-from optsched.solving.limits import whole_number
 
 try:
     import torch
@@ -98,8 +98,8 @@ def train_router(
     """
     if mode not in ("flow", *PRESETS):
         raise InputError(f"mode: expected flow, {', '.join(PRESETS)}, got {mode!r:.60}")
-    decisions = whole_number("decisions", decisions, 1, 10**12)
-    seed = whole_number("seed", seed, 0, 2**31 - 1)
+    decisions = integer("decisions", decisions, 1, 10**12)
+    seed = integer("seed", seed, 0, 2**31 - 1)
     problems = [problem] if isinstance(problem, Routing) else [problem(i) for i in range(TRACES)]
     fleet = Fleet(problems, mode, plan, seed, n=ENVIRONMENTS)
     model: Any = make_model(fleet, seed)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.problems.routing import Contention, Routing, Server
 from optsched.problems.routing.plan import SLOTS, Plan
 from optsched.problems.routing.workload import arrivals
 from optsched.serving.routers import RandomWidth, RoundRobin, Router
-from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -120,11 +120,11 @@ def profile(
     """
     from optsched.serving.server_process import Servers
 
-    sizes = sorted({whole_number("batches", n, 1, 4096) for n in batches})
+    sizes = sorted({integer("batches", n, 1, 4096) for n in batches})
     if not sizes:
         raise InputError("batches: expected at least one size, got none")
-    rng = np.random.default_rng(whole_number("seed", seed, 0, 2**31 - 1))
-    rounds = _WARM + whole_number("repeats", repeats, 1, 10_000)
+    rng = np.random.default_rng(integer("seed", seed, 0, 2**31 - 1))
+    rounds = _WARM + integer("repeats", repeats, 1, 10_000)
     mmac = np.array([part * len(net.widths) if len(part) == 1 else part for part in net.mmac(side)])
     k, w, _ = mmac.shape
     if not len(devices) or k > SLOTS:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.problems.routing.checks import frozen, non_negative
 from optsched.problems.routing.problem import POINTS
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING
 from optsched.serving.rules import Compiled
 from optsched.serving.world import expected_delays
-from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,7 +150,7 @@ class Router:
             raise InputError(f"width: expected a width rule, got {self.width!r:.60}")
         if not isinstance(self.server, ServerRule):
             raise InputError(f"server: expected a server rule, got {self.server!r:.60}")
-        whole_number("group", self.group, 0, 4096)
+        integer("group", self.group, 0, 4096)
 
     def compiled(self, problem: Routing, plan: Plan | None, seed: int) -> Compiled:
         """What the simulation's kernels read."""
@@ -194,7 +194,7 @@ class MarginalCost:
 
     def __post_init__(self) -> None:
         non_negative("price", self.price)
-        whole_number("group", self.group, 1, 4096)
+        integer("group", self.group, 1, 4096)
 
     def compiled(self, problem: Routing, _plan: Plan | None, _seed: int) -> Compiled:
         """What the simulation's kernels read."""
@@ -223,7 +223,7 @@ def pareto_tuples(problem: Routing) -> IntArray:
 def _tuple(problem: Routing, widths: Sequence[int]) -> list[int]:
     if len(widths) != problem.n_segments:
         raise InputError(f"widths: expected {problem.n_segments} indices, got {widths!r:.60}")
-    return [whole_number("widths", w, 0, problem.n_widths - 1) for w in widths]
+    return [integer("widths", w, 0, problem.n_widths - 1) for w in widths]
 
 
 def _shares(problem: Routing, plan: Plan | None, headroom: float) -> tuple[IntArray, Any]:
@@ -340,8 +340,8 @@ class View:
 
     def expected_delay(self, width: int, group: int) -> Any:
         """When each server would be done with so many of the head, in ms; inf: never."""
-        whole_number("width", width, 0, self.problem.n_widths - 1)
-        whole_number("group", group, 1, self.problem.max_batch)
+        integer("width", width, 0, self.problem.n_widths - 1)
+        integer("group", group, 1, self.problem.max_batch)
         found = np.zeros(len(self.problem.servers))
         expected_delays(self._world, width, group, found)
         return found / 1e6

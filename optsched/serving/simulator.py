@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import InputError, InternalError
+from optsched.io.values import integer
 from optsched.problems.routing import Routing
 from optsched.problems.routing.checks import milliseconds
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
@@ -19,7 +20,6 @@ from optsched.serving import routers, world
 from optsched.serving.core import NEVER, Settings, new_core, pin
 from optsched.serving.rules import Compiled
 from optsched.serving.world import World, advance
-from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
@@ -138,7 +138,7 @@ def new_world(
     log: bool = False,
 ) -> World:
     """A simulation at its beginning; see `simulate`."""
-    seed = whole_number("seed", seed, 0, 2**31 - 1)
+    seed = integer("seed", seed, 0, 2**31 - 1)
     if not isinstance(settings, Settings | None):
         raise InputError(f"settings: expected Settings, got {settings!r:.60}")
     if hasattr(router, "compiled") and not isinstance(router, type):

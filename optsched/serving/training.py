@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from optsched.errors import InputError, MissingExtra
 from optsched.io.files import read_bytes, write_atomic
+from optsched.io.values import integer, number
 from optsched.serving.network import SlimResNet
-from optsched.solving.limits import number, whole_number
 
 if TYPE_CHECKING:
     import os
@@ -85,9 +85,9 @@ def train_slim(
         Called after every epoch; all whole ones are returned.
     """
     _check_images(net, images)
-    epochs, batch = whole_number("epochs", epochs, 1, 2**31), whole_number("batch", batch, 1, 2**31)
-    draw = torch.Generator(device="cpu").manual_seed(whole_number("seed", seed, 0, 2**31 - 1))
-    lr, steps = number("lr", "a rate", lr), ceil(len(images.y) / batch)
+    epochs, batch = integer("epochs", epochs, 1, 2**31), integer("batch", batch, 1, 2**31)
+    draw = torch.Generator(device="cpu").manual_seed(integer("seed", seed, 0, 2**31 - 1))
+    lr, steps = number("lr", lr, what="a rate"), ceil(len(images.y) / batch)
     optimizer = torch.optim.SGD(
         net.parameters(), lr, momentum=0.9, nesterov=True, weight_decay=5e-4
     )

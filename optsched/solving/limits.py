@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
+from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,11 +78,15 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.time_limit is not None:
-            object.__setattr__(self, "time_limit", number("time_limit", "seconds", self.time_limit))
+            object.__setattr__(
+                self,
+                "time_limit",
+                number("time_limit", self.time_limit, infinite=True, what="seconds"),
+            )
         for name, least, most in _RANGES:
             value = getattr(self, name)
             if value is not None or name in ("seed", "workers"):
-                object.__setattr__(self, name, whole_number(name, value, least, most))
+                object.__setattr__(self, name, integer(name, value, least, most))
         if not isinstance(self.options, Mapping):
             raise InputError(f"options: expected a mapping, got {self.options!r:.60}")
         if self.stop is not None:
@@ -108,25 +111,3 @@ class Limits:
     def _adopt(self, name: str, first: Callable[..., float], value: float) -> None:
         given = getattr(self, name)
         object.__setattr__(self, name, value if given is None else first(given, value))
-
-
-def whole_number(name: str, value: Any, least: int, most: int) -> int:
-    """A plain integer, also of NumPy's; never a truth value."""
-    try:
-        number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or not least <= number <= most:
-        raise InputError(f"{name}: expected an integer in {least}..{most}, got {value!r:.60}")
-    return number
-
-
-def number(name: str, unit: str, value: Any) -> float:
-    """A plain float >= 0, maybe infinite, also of NumPy's; never a truth value or a text."""
-    try:
-        plain = None if isinstance(value, (bool, str, bytes)) else float(value)
-    except (TypeError, ValueError, OverflowError):
-        plain = None
-    if plain is None or math.isnan(plain) or plain < 0:
-        raise InputError(f"{name}: expected {unit} >= 0, got {value!r:.60}")
-    return plain

@@ -102,7 +102,7 @@ def solve(
     )  # fmt: skip
     _require_support(engine, problem)
     if problem.objective_name in _TIMES and limits.target is not None and limits.target < 0:
-        raise InputError(f"target: expected an integer in 0..{2**53}, got {limits.target}")
+        raise InputError(f"target: expected an integer in 0..2^53, got {limits.target}")
     monitor = Monitor(limits, on_progress, started, watcher, _FINISH * problem.n_operations)
     start = None if warm_start is None else _warm_start(problem, warm_start)
     found = Result("unknown")

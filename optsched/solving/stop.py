@@ -7,12 +7,11 @@ without state: one may serve several searches at once.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
-from optsched.solving.limits import number, whole_number
+from optsched.io.values import integer, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +26,7 @@ class Time:
     seconds: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seconds", _number("Time: seconds", self.seconds))
+        object.__setattr__(self, "seconds", number("Time: seconds", self.seconds))
 
     def __call__(self, progress: Progress) -> bool:
         """Whether the time is over."""
@@ -41,7 +40,7 @@ class Iterations:
     count: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", _whole("Iterations: count", self.count))
+        object.__setattr__(self, "count", integer("Iterations: count", self.count))
 
     def __call__(self, progress: Progress) -> bool:
         """Whether the steps are done."""
@@ -55,7 +54,7 @@ class Target:
     objective: int
 
     def __post_init__(self) -> None:
-        value = whole_number("Target: objective", self.objective, -(2**53), 2**53)
+        value = integer("Target: objective", self.objective, -(2**53), 2**53)
         object.__setattr__(self, "objective", value)
 
     def __call__(self, progress: Progress) -> bool:
@@ -70,7 +69,7 @@ class Gap:
     relative: float
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "relative", _number("Gap: relative", self.relative))
+        object.__setattr__(self, "relative", number("Gap: relative", self.relative))
 
     def __call__(self, progress: Progress) -> bool:
         """Whether the proved gap is small enough."""
@@ -101,10 +100,10 @@ class NoImprovement:
             raise InputError("NoImprovement: expected either iterations or seconds")
         if self.iterations is not None:
             object.__setattr__(
-                self, "iterations", _whole("NoImprovement: iterations", self.iterations)
+                self, "iterations", integer("NoImprovement: iterations", self.iterations)
             )
         if self.seconds is not None:
-            object.__setattr__(self, "seconds", _number("NoImprovement: seconds", self.seconds))
+            object.__setattr__(self, "seconds", number("NoImprovement: seconds", self.seconds))
 
     def __call__(self, progress: Progress) -> bool:
         """Whether the last better schedule is too long ago."""
@@ -172,17 +171,6 @@ def split(criterion: Criterion) -> tuple[tuple[Criterion, ...], tuple[Criterion,
         tuple(c for c in asked if type(c) in ours),
         tuple(c for c in asked if type(c) not in ours),
     )
-
-
-def _number(name: str, value: Any) -> float:
-    found = number(name, "a number", value)
-    if math.isinf(found):
-        raise InputError(f"{name}: expected a number >= 0, got {value}")
-    return found
-
-
-def _whole(name: str, value: Any) -> int:
-    return whole_number(name, value, 0, 2**53)
 
 
 __all__ = ["AnyOf", "FirstFeasible", "Gap", "Iterations", "NoImprovement", "Target", "Time"]

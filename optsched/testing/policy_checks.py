@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-import optsched
 from optsched.cluster.engine import simulate_generic
 from optsched.cluster.errors import PolicyError, Stalled
 from optsched.cluster.job_checks import MOST_WORK
 from optsched.cluster.policy import ClusterView, Decision
 from optsched.cluster.run import Run
 from optsched.errors import InputError
+from optsched.model.verify import verify
 from optsched.testing.policy_worlds import World, policy_worlds
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _check_world(policy: Policy, place: str, world: World) -> None:
     _check_answers(policy, place, seen, log)
     _check_twin(policy, place, world, log)
     run = Run(world.workload, world.nodes, world.settings, policy.name, {}, log)
-    violations = optsched.verify(run.history)
+    violations = verify(run.history)
     assert not violations, f"{place}: history: {violations[0].message}"
 
 

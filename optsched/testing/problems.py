@@ -1,23 +1,32 @@
-"""Small problems of every kind that the solver checks run on."""
+"""Small problems of every kind of `optsched.solving.solver.KINDS` that the solver checks run on."""
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.model.schedule import NO_DEADLINE, Arcs, Resource, Rows, Schedule
+from optsched.model.schedule import Arcs, Resource, Rows, Schedule
 from optsched.problems.jobarray.problem import JobArray
 from optsched.problems.jobshop.problem import JobShop
-from optsched.testing.rolling_problems import small_rolling, tiny_rolling
+from optsched.problems.quota.job import QuotaJob
+from optsched.problems.quota.problem import QuotaPlan
+from optsched.testing.best_gpus import random_subset, subset_problems
+from optsched.testing.best_quota import quota_problems
+from optsched.testing.random_problems import random_graph, random_rolling
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Problem
 
 
+RANDOM, GPUS, QUOTAS = 12, 40, 60
+"""Random graphs and periodic arrays, choices of GPUs and quota plans that brute force judges."""
+
+
 def tiny_problems() -> list[Problem]:
-    """At most nine operations each, twelve if they repeat: brute force knows the optimum."""
+    """Up to nine operations (twelve if they repeat) or GPUs: brute force knows the optimum."""
     blocks = [[2, 3], [4, 1]]
     return [
         JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="two jobs"),
@@ -40,7 +49,7 @@ def tiny_problems() -> list[Problem]:
                  name="split backward"),
         JobArray(blocks, blocks, recompute=1, recompute_mode="always", checkpoint=1,
                  recompute_workspace=2, memory=4, name="recomputation"),
-        *tiny_rolling(),
+        *_tiny_rolling(), *subset_problems(GPUS), *quota_problems(QUOTAS),
     ]  # fmt: skip
 
 
@@ -74,51 +83,42 @@ def degenerate_problems() -> list[Problem]:
     ]  # fmt: skip
 
 
-def random_problems(count: int, seed: int = 0) -> list[Schedule]:
-    """Bare graphs of two or three jobs, at most seven operations, with every feature mixed.
+def _tiny_rolling() -> list[Problem]:
+    blocks, unlike = [[2, 3], [4, 1]], [[3, 4], [2, 2]]
 
-    Lags down to minus the duration, setups of any shape, zero durations, releases, deadlines,
-    held memory and workspace. No order at all may be feasible.
-    """
+    def rolling(name: str, forward: Any, backward: Any, **options: Any) -> JobArray:
+        return JobArray(forward, backward, objective="period", name=name, **options)
+
+    return [
+        rolling("rolling", blocks, unlike),
+        rolling("rolling, one job", [[2, 3]], [[4, 1]]),
+        rolling("rolling, lags", blocks, blocks, lag_forward=2, lag_backward=1),
+        rolling("rolling, switches", blocks, blocks, switch=3),
+        rolling("rolling, may idle", [[1, 1]] * 2, [[1, 1]] * 2, switch=[[100, 0]] * 2),
+        rolling("rolling, room for one", blocks, blocks, activation=5, memory=5),
+        rolling("rolling, room for two", [*blocks, [1, 1]], [*unlike, [2, 3]], activation=1,
+                memory=2),
+        rolling("rolling, copies", blocks, blocks, multiplicity=[2, 1]),
+        rolling("rolling, micro-batches", blocks, blocks, micro_batches=[2, 1]),
+        rolling("rolling, split backward", blocks, blocks, weight=[[1, 1], [2, 1]], activation=3,
+                weight_memory=1, memory=5),
+        rolling("rolling, chunks", [[1, 2, 1], [1, 1, 2]], [[2, 1, 2], [1, 1, 1]], place=[0, 1, 0]),
+        rolling("rolling, updates", blocks, blocks, update=1, update_mode="block"),
+        rolling("rolling, nothing but zeros", [[0, 0]] * 2, [[0, 0]] * 2),
+    ]  # fmt: skip
+
+
+def random_problems(seed: int = 0) -> list[Problem]:
+    """Bare graphs and periodic arrays with every feature mixed; no order at all may be feasible."""
     rng = random.Random(seed)
-    return [_random_graph(rng, f"random {k}") for k in range(count)]
-
-
-def _random_graph(rng: random.Random, name: str) -> Schedule:
-    job = sorted(rng.choices(range(rng.randint(2, 3)), k=rng.randint(3, 7)))
-    n, machines = len(job), rng.randint(1, 3)
-    duration = [rng.choice([0, 1, 2, 3, 5]) for _ in range(n)]
-    on = [rng.randrange(machines) for _ in range(n)]
-    arcs = [
-        (i, i + 1, rng.choice([0, 0, 0, 1, 4, -duration[i], -duration[i] // 2]))
-        for i in range(n - 1)
-        if job[i] == job[i + 1]
-    ]
-    columns: dict[str, list[int]] = {"duration": duration, "job": job, "family": job}
-    if rng.random() < 0.5:
-        columns["setup_out"] = [rng.choice([0, 0, 1, 2, 9]) for _ in range(n)]
-        columns["setup_in"] = [rng.choice([0, 0, 0, 3]) for _ in range(n)]
-    if rng.random() < 0.3:
-        columns["release"] = [rng.choice([0, 0, 2, 6]) for _ in range(n)]
-    if rng.random() < 0.2:
-        columns["deadline"] = [rng.choice([NO_DEADLINE, NO_DEADLINE, 9, 15]) for _ in range(n)]
-    capacity = [0] * machines
-    if rng.random() < 0.5:
-        capacity = [rng.choice([0, 3, 4]) for _ in range(machines)]
-        columns["workspace"] = [rng.choice([0, 0, 1]) for _ in range(n)]
-        columns["acquire"], columns["free"] = [0] * n, [0] * n
-        for i in range(n):  # what the first operation of a job takes, its last one there gives back
-            last = max(k for k in range(n) if (job[k], on[k]) == (job[i], on[i]))
-            size = rng.choice([0, 1, 2, 3]) if last > i else 0
-            columns["acquire"][i] += size
-            columns["free"][last] += size
-    return Schedule(
-        resources=tuple(Resource(f"m{r}", memory) for r, memory in enumerate(capacity)),
-        op_resources=Rows.of([[r] for r in on]),
-        arcs=Arcs.of(arcs),
-        name=name,
-        **{key: np.array(column, np.int64) for key, column in columns.items()},  # type: ignore[arg-type]
-    )
+    found: list[Problem] = []
+    for k in range(RANDOM):
+        array = random_rolling(rng)
+        while array.n_operations > 8:  # a minute of brute force
+            array = random_rolling(rng)
+        found.append(array.replace(name=f"random rolling {k}"))
+        found.append(replace(random_graph(rng), name=f"random {k}"))
+    return found
 
 
 def infeasible_problems() -> list[Problem]:
@@ -132,21 +132,38 @@ def infeasible_problems() -> list[Problem]:
 
 
 def small_problems(seed: int = 0) -> list[Problem]:
-    """Up to a hundred operations: enough that a search has something to do."""
+    """Up to a hundred operations or 24 GPUs: enough that a search has something to do."""
     rng = random.Random(seed)
 
-    def row(n: int) -> list[int]:
-        return [rng.randint(1, 20) for _ in range(n)]
+    def table(jobs: int, stages: int) -> list[list[int]]:
+        return [[rng.randint(1, 20) for _ in range(stages)] for _ in range(jobs)]
 
     shop = [
         [(machine, rng.randint(1, 30)) for machine in rng.sample(range(6), 6)] for _ in range(8)
     ]
+    mixed: dict[str, Any] = {
+        "lag_forward": 3, "lag_backward": 3, "switch": 5, "activation": 4, "memory": [12, 8, 4],
+    }  # fmt: skip
+    jobs = [
+        QuotaJob(f"j{i}", utility=[rng.randint(0, 90) for _ in range(6)], weight=rng.choice([1, 2]))
+        for i in range(12)
+    ]
     return [
         JobShop(shop, name="8x6"),
-        JobArray([row(4) for _ in range(10)], [row(4) for _ in range(10)], name="10 jobs"),
-        JobArray(
-            [row(3) for _ in range(6)], [row(3) for _ in range(6)], lag_forward=3, lag_backward=3,
-            switch=5, activation=4, memory=[12, 8, 4], name="6 jobs with everything",
-        ),
-        *small_rolling(seed),
+        JobArray(table(10, 4), table(10, 4), name="10 jobs"),
+        JobArray(table(6, 3), table(6, 3), **mixed, name="6 jobs with everything"),
+        JobArray(table(5, 3), table(5, 3), **mixed, objective="period",
+                 name="5 rolling jobs with everything"),
+        JobArray(table(6, 4), table(6, 4), objective="period", name="6 rolling jobs"),
+        random_subset(rng, 24, "24 GPUs"),
+        QuotaPlan(jobs, budget=40, name="12 jobs on 40 GPUs"),
     ]  # fmt: skip
+
+
+def equal_jobs(jobs: int, stages: int) -> tuple[JobArray, int]:
+    """Equal jobs on equal stages, and their least period: nobody ever waits."""
+    array = JobArray(
+        [[1] * stages] * jobs, [[2] * stages] * jobs, objective="period",
+        name=f"{jobs} equal rolling jobs, {stages} stages",
+    )  # fmt: skip
+    return array, max(jobs, stages) * 3

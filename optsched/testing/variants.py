@@ -10,6 +10,7 @@ import numpy as np
 
 from optsched.model.schedule import NO_DEADLINE, Arcs, Resource, Rows, Schedule
 from optsched.problems.jobshop.problem import JobShop
+from optsched.problems.quota.problem import QuotaPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +28,13 @@ class Variant(NamedTuple):
 
 
 def variants(problem: Problem, seed: int = 0) -> Iterator[Variant]:
-    """Variants of any problem for the makespan, and more of a job shop."""
+    """Variants of any problem for the makespan, more of a job shop; quotas of permuted jobs."""
     rng = random.Random(seed)
+    if isinstance(problem, QuotaPlan):
+        yield Variant(
+            "jobs permuted", problem.changed(jobs=rng.sample(problem.jobs, len(problem.jobs))), 1, 1
+        )
+        return
     graph = problem.graph()
     yield Variant("operations and resources renamed", renamed(graph, rng), 1, 1)
     yield Variant("all times times 7", stretched(graph, 7), 7, 7)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from depth import few_examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.arraypipe.advice import advise
@@ -108,7 +108,7 @@ def test_if_everything_fits_one_job_per_gpu_wins() -> None:
     assert advice["job array"].seconds >= advice["one job per GPU"].seconds
 
 
-@settings(max_examples=depth(3))
+@few_examples
 @given(
     st.lists(st.sampled_from([1, 2, 4, 8]), min_size=4, max_size=7),
     st.integers(1, 4),
@@ -389,7 +389,6 @@ def test_bad_arguments_are_named(changes: dict[str, Any], sentence: str) -> None
         advise(given.pop("profile"), **given)
 
 
-@settings(max_examples=depth(40))
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 4))
 def test_longest_first_keeps_its_promise(times: list[int], machines: int) -> None:
     """At most 4/3 - 1/(3m) of the best, never below the bound; brute force is the oracle."""

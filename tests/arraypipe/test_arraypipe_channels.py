@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from channel_model import Hang, Model, Shape, random_shape, segment_of
 from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import InputError, OptschedError
@@ -263,7 +263,6 @@ def slots() -> st.SearchStrategy[Slot]:
     return st.builds(Slot, small, st.sampled_from(KINDS), small, large, small, small, small)
 
 
-@settings(max_examples=depth(40))
 @given(
     slots(),
     st.integers(0, 7),
@@ -285,7 +284,6 @@ def test_headers_survive_packing(
     assert back._replace(loss=0.0) == given_header._replace(loss=0.0)
 
 
-@settings(max_examples=depth(40))
 @given(st.binary(max_size=80))
 def test_hostile_bytes_are_no_header(data: bytes) -> None:
     """Anything else is refused in a sentence."""

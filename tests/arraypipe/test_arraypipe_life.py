@@ -10,8 +10,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from depth import depth, half, seeds
-from hypothesis import given, settings
+from depth import few_examples, half, seeds
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.torch
 # stops
 
 
-@settings(max_examples=depth(4))
+@few_examples
 @given(
     seed=st.integers(0, 10**6),
     stops=st.dictionaries(st.integers(0, 2), st.integers(0, STEPS - 1)),

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import CyclicOrder, JobArray, Rows, Schedule
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 CYCLES = 24
 
 
-@settings(max_examples=depth(60))
 @given(st.data())
 def test_live_means_that_a_marked_graph_never_halts(data: st.DataObject) -> None:
     """The token test agrees with running many cycles, negative tokens included."""

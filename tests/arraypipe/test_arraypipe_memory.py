@@ -9,13 +9,13 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, build_model, loss, sgd, trainer  # noqa: E402
-from depth import depth, half  # noqa: E402
+from depth import depth, few_examples, half  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from optsched import InputError, Rows, Schedule, verify  # noqa: E402
@@ -143,7 +143,7 @@ def check(drawn: tuple[list[Settings], list[bool], dict[str, Any], float]) -> No
         assert differences(result.trained[j], alone(row)) == []
 
 
-@settings(max_examples=depth(8))
+@few_examples
 @given(arrays())
 def test_bit_identical_in_any_memory(drawn: Any) -> None:
     """SGD with momentum, AdamW, BatchNorm, dropout, micro-batches, recompute: no differing bit."""

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, build_model, data, sgd, trainer  # noqa: E402
-from depth import depth, seeds  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
+from depth import few_examples, seeds  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from test_arraypipe_settings import NAMES, Language, plateau, token_loss, tokens  # noqa: E402
 
@@ -74,7 +74,7 @@ JOBS = (
 )
 
 
-@settings(max_examples=depth(5))
+@few_examples
 @given(
     picks=st.lists(st.sampled_from(range(4)), min_size=1, max_size=3, unique=True),
     place=st.sampled_from([[0, 1, 2], [0, 1, 0], [0, 0, 0]]),
@@ -189,7 +189,7 @@ def test_updates_wait_for_the_backward_that_runs_last() -> None:
     assert {(last[0, 0, 0], updates[0], 0), (last[0, 0, 0], updates[1], 0)} <= arcs
 
 
-@settings(max_examples=depth(2))
+@few_examples
 @given(seed=st.integers(0, 10**6), counts=st.lists(st.integers(1, 3), min_size=1, max_size=3))
 def test_rolling_plans_with_offsets(seed: int, counts: list[int]) -> None:
     """Periodic orders whose micro-batches cross each other, and what is left of them."""

@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
-from depth import depth  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from optsched import InputError, OptschedError, Schedule, verify  # noqa: E402
@@ -407,7 +406,6 @@ def odd_tensors(draw: st.DrawFn) -> Any:
     return t.permute(draw(st.permutations(range(t.dim()))))
 
 
-@settings(max_examples=depth(60))
 @given(st.lists(odd_tensors(), max_size=4), st.integers(0, 3))
 def test_tensors_survive_the_wire(tensors: list[Any], more: int) -> None:
     """Values, shapes, strides, dtypes and the place within 64 bytes; a longer buffer does."""
@@ -441,7 +439,6 @@ def test_nothing_is_copied_on_receipt() -> None:
         assert t.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
 
 
-@settings(max_examples=depth(40))
 @given(st.binary(min_size=8, max_size=120))
 def test_hostile_tables_are_refused(data: bytes) -> None:
     """Garbage behind the header is refused in a sentence, or describes tensors inside the bytes."""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
@@ -208,7 +207,6 @@ def test_a_wrong_document_is_refused_by_field(
         from_text(json.dumps(given), "bad.json")
 
 
-@settings(max_examples=depth(60))
 @given(st.randoms(use_true_random=False))
 def test_any_change_is_read_or_refused(draw: Any) -> None:
     """Whatever one place of a document is replaced by: a profile or an `InputError`."""

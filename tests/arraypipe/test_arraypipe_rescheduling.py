@@ -9,8 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from depth import few_examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -171,7 +171,7 @@ def cases() -> st.SearchStrategy[dict[str, Any]]:
     }).filter(lambda case: case["joins"] is None or not case["waiting"])  # fmt: skip
 
 
-@settings(max_examples=depth(5))
+@few_examples
 @given(cases())
 def test_swaps_change_no_bit(case: dict[str, Any]) -> None:
     """Whatever plans follow each other at whatever moments, every job is as if it were alone."""

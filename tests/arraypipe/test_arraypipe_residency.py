@@ -10,8 +10,8 @@ from itertools import combinations, cycle
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from depth import depth, seeds
-from hypothesis import given, settings
+from depth import seeds
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import InputError, JobArray, solve
@@ -82,7 +82,6 @@ def fewest_by_search(row: Sequence[int], slots: int, start: frozenset[int]) -> d
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(1, 3))
-@settings(max_examples=depth(40))
 def test_no_residency_plan_loads_less(row: list[int], slots: int) -> None:
     """Brute force over all plans of up to three jobs and eight visits: Belady's rule is optimal."""
     decisions = Replacement(iter(reads(row)), [Rule(slots), Rule(1)], 20)
@@ -93,7 +92,6 @@ def test_no_residency_plan_loads_less(row: list[int], slots: int) -> None:
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=8), st.integers(1, 3))
-@settings(max_examples=depth(40))
 def test_no_cyclic_residency_plan_loads_less(row: list[int], slots: int) -> None:
     """The same for the sequence repeated for ever: the least mean over all loops of contents."""
     names = sorted(set(row))
@@ -217,7 +215,6 @@ def runs(draw: st.DrawFn) -> tuple[list[State], list[Visit], list[Rule]]:
 
 
 @given(runs(), st.data())
-@settings(max_examples=depth(60))
 def test_every_block_finds_the_newest_bytes(
     drawn: tuple[list[State], list[Visit], list[Rule]], data: st.DataObject
 ) -> None:
@@ -277,7 +274,6 @@ class Places(Bytes):
 
 
 @given(runs(), st.integers(0, 3))
-@settings(max_examples=depth(40))
 def test_no_two_uses_of_a_slot_overlap(
     drawn: tuple[list[State], list[Visit], list[Rule]], chunk: int
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -57,7 +57,6 @@ def cycles(draw: st.DrawFn) -> tuple[list[State], list[Visit], tuple[int, int]]:
 
 
 @given(cycles(), st.data())
-@settings(max_examples=depth(40))
 def test_the_compiled_clock_is_that_of_the_engine(
     drawn: tuple[list[State], list[Visit], tuple[int, int]], data: st.DataObject
 ) -> None:

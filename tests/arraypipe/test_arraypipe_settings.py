@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noqa: E402
-from depth import depth, seeds  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
+from depth import few_examples, seeds  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -209,7 +209,7 @@ def token_loss(output: Any, target: Any) -> Any:
 NAMES: Sequence[Sequence[str]] = [["embed"], ["middle"], ["third"], ["head"]]
 
 
-@settings(max_examples=depth(4))
+@few_examples
 @given(
     uses=st.sampled_from([1, 2]),
     third=st.booleans(),
@@ -236,7 +236,7 @@ def test_tied_weights(
     assert found(array, seed, place=place) == []
 
 
-@settings(max_examples=depth(3))
+@few_examples
 @given(
     third=st.booleans(),
     seed=st.integers(0, 10**6),

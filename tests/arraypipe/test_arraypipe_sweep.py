@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch")
 optuna = pytest.importorskip("optuna")
 
 from arraypipe_models import CUTS, build_model, data, loss, sgd  # noqa: E402
-from depth import depth  # noqa: E402
-from hypothesis import given, settings  # noqa: E402
+from depth import few_examples  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from optuna.trial import TrialState  # noqa: E402
 
@@ -108,7 +108,7 @@ def test_trials_are_exact_pruned_and_refilled() -> None:
     assert [row.job.status for row in result.trials[:2]] == ["done", "stopped"]
 
 
-@settings(max_examples=depth(3))
+@few_examples
 @given(
     width=st.integers(1, 4),
     n_trials=st.integers(1, 7),

@@ -21,7 +21,7 @@ from optsched.bandwidth import ClusterState, counts
 from optsched.bandwidth.ask import MOST_LEAVES, ask, gpus_of, leaves_in_python
 from optsched.bandwidth.contention import demands, share
 from optsched.bandwidth.model import UnmeasuredPattern
-from optsched.testing.best_subset import all_subsets, best_subset
+from optsched.testing.best_gpus import all_subsets, best_subset
 
 CASES = depth(100, 400)
 
@@ -102,7 +102,7 @@ def test_shared_definition():  # type: ignore[no-untyped-def]
     """`share` of a model is the definition of the oracle, exact joint allocations included."""
     from dataclasses import replace
 
-    from optsched.testing.best_subset import share as expected
+    from optsched.testing.best_gpus import share as expected
 
     for seed in range(300):
         model, state, wanted, k, rule, _, _ = case(seed)

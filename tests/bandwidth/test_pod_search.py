@@ -7,8 +7,8 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from depth import depth, seeds
-from hypothesis import given, settings
+from depth import seeds
+from hypothesis import given
 from hypothesis import strategies as st
 from random_pods import Case, TableModel, host_types, plain_bandwidth, plain_value, random_case
 
@@ -52,7 +52,6 @@ def assert_best(case: Case, k: int) -> None:
     assert plain_value(case, found.gpus) == best
 
 
-@settings(max_examples=depth(40))
 @given(SEEDS, st.sampled_from([0.0, 0.0, 0.2, 0.6]))
 def test_idle_is_the_best_of_all_subsets(seed: int, missing: float) -> None:
     """Without jobs, for every k, whether or not all patterns are measured."""
@@ -61,7 +60,6 @@ def test_idle_is_the_best_of_all_subsets(seed: int, missing: float) -> None:
         assert_best(case, k)
 
 
-@settings(max_examples=depth(60))
 @given(SEEDS, st.integers(1, 5), st.sampled_from([0.0, 0.0, 0.2]))
 def test_beside_tenants_is_the_best_of_all_subsets(seed: int, jobs: int, missing: float) -> None:
     """With jobs over hosts and pods."""
@@ -172,7 +170,6 @@ def test_in_one_pod_the_lowest_ids_of_the_best(seed: int) -> None:
         assert choose_pods(model, state, k).gpus == rows[int(np.argmax(values))]
 
 
-@settings(max_examples=depth(40))
 @given(SEEDS)
 def test_windows_equal_their_plain_twin(seed: int) -> None:
     """The kernel over pods, on tables of its own: all count vectors over up to five pods."""
@@ -216,7 +213,6 @@ def test_fewest_pods_equals_its_plain_twin(seed: int) -> None:
     assert found == min(sums) if sums else found > n_pods
 
 
-@settings(max_examples=depth(40))
 @given(st.integers(-1, 50), st.integers(0, 60), st.integers(0, 200))
 def test_capacity_needed_is_least(aim: int, more: int, demand: int) -> None:
     """One less does not give the value; the capacity itself does."""

@@ -15,7 +15,7 @@ from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.bandwidth.subset_search import pareto, sizes, submasks
 from optsched.bandwidth.subsets import SubsetSearch, ask_exact
-from optsched.testing.best_subset import all_subsets
+from optsched.testing.best_gpus import all_subsets
 
 CASES = depth(80, 240)
 

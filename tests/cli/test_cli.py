@@ -212,9 +212,9 @@ def test_solve_warm_start(cli: Cli) -> None:
         (("--workers", "0"), "workers: expected an integer in 1..1024, got 0"),
         (("--workers", "5000"), "workers: expected an integer in 1..1024, got 5000"),
         (("--solver", "cp-sat"), "solver: there is no 'cp-sat' (did you mean cpsat?); installed:"),
-        (("--stop-gap", "-1"), "Gap: relative: expected a number >= 0, got -1.0"),
-        (("--stop-gap", "nan"), "Gap: relative: expected a number >= 0, got nan"),
-        (("--stop-no-improvement", "-1"), "NoImprovement: seconds: expected a number >= 0"),
+        (("--stop-gap", "-1"), "Gap: relative: expected a finite number >= 0, got -1.0"),
+        (("--stop-gap", "nan"), "Gap: relative: expected a finite number >= 0, got nan"),
+        (("--stop-no-improvement", "-1"), "NoImprovement: seconds: expected a finite number >= 0"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else "",
 )

@@ -8,8 +8,7 @@ from typing import Any
 
 import determined_oracle as oracle
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.cluster.determined import (
@@ -24,8 +23,6 @@ from optsched.cluster.determined import (
     order,
     priority,
 )
-
-_NO_DEADLINE = settings(max_examples=depth(60))
 
 
 @st.composite
@@ -81,7 +78,6 @@ def states(draw: Any, *, flags: bool = True, most_tasks: int = 14) -> State:
     return replace(state, agents=agents)
 
 
-@_NO_DEADLINE
 @given(states())
 def test_fits_are_those_of_the_text(state: State) -> None:
     """Every task, waiting or not, on the cluster as it is."""
@@ -90,7 +86,6 @@ def test_fits_are_those_of_the_text(state: State) -> None:
         assert find_fit(state, task) == oracle.told(expected)
 
 
-@_NO_DEADLINE
 @given(states())
 def test_fair_share_is_that_of_the_text(state: State) -> None:
     """The decision, its order, and that the state has not changed."""
@@ -105,7 +100,6 @@ def test_fair_share_is_that_of_the_text(state: State) -> None:
     assert fair_share(state) == decision
 
 
-@_NO_DEADLINE
 @given(states(most_tasks=24), st.booleans(), st.sampled_from(["code", "docs"]))
 def test_priority_is_that_of_the_text(state: State, preemption: bool, variant: Any) -> None:
     """The decision, and what is released for whom."""
@@ -118,14 +112,12 @@ def test_priority_is_that_of_the_text(state: State, preemption: bool, variant: A
     assert priority(state, preemption, variant) == decision
 
 
-@_NO_DEADLINE
 @given(states(most_tasks=12))
 def test_the_order_is_that_of_the_text(state: State) -> None:
     """Positions of all kinds, missing ones among them."""
     assert order(state) == oracle.by_positions(state)
 
 
-@_NO_DEADLINE
 @given(states(), st.sampled_from(["fair_share", "priority"]), st.sampled_from(["code", "docs"]))
 def test_invariants(state: State, scheduler: str, variant: Any) -> None:
     """Only waiting tasks start, only preemptible running ones are released, capacity holds."""
@@ -160,7 +152,6 @@ def test_invariants(state: State, scheduler: str, variant: Any) -> None:
     assert decide(shuffled, variant=variant) == decision
 
 
-@_NO_DEADLINE
 @given(states(), st.sampled_from(["code", "docs"]))
 def test_nothing_starts_below_the_level_that_releases(state: State, variant: Any) -> None:
     """Once a level asks for releases, worse levels start nobody; without preemption none asks."""
@@ -175,7 +166,6 @@ def test_nothing_starts_below_the_level_that_releases(state: State, variant: Any
             assert max(begun) <= min(released)
 
 
-@_NO_DEADLINE
 @given(
     st.integers(1, 6), st.integers(1, 8), st.integers(1, 4), st.sampled_from([0.25, 1, 7]),
     st.integers(1, 40), st.integers(0, 2**30),
@@ -198,7 +188,6 @@ def test_equal_demands_and_weights(
         assert len(fair_share(state).start) == capacity
 
 
-@_NO_DEADLINE
 @given(states())
 def test_docs_offers_are_a_bounded_division(state: State) -> None:
     """Between what is fixed and the demand; nothing is left while somebody wants it."""

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from depth import depth, seeds
-from hypothesis import given, settings
+from depth import seeds
+from hypothesis import given
 from hypothesis import strategies as st
 from tick_oracle import simulate_by_ticks
 from toy_policies import Anything, Greedy
@@ -87,7 +87,6 @@ def compared(workload: Workload, nodes: Nodes, how: Settings, policy: Any) -> An
     return log
 
 
-@settings(max_examples=depth(60))
 @given(worlds(), st.integers(0, 10**6))
 def test_everything_against_ticks(world: Any, seed: int) -> None:
     """Passes, resizes, restarts, losses, packing, named nodes, drains, groups, rounds, wake-ups."""
@@ -101,7 +100,6 @@ def test_greedy_against_ticks(world: Any) -> None:
     compared(*world, Greedy())
 
 
-@settings(max_examples=depth(40))
 @given(worlds(), st.integers(0, 10**6))
 def test_conservation(world: Any, seed: int) -> None:
     """The work of all stays is the job's; GPUs are held by no more than they are; no overlap."""

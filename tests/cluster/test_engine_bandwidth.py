@@ -14,7 +14,7 @@ from optsched.bandwidth import contention as sharing
 from optsched.cluster import Job, Nodes, Workload, simulate
 from optsched.cluster.contention import BandwidthContention, Placement
 from optsched.errors import InputError
-from optsched.testing.subset_problems import Tables
+from optsched.testing.best_gpus import Tables
 
 MODEL = Tables(random.Random(3), [4, 4, 4])
 

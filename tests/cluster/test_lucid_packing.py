@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from lucid_packing_oracle import Packed
 from lucid_packing_oracle import simulate as tick
@@ -60,7 +59,6 @@ def workload(rows: list[tuple[int, int, int, str, float]]) -> Workload:
     )
 
 
-@settings(max_examples=depth(40))
 @given(packed_jobs(), tables(), st.sampled_from([2, 3, 4, 8]))
 def test_events_equal_ticks(rows, table, nodes):
     """Every job's end, with pairs that come and go."""

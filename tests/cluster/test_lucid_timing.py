@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from depth import few_examples
+from hypothesis import given
 from lucid_tick_oracle import simulate as tick
 from rigid_workloads import ticking, workload
 
@@ -44,7 +44,7 @@ def test_events_equal_ticks(policy, case):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=depth(5))
+@few_examples
 @given(ticking(12))
 def test_history_is_accepted(policy, case):
     """The verifier accepts what was simulated."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import elastic_workloads as cases
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from depth import depth, few_examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.cluster import Curve, Job, Nodes, Settings, Workload, entropy_workload, simulate
@@ -27,7 +27,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@settings(max_examples=depth(4))
+@few_examples
 @given(seed=st.integers(0, 10**6), jobs=st.integers(1, 24))
 def test_compiled_equals_asked(name, options, seed, jobs):
     """Every column of the log, whatever is asked."""

@@ -7,8 +7,8 @@ import itertools
 import elastic_workloads as cases
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from depth import depth, few_examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.cluster import Goodput, Job, Nodes, Workload, simulate
@@ -69,7 +69,7 @@ def options_of(view, room):
     return [ways for ways in every if sum(ways) <= room.budget]
 
 
-@settings(max_examples=depth(5))
+@few_examples
 @given(st.integers(0, 10**6))
 def test_max_min_is_the_kernel(seed):
     """With contiguous sizes."""
@@ -84,7 +84,7 @@ def test_max_min_is_the_kernel(seed):
     assert sum(watch("max_min", seed, look, sizes=(1, 2, 3, 4)))
 
 
-@settings(max_examples=depth(5))
+@few_examples
 @given(st.integers(0, 10**6))
 def test_proportional_is_the_kernel(seed):
     """With contiguous sizes."""
@@ -100,7 +100,7 @@ def test_proportional_is_the_kernel(seed):
     assert sum(watch("proportional", seed, look, sizes=(1, 2, 3, 4)))
 
 
-@settings(max_examples=depth(5))
+@few_examples
 @given(st.integers(0, 10**6), st.sampled_from([None, (1, 2, 3, 4)]))
 def test_makespan_is_smallest(seed, sizes):
     """Brute force over all sizes."""
@@ -123,7 +123,7 @@ def test_makespan_is_smallest(seed, sizes):
     assert sum(watch("makespan", seed, look, sizes=sizes))
 
 
-@settings(max_examples=depth(5))
+@few_examples
 @given(st.integers(0, 10**6))
 def test_fairness_is_smallest(seed):
     """The largest rho, in millionths, against brute force."""
@@ -148,7 +148,7 @@ def test_fairness_is_smallest(seed):
     assert sum(watch("finish_time_fairness", seed, look))
 
 
-@settings(max_examples=depth(4))
+@few_examples
 @given(st.integers(0, 10**6), st.sampled_from([-1.0, 0.0, 1.0, -3.0]))
 def test_goodput_is_largest(seed, p):
     """The multiple choice finds what brute force finds, and a genetic search nothing better."""
@@ -246,7 +246,7 @@ def test_sia_discounts_changes():
     assert seen[2][2] == [(1, round(discount**-0.5, 2)), (2, 0.71)]
 
 
-@settings(max_examples=depth(5))
+@few_examples
 @given(st.integers(0, 10**6))
 def test_sia_is_smallest(seed):
     """The rounded objective against brute force, then the fewest changes."""

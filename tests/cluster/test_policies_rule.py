@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import elastic_workloads as cases
 import numpy as np
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.cluster.elastic_twin_rule import (
@@ -151,7 +150,6 @@ def situations(draw):
     return jobs, order, held + int(random.integers(0, 6))
 
 
-@settings(max_examples=depth(100))
 @given(situations(), st.sampled_from([NEVER, BY_ORDER, BY_GAIN]),
        st.sampled_from([ROUND, MARGINAL, APPORTION]))  # fmt: skip
 def test_kernel_equals_plain_code(situation, preempt, surplus):

@@ -6,8 +6,8 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from depth import few_examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import cluster
@@ -30,7 +30,7 @@ LATE = ("las", "fair_share", "priority")
 
 
 @pytest.mark.parametrize("name", [n for n in cluster.policies.names() if n not in LATE])
-@settings(max_examples=depth(5))
+@few_examples
 @given(rows=ROWS, gpus=st.integers(1, 4))
 def test_no_gpu_idles_while_a_job_waits(name: str, rows: list[tuple[int, int]], gpus: int) -> None:
     """Jobs of one GPU: at every instant min(jobs there, GPUs) run."""

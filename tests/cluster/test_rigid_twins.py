@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from depth import depth, half
-from hypothesis import given, settings
+from depth import depth, few_examples, half
+from hypothesis import given
 from rigid_workloads import clusters, same, workload
 
 from optsched.cluster import Group, Job, Linear, Nodes, Settings, Workload
@@ -39,7 +39,7 @@ def test_twin_equals_generic(name, options, case):
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@settings(max_examples=depth(2))
+@few_examples
 @given(clusters(12))
 def test_history_is_accepted(name, options, case):
     """The verifier accepts every run."""

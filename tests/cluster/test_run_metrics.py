@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from depth import depth
+from depth import few_examples
 from hand_logs import held_at, run_of, runs, slow_percentile, stay
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.cluster.job import WORK, Job
@@ -243,7 +243,6 @@ def coming_and_going(draw: st.DrawFn) -> Run:
     return simulate(jobs, draw(st.sampled_from(["fifo", "srtf"])), nodes, changes=changes)
 
 
-@settings(max_examples=depth(40))
 @given(coming_and_going())
 def test_nodes_that_change_at_random(run: Run) -> None:
     """Three shares by counting, in every tick, the GPUs that are there and those that are held."""
@@ -312,7 +311,7 @@ def test_effective_utilisation_sees_the_speedup() -> None:
 
 
 @given(runs())
-@settings(max_examples=depth(4))
+@few_examples
 def test_document_round_trip(tmp_path_factory: pytest.TempPathFactory, run: Run) -> None:
     """What is written is what is read."""
     path = tmp_path_factory.mktemp("m") / "m.json"

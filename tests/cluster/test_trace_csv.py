@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.cluster.job import WORK, Job, rates
@@ -21,8 +21,6 @@ from optsched.formats.trace_csv import Profile, read_trace, write_trace
 
 HEAD = "job_id,submit_time_s,num_gpus,duration_s,priority,type\n"
 ROOT = Path(__file__).parent.parent.parent
-
-folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def trace(tmp_path: Path, body: str, head: str = HEAD) -> Path:
@@ -58,7 +56,6 @@ def rigid(draw: st.DrawFn) -> Workload:
     return Workload.of(made, time_unit=draw(st.sampled_from(["s", "ms", "us", "ns"])))
 
 
-@folder
 @given(rigid())
 def test_round_trip(tmp_path: Path, workload: Workload) -> None:
     """Every column that a trace has."""
@@ -67,7 +64,6 @@ def test_round_trip(tmp_path: Path, workload: Workload) -> None:
     assert again == workload.changed(name="x.csv")
 
 
-@folder
 @given(rigid(), st.integers(0, 99))
 def test_permuted_rows(tmp_path: Path, workload: Workload, seed: int) -> None:
     """Any order of the rows, sorted again, is the same workload."""
@@ -216,7 +212,6 @@ def test_hostile_files(tmp_path: Path) -> None:
     assert read_trace(path, ignore_columns=True).names == ("a",)
 
 
-@folder
 @given(st.data())
 def test_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
     """Whatever a few changed characters make of a trace: a workload, or one sentence."""
@@ -268,7 +263,6 @@ def elastic(draw: st.DrawFn) -> Workload:
     return Workload.of(made, time_unit=draw(st.sampled_from(["s", "ms", "us", "ns"])))
 
 
-@folder
 @given(elastic())
 def test_elastic_round_trip(tmp_path: Path, workload: Workload) -> None:
     """Every column that a trace may have."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from depth import few_examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
@@ -46,7 +46,7 @@ def back(given_tree: dict[str, Any], cluster: Cluster | None = None) -> Bottlene
     return bandwidth_json.from_tree(given_tree, "m.json", cluster)
 
 
-@settings(max_examples=depth(4))
+@few_examples
 @given(st.integers(0, 10**6), st.integers(0, 60))
 def test_what_is_read_predicts_the_same_bits(seed: int, n: int) -> None:
     """Values and both ends of intervals, measurements, collective, payload; and is not relearnt."""

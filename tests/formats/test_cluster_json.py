@@ -7,8 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.cluster import Cluster, Host, HostType
@@ -66,7 +65,6 @@ def clusters(draw: st.DrawFn) -> Cluster:
         return Cluster(tuple(Host(h.name, h.type) for h in hosts), tuple(types))
 
 
-@settings(max_examples=depth(40))
 @given(clusters())
 def test_round_trip(cluster: Cluster) -> None:
     """The same cluster, to the kB/s, and the same text again."""

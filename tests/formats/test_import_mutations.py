@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.cluster import Cluster, HostType
@@ -81,7 +80,6 @@ PIECES = st.sampled_from(
 
 
 @pytest.mark.parametrize("kind", READERS)
-@settings(max_examples=depth(40))
 @given(data=st.data())
 def test_damaged(kind: str, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """The whole file is read; with pieces lost, doubled or added it is read or refused."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
@@ -43,7 +42,6 @@ def measurements(draw: st.DrawFn) -> Measurement:
     )
 
 
-@settings(max_examples=depth(40))
 @given(
     st.lists(measurements(), min_size=1, max_size=5),
     st.sampled_from(OPERATIONS),

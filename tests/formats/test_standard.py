@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import JobShop
@@ -241,7 +240,6 @@ def test_swapped_lines_only_permute_jobs(a: int, b: int) -> None:
         assert shop is None
 
 
-@settings(max_examples=depth(60))
 @given(st.sampled_from(PLACES), st.sampled_from(PLACES))
 def test_swapped_tokens_are_noticed_or_legal(a: tuple[int, int], b: tuple[int, int]) -> None:
     """Two swapped tokens are two durations, two machines of a job, or refused."""

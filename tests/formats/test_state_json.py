@@ -6,8 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched.bandwidth.cluster import Cluster, Host, HostType
@@ -41,7 +40,6 @@ def states(draw: st.DrawFn) -> ClusterState:
     return ClusterState(CLUSTER, tuple(held[0]), jobs, tuple(held[1]))
 
 
-@settings(max_examples=depth(40))
 @given(states())
 def test_round_trip(state: ClusterState) -> None:
     """The same state, demands to the kB/s, and the same text again."""

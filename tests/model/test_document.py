@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import graphs, periodic_schedules, schedules
 
@@ -30,7 +29,6 @@ VALUES = st.recursive(
 
 
 @given(graphs() | schedules() | periodic_schedules(), NAMES, st.dictionaries(NAMES, VALUES))
-@settings(max_examples=depth(40))
 def test_round_trip(s: Schedule, name: str, provenance: dict[str, Any]) -> None:
     """read(write(s)) == s, with any name and any provenance, and the bytes do not change."""
     s = replace(s, name=name, provenance=provenance)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from strategies import graphs, schedules, spoilt
 
@@ -143,7 +142,6 @@ def test_an_instance_cannot_be_verified(graph: Schedule) -> None:
 
 
 @given(spoilt(schedules()))
-@settings(max_examples=depth(60))
 def test_agrees_with_oracle(schedule: Schedule) -> None:
     """All violations but overlaps and deadlocks, with operations and amounts, no more, no fewer."""
     found = verify(schedule)
@@ -155,7 +153,6 @@ def test_agrees_with_oracle(schedule: Schedule) -> None:
 
 
 @given(spoilt(schedules()))
-@settings(max_examples=depth(60))
 def test_overlaps_are_those_of_a_step_by_step_simulation(schedule: Schedule) -> None:
     """Where k operations hold a resource at once, k - 1 pairs of them are named, and no other."""
     named = {(v.resource, frozenset(v.operations)) for v in verify(schedule) if v.kind == "overlap"}
@@ -167,7 +164,6 @@ def test_overlaps_are_those_of_a_step_by_step_simulation(schedule: Schedule) -> 
 
 
 @given(spoilt(schedules()))
-@settings(max_examples=depth(60))
 def test_deadlock_is_named_exactly_if_devices_get_stuck(schedule: Schedule) -> None:
     """Cycles of arcs and sequences = execution by the sequences stops; each one is a cycle."""
     cycles = [v.operations for v in verify(schedule) if v.kind == "liveness"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from depth import few_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rolling_arrays import equal_jobs
 from strategies import periodic_schedules, schedules, spoilt
@@ -62,7 +62,6 @@ def test_correct_plans_are_accepted(plan: Schedule) -> None:
 
 
 @given(spoilt(periodic_schedules()))
-@settings(max_examples=depth(100))
 def test_silent_exactly_if_silent_unrolled(plan: Schedule) -> None:
     """A plan can be repeated for ever if and only if its first cycles are correct one-shot."""
     found = [v for v in verify(plan) if v.kind != "objective"]
@@ -81,7 +80,6 @@ def test_silent_exactly_if_silent_unrolled(plan: Schedule) -> None:
 
 
 @given(spoilt(periodic_schedules()))
-@settings(max_examples=depth(60))
 def test_same_rules_broken_as_unrolled(plan: Schedule) -> None:
     """What is wrong with a cycle is wrong in the cycles written out: operations and amounts."""
     found = facts(verify(plan))
@@ -345,7 +343,7 @@ def test_unroll_repeats_everything(plan: Schedule, cycles: int) -> None:
 
 
 @given(schedules())
-@settings(max_examples=depth(2))
+@few_examples
 def test_unroll_refuses(schedule: Schedule) -> None:
     """One-shot schedules, instances and silly numbers of cycles get a sentence."""
     with pytest.raises(InputError, match="no period"):

@@ -14,8 +14,8 @@ from optsched import JobArray, JobShop, Objective, Schedule, verify
 from optsched.errors import InputError
 from optsched.model.difference import difference
 from optsched.model.schedule import Arcs
-from optsched.testing.quota_problems import quota_problems
-from optsched.testing.subset_problems import subset_problems
+from optsched.testing.best_gpus import subset_problems
+from optsched.testing.best_quota import quota_problems
 
 if TYPE_CHECKING:
     from program import Cli

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import HealthCheck, given, settings
+from depth import few_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rolling_arrays import equal_jobs
 from strategies import periodic_schedules, schedules, spoilt
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-few = settings(max_examples=depth(5), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def drawn(picture: Path, group: str) -> int:
@@ -59,7 +57,7 @@ def pipeline(name: str = "two jobs") -> Schedule:
     )
 
 
-@few
+@few_examples
 @given(st.one_of(schedules(), periodic_schedules()))
 def test_one_bar_per_operation_and_resource(tmp_path: Path, s: Schedule) -> None:
     """Bars, marks and setups of the picture are those of the schedule."""
@@ -131,7 +129,7 @@ def test_a_key_of_jobs_where_there_is_room(tmp_path: Path) -> None:
         assert ("job" in words(tmp_path / "x.svg")) == there
 
 
-@few
+@few_examples
 @given(spoilt(st.one_of(schedules(), periodic_schedules())))
 def test_wrong_schedules_are_still_drawn(tmp_path: Path, s: Schedule) -> None:
     """The picture shows what the document says, right or wrong."""

@@ -358,7 +358,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"memory": [1, 2]}, "place: device 2 does not exist"),
     ({"memory": [1, 2, -3]}, r"devices\[2\]\.memory: expected an integer >= 0, got -3"),
     ({"place": [0, 1]}, r"place: expected one device per stage \(3\), got 2"),
-    ({"place": [0, 1, -1]}, r"place\[2\]: expected a device number >= 0, got -1"),
+    ({"place": [0, 1, -1]}, r"place\[2\]: expected an integer in 0..1000000, got -1"),
     ({"place": [0, 1, 5], "devices": ["a", "b", "c"]}, "place: device 5 does not exist"),
     ({"place": [[[0, 1, 2]]]}, r"place: expected one entry per job \(2\), got 1"),
     ({"place": [[[0, 1, 2]], []]}, r"place\[1\]: expected one row per micro-batch"),

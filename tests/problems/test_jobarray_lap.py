@@ -6,7 +6,7 @@ import numpy as np
 from depth import seeds
 
 import optsched
-from optsched.testing.best_period import best_period
+from optsched.testing.brute_force import best_period
 
 
 def one_job(seed: int) -> optsched.JobArray:

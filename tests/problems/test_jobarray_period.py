@@ -15,8 +15,7 @@ from optsched import InputError, JobArray, verify
 from optsched.analysis.rolling import rolling
 from optsched.model.graph import scheduled
 from optsched.problems.jobarray.cycle import answer_of
-from optsched.testing.best_period import best_period
-from optsched.testing.brute_force import best_makespan
+from optsched.testing.brute_force import best_makespan, best_period
 
 if TYPE_CHECKING:
     from random import Random

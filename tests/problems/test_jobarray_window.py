@@ -9,7 +9,7 @@ from depth import seeds
 import optsched
 from optsched.problems.jobarray.graph import build
 from optsched.problems.jobarray.window import window_bound
-from optsched.testing.best_period import best_period
+from optsched.testing.brute_force import best_period
 
 
 def split_job(seed: int) -> optsched.JobArray:

@@ -19,7 +19,7 @@ from optsched.problems.jobarray.tradeoff import tradeoff
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing import best_makespan
-from optsched.testing.best_period import best_period
+from optsched.testing.brute_force import best_period
 from optsched_solvers.shop import recompute_choice
 from optsched_solvers.shop.dispatch import Dispatch
 

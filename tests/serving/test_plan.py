@@ -14,7 +14,7 @@ from routing_problems import mutated, plain
 from optsched.errors import InputError
 from optsched.model.verify import verify
 from optsched.serving import Fluid, MarginalCost, Plan, Router, check_log, plan_instances, simulate
-from optsched.testing.routing_problems import random_routing
+from optsched.testing.router_checks import random_routing
 from optsched_solvers.routing.models import BATCH, BUSY, WAITING, _weights, fluid_shares
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from optsched.problems.routing.document import from_tree, to_json
 from optsched.problems.routing.workload import network_mmac, read_arrivals, reference
 from optsched.serving.routers import JSED, Router, Static
 from optsched.serving.simulator import simulate
-from optsched.testing.routing_problems import random_routing
+from optsched.testing.router_checks import random_routing
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -92,7 +92,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"requests.1.arrival_ms": 1e10}, "arrival_ms[1]: expected at most 9007199255 ms, got 1e+10"),
     ({"servers.0.ms_per_mmac": 1e9}, "servers[0]: the longest batch: expected at most"),
     ({"link.ms_per_mb": 1e10}, "link: the longest transfer: expected at most"),
-    ({"ms_per_point": 1e300}, "ms_per_point: expected at most 1e+12, got 1e+300"),
+    ({"ms_per_point": 1e300}, "ms_per_point: expected a number >= 0 and <= 1e+12, got 1e+300"),
     ({"requests.0.weight": 1}, 'requests[0]: unknown field "weight"'),
     ({"max_batch": 0}, "max_batch: expected an integer in 1..4096, got 0"),
     ({"servers": []}, "servers: expected at least one"),
@@ -101,9 +101,9 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"servers.0.sat_mmac": 0.0}, "servers[0].sat_mmac: expected a number > 0"),
     ({"servers.0.peak_w": 1.0}, "servers[0].peak_w: 1.0 is below idle_w, 5.0"),
     ({"servers.0.cost_ms": [[[1.0, 1.0]]]}, "servers[0].cost_ms: expected 2 segments, got 1"),
-    ({"servers.0.load_ms": 1e300}, "servers[0].load_ms: expected at most"),
+    ({"servers.0.load_ms": 1e300}, "servers[0].load_ms: expected a number >= 0 and <= 1e+12"),
     ({"link.activation_mb": [[1.0]]}, "link.activation_mb: expected shape (2, 2), got (1, 1)"),
-    ({"router_ms": -0.1}, "router_ms: expected a number >= 0, got -0.1"),
+    ({"router_ms": -0.1}, "router_ms: expected a number >= 0 and <= 1e+12, got -0.1"),
     ({"format": "optsched.routing/2"}, 'format: "optsched.routing/2" is newer than this optsched'),
     ({"horizon": 4}, 'unknown field "horizon"'),
 ]

@@ -22,7 +22,7 @@ from optsched.serving.core import Settings
 from optsched.serving.routers import JSED, Decision, InfeasibleRoute, Router, Static
 from optsched.serving.simulator import new_world, simulate
 from optsched.serving.world import DRAINED, advance
-from optsched.testing.routing_problems import random_routing
+from optsched.testing.router_checks import random_routing
 
 if TYPE_CHECKING:
     from optsched.serving.routers import View

@@ -18,7 +18,7 @@ from optsched.model.graph import scheduled
 from optsched.solving.solver import Support, support_by_name
 from optsched.solving.solver import solver as find_solver
 from optsched.testing import best_makespan
-from optsched.testing.check_common import against_optimum
+from optsched.testing.common import against_optimum
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -306,15 +306,16 @@ def test_interrupt_inside_an_engine() -> None:
 
 def test_interrupt_inside_cp_sat(monkeypatch: pytest.MonkeyPatch) -> None:
     """While its thread waits for CP-SAT."""
-    from optsched_solvers.shop import cpsat
+    looks = []
+    advance = optsched.Monitor.advance
 
-    def pressed(seconds: float, real: Any = cpsat.time.sleep, calls: list[int] = []) -> None:  # noqa: B006
-        calls.append(1)
-        real(seconds)
-        if len(calls) == 5:
+    def pressed(monitor: optsched.Monitor, steps: int) -> None:
+        advance(monitor, steps)
+        looks.append(steps)
+        if len(looks) == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(cpsat.time, "sleep", pressed)
+    monkeypatch.setattr(optsched.Monitor, "advance", pressed)
     before = searching()
     result = optsched.solve(hard(), "cpsat", time_limit=600, workers=1)
     assert result.interrupted and result.schedule is not None

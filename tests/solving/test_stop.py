@@ -72,15 +72,15 @@ def test_criteria(criterion: Any, before: Progress | None, after: Progress) -> N
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Time(-1), "Time: seconds: expected a number >= 0, got -1"),
+        (lambda: Time(-1), "Time: seconds: expected a finite number >= 0, got -1"),
         (lambda: Time(math.nan), "Time: seconds"),
         (lambda: Time(math.inf), "Time: seconds"),
-        (lambda: Time("3"), "Time: seconds: expected a number >= 0, got '3'"),  # type: ignore[arg-type]
+        (lambda: Time("3"), 'Time: seconds: expected a finite number >= 0, got "3"'),  # type: ignore[arg-type]
         (lambda: Time(True), "Time: seconds"),
         (lambda: Iterations(1.5), "Iterations: count: expected an integer"),  # type: ignore[arg-type]
         (lambda: Iterations(-1), "Iterations: count"),
         (lambda: Target(2**63), "Target: objective: expected an integer"),
-        (lambda: Gap(-0.1), "Gap: relative: expected a number >= 0, got -0.1"),
+        (lambda: Gap(-0.1), "Gap: relative: expected a finite number >= 0, got -0.1"),
         (lambda: Gap(None), "Gap: relative"),  # type: ignore[arg-type]
         (lambda: NoImprovement(), "NoImprovement: expected either iterations or seconds"),
         (lambda: NoImprovement(3, 4), "NoImprovement: expected either iterations or seconds"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from optsched.errors import InputError, MissingExtra, OptschedError
-from optsched.io.strict_json import shown
+from optsched.io.strict_json import format_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ def load_trainer(script: str) -> ArrayTrainer:
     module = imported(path)
     make = getattr(module, name, None)
     if make is None:
-        raise InputError(f"{path}: has no function {shown(name)}{_offers(module)}")
+        raise InputError(f"{path}: has no function {format_json(name)}{_offers(module)}")
     if not callable(make):
         raise InputError(f"{path}:{name}: expected a function, got {make!r:.60}")
     made = _guarded(path, make)
@@ -78,7 +78,7 @@ def script_parts(script: str) -> tuple[Path, str]:
     """File and function of ``FILE.py:FUNCTION``; `InputError` if it is not one or not there."""
     file, _, name = script.rpartition(":")
     if not file or not name.isidentifier():
-        raise InputError(f"script: expected FILE.py:FUNCTION, got {shown(script)}")
+        raise InputError(f"script: expected FILE.py:FUNCTION, got {format_json(script)}")
     path = Path(file)
     if path.is_dir():
         raise InputError(f"{path}: is a directory, expected a Python file")

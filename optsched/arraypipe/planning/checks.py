@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.errors import InputError
-from optsched.io.strict_json import shown
+from optsched.io.strict_json import format_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -95,7 +95,7 @@ def check_orders(
                 owner = schedule.resources[blocks[i].device].name if blocks[i].device >= 0 else None
                 raise InputError(
                     f"sequences[{device}][{place}]: {blocks[i]} runs on "
-                    f"{'no device' if owner is None else shown(owner)}"
+                    f"{'no device' if owner is None else format_json(owner)}"
                 )
             if i in position:
                 raise InputError(f"sequences[{device}][{place}]: {blocks[i]} is listed twice")
@@ -161,11 +161,13 @@ def check_memory(
         if not capacity:
             continue
         if gain := sum(change[i] for i in row):
-            raise InputError(f"{shown(name)} gains {gain} bytes in every cycle (acquire - free)")
+            raise InputError(
+                f"{format_json(name)} gains {gain} bytes in every cycle (acquire - free)"
+            )
         for i, level in zip(row, held[device], strict=True):
             if level + workspace[i] > capacity:
                 raise InputError(
-                    f"{shown(name)}: {blocks[i]} needs {level + workspace[i]} bytes in all, "
+                    f"{format_json(name)}: {blocks[i]} needs {level + workspace[i]} bytes in all, "
                     f"the device has {capacity}; {_jobs_that_fit(schedule, blocks, sequences)}"
                 )
 
@@ -206,7 +208,9 @@ def _block(
             f"build the schedule with whole B blocks"
         )
     if kind not in KINDS:
-        raise InputError(f"operations[{i}].kind: expected {', '.join(KINDS)}, got {shown(kind)}")
+        raise InputError(
+            f"operations[{i}].kind: expected {', '.join(KINDS)}, got {format_json(kind)}"
+        )
     if offset > MOST_CYCLES:
         raise InputError(
             f"operations[{i}].offset: expected at most {MOST_CYCLES} cycles, got {offset}"
@@ -269,7 +273,7 @@ def _check_devices(work: list[Block], schedule: Schedule) -> None:
     for block in work:
         first = home.setdefault((block.job, block.stage), block)
         if block.device != first.device:
-            names = [shown(schedule.resources[b.device].name) for b in (first, block)]
+            names = [format_json(schedule.resources[b.device].name) for b in (first, block)]
             raise InputError(
                 f"operations[{block.operation}].resources: {block} runs on {names[1]}, but "
                 f"{first} on {names[0]}; a stage of a job stays on one device"

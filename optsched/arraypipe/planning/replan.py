@@ -12,8 +12,8 @@ import weakref
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import integer, number
 from optsched.model.schedule import Problem, Schedule
-from optsched.solving.limits import number, whole_number
 
 _CHILD = "from optsched.arraypipe.planning.replan import _serve; _serve()"
 _NICE = 10  # the solver gets what the training leaves over
@@ -37,7 +37,7 @@ def gain(old_period: int, new_period: int, cycles_left: int, drain: int) -> int:
         ("cycles_left", cycles_left),
         ("drain", drain),
     ):
-        whole_number(name, value, 0, MAX_INTEGER)
+        integer(name, value, 0, MAX_INTEGER)
     return (old_period - new_period) * cycles_left - drain
 
 
@@ -56,7 +56,7 @@ class Replanner:
     """
 
     def __init__(self, *, workers: int = 1) -> None:
-        self._workers = whole_number("workers", workers, 1, 1024)
+        self._workers = integer("workers", workers, 1, 1024)
         self._lock = threading.Lock()
         self._request = 0  # number of the request whose answer is awaited
         self._closed = self._busy = False
@@ -92,7 +92,7 @@ class Replanner:
             )
         if start is not None and not isinstance(start, Schedule):
             raise InputError(f"start: expected a Schedule or None, got {start!r:.60}")
-        seconds = number("time_limit", "seconds", time_limit)
+        seconds = number("time_limit", time_limit, infinite=True, what="seconds")
         if math.isinf(seconds):
             raise InputError("time_limit: expected a number of seconds, got infinity")
         self.cancel()

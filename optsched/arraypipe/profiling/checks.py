@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
-from optsched.io.strict_json import shown
+from optsched.io.strict_json import format_json
 from optsched.io.values import label
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def check(profile: Profile) -> None:
     except ValueError:
         raise InputError(
             f"device.date: expected a date such as 2025-01-31T12:00:00+00:00, "
-            f"got {shown(profile.device.date)}"
+            f"got {format_json(profile.device.date)}"
         ) from None
     for j, job in enumerate(profile.jobs):
         label(f"jobs[{j}].optimizer", job.optimizer, 1000)
@@ -51,10 +51,10 @@ def _check_states(profile: Profile) -> None:
     for s, stage in enumerate(profile.stages):
         for name in names:
             if name not in stage.state:
-                raise InputError(f"stages[{s}].state: job {shown(name)} is missing")
+                raise InputError(f"stages[{s}].state: job {format_json(name)} is missing")
         for name in stage.state:
             if name not in names:
-                raise InputError(f"stages[{s}].state: there is no job {shown(name)}")
+                raise InputError(f"stages[{s}].state: there is no job {format_json(name)}")
 
 
 def _check_blocks(profile: Profile) -> None:
@@ -122,7 +122,7 @@ def _distinct(key: str, names: Sequence[str]) -> None:
         label(f"{key}[{k}].name", name)
         if seen.setdefault(name, k) != k:
             raise InputError(
-                f"{key}[{k}].name: {shown(name)} is also the name of {key}[{seen[name]}]"
+                f"{key}[{k}].name: {format_json(name)} is also the name of {key}[{seen[name]}]"
             )
 
 

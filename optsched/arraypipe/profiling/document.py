@@ -25,7 +25,7 @@ from optsched.arraypipe.profiling.entries import (
 )
 from optsched.arraypipe.profiling.fit import Curve, FitError, fit_error
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, check_format, decode, parse, shown
+from optsched.io.strict_json import MAX_INTEGER, check_format, decode, format_json, parse
 
 if TYPE_CHECKING:
     import os
@@ -277,7 +277,7 @@ class Profile:
         curve = self._curves.get((kind, stage, job.precision))
         if curve is None:
             if kind not in ("F", "B", "R"):
-                raise InputError(f"kind: expected F, B, R or U, got {shown(kind)}")
+                raise InputError(f"kind: expected F, B, R or U, got {format_json(kind)}")
             raise InputError(f"precision: {job.precision} of job {job.name} was not measured")
         return curve
 

@@ -18,11 +18,10 @@ import numpy as np
 
 from optsched.arraypipe.profiling.entries import ProfiledJob
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, shown
-from optsched.io.values import MAX_NAME, label
+from optsched.io.strict_json import MAX_INTEGER, format_json
+from optsched.io.values import MAX_NAME, integer, label
 from optsched.pipelines.profiles import bytes_of
 from optsched.problems.jobarray.checks import flat, option_of, place_of
-from optsched.problems.jobshop.checks import integer
 
 if TYPE_CHECKING:
     from optsched.arraypipe.profiling.document import Profile
@@ -149,7 +148,7 @@ def chosen(profile: Profile, jobs: Sequence[Any] | None) -> tuple[list[ProfiledJ
     for k, given in enumerate(jobs):
         place = f"jobs[{k}]: "
         if isinstance(given, (int, np.integer)):
-            number = integer(given, place, 0, len(profile.jobs) - 1)
+            number = integer(place[:-2], given, 0, len(profile.jobs) - 1)
             job = like = profile.jobs[number]
             copies[number] += 1
             if copies[number] > 1:
@@ -180,8 +179,8 @@ def _described(profile: Profile, given: Any, k: int) -> tuple[ProfiledJob, Profi
     else of those in its precision the one whose updates take longest.
     """
     name = getattr(given, "name", "") or f"job{k}"
-    batch_size = integer(given.batch_size, f"jobs[{k}].batch_size: ", 1, MAX_INTEGER)
-    parts = integer(given.microbatches, f"jobs[{k}].microbatches: ", 1, batch_size)
+    batch_size = integer(f"jobs[{k}].batch_size", given.batch_size, 1, MAX_INTEGER)
+    parts = integer(f"jobs[{k}].microbatches", given.microbatches, 1, batch_size)
     precision = getattr(given, "precision", "fp32")
     same = [job for job in profile.jobs if job.precision == precision]
     if not same:
@@ -192,7 +191,8 @@ def _described(profile: Profile, given: Any, k: int) -> tuple[ProfiledJob, Profi
         same = [job for job in same if job.optimizer == told]
         if not same:
             raise InputError(
-                f"jobs[{k}].optimizer: {shown(told)} was not measured; there are {', '.join(known)}"
+                f"jobs[{k}].optimizer: {format_json(told)} was not measured; there are "
+                f"{', '.join(known)}"
             )
     like = next((job for job in same if job.name == name), None) or max(
         same,
@@ -335,7 +335,7 @@ def _bytes_there(profile: Profile, memory: str | int | Sequence[int], count: int
         return [bytes_of(memory)] * count
     if not isinstance(memory, (Sequence, np.ndarray)) or len(memory) != count:
         raise InputError(f"memory: expected bytes of {count} devices, got {memory!r:.60}")
-    return [integer(b, f"memory[{d}]: ", 1, MAX_INTEGER) for d, b in enumerate(memory)]
+    return [integer(f"memory[{d}]", b, 1, MAX_INTEGER) for d, b in enumerate(memory)]
 
 
 def _stages(profile: Profile) -> range:

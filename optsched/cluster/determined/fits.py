@@ -8,8 +8,8 @@ from optsched.cluster.determined import board
 from optsched.cluster.determined.columns import columns
 from optsched.cluster.determined.shares import checked
 from optsched.cluster.determined.state import FITS, Agent, Task, check_blocked
-from optsched.cluster.job_checks import integer, one_of
 from optsched.errors import InputError
+from optsched.io.values import integer, one_of
 
 if TYPE_CHECKING:
     from optsched.cluster.determined.state import State

@@ -9,7 +9,7 @@ from optsched.cluster.determined.board import Board
 from optsched.cluster.determined.columns import columns
 from optsched.cluster.determined.shares import VARIANTS, checked, named
 from optsched.cluster.determined.waiting import ordered
-from optsched.cluster.job_checks import one_of, truth
+from optsched.io.values import boolean, one_of
 
 if TYPE_CHECKING:
     from optsched.cluster.determined.answer import Decision
@@ -51,7 +51,7 @@ def priority(
     """
     cols = columns(checked(state))
     one_of("variant", variant, VARIANTS)
-    truth("preemption", preemption)
+    boolean("preemption", preemption)
     return named(cols, *decide_priority(cols, preemption, variant))
 
 

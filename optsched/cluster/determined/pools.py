@@ -11,9 +11,8 @@ from optsched.cluster.determined.board import Board
 from optsched.cluster.determined.columns import columns
 from optsched.cluster.determined.levels import priority
 from optsched.cluster.determined.shares import VARIANTS, checked, fair_share
-from optsched.cluster.job_checks import one_of, told
 from optsched.errors import InputError
-from optsched.io.values import label
+from optsched.io.values import format_value, label, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -49,12 +48,12 @@ class Pool:
         checked(self.state)
         if not label("pool: name", self.name):
             raise InputError("pool: name: expected a name, got an empty one")
-        one_of(f"pool {told(self.name)}: scheduler", self.scheduler, SCHEDULERS)
-        one_of(f"pool {told(self.name)}: variant", self.variant, VARIANTS)
+        one_of(f"pool {format_value(self.name)}: scheduler", self.scheduler, SCHEDULERS)
+        one_of(f"pool {format_value(self.name)}: variant", self.variant, VARIANTS)
         if type(self.preemption) is not bool:
             raise InputError(
-                f"pool {told(self.name)}: preemption: expected true or false, "
-                f"got {told(self.preemption)}"
+                f"pool {format_value(self.name)}: preemption: expected true or false, "
+                f"got {format_value(self.preemption)}"
             )
 
     def decide(self) -> Decision:
@@ -78,16 +77,16 @@ def decide(pools: Iterable[Pool]) -> dict[str, Decision]:
 def checked_pools(pools: Iterable[Pool]) -> list[Pool]:
     """Pools that share no name, agent or task."""
     if isinstance(pools, Pool) or not hasattr(pools, "__iter__"):
-        raise InputError(f"pools: expected a list of Pools, got {told(pools)}")
+        raise InputError(f"pools: expected a list of Pools, got {format_value(pools)}")
     rows = list(pools)
     seen: dict[tuple[str, str], str] = {}
     for i, pool in enumerate(rows):
         if not isinstance(pool, Pool):
-            raise InputError(f"pools[{i}]: expected a Pool, got {told(pool)}")
+            raise InputError(f"pools[{i}]: expected a Pool, got {format_value(pool)}")
         for kind, name in _names(pool, len(rows) > 1):
             if (kind, name) in seen:
                 where = f" ({seen[kind, name]} and {pool.name})" if kind != "pool" else ""
-                raise InputError(f"pools: {kind} {told(name)} is there twice{where}")
+                raise InputError(f"pools: {kind} {format_value(name)} is there twice{where}")
             seen[kind, name] = pool.name
     return rows
 
@@ -113,13 +112,13 @@ def apply(state: State, decision: Decision) -> State:
     """
     checked(state)
     if not isinstance(decision, Decision):
-        raise InputError(f"decision: expected a Decision, got {told(decision)}")
+        raise InputError(f"decision: expected a Decision, got {format_value(decision)}")
     tasks = {task.name: task for task in state.tasks}
     for name in (*decision.start, *decision.release):
         if name not in tasks or tasks[name].is_running is (name in decision.start):
             rule = "runs" if name in decision.start else "waits"
             rule = rule if name in tasks else "is not there"
-            raise InputError(f"decision: task {told(name)} {rule} in this state")
+            raise InputError(f"decision: task {format_value(name)} {rule} in this state")
     changed = _begun(state, decision, tasks)
     for name in decision.release:
         changed[name] = replace(tasks[name], allocation=None)
@@ -133,22 +132,22 @@ def _begun(state: State, decision: Decision, tasks: Mapping[str, Task]) -> dict[
     board = Board(cols)
     found: dict[str, Task] = {}
     for name, where in decision.start.items():
-        place = f"decision: start[{told(name)}]"
+        place = f"decision: start[{format_value(name)}]"
         task = replace(tasks[name], allocation=where)
         if not task.allocation:
             raise InputError(f"{place}: names no agents")
         for agent, slots in task.allocation.items():
             if agent not in at:
-                raise InputError(f"{place}: there is no agent {told(agent)}")
+                raise InputError(f"{place}: there is no agent {format_value(agent)}")
             if agent in task.blocked:
-                raise InputError(f"{place}: may not use agent {told(agent)}: it is blocked")
+                raise InputError(f"{place}: may not use agent {format_value(agent)}: it is blocked")
             free, what = (
                 (board.free(at[agent]), "slots") if task.slots else
                 (board.free_units(at[agent]), "zero-slot units")
             )  # fmt: skip
             if free < max(1, slots):
                 raise InputError(
-                    f"{place}: agent {told(agent)} has {free} free {what}, asked for "
+                    f"{place}: agent {format_value(agent)} has {free} free {what}, asked for "
                     f"{max(1, slots)}"
                 )
         board.put([(at[agent], slots) for agent, slots in task.allocation.items()])

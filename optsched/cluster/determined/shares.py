@@ -9,8 +9,8 @@ from optsched.cluster.determined.board import Board
 from optsched.cluster.determined.columns import columns
 from optsched.cluster.determined.offers import GroupShare, offer_by_code, offer_by_docs
 from optsched.cluster.determined.state import State
-from optsched.cluster.job_checks import one_of, told
 from optsched.errors import InputError
+from optsched.io.values import format_value, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -171,7 +171,8 @@ def told_apart(state: State) -> State:
     for task in state.tasks:
         if task.group is None and task.name in groups:
             raise InputError(
-                f"task {told(task.name)}: group: it has none, so that its own has its name, but "
+                f"task {format_value(task.name)}: group: it has none, so that its own has its "
+                "name, but "
                 "other tasks name a group so; rename the task or the group"
             )
     return state

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from optsched.cluster.job_checks import integer, one_of, real, told
 from optsched.errors import InputError
-from optsched.io.values import label
+from optsched.io.values import format_value, integer, label, number, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -88,8 +87,10 @@ class Group:
 
     def __post_init__(self) -> None:
         place = f"group {_name('group', self.name)}"
-        if real(f"{place}: weight", self.weight) > MOST_WEIGHT:
-            raise InputError(f"{place}: weight: expected at most 10^9, got {told(self.weight)}")
+        if number(f"{place}: weight", self.weight) > MOST_WEIGHT:
+            raise InputError(
+                f"{place}: weight: expected at most 10^9, got {format_value(self.weight)}"
+            )
         if self.max_slots is not None:
             integer(f"{place}: max_slots", self.max_slots)
         integer(f"{place}: priority", self.priority, 1, 99)
@@ -146,7 +147,7 @@ class Task:
             value = getattr(self, key)
             if (value is not None or key != "position") and not _is_time(value):
                 raise InputError(
-                    f"{place}: {key}: expected a number in -2^53..2^53, got {told(value)}"
+                    f"{place}: {key}: expected a number in -2^53..2^53, got {format_value(value)}"
                 )
         if type(self.blocked) is not frozenset or self.blocked:
             names = frozenset(_names(f"{place}: blocked", self.blocked))
@@ -222,7 +223,8 @@ def _check_held(state: State) -> None:
         for name, slots in (task.allocation or {}).items():
             if name not in known:
                 raise InputError(
-                    f"task {told(task.name)}: allocation: there is no agent {told(name)}"
+                    f"task {format_value(task.name)}: allocation: there is no agent "
+                    f"{format_value(name)}"
                 )
             held[name] += slots
             units[name] += task.slots == 0
@@ -230,12 +232,13 @@ def _check_held(state: State) -> None:
         agent = known[name]
         if agent.used is None and slots > agent.slots:
             raise InputError(
-                f"agent {told(name)}: its tasks hold {slots} slots, it has {agent.slots}; "
+                f"agent {format_value(name)}: its tasks hold {slots} slots, it has {agent.slots}; "
                 "tell what it shows with used"
             )
         if agent.zero_used is None and units[name] > agent.zero_slots:
             raise InputError(
-                f"agent {told(name)}: zero_slots: its tasks hold {units[name]} units, it has "
+                f"agent {format_value(name)}: zero_slots: its tasks hold {units[name]} units, it "
+                "has "
                 f"{agent.zero_slots}; tell what it shows with zero_used"
             )
 
@@ -244,22 +247,24 @@ def check_blocked(task: Task, agents: Iterable[str]) -> None:
     """Blocked agents are agents of the pool."""
     for name in sorted(task.blocked):
         if name not in agents:
-            raise InputError(f"task {told(task.name)}: blocked: there is no agent {told(name)}")
+            raise InputError(
+                f"task {format_value(task.name)}: blocked: there is no agent {format_value(name)}"
+            )
 
 
 def _rows(key: str, given: Any, kind: type) -> tuple[Any, ...]:
     if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-        raise InputError(f"{key}: expected a list of {kind.__name__}s, got {told(given)}")
+        raise InputError(f"{key}: expected a list of {kind.__name__}s, got {format_value(given)}")
     rows = tuple(given)
     names = set()
     for i, row in enumerate(rows):
         if not isinstance(row, kind):
-            raise InputError(f"{key}[{i}]: expected {_article(kind)}, got {told(row)}")
+            raise InputError(f"{key}[{i}]: expected {_article(kind)}, got {format_value(row)}")
         names.add(row.name)  # type: ignore[attr-defined]
     if len(names) < len(rows):
         seen: set[str] = set()
         twice = next(row.name for row in rows if row.name in seen or seen.add(row.name))  # type: ignore[func-returns-value]
-        raise InputError(f"{key}: {told(twice)} is there twice; names are distinct")
+        raise InputError(f"{key}: {format_value(twice)} is there twice; names are distinct")
     return rows
 
 
@@ -277,16 +282,16 @@ def _name(place: str, given: Any) -> str:
 
 def _names(place: str, given: Any) -> Iterable[str]:
     if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-        raise InputError(f"{place}: expected names of agents, got {told(given)}")
+        raise InputError(f"{place}: expected names of agents, got {format_value(given)}")
     return [_name(place, name) for name in given]
 
 
 def _allocation(place: str, given: Any, slots: int) -> Mapping[str, int]:
     place = f"{place}: allocation"
     if not hasattr(given, "items"):
-        raise InputError(f"{place}: expected {{agent: slots}}, got {told(given)}")
+        raise InputError(f"{place}: expected {{agent: slots}}, got {format_value(given)}")
     rows = {
-        _name(place, name): integer(f"{place}[{told(name)}]", count, min(slots, 1))
+        _name(place, name): integer(f"{place}[{format_value(name)}]", count, min(slots, 1))
         for name, count in given.items()
     }
     if rows and sum(rows.values()) != slots:
@@ -298,13 +303,13 @@ def _allocation(place: str, given: Any, slots: int) -> Mapping[str, int]:
 
 def _truth(place: str, given: Any) -> None:
     if type(given) is not bool:
-        raise InputError(f"{place}: expected true or false, got {told(given)}")
+        raise InputError(f"{place}: expected true or false, got {format_value(given)}")
 
 
 def _is_time(given: Any) -> bool:
     if type(given) is not int and type(given) is not float:
         try:
-            real("", given, -_TIMES)
+            number("", given, -_TIMES)
         except InputError:
             return False
     return bool(-_TIMES <= given <= _TIMES)  # false for NaN

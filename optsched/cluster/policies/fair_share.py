@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 from optsched.cluster.determined.shares import VARIANTS, decide_fair_share
 from optsched.cluster.determined.simulated import Cluster, decision
 from optsched.cluster.determined.state import FITS
-from optsched.cluster.job_checks import one_of, truth
 from optsched.cluster.queue_twin_input import checked_gang
+from optsched.io.values import boolean, one_of
 
 if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView, Decision
@@ -53,7 +53,7 @@ class FairShare:
     ) -> None:
         self.variant = one_of("variant", variant, VARIANTS)
         self.fit = one_of("fit", fit, FITS)
-        self.heterogeneous = truth("heterogeneous", heterogeneous)
+        self.heterogeneous = boolean("heterogeneous", heterogeneous)
         self.gang = checked_gang(gang)
         self._cluster = Cluster(fit == "best", heterogeneous, self.gang)
 

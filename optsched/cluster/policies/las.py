@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 
-from optsched.cluster.job_checks import integer, told
 from optsched.cluster.metrics import PER_SECOND
 from optsched.cluster.policies.preemptive_walk import walk_in_order
 from optsched.cluster.policy import Decision
 from optsched.cluster.queue_twin_input import checked_gang, gangs_in_view
 from optsched.errors import InputError
+from optsched.io.values import format_value, integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,7 +102,8 @@ def _checked_thresholds(thresholds: Sequence[int]) -> tuple[int, ...]:
     """The option ``thresholds``."""
     if isinstance(thresholds, (str, bytes)) or not hasattr(thresholds, "__iter__"):
         raise InputError(
-            f"thresholds: expected ascending integers such as (18000,), got {told(thresholds)}"
+            "thresholds: expected ascending integers such as (18000,), got "
+            f"{format_value(thresholds)}"
         )
     found: list[int] = []
     for value in thresholds:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from optsched.cluster.job_checks import real, told
 from optsched.cluster.policy import Decision
 from optsched.cluster.queue_twin_input import checked_gang, gangs_in_view
 from optsched.errors import InputError
+from optsched.io.values import format_value, number
 
 if TYPE_CHECKING:
     from optsched.cluster.contention import PackingTable
@@ -59,7 +59,7 @@ class Lucid:
         gang: int | None = None,
     ) -> None:
         self.table = _checked_table(table)
-        self.memory_limit = real("memory_limit", memory_limit, above=True)
+        self.memory_limit = number("memory_limit", memory_limit, above=True)
         self.gang = checked_gang(gang)
 
     def decide(self, view: ClusterView) -> Decision:
@@ -144,6 +144,6 @@ def _checked_table(table: Any) -> PackingTable | None:
     if table is not None and not isinstance(table, PackingTable):
         raise InputError(
             f"table: expected a PackingTable, such as PackingTable.read(pairs, types), "
-            f"got {told(table)}"
+            f"got {format_value(table)}"
         )
     return table

@@ -12,8 +12,8 @@ from optsched.cluster.determined.levels import decide_priority
 from optsched.cluster.determined.shares import VARIANTS
 from optsched.cluster.determined.simulated import Cluster, decision
 from optsched.cluster.determined.state import FITS
-from optsched.cluster.job_checks import one_of, truth
 from optsched.cluster.queue_twin_input import checked_gang
+from optsched.io.values import boolean, one_of
 
 if TYPE_CHECKING:
     from optsched.cluster.policy import ClusterView, Decision
@@ -55,8 +55,8 @@ class Priority:
     ) -> None:
         self.variant = one_of("variant", variant, VARIANTS)
         self.fit = one_of("fit", fit, FITS)
-        self.preemption = truth("preemption", preemption)
-        self.heterogeneous = truth("heterogeneous", heterogeneous)
+        self.preemption = boolean("preemption", preemption)
+        self.heterogeneous = boolean("heterogeneous", heterogeneous)
         self.gang = checked_gang(gang)
         self._cluster = Cluster(fit == "best", heterogeneous, self.gang)
 

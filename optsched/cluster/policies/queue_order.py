@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import numpy as np
 
-from optsched.cluster.job_checks import one_of
 from optsched.cluster.policy import Decision
 from optsched.cluster.queue_twin_input import checked_gang, gangs_in_view
+from optsched.io.values import one_of
 
 if TYPE_CHECKING:
     from optsched.cluster.log import Log

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.cluster.job_checks import truth
 from optsched.cluster.policy import Decision
 from optsched.errors import InputError
+from optsched.io.values import boolean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +149,7 @@ def in_order(
 
 def flag(name: str, value: object) -> bool:
     """An option that is True or False."""
-    return truth(f"options.{name}", value)
+    return boolean(f"options.{name}", value)
 
 
 def number(name: str, value: object, low: float, high: float, *, above: bool = False) -> float:

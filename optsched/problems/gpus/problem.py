@@ -20,10 +20,10 @@ from optsched.bandwidth.contention import (
 from optsched.bandwidth.ends import End, measured_only
 from optsched.bandwidth.model import BandwidthModel
 from optsched.bandwidth.policy import Policy, check_rules, share_of
-from optsched.bandwidth.rates import MOST, integral, shown
+from optsched.bandwidth.rates import MOST, shown
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.errors import InputError
-from optsched.io.values import label
+from optsched.io.values import integer, label
 from optsched.model.schedule import Problem, Rows, Schedule
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class SubsetChoice(Problem):
             raise InputError(f"objective: expected one of sum, max_min, got {objective!r:.60}")
         values: dict[str, Any] = {
             "state": state, "model": model, "requests": wanted, "contention": rule,
-            "traffic": traffic, "seed": integral("seed", seed, 0, 2**31 - 1),
+            "traffic": traffic, "seed": integer("seed", seed, 0, 2**31 - 1),
             "tolerance": share_of("tolerance", tolerance), "on_unmeasured": on_unmeasured,
             "max_regret": None if max_regret is None else share_of("max_regret", max_regret),
             "objective": objective, "name": label("name", name),
@@ -508,7 +508,7 @@ def _check_requests(state: ClusterState, requests: Sequence[Request]) -> None:
             raise InputError(f"requests: expected distinct names, got {request.name!r:.60} again")
         if len(requests) > 1 and request.name in running:
             raise InputError(f"requests[{r}].name: a job {request.name!r:.60} runs already")
-        k = integral(place, request.gpus, 1, 2**31)
+        k = integer(place, request.gpus, 1, 2**31)
         total += k
         if total > len(state.free):
             hosts = int((state.room > 0).sum())

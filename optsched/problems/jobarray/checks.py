@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, shown
-from optsched.io.values import label
+from optsched.io.strict_json import MAX_INTEGER, format_json
+from optsched.io.values import integer, label
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -98,7 +98,9 @@ def names_of(
     for k, text in enumerate(names):
         label(f"{key}[{k}]", text)
         if prefix is not None and text in seen:
-            raise InputError(f"{key}[{k}]: {shown(text)} is also the name of {key}[{seen[text]}]")
+            raise InputError(
+                f"{key}[{k}]: {format_json(text)} is also the name of {key}[{seen[text]}]"
+            )
         seen[text] = k
     return names
 
@@ -133,7 +135,7 @@ def recompute_of(given: str | Sequence[bool], n_jobs: int) -> str | tuple[bool, 
         if given not in RECOMPUTE_MODES:
             raise InputError(
                 f"recompute_mode: expected one of {', '.join(RECOMPUTE_MODES)} or one bool "
-                f"per job, got {shown(given)}"
+                f"per job, got {format_json(given)}"
             )
         return given
     chosen = tuple(given) if isinstance(given, Iterable) else ()
@@ -177,10 +179,7 @@ def row_of(where: str, row: Sequence[Any], n_stages: int) -> tuple[int, ...]:
     if len(row) != n_stages:
         raise InputError(f"{where}: expected one device per stage ({n_stages}), got {len(row)}")
     for v, device in enumerate(row):
-        if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or device < 0:
-            raise InputError(f"{where}[{v}]: expected a device number >= 0, got {device!r:.60}")
-        if device > 1_000_000:
-            raise InputError(f"{where}[{v}]: device {device} does not exist")
+        integer(f"{where}[{v}]", device, 0, 1_000_000)
     return tuple(int(device) for device in row)
 
 
@@ -236,6 +235,6 @@ def option_of(key: str, given: Any, legal: Sequence[str] | Sequence[bool]) -> An
         if not isinstance(given, bool):
             raise InputError(f"{key}: expected true or false, got {given!r:.60}")
     elif given not in legal:
-        told = shown(given) if isinstance(given, str) else f"{given!r:.60}"
+        told = format_json(given) if isinstance(given, str) else f"{given!r:.60}"
         raise InputError(f"{key}: expected one of {', '.join(map(str, legal))}, got {told}")
     return given

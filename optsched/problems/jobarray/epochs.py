@@ -9,8 +9,8 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import integer
 from optsched.problems.jobarray.checks import table_of
-from optsched.problems.jobshop.checks import integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ def epoch_multiplicity(array: JobArray, samples: int | Sequence[int], max_copies
 
     The best may be far off where `max_copies` binds (batches of 1 and 1000): `epoch_error` tells.
     """
-    integer(max_copies, "max_copies: ", 1, MAX_INTEGER)
+    integer("max_copies", max_copies, 1, MAX_INTEGER)
     epochs = iterations(array, samples)
     longest = max(epochs)
     best, least = [1] * len(epochs), spread(epochs, [1] * len(epochs))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.problems.jobshop.checks import integer
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
@@ -41,7 +41,7 @@ def prefetch(array: JobArray, host_bandwidth: int) -> tuple[ServerPrefetch, ...]
 
     Devices whose server has no name count as one server.
     """
-    integer(host_bandwidth, "host_bandwidth: ", 1, MAX_INTEGER)
+    integer("host_bandwidth", host_bandwidth, 1, MAX_INTEGER)
     windows = _windows(array)
     state: dict[str, dict[tuple[int, int], int]] = {name: {} for name in array.servers}
     window: dict[str, int] = {}

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, shown
-from optsched.io.values import label
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import format_value, integer, is_integer, label
 from optsched.model.schedule import NO_DEADLINE, IntArray
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ def chains_of(jobs: Any, n_machines: int | None) -> tuple[list[int], list[int], 
         for i, pair in enumerate(_listed(row, f"jobs[{j}]", "a list of pairs (machine, duration)")):
             if not isinstance(pair, (tuple, list, np.ndarray)) or len(pair) != 2:
                 raise InputError(
-                    f"jobs[{j}][{i}]: expected a pair (machine, duration), got {told(pair)}"
+                    f"jobs[{j}][{i}]: expected a pair (machine, duration), got {format_value(pair)}"
                 )
             where = f"jobs[{j}][{i}]: "
             machine.append(_machine(pair[0], n_machines, where))
-            duration.append(integer(pair[1], f"{where}duration: ", 0, MAX_INTEGER))
+            duration.append(integer(f"{where}duration", pair[1]))
         if len(machine) == first[-1]:
             raise InputError(f"jobs[{j}]: a job needs at least one operation")
         first.append(len(machine))
@@ -45,9 +45,9 @@ def machine_names(given: Any) -> tuple[str, ...]:
         raise InputError(f"machines: expected 1..{MAX_MACHINES} names, got {len(names)}")
     seen: dict[str, int] = {}
     for k, name in enumerate(names):
-        if short_text(f"machines[{k}]", name) in seen:
+        if label(f"machines[{k}]", name) in seen:
             raise InputError(
-                f"machines[{k}]: {told(name)} is also the name of machine {seen[name]}"
+                f"machines[{k}]: {format_value(name)} is also the name of machine {seen[name]}"
             )
         seen[name] = k
     return names
@@ -65,7 +65,7 @@ def window(key: str, given: Any, n_jobs: int, default: int) -> IntArray:
     checked = [
         default
         if default == NO_DEADLINE and not isinstance(v, bool) and v == NO_DEADLINE
-        else integer(v, f"{key}[{j}]: ", 0, MAX_INTEGER)
+        else integer(f"{key}[{j}]", v)
         for j, v in enumerate(values)
     ]
     return np.array(checked, np.int64)
@@ -81,11 +81,11 @@ def matrix(key: str, given: Any) -> IntArray:
         raise InputError(f"{key}: expected a matrix (jobs x steps), got shape {array.shape}")
     if array.dtype.kind not in "iu":
         flat = array.ravel().tolist()
-        at = next((i for i, v in enumerate(flat) if not _is_integer(v)), 0)
+        at = next((i for i, v in enumerate(flat) if not is_integer(v)), 0)
         j, i = divmod(at, array.shape[1])
         raise InputError(
             f"{key}[{j}][{i}]: expected an array of integers, got {array.dtype} values "
-            f"({told(flat[at])} here)"
+            f"({format_value(flat[at])} here)"
         )
     return array
 
@@ -97,46 +97,19 @@ def check_total(duration: IntArray, release: IntArray) -> None:
         raise InputError(f"jobs: durations and the latest release add up to {total}, above 2^53")
 
 
-def short_text(key: str, given: Any) -> str:
-    """A label of at most 200 characters."""
-    return label(key, given)
-
-
-def integer(value: Any, place: str, low: int, high: int) -> int:
-    """A plain or NumPy integer in low..high; `place` starts the message."""
-    if not _is_integer(value) or not low <= value <= high:
-        limit = "2^53" if high == MAX_INTEGER else str(high)
-        raise InputError(f"{place}expected an integer in {low}..{limit}, got {told(value)}")
-    return int(value)
-
-
-def told(value: Any) -> str:
-    """A value as a message repeats it: one short line."""
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**60:
-        return "a number of more than 60 digits"
-    if isinstance(value, np.generic):
-        value = value.item()
-    text = shown(value) if isinstance(value, str) else " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-
-
 def _machine(value: Any, n_machines: int | None, place: str) -> int:
     last = (MAX_MACHINES if n_machines is None else n_machines) - 1
     try:
-        return integer(value, f"{place}machine: ", 0, last)
+        return integer(f"{place}machine", value, 0, last)
     except InputError as error:
-        if _is_integer(value) and value == n_machines:
+        if is_integer(value) and value == n_machines:
             error.args = (f"{error.args[0]} (machines are 0-based here)",)
         raise
 
 
 def _listed(given: Any, place: str, what: str) -> Iterable[Any]:
     if isinstance(given, (str, bytes, dict, set, frozenset)) or not hasattr(given, "__iter__"):
-        raise InputError(f"{place}: expected {what}, got {told(given)}")
+        raise InputError(f"{place}: expected {what}, got {format_value(given)}")
     if isinstance(given, np.ndarray) and given.ndim == 0:
         raise InputError(f"{place}: expected {what}, got a single number")
     rows: Iterable[Any] = given

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.values import plain
+from optsched.io.values import format_value, label, plain
 from optsched.model.schedule import (
     NO_DEADLINE,
     TIME_UNITS,
@@ -28,8 +28,6 @@ from optsched.problems.jobshop.checks import (
     check_total,
     machine_names,
     matrix,
-    short_text,
-    told,
     window,
 )
 
@@ -107,7 +105,7 @@ class JobShop(Problem):
             names = tuple(f"m{k}" for k in range(max(machine) + 1))
         facts = plain("metadata", {} if metadata is None else metadata)
         if not isinstance(facts, dict):
-            raise InputError(f"metadata: expected a mapping, got {told(metadata)}")
+            raise InputError(f"metadata: expected a mapping, got {format_value(metadata)}")
         columns = {
             "first": np.array(first, np.int64),
             "machine": np.array(machine, np.int64),
@@ -118,13 +116,13 @@ class JobShop(Problem):
         check_total(columns["duration"], columns["release"])
         if time_unit not in TIME_UNITS:
             raise InputError(
-                f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {told(time_unit)}"
+                f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {format_value(time_unit)}"
             )
         for key, array in columns.items():
             array.flags.writeable = False
             object.__setattr__(self, key, array)
         object.__setattr__(self, "machines", names)
-        object.__setattr__(self, "name", short_text("name", name))
+        object.__setattr__(self, "name", label("name", name))
         object.__setattr__(self, "time_unit", time_unit)
         object.__setattr__(self, "metadata", MappingProxyType(facts))
 

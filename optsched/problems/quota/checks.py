@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
-from optsched.io.strict_json import shortened, shown
+from optsched.io.strict_json import format_json, shortened
 from optsched.problems.quota.job import QuotaJob, of_kind
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ def check_jobs(plan: PlanData) -> None:
         if not isinstance(job, QuotaJob):
             raise InputError(f"jobs[{i}]: expected a QuotaJob, got {job!r:.60}")
         if job.name in seen:
-            raise InputError(f"jobs[{i}].name: {shown(job.name)} is also the name of another job")
+            raise InputError(
+                f"jobs[{i}].name: {format_json(job.name)} is also the name of another job"
+            )
         seen.add(job.name)
         for key in needed:
             if getattr(job, key) is None:
@@ -46,18 +48,19 @@ def check_jobs(plan: PlanData) -> None:
             if kind not in kinds:
                 known = shortened([repr(k) for k in plan.kinds])
                 raise InputError(
-                    f"job {job.name!r}: names the type {shown(kind)}, the plan has {known}"
+                    f"job {job.name!r}: names the type {format_json(kind)}, the plan has {known}"
                 )
         if not plan.nodes and (job.locality != "any" or job.current):
             what = "current" if job.current else "locality"
             raise InputError(f"job {job.name!r}.{what}: needs a plan with nodes, not a budget")
         for name, gpus in job.current.items():
             if name not in nodes:
-                raise InputError(f"job {job.name!r}.current: there is no node {shown(name)}")
+                raise InputError(f"job {job.name!r}.current: there is no node {format_json(name)}")
             held[name] += gpus
             if held[name] > nodes[name].gpus:
                 raise InputError(
-                    f"job {job.name!r}.current: node {shown(name)} has {nodes[name].gpus} GPUs, "
+                    f"job {job.name!r}.current: node {format_json(name)} has {nodes[name].gpus} "
+                    "GPUs, "
                     f"the jobs hold {held[name]} there"
                 )
         for key in ("work", "pass_work"):

@@ -12,8 +12,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
-from optsched.io.values import label
-from optsched.solving.limits import whole_number
+from optsched.io.values import integer, label
 
 LOCALITIES: Final = ("any", "single", "whole")
 
@@ -125,13 +124,13 @@ class QuotaJob:
             "utility": _each(f"{place}.utility", utility, numbers),
             "idle": finite(f"{place}.idle", idle),
             "score": None if score is None else finite(f"{place}.score", score, least=0.0),
-            "work": None if work is None else whole_number(f"{place}.work", work, 0, MOST_WORK),
+            "work": None if work is None else integer(f"{place}.work", work, 0, MOST_WORK),
             "rates": _each(f"{place}.rates", rates, numbers),
             "weight": finite(f"{place}.weight", weight),
             "must_run": bool(must_run), "locality": locality,
             "current": _current(place, current),
             "pass_work": None if pass_work is None
-            else whole_number(f"{place}.pass_work", pass_work, 1, MOST_WORK),
+            else integer(f"{place}.pass_work", pass_work, 1, MOST_WORK),
         }  # fmt: skip
         if values["weight"] <= 0:
             raise InputError(f"{place}.weight: expected a number > 0, got {weight!r:.60}")
@@ -313,9 +312,7 @@ def _sizes(place: str, given: Any) -> tuple[int, ...]:
         raise InputError(f"{place}: expected a list of GPU numbers, got {given!r:.60}")
     if not given:
         raise InputError(f"{place}: expected at least one size, got an empty list")
-    sizes = tuple(
-        whole_number(f"{place}[{i}]", value, 1, MOST_GPUS) for i, value in enumerate(given)
-    )
+    sizes = tuple(integer(f"{place}[{i}]", value, 1, MOST_GPUS) for i, value in enumerate(given))
     for i in range(1, len(sizes)):
         if sizes[i] <= sizes[i - 1]:
             raise InputError(f"{place}: expected ascending sizes, got {sizes[i]} after "
@@ -324,7 +321,7 @@ def _sizes(place: str, given: Any) -> tuple[int, ...]:
 
 
 def _gpus(place: str, given: Any) -> int:
-    return whole_number(place, given, 1, MOST_GPUS)
+    return integer(place, given, 1, MOST_GPUS)
 
 
 def _current(place: str, given: Any) -> Mapping[str, int]:
@@ -333,7 +330,7 @@ def _current(place: str, given: Any) -> Mapping[str, int]:
     if not isinstance(given, Mapping):
         raise InputError(f"{place}.current: expected a mapping node -> GPUs, got {given!r:.60}")
     return MappingProxyType({
-        label(f"{place}.current", node): whole_number(
+        label(f"{place}.current", node): integer(
             f"{place}.current[{node!r}]", gpus, 1, MOST_GPUS
         )
         for node, gpus in given.items()

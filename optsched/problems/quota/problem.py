@@ -11,7 +11,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
-from optsched.io.values import label
+from optsched.io.values import integer, label
 from optsched.model.schedule import TIME_UNITS, Problem
 from optsched.problems.quota import bounds as quick
 from optsched.problems.quota.answer import chosen, faults, snapshot, tidiness, with_sequences
@@ -25,7 +25,6 @@ from optsched.problems.quota.data import (
     spans_of,
 )
 from optsched.problems.quota.job import QuotaJob
-from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import os
@@ -111,7 +110,7 @@ class QuotaPlan(PlanData, Problem):
         values: dict[str, Any] = {
             "jobs": tuple(jobs), "nodes": machines, "kinds": kinds, "budgets": budgets,
             "objective": objective, "time_unit": time_unit, "name": label("name", name),
-            "resolution": whole_number("resolution", resolution, 1, 10**12),
+            "resolution": integer("resolution", resolution, 1, 10**12),
         }  # fmt: skip
         self.__dict__.update(values)
         check_jobs(self)
@@ -335,7 +334,7 @@ def _budgets(given: Any, nodes: tuple[Node, ...]) -> tuple[tuple[str, ...], tupl
 def _gpus(place: str, given: Any) -> int:
     """A number of GPUs; too large ones pass, the plan's sum says what to do about them."""
     large = isinstance(given, (int, np.integer)) and given > MOST_GPUS
-    return whole_number(place, given, 0, LARGEST if large else MOST_GPUS)
+    return integer(place, given, 0, LARGEST if large else MOST_GPUS)
 
 
 __all__ = ["OBJECTIVES", "Node", "QuotaJob", "QuotaPlan", "Quotas"]

@@ -6,9 +6,9 @@ import random
 from typing import Any, Final
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.problems.quota.job import QuotaJob
 from optsched.problems.quota.problem import OBJECTIVES, Node, QuotaPlan
-from optsched.solving.limits import whole_number
 
 PASS: Final = 60
 """Time units of a typical pass on one GPU."""
@@ -48,10 +48,10 @@ def synthetic(
     InputError
         A number out of range, or more jobs than GPUs where all must run.
     """
-    whole_number("jobs", jobs, 0, 10**6)
-    whole_number("nodes", nodes, 1, 10**6)
-    whole_number("gpus", gpus, 1, 10**4)
-    whole_number("types", types, 1, min(nodes, 26))
+    integer("jobs", jobs, 0, 10**6)
+    integer("nodes", nodes, 1, 10**6)
+    integer("gpus", gpus, 1, 10**4)
+    integer("types", types, 1, min(nodes, 26))
     if objective not in OBJECTIVES:
         raise InputError(
             f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r:.60}"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.values import label
-from optsched.solving.limits import number
+from optsched.io.values import label, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,10 +32,7 @@ def frozen(array: A) -> A:
 
 def non_negative(place: str, given: Any) -> float:
     """A number from 0 to `MOST`."""
-    found = number(place, "a number", given)
-    if found > MOST:
-        raise InputError(f"{place}: expected at most {MOST:g}, got {given!r:.60}")
-    return found
+    return number(place, given, most=MOST)
 
 
 def milliseconds(place: str, given: Any) -> float:

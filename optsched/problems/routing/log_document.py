@@ -10,11 +10,11 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.files import read_text
 from optsched.io.strict_json import MAX_INTEGER, check_format, decode, parse, without_collector
+from optsched.io.values import integer
 from optsched.problems.routing.checks import milliseconds
 from optsched.problems.routing.document import lines
 from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
 from optsched.problems.routing.problem import NS_PER_MS
-from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import os
@@ -126,7 +126,7 @@ def log_of(problem: Routing, document: Document) -> Log:
         place = f"instances[{i}]"
         gone = -1 if there.unload_ms is None else _ns(f"{place}.unload_ms", there.unload_ms)
         instances.append(
-            (*head(place, there, whole_number(f"{place}.id", there.id, 0, MAX_INTEGER)),
+            (*head(place, there, integer(f"{place}.id", there.id, 0, MAX_INTEGER)),
              _ns(f"{place}.load_ms", there.load_ms), _ns(f"{place}.ready_ms", there.ready_ms), gone)
         )  # fmt: skip
         if hosts.setdefault(there.server, {}).setdefault(there.id, i) != i:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.problems.routing.problem import NS_PER_MS
-from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     from optsched.problems.routing.log import Log
@@ -116,7 +116,7 @@ def explain(log: Log, batch: int) -> str:
     problem, rows = log.problem, log.batches
     if not len(rows):
         raise InputError("batch: the log has none")
-    b = whole_number("batch", batch, 0, len(rows) - 1)
+    b = integer("batch", batch, 0, len(rows) - 1)
     row = rows[b]
     entries = log.entries[row["first"] : row["first"] + row["images"]]
     s, k, w, start = (int(row[key]) for key in ("server", "segment", "width", "start"))

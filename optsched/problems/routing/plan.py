@@ -11,7 +11,7 @@ import msgspec
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import check_format, decode, parse
-from optsched.solving.limits import whole_number
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     import os
@@ -79,7 +79,7 @@ class Plan:
                 raise InputError(
                     f"instances[{i}]: expected (server, segment, width), got {row!r:.60}"
                 )
-            s, k, w = (whole_number(f"instances[{i}]", value, 0, 2**20) for value in row)
+            s, k, w = (integer(f"instances[{i}]", value, 0, 2**20) for value in row)
             found.append((s, k, w))
         return cls(tuple(sorted(found)))
 
@@ -135,7 +135,7 @@ class Plan:
         for i, row in enumerate(found.instances):
             if row.server not in number:
                 raise InputError(f"{name}: instances[{i}].server: there is no {row.server!r:.60}")
-            count = whole_number(f"{name}: instances[{i}].count", row.count, 0, SLOTS)
+            count = integer(f"{name}: instances[{i}].count", row.count, 0, SLOTS)
             rows += [(number[row.server], row.segment, row.width)] * count
         if found.status not in ("optimal", "feasible"):
             raise InputError(

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.errors import InputError
-from optsched.io.values import label
+from optsched.io.values import integer, label
 from optsched.model.schedule import Arcs, Problem, Rows, Schedule
 from optsched.problems.routing.checks import (
     MOST_TUPLES,
@@ -26,7 +26,6 @@ from optsched.problems.routing.checks import (
     table,
     times,
 )  # fmt: skip
-from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import os
@@ -208,7 +207,7 @@ class Routing(Problem):
         identifiers("servers", [one.id for one in given])
         values: dict[str, Any] = {
             "widths": tuple(columns.tolist()), "mmac": work, "vram": _kilobytes(memory),
-            "max_batch": whole_number("max_batch", max_batch, 1, 4096),
+            "max_batch": integer("max_batch", max_batch, 1, 4096),
             "accuracy": accuracy_table(accuracy, columns, k, accuracy_prior), "servers": given,
             "arrival": frozen(arrivals[order]), "ids": tuple(names[i] for i in order),
             "router_ms": None if router_ms is None else milliseconds("router_ms", router_ms),

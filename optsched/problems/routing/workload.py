@@ -10,10 +10,10 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.files import read_text
+from optsched.io.values import integer
 from optsched.problems.routing import Contention, Link, Routing, Server
 from optsched.problems.routing.accuracy import WIDTHS, additive
 from optsched.problems.routing.checks import non_negative
-from optsched.solving.limits import whole_number
 
 if TYPE_CHECKING:
     import os
@@ -139,7 +139,7 @@ def arrivals(rate: float, *, burst: float = 1.0, seconds: float = 8.0, seed: int
         raise InputError(f"burst: expected a number >= 1, got {burst!r:.60}")
     if rate * seconds > 1e8:
         raise InputError(f"rate, seconds: {rate * seconds:.3g} requests are too many")
-    stream = np.random.SeedSequence([whole_number("seed", seed, 0, 2**31 - 1), 0])
+    stream = np.random.SeedSequence([integer("seed", seed, 0, 2**31 - 1), 0])
     rng = np.random.Generator(np.random.PCG64(stream))
     if burst == 1:
         n = round(rate * seconds + 8 * math.sqrt(rate * seconds) + 16)

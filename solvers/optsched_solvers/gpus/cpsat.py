@@ -43,9 +43,9 @@ def supports(problem: Problem) -> Support:
 
 def solve(problem: Any, limits: Limits, monitor: Monitor) -> Result:
     """Search until proof or limit; options, threads and iterations are those of `CpSat`."""
-    from optsched_solvers.shop.cpsat import _checked_symmetry
+    from optsched_solvers._cpsat import checked_options
 
-    _checked_symmetry(limits)
+    checked_options(limits)
     if monitor.should_stop() or not load(monitor, "ortools.sat.python.cp_model"):
         return Result("unknown")
     vectors = CountVectors(problem, problem.requests[0])
@@ -106,7 +106,6 @@ class CpSat:
     kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType(
         {
-            "threads": "CP-SAT workers instead of the measured choice",
             "parameters": "mapping of further CP-SAT parameters",
         }
     )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.bandwidth.ask import gpus_of, jobs_of
+from optsched.io.values import integer
 from optsched.model.schedule import Rows
 from optsched.problems.gpus.problem import SubsetChoice
-from optsched.solving.limits import whole_number
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -89,7 +89,7 @@ class Eha:
 def checked_candidates(limits: Limits) -> int:
     """The option `max_candidates`."""
     most = limits.options.get("max_candidates", MAX_CANDIDATES)
-    return whole_number("options.max_candidates", most, 1, MOST_CANDIDATES)
+    return integer("options.max_candidates", most, 1, MOST_CANDIDATES)
 
 
 def _listed(

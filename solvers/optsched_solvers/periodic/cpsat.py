@@ -52,9 +52,9 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor) -> Result:
     raises the bound, for what is feasible stays so for every longer period; one that remains open
     counts as infeasible for this round only.
     """
-    from optsched_solvers.shop.cpsat import _checked_symmetry
+    from optsched_solvers._cpsat import checked_options
 
-    symmetry = _checked_symmetry(limits)
+    symmetry = checked_options(limits)
     if limits.options.get("mode", "solve") != "solve":
         raise InputError('options.mode: "bound" belongs to one iteration, not to periods')
     graph = problem.graph()
@@ -201,7 +201,6 @@ class CpSat:
     kinds = ("periodic",)
     options: Mapping[str, str] = MappingProxyType(
         {
-            "threads": "CP-SAT workers instead of the measured choice",
             "symmetry": "break the symmetry of identical jobs (default true)",
             "parameters": "mapping of further CP-SAT parameters",
         }

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.errors import CyclicOrder
+from optsched.io.values import integer
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.problems.jobarray.cycle import answer_rows, orders_of
-from optsched.solving.limits import whole_number
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -267,7 +267,5 @@ class Tabu:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Walk from the best known orders, or from constructed ones, until a limit."""
-        patience = whole_number(
-            "options.patience", limits.options.get("patience", PATIENCE), 1, 2**31
-        )
+        patience = integer("options.patience", limits.options.get("patience", PATIENCE), 1, 2**31)
         return solve(problem, limits, monitor, patience)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.solving.limits import whole_number
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ class Certificate:
 
 def gpus(budget: Any) -> int:
     """The budget, a whole number in 0..2**30."""
-    return whole_number("budget", budget, 0, MOST_GPUS)
+    return integer("budget", budget, 0, MOST_GPUS)
 
 
 def integers(name: str, given: Any, size: int | None = None, most: int | None = None) -> IntArray:

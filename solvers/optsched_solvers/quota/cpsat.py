@@ -68,9 +68,9 @@ def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
     free GPUs on partly used nodes, for twice the time that the optimum took (at least a second);
     the option ``ties`` turns it off.
     """
-    from optsched_solvers.shop.cpsat import _checked_symmetry
+    from optsched_solvers._cpsat import checked_options
 
-    _checked_symmetry(limits)
+    checked_options(limits)
     ties = limits.options.get("ties", True)
     if not isinstance(ties, bool):
         raise InputError(f"options.ties: expected true or false, got {ties!r:.60}")
@@ -357,7 +357,6 @@ class CpSat:
     kinds = ("quota",)
     options: Mapping[str, str] = MappingProxyType(
         {
-            "threads": "CP-SAT workers instead of the measured choice",
             "parameters": "mapping of further CP-SAT parameters",
             "ties": "plans with nodes: break ties exactly (default true)",
         }

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
-from optsched.solving.limits import whole_number
 from optsched_solvers.quota.arrays import integers
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def place_stream(
     """
     if rule not in RULES:
         raise InputError(f"rule: {rule!r:.60} is none of {', '.join(RULES)}")
-    seed = whole_number("seed", seed, 0, 2**31 - 1)
+    seed = integer("seed", seed, 0, 2**31 - 1)
     shares = np.array(free_shares)
     if shares.ndim != 2 or shares.shape[1] > MOST_GPUS:
         raise InputError(

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.values import number
 from optsched.problems.routing.plan import SLOTS, Plan
 from optsched.problems.routing.problem import NS_PER_MS, POINTS
-from optsched.solving.limits import number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -79,9 +79,8 @@ def best_plan(
     InputError
         Servers cannot hold an instance of every segment, or no plan was found in time.
     """
-    if not 0 < number("headroom", "a number", headroom) < np.inf:
-        raise InputError(f"headroom: expected a finite number > 0, got {headroom!r:.60}")
-    given = problem.rate if rate is None else number("rate", "requests per second", rate)
+    number("headroom", headroom, above=True)
+    given = problem.rate if rate is None else number("rate", rate, what="requests per second")
     end = time.monotonic() + time_limit
     busy = _times(problem).busy
     least = busy.min(axis=(0, 2, 3)).sum()  # ns of an image, at best

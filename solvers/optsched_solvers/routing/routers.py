@@ -154,7 +154,6 @@ class CpSat:
     options: Mapping[str, str] = MappingProxyType(
         {
             "plan": "a Plan or a file optsched.routing-plan/1 (default: the best plan)",
-            "threads": "CP-SAT workers instead of the measured choice",
             "parameters": "mapping of further CP-SAT parameters",
         }
     )
@@ -168,10 +167,10 @@ class CpSat:
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search window after window."""
         assert isinstance(problem, Routing)
+        from optsched_solvers._cpsat import checked_options
         from optsched_solvers.routing import windows as routing_windows
-        from optsched_solvers.shop.cpsat import _checked_symmetry
 
-        _checked_symmetry(limits)
+        checked_options(limits)
         plan = plan_of(problem, limits.options.get("plan"))
         if plan is None:
             raise InputError("options: plan: cpsat loads nothing at run time, it needs a plan")

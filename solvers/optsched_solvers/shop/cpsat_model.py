@@ -56,7 +56,7 @@ class Model:
             self.known = self._relabelled(evaluate(graph, incumbent).head)
             self.horizon = int((self.known + graph.duration).max(initial=0))
         else:
-            self.horizon = _horizon(graph)
+            self.horizon = bounds.horizon(graph)
         self._starts()
         self._precedences()
         self.users = graph.users.to_lists()
@@ -71,12 +71,12 @@ class Model:
         self.model.minimize(self.makespan)
         self._complete_hint()
 
-    def sequences(self, starts: list[int], value: Callable[[Any], int]) -> Rows:
-        """Orders of a solution: by start time, except where a circuit says otherwise.
+    def sequences(self, value: Callable[[Any], int]) -> Rows:
+        """Orders of a solution, whose variables `value` gives: by start time, or as a circuit says.
 
         Raises `CyclicOrder` where operations of zero duration at one instant cannot be ordered.
         """
-        place = {i: k for k, i in enumerate(orders_at(self.graph, starts))}
+        place = {i: k for k, i in enumerate(orders_at(self.graph, [*map(value, self.start)]))}
         return Rows.of(
             self._walk(r, value) if r in self.arcs_of else sorted(on, key=place.__getitem__)
             for r, on in enumerate(self.graph.users.to_lists())
@@ -370,13 +370,6 @@ def orders_at(graph: Schedule, starts: list[int]) -> list[int]:
         stuck = [i for i in range(n) if waiting[i]]
         raise CyclicOrder("operations of zero duration at one instant cannot be ordered", stuck)
     return order
-
-
-def _horizon(graph: Schedule) -> int:
-    """All operations one after another, each with its largest setup and lag."""
-    lag = graph.arcs.lag
-    total = graph.duration.sum() + lag[lag > 0].sum() + graph.setup_in.sum() + graph.setup_out.sum()
-    return int(total + graph.release.max(initial=0))
 
 
 def _triangular(graph: Schedule, on: list[int]) -> bool:

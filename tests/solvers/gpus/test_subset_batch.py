@@ -14,7 +14,7 @@ from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.problems.gpus.problem import Request, SubsetChoice
-from optsched.testing.best_subset import all_subsets
+from optsched.testing.best_gpus import all_subsets
 from optsched_solvers.gpus import batch as subset_batch
 from optsched_solvers.gpus import tree as subset_tree
 

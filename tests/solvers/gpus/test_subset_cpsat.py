@@ -24,7 +24,7 @@ class Sat:
 
     name = "sat"
     kinds = ("gpus",)
-    options = dict.fromkeys(("threads", "parameters", "mode", "symmetry"), "")
+    options = dict.fromkeys(("parameters", "mode", "symmetry"), "")
     supports = staticmethod(subset_cpsat.supports)
     solve = staticmethod(subset_cpsat.solve)
 
@@ -168,7 +168,6 @@ def test_refusals(monkeypatch):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"threads": 0}, "options.threads"),
         ({"parameters": {"no_such": 1}}, "no_such"),
         ({"parameters": 3}, "options.parameters"),
         ({"mode": "else"}, "options.mode"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_subset_tree import best_of, four_by_eight, problem_of, replace_policy
 
@@ -41,7 +40,6 @@ def two_vectors(draw):  # type: ignore[no-untyped-def]
 
 
 @given(two_vectors(), st.integers(0, 1000))
-@settings(max_examples=depth(40))
 def test_operators_keep_k_and_room(case, seed):  # type: ignore[no-untyped-def]
     """Whatever they do: exactly k GPUs, and no host beyond its room; no repair is needed."""
     room, first, second = case

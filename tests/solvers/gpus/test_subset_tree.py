@@ -14,7 +14,7 @@ import optsched
 from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.problems.gpus.problem import SubsetChoice
-from optsched.testing.best_subset import all_subsets
+from optsched.testing.best_gpus import all_subsets
 from optsched_solvers.gpus import tree as subset_tree
 
 

@@ -14,7 +14,7 @@ from optsched.bandwidth import Cluster, ClusterState, Host, HostType, Policy
 from optsched.bandwidth.links import published_weight, weight
 from optsched.bandwidth.proximity import proximity
 from optsched.errors import InputError, UnsupportedProblem
-from optsched.testing.best_subset import all_subsets
+from optsched.testing.best_gpus import all_subsets
 from optsched_solvers.literature.baselines import Proximity, RandomSubset, Topo, nearest_links
 
 ALL = (Proximity(), Topo(), RandomSubset())

@@ -6,14 +6,14 @@ from random import Random
 
 import numpy as np
 import pytest
-from depth import depth
-from hypothesis import given, settings
+from depth import few_examples
+from hypothesis import given
 from hypothesis import strategies as st
 from rolling_problems import awkward_array
 
 import optsched
 from optsched import JobArray
-from optsched.testing.best_period import best_period
+from optsched.testing.brute_force import best_period
 
 EFFORT = 3_000_000
 """Iterations that prove every array of this file: CP-SAT's deterministic microseconds."""
@@ -146,7 +146,7 @@ def test_iterations_bound_the_models_made(monkeypatch: pytest.MonkeyPatch) -> No
     assert 0 < len(made) <= 1 + 0.1 / cycle_cpsat.start_seconds(array.graph())
 
 
-@settings(max_examples=depth(5))
+@few_examples
 @given(tiny_arrays(twins=True))
 def test_symmetry_changes_no_optimum(array: JobArray) -> None:
     """Ordering identical jobs, by one operation each, loses nothing."""

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from depth import depth, seeds
-from hypothesis import given, settings
+from depth import seeds
+from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
@@ -92,7 +92,6 @@ def levels(order: CycleOrder) -> dict[int, int]:
 
 
 @given(SEEDS)
-@settings(max_examples=depth(40))
 def test_least_period_is_the_cycle_ratio(seed: int) -> None:
     """Any orders and offsets: the core's exact value, or both see that nothing can ever run."""
     graph = random_array(seed, 1).graph()

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from depth import depth, seeds
+from depth import depth, few_examples, seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,8 +25,8 @@ from optsched.solving.monitor import Monitor
 from optsched.solving.solver import Solver
 from optsched.solving.solver import solver as find_solver
 from optsched.testing.best_quota import answers as all_answers
-from optsched.testing.check_quotas import QUOTA_CHECKS, check_quota_exact, judged, warm_up
-from optsched.testing.quota_problems import optimum, random_plan
+from optsched.testing.best_quota import random_plan
+from optsched.testing.common import against_optimum, optimum, warm_up
 from optsched_solvers.quota.exact import algorithm, allocate, certificate, is_concave
 from optsched_solvers.quota.plans import fill, first_answer, greedy, place, remainders
 
@@ -53,19 +53,6 @@ def test_all_are_there() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("check", QUOTA_CHECKS, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("name", SOLVERS)
-def test_conformance(name: str, check: Any) -> None:
-    """Allowed, honest, repeatable."""
-    check(solver(name), (), 0.1)
-
-
-@pytest.mark.parametrize("name", [name for name in EXACT if name != "quota"])
-def test_exact(name: str) -> None:
-    """Those that prove, prove (`quota` may fail to place localities)."""
-    check_quota_exact(solver(name), (), 1.0)
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("name", SOLVERS)
 def test_random_plans(name: str, objective: str) -> None:
@@ -80,7 +67,7 @@ def test_random_plans(name: str, objective: str) -> None:
             return
         limits: dict[str, Any] = {"iterations": 200} if name == "genetic" else {"time_limit": 600}
         result = optsched.solve(problem, engine, **limits)
-        judged(problem, result)
+        against_optimum(problem, result)
         strict = any(job.locality != "any" for job in problem.jobs)
         if name in EXACT and not (strict and name == "quota"):
             assert result.status == ("infeasible" if optimum(problem) is None else "optimal")
@@ -103,7 +90,6 @@ def _free(job: QuotaJob) -> QuotaJob:
     return QuotaJob(**{**job.given(), "locality": "any", "current": None})
 
 
-@settings(max_examples=depth(40))
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3), st.integers(0, 4)), min_size=1,
              max_size=5),
@@ -246,7 +232,7 @@ def _placements(problem: QuotaPlan, sizes: list[int]) -> Any:
         yield Quotas.of(len(sizes), *np.array(found, np.int64).reshape(-1, 3).T)
 
 
-@settings(max_examples=depth(4), derandomize=True)
+@few_examples
 @given(st.integers(0, 10**6))
 def test_cpsat_breaks_ties_exactly(seed: int) -> None:
     """Fewest nodes, then moves, then fragments, of all placements; the heuristic is near."""
@@ -312,8 +298,6 @@ def test_refusals() -> None:
     assert optsched.solve(huge).status == "optimal"
     with pytest.raises(InputError, match="joint"):
         optsched.solve(strict, options={"joint": 1})
-    with pytest.raises(InputError, match="ties"):
-        optsched.solve(strict, "cpsat", options={"ties": 1})
     with pytest.raises(InputError, match="population"):
         optsched.solve(strict, "genetic", options={"population": 1})
     with pytest.raises(InputError, match="crossover"):

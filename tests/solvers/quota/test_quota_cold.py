@@ -15,7 +15,7 @@ import optsched
 from optsched import QuotaPlan
 from optsched.kernels.plain_python import in_python
 from optsched.problems.quota.synthetic import synthetic
-from optsched.testing.quota_problems import random_plan
+from optsched.testing.best_quota import random_plan
 from optsched_solvers.quota import multiple_choice
 from optsched_solvers.quota.exact import certificate
 

@@ -252,7 +252,7 @@ def test_an_impossible_deadline_is_proved() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threads": 0}, "options.threads"), ({"threads": True}, "options.threads"),
+        ({"mode": "fast"}, "options.mode"), ({"threads": 2}, "has no option 'threads'"),
         ({"symmetry": 1}, "options.symmetry"), ({"parameters": 3}, "options.parameters"),
         ({"parameters": {"no_such": 1}}, "no_such"), ({"strong": True}, "has no option 'strong'"),
     ],

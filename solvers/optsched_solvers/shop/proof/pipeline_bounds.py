@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.io.strict_json import MAX_INTEGER
+from optsched.model import bounds
 from optsched_solvers.shop.proof.order_relaxations import Relaxation, number_of_states, relaxations
 from optsched_solvers.shop.proof.order_states import GROUPS, NEVER, explore
 
@@ -130,11 +131,7 @@ class _Search:
         iterations: int | None,
         until: float,
     ) -> None:
-        lag = graph.arcs.lag
-        self.horizon = int(
-            graph.duration.sum() + lag[lag > 0].sum() + graph.setup_in.sum()
-            + graph.setup_out.sum() + graph.release.max(initial=0)
-        )  # fmt: skip
+        self.horizon = bounds.horizon(graph)
         self.monitor = monitor
         self.source = source
         self.most = iterations

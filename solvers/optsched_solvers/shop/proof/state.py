@@ -151,13 +151,6 @@ def latest_starts(graph: Schedule, target: int) -> IntArray:
     return np.minimum(target, graph.deadline) - graph.duration
 
 
-def horizon(graph: Schedule) -> int:
-    """No feasible orders make a longer schedule: every operation and largest gap once."""
-    lag = graph.arcs.lag
-    total = graph.duration.sum() + lag[lag > 0].sum() + graph.setup_in.sum() + graph.setup_out.sum()
-    return int(total + graph.release.max(initial=0))
-
-
 def _machines(graph: Schedule) -> IntArray:
     machine = np.zeros((MACHINE_ROWS, graph.n_resources + 1), np.int64)
     if graph.n_resources:

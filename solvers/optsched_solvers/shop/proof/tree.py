@@ -9,6 +9,7 @@ import numpy as np
 
 from optsched.errors import CyclicOrder
 from optsched.kernels import longest_path
+from optsched.model import bounds
 from optsched.model.schedule import Rows
 from optsched_solvers.shop.proof import state as ds
 from optsched_solvers.shop.proof import tree_search
@@ -73,7 +74,7 @@ class DisjunctiveTree:
         self.stop = stop or (lambda: False)
         self.on_leaf = on_leaf or (lambda sequences, makespan: None)
         self.state = ds.arrays(graph)
-        self.horizon = ds.horizon(graph)
+        self.horizon = bounds.horizon(graph)
         self.shaved = False
         self._per_slice = 16
         self._restart_after = float(FIRST_RESTART)

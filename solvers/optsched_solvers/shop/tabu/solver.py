@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.model.schedule import NO_DEADLINE, Rows
 from optsched.solving.limits import Limits
 from optsched.solving.result import Result
@@ -104,8 +104,8 @@ class Tabu:
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Walk from the best known schedule, or the best dispatching rule, until a limit."""
-        elites = _whole("elites", limits.options.get("elites", ELITES), 2)
-        patience = _whole("patience", limits.options.get("patience", PATIENCE), 1)
+        elites = integer("options.elites", limits.options.get("elites", ELITES), 2, 10**9)
+        patience = integer("options.patience", limits.options.get("patience", PATIENCE), 1, 10**9)
         graph = problem.graph()
         if graph.n_operations == 0:
             monitor.incumbent(Rows.of([[]] * graph.n_resources), 0, self.name)
@@ -148,12 +148,6 @@ def polish(graph: Schedule, sequences: Rows, moves: int, seed: int = 0) -> tuple
     walk.load(order_of(graph, sequences))
     walk.run(moves)
     return walk.best_sequences(), walk.best
-
-
-def _whole(name: str, value: object, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**9:
-        raise InputError(f"options.{name}: expected an integer in {least}..10^9, got {value!r:.60}")
-    return value
 
 
 class _Search:

@@ -1,4 +1,4 @@
-"""What the checks of the conformance suite share."""
+"""What the checks of the conformance suite share: problems, optima, what every result keeps to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import optsched
 from optsched.model.graph import evaluate
+from optsched.model.verify import verify
+from optsched.solving.solve import solve
 from optsched.solving.solver import kinds, support
-from optsched.testing.best_period import best_period
-from optsched.testing.brute_force import best_makespan
+from optsched.testing import best_gpus, best_quota
+from optsched.testing.brute_force import best_makespan, best_period
 from optsched.testing.problems import small_problems
 
 if TYPE_CHECKING:
@@ -25,8 +26,13 @@ if TYPE_CHECKING:
 SHORT = 0.1
 """Seconds for a problem of a few operations: a solver that cannot prove uses all of them."""
 
-_optima: dict[str, int | None] = {}
+_ORACLES: dict[str, Callable[[Any], int | None]] = {
+    "quota": best_quota.best_quota,
+    "gpus": best_gpus.optimum,
+    "periodic": lambda problem: best_period(problem.graph()),
+}
 
+_optima: dict[str, int | None] = {}
 
 _warm: set[int] = set()
 
@@ -48,7 +54,7 @@ def warm_up(engine: Solver) -> None:
         with contextlib.suppress(Exception):  # what is wrong here, the checks find and name
             if support(engine, problem):
                 for iterations, seconds in ((1, 60), (100, 1)):
-                    optsched.solve(problem, engine, time_limit=seconds, iterations=iterations)
+                    solve(problem, engine, time_limit=seconds, iterations=iterations)
 
 
 def living_threads() -> int:
@@ -56,23 +62,28 @@ def living_threads() -> int:
     return sum(not thread.name.startswith("loading ") for thread in threading.enumerate())
 
 
-def schedules(engine: Solver) -> bool:
-    """Whether the engine finds the orders of graphs."""
-    return not {"jobshop", "jobarray", "periodic"}.isdisjoint(kinds(engine))
+def by_graph(problem: Any) -> bool:
+    """Whether a solution is orders on the problem's graph."""
+    return problem.problem_kind in ("jobshop", "jobarray", "periodic")
 
 
 def optimum(problem: Any) -> int | None:
-    """Optimal makespan or period of a tiny problem, computed once; None if infeasible."""
-    graph = problem.graph()
-    key = graph.sha256
+    """Optimal objective of a tiny problem, computed once; None if it has no solution."""
+    key = problem.sha256
     if key not in _optima:
-        _optima[key] = best_makespan(graph) if graph.period is None else best_period(graph)
+        oracle = _ORACLES.get(problem.problem_kind, lambda tiny: best_makespan(tiny.graph()))
+        _optima[key] = oracle(problem)
     return _optima[key]
 
 
 def supported(engine: Solver, problems: Iterable[Any]) -> list[Any]:
     """Those that the engine takes; `Skipped` with its reasons if there are none."""
-    said = [(problem, support(engine, problem)) for problem in problems]
+    own = [problem for problem in problems if problem.problem_kind in kinds(engine)]
+    if not own:
+        raise Skipped(
+            f"none of the problems of this check is of its kinds: {', '.join(kinds(engine))}"
+        )
+    said = [(problem, support(engine, problem)) for problem in own]
     taken = [problem for problem, one in said if one]
     if not taken:
         reasons = sorted({one.reason or "refused without a reason" for _, one in said})
@@ -88,13 +99,13 @@ def consistent(problem: Any, result: Result) -> None:
         assert result.objective is None, f"{name}: an objective without a schedule"
         assert result.status in ("infeasible", "unknown"), f"{name}: {result.status}, no schedule"
         return
-    violations = optsched.verify(result.schedule)
-    assert not violations, f"{name}: {violations[0].message}"
+    faults = [fault.message for fault in verify(result.schedule)] + problem.check(result.schedule)
+    assert not faults, f"{name}: {faults[0]}"
     assert problem.evaluate(result.schedule) == result.objective, f"{name}: objective is wrong"
-    if result.schedule.period is None:
+    if by_graph(problem) and result.schedule.period is None:
         heads = evaluate(problem.graph(), result.schedule.sequences).head
         assert (heads == result.schedule.start).all(), f"{name}: starts are not semi-active"
-    else:
+    elif by_graph(problem):
         least = problem.evaluate_orders(result.schedule.sequences, result.schedule.offset)
         assert least == result.objective, f"{name}: its orders allow the period {least}"
     bound = result.lower_bound
@@ -129,7 +140,7 @@ def quicker_of_two(
     tries: list[tuple[float, Result]] = []
     while not tries or (len(tries) < 2 and tries[0][0] > most):
         begin = time.perf_counter()
-        result = optsched.solve(problem, engine, **settings)
+        result = solve(problem, engine, **settings)
         tries.append((time.perf_counter() - begin, result))
         consistent(problem, result)
     return min(tries, key=lambda one: one[0])

@@ -7,9 +7,9 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import optsched
-from optsched import stop
-from optsched.testing.check_common import consistent, living_threads, quicker_of_two, supported
+from optsched.solving import stop
+from optsched.solving.solve import solve
+from optsched.testing.common import consistent, living_threads, quicker_of_two, supported
 from optsched.testing.problems import small_problems
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def check_monitor(engine: Solver, problems: Sequence[Any], time_limit: float) ->
     """Events in order; a callback that returns true stops; one that raises is heard."""
     for problem in supported(engine, small_problems()):
         events: list[Progress] = []
-        result = optsched.solve(problem, engine, time_limit=time_limit, on_progress=events.append)
+        result = solve(problem, engine, time_limit=time_limit, on_progress=events.append)
         _falls_and_rises(problem, result.history)
         _falls_and_rises(problem, events)
         told = any(event.event == "incumbent" for event in events)
@@ -56,7 +56,7 @@ def check_progress(engine: Solver, problems: Sequence[Any], time_limit: float) -
                 if p.event == "incumbent":
                     at.append((time.perf_counter() - begin, p.elapsed))
 
-            result = optsched.solve(problem, engine, time_limit=time_limit, on_progress=note)
+            result = solve(problem, engine, time_limit=time_limit, on_progress=note)
             late = max((told - found for told, found in arrived), default=0.0)
             first = min((found for _, found in arrived), default=0.0)
             in_time = first <= max(0.5 * time_limit, 0.9 * result.seconds)
@@ -148,7 +148,7 @@ def _callback_stops(problem: Any, engine: Solver) -> None:
         return True
 
     begin = time.perf_counter()
-    result = optsched.solve(problem, engine, time_limit=LONG, on_progress=halt)
+    result = solve(problem, engine, time_limit=LONG, on_progress=halt)
     consistent(problem, result)
     spent = time.perf_counter() - begin
     assert spent < SOON, f"{problem.name}: a callback could not stop it"
@@ -164,7 +164,7 @@ def _callback_raises(problem: Any, engine: Solver) -> None:
 
     before = living_threads()
     try:
-        optsched.solve(problem, engine, time_limit=LONG, on_progress=fail)
+        solve(problem, engine, time_limit=LONG, on_progress=fail)
     except Heard as error:
         left = living_threads() - before
         assert left <= 0, f"{problem.name}: an exception of the callback left threads behind"

@@ -1,11 +1,11 @@
-"""Random little clusters, bandwidths, states and policies, and the problems made of them."""
+"""Random little choices of GPUs, and the best one by trying every subset; shares no code."""
 
 from __future__ import annotations
 
 import random
 from functools import cache
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,9 @@ from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.rates import NO_LIMIT, UNMEASURED
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.problems.gpus.problem import SubsetChoice
-from optsched.testing.best_subset import all_subsets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class Tables(CountModel):
@@ -140,11 +142,6 @@ def policy_of(rng: random.Random, cluster: Cluster) -> Policy:
     return Policy(**rules)
 
 
-def subsets_of(gpus: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """All subsets, in order of size."""
-    return [some for c in range(len(gpus) + 1) for some in combinations(gpus, c)]
-
-
 @cache
 def subset_problems(n: int, seed: int = 0, most: int = 9) -> tuple[SubsetChoice, ...]:
     """Random choices from clusters of at most so many GPUs, each with its oracle in the model."""
@@ -164,16 +161,6 @@ def random_subset(rng: random.Random, most: int = 9, name: str = "") -> SubsetCh
     return SubsetChoice(state, model, k, policy=policy, contention=rule, name=name)
 
 
-def allowed(problem: SubsetChoice) -> bool:
-    """Whether the policy allows any set at all, measured or not."""
-    host_of = problem.cluster.host_of.tolist()
-    for chosen in combinations(problem.state.free, problem.k):
-        hosts = [host_of[gpu] for gpu in chosen]
-        if not problem.policy.broken_by(problem.cluster, {h: hosts.count(h) for h in hosts}):
-            return True
-    return False
-
-
 @cache
 def optimum(problem: SubsetChoice) -> int | None:
     """Optimal objective by trying all subsets; None if there is no choice."""
@@ -183,3 +170,100 @@ def optimum(problem: SubsetChoice) -> int | None:
         problem.policy,
     )  # fmt: skip
     return min((-value for value, _ in values), default=None)
+
+
+def all_subsets(
+    state: ClusterState,
+    bandwidth: Callable[[tuple[int, ...]], int | None],
+    demands: Sequence[int],
+    k: int,
+    contention: Contention,
+    policy: Policy | None = None,
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Value and GPUs of every allowed set of k free GPUs whose bandwidths are all known.
+
+    Parameters
+    ----------
+    state
+        Free GPUs and running jobs.
+    bandwidth
+        Standalone bandwidth of a set in kB/s; None where it is not known.
+    demands
+        Of the running jobs.
+    k, contention, policy
+        The request.
+    """
+    host_of = state.cluster.host_of.tolist()
+    for chosen in combinations(state.free, k):
+        counts: dict[int, int] = {}
+        for gpu in chosen:
+            counts[host_of[gpu]] = counts.get(host_of[gpu], 0) + 1
+        if policy is not None and policy.broken_by(state.cluster, counts):
+            continue
+        value = share(state, bandwidth, demands, chosen, contention)
+        if value is not None:
+            yield value, chosen
+
+
+def share(
+    state: ClusterState,
+    bandwidth: Callable[[tuple[int, ...]], int | None],
+    demands: Sequence[int],
+    chosen: Iterable[int],
+    rule: Contention,
+) -> int | None:
+    """What a choice gets beside the running jobs; None if a bandwidth is not known."""
+    unit = 1_000_000 if rule.whole else 1
+    own = tuple(chosen)
+    alone = bandwidth(own)
+    if alone is None:
+        return None
+    alone -= alone % unit
+    hosts, capacities, total = _by_host(state, own), [], alone
+    for job, demand in zip(state.jobs, demands, strict=True):
+        theirs = _by_host(state, job.gpus)
+        if not set(hosts) & set(theirs) or len(theirs) < 2:
+            continue
+        if (rule.cross_only and len(hosts) < 2) or (rule.skip_idle and demand == 0):
+            continue
+        where = [set(hosts) | set(theirs)]
+        if rule.sides == "two":
+            where = [set(hosts), set(theirs)]
+        for around in where:
+            joint: list[int] = []
+            for h in around:
+                both = [*hosts.get(h, []), *theirs.get(h, [])]
+                joint += _fill(state, bandwidth, h, both, rule.fill)
+            reached = bandwidth(tuple(sorted(joint)))
+            if reached is None:
+                return None
+            capacities.append(reached - reached % unit)
+        total += demand
+    if not capacities or total <= min(capacities):
+        return alone
+    return alone * min(capacities) // total
+
+
+def _by_host(state: ClusterState, gpus: Iterable[int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for gpu in sorted(gpus):
+        found.setdefault(int(state.cluster.host_of[gpu]), []).append(gpu)
+    return found
+
+
+def _fill(
+    state: ClusterState,
+    bandwidth: Callable[[tuple[int, ...]], int | None],
+    host: int,
+    both: list[int],
+    fill: str,
+) -> list[int]:
+    """The GPUs that a joint allocation is taken to have on a host."""
+    if fill == "exact":
+        return both
+    first, size = int(state.cluster.first[host]), int(state.cluster.sizes[host])
+    every = range(first, first + size)
+    if fill == "first" or len(both) < 2:
+        return list(every[: len(both)])
+    subsets = list(combinations(every, len(both)))
+    return list(max(subsets, key=lambda some: bandwidth(tuple(some)) or 0))

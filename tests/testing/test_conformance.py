@@ -1,0 +1,47 @@
+"""Every installed solver passes the conformance suite, whatever kind of problem it is for."""
+
+from __future__ import annotations
+
+import pytest
+
+from optsched.solving.solver import KINDS, solver, solvers
+from optsched.testing import check_solver
+
+ENGINES = [
+    (kind, name)
+    for kind in KINDS
+    for name in solvers(kind)
+    # job shops and job arrays have the same engines; `pods` takes no model of the suite
+    if kind not in ("jobarray", "routing") and name != "pods"
+]
+
+PROVE = {"auto", "branch_and_bound", "cpsat", "counts"}
+"""These close every tiny problem, but for periodic ones: there `cpsat` alone does."""
+
+BY_DAY = {
+    ("jobshop", "auto"), ("jobshop", "dispatch"), ("periodic", "cpsat"), ("quota", "auto"),
+    ("gpus", "counts"),
+}  # fmt: skip
+"""An engine of each make: a portfolio of compiled searches, a rule, CP-SAT, NumPy."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [pytest.param(*e, marks=[] if e in BY_DAY else pytest.mark.slow) for e in ENGINES],
+)
+def test_conformance(kind: str, name: str, request: pytest.FixtureRequest) -> None:
+    """All checks; what waits for other processes and clocks is for the long run."""
+    long = request.config.option.markexpr != "not slow"
+    exclude = [] if long else ["check_reproducible", "check_limits", "check_progress"]
+    exact = name in PROVE and (kind, name) != ("periodic", "auto")
+    print(check_solver(solver(name, kind), time_limit=0.3, exact=exact, exclude=exclude))
+
+
+def test_the_names_of_the_design() -> None:
+    """Every kind by `auto`, `cpsat`, `branch_and_bound`, `genetic` and a greedy."""
+    for kind in KINDS[:-1]:
+        missing = {"auto", "cpsat", "genetic"} - set(solvers(kind))
+        assert not missing, kind
+    assert "branch_and_bound" in solvers("jobshop") and "dispatch" in solvers("jobarray")
+    assert "dispatch" in solvers("periodic") and "greedy_quota" in solvers("quota")
+    assert {"eha", "pts", "hybrid", "counts", "branch_and_bound"} <= set(solvers("gpus"))
