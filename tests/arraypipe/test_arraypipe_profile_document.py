@@ -518,7 +518,7 @@ class TestProblem:
         with pytest.raises(InputError, match="stages: settled by the profile"):
             JobArray.from_profile(profile, 4)
         for name in (path, str(path)):
-            with pytest.raises(InputError, match="Profile.read"):
+            with pytest.raises(InputError, match=r"Profile\.read"):
                 JobArray.from_profile(name)
         with pytest.raises(InputError, match="stages: "):
             JobArray.from_profile("vgg19")

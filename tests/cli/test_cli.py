@@ -54,7 +54,7 @@ def test_profiles_are_no_instances(cli: Cli, command: str) -> None:
         return
     line = cli.refused(*words)
     assert line.startswith("x.profile.json: a profile is measured times, no instance")
-    for way in ("`optsched arraypipe problem`", "`optsched arraypipe run`", "from_profile"):
+    for way in ("`optsched arraypipe problem`", "`optsched arraypipe run`", "Profile.read"):
         assert way in line
 
 
