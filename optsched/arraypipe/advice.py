@@ -23,7 +23,7 @@ from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import format_value, integer
 from optsched.pipelines.profiles import bytes_of
-from optsched.problems.jobarray.epochs import epoch_multiplicity
+from optsched.problems.jobarray.reports import epoch_multiplicity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

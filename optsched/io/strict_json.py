@@ -26,8 +26,8 @@ MAX_INTEGER: Final = 2**53
 
 _WAYS_OUT: Final = {
     "optsched.profile": "a profile is measured times, no instance and no schedule: `optsched "
-    "arraypipe problem` writes the instance of its jobs (in Python JobArray.from_profile makes "
-    "it), and `optsched arraypipe run` measures and solves by itself",
+    "arraypipe problem` writes the instance of its jobs (in Python Profile.read(path).problem() "
+    "makes it), and `optsched arraypipe run` measures and solves by itself",
 }
 """What to do with documents that people take for others."""
 

@@ -135,7 +135,9 @@ class TestDocument:
         code = (
             "import sys; sys.modules['torch'] = None\n"
             "import optsched\n"
-            f"array = optsched.JobArray.from_profile({str(tmp_path / 'x.profile.json')!r})\n"
+            "from optsched.arraypipe import Profile\n"
+            f"profile = Profile.read({str(tmp_path / 'x.profile.json')!r})\n"
+            "array = optsched.JobArray.from_profile(profile)\n"
             "print(array.n_jobs, array.n_stages)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -506,17 +508,18 @@ class TestProblem:
         assert profile.made(optsched.solve(array.without(1), "dispatch").schedule)  # type: ignore[arg-type]
 
     def test_from_profile_is_the_way_in(self, tmp_path: Path) -> None:
-        """A profile, its path as text and as a path give one problem, options included."""
+        """A profile makes its problem, options included; a path is refused with the way out."""
         profile = made()
         path = tmp_path / "x.profile.json"
         profile.write(path)
         expected = profile.problem(jobs=[0, 1], objective="makespan")
-        for way in (profile, path, str(path)):
+        for way in (profile, type(profile).read(path)):
             assert JobArray.from_profile(way, jobs=[0, 1], objective="makespan") == expected
         with pytest.raises(InputError, match="stages: settled by the profile"):
-            JobArray.from_profile(path, 4)
-        with pytest.raises(InputError, match="no such file"):
-            JobArray.from_profile("y.profile.json")
+            JobArray.from_profile(profile, 4)
+        for name in (path, str(path)):
+            with pytest.raises(InputError, match=r"Profile\.read"):
+                JobArray.from_profile(name)
         with pytest.raises(InputError, match="stages: "):
             JobArray.from_profile("vgg19")
 
@@ -570,7 +573,7 @@ def test_paths_that_are_none() -> None:
     with pytest.raises(InputError, match=r"^path: expected the name of a file"):
         found.save(3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="is a directory"):
-        JobArray.from_profile("/")
+        type(found).read("/")
 
 
 @pytest.mark.filterwarnings("ignore")

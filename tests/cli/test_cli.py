@@ -12,9 +12,9 @@ from program import BAD, SHOP, Cli, Ran
 from rolling_arrays import equal_jobs
 
 import optsched
+from optsched.arraypipe.profiling.document import Profile
 from optsched.formats.read_problem import read_problem
 from optsched.model.schedule import Schedule
-from optsched.problems.jobarray.problem import JobArray
 
 # what every command does with bad input
 
@@ -50,11 +50,11 @@ def test_profiles_are_no_instances(cli: Cli, command: str) -> None:
         ran = cli(*words)
         assert (ran.code, ran.err) == (0, "")
         assert ran.out == "wrote x.jobarray.json: 4 jobs, 4 stages on 4 devices\n"
-        assert read_problem("x.jobarray.json") == JobArray.from_profile("x.profile.json")
+        assert read_problem("x.jobarray.json") == Profile.read("x.profile.json").problem()
         return
     line = cli.refused(*words)
     assert line.startswith("x.profile.json: a profile is measured times, no instance")
-    for way in ("`optsched arraypipe problem`", "`optsched arraypipe run`", "from_profile"):
+    for way in ("`optsched arraypipe problem`", "`optsched arraypipe run`", "Profile.read"):
         assert way in line
 
 

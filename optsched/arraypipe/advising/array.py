@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.advising.situation import Situation
     from optsched.model.schedule import IntArray, Schedule
-    from optsched.problems.jobarray.prefetch import ServerPrefetch
     from optsched.problems.jobarray.problem import JobArray
+    from optsched.problems.jobarray.reports import ServerPrefetch
 
 NAME = "job array"
 _BLOCKS: Final = 2_000  # of a schedule that is made; beyond, blocks stand for several

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from optsched.io.text import bytes_text
 
 if TYPE_CHECKING:
-    from optsched.problems.jobarray.prefetch import ServerPrefetch
+    from optsched.problems.jobarray.reports import ServerPrefetch
 
 _WIDTH: Final = 100
 _TIE: Final = 0.005

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.model.schedule import IntArray, Schedule
-    from optsched.problems.jobarray.prefetch import ServerPrefetch
+    from optsched.problems.jobarray.reports import ServerPrefetch
     from optsched.solving.solution import Orders
 
 PER_STAGE: Final = (
@@ -391,7 +391,7 @@ class JobArray(Problem):
         InputError
             A job's ``batch_size`` is not known, or the arguments are no such numbers.
         """
-        from optsched.problems.jobarray.epochs import epoch_multiplicity
+        from optsched.problems.jobarray.reports import epoch_multiplicity
 
         return self.replace(multiplicity=epoch_multiplicity(self, samples, max_copies))
 
@@ -403,7 +403,7 @@ class JobArray(Problem):
         samples
             As in `with_epoch_multiplicity`.
         """
-        from optsched.problems.jobarray.epochs import epoch_error
+        from optsched.problems.jobarray.reports import epoch_error
 
         return epoch_error(self, samples)
 
@@ -417,7 +417,7 @@ class JobArray(Problem):
         host_bandwidth
             Bytes per second from the host's memory to the devices of one server together.
         """
-        from optsched.problems.jobarray.prefetch import prefetch
+        from optsched.problems.jobarray.reports import prefetch
 
         return prefetch(self, host_bandwidth)
 
