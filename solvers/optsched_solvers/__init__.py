@@ -10,12 +10,12 @@ engine                 its rooms
                        `job_order_search`, `microbatch_search` (one job), `late_acceptance`;
                        for periods `rolling_rules`, `rolling_insertion`, `rolling_search`
                        over `rolling_orders`
-`tabu`                 `tabu_walk`, `neighbourhoods`, `search_state`, `search_arrays`,
-                       `path_relinking`; for periods `cycle_search`, `cycle_moves`,
+`tabu`                 `walk`, `neighbourhoods`, `state`, `arrays`, `path_relinking`;
+                       for periods `cycle_search`, `cycle_moves`,
                        `cycle_shifts`, `cycle_estimates`, `cycle_state`
-`branch_and_bound`     `failure_directed` and `destructive` over `disjunctive_tree`,
-                       `disjunctive_state`, `disjunctive_propagation`, `edge_finding`,
-                       `tree_search`; `giffler_thompson`, `giffler_thompson_tree`,
+`branch_and_bound`     `failure_directed` and `destructive` over `tree`, `tree_search`,
+                       `propagation` (with edge finding) and `state`;
+                       `giffler_thompson`, `giffler_thompson_tree`,
                        `giffler_thompson_node`
 `cpsat`                `cpsat_model`; for periods `cycle_cpsat`, `cycle_cpsat_model`; for routing
                        `routing_windows` over `_search`, `_model` and `_bound`
@@ -23,6 +23,6 @@ engine                 its rooms
 =====================  ===========================================================================
 
 Shared: `longest_path`, `bounds` (one machine), `pipeline_bounds` with `common_routes`,
-`order_relaxations` and `order_states` (the price of overtaking), `identical_jobs` and
-`symmetry_order`, `compiled` (how kernels compile), `loading` (without missing a limit for it).
+`order_relaxations` and `order_states` (the price of overtaking), `symmetry`
+(identical jobs), `compiled` (how kernels compile), `loading` (without missing a limit for it).
 """
