@@ -1,28 +1,22 @@
-"""Interchangeable backends of `optsched.solve`, and the kernels they share.
+"""Interchangeable backends of `optsched.solve`: a folder for each kind of problem.
 
-=====================  ===========================================================================
-engine                 its rooms
-=====================  ===========================================================================
-`portfolio` (`auto`)   `race`: engines in threads, one incumbent and one bound; `cores`;
-                       `hand_made` (pipelines that people know), `cycle_auto` (periods),
-                       `recompute_choice`
-`dispatch`             `rules` on `optsched.kernels.list_schedule`, `insertion`,
-                       `late_acceptance` (job orders, micro-batches);
-                       for periods `rolling_rules`, `rolling_insertion`, `rolling_search`
-                       over `rolling_orders`
-`tabu`                 `tabu_walk`, `neighbourhoods`, `search_state`, `search_arrays`,
-                       `path_relinking`; for periods `cycle_search`, `cycle_moves`,
-                       `cycle_shifts`, `cycle_estimates`, `cycle_state`
-`branch_and_bound`     `failure_directed` and `destructive` over `disjunctive_tree`,
-                       `disjunctive_state`, `disjunctive_propagation`, `edge_finding`,
-                       `tree_search`
-`giffler_thompson`     one file, in plain Python
-`cpsat`                `cpsat_model`; for periods `cycle_cpsat`, `cycle_cpsat_model`; for routing
-                       `routing_windows` over `_search`, `_model` and `_bound`
-`genetic`              one evolution, a decoder per kind of problem
-=====================  ===========================================================================
+==============  ==================================================================================
+folder          what is in it
+==============  ==================================================================================
+`shop`          least makespan of job shops and job arrays: `auto`, `dispatch` (`rules` on
+                `optsched.kernels.list_schedule`), `cpsat`, `branch_and_bound`; `tabu/` (the walk
+                and its neighbourhoods), `proof/` (failure-directed search, one-machine bounds)
+`periodic`      least period of rolling arrays: `auto`, `construct`, `search`, `cpsat`
+`quota`         GPUs per job: `auto`, threshold search, multiple choice, placement, tree, CP-SAT
+`gpus`          which GPUs: `auto`, `counts`, `pods`, trees, `eha`, `pts`, `hybrid`, CP-SAT
+`routing`       routers of inference requests, and the plan they run on
+`literature`    what our own engines beat, kept to compare with: one genetic algorithm with a
+                decoder per kind, Giffler and Thompson's tree, baselines of GPU choice
+==============  ==================================================================================
 
-Shared: `longest_path`, `bounds` (one machine), `pipeline_bounds` with `common_routes`,
-`order_relaxations` and `order_states` (the price of overtaking), `identical_jobs` and
-`symmetry_order`, `compiled` (how kernels compile), `loading` (without missing a limit for it).
+Shared: `_cpsat` (the one driver of CP-SAT), `_race` (engines side by side, one incumbent and one
+bound), `_loading` (kernels without missing a limit for them), `_cores`, `_cold_start`.
+
+Entry points name them, a group for each kind (``optsched.solvers.jobshop``, ...): a package of
+somebody else's registers a solver in the same way (docs/solvers.md).
 """
