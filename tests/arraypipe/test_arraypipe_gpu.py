@@ -60,7 +60,7 @@ def test_the_script_itself(check: Any, capsys: pytest.CaptureFixture[str], tmp_p
 
 def test_a_difference_fails(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script would have noticed one wrong bit."""
-    import gpu_exact
+    from benchmarks.executor import gpu_exact
 
     original = gpu_exact.alone
 

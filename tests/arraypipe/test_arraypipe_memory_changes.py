@@ -6,6 +6,7 @@ import logging
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -21,6 +22,7 @@ from optsched.arraypipe.planning.replan import Replanner  # noqa: E402
 from optsched.arraypipe.planning.rescheduling import Rescheduling  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 from optsched.model.schedule import Rows  # noqa: E402
+from optsched.solving.solution import PeriodicOrders  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -36,7 +38,7 @@ def staged(problem: JobArray, breadth: bool) -> Any:
         forward, backward = [6 * j + d for j in range(n)], [6 * j + 5 - d for j in range(n)]
         pairs = zip(forward, backward, strict=True)
         orders.append([*forward, *backward] if breadth else [i for pair in pairs for i in pair])
-    return problem.scheduled(Rows.of([*orders, [0] * 6 * n]))
+    return problem.scheduled(PeriodicOrders(Rows.of(orders), np.zeros(6 * n, np.int64)))
 
 
 @pytest.mark.parametrize(
