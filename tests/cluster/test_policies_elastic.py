@@ -31,6 +31,17 @@ CASES = [
 @given(seed=st.integers(0, 10**6), jobs=st.integers(1, 24))
 def test_compiled_equals_asked(name, options, seed, jobs):
     """Every column of the log, whatever is asked."""
+    compiled_equals_asked(name, options, seed, jobs)
+
+
+@pytest.mark.xfail(reason="jobs that may stop at any time, at the end of a pass", strict=True)
+def test_compiled_equals_asked_when_a_pass_ends():
+    """The compiled run gives a job its GPUs a second earlier; who is right is not known yet."""
+    compiled_equals_asked("elastic_sjf", {"clairvoyant": True}, 271, 20)
+
+
+def compiled_equals_asked(name, options, seed, jobs):
+    """The two logs of a random world are the same."""
     policy, how = get(name, **options), cases.settings(seed)
     work, nodes = cases.workload(seed, jobs), cases.nodes(seed)
     log = policy.twin(work, nodes, Settings(**how))
