@@ -84,7 +84,8 @@ def job_array(
     InputError
         A job's precision was not measured, or the memory does not hold the states.
     """
-    from optsched.problems.jobarray.problem import FIELDS, JobArray
+    from optsched.problems.jobarray.fields import FIELDS
+    from optsched.problems.jobarray.problem import JobArray
 
     known = {*FIELDS} - {*_SETTLED}
     for key in options:
