@@ -10,7 +10,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.io.values import label
+from optsched.io.values import boolean, label, one_of
 from optsched.problems.jobarray.checks import (
     Place,
     check_blocks,
@@ -18,7 +18,6 @@ from optsched.problems.jobarray.checks import (
     device_fields,
     jobs_of,
     names_of,
-    option_of,
     place_of,
     recompute_of,
     refuse_unknown,
@@ -156,8 +155,8 @@ class JobArrayFields:
         check_blocks(checked["micro_batches"], shape[1])
         if given["objective"] == "period":
             check_blocks(checked["micro_batches"], shape[1], checked["multiplicity"])
-        checked.update({key: option_of(key, given[key], CHOICES[key]) for key in CHOICES})
-        checked.update({key: option_of(key, given[key], (False, True)) for key in FLAGS})
+        checked.update({key: one_of(key, given[key], CHOICES[key]) for key in CHOICES})
+        checked.update({key: boolean(key, given[key]) for key in FLAGS})
         checked["name"] = label("name", given["name"])
         checked["recompute_mode"] = recompute_of(given["recompute_mode"], shape[0])
         checked["names"] = names_of("names", given["names"], "job", shape[0])
