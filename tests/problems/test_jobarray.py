@@ -370,7 +370,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"objective": "speed"}, "objective: expected one of makespan, period"),
     ({"switch_on": True}, "switch_on: expected one of out, in"),
     ({"time_unit": "h"}, "time_unit: expected one of"),
-    ({"trailing_switch": 1}, "trailing_switch: expected true or false, got 1"),
+    ({"trailing_switch": 1}, "trailing_switch: expected True or False, got 1"),
     ({"recompute_mode": "maybe"}, "recompute_mode: expected one of never, always, choose"),
     ({"recompute_mode": [True]}, "recompute_mode: expected 2 times true or false"),
     ({"recompute_mode": [1, 0]}, "recompute_mode: expected 2 times true or false"),

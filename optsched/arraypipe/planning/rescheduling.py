@@ -18,7 +18,8 @@ from optsched.arraypipe.planning.repair import with_job, without
 from optsched.arraypipe.planning.replan import Replanner, gain
 from optsched.arraypipe.planning.seating import fits_seat
 from optsched.errors import InputError, OptschedError
-from optsched.problems.jobarray.problem import PER_CUT, PER_JOB, PER_STAGE, JobArray
+from optsched.problems.jobarray.fields import PER_CUT, PER_JOB, PER_STAGE
+from optsched.problems.jobarray.problem import JobArray
 from optsched.solving.progress import LOGGER
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import numpy as np
 from optsched.arraypipe.profiling.entries import ProfiledJob
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
-from optsched.io.values import MAX_NAME, integer, label
+from optsched.io.values import MAX_NAME, integer, label, one_of
 from optsched.pipelines.profiles import bytes_of
-from optsched.problems.jobarray.checks import flat, option_of, place_of
+from optsched.problems.jobarray.checks import flat, place_of
 
 if TYPE_CHECKING:
     from optsched.arraypipe.profiling.document import Profile
@@ -84,7 +84,8 @@ def job_array(
     InputError
         A job's precision was not measured, or the memory does not hold the states.
     """
-    from optsched.problems.jobarray.problem import FIELDS, JobArray
+    from optsched.problems.jobarray.fields import FIELDS
+    from optsched.problems.jobarray.problem import JobArray
 
     known = {*FIELDS} - {*_SETTLED}
     for key in options:
@@ -226,7 +227,7 @@ def _update_mode(jobs: Sequence[ProfiledJob], given: str | None) -> str:
     together = [job.name for job in jobs if job.update == "global"]
     if given is None:
         return "global" if together else "fused"
-    option_of("update_mode", given, ("fused", "block", "global"))
+    one_of("update_mode", given, ("fused", "block", "global"))
     if together and given != "global":
         raise InputError(
             f"update_mode: job {together[0]} clips gradients or has a scheduler that needs a "

@@ -12,10 +12,8 @@ from optsched.model.bounds import (
     frees_in_order,
     holdings,
     longest_arcs,
-    makespan_bound,
     paths_from,
 )
-from optsched.model.schedule import Arcs, Rows, Schedule
 from optsched.problems.jobarray.graph import build, cycle_graph
 
 if TYPE_CHECKING:
@@ -23,7 +21,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from optsched.problems.jobarray.problem import JobArray
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.fields import JobArrayFields
 
     Floats = npt.NDArray[np.float64]
     Flags = npt.NDArray[np.bool_]
@@ -35,7 +34,7 @@ ROUNDING: Final = 1e-9
 """Share by which sums of floats may be too large."""
 
 
-def period_bounds(array: JobArray, recomputes: Sequence[bool]) -> dict[str, int]:
+def period_bounds(array: JobArrayFields, recomputes: Sequence[bool]) -> dict[str, int]:
     """Lower bounds of the least period, by name.
 
     Returns
@@ -57,7 +56,7 @@ def period_bounds(array: JobArray, recomputes: Sequence[bool]) -> dict[str, int]
     }
 
 
-def device_loads(array: JobArray, once: Schedule) -> list[int]:
+def device_loads(array: JobArrayFields, once: Schedule) -> list[int]:
     """Per device its durations in a cycle, and the least time that changing jobs takes there."""
     loads = []
     for d in range(array.n_devices):
@@ -70,7 +69,7 @@ def device_loads(array: JobArray, once: Schedule) -> list[int]:
     return loads
 
 
-def _switch_loss(array: JobArray, once: Schedule, device: int, job: int) -> int:
+def _switch_loss(array: JobArrayFields, once: Schedule, device: int, job: int) -> int:
     """What changing to and from a job takes at least per cycle on a device that others use too.
 
     One change, always. Where the job has one F and one B a cycle, also a second change or the wait
@@ -87,7 +86,7 @@ def _switch_loss(array: JobArray, once: Schedule, device: int, job: int) -> int:
     return switch + min(switch, there, _way_back(array, once, backward))
 
 
-def _way_back(array: JobArray, once: Schedule, backward: int) -> int:
+def _way_back(array: JobArrayFields, once: Schedule, backward: int) -> int:
     """Least time from the end of a job's only B on a stage to its next F there."""
     behind = paths_from(once, backward)
     job, stage = int(once.job[backward]), int(once.stage[backward])
@@ -127,7 +126,7 @@ def job_energy(once: Schedule) -> npt.NDArray[np.object_]:
     return work
 
 
-def _energy(array: JobArray, once: Schedule) -> int:
+def _energy(array: JobArrayFields, once: Schedule) -> int:
     """Per capped device: bytes x shortest residence of a whole cycle, over the memory."""
     capped = np.flatnonzero(once.memory).tolist()
     if not capped:
@@ -136,13 +135,11 @@ def _energy(array: JobArray, once: Schedule) -> int:
     return max(-(-int(work[r]) // int(once.memory[r])) for r in capped)
 
 
-def lap_bound(array: JobArray, once: Schedule) -> int:
-    """The longest iterations of one job in a cycle, each alone on all devices; 0 if none counts.
+def lap_bound(array: JobArrayFields, once: Schedule) -> int:
+    """The longest that the iterations of one job in a cycle keep any stage; 0 if none counts.
 
-    A job's next iteration begins on stage 0 when its last gradient block (or update) there has
-    ended, so whatever lies between its first and that block, all gradients of a pipeline, is done
-    in one lap: the lap is at least as long as the makespan of those blocks alone. Only jobs with
-    several micro-batches in fixed order are looked at; for one, the longest chain says the same.
+    Only jobs with several micro-batches in fixed order are looked at; for one, the longest chain
+    says the same.
 
     Parameters
     ----------
@@ -156,58 +153,15 @@ def lap_bound(array: JobArray, once: Schedule) -> int:
     for j in np.flatnonzero(array.micro_batches > 1).tolist():
         mine = np.flatnonzero(once.job == j)
         lags = once.arcs.lag[once.job[once.arcs.tail] == j]
-        told = [once.single_resource[mine], lags, *(getattr(once, name)[mine] for name in _TOLD)]
-        key = b"".join(column.tobytes() for column in told)
+        columns = (getattr(once, name)[mine] for name in _COLUMNS)
+        key = b"".join(column.tobytes() for column in (lags, *columns))
         if key not in known:
-            known[key] = max(makespan_bound(_lap(once, mine)), window_bound(once, mine))
+            known[key] = window_bound(once, mine)
         longest = max(longest, int(array.multiplicity[j]) * known[key])
     return longest
 
 
-_TOLD = ("duration", "stage", "microbatch", "acquire", "free", "workspace", "kind")
-
-
-def _lap(once: Schedule, mine: npt.NDArray[np.int64]) -> Schedule:
-    """A job's blocks behind its first one and before its last gradient block or update there.
-
-    A block counts as far as it must be done by the end of that last one: where a gradient leaves
-    before its block has ended (a fused update follows it), the rest may run in the next lap.
-    """
-    on_first = mine[once.stage[mine] == 0]
-    closing = np.isin(once.kind[on_first], ["B", "W", "U"])
-    updates = on_first[once.kind[on_first] == "U"]
-    last = int(updates[0] if len(updates) else on_first[closing][-1])
-    tail, head, lag, _ = once.arcs
-    inside = once.job[tail] == once.job[mine[0]]
-    tail, head = tail[inside], head[inside]
-    weight = once.duration[tail] + lag[inside]
-    to_end = np.full(once.n_operations, -1, np.int64)  # longest path to the end of the last block
-    to_end[last] = once.duration[last]
-    late_first = np.argsort(-tail, kind="stable")  # ids are topological
-    backwards = (tail[late_first], head[late_first], weight[late_first])
-    for i, k, w in zip(*(column.tolist() for column in backwards), strict=True):
-        if to_end[k] >= 0:
-            to_end[i] = max(to_end[i], w + to_end[k])
-    kept = mine[to_end[mine] >= 0]
-    counted = np.minimum(once.duration, to_end)
-    number = np.full(once.n_operations, -1, np.int64)
-    number[kept] = np.arange(len(kept))
-    arcs = (number[tail] >= 0) & (number[head] >= 0)
-    columns = {
-        name: getattr(once, name)[kept]
-        for name in ("kind", "job", "stage", "microbatch", "acquire", "free", "workspace")
-    }
-    tail, head, weight = tail[arcs], head[arcs], weight[arcs]
-    lags = weight - counted[tail]
-    return Schedule(
-        name=once.name,
-        time_unit=once.time_unit,
-        resources=once.resources,
-        op_resources=Rows(np.arange(len(kept) + 1), once.single_resource[kept]),
-        duration=counted[kept],
-        arcs=Arcs(number[tail], number[head], lags, np.zeros(len(tail), np.int64)),
-        **columns,
-    )
+_COLUMNS = ("single_resource", "duration", "stage", "acquire", "free", "workspace", "kind")
 
 
 def window_bound(once: Schedule, mine: npt.NDArray[np.int64]) -> int:
@@ -322,7 +276,7 @@ class Tradeoff:
         return best * (1 - ROUNDING), total / (STEPS - STEPS // 2)
 
 
-def tradeoff(array: JobArray, must: Flags, never: Flags) -> Tradeoff:
+def tradeoff(array: JobArrayFields, must: Flags, never: Flags) -> Tradeoff:
     """Loads and energies of an array whose recomputation is to be chosen.
 
     Parameters

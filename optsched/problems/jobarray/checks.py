@@ -10,7 +10,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
-from optsched.io.values import integer, label
+from optsched.io.values import format_value, integer, label
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -90,9 +90,7 @@ def names_of(
     """Distinct names ``prefix0, prefix1, ...`` unless given; without prefix "" and any names."""
     if given is None:
         return tuple("" if prefix is None else f"{prefix}{k}" for k in range(count))
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise InputError(f"{key}: expected a list of names, got {given!r:.60}")
-    names = tuple(given)
+    names = tuple(list_of(key, given, "name each"))
     if len(names) != count:
         raise InputError(f"{key}: expected {count} names, got {len(names)}")
     seen: dict[str, int] = {}
@@ -149,39 +147,32 @@ def place_of(given: Sequence[Any] | None, micro_batches: IntArray, n_stages: int
     """A device per stage, or per job, micro-batch and stage."""
     if given is None:
         return tuple(range(n_stages))
-    if isinstance(given, str) or not isinstance(given, (Sequence, np.ndarray)):
-        raise InputError(f"place: expected a list of devices, got {given!r:.60}")
-    rows = list(given)
-    if rows and not isinstance(rows[0], (int, np.integer)):
-        if len(rows) != len(micro_batches):
-            raise InputError(
-                f"place: expected one entry per job ({len(micro_batches)}), got {len(rows)}"
-            )
-        nested = []
-        for j, job in enumerate(rows):
-            if isinstance(job, str) or not isinstance(job, (Sequence, np.ndarray)):
-                raise InputError(f"place[{j}]: expected one row per micro-batch, got {job!r:.60}")
-            if len(job) != micro_batches[j]:
-                raise InputError(
-                    f"place[{j}]: expected one row per micro-batch ({micro_batches[j]}), "
-                    f"got {len(job)}"
-                )
-            nested.append(
-                tuple(row_of(f"place[{j}][{m}]", row, n_stages) for m, row in enumerate(job))
-            )
-        return tuple(nested)
-    return row_of("place", rows, n_stages)
+    rows = list_of("place", given, "device per stage")
+    if not rows or isinstance(rows[0], (int, np.integer)):
+        return row_of("place", rows, n_stages)
+    nested = []
+    list_of("place", rows, "entry per job", len(micro_batches))
+    for j, (job, count) in enumerate(zip(rows, micro_batches.tolist(), strict=True)):
+        given_rows = list_of(f"place[{j}]", job, "row per micro-batch", count)
+        nested.append(
+            tuple(row_of(f"place[{j}][{m}]", row, n_stages) for m, row in enumerate(given_rows))
+        )
+    return tuple(nested)
 
 
 def row_of(where: str, row: Sequence[Any], n_stages: int) -> tuple[int, ...]:
     """One device per stage."""
-    if isinstance(row, str) or not isinstance(row, (Sequence, np.ndarray)):
-        raise InputError(f"{where}: expected one device per stage, got {row!r:.60}")
-    if len(row) != n_stages:
-        raise InputError(f"{where}: expected one device per stage ({n_stages}), got {len(row)}")
-    for v, device in enumerate(row):
-        integer(f"{where}[{v}]", device, 0, 1_000_000)
-    return tuple(int(device) for device in row)
+    devices = enumerate(list_of(where, row, "device per stage", n_stages))
+    return tuple(integer(f"{where}[{v}]", device, 0, 1_000_000) for v, device in devices)
+
+
+def list_of(where: str, given: Any, what: str, count: int | None = None) -> list[Any]:
+    """A list, of so many elements if that is said."""
+    if isinstance(given, str) or not isinstance(given, (Sequence, np.ndarray)):
+        raise InputError(f"{where}: expected one {what}, got {format_value(given)}")
+    if count is not None and len(given) != count:
+        raise InputError(f"{where}: expected one {what} ({count}), got {len(given)}")
+    return list(given)
 
 
 def device_fields(
@@ -193,11 +184,9 @@ def device_fields(
     """Names, servers and memory of the devices; refuses a stage on none of them."""
     used = 1 + max(flat(place))
     known = devices if devices is not None else servers
-    if known is not None and (isinstance(known, str) or not isinstance(known, Sequence)):
-        key = "servers" if devices is None else "devices"
-        raise InputError(f"{key}: expected a list of names, got {known!r:.60}")
+    key = "servers" if devices is None else "devices"
     capacity = 0 if memory is None else memory
-    count = used if known is None else len(known)
+    count = used if known is None else len(list_of(key, known, "name each"))
     if known is None and np.ndim(capacity) == 1:
         count = len(np.asarray(capacity))
     if used > count:
@@ -213,10 +202,7 @@ def jobs_of(jobs: Sequence[int], n_jobs: int) -> list[int]:
     """Numbers of one job or more."""
     rows = list(jobs)
     for j in rows:
-        if isinstance(j, bool) or not isinstance(j, (int, np.integer)):
-            raise InputError(f"jobs: expected job numbers, got {j!r:.60}")
-        if not 0 <= j < n_jobs:
-            raise InputError(f"jobs: expected numbers in 0..{n_jobs - 1}, got {j}")
+        integer("jobs", j, 0, n_jobs - 1)
     if not rows:
         raise InputError("jobs: expected at least one job")
     return rows
@@ -230,17 +216,6 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> No
             near = difflib.get_close_matches(key, names, 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
             raise InputError(f"{key}: {where} has no such field; {hint}")
-
-
-def option_of(key: str, given: Any, legal: Sequence[str] | Sequence[bool]) -> Any:
-    """One of the legal values."""
-    if type(legal[0]) is bool:
-        if not isinstance(given, bool):
-            raise InputError(f"{key}: expected true or false, got {given!r:.60}")
-    elif given not in legal:
-        told = format_json(given) if isinstance(given, str) else f"{given!r:.60}"
-        raise InputError(f"{key}: expected one of {', '.join(map(str, legal))}, got {told}")
-    return given
 
 
 _TIMES: Final = (

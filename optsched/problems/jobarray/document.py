@@ -10,7 +10,8 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, check_format, decode, parse
 from optsched.model.document import Count, Signed  # noqa: TC001 (msgspec reads the annotations)
-from optsched.problems.jobarray.problem import CHOICES, FLAGS, PER_CUT, PER_JOB, PER_STAGE, JobArray
+from optsched.problems.jobarray.fields import CHOICES, FLAGS, PER_CUT, PER_JOB, PER_STAGE
+from optsched.problems.jobarray.problem import JobArray
 
 FORMAT = "optsched.jobarray/1"
 

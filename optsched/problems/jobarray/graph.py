@@ -16,7 +16,7 @@ from optsched.model.schedule import Arcs, IntArray, Resource, Rows, Schedule
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.problems.jobarray.problem import JobArray
+    from optsched.problems.jobarray.fields import JobArrayFields
 
 
 @dataclass
@@ -39,7 +39,7 @@ class _Pattern:
         self.lags.append((lag, cut))
 
 
-def build(array: JobArray, recomputes: Sequence[bool]) -> Schedule:
+def build(array: JobArrayFields, recomputes: Sequence[bool]) -> Schedule:
     """The graph of one iteration; `recomputes` says which jobs recompute."""
     groups: dict[tuple[int, bool], list[int]] = {}
     for j, recompute in enumerate(recomputes):
@@ -92,7 +92,7 @@ def build(array: JobArray, recomputes: Sequence[bool]) -> Schedule:
     )
 
 
-def cycle_graph(array: JobArray, recomputes: Sequence[bool]) -> Schedule:
+def cycle_graph(array: JobArrayFields, recomputes: Sequence[bool]) -> Schedule:
     """All blocks of one cycle: every job's iteration, as often as its multiplicity says.
 
     Operation ids are job-major, then copy-major, then those of `JobArray.graph`. A job's next
@@ -127,7 +127,7 @@ def cycle_graph(array: JobArray, recomputes: Sequence[bool]) -> Schedule:
     )
 
 
-def overflow_alone(array: JobArray) -> str:
+def overflow_alone(array: JobArrayFields) -> str:
     """The first micro-batch that overflows a device even with nothing else there, as a sentence.
 
     Forward down the stages, then each gradient as soon as it may, needs the least memory a job can
@@ -143,7 +143,7 @@ def overflow_alone(array: JobArray) -> str:
     return without[min(both)] if both else ""
 
 
-def overflows(array: JobArray, recomputes: Sequence[bool]) -> dict[int, str]:
+def overflows(array: JobArrayFields, recomputes: Sequence[bool]) -> dict[int, str]:
     """Per job that does not fit even alone: its first overflow, as a sentence."""
     found: dict[int, str] = {}
     graph = build(array, recomputes)
@@ -164,7 +164,7 @@ def overflows(array: JobArray, recomputes: Sequence[bool]) -> dict[int, str]:
     return found
 
 
-def _pattern(array: JobArray, micro_batches: int, recompute: bool) -> _Pattern:
+def _pattern(array: JobArrayFields, micro_batches: int, recompute: bool) -> _Pattern:
     """Blocks in topological order, and the arcs of section "Operations and arcs" of the docs."""
     pattern, last = _Pattern(), array.n_stages - 1
     separate = recompute and array.recompute_as_block
@@ -202,7 +202,7 @@ def _pattern(array: JobArray, micro_batches: int, recompute: bool) -> _Pattern:
     return pattern
 
 
-def _add_updates(array: JobArray, pattern: _Pattern, micro_batches: int, grad: str) -> None:
+def _add_updates(array: JobArrayFields, pattern: _Pattern, micro_batches: int, grad: str) -> None:
     if array.update_mode not in ("block", "global"):
         return
     for v in range(array.n_stages):
@@ -215,7 +215,7 @@ def _add_updates(array: JobArray, pattern: _Pattern, micro_batches: int, grad: s
                 pattern.arc((grad, m, 0), ("U", 0, v))
 
 
-def _leaves_early(array: JobArray) -> bool:
+def _leaves_early(array: JobArrayFields) -> bool:
     """Whether the gradient leaves before a fused update that runs in the same block."""
     return (
         array.update_mode == "fused" and array.weight is None and not array.update_blocks_gradient
@@ -223,7 +223,7 @@ def _leaves_early(array: JobArray) -> bool:
 
 
 def _columns(
-    array: JobArray, pattern: _Pattern, jobs: IntArray, recompute: bool
+    array: JobArrayFields, pattern: _Pattern, jobs: IntArray, recompute: bool
 ) -> dict[str, IntArray]:
     """Per-operation fields of the given jobs, each of shape (jobs, blocks)."""
     shape = (len(jobs), len(pattern.blocks))
@@ -281,7 +281,7 @@ def _columns(
     return out
 
 
-def _lags(array: JobArray, pattern: _Pattern, jobs: IntArray) -> IntArray:
+def _lags(array: JobArrayFields, pattern: _Pattern, jobs: IntArray) -> IntArray:
     """Lags of the arcs of the given jobs, shape (jobs, arcs)."""
     tables = {
         "": np.zeros((array.n_jobs, 1), np.int64),
@@ -304,7 +304,7 @@ def _copies(once: Schedule, multiplicity: IntArray) -> tuple[IntArray, IntArray,
     return np.concatenate(source), np.concatenate(copy), base
 
 
-def _repeated(once: Schedule, array: JobArray, base: list[IntArray]) -> Arcs:
+def _repeated(once: Schedule, array: JobArrayFields, base: list[IntArray]) -> Arcs:
     """The arcs of one iteration for every copy."""
     tail, head, lag, _ = once.arcs
     first = np.searchsorted(once.job, np.arange(array.n_jobs))
@@ -321,7 +321,7 @@ def _repeated(once: Schedule, array: JobArray, base: list[IntArray]) -> Arcs:
     return Arcs(tails, heads, lags, np.zeros(len(lags), np.int64))
 
 
-def _iterations(array: JobArray, once: Schedule, base: list[IntArray]) -> Arcs:
+def _iterations(array: JobArrayFields, once: Schedule, base: list[IntArray]) -> Arcs:
     """Arcs from every iteration of a job to its next one."""
     fixed = array.microbatch_order == "fixed"
     has_updates = array.update_mode in ("block", "global")

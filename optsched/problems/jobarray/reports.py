@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.model.schedule import IntArray
-    from optsched.problems.jobarray.problem import JobArray
+    from optsched.problems.jobarray.fields import JobArrayFields
 
 TOLERATED: Final = Fraction(1, 100)
 """Error at which larger multiplicities are not worth their larger graph."""
 
 
-def epoch_multiplicity(array: JobArray, samples: int | Sequence[int], max_copies: int) -> IntArray:
+def epoch_multiplicity(
+    array: JobArrayFields, samples: int | Sequence[int], max_copies: int
+) -> IntArray:
     """The smallest multiplicities of tolerated error, else the best; shape (K,).
 
     The best may be far off where `max_copies` binds (batches of 1 and 1000): `epoch_error` tells.
@@ -41,12 +43,12 @@ def epoch_multiplicity(array: JobArray, samples: int | Sequence[int], max_copies
     return np.array(best, np.int64)
 
 
-def epoch_error(array: JobArray, samples: int | Sequence[int]) -> float:
+def epoch_error(array: JobArrayFields, samples: int | Sequence[int]) -> float:
     """Longest epoch over the shortest, in cycles, minus 1."""
     return float(spread(iterations(array, samples), array.multiplicity.tolist()))
 
 
-def iterations(array: JobArray, samples: int | Sequence[int]) -> list[int]:
+def iterations(array: JobArrayFields, samples: int | Sequence[int]) -> list[int]:
     """Iterations of one epoch of every job; the last one may be a smaller batch."""
     if not array.batch_size.all():
         j = int(np.argmin(array.batch_size))
@@ -97,7 +99,7 @@ class ServerPrefetch(NamedTuple):
         return self.slack >= 0
 
 
-def prefetch(array: JobArray, host_bandwidth: int) -> tuple[ServerPrefetch, ...]:
+def prefetch(array: JobArrayFields, host_bandwidth: int) -> tuple[ServerPrefetch, ...]:
     """Eq. 2 for every server, in order of its first device; see `JobArray.prefetch_ok`.
 
     Devices whose server has no name count as one server.
@@ -121,7 +123,7 @@ def prefetch(array: JobArray, host_bandwidth: int) -> tuple[ServerPrefetch, ...]
     )
 
 
-def _windows(array: JobArray) -> IntArray:
+def _windows(array: JobArrayFields) -> IntArray:
     """Least block of every job on every stage, less the communication behind it; shape (K, V)."""
     sent_on = np.pad(array.lag_forward, ((0, 0), (0, 1)))
     sent_back = np.pad(array.lag_backward, ((0, 0), (1, 0)))
