@@ -12,8 +12,10 @@ from optsched.model.bounds import (
     frees_in_order,
     holdings,
     longest_arcs,
+    makespan_bound,
     paths_from,
 )
+from optsched.model.schedule import Arcs, Rows, Schedule
 from optsched.problems.jobarray.graph import build, cycle_graph
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.fields import JobArrayFields
 
     Floats = npt.NDArray[np.float64]
@@ -136,10 +137,12 @@ def _energy(array: JobArrayFields, once: Schedule) -> int:
 
 
 def lap_bound(array: JobArrayFields, once: Schedule) -> int:
-    """The longest that the iterations of one job in a cycle keep any stage; 0 if none counts.
+    """The longest iterations of one job in a cycle, each alone on all devices; 0 if none counts.
 
-    Only jobs with several micro-batches in fixed order are looked at; for one, the longest chain
-    says the same.
+    A job's next iteration begins on stage 0 when its last gradient block (or update) there has
+    ended, so whatever lies between its first and that block, all gradients of a pipeline, is done
+    in one lap: the lap is at least as long as the makespan of those blocks alone. Only jobs with
+    several micro-batches in fixed order are looked at; for one, the longest chain says the same.
 
     Parameters
     ----------
@@ -153,15 +156,58 @@ def lap_bound(array: JobArrayFields, once: Schedule) -> int:
     for j in np.flatnonzero(array.micro_batches > 1).tolist():
         mine = np.flatnonzero(once.job == j)
         lags = once.arcs.lag[once.job[once.arcs.tail] == j]
-        columns = (getattr(once, name)[mine] for name in _COLUMNS)
-        key = b"".join(column.tobytes() for column in (lags, *columns))
+        told = [once.single_resource[mine], lags, *(getattr(once, name)[mine] for name in _TOLD)]
+        key = b"".join(column.tobytes() for column in told)
         if key not in known:
-            known[key] = window_bound(once, mine)
+            known[key] = max(makespan_bound(_lap(once, mine)), window_bound(once, mine))
         longest = max(longest, int(array.multiplicity[j]) * known[key])
     return longest
 
 
-_COLUMNS = ("single_resource", "duration", "stage", "acquire", "free", "workspace", "kind")
+_TOLD = ("duration", "stage", "microbatch", "acquire", "free", "workspace", "kind")
+
+
+def _lap(once: Schedule, mine: npt.NDArray[np.int64]) -> Schedule:
+    """A job's blocks behind its first one and before its last gradient block or update there.
+
+    A block counts as far as it must be done by the end of that last one: where a gradient leaves
+    before its block has ended (a fused update follows it), the rest may run in the next lap.
+    """
+    on_first = mine[once.stage[mine] == 0]
+    closing = np.isin(once.kind[on_first], ["B", "W", "U"])
+    updates = on_first[once.kind[on_first] == "U"]
+    last = int(updates[0] if len(updates) else on_first[closing][-1])
+    tail, head, lag, _ = once.arcs
+    inside = once.job[tail] == once.job[mine[0]]
+    tail, head = tail[inside], head[inside]
+    weight = once.duration[tail] + lag[inside]
+    to_end = np.full(once.n_operations, -1, np.int64)  # longest path to the end of the last block
+    to_end[last] = once.duration[last]
+    late_first = np.argsort(-tail, kind="stable")  # ids are topological
+    backwards = (tail[late_first], head[late_first], weight[late_first])
+    for i, k, w in zip(*(column.tolist() for column in backwards), strict=True):
+        if to_end[k] >= 0:
+            to_end[i] = max(to_end[i], w + to_end[k])
+    kept = mine[to_end[mine] >= 0]
+    counted = np.minimum(once.duration, to_end)
+    number = np.full(once.n_operations, -1, np.int64)
+    number[kept] = np.arange(len(kept))
+    arcs = (number[tail] >= 0) & (number[head] >= 0)
+    columns = {
+        name: getattr(once, name)[kept]
+        for name in ("kind", "job", "stage", "microbatch", "acquire", "free", "workspace")
+    }
+    tail, head, weight = tail[arcs], head[arcs], weight[arcs]
+    lags = weight - counted[tail]
+    return Schedule(
+        name=once.name,
+        time_unit=once.time_unit,
+        resources=once.resources,
+        op_resources=Rows(np.arange(len(kept) + 1), once.single_resource[kept]),
+        duration=counted[kept],
+        arcs=Arcs(number[tail], number[head], lags, np.zeros(len(tail), np.int64)),
+        **columns,
+    )
 
 
 def window_bound(once: Schedule, mine: npt.NDArray[np.int64]) -> int:
