@@ -393,7 +393,7 @@ def test_published_traces() -> None:
     assert len(week) == 2000 and len(week.groups) > 3
     gavel = read_trace(base / "gavel_max_min_fairness.csv", priority_as="weight")
     assert len(gavel) == 96
-    with pytest.raises(InputError, match="placement"):
+    with pytest.raises(InputError, match="jobs that share a GPU"):
         read_trace(base / "openb_pods.csv")
     with pytest.raises(InputError, match=r"workload: [0-9]+ of them in one file"):
         read_trace(base / "sia_elastic_workloads.csv")
