@@ -150,8 +150,7 @@ class TraceTable:
                 if value != value.to_integral_value():
                     self.refuse(
                         i, "num_gpus",
-                        f"expected whole GPUs, got {text}; shares of a GPU are a matter of "
-                        "placement (optsched_solvers.quota.placement)",
+                        f"expected whole GPUs, got {text}; jobs that share a GPU are not simulated",
                     )  # fmt: skip
                 numbers.append(int(value))
         for i, count in enumerate(numbers):

@@ -142,7 +142,7 @@ def test_options(tmp_path: Path) -> None:
         ("a,-1,1,5,,\n", {}, "submit_time_s: expected a time >= 0, got -1"),
         ("a,,1,5,,\n", {}, "submit_time_s: expected seconds, got nothing"),
         ("a,9,1,5,,\nb,3,1,5,,\n", {}, r"row 3 .*submit_time_s: 3 comes after 9: .*--sort"),
-        ("a,0,0.46,5,,\n", {}, "num_gpus: expected whole GPUs, got 0.46; .* placement"),
+        ("a,0,0.46,5,,\n", {}, "num_gpus: expected whole GPUs, got 0.46; jobs that share a GPU"),
         ("a,0,-1,5,,\n", {}, r"num_gpus: expected 0\.\.2\^24 GPUs, got -1"),
         ("a,0,1e9,5,,\n", {}, "num_gpus"),
         ("a,0,two,5,,\n", {}, 'num_gpus: expected a number of GPUs, got "two"'),
@@ -393,7 +393,7 @@ def test_published_traces() -> None:
     assert len(week) == 2000 and len(week.groups) > 3
     gavel = read_trace(base / "gavel_max_min_fairness.csv", priority_as="weight")
     assert len(gavel) == 96
-    with pytest.raises(InputError, match="placement"):
+    with pytest.raises(InputError, match="jobs that share a GPU"):
         read_trace(base / "openb_pods.csv")
     with pytest.raises(InputError, match=r"workload: [0-9]+ of them in one file"):
         read_trace(base / "sia_elastic_workloads.csv")

@@ -162,7 +162,7 @@ BAD_JOBS: list[tuple[dict[str, Any], str]] = [
      "'a'.speedup: the function fails for 2 GPUs, ZeroDivisionError"),
     ({"score": -1}, "score: expected a finite number >= 0"),
     ({"score": math.nan}, "score: expected a finite number >= 0"),
-    ({"weight": 0}, "weight: expected a number > 0"),
+    ({"weight": 0}, "weight: expected a finite number > 0"),
     ({"weight": math.inf}, "weight: expected a finite number"),
     ({"weight": "1"}, "weight: expected a finite number"),
     ({"work": -1}, "work: expected an integer"),

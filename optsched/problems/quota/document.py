@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from optsched.errors import InputError
-from optsched.io.files import read_text
-from optsched.io.strict_json import check_format, decode, parse, without_collector
+from optsched.io.strict_json import check_format, decode, lines, placed, read_json, rows
 from optsched.problems.quota.job import QuotaJob
 from optsched.problems.quota.problem import Node, QuotaPlan
 
@@ -56,9 +54,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
 
 def read(path: str | os.PathLike[str]) -> QuotaPlan:
     """Read a quota plan from a file; see `from_tree`."""
-    text = read_text(path)
-    with without_collector():
-        return from_tree(parse(text, str(path)), str(path))
+    return read_json(path, from_tree)
 
 
 def from_tree(tree: Any, name: str) -> QuotaPlan:
@@ -78,37 +74,26 @@ def from_tree(tree: Any, name: str) -> QuotaPlan:
     """
     check_format(tree, FORMAT, name)
     found = decode(tree, _Document, name)
-    try:
+    nodes = None if found.nodes is None else [Node(n.gpus, n.type, n.name) for n in found.nodes]
+    fields: dict[str, Any] = {key: getattr(found, key) for key in (*_LABELS, "budget")}
+    with placed(f"{name}: "):
         jobs = [QuotaJob(**{f: getattr(job, f) for f in _JOB}) for job in found.jobs]
-        nodes = found.nodes
-        return QuotaPlan(
-            jobs, budget=found.budget,
-            nodes=None if nodes is None else [Node(n.gpus, n.type, n.name) for n in nodes],
-            objective=found.objective,  # type: ignore[arg-type]
-            resolution=found.resolution, time_unit=found.time_unit, name=found.name,
-        )  # fmt: skip
-    except InputError as error:
-        error.args = (f"{name}: {error.args[0]}",)
-        raise
+        return QuotaPlan(jobs, nodes=nodes, **fields)
 
 
 def to_json(plan: QuotaPlan) -> bytes:
     """The document ``optsched.quota/1``, one job a line."""
-    encode = msgspec.json.encode
-    members = [("format", encode(FORMAT))]
-    for key in ("name", "objective", "resolution", "time_unit"):
+    members: dict[str, Any] = {"format": FORMAT}
+    for key in _LABELS:
         value = getattr(plan, key)
         if value != getattr(_PLAIN, key) or key == "objective":
-            members.append((key, encode(value)))
+            members[key] = value
     if plan.nodes:
-        nodes = [_Node(node.name, node.gpus, node.type) for node in plan.nodes]
-        members.append(("nodes", _lines([encode(node) for node in nodes])))
+        members["nodes"] = rows(_Node(node.name, node.gpus, node.type) for node in plan.nodes)
     else:
-        members.append(("budget", encode(_budget(plan))))
-    rows = [{f: v for f, v in _fields(job) if v != _DEFAULT[f]} for job in plan.jobs]
-    members.append(("jobs", _lines([encode(row) for row in rows])))
-    body = b",\n".join(b'  "%s": %s' % (key.encode(), value) for key, value in members)
-    return b"{\n" + body + b"\n}\n"
+        members["budget"] = _budget(plan)
+    members["jobs"] = rows({f: v for f, v in _fields(job) if v != _DEFAULT[f]} for job in plan.jobs)
+    return lines(members)
 
 
 def content(plan: QuotaPlan) -> bytes:
@@ -134,10 +119,7 @@ def _fields(job: QuotaJob) -> list[tuple[str, Any]]:
     return [(f, given.get(f)) for f in _JOB]
 
 
-def _lines(rows: list[bytes]) -> bytes:
-    return b"[\n    " + b",\n    ".join(rows) + b"\n  ]" if rows else b"[]"
-
-
+_LABELS = ("name", "objective", "resolution", "time_unit")
 _JOB = _Job.__struct_fields__
 _DEFAULT = {"name": None, **dict(zip(_JOB[1:], _Job.__struct_defaults__, strict=True))}
 _PLAIN = _Document(format="", jobs=[])

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
+from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
-from optsched.io.values import integer, label
+from optsched.io.values import integer, label, number, one_of
 
 LOCALITIES: Final = ("any", "single", "whole")
 
@@ -21,11 +22,10 @@ MOST_GPUS: Final = 10**7
 
 MOST_WORK: Final = 2**53
 
-Sizes: TypeAlias = "tuple[int, ...] | range"
 Numbers: TypeAlias = "tuple[float, ...]"
 
 
-@dataclass(frozen=True, init=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class QuotaJob:
     """What one job may get. Fields of a heterogeneous plan may be mappings from type to value.
 
@@ -72,77 +72,43 @@ class QuotaJob:
     """
 
     name: str
-    sizes: tuple[int, ...] | Mapping[str, tuple[int, ...]] | None
-    minimum: int | Mapping[str, int]
-    maximum: int | Mapping[str, int] | None
-    utility: Numbers | Mapping[str, Numbers] | None
-    idle: float
-    score: float | None
-    work: int | None
-    rates: Numbers | Mapping[str, Numbers] | None
-    weight: float
-    must_run: bool
-    current: Mapping[str, int]
-    locality: str
-    pass_work: int | None
+    sizes: Sequence[int] | Mapping[str, Sequence[int]] | None = None
+    _: KW_ONLY
+    minimum: int | Mapping[str, int] | None = None
+    maximum: int | Mapping[str, int] | None = None
+    utility: Sequence[float] | Mapping[str, Sequence[float]] | None = None
+    idle: float = 0.0
+    score: float | None = None
+    work: int | None = None
+    rates: Sequence[float] | Mapping[str, Sequence[float]] | None = None
+    speedup: InitVar[Any] = None
+    weight: float = 1.0
+    must_run: bool = False
+    current: Mapping[str, int] = field(default_factory=dict)
+    locality: str = "any"
+    pass_work: int | None = None
 
-    def __init__(
-        self,
-        name: str,
-        sizes: Sequence[int] | Mapping[str, Sequence[int]] | None = None,
-        *,
-        minimum: int | Mapping[str, int] | None = None,
-        maximum: int | Mapping[str, int] | None = None,
-        utility: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
-        idle: float = 0.0,
-        score: float | None = None,
-        work: int | None = None,
-        rates: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
-        speedup: Any = None,
-        weight: float = 1.0,
-        must_run: bool = False,
-        current: Mapping[str, int] | None = None,
-        locality: str = "any",
-        pass_work: int | None = None,
-    ) -> None:
-        label("job", name)
-        if not name:
+    def __post_init__(self, speedup: Any) -> None:
+        label("job", self.name)
+        if not self.name:
             raise InputError("job: expected a name, got an empty text")
-        place = f"job {name!r}"
-        if sizes is not None and (minimum is not None or maximum is not None):
+        place = f"job {self.name!r}"
+        if self.sizes is not None and (self.minimum is not None or self.maximum is not None):
             raise InputError(f"{place}.sizes: give sizes or bounds, not both")
-        if not isinstance(must_run, (bool, np.bool_)):
-            raise InputError(f"{place}.must_run: expected true or false, got {must_run!r:.60}")
-        if locality not in LOCALITIES or not isinstance(locality, str):
-            known = ", ".join(LOCALITIES)
-            raise InputError(f"{place}.locality: expected one of {known}, got {locality!r:.60}")
-        values: dict[str, Any] = {
-            "name": name,
-            "sizes": _each(f"{place}.sizes", sizes, _sizes),
-            "minimum": _each(f"{place}.minimum", 1 if minimum is None else minimum, _gpus),
-            "maximum": _each(f"{place}.maximum", maximum, _gpus),
-            "utility": _each(f"{place}.utility", utility, numbers),
-            "idle": finite(f"{place}.idle", idle),
-            "score": None if score is None else finite(f"{place}.score", score, least=0.0),
-            "work": None if work is None else integer(f"{place}.work", work, 0, MOST_WORK),
-            "rates": _each(f"{place}.rates", rates, numbers),
-            "weight": finite(f"{place}.weight", weight),
-            "must_run": bool(must_run), "locality": locality,
-            "current": _current(place, current),
-            "pass_work": None if pass_work is None
-            else integer(f"{place}.pass_work", pass_work, 1, MOST_WORK),
-        }  # fmt: skip
-        if values["weight"] <= 0:
-            raise InputError(f"{place}.weight: expected a number > 0, got {weight!r:.60}")
-        self.__dict__.update(values)
+        if not isinstance(self.must_run, (bool, np.bool_)):
+            raise InputError(f"{place}.must_run: expected true or false, got {self.must_run!r:.60}")
+        one_of(f"{place}.locality", self.locality, LOCALITIES)
+        self.__dict__.update(
+            {key: check(f"{place}.{key}", getattr(self, key)) for key, check in _CHECKS.items()}
+        )
         self.__dict__["kinds"] = self._kinds()
         if speedup is not None:
             self.__dict__["rates"] = self._rates_of(speedup)
         self._check_lengths()
-        if pass_work is not None and self.rates is None:
+        if self.pass_work is not None and self.rates is None:
             raise InputError(f"{place}.pass_work: needs rates or a speedup")
 
-    kinds: tuple[str, ...] | None
+    kinds: ClassVar[tuple[str, ...] | None]
     """Types it may run on; None: all of the plan's."""
 
     def allowed(self, kind: str) -> tuple[int, int | None, tuple[int, ...] | None] | None:
@@ -191,7 +157,7 @@ class QuotaJob:
             low, high, sizes = self.allowed(kind) or (1, None, None)
             if high is None:
                 raise InputError(f"{place}: needs sizes or a maximum")
-            found[kind] = numbers(place, _called(place, of, sizes or range(low, high + 1)))
+            found[kind] = _numbers(place, _called(place, of, sizes or range(low, high + 1)))
         return MappingProxyType(found) if self.kinds is not None else found[""]
 
     def _check_lengths(self) -> None:
@@ -217,12 +183,14 @@ class QuotaJob:
 
     def given(self) -> dict[str, Any]:
         """The fields in plain types: ``QuotaJob(**job.given())`` is the same job."""
-        fields = {key: getattr(self, key) for key in _GIVEN}
-        return {
-            key: dict(value) if isinstance(value, Mapping) else value
-            for key, value in fields.items()
-            if not (key == "minimum" and self.sizes is not None)
+        found = {
+            one.name: dict(value) if isinstance(value, Mapping) else value
+            for one in fields(self)
+            for value in [getattr(self, one.name)]
         }
+        if self.sizes is not None:
+            del found["minimum"]
+        return found
 
     def __hash__(self) -> int:
         return hash((self.name, self.sizes if isinstance(self.sizes, tuple) else None))
@@ -234,14 +202,8 @@ class QuotaJob:
         return f"<QuotaJob {self.name!r}>"
 
 
-_GIVEN: Final = (
-    "name", "sizes", "minimum", "maximum", "utility", "idle", "score", "work", "rates", "weight",
-    "must_run", "current", "locality", "pass_work",
-)  # fmt: skip
-
-
-def _made(fields: dict[str, Any]) -> QuotaJob:
-    return QuotaJob(**fields)
+def _made(given: dict[str, Any]) -> QuotaJob:
+    return QuotaJob(**given)
 
 
 def of_kind(given: Any, kind: str) -> Any:
@@ -249,34 +211,34 @@ def of_kind(given: Any, kind: str) -> Any:
     return given.get(kind) if isinstance(given, Mapping) else given
 
 
-def finite(place: str, given: Any, least: float | None = None) -> float:
-    """A plain finite float; never a truth value or a text."""
+def _finite(place: str, given: Any) -> float:
     try:
-        number = math.nan if isinstance(given, (bool, str, bytes)) else float(given)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number) or (least is not None and number < least):
-        wanted = "a finite number" + ("" if least is None else f" >= {least:g}")
-        raise InputError(f"{place}: expected {wanted}, got {given!r:.60}")
-    return number
+        return number(place, given, -math.inf)
+    except InputError:
+        raise InputError(f"{place}: expected a finite number, got {given!r:.60}") from None
 
 
-def numbers(place: str, given: Any) -> Numbers:
-    """A table of finite numbers, at least one."""
+def _list(place: str, given: Any, what: str) -> Sequence[Any]:
     if isinstance(given, np.ndarray) and given.ndim == 1:
         given = given.tolist()
     if not isinstance(given, (list, tuple, range)):
-        raise InputError(f"{place}: expected a list of numbers, got {given!r:.60}")
+        raise InputError(f"{place}: expected a list of {what}s, got {given!r:.60}")
     if not given:
-        raise InputError(f"{place}: expected at least one number, got an empty list")
-    if {type(v) for v in given} <= {int, float}:
+        raise InputError(f"{place}: expected at least one {what}, got an empty list")
+    return given
+
+
+def _numbers(place: str, given: Any) -> Numbers:
+    """A table of finite numbers, at least one."""
+    given = _list(place, given, "number")
+    if {type(v) for v in given} <= {int, float}:  # all at once is ten times as fast
         try:
             found = tuple(map(float, given))
         except OverflowError:
             found = ()
         if found and math.isfinite(sum(map(abs, found))):
             return found
-    return tuple(finite(f"{place}[{i}]", value) for i, value in enumerate(given))
+    return tuple(_finite(f"{place}[{i}]", value) for i, value in enumerate(given))
 
 
 def _each(place: str, given: Any, check: Callable[[str, Any], Any]) -> Any:
@@ -306,17 +268,11 @@ def _called(place: str, of: Callable[[int], Any], sizes: Sequence[int]) -> list[
 
 
 def _sizes(place: str, given: Any) -> tuple[int, ...]:
-    if isinstance(given, np.ndarray) and given.ndim == 1:
-        given = given.tolist()
-    if not isinstance(given, (list, tuple, range)):
-        raise InputError(f"{place}: expected a list of GPU numbers, got {given!r:.60}")
-    if not given:
-        raise InputError(f"{place}: expected at least one size, got an empty list")
-    sizes = tuple(integer(f"{place}[{i}]", value, 1, MOST_GPUS) for i, value in enumerate(given))
-    for i in range(1, len(sizes)):
-        if sizes[i] <= sizes[i - 1]:
-            raise InputError(f"{place}: expected ascending sizes, got {sizes[i]} after "
-                             f"{sizes[i - 1]}")  # fmt: skip
+    rows = enumerate(_list(place, given, "size"))
+    sizes = tuple(integer(f"{place}[{i}]", value, 1, MOST_GPUS) for i, value in rows)
+    for last, size in pairwise(sizes):
+        if size <= last:
+            raise InputError(f"{place}: expected ascending sizes, got {size} after {last}")
     return sizes
 
 
@@ -325,16 +281,30 @@ def _gpus(place: str, given: Any) -> int:
 
 
 def _current(place: str, given: Any) -> Mapping[str, int]:
-    if given is None:
-        return MappingProxyType({})
-    if not isinstance(given, Mapping):
-        raise InputError(f"{place}.current: expected a mapping node -> GPUs, got {given!r:.60}")
-    return MappingProxyType({
-        label(f"{place}.current", node): integer(
-            f"{place}.current[{node!r}]", gpus, 1, MOST_GPUS
-        )
-        for node, gpus in given.items()
-    })  # fmt: skip
+    if given is not None and not isinstance(given, Mapping):
+        raise InputError(f"{place}: expected a mapping node -> GPUs, got {given!r:.60}")
+    held = (given or {}).items()
+    return MappingProxyType(
+        {label(place, node): _gpus(f"{place}[{node!r}]", gpus) for node, gpus in held}
+    )
 
 
-__all__ = ["LOCALITIES", "MOST_GPUS", "QuotaJob", "finite", "numbers", "of_kind"]
+_CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "sizes": lambda place, given: _each(place, given, _sizes),
+    "minimum": lambda place, given: _each(place, 1 if given is None else given, _gpus),
+    "maximum": lambda place, given: _each(place, given, _gpus),
+    "utility": lambda place, given: _each(place, given, _numbers),
+    "idle": _finite,
+    "score": lambda place, given: None if given is None else number(place, given),
+    "work": lambda place, given: None if given is None else integer(place, given, 0, MOST_WORK),
+    "rates": lambda place, given: _each(place, given, _numbers),
+    "weight": lambda place, given: number(place, given, above=True),
+    "must_run": lambda _, given: bool(given),
+    "current": _current,
+    "pass_work": lambda place, given: None if given is None
+    else integer(place, given, 1, MOST_WORK),
+}  # fmt: skip
+"""What each field must be, and becomes."""
+
+
+__all__ = ["LOCALITIES", "MOST_GPUS", "QuotaJob", "of_kind"]

@@ -3,6 +3,13 @@
 Every further GPU of every job has a key: the level that the job has without it, what it adds, or a
 divisor. The GPUs with the smallest keys are handed out; the threshold is searched, so the time does
 not depend on the budget.
+
+All functions share these. ``budget``: GPUs to share, at most 2**30; what nobody may take or gains
+by stays unused. ``minimum``, ``maximum``: whole GPUs a job, shape (jobs,), or one number for all.
+``ptr``: offsets of the rows of a table, shape (jobs + 1,), from 0 to the number of entries; row j
+holds the integers of job j at minimum[j], minimum[j] + 1, ... GPUs, and is not empty. Found are
+whole GPUs, shape (jobs,), and a `Certificate`. `InputError` names a value of the wrong type, shape
+or range, a minimum above its maximum, and minima that exceed the budget together.
 """
 
 from __future__ import annotations
@@ -45,26 +52,9 @@ MAKESPAN_WORK: Final = 2 * 10**5
 def admit(order: Any, minimum: Any, budget: int) -> npt.NDArray[np.bool_]:
     """First fit: in the given order every job whose minimum fits what is left is admitted.
 
-    A job that does not fit is passed over, and smaller ones behind it may still be admitted. A job
-    that `order` leaves out is not admitted.
-
-    Parameters
-    ----------
-    order
-        Job ids, each at most once; shape (at most jobs,).
-    minimum
-        Whole GPUs a job, shape (jobs,).
-    budget
-        GPUs to share, at most 2**30.
-
-    Returns
-    -------
-    bool array, shape (jobs,)
-
-    Raises
-    ------
-    InputError
-        A value is of the wrong type or shape or negative, or an id is unknown or named twice.
+    A job that does not fit is passed over, and smaller ones behind it may still be admitted. Jobs
+    that `order`, of ids that are each named at most once, leaves out are not admitted. Returns
+    booleans, shape (jobs,).
     """
     left, lo, ids = gpus(budget), integers("minimum", minimum), integers("order", order)
     n = len(lo)
@@ -95,28 +85,16 @@ def max_min(weights: Any, budget: int, minimum: Any, maximum: Any) -> tuple[IntA
     """Whole GPUs g whose sorted vector g_j / w_j is lexicographically largest.
 
     Progressive filling in integers: every GPU goes to a job of the lowest level g/w, among those
-    to the one that it lifts highest (the lightest), then to the lowest id.
+    to the one that it lifts highest (the lightest), then to the lowest id. The price of the
+    certificate is the lowest level that could still be raised.
 
     Parameters
     ----------
     weights
         Positive, shape (jobs,); compared at a resolution of 2**-32 of the largest: rounding
         decides between weights closer than that, and smaller weights count as that part.
-    budget
-        GPUs to share, at most 2**30; what exceeds the sum of the maxima stays unused.
-    minimum, maximum
-        Whole GPUs a job, shape (jobs,), or one number for all.
-
-    Returns
-    -------
-    IntArray, shape (jobs,), and a `Certificate`
-        Its `price` is the lowest level that could still be raised.
-
-    Raises
-    ------
-    InputError
-        A value is of the wrong type or shape, a weight not positive, a minimum above its maximum,
-        or the minima together above the budget.
+    budget, minimum, maximum
+        See the module.
     """
     return _shared(by_weight.MAX_MIN, "weights", weights, budget, minimum, maximum)
 
@@ -128,17 +106,16 @@ def proportional(
 
     The real shares are q_j = clip(mu * S_j, minimum_j, maximum_j) with the mu at which they add up
     to min(budget, sum of maxima). Jobs of score 0 get their minimum, and share equally what is
-    left when all others are at their maximum; if all scores are 0, all share equally.
+    left when all others are at their maximum; if all scores are 0, all share equally. The price of
+    the certificate is mu, or for Webster the first key not served.
 
     Parameters
     ----------
     scores
         Not negative, shape (jobs,); compared at a resolution of 2**-32 of the largest: rounding
         decides between scores closer than that, and scores below about that count as 0.
-    budget
-        GPUs to share, at most 2**30.
-    minimum, maximum
-        Whole GPUs a job, shape (jobs,), or one number for all.
+    budget, minimum, maximum
+        See the module.
     method
         ``"largest_remainder"`` minimises sum |g_j - q_j|: every share rounded down, the rest to
         the largest fractions, ties by id. One GPU more in the budget can take a GPU from a job
@@ -146,17 +123,6 @@ def proportional(
         S_j / (2 g_j + 1) (Balinski & Young, Fair Representation; a greedy in the sense of Fox
         1966), ties by id: no job ever loses by a larger budget. Take it when the same jobs share
         again and again.
-
-    Returns
-    -------
-    IntArray, shape (jobs,), and a `Certificate`
-        Its `price` is mu, or for Webster the first key not served.
-
-    Raises
-    ------
-    InputError
-        A value is of the wrong type or shape, a score negative or NaN, a minimum above its
-        maximum, or the minima together above the budget.
     """
     if method not in ("largest_remainder", "webster"):
         raise InputError(f"method: expected largest_remainder or webster, got {method!r:.60}")
@@ -171,23 +137,23 @@ def _shared(
     given = reals(name, scores)
     n = len(given)
     lo, hi = integers("minimum", minimum, n), integers("maximum", maximum, n)
-    g, facts = np.empty(n, np.int64), np.zeros(5)
-    arguments = given + 0.0, lo, hi, most, g, facts  # there is no -0.0 in a sum
-    if wrong := by_weight.share(rule, 0, *arguments):
+    jobs, g = np.empty((3, n), np.int64), np.empty(n, np.int64)
+    facts, values = np.full(by_weight.FACTS, -1, np.int64), np.zeros(2)
+    # there is no -0.0 in a sum
+    arguments = rule, given + 0.0, lo, hi, most, jobs, g, facts, values
+    if wrong := by_weight.share(*arguments):
         j = int(facts[by_weight.FAULT])
         if wrong == 1:
             sign = "> 0" if rule == by_weight.MAX_MIN else ">= 0"
             raise InputError(f"job {j}: {name[:-1]} {given[j]} is not a finite number {sign}")
-        if wrong == 2 and lo[j] < 0:
-            raise InputError(f"job {j}: minimum {lo[j]} is negative")
         if wrong == 2:
-            raise InputError(f"job {j}: minimum {lo[j]} is above maximum {hi[j]}")
+            raise InputError(f"job {j}: minimum {lo[j]} is {_bad(lo[j], hi[j])}")
         raise InputError(too_much(lo, most))
 
     def check() -> Proof:
-        by_weight.share(rule, 1, *arguments)
+        by_weight.share(*arguments)
         shift = int(facts[by_weight.SHIFT])
-        value, price = float(facts[by_weight.VALUE]), float(facts[by_weight.PRICE])
+        value, price = values.tolist()
         value = _natural(value, shift) if rule == by_weight.MAX_MIN else value
         worst = None if math.isinf(price) else _natural(price, shift)
         return Proof(value, value, worst, bool(facts[by_weight.HOLDS]), "exchange")
@@ -206,29 +172,16 @@ def _natural(value: float, shift: int) -> float:
         return math.inf
 
 
+def _bad(low: Any, high: Any) -> str:
+    """What is wrong with a minimum."""
+    return "negative" if low < 0 else f"above maximum {high}"
+
+
 def continuous_shares(scores: Any, total: float, minimum: Any, maximum: Any) -> FloatArray:
     """Real shares clip(mu * S_j, minimum_j, maximum_j) that add up to a total.
 
-    The rule of `proportional` without rounding, for real bounds; also for jobs of score 0.
-
-    Parameters
-    ----------
-    scores
-        Not negative, shape (jobs,).
-    total
-        What the shares add up to: between the sums of the minima and of the maxima.
-    minimum, maximum
-        Not negative, shape (jobs,), or one number for all.
-
-    Returns
-    -------
-    FloatArray, shape (jobs,)
-
-    Raises
-    ------
-    InputError
-        A value is of the wrong type or shape, negative or NaN, a minimum above its maximum, or the
-        total out of reach.
+    The rule of `proportional` without rounding, for real bounds; also for jobs of score 0. The
+    total must lie between the sums of the minima and of the maxima.
     """
     s = reals("scores", scores)
     lo, hi = reals("minimum", minimum, len(s)), reals("maximum", maximum, len(s))
@@ -237,7 +190,7 @@ def continuous_shares(scores: Any, total: float, minimum: Any, maximum: Any) -> 
         for j in np.flatnonzero(~((values >= 0) & np.isfinite(values)))[:1]:
             raise InputError(f"job {j}: {name} {values[j]} is not a finite number >= 0")
     for j in np.flatnonzero(lo > hi)[:1]:
-        raise InputError(f"job {j}: minimum {lo[j]} is above maximum {hi[j]}")
+        raise InputError(f"job {j}: minimum {lo[j]} is {_bad(lo[j], hi[j])}")
     slack = 1e-12 * max(1.0, float(hi.sum()))
     if not lo.sum() - slack <= goal <= hi.sum() + slack:
         raise InputError(
@@ -272,33 +225,17 @@ def continuous_shares(scores: Any, total: float, minimum: Any, maximum: Any) -> 
 def concave_sum(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
     """Whole GPUs that maximise the sum of concave utilities; every job gets at least its minimum.
 
-    A GPU goes where it adds most (Fox 1966), ties by id, as long as it adds something: GPUs that
-    add nothing stay unused. The price at which the wanted GPUs meet the budget is searched (Galil &
-    Megiddo 1979; Frederickson & Johnson 1982).
+    A GPU goes where it adds most (Fox 1966), ties by id, as long as it adds something. The price at
+    which the wanted GPUs meet the budget is searched (Galil & Megiddo 1979; Frederickson & Johnson
+    1982). The certificate is the Lagrangian dual bound at that price, over all entries and without
+    use of concavity.
 
     Parameters
     ----------
-    ptr
-        Offsets of the rows, shape (jobs + 1,), from 0 to the number of values.
     value
-        Row j holds the integer utility of job j at minimum[j], minimum[j] + 1, ... GPUs, with
-        increments that never grow.
-    minimum
-        Whole GPUs, shape (jobs,), or one number for all.
-    budget
-        GPUs to share, at most 2**30.
-
-    Returns
-    -------
-    IntArray, shape (jobs,), and a `Certificate`
-        The Lagrangian dual bound at its `price`, over all entries and without use of concavity,
-        equals the sum.
-
-    Raises
-    ------
-    InputError
-        A value is of the wrong type or shape, a row is empty or not concave, the minima exceed the
-        budget, or sums of utilities could overflow.
+        Integer utilities, by increments that never grow.
+    ptr, minimum, budget
+        See the module.
     """
     found = _Rows(by_table.SUM, ptr, value, minimum, budget)
     n, facts = len(found.lo), found.facts
@@ -318,7 +255,7 @@ def concave_sum(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArr
         )
 
     def check() -> Proof:
-        found.prove()
+        found.call(1)
         total, bound, price = (int(facts[k]) for k in (by_table.VALUE, by_table.BOUND,
                                                        by_table.PRICE))  # fmt: skip
         return Proof(total, bound, float(price), bool(facts[by_table.HOLDS]), "dual bound")
@@ -329,46 +266,30 @@ def concave_sum(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArr
 def max_min_table(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
     """Whole GPUs whose sorted vector of tabulated levels is lexicographically largest.
 
-    GPUs that lift nobody stay unused. Where a table stands still and jumps (allowed sizes), lifting
-    several jobs is a knapsack; its rest is settled by a dynamic programme of bounded work, beyond
-    which the cheapest steps are taken and the certificate does not hold.
+    Where a table stands still and jumps (allowed sizes), lifting several jobs is a knapsack; its
+    rest is settled by a dynamic programme of bounded work, beyond which the cheapest steps are
+    taken and the certificate does not hold. The certificate is by exchange if all tables rise at
+    every GPU, else of the lowest level and of the number of jobs on it, the rest as the search
+    found it.
 
     Parameters
     ----------
-    ptr
-        Offsets of the rows, shape (jobs + 1,), from 0 to the number of values.
     value
-        Row j holds the integer level of job j at minimum[j], minimum[j] + 1, ... GPUs, never
-        falling, within 2**61.
-    minimum
-        Whole GPUs, shape (jobs,), or one number for all.
-    budget
-        GPUs to share, at most 2**30.
-
-    Returns
-    -------
-    IntArray, shape (jobs,), and a `Certificate`
-        By exchange if all tables rise at every GPU, else of the lowest level and of the number of
-        jobs on it, the rest as the search found it.
-
-    Raises
-    ------
-    InputError
-        A value is of the wrong type or shape, a row is empty or falls, or the minima exceed the
-        budget.
+        Integer levels, never falling, within 2**61.
+    ptr, minimum, budget
+        See the module.
     """
     found = _Rows(by_table.LEVELS, ptr, value, minimum, budget)
     facts = found.facts
-    if facts[by_table.FAULT]:
-        j, k, row = found.first(lambda row: np.diff(row) < 0)
-        g = int(found.lo[j] + k)
-        raise InputError(f"job {j}: level {row[k + 1]} at {g + 1} GPUs is below {row[k]} at {g}")
+    if fault := found.falls():
+        j, g, now, last = fault
+        raise InputError(f"job {j}: level {now} at {g} GPUs is below {last} at {g - 1}")
     if max(int(facts[by_table.TOP]), -int(facts[by_table.BOTTOM])) > 2**61:
         raise InputError("value: expected levels within 2**61; divide them by a common factor")
     settled = found.settle(REST_WORK)
 
     def check() -> Proof:
-        found.prove()
+        found.call(1)
         level = int(facts[by_table.VALUE])
         proof = "exchange" if facts[by_table.STRICT] else "bottleneck exchange and search"
         return Proof(level, level, level, settled and bool(facts[by_table.HOLDS]), proof)
@@ -379,33 +300,16 @@ def max_min_table(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntA
 def makespan(ptr: Any, time: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
     """Whole GPUs that minimise the largest remaining time of the jobs, all running at once.
 
-    The GPUs that no makespan depends on shorten the longest of the other jobs, then the next, so
-    that the times in falling order are lexicographically smallest; GPUs that shorten nothing stay
-    unused. Where tables stand still and then fall (allowed sizes) that rest is settled by a dynamic
-    programme of bounded work (some 10 ms), beyond which the cheapest steps are taken.
+    `max_min_table` of the negative times: the GPUs that no makespan depends on shorten the longest
+    of the other jobs, then the next; its programme ends after some 10 ms here. The certificate says
+    that no shorter makespan is within the budget.
 
     Parameters
     ----------
-    ptr
-        Offsets of the rows, shape (jobs + 1,), from 0 to the number of times.
     time
-        Row j holds the integer time of job j with minimum[j], minimum[j] + 1, ... GPUs, not
-        negative, never growing, at most 2**61.
-    minimum
-        Whole GPUs, shape (jobs,), or one number for all.
-    budget
-        GPUs to share, at most 2**30.
-
-    Returns
-    -------
-    IntArray, shape (jobs,), and a `Certificate`
-        No shorter makespan is within the budget.
-
-    Raises
-    ------
-    InputError
-        A value is of the wrong type or shape, a row is empty or grows, a time negative, or the
-        minima exceed the budget.
+        Integer times, never growing, 0 to 2**61.
+    ptr, minimum, budget
+        See the module.
     """
     times = integers("time", time)
     found = _Rows(by_table.LEVELS, ptr, np.negative(times), minimum, budget, "time")
@@ -414,15 +318,13 @@ def makespan(ptr: Any, time: Any, minimum: Any, budget: int) -> tuple[IntArray, 
         at = int(np.argmax((times < 0) | (times > 2**61)))
         j = int(np.searchsorted(found.ptr, at, "right")) - 1
         raise InputError(f"job {j}: time {times[at]} is not in 0..2**61")
-    if facts[by_table.FAULT]:
-        j, k, row = found.first(lambda row: np.diff(row) < 0)
-        g = int(found.lo[j] + k)
-        late, last = -row[k + 1], -row[k]
-        raise InputError(f"job {j}: time {late} with {g + 1} GPUs is above {last} with {g}")
+    if fault := found.falls():
+        j, g, now, last = fault
+        raise InputError(f"job {j}: time {-now} with {g} GPUs is above {-last} with {g - 1}")
     found.settle(MAKESPAN_WORK)
 
     def check() -> Proof:
-        found.prove()
+        found.call(1)
         longest = -int(facts[by_table.VALUE])
         return Proof(longest, longest, None, bool(facts[by_table.LOWEST]), "fewest GPUs")
 
@@ -449,17 +351,14 @@ class _Rows:
         self.spare = most - int(self.lo.sum())
         self.taken, self.base, self.active = (np.zeros(n, np.int64) for _ in range(3))
         self.facts = np.zeros(by_table.FACTS, np.int64)
-        self._call(0)
+        self.call(0)
 
-    def _call(self, prove: int) -> None:
+    def call(self, prove: int) -> None:
+        """Hand out, or fill in what is proved of the entries taken (1)."""
         by_table.hand_out(
             self.goal, prove, self.ptr, self.value, self.spare, self.taken, self.base,
             self.active, self.facts,
         )  # fmt: skip
-
-    def prove(self) -> None:
-        """Fill in what is proved of the entries taken."""
-        self._call(1)
 
     def settle(self, most_work: int) -> bool:
         """Whether the levels are the lexicographic optimum for certain, after a search perhaps."""
@@ -479,6 +378,13 @@ class _Rows:
             for k in np.flatnonzero(wrong(row))[:1]:
                 return j, int(k), row.tolist()
         raise AssertionError("all rows are right")
+
+    def falls(self) -> tuple[int, int, int, int] | None:
+        """The first job whose levels fall, its GPUs then, the level there and the one before."""
+        if not self.facts[by_table.FAULT]:
+            return None
+        j, k, row = self.first(lambda row: np.diff(row) < 0)
+        return j, int(self.lo[j]) + k + 1, row[k + 1], row[k]
 
 
 def best_rest(

@@ -22,13 +22,17 @@ from optsched.kernels.compile import BOOL, INT, INTS, READ, entry, helper
 
 FLOAT: Final = types.float64
 FLOATS: Final = types.Array(types.float64, 1, "C")
+TABLE: Final = types.Array(types.int64, 2, "C")
 
 MAX_MIN, WEBSTER, REMAINDER = range(3)
 """Rules."""
 
-# what `share` tells in `facts`
-FAULT, VALUE, PRICE, SHIFT, HOLDS = range(5)
-"""Fault: job of a wrong weight (1) or bound (2) and -1 if there is none; see `share`."""
+# what `share` tells in `facts`, and in `values`
+FAULT, SHIFT, HOLDS, TOTAL, LEFT, WEIGHT = range(6)
+"""Job of a wrong weight (1) or bound (2), see `share`; exponent of the quantised weights; 1 if the
+quotas are right; GPUs handed out; R and P."""
+VALUE, PRICE = range(2)
+FACTS: Final = 6
 
 BITS: Final = 32
 """Bits of the largest weight."""
@@ -38,16 +42,23 @@ _MARGIN: Final = 2.0**-50
 _FREE, _LOW, _HIGH = 0, 1, 2
 
 
-@entry(INT, INT, INT, FLOATS, READ, READ, INT, INTS, FLOATS)
-def share(rule, prove, scores, minimum, maximum, budget, g, facts):  # type: ignore[no-untyped-def]
-    """Fill in the quotas, or check those of `g`; 0, or what is wrong with the arguments.
+@entry(INT, INT, FLOATS, READ, READ, INT, TABLE, INTS, INTS, FLOATS)
+def share(rule, scores, minimum, maximum, budget, jobs, g, facts, values):  # type: ignore[no-untyped-def]
+    """Fill in the quotas; 0, or what is wrong with the arguments.
 
     Wrong is 1: a score (`facts[FAULT]` is its job), 2: bounds of a job, 3: the minima exceed the
-    budget. To prove is to fill the other facts: value, price (infinite: none), and whether the
-    quotas are right. scores: without -0.0.
+    budget. scores: without -0.0. jobs: (3, jobs), filled with weights and bounds. If `facts[TOTAL]`
+    is not negative all is filled in already, and the quotas are checked: whether they are right,
+    the value and the price (infinite: none).
     """
+    w, lo, hi = jobs[0], jobs[1], jobs[2]
+    if facts[TOTAL] >= 0:
+        if rule == REMAINDER:
+            _nearest(w, lo, hi, g, facts, values)
+        else:
+            _smallest_taken(w, lo, hi, g, rule, facts, values)
+        return 0
     n = len(scores)
-    w, lo, hi = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
     shift, wrong = _quantised(scores, rule == MAX_MIN, w)
     facts[SHIFT], facts[FAULT] = shift, wrong
     if wrong >= 0:
@@ -62,17 +73,11 @@ def share(rule, prove, scores, minimum, maximum, budget, g, facts):  # type: ign
         most += hi[j]
     if least > budget:
         return 3
-    total = min(budget, most)
+    facts[TOTAL] = total = min(budget, most)
     if rule != MAX_MIN:
         least, most = _serve_zeros(w, lo, hi, total)
     if rule == REMAINDER:
-        real = _real_shares(w, lo, hi, total, g, prove)
-        if prove == 1:
-            facts[PRICE] = real[0] / real[1] if real[1] > 0 else np.inf
-            _nearest(w, lo, hi, g, total, real[0], real[1], facts)
-    elif prove == 1:
-        _smallest_taken(w, lo, hi, g, total, rule, facts)
-        facts[VALUE] = facts[VALUE] if rule == MAX_MIN else total
+        facts[LEFT], facts[WEIGHT] = _largest_remainders(w, lo, hi, total, g)
     else:
         _fill(w, lo, hi, total, least, most, rule, g)
     return 0
@@ -130,6 +135,33 @@ def _serve_zeros(w, lo, hi, total):  # type: ignore[no-untyped-def]
         least += lo[j]
         most += hi[j] if w[j] > 0 else lo[j]
     return least, most
+
+
+@helper(INT, INTS, INT)
+def _ranked(values, rank):  # type: ignore[no-untyped-def]
+    """The value at this rank, from 0: a quickselect that ties make faster; reorders the values."""
+    low, high = 0, len(values)
+    while True:
+        a, b, c = values[low], values[(low + high) // 2], values[high - 1]
+        pivot = max(min(a, b), min(max(a, b), c))
+        above, end, i = low, high, low  # [low, above) < pivot, [above, i) equal, [end, high) beyond
+        while i < end:
+            v = values[i]
+            if v < pivot:
+                values[i], values[above] = values[above], v
+                above += 1
+                i += 1
+            elif v == pivot:
+                i += 1
+            else:
+                end -= 1
+                values[i], values[end] = values[end], v
+        if rank < above:
+            high = above
+        elif rank < end:
+            return pivot
+        else:
+            low = end
 
 
 # the smallest keys
@@ -247,10 +279,11 @@ def _take(w, lo, hi, need, room, high, rule, g):  # type: ignore[no-untyped-def]
         differ += number[i] * w[owner[0]] != number[0] * w[owner[i]]
     tied = np.arange(m)
     if differ > 0:
-        key = np.empty(m, np.float64)
+        exact = np.empty(m, np.float64)
         for i in range(m):
-            key[i] = number[i] / w[owner[i]]
-        limit = np.partition(key, need - 1)[need - 1]
+            exact[i] = number[i] / w[owner[i]]
+        key = exact.view(np.int64)  # non-negative floats are ordered like their bits
+        limit = _ranked(key.copy(), need - 1)
         ties = 0
         for i in range(m):  # floats order unequal keys rightly, or not at all
             if key[i] < limit:
@@ -277,7 +310,7 @@ def _take_tied(w, owner, number, tied, need, rule, g):  # type: ignore[no-untype
     if not same_key:
         _sort(w, owner, number, tied, rule)
     elif rule == MAX_MIN and not same_weight:
-        limit = np.partition(heavy, need - 1)[need - 1]
+        limit = _ranked(heavy.copy(), need - 1)
         rest = 0
         for t in range(ties):  # without branches, which would be guessed wrongly
             one = tied[t]
@@ -307,11 +340,12 @@ def _sort(w, owner, number, tied, rule):  # type: ignore[no-untyped-def]
     return 0
 
 
-@helper(INT, READ, READ, READ, READ, INT, INT, FLOATS)
-def _smallest_taken(w, lo, hi, g, total, rule, facts):  # type: ignore[no-untyped-def]
+@helper(INT, READ, READ, READ, READ, INT, INTS, FLOATS)
+def _smallest_taken(w, lo, hi, g, rule, facts, values):  # type: ignore[no-untyped-def]
     """Whether bounds and total hold, and no taken unit comes after an untaken one.
 
-    Price: the key of the first untaken unit, infinite if there is none. Value: the least g / w.
+    Price: the key of the first untaken unit, infinite if there is none. Value: the least g / w
+    (max-min), else the GPUs.
     Floats decide where they differ (division is monotone), exact products where they are equal.
     """
     spent = wrong = np.int64(0)
@@ -332,35 +366,32 @@ def _smallest_taken(w, lo, hi, g, total, rule, facts):  # type: ignore[no-untype
             key = _number(g[j], rule) / w[j]
             if key < first or (key == first and _before(w[j], g[j], j, w[b], g[b], b, rule)):
                 b, first = j, key
-    facts[PRICE], facts[VALUE] = first, lowest if len(w) > 0 else 0.0
+    values[PRICE], values[VALUE] = first, spent
+    if rule == MAX_MIN:
+        values[VALUE] = lowest if len(w) > 0 else 0.0
     right = last < first or (last == first and _before(w[a], g[a] - 1, a, w[b], g[b], b, rule))
-    facts[HOLDS] = 1.0 if right and wrong == 0 and spent == total else 0.0
+    facts[HOLDS] = 1 if right and wrong == 0 and spent == facts[TOTAL] else 0
     return 0
 
 
 # largest remainders
 
 
-@helper(types.UniTuple(INT, 2), READ, READ, READ, INT, INTS, INT)
-def _real_shares(w, lo, hi, total, g, prove):  # type: ignore[no-untyped-def]
-    """(R, P) of the real shares, (0, 0) without weights; unless there is to prove, g is filled."""
+@helper(types.UniTuple(INT, 2), READ, READ, READ, INT, INTS)
+def _largest_remainders(w, lo, hi, total, g):  # type: ignore[no-untyped-def]
+    """Fill g; (R, P) of the real shares, (R, 0) where all are at their bounds."""
     positive = np.int64(0)
     for j in range(len(w)):
         positive += w[j]
-    rounded = np.empty(len(w), np.int64)
-    left = weight = np.int64(0)
-    rest = np.int64(-1)
-    if positive > 0:
-        left, weight = _newton(w, lo, hi, total, positive)
-        rest = _round_down(w, lo, hi, total, left, weight, rounded)
-        if rest < 0:
-            left, weight = _clip(w, lo, hi, total)
-            rest = _round_down(w, lo, hi, total, left, weight, rounded)
-    if prove == 1:
-        return left, weight if weight > 0 else 0
-    for j in range(len(w)):
-        g[j] = rounded[j] if weight > 0 else lo[j]  # `_serve_zeros` has put the shares into lo
-    if weight > 0 and rest > 0:
+        g[j] = lo[j]  # `_serve_zeros` has put the shares of weight 0 into lo
+    if positive == 0:
+        return np.int64(0), np.int64(0)
+    left, weight = _newton(w, lo, hi, total, positive)
+    rest = _round_down(w, lo, hi, total, left, weight, g)
+    if rest < 0:
+        left, weight = _clip(w, lo, hi, total)
+        rest = _round_down(w, lo, hi, total, left, weight, g)
+    if rest > 0:
         _give(w, lo, hi, left, weight, rest, g)
     return left, weight
 
@@ -471,7 +502,7 @@ def _give(w, lo, hi, left, weight, rest, g):  # type: ignore[no-untyped-def]
     for j in range(n):  # a share beyond a bound has g == bound and a remainder that does not count
         r = left * w[j] - min(g[j], cap) * weight if g[j] < hi[j] else np.int64(-1)
         remainder[j] = r if (r >= 0) & (r < weight) else -1
-    limit = np.partition(remainder, n - rest)[n - rest]
+    limit = _ranked(remainder.copy(), n - rest)
     for j in range(n):
         rest -= remainder[j] > limit
     for j in range(n):
@@ -481,13 +512,15 @@ def _give(w, lo, hi, left, weight, rest, g):  # type: ignore[no-untyped-def]
     return 0
 
 
-@helper(INT, READ, READ, READ, READ, INT, INT, INT, FLOATS)
-def _nearest(w, lo, hi, g, total, left, weight, facts):  # type: ignore[no-untyped-def]
+@helper(INT, READ, READ, READ, READ, INTS, FLOATS)
+def _nearest(w, lo, hi, g, facts, values):  # type: ignore[no-untyped-def]
     """Whether g minimises sum |g - q| for q = clip(left * w / weight, lo, hi), which adds up.
 
     The sum is separable and convex, so g is best if no exchange of one GPU improves it: with all
     |g - q| < 1 that is max (g_i - q_i) <= 1 + min (g_j - q_j). Value: the sum.
+    R and P are checked too.
     """
+    total, left, weight = facts[TOTAL], facts[LEFT], facts[WEIGHT]
     wrong = spent = held = free = np.int64(0)
     apart = 0.0
     cap = (np.int64(1) << 62) // max(weight, 1) + 1
@@ -508,6 +541,7 @@ def _nearest(w, lo, hi, g, total, left, weight, facts):  # type: ignore[no-untyp
         lowest = d if d < lowest else lowest
         apart += abs(np.float64(d))
     right = wrong == 0 and spent == total and free == weight and held + left == total
-    facts[VALUE] = apart / np.float64(max(weight, 1))
-    facts[HOLDS] = 1.0 if right and highest - lowest <= weight else 0.0
+    values[VALUE] = apart / np.float64(max(weight, 1))
+    values[PRICE] = left / weight if weight > 0 else np.inf
+    facts[HOLDS] = 1 if right and highest - lowest <= weight else 0
     return 0
