@@ -356,9 +356,9 @@ class Log:
 
     def to_json(self) -> bytes:
         """The document ``optsched.serving-log/1``."""
-        from optsched.problems.routing.log_document import to_json
+        from optsched.problems.routing.document import log_to_json
 
-        return to_json(self)
+        return log_to_json(self)
 
 
 def _rank(ascending: FloatArray, percent: int) -> float | None:
