@@ -48,7 +48,7 @@ class Resident(NamedTuple):
 def plain(arrival_ms: Any = (0.0,), *, k: int = 1, n: int = 1, **given: Any) -> Routing:
     """One server, an image takes 1 ms a segment, no launches; other fields and servers' fields."""
     server = {"vram_mb": 100.0, "launch_ms": 0.0, "ms_per_mmac": 1.0, "idle_w": 10, "peak_w": 100}
-    own = {key: given.pop(key) for key in list(given) if key in Server.__dataclass_fields__}
+    own = {key: given.pop(key) for key in list(given) if key in Server.__struct_fields__}
     fields: dict[str, Any] = {
         "widths": [(w + 1) / n for w in range(n)], "mmac": np.ones((k, n, n)),
         "vram_mb": given.pop("instance_mb", np.ones((k, n))), "accuracy": np.full((n,) * k, 50.0),

@@ -190,11 +190,11 @@ def serve_explain(
 ) -> None:
     """Say why a batch began when it did, with these requests, on that instance."""
     from optsched.problems.routing import Routing
-    from optsched.problems.routing.log_document import log_of, read
+    from optsched.problems.routing.document import log_document, log_of
     from optsched.problems.routing.log_report import explain
 
     problem = Routing.read(scenario)
-    print(explain(log_of(problem, read(log)), batch))
+    print(explain(log_of(problem, log_document(log)), batch))
 
 
 def router_of(spec: str) -> Any:

@@ -168,7 +168,9 @@ def new_core(problem: Routing, blocks: int, settings: Settings) -> Core:
         row["load_time"] = round((one.load_ms or 0) * 1e6)
         row["saturation"] = one.sat_mmac or 0.0
         rule = one.contention
-        row["knee"], row["below"], row["above"] = rule or (math.inf, 0.0, 0.0)
+        row["knee"] = math.inf
+        if rule is not None:
+            row["knee"], row["below"], row["above"] = rule.knee, rule.below, rule.above
         row["idle_w"] = row["watts"] = one.idle_w
         row["peak_w"], row["wake"] = one.peak_w, NEVER
     block = np.zeros(blocks, BLOCK)

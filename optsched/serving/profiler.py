@@ -228,8 +228,9 @@ def fit(
     cost: Any = x[1:].reshape(mmac.shape)
     cost[0] = cost[0, :1]  # images have no width
     per_mmac = float(cost.sum() / mmac.sum())
+    rule: dict[str, Any] = {} if best is None else {"sat_mmac": sat, "contention": best}
     return DeviceCosts(
-        Server(name, vram_mb, launch, per_mmac, 0, 0, load_ms, best and sat, best, cost.tolist()),
+        Server(name, vram_mb, launch, per_mmac, 0, 0, load_ms, cost_ms=cost.tolist(), **rule),
         float(error[held].mean()) if held.any() else None,
         [one._replace(fitted_ms=float(said)) for one, said in zip(samples, fitted, strict=True)],
     )

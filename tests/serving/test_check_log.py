@@ -12,7 +12,8 @@ from depth import depth, seeds
 from routing_problems import GONE, Anything, Resident, document, mutated, plain, routers
 
 from optsched.errors import InputError
-from optsched.problems.routing import Link, Routing, Server, log_document
+from optsched.problems.routing import Link, Routing, Server
+from optsched.problems.routing.document import log_document, log_of
 from optsched.problems.routing.log_check import check_log
 from optsched.problems.routing.workload import reference
 from optsched.serving.routers import Backlog, Decision, RandomWidth, RoundRobin, Router, Static
@@ -101,9 +102,9 @@ def test_the_log_itself_is_accepted(tmp_path: Path) -> None:
     assert RUN.log is not None
     path = tmp_path / "log.json"
     path.write_bytes(RUN.log.to_json())
-    for log in (RUN.log, LOG, path, str(path), log_document.read(path)):
+    for log in (RUN.log, LOG, path, str(path)):
         assert check_log(PROBLEM, log) == []
-    assert check_log(PROBLEM, log_document.log_of(PROBLEM, log_document.read(path))) == []
+    assert check_log(PROBLEM, log_of(PROBLEM, log_document(path))) == []
 
 
 @seeds(40)
@@ -142,7 +143,7 @@ def test_a_wall_clock() -> None:
     assert any("input" in sentence for sentence in found)
     found = check_log(PROBLEM, {**log, "wall_clock": True})
     assert found and all("summary" in sentence for sentence in found)
-    end = log_document.log_of(PROBLEM, log_document.from_tree({**log, "wall_clock": True}, "log"))
+    end = log_of(PROBLEM, log_document({**log, "wall_clock": True}))
     assert check_log(PROBLEM, end) == []
 
 

@@ -20,7 +20,7 @@ import optsched
 from optsched.errors import InputError, MissingExtra
 from optsched.io.strict_json import parse
 from optsched.problems.routing import Routing, Server
-from optsched.problems.routing.log_document import from_tree, log_of
+from optsched.problems.routing.document import log_document, log_of
 from optsched.problems.routing.plan import Plan
 from optsched.serving import core
 from optsched.serving.routers import (
@@ -195,7 +195,7 @@ def test_serve_and_compare() -> None:
     again = replay(problem, run.events, MIXED, HALF)
     assert again.commands == run.commands
     assert again.log(None, log.provenance).to_json() == log.to_json()
-    document = from_tree(parse(log.to_json().decode(), "log"), "log")
+    document = log_document(parse(log.to_json().decode(), "log"))
     assert document.wall_clock
     assert log_of(problem, document).summary == run.summary
     assert optsched.verify(run.schedule) == []

@@ -130,10 +130,10 @@ def test_documents(tmp_path: Path) -> None:
         ({"instances.0.count": 12}, "its instances take"),
         ({"instances.0.width": 2}, "width: expected an integer in 0..1, got 2"),
         ({"instances.0.x": 2}, "x"),
-        ({"status": "proved"}, "status: expected optimal or feasible"),
+        ({"status": "proved"}, "status: expected one of optimal, feasible"),
         ({"shares": {"0,2": 1.0}}, "shares: expected widths of every segment"),
         ({"format": "optsched.routing-plan/2"}, "optsched.routing-plan/2"),
     ):
         with pytest.raises(InputError) as caught:
-            Plan.from_tree(mutated(tree, edits), problem, "p.json")
+            Plan.from_tree(mutated(tree, edits), "p.json", problem)
         assert says in str(caught.value), caught.value

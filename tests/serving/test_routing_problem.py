@@ -12,9 +12,9 @@ from depth import seeds
 from routing_problems import GONE, document, mutated, plain, resident, routers
 
 from optsched.errors import InputError
-from optsched.problems.routing import Contention, Link, Routing, Server, log_document
+from optsched.problems.routing import Contention, Link, Routing, Server
 from optsched.problems.routing.accuracy import additive, calibrated, nearest
-from optsched.problems.routing.document import from_tree, to_json
+from optsched.problems.routing.document import from_tree, log_document, log_of, to_json
 from optsched.problems.routing.workload import network_mmac, read_arrivals, reference
 from optsched.serving.routers import JSED, Router, Static
 from optsched.serving.simulator import simulate
@@ -48,7 +48,7 @@ def test_round_trips(seed: int, tmp_path: Path) -> None:
     run = simulate(problem, router, plan=plan, seed=seed, horizon_ms=(None, 3.0)[seed % 2])
     assert run.log is not None
     path.write_bytes(run.log.to_json())
-    log = log_document.log_of(again, log_document.read(path))
+    log = log_of(again, log_document(path))
     assert log.to_json() == run.log.to_json()
     rows = problem.answer(run.schedule)
     assert problem.scheduled(rows).same_graph(run.schedule)
@@ -140,7 +140,7 @@ def test_hostile_scenarios(edits: dict[str, Any], says: str, tmp_path: Path) -> 
 def test_hostile_logs(edits: dict[str, Any], says: str) -> None:
     """Each is refused with its place and the value."""
     with pytest.raises(InputError) as caught:
-        log_document.log_of(PROBLEM, log_document.from_tree(mutated(LOG, edits), "log"))
+        log_of(PROBLEM, log_document(mutated(LOG, edits)))
     assert says in str(caught.value), caught.value
 
 

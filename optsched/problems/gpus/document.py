@@ -13,8 +13,17 @@ from optsched.bandwidth import model_document, state_document
 from optsched.bandwidth.contention import Contention
 from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError
-from optsched.io.files import read_bytes, read_text
-from optsched.io.strict_json import check_format, decode, format_json, parse
+from optsched.io.files import read_bytes
+from optsched.io.strict_json import (
+    check_format,
+    decode,
+    format_json,
+    lines,
+    nested,
+    placed,
+    read_json,
+    rows,
+)
 from optsched.problems.gpus.problem import GpuPlacement, Request
 
 if TYPE_CHECKING:
@@ -72,7 +81,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
 
 def read(path: str | os.PathLike[str]) -> GpuPlacement:
     """Read a GPU placement from a file; see `from_tree`."""
-    return from_tree(parse(read_text(path), str(path)), str(path))
+    return read_json(path, from_tree)
 
 
 def from_tree(tree: Any, name: str) -> GpuPlacement:
@@ -97,16 +106,13 @@ def from_tree(tree: Any, name: str) -> GpuPlacement:
     model = _model(found.model, name)
     state = state_document.from_tree(found.state, model.cluster, f"{name}: state")
     rest: dict[str, Any] = {key: getattr(found, key) for key in _FIELDS}
-    try:
+    with placed(f"{name}: "):
         requests = tuple(Request(r.name, r.gpus, _made(Policy, r.policy)) for r in found.requests)
         return GpuPlacement(
             state, model, found.gpus, requests=requests,
             policy=None if found.policy is None else _made(Policy, found.policy),
             contention=_made(Contention, found.contention), name=found.name, **rest,
         )  # fmt: skip
-    except InputError as error:
-        error.args = (f"{name}: {error.args[0]}",)
-        raise
 
 
 def to_json(problem: GpuPlacement, model_file: str | os.PathLike[str] | None = None) -> bytes:
@@ -117,34 +123,30 @@ def to_json(problem: GpuPlacement, model_file: str | os.PathLike[str] | None = N
     InputError
         The model has no document.
     """
-    encode = msgspec.json.encode
-    members: list[tuple[str, bytes]] = [("format", encode(FORMAT))]
+    members: dict[str, Any] = {"format": FORMAT}
     if problem.name:
-        members.append(("name", encode(problem.name)))
+        members["name"] = problem.name
     if len(problem.requests) == 1 and problem.requests[0].name == "job":
-        members.append(("gpus", encode(problem.k)))
+        members["gpus"] = problem.k
         if not problem.policy.is_free:
-            members.append(("policy", encode(_told(_Policy, problem.policy))))
+            members["policy"] = _told(_Policy, problem.policy)
     else:
-        rows = [
-            encode(_Request(r.name, r.gpus, _told(_Policy, r.policy))) for r in problem.requests
-        ]
-        members.append(("requests", b"[\n    " + b",\n    ".join(rows) + b"\n  ]"))
+        members["requests"] = rows(
+            _Request(r.name, r.gpus, _told(_Policy, r.policy)) for r in problem.requests
+        )
     if problem.contention != Contention():
-        members.append(("contention", encode(_told(_Contention, problem.contention))))
+        members["contention"] = _told(_Contention, problem.contention)
     plain = _Document(format="", state=None, model=None)
     for key in _FIELDS:
-        value = getattr(problem, key)
-        if value != getattr(plain, key):
-            members.append((key, encode(value)))
-    members.append(("state", _indented(state_document.to_json(problem.state))))
+        if (value := getattr(problem, key)) != getattr(plain, key):
+            members[key] = value
+    members["state"] = nested(state_document.to_json(problem.state))
     if model_file is None:
-        members.append(("model", _indented(model_document.to_json(problem.model))))
+        members["model"] = nested(model_document.to_json(problem.model))
     else:
         digest = hashlib.sha256(read_bytes(model_file)).hexdigest()
-        members.append(("model", encode(_File(Path(model_file).name, digest))))
-    body = b",\n".join(b'  "%s": %s' % (key.encode(), value) for key, value in members)
-    return b"{\n" + body + b"\n}\n"
+        members["model"] = _File(Path(model_file).name, digest)
+    return lines(members)
 
 
 def policy_from_tree(tree: Mapping[str, Any], name: str) -> Policy:
@@ -163,7 +165,6 @@ def _told(struct: Any, given: Any) -> Any:
 
 
 def _model(given: Any, name: str) -> BandwidthModel:
-
     if isinstance(given, dict) and "file" in given:
         link = decode(given, _File, f"{name}: model")
         path = Path(name).parent / link.file
@@ -177,10 +178,6 @@ def _model(given: Any, name: str) -> BandwidthModel:
             )
         return model_document.read_model(path)
     return model_document.from_tree(given, f"{name}: model")
-
-
-def _indented(text: bytes) -> bytes:
-    return text.rstrip().replace(b"\n", b"\n  ")
 
 
 __all__ = ["FORMAT", "from_tree", "policy_from_tree", "read", "to_json"]

@@ -24,7 +24,7 @@ from optsched.bandwidth.policy import Policy, check_rules, share_of
 from optsched.bandwidth.rates import MOST, shown
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.errors import InputError
-from optsched.io.values import integer, label
+from optsched.io.values import integer, label, one_of
 from optsched.model.schedule import Problem, Rows, Schedule
 
 if TYPE_CHECKING:
@@ -152,17 +152,13 @@ class GpuPlacement(Problem):
         if rule.pooled:
             state = state.pooled()
         _check_requests(state, wanted)
-        if on_unmeasured not in ON_UNMEASURED:
-            known = ", ".join(ON_UNMEASURED)
-            raise InputError(f"on_unmeasured: expected one of {known}, got {on_unmeasured!r:.60}")
-        if objective not in OBJECTIVES:
-            raise InputError(f"objective: expected one of sum, max_min, got {objective!r:.60}")
         values: dict[str, Any] = {
             "state": state, "model": model, "requests": wanted, "contention": rule,
             "traffic": traffic, "seed": integer("seed", seed, 0, 2**31 - 1),
-            "tolerance": share_of("tolerance", tolerance), "on_unmeasured": on_unmeasured,
+            "tolerance": share_of("tolerance", tolerance),
+            "on_unmeasured": one_of("on_unmeasured", on_unmeasured, ON_UNMEASURED),
             "max_regret": None if max_regret is None else share_of("max_regret", max_regret),
-            "objective": objective, "name": label("name", name),
+            "objective": one_of("objective", objective, OBJECTIVES), "name": label("name", name),
         }  # fmt: skip
         self.__dict__.update(values)
         check_traffic(traffic)

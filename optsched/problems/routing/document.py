@@ -1,79 +1,107 @@
-"""The document ``optsched.routing/1``, and the plain interchange form ``slim-scenario/1``."""
+"""Documents: scenarios (``optsched.routing/1``, ``slim-scenario/1``) and logs of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.files import read_text
-from optsched.io.strict_json import check_format, decode, parse, without_collector
-from optsched.problems.routing.problem import NS_PER_MS, POINTS, Contention, Link, Routing, Server
+from optsched.io.strict_json import (
+    MAX_INTEGER,
+    check_format,
+    decode,
+    lines,
+    placed,
+    read_json,
+    rows,
+)
+from optsched.io.values import integer
+from optsched.problems.routing.checks import milliseconds
+from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
+from optsched.problems.routing.problem import NS_PER_MS, POINTS, Link, Routing, Server
 
 if TYPE_CHECKING:
     import os
 
 FORMAT: Final = "optsched.routing/1"
 INTERCHANGE: Final = "slim-scenario/1"
-
-_Rows = list[list[float]]
-
-
-class _Contention(msgspec.Struct, forbid_unknown_fields=True):
-    knee: float
-    below: float
-    above: float
+LOG_FORMAT: Final = "optsched.serving-log/1"
 
 
-class _Link(msgspec.Struct, forbid_unknown_fields=True):
-    latency_ms: float
-    ms_per_mb: float
-    activation_mb: _Rows
+class _Struct(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of a document."""
 
 
-class _Server(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    id: int | str
-    vram_mb: float
-    launch_ms: float
-    ms_per_mmac: float
-    idle_w: float
-    peak_w: float
-    load_ms: float | None = None
-    sat_mmac: float | None = None
-    contention: _Contention | None = None
-    cost_ms: list[_Rows] | None = None
-
-
-class _Request(msgspec.Struct, forbid_unknown_fields=True):
+class _Request(_Struct):
     id: int | str
     arrival_ms: float
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class _Scenario(_Struct, kw_only=True):
     format: str | None = None
     schema: str | None = None
     seed: int | None = None
     name: str = ""
     widths: list[float]
-    mmac: list[_Rows]
-    vram_mb: _Rows
+    mmac: list[list[list[float]]]
+    vram_mb: list[list[float]]
     max_batch: int
     accuracy: dict[str, float]
     accuracy_prior: str | None = None
     router_ms: float | None = None
-    link: _Link | None = None
+    link: Link | None = None
     ms_per_point: float = 4.0
     ms_per_joule: float = 0.0
-    servers: list[_Server]
+    servers: list[Server]
     requests: list[_Request]
+
+
+class _Instance(_Struct):
+    server: int | str
+    id: int
+    segment: int
+    width: int
+    load_ms: float
+    ready_ms: float
+    unload_ms: float | None
+
+
+class _Entry(_Struct):
+    id: int | str
+    queued_ms: float
+
+
+class _Batch(_Struct):
+    server: int | str
+    instance: int
+    segment: int
+    width: int
+    start_ms: float
+    end_ms: float
+    requests: list[_Entry]
+
+
+class LogDocument(_Struct, kw_only=True):
+    """Fields of a log's document as they stand there."""
+
+    format: str
+    wall_clock: bool = False
+    horizon_ms: float | None = None
+    instances: list[_Instance]
+    batches: list[_Batch]
+    summary: Summary
+    provenance: dict[str, Any] = {}
+
+
+# scenarios
 
 
 def read(path: str | os.PathLike[str]) -> Routing:
     """Read a scenario from a file; see `from_tree`."""
-    text = read_text(path)
-    with without_collector():
-        return from_tree(parse(text, str(path)), str(path))
+    return read_json(path, from_tree)
 
 
 def from_tree(tree: Any, name: str) -> Routing:
@@ -97,36 +125,25 @@ def from_tree(tree: Any, name: str) -> Routing:
         for key in ("schema", "seed"):
             if key in tree:
                 raise InputError(f"{name}: top level: unknown field {key!r}")
-    found = decode(tree, _Document, name)
-    try:
-        return Routing(
-            found.widths, found.mmac, found.vram_mb, found.accuracy,
-            [_server(one) for one in found.servers],
-            [one.arrival_ms for one in found.requests], ids=[one.id for one in found.requests],
-            max_batch=found.max_batch, accuracy_prior=found.accuracy_prior,
-            router_ms=found.router_ms,
-            link=None if found.link is None else Link(*msgspec.structs.astuple(found.link)),
-            ms_per_point=found.ms_per_point, ms_per_joule=found.ms_per_joule, name=found.name,
-        )  # fmt: skip
-    except InputError as error:
-        error.args = (f"{name}: {error.args[0]}",)
-        raise
+    found = msgspec.structs.asdict(decode(tree, _Scenario, name))
+    for key in ("format", "schema", "seed"):
+        del found[key]
+    requests: list[_Request] = found.pop("requests")
+    found["arrival_ms"] = [one.arrival_ms for one in requests]
+    with placed(f"{name}: "):
+        return Routing(ids=[one.id for one in requests], **found)
 
 
 def to_json(problem: Routing) -> bytes:
     """The document ``optsched.routing/1``, a server and a request a line."""
-    encode = msgspec.json.encode
-    rows = _fields(problem)
-    requests = [
-        _Request(name, ns / NS_PER_MS)
-        for name, ns in zip(problem.ids, problem.arrival.tolist(), strict=True)
-    ]
-    members = [("format", encode(FORMAT))]
-    members += [("name", encode(problem.name))] * bool(problem.name)
-    members += [(key, encode(value)) for key, value in rows.items() if key != "servers"]
-    members += [("servers", lines(rows["servers"])), ("requests", lines(requests))]
-    body = b",\n".join(b'  "%s": %s' % (key.encode(), value) for key, value in members)
-    return b"{\n" + body + b"\n}\n"
+    members: dict[str, Any] = {"format": FORMAT}
+    if problem.name:
+        members["name"] = problem.name
+    members |= _fields(problem)
+    members["servers"] = rows(problem.servers)
+    arrival = (problem.arrival / NS_PER_MS).tolist()
+    members["requests"] = rows(map(_Request, problem.ids, arrival))
+    return lines(members)
 
 
 def content(problem: Routing) -> bytes:
@@ -139,44 +156,141 @@ def _fields(problem: Routing) -> dict[str, Any]:
     """Fields of the document without name and requests; what is not there is left out."""
     keys = [",".join(map(str, row)) for row in problem.tuples.tolist()]
     mmac = problem.mmac.tolist()
-    link = problem.link
     found = {
-        "widths": list(problem.widths),
+        "widths": problem.widths,
         "mmac": [mmac[0][:1], *mmac[1:]],
         "vram_mb": (problem.vram / 1000).tolist(),
         "max_batch": problem.max_batch,
         "accuracy": dict(zip(keys, (problem.accuracy / POINTS).tolist(), strict=True)),
         "router_ms": problem.router_ms,
-        "link": None if link is None else _Link(*link[:2], _plain(link.activation_mb)),
+        "link": problem.link,
         "ms_per_point": problem.ms_per_point,
         "ms_per_joule": problem.ms_per_joule,
-        "servers": [_written(one) for one in problem.servers],
+        "servers": problem.servers,
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _server(given: _Server) -> Server:
-    values = msgspec.structs.asdict(given)
-    if given.contention is not None:
-        values["contention"] = Contention(*msgspec.structs.astuple(given.contention))
-    return Server(**values)
+# logs
 
 
-def _written(server: Server) -> _Server:
-    values = dict(vars(server))
-    if server.contention is not None:
-        values["contention"] = _Contention(*server.contention)
-    if server.cost_ms is not None:
-        values["cost_ms"] = [_plain(part) for part in server.cost_ms]
-    return _Server(**values)
+def log_document(given: Log | Mapping[str, Any] | str | os.PathLike[str]) -> LogDocument:
+    """What a log, its parsed JSON or its file says, as it stands there; see `log_of`.
+
+    Raises
+    ------
+    InputError
+        With the path in the document, the rule and the value.
+    """
+    if isinstance(given, Log):
+        return _log_from_tree(msgspec.json.decode(given.to_json()), "log")
+    if isinstance(given, Mapping):
+        return _log_from_tree(given, "log")
+    return read_json(given, _log_from_tree)
 
 
-def _plain(rows: Any) -> _Rows:
-    return [[float(value) for value in row] for row in rows]
+def _log_from_tree(tree: Any, name: str) -> LogDocument:
+    check_format(tree, LOG_FORMAT, name)
+    return decode(tree, LogDocument, name)
 
 
-def lines(rows: list[Any]) -> bytes:
-    """An array of a document, an entry a line."""
-    if not rows:
-        return b"[]"
-    return b"[\n    " + b",\n    ".join(msgspec.json.encode(row) for row in rows) + b"\n  ]"
+def check_scenario(problem: Routing, said: LogDocument) -> None:
+    """Refuse the log of another scenario, with both hashes."""
+    given = said.provenance.get("instance_sha256")
+    if given is not None and given != problem.sha256:
+        raise InputError(
+            f"the log is of another scenario: {given!s:.12}, this one is {problem.sha256:.12}"
+        )
+
+
+def log_of(problem: Routing, said: LogDocument) -> Log:
+    """The history that a document tells.
+
+    Raises
+    ------
+    InputError
+        It is of another scenario, names what is not there, or a time is out of range.
+    """
+    check_scenario(problem, said)
+    names: dict[str, Any] = {
+        "server": {one.id: s for s, one in enumerate(problem.servers)},
+        "segment": range(problem.n_segments),
+        "width": range(problem.n_widths),
+        "id": {name: r for r, name in enumerate(problem.ids)},
+    }
+
+    def known(place: str, key: str, row: Any) -> int:
+        name = getattr(row, key)
+        if name not in names[key]:
+            raise InputError(f"{place}.{key}: there is no {name!r:.60}")
+        number: int = names[key][name]
+        return number
+
+    def head(place: str, row: _Instance | _Batch, number: int) -> tuple[int, ...]:
+        s, k, w = (known(place, key, row) for key in ("server", "segment", "width"))
+        return s, number, k, w
+
+    instances: list[tuple[int, ...]] = []
+    batches: list[tuple[int, ...]] = []
+    entries: list[tuple[int, ...]] = []
+    there: set[tuple[int | str, int]] = set()
+    for i, one in enumerate(said.instances):
+        place = f"instances[{i}]"
+        first = head(place, one, integer(f"{place}.id", one.id, 0, MAX_INTEGER))
+        instances.append((*first, *_times(place, one, "load_ms", "ready_ms", "unload_ms")))
+        if (one.server, one.id) in there:
+            raise InputError(f"{place}.id: server {one.server!r:.60} has an instance {one.id}")
+        there.add((one.server, one.id))
+    for b, row in enumerate(said.batches):
+        place = f"batches[{b}]"
+        first = head(place, row, row.instance)
+        if (row.server, row.instance) not in there:
+            raise InputError(f"{place}: server {row.server!r:.60} has no instance {row.instance}")
+        times = _times(place, row, "start_ms", "end_ms")
+        batches.append((*first, *times, len(row.requests), len(entries)))
+        for i, entry in enumerate(row.requests):
+            at = f"{place}.requests[{i}]"
+            entries.append((known(at, "id", entry), *_times(at, entry, "queued_ms")))
+    horizon = None if said.horizon_ms is None else _ns("horizon_ms", said.horizon_ms)
+    return Log(
+        problem, np.array(batches, BATCH), np.array(entries, ENTRY), np.array(instances, INSTANCE),
+        said.summary.decisions, horizon, said.provenance, said.wall_clock,
+        said.summary.energy_j if said.wall_clock else None,
+    )  # fmt: skip
+
+
+def _times(place: str, row: Any, *keys: str) -> list[int]:
+    """Whole ns; -1 for None."""
+    given = [(key, getattr(row, key)) for key in keys]
+    return [-1 if value is None else _ns(f"{place}.{key}", value) for key, value in given]
+
+
+def _ns(place: str, given: float) -> int:
+    return round(milliseconds(place, given) * NS_PER_MS)
+
+
+def log_to_json(log: Log) -> bytes:
+    """The document ``optsched.serving-log/1``, an instance and a batch a line."""
+    from optsched.version import __version__
+
+    names = [one.id for one in log.problem.servers]
+    entries = [_Entry(log.problem.ids[r], queued / NS_PER_MS) for r, queued in log.entries.tolist()]
+    members: dict[str, Any] = {"format": LOG_FORMAT}
+    if log.wall_clock:
+        members["wall_clock"] = True
+    if log.horizon is not None:
+        members["horizon_ms"] = log.horizon / NS_PER_MS
+    members["provenance"] = {
+        "optsched": __version__, "instance_sha256": log.problem.sha256, **log.provenance
+    }  # fmt: skip
+    members["summary"] = log.summary
+    members["instances"] = rows(
+        _Instance(names[s], i, k, w, load / NS_PER_MS, ready / NS_PER_MS,
+                  None if unload < 0 else unload / NS_PER_MS)
+        for s, i, k, w, load, ready, unload in log.instances.tolist()
+    )  # fmt: skip
+    members["batches"] = rows(
+        _Batch(names[s], i, k, w, start / NS_PER_MS, end / NS_PER_MS, entries[first : first + n])
+        for s, i, k, w, start, end, n, first in log.batches.tolist()
+    )
+    return lines(members)

@@ -74,8 +74,8 @@ class Summary(msgspec.Struct, frozen=True):
             completed=n,
             mean_ms=float(ascending.mean()) if n else None,
             sd_ms=float(ascending.std()) if n else None,
-            p50_ms=_rank(ascending, 50),
-            p99_ms=_rank(ascending, 99),
+            p50_ms=percentile(ascending, 50),
+            p99_ms=percentile(ascending, 99),
             accuracy=float(accuracy.mean()) / POINTS if n else None,
             energy_j=joules,
             dynamic_energy_j=None if joules is None else joules - idle,
@@ -356,13 +356,13 @@ class Log:
 
     def to_json(self) -> bytes:
         """The document ``optsched.serving-log/1``."""
-        from optsched.problems.routing.log_document import to_json
+        from optsched.problems.routing.document import log_to_json
 
-        return to_json(self)
+        return log_to_json(self)
 
 
-def _rank(ascending: FloatArray, percent: int) -> float | None:
-    """Percentile by nearest rank: the ceil(p n)-th smallest."""
+def percentile(ascending: FloatArray, percent: int) -> float | None:
+    """By nearest rank: the ceil(p n)-th smallest."""
     if not len(ascending):
         return None
     return float(ascending[-(-percent * len(ascending) // 100) - 1])

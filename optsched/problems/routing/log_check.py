@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,14 +11,14 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.problems.routing import log_document
-from optsched.problems.routing.log import Log
+from optsched.problems.routing.document import LogDocument, check_scenario, log_document, log_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from optsched.problems.routing import Routing, Server
+    from optsched.problems.routing.log import Log
     from optsched.problems.routing.problem import FloatArray
 
 SLACK: Final = 1  # ns
@@ -27,9 +26,7 @@ CLOSE: Final = 1e-6  # of the summary, relative or absolute
 NEVER: Final = 2**62
 
 
-def check_log(
-    problem: Routing, log: Log | log_document.Document | Mapping[str, Any] | str | os.PathLike[str]
-) -> list[str]:
+def check_log(problem: Routing, log: Log | Mapping[str, Any] | str | os.PathLike[str]) -> list[str]:
     """Whether a history obeys the rules of its scenario, and its summary agrees.
 
     Everything is computed again from the numbers in the document and the fields of the scenario.
@@ -40,7 +37,7 @@ def check_log(
     problem
         The scenario.
     log
-        A history, its document, that as parsed JSON, or its file.
+        A history, its document as parsed JSON, or its file.
 
     Returns
     -------
@@ -52,14 +49,8 @@ def check_log(
     InputError
         No such document, or the log of another scenario.
     """
-    if isinstance(log, log_document.Document):
-        said = log
-    elif isinstance(log, Log | Mapping):
-        tree = msgspec.json.decode(log.to_json()) if isinstance(log, Log) else log
-        said = log_document.from_tree(tree, "log")
-    else:
-        said = log_document.read(log)
-    log_document.check_scenario(problem, said)
+    said = log_document(log)
+    check_scenario(problem, said)
     try:
         history = _History(problem, said)
     except InputError as error:  # a name that is not there, a time out of range
@@ -73,9 +64,9 @@ def check_log(
 class _History:
     """A log's document as arrays: indices instead of names, ns instead of ms."""
 
-    def __init__(self, problem: Routing, said: log_document.Document) -> None:
+    def __init__(self, problem: Routing, said: LogDocument) -> None:
         self.problem, self.said = problem, said
-        log = log_document.log_of(problem, said)
+        log = log_of(problem, said)
         self.batch, self.instance = log.batches, log.instances.copy()
         self.instance["unload"][self.instance["unload"] < 0] = NEVER
         self.horizon = NEVER if log.horizon is None else log.horizon

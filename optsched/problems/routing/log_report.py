@@ -8,6 +8,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.values import integer
+from optsched.problems.routing.log import percentile
 from optsched.problems.routing.problem import NS_PER_MS
 
 if TYPE_CHECKING:
@@ -27,70 +28,46 @@ def telemetry(log: Log, every_ms: float = 100.0) -> list[dict[str, Any]]:
         ``queue`` (requests that wait there, per segment), ``running`` (requests in batches), and
         ``p50_ms`` and ``p99_ms`` of the latencies of the last 1024 requests done there.
     """
-    problem, batches, instances = log.problem, log.batches, log.instances
-    times = np.arange(0, log.end + 1, round(every_ms * NS_PER_MS))
-    of = np.repeat(np.arange(len(batches)), batches["images"])
-    columns: list[dict[str, Any]] = []
-    for s, server in enumerate(problem.servers):
-        moments, load = log.loads[s]
-        u = load[np.searchsorted(moments, times, side="right") - 1]
-        there = instances[instances["server"] == s]
-        size = problem.vram[there["segment"], there["width"]] / 1000
-        gone = np.where(there["unload"] < 0, 2**62, there["unload"])
-        own = batches[of]["server"] == s
-        rows = batches[of][own]
-        last = rows["segment"] == problem.n_segments - 1
-        end = rows["end"][last]
-        latency = (end - problem.arrival[log.entries["request"][own][last]]) / NS_PER_MS
-        latency = latency[np.argsort(end, kind="stable")]
-        queued = log.entries["queued"][own]
-        columns.append({
-            "id": server.id,
-            "utilisation": u,
-            "vram_mb": _alive(times, there["load"], gone, size),
-            "power_w": log.watts(s, u),
-            "queue": np.stack([
-                _alive(times, queued[at], rows["start"][at])
-                for at in (rows["segment"] == k for k in range(problem.n_segments))
-            ], axis=1),
-            "running": _alive(times, rows["start"], rows["end"]),
-            "done": np.searchsorted(np.sort(end), times, side="right"),
-            "latency": latency,
-        })  # fmt: skip
+    moments = range(0, log.end + 1, round(every_ms * NS_PER_MS))
+    states = [_states(log, s, moments) for s in range(len(log.problem.servers))]
     return [
-        {"t_ms": t / NS_PER_MS, "servers": [_row(column, i) for column in columns]}
-        for i, t in enumerate(times.tolist())
+        {"t_ms": t / NS_PER_MS, "servers": list(row)}
+        for t, row in zip(moments, zip(*states, strict=True), strict=True)
     ]
 
 
-def _alive(times: Any, begin: Any, end: Any, size: Any = None) -> Any:
-    """How much began and has not ended at each time."""
-    order = [np.argsort(at, kind="stable") for at in (begin, end)]
-    value = np.ones(len(begin)) if size is None else size
-    total = [np.concatenate([[0.0], np.cumsum(value[one])]) for one in order]
-    seen = [
-        np.searchsorted(at[one], times, side="right")
-        for at, one in zip((begin, end), order, strict=True)
-    ]
-    return total[0][seen[0]] - total[1][seen[1]]
-
-
-def _row(column: dict[str, Any], i: int) -> dict[str, Any]:
-    done = int(column["done"][i])
-    recent = np.sort(column["latency"][max(0, done - _LAST) : done])
-    ranks = {
-        f"p{p}_ms": float(recent[-(-p * len(recent) // 100) - 1]) if len(recent) else None
-        for p in (50, 99)
-    }
-    return {
-        "id": column["id"],
-        "utilisation": float(column["utilisation"][i]),
-        "vram_mb": float(column["vram_mb"][i]),
-        "power_w": float(column["power_w"][i]),
-        "queue": [int(n) for n in column["queue"][i]],
-        "running": int(column["running"][i]),
-        **ranks,
-    }
+def _states(log: Log, s: int, moments: range) -> list[dict[str, Any]]:
+    """The state of one server at these times."""
+    problem, k = log.problem, log.problem.n_segments
+    changes, load = log.loads[s]
+    there = log.instances[log.instances["server"] == s]
+    size = problem.vram[there["segment"], there["width"]] / 1000
+    gone = np.where(there["unload"] < 0, 2**62, there["unload"])
+    of = np.repeat(log.batches, log.batches["images"])
+    own = of["server"] == s
+    of, entries = of[own], log.entries[own]
+    last = of["segment"] == k - 1
+    done = of["end"][last]
+    order = np.argsort(done, kind="stable")
+    latency = ((done - problem.arrival[entries["request"][last]]) / NS_PER_MS)[order]
+    done = done[order]
+    found = []
+    for t in moments:
+        u = load[[np.searchsorted(changes, t, side="right") - 1]]
+        n = int(np.searchsorted(done, t, side="right"))
+        recent = np.sort(latency[max(0, n - _LAST) : n])
+        waits = (entries["queued"] <= t) & (of["start"] > t)
+        found.append({
+            "id": problem.servers[s].id,
+            "utilisation": float(u[0]),
+            "vram_mb": float(size[(there["load"] <= t) & (gone > t)].sum()),
+            "power_w": float(log.watts(s, u)[0]),
+            "queue": np.bincount(of["segment"][waits], minlength=k).tolist(),
+            "running": int(((of["start"] <= t) & (of["end"] > t)).sum()),
+            "p50_ms": percentile(recent, 50),
+            "p99_ms": percentile(recent, 99),
+        })  # fmt: skip
+    return found
 
 
 def explain(log: Log, batch: int) -> str:

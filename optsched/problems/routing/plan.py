@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from optsched.errors import InputError
-from optsched.io.files import read_text, write_atomic
-from optsched.io.strict_json import check_format, decode, parse
-from optsched.io.values import integer
+from optsched.io.files import write_atomic
+from optsched.io.strict_json import check_format, decode, placed, read_json
+from optsched.io.values import integer, one_of
 
 if TYPE_CHECKING:
     import os
@@ -122,41 +122,33 @@ class Plan:
         InputError
             With the path in the document, the rule and the value.
         """
-        tree = parse(read_text(path), str(path))
-        return cls.from_tree(tree, problem, str(path))
+        return read_json(path, cls.from_tree, problem)
 
     @classmethod
-    def from_tree(cls, tree: Any, problem: Routing, name: str) -> Plan:
+    def from_tree(cls, tree: Any, name: str, problem: Routing) -> Plan:
         """Read a plan from parsed JSON; see `read`."""
         check_format(tree, FORMAT, name)
-        found = decode(tree, _Document, name)
+        found = msgspec.structs.asdict(decode(tree, _Document, name))
+        del found["format"]
         number = {server.id: s for s, server in enumerate(problem.servers)}
-        rows = []
-        for i, row in enumerate(found.instances):
-            if row.server not in number:
-                raise InputError(f"{name}: instances[{i}].server: there is no {row.server!r:.60}")
-            count = integer(f"{name}: instances[{i}].count", row.count, 0, SLOTS)
-            rows += [(number[row.server], row.segment, row.width)] * count
-        if found.status not in ("optimal", "feasible"):
-            raise InputError(
-                f"{name}: status: expected optimal or feasible, got {found.status!r:.60}"
-            )
         named = {",".join(map(str, row)): tuple(row) for row in problem.tuples.tolist()}
-        for key, value in found.shares.items():
-            if key not in named or not 0 <= value <= 1 + 1e-6:
-                raise InputError(
-                    f"{name}: shares: expected widths of every segment and a number in 0..1, got "
-                    f"{key!r:.60}: {value!r:.60}"
-                )
-        shares = {named[key]: value for key, value in found.shares.items()}
-        plan = cls(
-            tuple(sorted(rows)), found.status, found.objective_ms, found.lower_bound_ms,
-            found.accuracy, found.rate, shares,
-        )  # fmt: skip
-        try:
+        rows = []
+        with placed(f"{name}: "):
+            one_of("status", found["status"], ("optimal", "feasible"))
+            for i, row in enumerate(found.pop("instances")):
+                if row.server not in number:
+                    raise InputError(f"instances[{i}].server: there is no {row.server!r:.60}")
+                count = integer(f"instances[{i}].count", row.count, 0, SLOTS)
+                rows += [(number[row.server], row.segment, row.width)] * count
+            for key, value in found["shares"].items():
+                if key not in named or not 0 <= value <= 1 + 1e-6:
+                    raise InputError(
+                        "shares: expected widths of every segment and a number in 0..1, got "
+                        f"{key!r:.60}: {value!r:.60}"
+                    )
+            found["shares"] = {named[key]: value for key, value in found["shares"].items()}
+            plan = cls(tuple(sorted(rows)), **found)
             plan.check(problem)
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from None
         return plan
 
     def to_json(self, problem: Routing) -> bytes:
@@ -166,11 +158,8 @@ class Plan:
             for (s, k, w), count in sorted(Counter(self.instances).items())
         ]
         shares = {",".join(map(str, row)): value for row, value in self.shares.items()}
-        found = _Document(
-            format=FORMAT, status=self.status, objective_ms=self.objective_ms,
-            lower_bound_ms=self.lower_bound_ms, accuracy=self.accuracy, rate=self.rate,
-            shares=shares, instances=rows,
-        )  # fmt: skip
+        numbers = {key: value for key, value in vars(self).items() if key != "instances"}
+        found = _Document(format=FORMAT, instances=rows, **{**numbers, "shares": shares})
         return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
 
     def write(self, path: str | os.PathLike[str], problem: Routing) -> None:

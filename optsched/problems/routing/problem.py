@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -43,7 +43,7 @@ POINTS = 10_000
 """Parts of a percentage point in which accuracies are counted."""
 
 
-class Contention(NamedTuple):
+class Contention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How batches that run together on a server slow each other down.
 
     With U the sum of their loads, a batch takes 1 + below * min(U, knee) + above * max(0, U - knee)
@@ -55,17 +55,16 @@ class Contention(NamedTuple):
     above: float
 
 
-class Link(NamedTuple):
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What moving activations between servers takes: latency + size * ms_per_mb."""
 
     latency_ms: float
     ms_per_mb: float
-    activation_mb: Sequence[Sequence[float]]
+    activation_mb: list[list[float]]
     """Per segment and width, what one image's output holds."""
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One GPU, or what stands for one.
 
     Parameters
@@ -205,8 +204,9 @@ class Routing(Problem):
             raise InputError("servers: expected at least one")
         given = tuple(_server(s, one, (k, n)) for s, one in enumerate(servers))
         identifiers("servers", [one.id for one in given])
+        kilobytes = np.ceil(memory * 1000 - 1e-6).astype(np.int64)
         values: dict[str, Any] = {
-            "widths": tuple(columns.tolist()), "mmac": work, "vram": _kilobytes(memory),
+            "widths": tuple(columns.tolist()), "mmac": work, "vram": frozen(kilobytes),
             "max_batch": integer("max_batch", max_batch, 1, 4096),
             "accuracy": accuracy_table(accuracy, columns, k, accuracy_prior), "servers": given,
             "arrival": frozen(arrivals[order]), "ids": tuple(names[i] for i in order),
@@ -465,10 +465,6 @@ class Routing(Problem):
         )
 
 
-def _kilobytes(memory: FloatArray) -> IntArray:
-    return frozen(np.ceil(memory * 1000 - 1e-6).astype(np.int64))
-
-
 def _work(place: str, given: Any, n: int) -> FloatArray:
     """[segment][input width][width] of finite numbers >= 0; segment 0 ignores its input width."""
     if not isinstance(given, (list, tuple, np.ndarray)) or not len(given):
@@ -487,35 +483,30 @@ def _server(s: int, given: Any, shape: tuple[int, int]) -> Server:
     place = f"servers[{s}]"
     if not isinstance(given, Server):
         raise InputError(f"{place}: expected a Server, got {given!r:.60}")
-    for key in ("launch_ms", "load_ms"):
-        if getattr(given, key) is not None:
-            milliseconds(f"{place}.{key}", getattr(given, key))
-    for key in ("vram_mb", "ms_per_mmac", "idle_w", "peak_w"):
-        non_negative(f"{place}.{key}", getattr(given, key))
-    if given.peak_w < given.idle_w:
+    found: dict[str, Any] = {"id": given.id}
+    for key in _NUMBERS:
+        value = getattr(given, key)
+        if value is not None or key not in ("load_ms", "sat_mmac"):
+            check = milliseconds if key in ("launch_ms", "load_ms") else non_negative
+            found[key] = check(f"{place}.{key}", value)
+    if found["peak_w"] < found["idle_w"]:
         raise InputError(f"{place}.peak_w: {given.peak_w} is below idle_w, {given.idle_w}")
-    if given.sat_mmac is not None and non_negative(f"{place}.sat_mmac", given.sat_mmac) < 1e-9:
+    if found.get("sat_mmac", 1.0) < 1e-9:
         raise InputError(f"{place}.sat_mmac: expected a number > 0, got {given.sat_mmac}")
     if given.contention is not None:
         if given.sat_mmac is None:
             raise InputError(f"{place}.contention: needs sat_mmac")
-        for key, value in zip(Contention._fields, given.contention, strict=True):
-            non_negative(f"{place}.contention.{key}", value)
+        if not isinstance(given.contention, Contention):
+            raise InputError(f"{place}.contention: expected a Contention")
+        rule = msgspec.structs.asdict(given.contention).items()
+        found["contention"] = Contention(
+            **{key: non_negative(f"{place}.contention.{key}", value) for key, value in rule}
+        )
     if given.cost_ms is not None:
-        _check_work(f"{place}.cost_ms", given.cost_ms, shape)
-    plain: dict[str, Any] = {
-        key: float(value)
-        for key, value in vars(given).items()
-        if key in _NUMBERS and value is not None
-    }
-    rule = given.contention
-    return dataclasses.replace(given, **plain, contention=rule and Contention(*map(float, rule)))
-
-
-def _check_work(place: str, given: Any, shape: tuple[int, int]) -> None:
-    found = len(_work(place, given, shape[1]))
-    if found != shape[0]:
-        raise InputError(f"{place}: expected {shape[0]} segments, got {found}")
+        if (k := len(_work(f"{place}.cost_ms", given.cost_ms, shape[1]))) != shape[0]:
+            raise InputError(f"{place}.cost_ms: expected {shape[0]} segments, got {k}")
+        found["cost_ms"] = [np.asarray(part, np.float64).tolist() for part in given.cost_ms]
+    return Server(**found)
 
 
 def _link(given: Any, shape: tuple[int, int]) -> Link:
