@@ -225,7 +225,7 @@ SPOILT: list[tuple[str, Any, str]] = [
      "operations: acquire adds up to 9007199254740993 bytes, more than 2^53"),
     ("schedule", {("operations", 0, "kind"): "F" * 10**6},
      "operations[0].kind: expected a string of length <= 16"),
-    ("schedule", {("arcs",): [[0, 1], [1, 0]]}, "arcs: operations 1 -> 0 -> 1 form a cycle"),
+    ("schedule", {("arcs",): [[0, 1], [1, 0]]}, "arcs: operations 0 -> 1 -> 0 form a cycle"),
     ("schedule", {("arcs",): [[0, 0]]}, "arcs[0]: operation 0 before itself"),
     ("schedule", {("arcs",): [[0, 7]]}, "arcs[0]: head 7 is no operation (there are 3)"),
     ("schedule", {("arcs",): [[0]]}, "arcs[0]: expected a list of length >= 2, got a list"),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.errors import InputError
+from optsched.model.cycles import cycle_of
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Rows, Schedule
@@ -47,9 +48,9 @@ def critical_path(schedule: Schedule) -> list[int]:
     if schedule.n_operations == 0:
         return []
     links = tight_links(schedule)
-    before = [links.tail[a:b].tolist() for a, b in _groups(links.head, schedule.n_operations)]
     if schedule.period is not None:
-        return _cycle(before) or _slack_cycle(schedule)
+        return cycle_of(links.tail, links.head) or _slack_cycle(schedule)
+    before = [links.tail[a:b].tolist() for a, b in _groups(links.head, schedule.n_operations)]
     end = schedule.end
     last = np.flatnonzero(end == end.max()).tolist()
     return _chain(before, last, schedule.start.tolist(), schedule.release.tolist())
@@ -158,28 +159,3 @@ def _slack_cycle(schedule: Schedule) -> list[int]:
         return critical_cycle(schedule)
     except InputError:
         return []
-
-
-def _cycle(before: list[list[int]]) -> list[int]:
-    """Operations of one cycle of tight links, in order of time; [] without one."""
-    n = len(before)
-    after: list[list[int]] = [[] for _ in range(n)]
-    waiting = [len(row) for row in before]
-    for j, row in enumerate(before):
-        for i in row:
-            after[i].append(j)
-    ready = [j for j in range(n) if not waiting[j]]
-    while ready:
-        for j in after[ready.pop()]:
-            waiting[j] -= 1
-            if not waiting[j]:
-                ready.append(j)
-    walk = [j for j in range(n) if waiting[j]][:1]
-    place = {j: 0 for j in walk}
-    while walk:  # everybody left has a predecessor that is left: walk back until one repeats
-        i = next(k for k in before[walk[-1]] if waiting[k])
-        if i in place:
-            return walk[place[i] :][::-1]
-        place[i] = len(walk)
-        walk.append(i)
-    return []

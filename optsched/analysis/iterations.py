@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from optsched.model.bounds import longest_arcs
+from optsched.model.graph import evaluate
 from optsched.model.schedule import Arcs, Rows, Schedule
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def job_reports(schedule: Schedule) -> tuple[JobReport, ...]:
     group = group.ravel()
     begin = _begin(schedule)[held]
     latency = _most(group, begin + schedule.duration[held]) + _most(group, -begin)
-    chain = _most(group, (longest_arcs(_own_arcs(schedule)).head + schedule.duration)[held])
+    chain = _most(group, (evaluate(_own_arcs(schedule)).head + schedule.duration)[held])
     chosen = _recompute(schedule)
     found = []
     for job in np.unique(jobs).tolist():

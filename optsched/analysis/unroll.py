@@ -9,14 +9,9 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.values import integer
-from optsched.model.schedule import Arcs, IntArray, Objective, Rows, Schedule
+from optsched.model.schedule import COLUMNS, Arcs, IntArray, Objective, Rows, Schedule
 
 _MAX_OPERATIONS = 10_000_000
-
-_COPIED = (
-    "duration", "kind", "job", "stage", "microbatch", "family",
-    "setup_in", "setup_out", "acquire", "free", "workspace",
-)  # fmt: skip
 
 
 def unroll(schedule: Schedule, cycles: int) -> Schedule:
@@ -64,7 +59,9 @@ def unroll(schedule: Schedule, cycles: int) -> Schedule:
         raise InputError(f"unroll: cycles: {cycles} periods of {s.period} are more than 2^53")
     start = s.start[operation] + cycle * s.period
     end = start + s.duration[operation]
-    columns: dict[str, Any] = {key: getattr(s, key)[operation] for key in _COPIED}
+    columns: dict[str, Any] = {
+        key: getattr(s, key)[operation] for key in COLUMNS if key != "iteration"
+    }
     columns |= dict.fromkeys(("period", "offset", "release", "deadline"))  # back to the default
     return replace(
         s,

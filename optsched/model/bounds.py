@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.model.graph import describe, evaluate
+from optsched.model.graph import Evaluation, describe, evaluate
 from optsched.model.schedule import NO_DEADLINE, IntArray, Schedule
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def makespan_bounds(graph: Schedule) -> dict[str, int]:
         setups that nobody can avoid) + least tail. ``one_machine``: Jackson's preemptive schedule
         per resource, durations lengthened by unavoidable setups. ``energy``: memory x time.
     """
-    paths = longest_arcs(graph)
+    paths = evaluate(graph)
     loss = setup_loss(graph)
     one_machine = 0
     for r in range(graph.n_resources):
@@ -62,7 +62,7 @@ def horizon(graph: Schedule) -> int:
     return int(total + graph.release.max(initial=0))
 
 
-def load_bound(graph: Schedule, paths: LongestArcs | None = None) -> int:
+def load_bound(graph: Schedule, paths: Evaluation | None = None) -> int:
     """Per resource least head + durations + setups that every order pays + least tail.
 
     Parameters
@@ -70,9 +70,9 @@ def load_bound(graph: Schedule, paths: LongestArcs | None = None) -> int:
     graph
         The disjunctive graph.
     paths
-        `longest_arcs` of the graph, if known.
+        `evaluate` of the graph, if known.
     """
-    paths = longest_arcs(graph) if paths is None else paths
+    paths = evaluate(graph) if paths is None else paths
     best = 0
     for r in range(graph.n_resources):
         on = graph.users[r]
@@ -106,8 +106,6 @@ def jackson_preemptive(
         ``max(C_j + after_j)`` when always the released job of longest delivery time runs
         (Carlier 1982); 0 without jobs.
     """
-    if isinstance(after, np.ndarray) and len(after) >= _MANY and len(np.unique(after)) <= _FEW:
-        return _jackson_by_delivery(np.asarray(head), np.asarray(duration), after)
     jobs = sorted(zip(_ints(head), _ints(duration), _ints(after), strict=True))
     ready: list[list[int]] = []  # [-after, remaining]
     now = best = 0
@@ -128,83 +126,6 @@ def jackson_preemptive(
         else:
             ready[0][1] = remaining - run
     return best
-
-
-_MANY, _FEW = 64, 32  # jobs, and different delivery times among them, for `_jackson_by_delivery`
-
-
-def _jackson_by_delivery(head: IntArray, duration: IntArray, after: IntArray) -> int:
-    """`jackson_preemptive` without a heap, for few delivery times.
-
-    It is the largest of: when could all jobs of at least this delivery time be done, plus it.
-    """
-    order = np.argsort(head, kind="stable")
-    head, duration, after = head[order], duration[order], after[order]
-    best = 0
-    for delivery in np.unique(after).tolist():
-        urgent = after >= delivery
-        work = duration[urgent]
-        behind = work.sum() - np.cumsum(work) + work  # of each job and all released later
-        best = max(best, int((head[urgent] + behind).max()) + delivery)
-    return best
-
-
-class LongestArcs(NamedTuple):
-    """Longest paths of the arcs alone: `optsched.model.graph.Evaluation` without an order."""
-
-    head: IntArray
-    tail: IntArray
-    makespan: int
-
-
-def longest_arcs(graph: Schedule) -> LongestArcs:
-    """Heads and tails of a graph without orders, as `optsched.model.graph.evaluate` gives them.
-
-    Large graphs are walked level by level, all operations of a level at once, unless they are
-    long and thin.
-    """
-    n = graph.n_operations
-    levels = _levels(graph) if n >= _LARGE else None
-    if levels is None:
-        return LongestArcs(*evaluate(graph)[:3])
-    after = graph.successors
-    head, tail = graph.release.copy(), graph.duration.copy()
-    steps = []
-    for level in levels:
-        count = after.indptr[level + 1] - after.indptr[level]
-        source = np.repeat(level, count)
-        arcs = np.arange(len(source)) + np.repeat(
-            after.indptr[level] - np.cumsum(count) + count, count
-        )
-        target, weight = after.other[arcs], after.weight[arcs]
-        np.maximum.at(head, target, head[source] + weight)
-        steps.append((source, target, weight))
-    for source, target, weight in reversed(steps):
-        np.maximum.at(tail, source, weight + tail[target])
-    return LongestArcs(head, tail, int((head + graph.duration).max(initial=0)))
-
-
-_LARGE = 1000  # operations
-
-
-def _levels(graph: Schedule) -> list[IntArray] | None:
-    """Operations by the largest number of arcs before them; None if the levels are small."""
-    after = graph.successors
-    waiting = np.diff(graph.predecessors.indptr)
-    level = np.flatnonzero(waiting == 0)
-    levels = []
-    while len(level):
-        levels.append(level)
-        if len(levels) * 40 > graph.n_operations:
-            return None
-        count = after.indptr[level + 1] - after.indptr[level]
-        arcs = np.arange(count.sum()) + np.repeat(
-            after.indptr[level] - np.cumsum(count) + count, count
-        )
-        target = after.other[arcs]
-        np.subtract.at(waiting, target, 1)
-        level = np.unique(target[waiting[target] == 0])
-    return levels
 
 
 def setup_loss(graph: Schedule) -> list[IntArray]:
@@ -395,7 +316,7 @@ def _successor_lists(graph: Schedule) -> tuple[list[int], ...]:
     return kept
 
 
-def energy_bound(graph: Schedule, paths: LongestArcs | None = None) -> int:
+def energy_bound(graph: Schedule, paths: Evaluation | None = None) -> int:
     """Per capped resource: least head + bytes x shortest residence / memory + least tail.
 
     Parameters
@@ -403,11 +324,11 @@ def energy_bound(graph: Schedule, paths: LongestArcs | None = None) -> int:
     graph
         The disjunctive graph.
     paths
-        `longest_arcs` of the graph, if known.
+        `evaluate` of the graph, if known.
     """
     if not graph.memory.any():
         return 0
-    head, tail = (longest_arcs(graph) if paths is None else paths)[:2]
+    head, tail = (evaluate(graph) if paths is None else paths)[:2]
     work = np.zeros(graph.n_resources, object)
     first: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -10,8 +10,9 @@ import numpy as np
 from optsched.errors import CyclicOrder, InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
 from optsched.io.values import format_value, integer, label, one_of, plain
+from optsched.model.cycles import cycle_of
 from optsched.model.schedule import (
-    _PER_OPERATION,
+    COLUMNS,
     MAX_KIND,
     NO_DEADLINE,
     STATUSES,
@@ -36,7 +37,9 @@ def normalise(raw: Schedule) -> dict[str, Any]:
     duration = _counts("duration", raw.duration)
     n = len(duration)
     values: dict[str, Any] = {"duration": duration, "resources": _resources(raw.resources)}
-    for key in _PER_OPERATION:
+    for key in COLUMNS:
+        if key in values or key in ("kind", "deadline"):
+            continue
         given = getattr(raw, key)
         values[key] = _counts(key, np.zeros(n, np.int64) if given is None else given, n)
     values["deadline"] = _deadline(raw.deadline, n)
@@ -216,42 +219,13 @@ def _arcs(given: Any, duration: IntArray, periodic: bool) -> Arcs:
     if not periodic and (a := _first(distance != 0)) is not None:
         raise InputError(f"arcs[{a}]: distance {distance[a]}, but the schedule has no period")
     now = distance == 0
-    cycle = cycle_of(n, tail[now], head[now])
+    cycle = cycle_of(tail[now], head[now])
     if cycle:
         path = " -> ".join(map(str, cycle[:_SHOWN_CYCLE]))
         rest = "..." if len(cycle) > _SHOWN_CYCLE else str(cycle[0])
         path += f" -> {rest}"
         raise CyclicOrder(f"arcs: operations {path} form a cycle", cycle)
     return Arcs(tail, head, lag, distance)
-
-
-def cycle_of(n: int, tail: IntArray, head: IntArray) -> list[int]:
-    """Operations on one cycle of the arcs tail -> head, or ``[]`` if there is none."""
-    if bool((tail < head).all()):  # ids in a topological order, as our problems number them
-        return []
-    before: list[list[int]] = [[] for _ in range(n)]
-    after: list[list[int]] = [[] for _ in range(n)]
-    for i, j in zip(tail.tolist(), head.tolist(), strict=True):
-        after[i].append(j)
-        before[j].append(i)
-    waiting = [len(row) for row in before]
-    ready = [i for i in range(n) if not waiting[i]]
-    while ready:
-        for j in after[ready.pop()]:
-            waiting[j] -= 1
-            if not waiting[j]:
-                ready.append(j)
-    stuck = [i for i in range(n) if waiting[i]]
-    if not stuck:
-        return []
-    # every stuck operation has a stuck predecessor: walk back until one repeats
-    walk, place = [stuck[0]], {stuck[0]: 0}
-    while True:
-        i = next(k for k in before[walk[-1]] if waiting[k])
-        if i in place:
-            return walk[place[i] :][::-1]
-        place[i] = len(walk)
-        walk.append(i)
 
 
 def _check_period(period: Any, values: dict[str, Any]) -> None:

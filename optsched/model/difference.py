@@ -7,15 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.io.strict_json import format_json
-from optsched.model.schedule import NO_DEADLINE, Schedule
+from optsched.model.schedule import COLUMNS, NO_DEADLINE, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_FIELDS = (
-    "duration", "kind", "job", "stage", "microbatch", "iteration", "family", "release",
-    "deadline", "setup_in", "setup_out", "acquire", "free", "workspace",
-)  # fmt: skip
 
 
 def difference(found: Schedule, expected: Schedule) -> str:
@@ -43,7 +38,9 @@ def _pairs(found: Schedule, expected: Schedule) -> Iterator[tuple[str, object, o
     for r, (ours, theirs) in enumerate(zip(found.resources, expected.resources, strict=True)):
         yield f"resources[{r}].name:", ours.name, theirs.name
         yield f"resources[{r}].memory:", ours.memory, theirs.memory
-    for key in _FIELDS:
+    for key in COLUMNS:
+        if key == "offset":
+            continue
         a, b = getattr(found, key), getattr(expected, key)
         for i in np.flatnonzero(a != b)[:1].tolist():
             yield f"operations[{i}].{key}:", a[i].item(), b[i].item()

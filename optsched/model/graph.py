@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
-from optsched.model.schedule import IntArray, Objective, Rows, Schedule
+from optsched.model.schedule import COLUMNS, IntArray, Objective, Rows, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,6 +57,16 @@ def evaluate(graph: Schedule, sequences: Rows | None = None) -> Evaluation:
         raise InputError("a periodic schedule has no single longest path; unroll it first")
     if sequences is not None:
         check_permutations(graph, sequences)
+        return _evaluate(graph, sequences)
+    kept: Evaluation | None = graph.__dict__.get("_evaluation")  # all bounds ask for it
+    if kept is None:
+        kept = graph.__dict__["_evaluation"] = _evaluate(graph, None)
+        for column in (kept.head, kept.tail, kept.order):
+            column.flags.writeable = False
+    return kept
+
+
+def _evaluate(graph: Schedule, sequences: Rows | None) -> Evaluation:
     n = graph.n_operations
     after = _weighted_successors(graph, sequences)
     waiting = [0] * n
@@ -190,11 +200,7 @@ def to_networkx(schedule: Schedule) -> networkx.DiGraph[int]:
 
         raise MissingExtra("the networkx export", "all") from None
     graph = nx.DiGraph(name=schedule.name, time_unit=schedule.time_unit, period=schedule.period)
-    keys = [
-        "duration", "job", "kind", "stage", "microbatch", "iteration", "offset", "family",
-        "release", "setup_in", "setup_out", "acquire", "free", "workspace",
-    ]  # fmt: skip
-    columns = {key: getattr(schedule, key).tolist() for key in keys}
+    columns = {key: getattr(schedule, key).tolist() for key in COLUMNS if key != "deadline"}
     if schedule.start is not None:
         columns["start"] = schedule.start.tolist()
     for i in range(schedule.n_operations):

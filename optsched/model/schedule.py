@@ -31,15 +31,14 @@ MAX_KIND: Final = 16
 
 STATUSES: Final = ("optimal", "feasible", "infeasible", "unknown")
 
-_PER_OPERATION: Final = (
-    "job", "stage", "microbatch", "iteration", "offset", "family",
-    "release", "setup_in", "setup_out", "acquire", "free", "workspace",
+COLUMNS: Final = (
+    "duration", "kind", "job", "stage", "microbatch", "iteration", "offset", "family", "release",
+    "deadline", "setup_in", "setup_out", "acquire", "free", "workspace",
 )  # fmt: skip
+"""Arrays of a `Schedule` with one value per operation, but for its starts."""
 
-_GRAPH: Final = (
-    "resources", "time_unit", "period", "op_resources", "arcs", "duration", "kind", "deadline",
-    *_PER_OPERATION,
-)  # fmt: skip
+
+_WHOLE: Final = ("resources", "time_unit", "period", "op_resources")
 
 
 class Resource(NamedTuple):
@@ -491,19 +490,12 @@ class Schedule(Problem):
 
     def same_graph(self, other: Schedule) -> bool:
         """Whether both describe the same instance: all but names, orders, starts and claims."""
-        if all(self.__dict__[key] is other.__dict__[key] for key in _GRAPH):  # mostly so
+        pairs = [(getattr(self, key), getattr(other, key)) for key in (*_WHOLE, *COLUMNS, "arcs")]
+        if all(a is b for a, b in pairs):  # mostly so
             return True
-        return (
-            self.resources == other.resources
-            and self.time_unit == other.time_unit
-            and self.period == other.period
-            and self.op_resources == other.op_resources
-            and all(np.array_equal(a, b) for a, b in zip(self.arcs, other.arcs, strict=True))
-            and all(
-                np.array_equal(getattr(self, key), getattr(other, key))
-                for key in ("duration", "kind", "deadline", *_PER_OPERATION)
-            )
-        )
+        whole, columns = pairs[: len(_WHOLE)], pairs[len(_WHOLE) : -1]
+        arrays = [*columns, *zip(self.arcs, other.arcs, strict=True)]
+        return all(a == b for a, b in whole) and all(np.array_equal(a, b) for a, b in arrays)
 
     def same_cycle(self, other: Schedule) -> bool:
         """Whether both repeat the same instance, whatever their periods and offsets are."""
@@ -612,6 +604,6 @@ def _frozen(name: str, values: npt.ArrayLike) -> IntArray:
 
 
 __all__ = [
-    "MAX_KIND", "NO_DEADLINE", "STATUSES", "TIME_UNITS", "Adjacency", "Arcs", "CyclicOrder",
-    "IntArray", "Objective", "Resource", "Rows", "Schedule",
+    "COLUMNS", "MAX_KIND", "NO_DEADLINE", "STATUSES", "TIME_UNITS", "Adjacency", "Arcs",
+    "CyclicOrder", "IntArray", "Objective", "Resource", "Rows", "Schedule",
 ]  # fmt: skip

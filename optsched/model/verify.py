@@ -8,12 +8,12 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
+from optsched.model.cycles import disjoint_cycles
 from optsched.model.schedule import NO_DEADLINE, IntArray, Objective, Problem, Schedule
-from optsched.model.verify_liveness import disjoint_cycles
-from optsched.model.verify_periodic import balance
 from optsched.model.verify_resources import (
     Pairs,
     Plan,
+    balance,
     double_bookings,
     entries_of,
     memory,
@@ -74,7 +74,7 @@ def verify(schedule: Schedule, problem: Problem | None = None) -> list[Violation
     found += _windows(plan)
     found += memory(plan, entries)
     if schedule.period is not None:
-        found += balance(schedule, words)
+        found += balance(plan)
     found += _deadlocks(plan, pairs)
     found += _claims(plan, feasible=not found)
     if problem is not None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from optsched.model.verify_periodic import level_at_cycle_start, wrap_pairs
+from optsched.io.strict_json import shortened
 from optsched.model.violation import Kind, Violation, Words, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from optsched.model.schedule import IntArray, Rows, Schedule
+
+
+_SAFE = 1 << 61
 
 
 class Plan(NamedTuple):
@@ -79,18 +83,15 @@ def _wrong_entries(
 def neighbours(entries: Entries, period: int | None) -> Pairs:
     """Every operation and the next on its resource; with a period also the last and the first."""
     resource, operation = entries
-    same = resource[1:] == resource[:-1]
-    before, after, where = operation[:-1][same], operation[1:][same], resource[1:][same]
-    shift = np.zeros(len(where), np.int64)
-    if period is None:
-        return Pairs(before, after, where, shift)
-    last, first, ring = wrap_pairs(resource, operation)
-    return Pairs(
-        np.concatenate((before, last)),
-        np.concatenate((after, first)),
-        np.concatenate((where, ring)),
-        np.concatenate((shift, np.full(len(ring), period))),
-    )
+    ends = np.flatnonzero(np.diff(resource, append=-1))  # the last place of every resource
+    begins = np.concatenate((np.zeros(1, np.int64), ends + 1))[: len(ends)]
+    follower = np.arange(1, len(resource) + 1)
+    follower[ends] = begins
+    shift = np.zeros(len(resource), np.int64)
+    shift[ends] = period or 0
+    kept = np.ones(len(resource), np.bool_)
+    kept[ends] = period is not None
+    return Pairs(operation[kept], operation[follower[kept]], resource[kept], shift[kept])
 
 
 def neighbour_gaps(plan: Plan, pairs: Pairs) -> Iterator[Violation]:
@@ -205,3 +206,56 @@ def memory(plan: Plan, entries: Entries) -> Iterator[Violation]:
             f"only {held} are held: {count(-int(left[k]), 'byte')} too many"
         )
         yield Violation("free", (i,), r, -int(left[k]), message)
+
+
+def level_at_cycle_start(schedule: Schedule) -> npt.NDArray[Any]:
+    """Bytes that every resource holds when a cycle begins in the steady state.
+
+    An operation with offset k has run k times less often than one with offset 0, hence
+    ``sum(offset * (free - acquire))``. All 0 in a one-shot schedule. Python integers where int64
+    could overflow.
+
+    Returns
+    -------
+    array, shape (n_resources,)
+    """
+    levels = [0] * schedule.n_resources
+    resources = schedule.op_resources
+    late = np.flatnonzero((schedule.offset > 0) & (schedule.free != schedule.acquire))
+    for i in late.tolist():
+        carried = int(schedule.offset[i]) * (int(schedule.free[i]) - int(schedule.acquire[i]))
+        for r in resources[i].tolist():
+            levels[r] += carried
+    exact = any(abs(level) > _SAFE for level in levels)
+    return np.array(levels, dtype=object if exact else np.int64)
+
+
+def balance(plan: Plan) -> Iterator[Violation]:
+    """Resources that hold more or less bytes after every cycle.
+
+    The operations named are those of every (job, stage, micro-batch, iteration) whose bytes do
+    not cancel out.
+    """
+    s, words = plan.schedule, plan.words
+    operation = np.repeat(np.arange(s.n_operations), np.diff(s.op_resources.indptr))
+    change = (s.acquire - s.free)[operation]
+    moves = np.flatnonzero(change)
+    gain = np.zeros(s.n_resources, np.int64)
+    np.add.at(gain, s.op_resources.ids[moves], change[moves])
+    for r in np.flatnonzero(gain).tolist():
+        here = operation[moves[s.op_resources.ids[moves] == r]]
+        labels = np.stack((s.job[here], s.stage[here], s.microbatch[here], s.iteration[here]))
+        _, group = np.unique(labels, axis=1, return_inverse=True)
+        total = np.zeros(len(here), np.int64)
+        np.add.at(total, group.ravel(), (s.acquire - s.free)[here])
+        guilty = here[total[group.ravel()] != 0].tolist()
+        amount = int(gain[r])
+        verb = "gains" if amount > 0 else "loses"
+        moved = [
+            f"{words.operation(i)} acquires {int(s.acquire[i])} and frees {int(s.free[i])}"
+            for i in guilty
+        ]
+        message = (
+            f"{words.resource(r)} {verb} {count(abs(amount), 'byte')} a cycle: {shortened(moved)}"
+        )
+        yield Violation("balance", tuple(guilty), r, abs(amount), message)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optsched.model.schedule import NO_DEADLINE, Arcs, Resource, Rows, Schedule
+from optsched.model.schedule import COLUMNS, NO_DEADLINE, Arcs, Resource, Rows, Schedule
 from optsched.problems.jobshop.problem import JobShop
 from optsched.problems.quota.problem import QuotaPlan
 
@@ -67,12 +67,8 @@ def renamed(graph: Schedule, rng: random.Random) -> Schedule:
     where = rng.sample(range(graph.n_resources), graph.n_resources)
     seats = {r: k for k, r in enumerate(where)}
     columns: dict[str, Any] = {
-        key: getattr(graph, key)[np.array(order, np.int64)]
-        for key in (
-            "duration", "job", "kind", "stage", "microbatch", "iteration", "offset", "family",
-            "setup_in", "setup_out", "release", "deadline", "acquire", "free", "workspace",
-        )
-    }  # fmt: skip
+        key: getattr(graph, key)[np.array(order, np.int64)] for key in COLUMNS
+    }
     rows = graph.op_resources.to_lists()
     arcs = zip(*(column.tolist() for column in graph.arcs), strict=True)
     return replace(

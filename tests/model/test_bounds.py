@@ -15,7 +15,6 @@ from state_oracle import best_by_states
 from optsched import Arcs, JobArray, JobShop, Resource, Rows, Schedule
 from optsched.model import bounds
 from optsched.model.bounds import jackson_preemptive, makespan_bound, makespan_bounds
-from optsched.model.graph import evaluate
 from optsched.testing import best_makespan
 from optsched.testing.random_problems import random_array, random_graph, random_shop
 
@@ -85,28 +84,6 @@ def test_jackson_of_few_delivery_times(rng: Random) -> None:
         [rng.choice([-7, 0, 3, 50, 51]) for _ in range(n)],
     ]
     assert jackson_preemptive(*map(np.array, columns)) == jackson_preemptive(*columns)
-
-
-@pytest.mark.parametrize("shape", ["wide", "thin"])
-def test_longest_arcs_of_large_graphs(shape: str) -> None:
-    """Level by level or one by one: the heads and tails of `evaluate`."""
-    rng = Random(shape)
-    n, near = 1200, 1 if shape == "thin" else 300
-    arcs = {
-        (i, rng.randint(i + 1, min(n - 1, i + near)), rng.randint(-3, 5))
-        for i in range(n - 1)
-        for _ in range(1 if shape == "thin" else rng.choice([0, 0, 1, 2]))
-    }
-    graph = Schedule(
-        resources=(Resource("gpu"),),
-        duration=np.array([rng.randint(3, 9) for _ in range(n)]),
-        op_resources=Rows.of([[0]] * n),
-        arcs=Arcs.of(sorted(arcs)),
-        release=np.array([rng.choice([0, 0, 40]) for _ in range(n)]),
-    )
-    expected, found = evaluate(graph), bounds.longest_arcs(graph)
-    assert np.array_equal(found.head, expected.head) and found.makespan == expected.makespan
-    assert np.array_equal(found.tail, expected.tail)
 
 
 def check(graph: Schedule, optimum: int | None) -> None:

@@ -206,7 +206,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"arcs": [(0, 1, -4)]}, "arcs[0]: lag -4 is outside -3..2^53"),
     ({"arcs": [(0, 1, 0, 1)]}, "arcs[0]: distance 1, but the schedule has no period"),
     ({"arcs": [(0, 1, 0, -1)], "period": 9}, "arcs[0]: expected a distance >= 0, got -1"),
-    ({"arcs": [(0, 1), (1, 0)]}, "arcs: operations 1 -> 0 -> 1 form a cycle"),
+    ({"arcs": [(0, 1), (1, 0)]}, "arcs: operations 0 -> 1 -> 0 form a cycle"),
     ({"time_unit": "h"}, 'time_unit: expected one of ns, us, ms, s, got "h"'),
     ({"time_unit": ["us"]}, "time_unit: expected one of ns, us, ms, s, got ['us']"),
     ({"name": 5}, "name: expected a string, got 5"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.model.checks import cycle_of
+from optsched.model.cycles import cycle_of
 from optsched.model.graph import shortest_cycle
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def token_free_cycle(
             return cycle
         tokens = tokens + late[tail] - late[head]
     free = tokens == 0
-    cycle = cycle_of(n, tail[free], head[free])
+    cycle = cycle_of(tail[free], head[free])
     if not cycle:
         return []
     after: list[list[int]] = [[] for _ in range(n)]

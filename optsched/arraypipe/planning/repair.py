@@ -13,7 +13,7 @@ import numpy as np
 
 from optsched.arraypipe.planning.checks import KINDS, check_memory, identify
 from optsched.errors import InputError
-from optsched.model.schedule import _PER_OPERATION, Arcs, Rows, Schedule
+from optsched.model.schedule import COLUMNS, Arcs, Rows, Schedule
 from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
@@ -152,10 +152,7 @@ def _kept(schedule: Schedule, stays: npt.NDArray[np.bool_]) -> Schedule:
     number = np.where(stays, np.cumsum(stays) - 1, -1)
     tail, head, lag, distance = schedule.arcs
     inner = stays[tail] & stays[head]
-    columns = {
-        key: getattr(schedule, key)[stays]
-        for key in ("duration", "kind", "deadline", "start", *_PER_OPERATION)
-    }
+    columns = {key: getattr(schedule, key)[stays] for key in (*COLUMNS, "start")}
     job = np.unique(columns["job"], return_inverse=True)[1].astype(np.int64)
     if np.array_equal(columns["family"], columns["job"]):
         columns["family"] = job
@@ -212,10 +209,7 @@ def _joined(schedule: Schedule, job: Schedule) -> Schedule:
     """Both graphs in one document, the blocks of the job at the end of all orders."""
     assert schedule.sequences is not None and schedule.start is not None
     n, guest = schedule.n_operations, int(schedule.job.max(initial=-1)) + 1
-    columns = {
-        key: np.concatenate([getattr(schedule, key), getattr(job, key)])
-        for key in ("duration", "kind", "deadline", *_PER_OPERATION)
-    }
+    columns = {key: np.concatenate([getattr(schedule, key), getattr(job, key)]) for key in COLUMNS}
     columns["job"][n:] = guest
     columns["offset"][n:] = 0
     by_job = all(np.array_equal(s.family, s.job) for s in (schedule, job))

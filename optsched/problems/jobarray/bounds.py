@@ -11,10 +11,10 @@ from optsched.model.bounds import (
     family_changes,
     frees_in_order,
     holdings,
-    longest_arcs,
     makespan_bound,
     paths_from,
 )
+from optsched.model.graph import evaluate
 from optsched.model.schedule import Arcs, Rows, Schedule
 from optsched.problems.jobarray.graph import build, cycle_graph
 
@@ -364,7 +364,7 @@ def durations(graph: Schedule, jobs: int) -> Floats:
 
 def _around(graph: Schedule) -> tuple[Floats, Floats]:
     """Per device the least time before its first and behind its last block, and all its setups."""
-    paths = longest_arcs(graph)
+    paths = evaluate(graph)
     ends, changes = np.zeros((2, graph.n_resources))
     for d in range(graph.n_resources):
         on = graph.users[d]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.model.bounds import frees_in_order, holdings, jackson_preemptive, longest_arcs
+from optsched.model.bounds import frees_in_order, holdings, jackson_preemptive
 from optsched.model.graph import evaluate
 from optsched.model.schedule import NO_DEADLINE, Rows
 from optsched.solving.result import Result
@@ -100,7 +100,7 @@ class _Tree:
         self.duration, self.machine = graph.duration.tolist(), machine.tolist()
         self.users = [np.flatnonzero(machine == r).tolist() for r in range(graph.n_resources)]
         self.order = evaluate(graph).order.tolist()
-        self.after_end = (longest_arcs(graph).tail - graph.duration).tolist()
+        self.after_end = (evaluate(graph).tail - graph.duration).tolist()
         ends = after.indptr.tolist()
         arcs = list(zip(after.other.tolist(), after.weight.tolist(), strict=True))
         self.after = [arcs[a:b] for a, b in pairwise(ends)]

@@ -15,6 +15,7 @@ from numba import types
 
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 from optsched.model import bounds as core
+from optsched.model.graph import evaluate
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Schedule
@@ -41,7 +42,7 @@ class OneMachine(NamedTuple):
 
 def chain_bound(graph: Schedule) -> int:
     """Longest path of the arcs, releases included; machines are not looked at."""
-    return core.longest_arcs(graph).makespan
+    return evaluate(graph).makespan
 
 
 def machine_bound(graph: Schedule) -> int:
@@ -78,7 +79,7 @@ def energy_bound(graph: Schedule) -> int:
 
 def _machines(graph: Schedule) -> list[tuple[IntArray, IntArray, IntArray]]:
     """Heads, durations (with the setup loss) and tails of the users of every resource."""
-    paths, loss = core.longest_arcs(graph), core.setup_loss(graph)
+    paths, loss = evaluate(graph), core.setup_loss(graph)
     # the last one pays no setup: its tail, which includes its duration, stays as it is
     return [
         (paths.head[on], graph.duration[on] + loss[r], paths.tail[on])

@@ -1,4 +1,4 @@
-"""The cycle search of the verifier on arbitrary directed graphs."""
+"""The search for cycles in arbitrary directed graphs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.model.verify_liveness import disjoint_cycles
+from optsched.model.cycles import disjoint_cycles
 
 VERTEX = st.integers(0, 7)
 

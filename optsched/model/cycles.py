@@ -1,4 +1,4 @@
-"""Cycles in a directed graph: what the verifier calls a deadlock."""
+"""Cycles in a directed graph: what the verifier calls a deadlock, and arcs must not have."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def disjoint_cycles(tail: IntArray, head: IntArray) -> list[list[int]]:
         if state.get(root, _NEW) == _NEW:
             cycles += _search(root, leaving, heads, state)
     return cycles
+
+
+def cycle_of(tail: IntArray, head: IntArray) -> list[int]:
+    """Vertices on one cycle of the edges tail -> head, or ``[]`` if there is none."""
+    if bool((tail < head).all()):  # ids in a topological order, as our problems number them
+        return []
+    cycles = disjoint_cycles(tail, head)
+    return tail[cycles[0]].tolist() if cycles else []
 
 
 def _search(
