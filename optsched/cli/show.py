@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from optsched.cli.options import ScheduleFile  # noqa: TC001 (typer reads the annotations)
 from optsched.io.text import bytes_text, plain, readable_unit, share_text, time_in, time_text
-from optsched.plots.look import worth
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -48,6 +47,8 @@ def render(report: Report) -> Group:
 
 def _headline(report: Report) -> Text:
     from rich.text import Text
+
+    from optsched.plots.look import worth
 
     text = Text(plain(report.name) or "schedule", style="bold")
     parts = [*worth(report), *([] if report.status == "optimal" else [report.status])]
