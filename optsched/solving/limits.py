@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.io.values import integer, number
-from optsched.solving.stop import check_criterion
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from optsched.solving.progress import Criterion
 
 _RANGES = (
@@ -55,7 +56,9 @@ class Limits:
     options
         Named options of the solver.
     stop
-        A criterion of `optsched.stop`, or any function of a `Progress`; whichever stops first.
+        A criterion of `optsched.stop`, or any function of a `Progress`. What it says of time,
+        iterations and target becomes `time_limit`, `iterations` and `target`, whichever stops
+        first.
 
     Raises
     ------
@@ -87,7 +90,24 @@ class Limits:
         if not isinstance(self.options, Mapping):
             raise InputError(f"options: expected a mapping, got {self.options!r:.60}")
         if self.stop is not None:
-            check_criterion("stop", self.stop)
+            self._adopt_numbers(self.stop)
         elif self.time_limit is None and self.iterations is None and self.target is None:
             object.__setattr__(self, "time_limit", DEFAULT_TIME_LIMIT)
             object.__setattr__(self, "by_default", True)
+
+    def _adopt_numbers(self, stop: Criterion) -> None:
+        """Let solvers see as limits what the criterion says in numbers: they plan by them."""
+        from optsched.solving.stop import Iterations, Target, Time, check_criterion, parts
+
+        check_criterion("stop", stop)
+        for criterion in parts(stop):
+            if type(criterion) is Time:
+                self._adopt("time_limit", min, criterion.seconds)
+            elif type(criterion) is Iterations:
+                self._adopt("iterations", min, criterion.count)
+            elif type(criterion) is Target:  # of two targets the larger is met first
+                self._adopt("target", max, criterion.objective)
+
+    def _adopt(self, name: str, first: Callable[..., float], value: float) -> None:
+        given = getattr(self, name)
+        object.__setattr__(self, name, value if given is None else first(given, value))

@@ -1,8 +1,7 @@
 """When to stop: tiny criteria on the `Progress` of a search, joined by `AnyOf`.
 
 ``optsched.solve(problem, stop=stop.AnyOf(stop.Gap(0.01), stop.NoImprovement(seconds=5)))``. Any
-function of a `Progress` that returns true to stop will do as well. Time, iterations and target are
-arguments of `optsched.solve`, which hold beside the criterion. The criteria here are values
+function of a `Progress` that returns true to stop will do as well. The criteria here are values
 without state: one may serve several searches at once.
 """
 
@@ -18,6 +17,49 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from optsched.solving.progress import Criterion, Progress
+
+
+@dataclass(frozen=True)
+class Time:
+    """Stop after so many seconds since the call; the same as ``time_limit``."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seconds", number("Time: seconds", self.seconds))
+
+    def __call__(self, progress: Progress) -> bool:
+        """Whether the time is over."""
+        return progress.elapsed >= self.seconds
+
+
+@dataclass(frozen=True)
+class Iterations:
+    """Stop after so many steps of the solver; the same as ``iterations``, and as reproducible."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "count", integer("Iterations: count", self.count))
+
+    def __call__(self, progress: Progress) -> bool:
+        """Whether the steps are done."""
+        return progress.iteration >= self.count
+
+
+@dataclass(frozen=True)
+class Target:
+    """Stop at the first schedule whose objective is at most this; the same as ``target``."""
+
+    objective: int
+
+    def __post_init__(self) -> None:
+        value = integer("Target: objective", self.objective, -(2**53), 2**53)
+        object.__setattr__(self, "objective", value)
+
+    def __call__(self, progress: Progress) -> bool:
+        """Whether the schedule is good enough."""
+        return progress.objective is not None and progress.objective <= self.objective
 
 
 @dataclass(frozen=True)
@@ -45,7 +87,7 @@ class NoImprovement:
     Parameters
     ----------
     iterations
-        Steps of the solver, as in `Limits`.
+        Steps of the solver, as in `Iterations`.
     seconds
         Seconds; exactly one of the two.
     """
@@ -119,8 +161,11 @@ def parts(criterion: Criterion) -> Iterator[Criterion]:
 
 
 def split(criterion: Criterion) -> tuple[tuple[Criterion, ...], tuple[Criterion, ...]]:
-    """What to ask while a search runs: ours, which any thread may call, and the user's own."""
-    asked = list(parts(criterion))
+    """What to ask while a search runs: ours, which any thread may call, and the user's own.
+
+    `Time`, `Iterations` and `Target` are left out: `Limits` holds them as numbers.
+    """
+    asked = [c for c in parts(criterion) if type(c) not in (Time, Iterations, Target)]
     ours = (Gap, NoImprovement, FirstFeasible)
     return (
         tuple(c for c in asked if type(c) in ours),
@@ -128,4 +173,4 @@ def split(criterion: Criterion) -> tuple[tuple[Criterion, ...], tuple[Criterion,
     )
 
 
-__all__ = ["AnyOf", "FirstFeasible", "Gap", "NoImprovement"]
+__all__ = ["AnyOf", "FirstFeasible", "Gap", "Iterations", "NoImprovement", "Target", "Time"]

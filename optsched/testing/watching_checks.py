@@ -84,7 +84,7 @@ def check_stopping(engine: Solver, problems: Sequence[Any], time_limit: float) -
             "NoImprovement(seconds)": stop.NoImprovement(seconds=0.1),
             # steps must be reported: `monitor.advance`
             "NoImprovement(iterations)": stop.NoImprovement(1),
-            "AnyOf": stop.AnyOf(stop.Gap(0.0), stop.FirstFeasible()),
+            "AnyOf": stop.AnyOf(stop.Time(2 * LONG), stop.FirstFeasible()),
             "a function": mine,
         }
         for name, criterion in criteria.items():

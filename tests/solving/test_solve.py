@@ -129,6 +129,8 @@ def test_limits_by_numpy() -> None:
     """Integers and floats of NumPy are numbers too, truth values are not."""
     limits = Limits(np.float32(0.5), np.int64(5), np.uint8(7), np.int16(1), np.int32(3))
     assert limits == Limits(0.5, 5, 7, 1, 3) and type(limits.iterations) is int
+    asked = optsched.solving.stop.Target(np.int64(9)), optsched.solving.stop.Time(np.float32(2.0))  # type: ignore[arg-type]
+    assert asked == (optsched.solving.stop.Target(9), optsched.solving.stop.Time(2.0))
     with pytest.raises(InputError, match="seed"):
         Limits(seed=np.bool_(True))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="time_limit"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,10 @@ from optsched.solving.stop import (
     AnyOf,
     FirstFeasible,
     Gap,
+    Iterations,
     NoImprovement,
+    Target,
+    Time,
     parts,
 )
 
@@ -39,6 +43,11 @@ def at(
 @pytest.mark.parametrize(
     ("criterion", "before", "after"),
     [
+        (Time(2), at(1.99), at(2.0)),
+        (Time(0), None, at(0.0)),
+        (Iterations(5), at(9, 4), at(0, 5)),
+        (Target(10), at(objective=11, lower_bound=10), at(objective=10)),
+        (Target(10), at(), at(objective=9)),
         (Gap(0.1), at(objective=111, lower_bound=100), at(objective=110, lower_bound=100)),
         (Gap(0.1), at(objective=5), at(objective=0, lower_bound=0)),
         (Gap(0.1), at(objective=5, lower_bound=0), at(objective=7, lower_bound=7)),
@@ -48,8 +57,8 @@ def at(
         (NoImprovement(4), at(0, 8, 7, best_iteration=5), at(0, 9, 7, best_iteration=5)),
         (NoImprovement(seconds=4), at(99), at(99, 0, 7)),
         (NoImprovement(seconds=4), at(8, 0, 7, best_elapsed=5), at(9, 0, 7, best_elapsed=5)),
-        (AnyOf(NoImprovement(5), Gap(0)), at(4, 0, 4), at(4, 5, 4)),
-        (AnyOf(AnyOf(Gap(0)), lambda p: p.elapsed > 3), at(3), at(4)),
+        (AnyOf(Time(5), Target(3)), at(4, 0, 4), at(4, 0, 3)),
+        (AnyOf(AnyOf(Time(5)), lambda p: p.elapsed > 3), at(3), at(4)),
     ],
     ids=lambda value: str(value)[:40] if not isinstance(value, tuple) else "",
 )
@@ -63,6 +72,14 @@ def test_criteria(criterion: Any, before: Progress | None, after: Progress) -> N
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: Time(-1), "Time: seconds: expected a finite number >= 0, got -1"),
+        (lambda: Time(math.nan), "Time: seconds"),
+        (lambda: Time(math.inf), "Time: seconds"),
+        (lambda: Time("3"), 'Time: seconds: expected a finite number >= 0, got "3"'),  # type: ignore[arg-type]
+        (lambda: Time(True), "Time: seconds"),
+        (lambda: Iterations(1.5), "Iterations: count: expected an integer"),  # type: ignore[arg-type]
+        (lambda: Iterations(-1), "Iterations: count"),
+        (lambda: Target(2**63), "Target: objective: expected an integer"),
         (lambda: Gap(-0.1), "Gap: relative: expected a finite number >= 0, got -0.1"),
         (lambda: Gap(None), "Gap: relative"),  # type: ignore[arg-type]
         (lambda: NoImprovement(), "NoImprovement: expected either iterations or seconds"),
@@ -70,8 +87,8 @@ def test_criteria(criterion: Any, before: Progress | None, after: Progress) -> N
         (lambda: NoImprovement(2.5), "NoImprovement: iterations"),  # type: ignore[arg-type]
         (lambda: NoImprovement(seconds=-1), "NoImprovement: seconds"),
         (lambda: AnyOf(), "AnyOf: expected at least one criterion"),
-        (lambda: AnyOf(Gap(1), 3), r"AnyOf: criteria\[1\]: expected a criterion"),  # type: ignore[arg-type]
-        (lambda: AnyOf(Gap), "got a class"),  # type: ignore[arg-type]
+        (lambda: AnyOf(Time(1), 3), r"AnyOf: criteria\[1\]: expected a criterion"),  # type: ignore[arg-type]
+        (lambda: AnyOf(Time), "got a class"),  # type: ignore[arg-type]
         (lambda: Limits(stop=10), "stop: expected a criterion"),  # type: ignore[arg-type]
         (lambda: Limits(stop=Gap), "stop: expected a criterion .* got a class"),  # type: ignore[arg-type]
     ],
@@ -84,12 +101,20 @@ def test_wrong_criteria(make: Any, message: str) -> None:
 
 def test_values() -> None:
     """Criteria are equal and hashable by content, and `AnyOf` is flat inside."""
-    assert Gap(0.1) == Gap(0.1) != Gap(0.2) and len({Gap(1), Gap(1)}) == 1
-    nested = AnyOf(Gap(1), AnyOf(Gap(0), AnyOf(FirstFeasible())))
-    assert list(parts(nested)) == [Gap(1), Gap(0), FirstFeasible()]
+    assert Gap(0.1) == Gap(0.1) != Gap(0.2) and len({Time(1), Time(1)}) == 1
+    nested = AnyOf(Time(1), AnyOf(Gap(0), AnyOf(FirstFeasible())))
+    assert list(parts(nested)) == [Time(1), Gap(0), FirstFeasible()]
 
 
 # as limits
+
+
+def test_numbers_become_limits() -> None:
+    """Engines see time, iterations and target where they look for them; the first to come wins."""
+    limits = Limits(stop=AnyOf(Time(3), Iterations(5), Target(7), Time(4)))
+    assert (limits.time_limit, limits.iterations, limits.target) == (3, 5, 7)
+    limits = Limits(2, 9, 8, stop=AnyOf(Time(3), Iterations(5), Target(7)))
+    assert (limits.time_limit, limits.iterations, limits.target) == (2, 5, 8)
 
 
 def test_a_criterion_is_a_limit() -> None:
@@ -142,8 +167,8 @@ class Walker:
 @pytest.mark.parametrize(
     "criterion",
     [
-        FirstFeasible(), Gap(5.0), NoImprovement(50), NoImprovement(seconds=0.05),
-        AnyOf(Gap(0.0), NoImprovement(50)), lambda progress: progress.objective is not None,
+        FirstFeasible(), Gap(5.0), NoImprovement(50), NoImprovement(seconds=0.05), Target(10**6),
+        AnyOf(Time(60), NoImprovement(50)), lambda progress: progress.objective is not None,
         AnyOf(Gap(0.0), lambda progress: progress.iteration > 100),
     ],
 )  # fmt: skip
@@ -216,3 +241,10 @@ def test_a_warm_start_may_be_enough() -> None:
         again = optsched.solve(LONG, Never(), stop=criterion, warm_start=result.schedule)
         assert again.objective == result.objective
     assert optsched.solve(TOY, Never(), stop=Gap(0), warm_start=start).status == "optimal"
+
+
+def test_iterations_are_reproducible() -> None:
+    """`Iterations` is the limit of that name, to the engine too."""
+    one = optsched.solve(LONG, "dispatch", stop=Iterations(7), options={"search": True})
+    two = optsched.solve(LONG, "dispatch", iterations=7, options={"search": True})
+    assert one.schedule == two.schedule
