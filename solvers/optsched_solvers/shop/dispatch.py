@@ -24,12 +24,12 @@ from optsched_solvers.shop.rules import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.model.schedule import Problem, Rows, Schedule
+    from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
     from optsched.solving.solver import Support
 
-__all__ = ["INSERTION", "RULES", "Dispatch", "complete", "run"]
+__all__ = ["INSERTION", "RULES", "Dispatch", "run"]
 
 
 class Dispatch:
@@ -82,10 +82,3 @@ def checked_options(options: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     if not isinstance(search, bool):
         raise InputError(f"options.search: expected true or false, got {search!r:.60}")
     return tuple(rules), search
-
-
-def complete(graph: Schedule, partial: Rows) -> Schedule | None:
-    """Fill the operations that orders lack in (`optsched_solvers.shop.tabu.insertion.complete`)."""
-    from optsched_solvers.shop.tabu import insertion
-
-    return insertion.complete(graph, partial)

@@ -194,10 +194,3 @@ def test_as_a_rule_of_the_engine() -> None:
     rules = optsched.solve(shop, "dispatch", iterations=999, options=listed)
     both = optsched.solve(shop, "dispatch", iterations=999)
     assert both.objective == min(rules.objective, schedule.makespan)  # type: ignore[type-var]
-
-
-def test_dispatch_offers_completion() -> None:
-    """The same function under the name users look for."""
-    graph = shop_of(4, 3, 1).graph()
-    empty = Rows.of([[]] * graph.n_resources)
-    assert dispatch.complete(graph, empty) == complete(graph, empty)

@@ -14,7 +14,7 @@ from depth import seeds
 from test_neighbourhoods import shop, started
 
 import optsched
-from optsched import InputError, JobArray, JobShop, UnsupportedProblem, verify
+from optsched import InputError, JobArray, JobShop, Rows, Schedule, UnsupportedProblem, verify
 from optsched.model.graph import evaluate, scheduled
 from optsched.model.schedule import NO_DEADLINE
 from optsched.solving.limits import Limits
@@ -22,7 +22,9 @@ from optsched.solving.monitor import Monitor
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.random_problems import random_array, random_graph, random_shop
 from optsched_solvers.shop.tabu import solver as tabu
-from optsched_solvers.shop.tabu.solver import Tabu, polish
+from optsched_solvers.shop.tabu.arrays import order_of
+from optsched_solvers.shop.tabu.solver import Tabu
+from optsched_solvers.shop.tabu.walk import Walk
 
 FT10 = Path(__file__).parents[3] / "instances" / "jobshop" / "ft10.txt"
 
@@ -153,6 +155,14 @@ def test_a_target_ends_the_run_at_the_first_schedule_that_meets_it(
         found.append(optsched.solve(problem, Tabu(), iterations=20_000, seed=2, target=1000))
     assert found[0].schedule == found[1].schedule
     assert found[0].objective is not None and 951 < found[0].objective <= 1000
+
+
+def polish(graph: Schedule, sequences: Rows, moves: int, seed: int = 0) -> tuple[Rows, int]:
+    """The best orders of a short walk, those given included, and their makespan."""
+    walk = Walk(graph, seed)
+    walk.load(order_of(graph, sequences))
+    walk.run(moves)
+    return walk.best_sequences(), walk.best
 
 
 def test_better_schedules_of_others_become_elites() -> None:

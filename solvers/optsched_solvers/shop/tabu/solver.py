@@ -117,35 +117,6 @@ class Tabu:
         return Result("unknown")
 
 
-def polish(graph: Schedule, sequences: Rows, moves: int, seed: int = 0) -> tuple[Rows, int]:
-    """A short tabu walk.
-
-    Parameters
-    ----------
-    graph
-        At most one resource per operation, no deadlines.
-    sequences
-        Where it begins: acyclic orders within the memory.
-    moves
-        How many.
-    seed
-        Same seed and moves, same result.
-
-    Returns
-    -------
-    (sequences, makespan)
-        The best orders met, those given included.
-    """
-    from optsched_solvers.shop.tabu.walk import Walk
-
-    if graph.n_operations == 0:
-        return sequences, 0
-    walk = Walk(graph, seed)
-    walk.load(order_of(graph, sequences))
-    walk.run(moves)
-    return walk.best_sequences(), walk.best
-
-
 class _Search:
     """Walks between elites until the monitor says stop or the moves are used up."""
 
