@@ -51,8 +51,8 @@ def main() -> None:
         sys.exit(f"give --traces or OPTSCHED_TRACES: the folder with {TRACE}")
     print(machine("numpy", "numba"))
     path = Path(given.traces) / TRACE
+    agree = lines(read_trace(path, limit=2000))
     whole = read_trace(path)
-    agree = lines(whole[:2000])
     for seed in range(given.seeds + 1):
         first = random.Random(seed).randrange(len(whole) - given.jobs) if seed else 0
         for nodes in map(int, given.nodes.split(",")):

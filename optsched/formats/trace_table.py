@@ -14,12 +14,12 @@ from optsched.cluster.job_checks import CONTROL, MOST_GPUS
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import MAX_INTEGER, format_json, without_collector
-from optsched.io.values import format_value, integer, one_of
+from optsched.io.values import format_value, integer
 from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
@@ -48,7 +48,7 @@ class TraceTable:
     """Rows of the file by column, with what is needed to name a place in it."""
 
     def __init__(
-        self, path: Any, ignore_columns: bool, where: dict[str, str], rename: dict[str, str]
+        self, path: Any, ignore_columns: bool, where: dict[str, str], limit: int | None
     ) -> None:
         self.path = path
         text = read_text(path)
@@ -67,8 +67,7 @@ class TraceTable:
         if not rows:
             raise InputError(f"{path}: the file is empty; expected a header {','.join(COLUMNS)}")
         header, rows, self.row = rows[0], rows[1:], self.row[1:]
-        columns = self._renamed(header, rename)
-        self._check_header(columns, ignore_columns, where)
+        self._check_header(header, ignore_columns, where)
         bad = first(np.array([len(row) for row in rows], np.int64) != len(header))
         if bad is not None:
             raise InputError(
@@ -76,26 +75,19 @@ class TraceTable:
                 f"{len(header)}"
             )
         for key, wanted in where.items():
-            k = columns.index(key)
+            k = header.index(key)
             kept = np.array([row[k] == wanted for row in rows], np.bool_)
             self.row, rows = self.row[kept], [row for row in rows if row[k] == wanted]
+        if limit is not None:
+            rows = rows[: integer("limit", limit, 1)]
+            self.row = self.row[: len(rows)]
         if not rows:
             raise InputError(f"{path}: no jobs: there are no rows{' left' if where else ''}")
-        by_key = dict(zip(columns, zip(*rows, strict=True), strict=True))
+        by_key = dict(zip(header, zip(*rows, strict=True), strict=True))
         self.columns: dict[str, Sequence[str]] = {k: v for k, v in by_key.items() if k in _KNOWN}
 
-    def _renamed(self, header: list[str], rename: dict[str, str]) -> list[str | None]:
-        """The header with the meanings of columns as names; an empty one is skipped."""
-        for key, meaning in rename.items():
-            one_of(f"rename[{format_value(key)}]", meaning, (*_KNOWN, ""))
-            if key not in header:
-                raise InputError(f"{self.path}: row 1: column {format_json(key)} is missing")
-        return [(rename[key] or None) if key in rename else key for key in header]
-
-    def _check_header(self, header: list[str | None], ignore: bool, where: dict[str, str]) -> None:
+    def _check_header(self, header: list[str], ignore: bool, where: dict[str, str]) -> None:
         for key in header:
-            if key is None:
-                continue
             if header.count(key) > 1:
                 raise InputError(f"{self.path}: row 1: column {format_json(key)} is there twice")
             if key not in _KNOWN and key not in where and not ignore:
@@ -116,22 +108,18 @@ class TraceTable:
         name = format_json(self.columns["job_id"][i])
         return f"{self.path}: row {self.row[i]} (job {name}): {key}"
 
-    def reorder(self, order: list[int]) -> None:
-        """Bring the rows into another order."""
-        self.row = self.row[order]
-        self.columns = {k: [v[i] for i in order] for k, v in self.columns.items()}
-
-    def column(self, key: str) -> Sequence[str]:
-        """A column, empty cells if the file has none."""
-        return self.columns.get(key, ("",) * len(self.row))
-
-    def cells(self, key: str, read: Callable[[TraceTable, int, str], Any], empty: Any) -> list[Any]:
-        """What `read` makes of the cells of a column, and `empty` of empty ones."""
-        return [read(self, i, text) if text else empty for i, text in enumerate(self.column(key))]
+    def keep(self, kept: Any, otherwise: str) -> None:
+        """Leave out the other rows."""
+        if not kept.any():
+            raise InputError(f"{self.path}: {otherwise}")
+        if not kept.all():
+            chosen = np.flatnonzero(kept).tolist()
+            self.row = self.row[chosen]
+            self.columns = {k: [v[i] for i in chosen] for k, v in self.columns.items()}
 
     def texts(self, key: str) -> Sequence[str]:
         """A column of names: short, without control characters."""
-        column = self.column(key)
+        column = self.columns[key]
         long = max(column, key=len)
         if len(long) > _MAX_TEXT:
             self.refuse(column.index(long), key, f"longer than {_MAX_TEXT} characters")

@@ -84,7 +84,7 @@ def test_a_trace_by_hand(tmp_path: Path) -> None:
         "5.0,a,vc1,3,1e2,7\n7,b,,0,4,\n\n7,c,vc1,8,10,\n",
         "submit_time_s,job_id,type,num_gpus,duration_s,priority\n",
     )
-    w = read_trace(path, Nodes(1), rename={"type": "group"})
+    w = read_trace(path, Nodes(1), type_as="group")
     assert w.names == ("a", "b", "c") and w.submit.tolist() == [5, 7, 7]
     assert w.size.tolist() == [3, 0, 8]
     assert w.work.tolist() == [300 * WORK, 4 * WORK, 80 * WORK]
@@ -96,24 +96,21 @@ def test_a_trace_by_hand(tmp_path: Path) -> None:
 def test_options(tmp_path: Path) -> None:
     """Every option that changes what is read."""
     path = trace(tmp_path, "a,0,4,10,2,m\nb,3.25,16,20,,n\nc,5,1,,0.5,k\n")
-    share = {"priority": "weight"}
-    profile = {"k": Profile(7)}
-    rows = read_trace(path, time_unit="ms", rename=share, profiles=profile)
+    assert len(read_trace(path, limit=1)) == 1
+    kept = read_trace(path, time_unit="ms", largest=4, limit=2, type_as="template")
+    assert kept.names == ("a",) and kept.work.tolist() == [40_000 * WORK]
+    assert kept.templates == ("m",)
+    rows = read_trace(path, time_unit="ms", priority_as="weight", profiles={"k": Profile(7)})
     assert rows.weight.tolist() == [2.0, 1.0, 0.5] and rows.submit.tolist() == [0, 3250, 5000]
-    assert rows.work.tolist() == [40_000 * WORK, 320_000 * WORK, 7 * WORK]
-    assert rows.source.tolist() == ["m", "n", "k"] and rows.priority.tolist() == [50] * 3
-    one = trace(tmp_path, "a,0,4,10,2,m\n")
-    assert read_trace(one, rename={"type": "template"}).templates == ("m",)
-    everywhere = {"*": Profile(None, Amdahl(0.5), (1, 2, 4), 3)}
+    assert rows.work[2] == 7 * WORK
     law = Amdahl(0.5)
-    curved = read_trace(one, profiles=everywhere)
+    curved = read_trace(path, limit=1, speedup=law, sizes=[1, 2, 4])
     assert curved.rates_of(0).tolist() == [round(WORK * law.of(g)) for g in (1, 2, 4)]
     assert curved.work[0] == 10 * round(WORK * law.of(4))  # exactly its duration at its own size
-    cut = read_trace(one, profiles={"m": Profile(passes=3)})
+    cut = read_trace(path, limit=1, passes=3)
     assert cut.passes[0] == 3 and cut.pass_work[0] == 40 * WORK // 3 + 1
-    path = trace(tmp_path, "a,0,4,10,2,m\nb,3.25,16,20,,n\nc,5,1,,0.5,k\n")
     profiles = {"k": Profile(100, law, (1, 2)), "m": Profile(None, law, (2, 8))}
-    mixed = read_trace(path, profiles=profiles, rename={"priority": ""}, time_unit="ms")
+    mixed = read_trace(path, profiles=profiles, priority_as="ignored", time_unit="ms")
     assert [mixed.sizes_of(i).tolist() for i in range(3)] == [[2, 4, 8], [16], [1, 2]]
     wide = "run,job_id,submit_time_s,num_gpus,duration_s\n"
     two = trace(tmp_path, "x,a,0,1,5\ny,a,0,1,6\n", wide)
@@ -150,6 +147,7 @@ def test_options(tmp_path: Path) -> None:
         ("a,0,1e9,5,,\n", {}, "num_gpus"),
         ("a,0,two,5,,\n", {}, 'num_gpus: expected a number of GPUs, got "two"'),
         ("a,0,9,5,,\n", {"nodes": Nodes(1)}, "asks for 9 GPUs, but the cluster has 8"),
+        ("a,0,9,5,,\n", {"largest": 8}, "no job has at most 8 GPUs"),
         ("a,0,1,5,,\na,1,1,5,,\n", {}, "row 3 .*job_id: is also that of row 2"),
         (",0,1,5,,\n", {}, "row 2 .*job_id: empty"),
         (f"{'x' * 201},0,1,5,,\n", {}, "job_id: longer than 200"),
@@ -158,15 +156,15 @@ def test_options(tmp_path: Path) -> None:
         ("a,0,1,5,100,\n", {}, r"1\.\.99, got 100"),
         ("a,0,1,5,1.5,\n", {}, r"1\.\.99, got 1.5"),
         ("a,0,1,5,high,\n", {}, 'priority: expected a number, got "high"'),
-        ("a,0,1,5,0,\n", {"rename": {"priority": "weight"}}, "weight > 0, got 0"),
+        ("a,0,1,5,0,\n", {"priority_as": "weight"}, "weight > 0, got 0"),
         ("a,0,1,5\n", {}, "row 2: has 4 fields, the header has 6"),
         ("a,0,1,5,,,\n", {}, "row 2: has 7 fields"),
         ('a,0,1,5,,"x\n', {}, "not valid CSV"),
-        ("a,0,1,5,,\n", {"profiles": {"k": Profile(passes=0)}}, "passes"),
+        ("a,0,1,5,,\n", {"limit": 0}, "limit"),
+        ("a,0,1,5,,\n", {"passes": 0}, "passes"),
         ("a,0,1,5,,\n", {"time_unit": "h"}, "time_unit"),
-        ("a,0,1,5,,\n", {"rename": {"type": "kind"}}, r'rename\["type"\]: expected one of'),
-        ("a,0,1,5,,\n", {"rename": {"kind": "type"}}, '"kind" is missing'),
-        ("a,0,1,5,,\n", {"profiles": {"*": Profile(sizes=(2, 1))}}, "sizes: expected ascending"),
+        ("a,0,1,5,,\n", {"type_as": "kind"}, "type_as"),
+        ("a,0,1,5,,\n", {"sizes": [2, 1]}, "sizes: expected ascending"),
         ("a,0,1,5,,\n", {"where": {"type": "z"}}, "no rows left"),
         ("a,0,1,5,,\n", {"where": {"kind": "z"}}, '"kind" is missing'),
         ("a,0,1,5,,\n", {"profiles": {"k": 3}}, "expected a Profile"),
@@ -269,9 +267,7 @@ def elastic(draw: st.DrawFn) -> Workload:
 def test_elastic_round_trip(tmp_path: Path, workload: Workload) -> None:
     """Every column that a trace may have."""
     write_trace(workload, tmp_path / "x.csv")
-    again = read_trace(
-        tmp_path / "x.csv", time_unit=workload.time_unit, profiles={"*": Profile(None, LAW)}
-    )
+    again = read_trace(tmp_path / "x.csv", time_unit=workload.time_unit, speedup=LAW)
     assert again == workload.changed(name="x.csv")
 
 
@@ -291,14 +287,14 @@ def test_more_columns_by_hand(tmp_path: Path) -> None:
         "d,0,8,10,,,,1e-3,v,0,,k,one,\n"
         "e,0,0,10,0,,,,,,,,one,\n",
     )
-    w = read_trace(path, profiles={"*": Profile(sizes=(1, 8), passes=3)})
+    w = read_trace(path, passes=3, sizes=[1, 8], type_as="source")
     assert [w.sizes_of(i).tolist() for i in range(5)] == [[1, 2, 4], [2, 3], [3, 4], [1, 8], [0]]
     assert w.work.tolist() == [n * 10 * WORK for n in (2, 3, 3, 8, 1)]
     assert w.weight.tolist() == [2.5, 1, 1, 1e-3, 1] and w.passes.tolist() == [7, 3, 3, 3, 3]
     assert [w.groups[g].name for g in w.group] == ["u", "u", "", "v", ""]
     assert w.preemptible.tolist() == [False, True, True, False, True]
     assert w.templates == ("k", "m") and w.template.tolist() == [1, -1, 1, 0, -1]
-    assert read_trace(path, sort=True).sizes_of(0).tolist() == [1, 2, 4]
+    assert read_trace(path, sort=True, limit=2).sizes_of(0).tolist() == [1, 2, 4]
 
 
 @pytest.mark.parametrize(
@@ -346,10 +342,10 @@ def test_what_clashes(tmp_path: Path) -> None:
         read_trace(path)
     assert len(read_trace(path, ignore_columns=True)) == 2
     assert read_trace(path, where={"workload": "y"}).names == ("b",)
-    with pytest.raises(InputError, match=r'column "group" is there twice'):
-        read_trace(path, ignore_columns=True, rename={"workload": "group"})
-    with pytest.raises(InputError, match=r'column "weight" is there twice'):
-        read_trace(path, ignore_columns=True, rename={"priority": "weight"})
+    with pytest.raises(InputError, match=r"type_as: .* has a column group"):
+        read_trace(path, ignore_columns=True, type_as="group")
+    with pytest.raises(InputError, match=r"priority_as: .* has a column weight"):
+        read_trace(path, ignore_columns=True, priority_as="weight")
     with pytest.raises(InputError, match=r"t.csv:3: a NUL byte"):
         read_trace(trace(tmp_path, "a,0,1,5,,\nb\0,0,1,5,,\n"))
     with pytest.raises(InputError, match="job_id: control characters"):
@@ -391,12 +387,11 @@ TRACES = os.environ.get("OPTSCHED_TRACES")
 def test_published_traces() -> None:
     """The Philly, Gavel and openb files, as they are."""
     base = Path(str(TRACES))
-    full = read_trace(base / "philly_full.csv")
-    full = full.take(full.size <= 64)
+    full = read_trace(base / "philly_full.csv", Nodes(64), largest=64)
     assert 82_000 < len(full) < 82_300 and full.size.max() == 64
-    week = read_trace(base / "philly_week_2017-10-09.csv", rename={"type": "group"})[:2000]
+    week = read_trace(base / "philly_week_2017-10-09.csv", limit=2000, type_as="group")
     assert len(week) == 2000 and len(week.groups) > 3
-    gavel = read_trace(base / "gavel_max_min_fairness.csv", rename={"priority": "weight"})
+    gavel = read_trace(base / "gavel_max_min_fairness.csv", priority_as="weight")
     assert len(gavel) == 96
     with pytest.raises(InputError, match="jobs that share a GPU"):
         read_trace(base / "openb_pods.csv")
