@@ -2,7 +2,7 @@
 
 **Tails include the operation's own duration** here, as in every kernel of this package:
 ``tail = duration + delivery time``. `optsched.model.bounds.jackson_preemptive`, in Python, takes
-thedelivery time *without* the duration, as Carlier (1982) and Pinedo do. Mixing the two is the
+the delivery time *without* the duration, as Carlier (1982) and Pinedo do. Mixing the two is the
 classic mistake: it gives bounds above the optimum.
 """
 
