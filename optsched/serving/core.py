@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numba import from_dtype, types
@@ -16,11 +16,9 @@ from numba import from_dtype, types
 from optsched.errors import InputError
 from optsched.io.values import integer
 from optsched.kernels.compile import INT, helper
+from optsched.problems.routing import Contention, Routing
 from optsched.problems.routing.checks import milliseconds, non_negative
 from optsched.problems.routing.plan import SLOTS
-
-if TYPE_CHECKING:
-    from optsched.problems.routing import Routing
 
 KEYS: Final = 63
 """Pairs (segment, width) with a queue at most: bits of an integer."""
@@ -167,10 +165,8 @@ def new_core(problem: Routing, blocks: int, settings: Settings) -> Core:
         row["vram"], row["launch"] = round(one.vram_mb * 1000), launch
         row["load_time"] = round((one.load_ms or 0) * 1e6)
         row["saturation"] = one.sat_mmac or 0.0
-        rule = one.contention
-        row["knee"] = math.inf
-        if rule is not None:
-            row["knee"], row["below"], row["above"] = rule.knee, rule.below, rule.above
+        rule = one.contention or Contention(math.inf, 0.0, 0.0)
+        row["knee"], row["below"], row["above"] = rule.knee, rule.below, rule.above
         row["idle_w"] = row["watts"] = one.idle_w
         row["peak_w"], row["wake"] = one.peak_w, NEVER
     block = np.zeros(blocks, BLOCK)
