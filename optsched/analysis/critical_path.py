@@ -36,7 +36,7 @@ def critical_path(schedule: Schedule) -> list[int]:
         (a gap: measured histories have them). Of a periodic schedule: the operations of one
         critical cycle, whose links are tight all the way round. If there is none, the period is
         longer than its orders need, and the cycle is the one that would hold up a shorter period
-        (`optsched.analysis.rolling.critical_cycle`); ``[]`` where orders allow no period at all.
+        (`optsched.kernels.cycle_ratio.cycle_time`); ``[]`` where orders allow no period at all.
 
     Raises
     ------
@@ -153,9 +153,11 @@ def _chain(
 
 def _slack_cycle(schedule: Schedule) -> list[int]:
     """The critical cycle of the orders alone; [] if they contradict each other."""
-    from optsched.analysis.rolling import critical_cycle  # compiled: only for those who need it
+    from optsched.kernels.cycle_ratio import cycle_time  # compiled: only for those who need it
 
+    if schedule.sequences is None:
+        return []
     try:
-        return critical_cycle(schedule)
+        return cycle_time(schedule, schedule.sequences, schedule.offset).critical
     except InputError:
         return []

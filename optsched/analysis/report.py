@@ -86,11 +86,6 @@ class Report:
     path_is_complete: bool
     least_period: int | None
 
-    @property
-    def path_operations(self) -> list[int]:
-        """Operation ids on the critical path."""
-        return [step.operation for step in self.critical_path]
-
 
 def report(schedule: Schedule) -> Report:
     """Summarise a schedule, one-shot or periodic.

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.errors import InputError
-from optsched.kernels.cycle_ratio import CycleTime, cycle_arcs, cycle_time, lower_starts
+from optsched.kernels.cycle_ratio import cycle_arcs, cycle_time, lower_starts
 from optsched.model.schedule import Objective, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from optsched.kernels.cycle_ratio import CycleTime
     from optsched.model.schedule import IntArray, Schedule
 
 
@@ -69,23 +69,6 @@ def rolling(
     )
 
 
-def critical_cycle(schedule: Schedule) -> list[int]:
-    """Operations on a cycle that keeps the period of a periodic schedule from being shorter.
-
-    Their durations, lags and setups add up to more than ``period - 1`` for every cycle that they
-    span, if the schedule's period is the least one of its orders; else they say what the least is.
-
-    Raises
-    ------
-    InputError
-        The schedule has no period or no orders.
-    """
-    if schedule.period is None or schedule.sequences is None:
-        lack = "period" if schedule.period is None else "orders"
-        raise InputError(f"critical_cycle: the schedule has no {lack}")
-    return cycle_time(schedule, schedule.sequences, schedule.offset).critical
-
-
 def _compact(graph: Schedule, sequences: Rows, offset: IntArray, found: CycleTime) -> IntArray:
     """Starts with the same ends of iterations, before which all else begins as late as it can."""
     tail, head, _, distance = graph.arcs
@@ -120,6 +103,3 @@ def _rotated(rows: Rows, turns: IntArray) -> Rows:
             at = int(np.argmax(turns[row] != turns[row[0]]))
             ids[rows.indptr[r] : rows.indptr[r + 1]] = np.roll(row, -at)
     return Rows(rows.indptr, ids)
-
-
-__all__ = ["CycleTime", "critical_cycle", "rolling"]

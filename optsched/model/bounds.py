@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optsched.model.graph import Evaluation, describe, evaluate
+from optsched.model.memory_bounds import energy_bound, paths_from
 from optsched.model.schedule import NO_DEADLINE, IntArray, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-class Holding(NamedTuple):
-    """Bytes that stay on a resource from the start of one operation to the end of another."""
-
-    resource: int
-    size: int
-    first: int
-    last: int
-    """The operation that frees them; -1 if nobody does."""
 
 
 def makespan_bound(graph: Schedule) -> int:
@@ -37,7 +28,8 @@ def makespan_bounds(graph: Schedule) -> dict[str, int]:
     dict
         ``chain``: longest path of the arcs. ``load``: per resource least head + load (with the
         setups that nobody can avoid) + least tail. ``one_machine``: Jackson's preemptive schedule
-        per resource, durations lengthened by unavoidable setups. ``energy``: memory x time.
+        per resource, durations lengthened by unavoidable setups. ``energy``: memory x time, and
+        what fits together (`optsched.model.memory_bounds`).
     """
     paths = evaluate(graph)
     loss = setup_loss(graph)
@@ -150,64 +142,6 @@ def setup_loss(graph: Schedule) -> list[IntArray]:
     return losses
 
 
-def holdings(graph: Schedule) -> list[Holding]:
-    """Who holds how many bytes for how long: acquired bytes matched with who frees them.
-
-    Within one (job, micro-batch, iteration, stage, resource) bytes are freed in the order in which
-    they were acquired, by operation id. What nobody frees is held to the end (`last` = -1).
-    """
-    found: list[Holding] = []
-    groups: dict[tuple[int, ...], list[int]] = {}
-    touching = np.flatnonzero((graph.acquire > 0) | (graph.free > 0)).tolist()
-    labels = np.stack([graph.job, graph.microbatch, graph.iteration, graph.stage], axis=1).tolist()
-    for i in touching:
-        for r in graph.op_resources[i].tolist():
-            groups.setdefault((*labels[i], r), []).append(i)
-    for key, operations in groups.items():
-        held: list[list[int]] = []  # [bytes, operation], oldest first
-        for i in operations:
-            if graph.acquire[i]:
-                held.append([int(graph.acquire[i]), i])
-            given_back = int(graph.free[i])
-            while given_back and held:
-                part = min(given_back, held[0][0])
-                found.append(Holding(key[-1], part, held[0][1], i))
-                given_back -= part
-                held[0][0] -= part
-                if not held[0][0]:
-                    held.pop(0)
-        found.extend(Holding(key[-1], size, i, -1) for size, i in held)
-    return found
-
-
-def frees_in_order(
-    graph: Schedule, r: int, held: Sequence[Holding], reach: dict[int, dict[int, int]]
-) -> bool:
-    """Whether all bytes freed on r are freed by someone who must come after who took them.
-
-    Only then are holdings more than labels: else another order of operations may free bytes sooner
-    than their `Holding` says, and no residence may be counted on.
-
-    Parameters
-    ----------
-    graph, r
-        The resource in question.
-    held
-        `holdings` of the graph.
-    reach
-        `paths_from` of operations looked at so far; grows.
-    """
-    freed = [h for h in held if h.resource == r and h.last >= 0]
-    if sum(h.size for h in freed) != int(graph.free[graph.users[r]].sum()):
-        return False
-    for h in freed:
-        if h.first not in reach:
-            reach[h.first] = paths_from(graph, h.first)
-        if h.last not in reach[h.first]:
-            return False
-    return True
-
-
 def infeasibility(graph: Schedule) -> str:
     """Why no schedule of this graph can exist, as a sentence; ``""`` if none is easily seen."""
     if (graph.deadline != NO_DEADLINE).any():
@@ -283,70 +217,3 @@ def _chain_waits(graph: Schedule, r: int) -> IntArray:
                 wait = 0
         waits.append(max(0, wait))
     return np.array(waits, np.int64)
-
-
-def paths_from(graph: Schedule, source: int) -> dict[int, int]:
-    """Longest start-to-start path from source to everything behind it."""
-    indptr, other, weight = _successor_lists(graph)
-    order: list[int] = []
-    seen = {source}
-    stack = [(source, indptr[source])]
-    while stack:  # depth first, post-order
-        i, edge = stack.pop()
-        if edge == indptr[i + 1]:
-            order.append(i)
-            continue
-        stack.append((i, edge + 1))
-        if other[edge] not in seen:
-            seen.add(other[edge])
-            stack.append((other[edge], indptr[other[edge]]))
-    far = {source: 0}
-    for i in reversed(order):
-        for edge in range(indptr[i], indptr[i + 1]):
-            far[other[edge]] = max(far.get(other[edge], 0), far[i] + weight[edge])
-    return far
-
-
-def _successor_lists(graph: Schedule) -> tuple[list[int], ...]:
-    """`Schedule.successors` as lists, kept with the graph: converting them takes O(arcs)."""
-    kept: tuple[list[int], ...] | None = graph.__dict__.get("_successor_lists")
-    if kept is None:
-        kept = tuple(column.tolist() for column in graph.successors)
-        graph.__dict__["_successor_lists"] = kept
-    return kept
-
-
-def energy_bound(graph: Schedule, paths: Evaluation | None = None) -> int:
-    """Per capped resource: least head + bytes x shortest residence / memory + least tail.
-
-    Parameters
-    ----------
-    graph
-        The disjunctive graph.
-    paths
-        `evaluate` of the graph, if known.
-    """
-    if not graph.memory.any():
-        return 0
-    head, tail = (evaluate(graph) if paths is None else paths)[:2]
-    work = np.zeros(graph.n_resources, object)
-    first: dict[int, int] = {}
-    last: dict[int, int] = {}
-
-    def hold(r: int, size: int, i: int, k: int, residence: int) -> None:
-        work[r] += size * residence
-        behind = int(tail[k] - graph.duration[k])
-        first[r] = min(first.get(r, int(head[i])), int(head[i]))
-        last[r] = min(last.get(r, behind), behind)
-
-    reach: dict[int, dict[int, int]] = {}
-    held = [h for h in holdings(graph) if graph.memory[h.resource]]
-    sound = {r for r in {h.resource for h in held} if frees_in_order(graph, r, held, reach)}
-    for r, size, i, k in held:
-        if r in sound and k >= 0:
-            hold(r, size, i, k, reach[i][k] + int(graph.duration[k]))
-    for i in np.flatnonzero(graph.workspace).tolist():
-        for r in graph.op_resources[i].tolist():
-            if graph.memory[r]:
-                hold(r, int(graph.workspace[i]), i, i, int(graph.duration[i]))
-    return max((first[r] + -(-work[r] // int(graph.memory[r])) + last[r] for r in first), default=0)

@@ -38,20 +38,16 @@ def normalise(raw: Schedule) -> dict[str, Any]:
     n = len(duration)
     values: dict[str, Any] = {"duration": duration, "resources": _resources(raw.resources)}
     for key in COLUMNS:
-        if key in values or key in ("kind", "deadline"):
-            continue
-        given = getattr(raw, key)
-        values[key] = _counts(key, np.zeros(n, np.int64) if given is None else given, n)
-    values["deadline"] = _deadline(raw.deadline, n)
-    values["kind"] = _kinds(raw.kind, n)
+        given, absent = getattr(raw, key), NO_DEADLINE if key == "deadline" else 0
+        if key == "kind":
+            values[key] = _kinds(given, n)
+        elif key != "duration":
+            values[key] = _counts(key, np.full(n, absent) if given is None else given, n)
     values["op_resources"] = _op_resources(raw.op_resources, n, len(values["resources"]))
     _no_memory_without_resource(values)
     values["arcs"] = _arcs(raw.arcs, duration, raw.period is not None)
-    values["time_unit"], values["name"] = raw.time_unit, label("name", raw.name)
-    if raw.time_unit not in TIME_UNITS:
-        raise InputError(
-            f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {format_value(raw.time_unit)}"
-        )
+    values["name"] = label("name", raw.name)
+    values["time_unit"] = one_of("time_unit", raw.time_unit, TIME_UNITS)
     _check_period(raw.period, values)
     _check_sums(values)
     return values
@@ -90,25 +86,23 @@ def _first(bad: npt.NDArray[np.bool_]) -> int | None:
     return int(np.argmax(bad)) if bad.any() else None
 
 
-def _counts(key: str, given: Any, n: int | None = None) -> IntArray:
-    """An array of integers in 0..2^53, one per operation."""
+def _column(key: str, given: Any, n: int) -> IntArray:
     array = _frozen(key, given)
-    if n is not None and len(array) != n:
+    if len(array) != n:
         raise InputError(f"{key}: expected {n} values, one per operation, got {len(array)}")
-    if (i := _first(array < 0)) is not None:
-        raise InputError(f"operations[{i}].{key}: expected an integer >= 0, got {array[i]}")
-    if (i := _first(array > MAX_INTEGER)) is not None:
-        raise InputError(f"operations[{i}].{key}: expected an integer <= 2^53, got {array[i]}")
     return array
 
 
-def _deadline(given: Any, n: int) -> IntArray:
-    array = _frozen("deadline", np.full(n, NO_DEADLINE) if given is None else given)
-    if len(array) != n:
-        raise InputError(f"deadline: expected {n} values, one per operation, got {len(array)}")
-    bad = (array < 0) | ((array > MAX_INTEGER) & (array != NO_DEADLINE))
-    if (i := _first(bad)) is not None:
-        raise InputError(f"operations[{i}].deadline: expected 0..2^53, got {array[i]}")
+def _counts(key: str, given: Any, n: int | None = None) -> IntArray:
+    """An array of integers in 0..2^53, one per operation."""
+    array = _frozen(key, given) if n is None else _column(key, given, n)
+    if (i := _first(array < 0)) is not None:
+        raise InputError(f"operations[{i}].{key}: expected an integer >= 0, got {array[i]}")
+    beyond = array > MAX_INTEGER
+    if key == "deadline":
+        beyond &= array != NO_DEADLINE
+    if (i := _first(beyond)) is not None:
+        raise InputError(f"operations[{i}].{key}: expected an integer <= 2^53, got {array[i]}")
     return array
 
 
@@ -273,9 +267,7 @@ def _sequences(given: Any, n: int, resources: tuple[Resource, ...]) -> Rows:
 
 
 def _starts(given: Any, n: int, period: int | None) -> IntArray:
-    start = _frozen("starts", given)
-    if len(start) != n:
-        raise InputError(f"starts: expected {n} values, one per operation, got {len(start)}")
+    start = _column("starts", given, n)
     limit = MAX_INTEGER if period is None else period - 1
     if (i := _first((start < 0) | (start > limit))) is not None:
         legal = "0..2^53" if period is None else f"0..{limit} (below the period)"

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, check_format, decode, parse, without_collector
+from optsched.io.strict_json import MAX_INTEGER, decode_document, parse, placed, without_collector
 from optsched.model.schedule import MAX_KIND, NO_DEADLINE, Arcs, Objective, Resource, Rows, Schedule
 
 FORMAT = "optsched.schedule/1"
@@ -90,13 +89,9 @@ def read(text: str, name: str = "schedule") -> Schedule:
 
 def from_tree(tree: Any, name: str) -> Schedule:
     """Read a schedule from parsed JSON; see `read`."""
-    check_format(tree, FORMAT, name)
-    document = decode(tree, _Document, name)
-    try:
+    document = decode_document(tree, _Document, FORMAT, name)
+    with placed(f"{name}: "):
         return _schedule(document)
-    except InputError as error:
-        error.args = (f"{name}: {error.args[0]}",)
-        raise
 
 
 def write(schedule: Schedule) -> bytes:

@@ -108,6 +108,17 @@ def scheduled(
     return graph.with_orders(sequences, found.head, objective, provenance)
 
 
+def machine_orders(graph: Schedule, operations: IntArray) -> Rows:
+    """One order of all operations, cut into the order on each resource.
+
+    Every operation holds at most one resource; those that hold none are left out.
+    """
+    resource = graph.single_resource[operations]
+    used = operations[resource >= 0]
+    order = np.argsort(resource[resource >= 0], kind="stable")
+    return Rows(graph.users.indptr, used[order])
+
+
 def check_permutations(graph: Schedule, sequences: Rows) -> None:
     """Refuse orders that do not hold exactly the users of each resource, once."""
     if len(sequences) != graph.n_resources:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from optsched.errors import CyclicOrder, InputError
+from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
 
 if TYPE_CHECKING:
@@ -263,14 +263,9 @@ class Problem(ABC):
         Raises
         ------
         InputError
-            The schedule belongs to another graph (both hashes are named), or has no starts.
+            The schedule belongs to another instance, or has no starts.
         """
-        graph = self.graph()
-        if not graph.same_graph(schedule):
-            raise InputError(
-                f"the schedule belongs to another instance: its graph has sha-256 "
-                f"{schedule.sha256[:12]}, expected {graph.sha256[:12]} ({self.name or 'unnamed'})"
-            )
+        self.check_own(schedule)
         return schedule.makespan
 
     def describe(self, objective: int) -> str:
@@ -601,9 +596,3 @@ def _frozen(name: str, values: npt.ArrayLike) -> IntArray:
         array = np.array(array, dtype=np.int64, order="C")
         array.flags.writeable = False
     return array
-
-
-__all__ = [
-    "COLUMNS", "MAX_KIND", "NO_DEADLINE", "STATUSES", "TIME_UNITS", "Adjacency", "Arcs",
-    "CyclicOrder", "IntArray", "Objective", "Resource", "Rows", "Schedule",
-]  # fmt: skip

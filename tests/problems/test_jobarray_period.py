@@ -1,4 +1,4 @@
-"""Job arrays that repeat: the graph of a cycle, bounds, multiplicities, what the paper settles."""
+"""Job arrays that repeat: the graph of a cycle, bounds, multiplicities, reports."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rolling_problems import random_rolling
 
 from optsched import InputError, JobArray, verify
 from optsched.analysis.rolling import rolling
 from optsched.model.graph import scheduled
 from optsched.solving.solution import PeriodicOrders
 from optsched.testing.brute_force import best_makespan, best_period
+from optsched.testing.random_problems import random_rolling
 
 if TYPE_CHECKING:
     from random import Random
@@ -57,27 +57,6 @@ def test_the_barrier_is_no_faster(rng: Random) -> None:
         assert array.infeasibility()
         return
     assert array.lower_bound() <= best <= max(1, makespan + int(array.switch.max()))
-
-
-@pytest.mark.parametrize("switch", [0, 2])
-def test_doubling_all_multiplicities_is_no_worse(switch: int) -> None:
-    """Twice as many iterations in at most twice the time."""
-    array = JobArray([[2], [1]], [[1], [2]], switch=switch, objective="period")
-    once = best_period(array.graph())
-    twice = best_period(array.replace(multiplicity=2).graph())
-    assert once is not None and twice is not None and twice <= 2 * once
-
-
-def test_deleting_a_job_raises_nothing() -> None:
-    """The others keep their order, and the period does not grow."""
-    array = JobArray([[2, 3], [4, 1], [1, 1]], [[3, 4], [2, 2], [2, 3]], objective="period")
-    plan = rolling(array.graph(), array.graph().users)
-    for job in range(3):
-        left = [i for i in range(12) if i // 4 != job]
-        number = {i: k for k, i in enumerate(left)}
-        rows = [[number[i] for i in row if i in number] for row in plan.sequences.to_lists()]  # type: ignore[union-attr]
-        period = array.without(job).evaluate_orders(rows, plan.offset[left])
-        assert plan.period is not None and period <= plan.period
 
 
 def test_answers_there_and_back() -> None:

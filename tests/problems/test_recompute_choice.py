@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from depth import depth
+from random_shops import random_choice
 
 import optsched
 from optsched import JobArray, UnsupportedProblem, verify
@@ -19,7 +20,6 @@ from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing import best_makespan
 from optsched.testing.brute_force import best_period
-from optsched.testing.random_problems import random_choice
 from optsched_solvers.shop import recompute_choice
 from optsched_solvers.shop.dispatch import Dispatch
 
@@ -58,14 +58,6 @@ def test_the_best_of_all_choices() -> None:
         assert concrete.graph().same_graph(schedule) and concrete.evaluate(schedule) == best
         chosen.add(tuple(recompute))
     assert {True, False} <= {flag for choice in chosen for flag in choice}
-
-
-def test_few_choices_are_proved() -> None:
-    """One job: both ways are solved, so that the better one is proved."""
-    array = JobArray([[3, 4]], [[5, 2]], recompute=3, activation=4, checkpoint=1, micro_batches=4,
-                     memory=[4, 4], recompute_mode="choose")  # fmt: skip
-    result = optsched.solve(array, "auto", time_limit=600, workers=1)
-    assert result.status == "optimal" and result.objective == optimum_of_choices(array)
 
 
 def test_same_seed_same_choice() -> None:
@@ -167,27 +159,6 @@ def test_others_refuse(solver: str) -> None:
         optsched.solve(random_choice(Random(1)), solver, iterations=1)
 
 
-def test_the_period_of_the_best_choice() -> None:
-    """Rolling arrays: a verified cycle that says what it chose, no worse than either extreme."""
-    for seed in range(3):
-        array = random_choice(Random(seed), jobs=3).with_objective("period")
-        result = optsched.solve(array, "auto", iterations=300, workers=1)
-        if result.schedule is None:
-            assert result.status == "infeasible"
-            continue
-        assert verify(result.schedule) == [] and result.schedule.period == result.objective
-        recompute = result.schedule.provenance["recompute"]
-        concrete = array.replace(recompute_mode=recompute)
-        assert concrete.evaluate(result.schedule) == result.objective
-        assert array.lower_bound() <= concrete.lower_bound() <= result.objective
-        answer = array.answer(result.schedule)
-        assert array.evaluate(array.scheduled(answer)) == result.objective
-        for way in ("never", "always"):
-            if not array.replace(recompute_mode=way).infeasibility():
-                rule = optsched.solve(array.replace(recompute_mode=way), "dispatch", iterations=20)
-                assert rule.objective is None or result.objective <= rule.objective
-
-
 @pytest.mark.parametrize("objective", ["makespan", "period"])
 def test_never_worse_than_the_extremes(objective: str) -> None:
     """Both extremes are searched with the same iterations, unless bounds rule them out."""
@@ -214,28 +185,6 @@ def test_mixed_choices_are_found() -> None:
     assert 0 < sum(result.schedule.provenance["recompute"]) < array.n_jobs
     for way in ("never", "always"):
         assert result.objective < array.replace(recompute_mode=way).lower_bound()
-
-
-def test_extremes_are_searched() -> None:
-    """However bad their quick answers are, unless their bound says that they are worse."""
-
-    class Recorder(Dispatch):
-        def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-            searched.append(problem)
-            return super().solve(problem, limits, monitor)
-
-    for seed in range(6):
-        searched: list[Problem] = []
-        array = random_choice(Random(seed), jobs=6, micro_batches=2)
-        monitor, limits = Monitor(Limits(iterations=1)), Limits(iterations=1)
-        recompute_choice.solve(Recorder(), Dispatch(), array, limits, monitor)
-        must, never = settled(array)
-        for way in (must, ~never):
-            alone = array.replace(recompute_mode=way.tolist())
-            assert monitor.objective is not None
-            known = any(p.sha256 == alone.sha256 for p in searched if isinstance(p, JobArray))
-            bound = tradeoff(array, must, never).bound(way)
-            assert known or max(bound, alone.lower_bound()) >= monitor.objective, (seed, way)
 
 
 def test_a_refuted_bound_of_one_choice_costs_no_schedule() -> None:

@@ -52,25 +52,6 @@ def test_bound_of_one_and_schedule_of_another_end_the_race() -> None:
     assert not monitor.interrupted
 
 
-def test_engine_sees_what_others_found() -> None:
-    """State is shared both ways; only the order to stop is the race's own."""
-    monitor = _monitor()
-    race = Race(monitor)
-    seen: list[int | None] = []
-    ready = threading.Event()
-
-    def reader(lap: Monitor) -> Result:
-        ready.wait(60)
-        seen.append(lap.objective)
-        return Result("unknown")
-
-    race.enter(reader)
-    monitor.incumbent(ROWS, 3, "outside")
-    ready.set()
-    race.finish()
-    assert seen == [3]
-
-
 def test_failure_stops_the_others_and_comes_out() -> None:
     """No thread is left behind, and the error is not lost."""
     race = Race(_monitor(60))
@@ -104,18 +85,6 @@ def test_proof_of_infeasibility_ends_the_race_without_interrupting() -> None:
     assert race.finish().reason == "no room"
     assert not monitor.interrupted
     assert monitor.elapsed < 30
-
-
-def test_race_ends_when_all_engines_have() -> None:
-    """Engines that give up do not make the caller wait for the limit."""
-    race = Race(_monitor(60))
-    race.enter(lambda lap: None)
-    race.enter(lambda lap: Result("unknown"))
-    begun = time.perf_counter()
-    while race.wait(0.01):
-        pass
-    assert race.finish().status == "unknown"
-    assert time.perf_counter() - begun < 30
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -15,8 +15,8 @@ from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError
 from optsched.io.files import read_bytes
 from optsched.io.strict_json import (
-    check_format,
     decode,
+    decode_document,
     format_json,
     lines,
     nested,
@@ -100,8 +100,7 @@ def from_tree(tree: Any, name: str) -> GpuPlacement:
     InputError
         With the path in the document, the rule and the value.
     """
-    check_format(tree, FORMAT, name)
-    found = decode(tree, _Document, name)
+    found = decode_document(tree, _Document, FORMAT, name)
 
     model = _model(found.model, name)
     state = state_document.from_tree(found.state, model.cluster, f"{name}: state")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -21,11 +22,13 @@ from optsched.bandwidth.ends import End, measured_only
 from optsched.bandwidth.feasibility import impossible
 from optsched.bandwidth.model import BandwidthModel
 from optsched.bandwidth.policy import Policy, check_rules, share_of
+from optsched.bandwidth.ranks import hostfile, rank_order, visible_devices
 from optsched.bandwidth.rates import MOST, shown
 from optsched.bandwidth.state import ClusterState, Job
 from optsched.errors import InputError
 from optsched.io.values import integer, label, one_of
 from optsched.model.schedule import Problem, Rows, Schedule
+from optsched.problems.gpus.checks import Request, check_requests, faults_of
 
 if TYPE_CHECKING:
     import os
@@ -33,20 +36,11 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.cluster import Cluster
     from optsched.bandwidth.tables import CountTables
-    from optsched.problems.gpus.choice import DispatchChoice
 
 ON_UNMEASURED: Final = ("predict", "robust", "measured")
 OBJECTIVES: Final = ("sum", "max_min")
 RATIO: Final = 10**9
 """The objective ``"max_min"`` counts in parts of this."""
-
-
-class Request(NamedTuple):
-    """One of several requests that are decided together."""
-
-    name: str
-    gpus: int
-    policy: Policy = Policy()
 
 
 @dataclass(frozen=True)
@@ -151,7 +145,7 @@ class GpuPlacement(Problem):
         rule = contention or Contention()
         if rule.pooled:
             state = state.pooled()
-        _check_requests(state, wanted)
+        check_requests(state, wanted)
         values: dict[str, Any] = {
             "state": state, "model": model, "requests": wanted, "contention": rule,
             "traffic": traffic, "seed": integer("seed", seed, 0, 2**31 - 1),
@@ -213,10 +207,7 @@ class GpuPlacement(Problem):
             return True
         if self.max_regret is None or self.on_unmeasured == "measured":
             return False
-        from optsched.problems.gpus.choice import choice_of_problem
-
-        trusting = self.changed(max_regret=None)
-        choice = choice_of_problem(trusting)
+        choice = self.changed(max_regret=None)._best_choice()
         if choice is None or choice.regret is None:
             return False
         return choice.regret > self.max_regret * choice.bandwidth
@@ -235,23 +226,15 @@ class GpuPlacement(Problem):
 
     def changed(self, **fields: Any) -> GpuPlacement:
         """The same problem with other fields."""
-        kept: dict[str, Any] = {
-            key: getattr(self, key)
-            for key in (
-                "requests", "contention", "traffic", "seed", "tolerance", "on_unmeasured",
-                "max_regret", "objective", "name",
-            )
-        }  # fmt: skip
-        unknown = set(fields) - {*kept, "state", "model", "gpus", "policy"}
+        kept: dict[str, Any] = {one.name: getattr(self, one.name) for one in dataclass_fields(self)}
+        unknown = set(fields) - {*kept, "gpus", "policy"}
         if unknown:
             raise InputError(f"changed: there is no field {min(unknown)!r:.60}")
         kept.update(fields)
-        state = kept.pop("state", self.state)
-        model = kept.pop("model", self.model)
         kept["contention"] = replace(kept["contention"], pooled=False)  # the state is already
         if "gpus" in kept:
             kept.pop("requests")
-        return GpuPlacement(state, model, **kept)
+        return GpuPlacement(**kept)
 
     # judging
 
@@ -274,21 +257,35 @@ class GpuPlacement(Problem):
             found.append(share(self.judged_by, state, gpus, wanted, self.contention))
         return found
 
+    def best(self, policy: Policy | None, k: int | None = None, *, ties: bool = False) -> Any:
+        """The best `bandwidth.ask.Choice` by counts for k under a policy; None without tables."""
+        from optsched.bandwidth.ask import ask
+
+        size = self.k if k is None else k
+        if self.tables is None or not 1 <= size <= len(self.state.free):
+            return None
+        return ask(
+            self.tables, self.state.masks, self.state.held, self.demands, size, policy,
+            self.contention, ties=ties, tolerance=self.tolerance if ties else 0.0,
+        )  # fmt: skip
+
+    def _best_choice(self) -> DispatchChoice | None:
+        """What `counts` answers; None if there is nothing, or no tables."""
+        from optsched.bandwidth.ask import gpus_of
+
+        found = self.best(self.policy, ties=True)
+        if found is None:
+            return None
+        gpus = gpus_of(self.state, found.parts)
+        return DispatchChoice(self, gpus, self.shares([gpus])[0])
+
     @cached_property
     def best_alone(self) -> tuple[int, ...]:
         """The best each request could get if it were the only one, kB/s (for ``"max_min"``)."""
-        from optsched.bandwidth.ask import ask
-
         if self.tables is None:
             raise InputError("objective: max_min needs a model with tables")
-        found = []
-        for request in self.requests:
-            choice = ask(
-                self.tables, self.state.masks, self.state.held, self.demands, request.gpus,
-                request.policy, self.contention,
-            )  # fmt: skip
-            found.append(0 if choice is None else choice.value)
-        return tuple(found)
+        found = [self.best(one.policy, one.gpus) for one in self.requests]
+        return tuple(0 if choice is None else choice.value for choice in found)
 
     def worth(self, chosen: Sequence[Sequence[int]]) -> int:
         """Objective of a choice in its natural sign: kB/s, or parts of `RATIO` for max_min."""
@@ -435,31 +432,7 @@ class GpuPlacement(Problem):
 
     def faults(self, chosen: Sequence[Sequence[int]]) -> list[str]:
         """What is wrong with a choice, a sentence each; see `check`."""
-        cluster, free = self.cluster, set(self.state.free)
-        if len(chosen) != len(self.requests):
-            return [f"expected GPUs for {len(self.requests)} requests, got {len(chosen)}"]
-        found: list[str] = []
-        owner: dict[int, str] = {}
-        for request, gpus in zip(self.requests, chosen, strict=True):
-            who = f"request {request.name!r}"
-            if len(gpus) != request.gpus:
-                found.append(f"{who} gets {len(gpus)} GPUs, it asks {request.gpus}")
-            counts: dict[int, int] = {}
-            for gpu in gpus:
-                if not 0 <= gpu < cluster.n_gpus:
-                    found.append(f"{who} gets GPU {gpu}, the cluster has 0..{cluster.n_gpus - 1}")
-                    continue
-                if gpu not in free:
-                    found.append(f"{who} gets GPU {cluster.gpu_name(gpu)}, which is not free")
-                if gpu in owner:
-                    found.append(f"GPU {cluster.gpu_name(gpu)} goes to {owner[gpu]} and to {who}")
-                owner[gpu] = who
-                host = int(cluster.host_of[gpu])
-                counts[host] = counts.get(host, 0) + 1
-            broken = request.policy.broken_by(cluster, counts)
-            if broken:
-                found.append(f"{who} breaks its policy: {broken}")
-        return found
+        return faults_of(self.state, self.requests, chosen)
 
     def choice(self, schedule: Schedule | None = None) -> DispatchChoice:
         """The only request's answer, to be read and explained; solves by `counts` without one.
@@ -469,9 +442,16 @@ class GpuPlacement(Problem):
         InputError
             Several requests, a schedule of another problem, or no choice at all.
         """
-        from optsched.problems.gpus.choice import choice_of
-
-        return choice_of(self, schedule)
+        self.single("choice")
+        if schedule is None:
+            found = self._best_choice()
+            if found is None:
+                reason = self.infeasibility() or "the model has no tables; solve it first"
+                raise InputError(f"choice: there is none: {reason}")
+            return found
+        chosen = self.chosen(schedule)
+        self.check_sizes(chosen)
+        return DispatchChoice(self, tuple(chosen[0]), self.shares(chosen)[0])
 
     # identity and files
 
@@ -515,30 +495,105 @@ class GpuPlacement(Problem):
         return f"<GpuPlacement {self.name!r}: {wanted} of {len(self.state.free)} free GPUs>"
 
 
-def _check_requests(state: ClusterState, requests: Sequence[Request]) -> None:
-    for r, request in enumerate(requests):
-        if not isinstance(request, Request):
-            raise InputError(f"requests[{r}]: expected a Request, got {request!r:.60}")
-    names = [request.name for request in requests]
-    running = {job.name for job in state.jobs}
-    total = 0
-    for r, request in enumerate(requests):
-        place = "gpus" if len(requests) == 1 else f"requests[{r}].gpus"
-        label("request", request.name)
-        if not request.name or names.count(request.name) > 1:
-            raise InputError(f"requests: expected distinct names, got {request.name!r:.60} again")
-        if len(requests) > 1 and request.name in running:
-            raise InputError(f"requests[{r}].name: a job {request.name!r:.60} runs already")
-        k = integer(place, request.gpus, 1, 2**31)
-        total += k
-        if total > len(state.free):
-            hosts = int((state.room > 0).sum())
-            raise InputError(
-                f"{place}: asks {total}, free {len(state.free)} on {hosts} host{'s' * (hosts != 1)}"
-            )
-        if not isinstance(request.policy, Policy):
-            raise InputError(f"policy: expected a Policy, got {request.policy!r:.60}")
-        request.policy.check(state.cluster)
+@dataclass(frozen=True, eq=False)
+class DispatchChoice:
+    """The GPUs of the only request of a `GpuPlacement`; bandwidths in kB/s.
+
+    Parameters
+    ----------
+    problem
+        What was asked.
+    gpus
+        Global numbers, ascending.
+    share
+        What they get, and which job limits them.
+    """
+
+    problem: GpuPlacement
+    gpus: tuple[int, ...]
+    share: Share
+
+    @property
+    def bandwidth(self) -> int:
+        """B(S, traffic)."""
+        return self.share.value
+
+    @property
+    def standalone(self) -> int:
+        """B(S), were nobody else there."""
+        return self.share.standalone
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Host to number of GPUs."""
+        cluster = self.problem.cluster
+        found: dict[str, int] = {}
+        for gpu in self.gpus:
+            host = cluster.hosts[int(cluster.host_of[gpu])].name
+            found[host] = found.get(host, 0) + 1
+        return found
+
+    @property
+    def rank_order(self) -> tuple[int, ...]:
+        """The GPUs by rank: hosts contiguous, domains grouped, rings within hosts."""
+        return rank_order(self.problem.cluster, self.gpus)
+
+    def hostfile(self) -> str:
+        """``host slots=n`` a line, in rank order."""
+        return hostfile(self.problem.cluster, self.gpus)
+
+    def visible_devices(self) -> dict[str, str]:
+        """Host to its ``CUDA_VISIBLE_DEVICES``, in rank order."""
+        return visible_devices(self.problem.cluster, self.gpus)
+
+    @cached_property
+    def victims(self) -> dict[str, int]:
+        """What running jobs lose, for those that lose anything: their share before less after."""
+        from optsched.problems.gpus.explain import victims
+
+        return victims(self)
+
+    @cached_property
+    def regret(self) -> int | None:
+        """What may be lost at most by not knowing better; 0 if all is measured, None if unknown.
+
+        The best that any choice may have, were the model's intervals true at their upper ends,
+        less what this choice has at least.
+        """
+        from optsched.bandwidth.ask import ask
+
+        problem = self.problem
+        model, state = problem.model, problem.state
+        high, low = End(model, "high"), End(model, "low")
+        tables = high.tables()
+        if tables is None:
+            return None
+        kind, seed, unit = problem.traffic, problem.seed, problem.contention.unit
+        best = ask(
+            tables, state.masks, state.held, demands(low, state, kind, seed, unit), len(self.gpus),
+            problem.policy, problem.contention,
+        )  # fmt: skip
+        if best is None or not best.exact:
+            return None
+        sure = share(
+            low, state, self.gpus, demands(high, state, kind, seed, unit), problem.contention
+        )
+        return max(0, best.value - sure.value)
+
+    @cached_property
+    def price_of_policy(self) -> int:
+        """Bandwidth that the policy costs: the best without it less the best with it."""
+        problem = self.problem
+        if problem.policy.is_free:
+            return 0
+        free, ruled = problem.best(None), problem.best(problem.policy)
+        return 0 if free is None or ruled is None else free.value - ruled.value
+
+    def explain(self) -> str:
+        """What limits this choice, its best alternatives, victims, and the price of the policy."""
+        from optsched.problems.gpus.explain import explained
+
+        return explained(self)
 
 
-__all__ = ["GpuPlacement", "GpuSets", "Request"]
+__all__ = ["DispatchChoice", "GpuPlacement", "GpuSets", "Request"]

@@ -7,16 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.model.bounds import (
-    family_changes,
-    frees_in_order,
-    holdings,
-    makespan_bound,
-    paths_from,
-)
+from optsched.model.bounds import family_changes, makespan_bound
 from optsched.model.graph import evaluate
+from optsched.model.memory_bounds import least_time, paths_from, residences
 from optsched.model.schedule import Arcs, Rows, Schedule
-from optsched.problems.jobarray.graph import build, cycle_graph
+from optsched.problems.jobarray.graph import build
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +46,7 @@ def period_bounds(array: JobArrayFields, recomputes: Sequence[bool]) -> dict[str
     once = build(array, recomputes)
     return {
         "load": max(device_loads(array, once)),
-        "chain": cycle_time(cycle_graph(array, recomputes)).period,
+        "chain": cycle_time(build(array, recomputes, cyclic=True)).period,
         "lap": lap_bound(array, once),
         "energy": _energy(array, once),
     }
@@ -114,26 +109,19 @@ def job_energy(once: Schedule) -> npt.NDArray[np.object_]:
         the workspaces count.
     """
     work = np.zeros((int(once.job.max(initial=-1)) + 1, once.n_resources), object)
-    reach: dict[int, dict[int, int]] = {}
-    held = [h for h in holdings(once) if once.memory[h.resource]]
-    sound = {r for r in {h.resource for h in held} if frees_in_order(once, r, held, reach)}
-    for r, size, i, k in held:
-        if r in sound and k >= 0:
-            work[once.job[i], r] += size * (reach[i][k] + int(once.duration[k]))
-    for i in np.flatnonzero(once.workspace).tolist():
-        r = int(once.single_resource[i])
-        if once.memory[r]:
-            work[once.job[i], r] += int(once.workspace[i]) * int(once.duration[i])
+    for r, size, i, _, time in residences(once):
+        work[once.job[i], r] += size * time
     return work
 
 
 def _energy(array: JobArrayFields, once: Schedule) -> int:
-    """Per capped device: bytes x shortest residence of a whole cycle, over the memory."""
-    capped = np.flatnonzero(once.memory).tolist()
-    if not capped:
-        return 0
-    work = array.multiplicity.astype(object) @ job_energy(once)
-    return max(-(-int(work[r]) // int(once.memory[r])) for r in capped)
+    """Per capped device the least time that the residences of a whole cycle need."""
+    alike: dict[int, dict[int, int]] = {}
+    for r, size, i, _, time in residences(once):
+        sizes = alike.setdefault(r, {})
+        sizes[size] = sizes.get(size, 0) + time * int(array.multiplicity[once.job[i]])
+    least = (least_time(sizes, int(once.memory[r])) for r, sizes in alike.items())
+    return max(least, default=0)
 
 
 def lap_bound(array: JobArrayFields, once: Schedule) -> int:

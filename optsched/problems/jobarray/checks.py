@@ -270,8 +270,8 @@ def _check_switches(array: Any) -> None:
         return
     for j in range(len(array.switch)):
         known: dict[int, int] = {}  # device -> a stage on it
-        for m in range(1 if shared else int(array.micro_batches[j])):
-            for v, d in enumerate(array.place if shared else array.place[j][m]):
+        for row in [array.place] if shared else array.place[j]:
+            for v, d in enumerate(row):
                 first = known.setdefault(d, v)
                 if array.switch[j, v] != array.switch[j, first]:
                     raise InputError(

@@ -34,24 +34,6 @@ def with_choice(
     return Orders(solution, chosen)
 
 
-def without_choice(
-    array: JobArray, solution: Orders | PeriodicOrders
-) -> tuple[JobArray, Rows | PeriodicOrders]:
-    """The array with the choice of a solution, and the solution to it.
-
-    Raises
-    ------
-    InputError
-        It holds no choice, or one for another number of jobs.
-    """
-    chosen = getattr(solution, "recompute", None)
-    if chosen is None or len(chosen) != array.n_jobs:
-        raise InputError(f"recompute: expected {array.n_jobs} times true or false, got {chosen}")
-    if isinstance(solution, PeriodicOrders):
-        return choosing(array, chosen), replace(solution, recompute=None)
-    return choosing(array, chosen), solution.sequences
-
-
 def choosing(array: JobArray, recompute: Sequence[bool]) -> JobArray:
     """The array with a choice, one bool per job."""
     return array.replace(recompute_mode=list(recompute))
@@ -76,12 +58,22 @@ def choice_of(array: JobArray, schedule: Schedule) -> list[bool]:
 
 
 def scheduled(array: JobArray, solution: Orders | PeriodicOrders) -> Schedule:
-    """The schedule of a solution, with its choice in the provenance."""
-    chosen, orders = without_choice(array, solution)
-    schedule = chosen.scheduled(orders)
+    """The schedule of a solution, with its choice in the provenance.
+
+    Raises
+    ------
+    InputError
+        It holds no choice, or one for another number of jobs.
+    """
+    chosen = getattr(solution, "recompute", None)
+    if chosen is None or len(chosen) != array.n_jobs:
+        raise InputError(f"recompute: expected {array.n_jobs} times true or false, got {chosen}")
+    rolls = isinstance(solution, PeriodicOrders)
+    orders = replace(solution, recompute=None) if rolls else solution.sequences
+    schedule = choosing(array, chosen).scheduled(orders)
     assert schedule.sequences is not None
     assert schedule.start is not None
-    provenance = {**schedule.provenance, "recompute": list(chosen.recomputes)}
+    provenance = {**schedule.provenance, "recompute": list(map(bool, chosen))}
     return schedule.with_orders(schedule.sequences, schedule.start, schedule.objective, provenance)
 
 

@@ -1,12 +1,23 @@
-"""The fields of a job array: what they are called, what they may be, and how they are checked."""
+"""The fields of a job array: ONE table of what they may be, from which all else follows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    TypedDict,
+    get_type_hints,
+)
 
 import numpy as np
+import numpy.typing as npt
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
@@ -26,80 +37,84 @@ from optsched.problems.jobarray.checks import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from typing import Self, Unpack
-
-    import numpy.typing as npt
 
     from optsched.model.schedule import IntArray
 
-PER_STAGE: Final = (
-    "forward", "backward", "weight", "recompute", "update", "switch", "activation", "checkpoint",
-    "recompute_workspace", "weight_memory", "state",
-)  # fmt: skip
-PER_CUT: Final = ("lag_forward", "lag_backward")
-PER_JOB: Final = ("micro_batches", "multiplicity", "release", "batch_size")
-MAY_BE_0: Final = ("release", "batch_size")
-CHOICES: Final = {
-    "objective": ("makespan", "period"),
-    "update_mode": ("fused", "block", "global", "none"),
-    "microbatch_order": ("fixed", "free"),
-    "switch_on": ("out", "in"),
-    "time_unit": ("ns", "us", "ms", "s"),
-}
-FLAGS: Final = ("recompute_as_block", "update_blocks_gradient", "trailing_switch")
+Names = Sequence[str] | None
+
+
+class Field(NamedTuple):
+    """What an argument of `JobArray` is: for its check, its default, and its place in documents.
+
+    Tables have a value per job, per job and stage, or per job and cut between two stages.
+    """
+
+    kind: Literal["job", "stage", "cut", "option", "label"]
+    default: Any = 0
+    least: int = 0
+    words: tuple[str, ...] = ()
+
+
+def _word(kind: Literal["option", "label"], *words: str) -> Field:
+    return Field(kind, words[0], words=words)
+
+
+_STAGE: Final = Field("stage")
+_CUT: Final = Field("cut", least=-MAX_INTEGER)
+_FLAG: Final = Field("option", False)
+_NAMES: Final = Field("label", None)
 
 
 class Fields(TypedDict, total=False):
     """What `JobArray` takes besides forward and backward times; explained there."""
 
-    weight: npt.ArrayLike | None
-    recompute: npt.ArrayLike
-    update: npt.ArrayLike
-    switch: npt.ArrayLike
-    lag_forward: npt.ArrayLike
-    lag_backward: npt.ArrayLike
-    activation: npt.ArrayLike
-    checkpoint: npt.ArrayLike
-    recompute_workspace: npt.ArrayLike
-    weight_memory: npt.ArrayLike
-    state: npt.ArrayLike
-    micro_batches: npt.ArrayLike
-    multiplicity: npt.ArrayLike
-    release: npt.ArrayLike
-    batch_size: npt.ArrayLike
-    place: Sequence[Any] | None
-    memory: npt.ArrayLike | None
-    devices: Sequence[str] | None
-    servers: Sequence[str] | None
-    names: Sequence[str] | None
-    objective: str
-    recompute_mode: str | Sequence[bool]
-    recompute_as_block: bool
-    update_mode: str
-    update_blocks_gradient: bool
-    microbatch_order: str
-    switch_on: str
-    trailing_switch: bool
-    name: str
-    time_unit: str
+    micro_batches: Annotated[npt.ArrayLike, Field("job", 1, 1)]
+    multiplicity: Annotated[npt.ArrayLike, Field("job", 1, 1)]
+    release: Annotated[npt.ArrayLike, Field("job")]
+    batch_size: Annotated[npt.ArrayLike, Field("job")]
+    weight: Annotated[npt.ArrayLike | None, Field("stage", None)]
+    recompute: Annotated[npt.ArrayLike, _STAGE]
+    update: Annotated[npt.ArrayLike, _STAGE]
+    switch: Annotated[npt.ArrayLike, _STAGE]
+    lag_forward: Annotated[npt.ArrayLike, _CUT]
+    lag_backward: Annotated[npt.ArrayLike, _CUT]
+    activation: Annotated[npt.ArrayLike, _STAGE]
+    checkpoint: Annotated[npt.ArrayLike, _STAGE]
+    recompute_workspace: Annotated[npt.ArrayLike, _STAGE]
+    weight_memory: Annotated[npt.ArrayLike, _STAGE]
+    state: Annotated[npt.ArrayLike, _STAGE]
+    objective: Annotated[str, _word("option", "makespan", "period")]
+    recompute_mode: Annotated[str | Sequence[bool], Field("option", "never")]
+    recompute_as_block: Annotated[bool, _FLAG]
+    update_mode: Annotated[str, _word("option", "fused", "block", "global", "none")]
+    update_blocks_gradient: Annotated[bool, _FLAG]
+    microbatch_order: Annotated[str, _word("option", "fixed", "free")]
+    switch_on: Annotated[str, _word("option", "out", "in")]
+    trailing_switch: Annotated[bool, _FLAG]
+    place: Annotated[Sequence[Any] | None, _NAMES]
+    memory: Annotated[npt.ArrayLike | None, _NAMES]
+    devices: Annotated[Names, _NAMES]
+    servers: Annotated[Names, _NAMES]
+    names: Annotated[Names, _NAMES]
+    name: Annotated[str, Field("label", "")]
+    time_unit: Annotated[str, _word("label", "us", "ns", "ms", "s")]
 
 
-DEFAULTS: Final[dict[str, Any]] = {
-    **dict.fromkeys(PER_STAGE[2:] + PER_CUT + PER_JOB, 0),
-    **dict.fromkeys(("weight", "place", "memory", "devices", "servers", "names")),
-    **{key: values[0] for key, values in CHOICES.items()},
-    **dict.fromkeys(FLAGS, False),
-    "micro_batches": 1, "multiplicity": 1, "recompute_mode": "never", "name": "", "time_unit": "us",
-}  # fmt: skip
-DIRECT_OPTIONS: Final = (
-    "objective", "recompute_as_block", "update_mode", "update_blocks_gradient",
-    "microbatch_order", "switch_on", "trailing_switch", "names", "name", "multiplicity", "release",
-    "devices", "servers",
-)  # fmt: skip
-"""Fields that `JobArray.from_profile` hands on as they are."""
-FIELDS: Final = ("forward", "backward", *DEFAULTS)
+FIELDS: Final[dict[str, Field]] = {
+    "forward": Field("stage", None),
+    "backward": Field("stage", None),
+    **{
+        key: hint.__metadata__[0]
+        for key, hint in get_type_hints(Fields, include_extras=True).items()
+    },
+}
 """All constructor arguments; each is an attribute of the same name."""
+
+
+def fields_of(*kinds: str) -> list[str]:
+    """The fields of these kinds."""
+    return [key for key, field in FIELDS.items() if field.kind in kinds]
 
 
 class JobArrayFields:
@@ -141,22 +156,25 @@ class JobArrayFields:
     def __init__(
         self, forward: npt.ArrayLike, backward: npt.ArrayLike, **fields: Unpack[Fields]
     ) -> None:
-        given: dict[str, Any] = {**DEFAULTS, **fields, "forward": forward, "backward": backward}
         refuse_unknown(fields, FIELDS, "a JobArray")
+        given: dict[str, Any] = {key: field.default for key, field in FIELDS.items()}
+        given |= {"forward": forward, "backward": backward, **fields}
         shape = shape_of(forward)
-        checked: dict[str, Any] = {"weight": None}
-        for key in PER_STAGE:
-            if key != "weight" or given["weight"] is not None:
-                checked[key] = table_of(key, given[key], shape)
-        for key in PER_CUT:
-            checked[key] = table_of(key, given[key], (shape[0], shape[1] - 1), -MAX_INTEGER)
-        for key in PER_JOB:
-            checked[key] = table_of(key, given[key], shape[:1], 0 if key in MAY_BE_0 else 1)
+        shapes = {"stage": shape, "cut": (shape[0], shape[1] - 1), "job": shape[:1]}
+        checked: dict[str, Any] = {}
+        for key, field in FIELDS.items():
+            value = given[key]
+            if field.kind in shapes:
+                absent = key == "weight" and value is None
+                table = None if absent else table_of(key, value, shapes[field.kind], field.least)
+                checked[key] = table
+            elif field.words:
+                checked[key] = one_of(key, value, field.words)
+            elif field.default is False:
+                checked[key] = boolean(key, value)
         check_blocks(checked["micro_batches"], shape[1])
         if given["objective"] == "period":
             check_blocks(checked["micro_batches"], shape[1], checked["multiplicity"])
-        checked.update({key: one_of(key, given[key], CHOICES[key]) for key in CHOICES})
-        checked.update({key: boolean(key, given[key]) for key in FLAGS})
         checked["name"] = label("name", given["name"])
         checked["recompute_mode"] = recompute_of(given["recompute_mode"], shape[0])
         checked["names"] = names_of("names", given["names"], "job", shape[0])
@@ -174,10 +192,7 @@ class JobArrayFields:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # through the constructor: copies and unpickled arrays are checked and read-only too
-        return _rebuilt, (
-            type(self),
-            {key: getattr(self, key) for key in FIELDS},
-        )
+        return _rebuilt, (type(self), {key: getattr(self, key) for key in FIELDS})
 
     @property
     def n_jobs(self) -> int:
@@ -210,7 +225,7 @@ class JobArrayFields:
         rows = jobs_of(jobs, self.n_jobs)
         changes: dict[str, Any] = {
             key: None if getattr(self, key) is None else getattr(self, key)[rows]
-            for key in (*PER_STAGE, *PER_CUT, *PER_JOB)
+            for key in fields_of("job", "stage", "cut")
         }
         changes["names"] = [self.names[j] for j in rows]
         if not isinstance(self.recompute_mode, str):

@@ -7,7 +7,7 @@ pattern, so a pattern is spelled out once and NumPy fills in the jobs.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Pattern:
-    """Blocks and arcs of one job, by local operation numbers."""
+    """Blocks and arcs of one iteration of a job, by local operation numbers."""
 
     blocks: list[tuple[str, int, int]] = field(default_factory=list)  # kind, micro-batch, stage
     number: dict[tuple[str, int, int], int] = field(default_factory=dict)
     arcs: list[tuple[int, int]] = field(default_factory=list)
     lags: list[tuple[str, int]] = field(default_factory=list)  # which table, which cut
+    chained: list[tuple[int, int]] = field(default_factory=list)  # arcs to the next iteration
 
     def block(self, kind: str, m: int, v: int) -> None:
         self.number[kind, m, v] = len(self.blocks)
@@ -39,92 +40,90 @@ class _Pattern:
         self.lags.append((lag, cut))
 
 
-def build(array: JobArrayFields, recomputes: Sequence[bool]) -> Schedule:
-    """The graph of one iteration; `recomputes` says which jobs recompute."""
+def build(array: JobArrayFields, recomputes: Sequence[bool], cyclic: bool = False) -> Schedule:
+    """The graph of one iteration of all jobs, or of one cycle.
+
+    A cycle has every job's iteration as often as its multiplicity says; operation ids are
+    job-major, then copy-major, then those of `JobArray.graph`. A job's next iteration waits, stage
+    by stage, for the last gradient block (or update) of the one before: from one copy to the next
+    with distance 0, from the last to the first with distance 1. The period is one that certainly
+    suffices: everything after everything else.
+
+    Parameters
+    ----------
+    array
+        Times and bytes.
+    recomputes
+        Which jobs recompute.
+    cyclic
+        Whether to build a cycle.
+    """
+    copies = array.multiplicity if cyclic else np.ones_like(array.multiplicity)
     groups: dict[tuple[int, bool], list[int]] = {}
     for j, recompute in enumerate(recomputes):
         groups.setdefault((int(array.micro_batches[j]), bool(recompute)), []).append(j)
     patterns = {key: _pattern(array, *key) for key in groups}
-    sizes = np.zeros(array.n_jobs, np.int64)
-    for key, rows in groups.items():
-        sizes[rows] = len(patterns[key].blocks)
-    base = np.concatenate([[0], np.cumsum(sizes)])
-    columns: dict[str, Any] = {
-        key: np.zeros(base[-1], np.int64)
-        for key in ("duration", "job", "stage", "microbatch", "release", "setup", "acquire", "free",
-                    "workspace", "resource")
-    }  # fmt: skip
-    kind = np.zeros(base[-1], "<U3")
-    arcs: list[list[IntArray]] = [[], [], []]
+    size = np.zeros(array.n_jobs, np.int64)
     for key, members in groups.items():
-        jobs, pattern = np.array(members), patterns[key]
-        at = base[jobs][:, None] + np.arange(len(pattern.blocks))  # (jobs, blocks)
+        size[members] = len(patterns[key].blocks)
+    base = np.concatenate([[0], np.cumsum(size * copies)])
+    setup = f"setup_{array.switch_on}"
+    numbers = ("duration", "job", "stage", "microbatch", "iteration", "release", setup, "acquire",
+               "free", "workspace", "resource")  # fmt: skip
+    columns = {key: np.zeros(base[-1], np.int64) for key in numbers}
+    kind = np.zeros(base[-1], "<U3")
+    arcs: list[IntArray] = [np.zeros((4, 0), np.int64)]
+    chained: list[IntArray] = [np.zeros((4, 0), np.int64)]
+    for key, members in groups.items():
+        pattern = patterns[key]
+        job = np.repeat(members, copies[members])
+        copy = np.concatenate([np.arange(copies[j]) for j in members])
+        first = base[job] + copy * size[job]
+        at = first[:, None] + np.arange(len(pattern.blocks))  # (iterations, blocks)
         kind[at] = [block[0] for block in pattern.blocks]
-        for name, values in _columns(array, pattern, jobs, key[1]).items():
+        if cyclic:
+            columns["iteration"][at] = copy[:, None]
+        for name, values in _columns(array, pattern, job, key[1]).items():
             columns[name][at] = values
-        if pattern.arcs:
-            tail, head = np.array(pattern.arcs).T
-            arcs[0].append((base[jobs][:, None] + tail).ravel())
-            arcs[1].append((base[jobs][:, None] + head).ravel())
-            arcs[2].append(_lags(array, pattern, jobs).ravel())
-    tail, head, lag = (np.concatenate([np.zeros(0, np.int64), *part]) for part in arcs)
+        arcs.append(_arcs(pattern.arcs, first, first, _lags(array, pattern, job), 0))
+        if cyclic:
+            last = copy + 1 == copies[job]
+            after = base[job] + np.where(last, 0, copy + 1) * size[job]
+            chained.append(_arcs(pattern.chained, first, after, 0, last[:, None]))
+    found = np.concatenate(arcs, axis=1)
+    period = None
+    if cyclic:
+        parts = [found, np.concatenate(chained, axis=1)]
+        found = np.hstack([p[:, np.argsort(columns["job"][p[0]], kind="stable")] for p in parts])
+        spent = int((columns["duration"] + columns[setup]).sum())
+        period = max(1, spent + int(np.maximum(found[2], 0).sum()))
     placed = columns["resource"] >= 0
-    indptr = np.concatenate([[0], np.cumsum(placed)])
-    setup = columns["setup"]
     return Schedule(
         name=array.name,
         time_unit=array.time_unit,
-        resources=tuple(
-            Resource(name, int(memory))
-            for name, memory in zip(array.devices, array.memory, strict=True)
+        resources=tuple(map(Resource, array.devices, array.memory.tolist())),
+        op_resources=Rows(
+            np.concatenate([[0], np.cumsum(placed)]), columns.pop("resource")[placed]
         ),
-        op_resources=Rows(indptr, columns["resource"][placed]),
-        duration=columns["duration"],
         kind=kind,
         family=columns["job"],
-        setup_in=setup if array.switch_on == "in" else None,  # type: ignore[arg-type]
-        setup_out=setup if array.switch_on == "out" else None,  # type: ignore[arg-type]
-        arcs=Arcs(tail, head, lag, np.zeros(len(tail), np.int64)),
-        **{
-            key: columns[key]
-            for key in ("job", "stage", "microbatch", "release", "acquire", "free", "workspace")
-        },
+        arcs=Arcs(*found),
+        period=period,
+        **columns,  # type: ignore[arg-type]
     )
 
 
-def cycle_graph(array: JobArrayFields, recomputes: Sequence[bool]) -> Schedule:
-    """All blocks of one cycle: every job's iteration, as often as its multiplicity says.
-
-    Operation ids are job-major, then copy-major, then those of `JobArray.graph`. A job's next
-    iteration waits, stage by stage, for the last gradient block (or update) of the one before:
-    from one copy to the next with distance 0, from the last to the first with distance 1. The
-    period is one that certainly suffices: everything after everything else.
-    """
-    once = build(array, recomputes)
-    source, copy, base = _copies(once, array.multiplicity)
-    arcs = _repeated(once, array, base)
-    chained = _iterations(array, once, base)
-    tail, head, lag, distance = (
-        np.concatenate([one, two]) for one, two in zip(arcs, chained, strict=True)
-    )
-    columns = {
-        key: getattr(once, key)[source]
-        for key in ("duration", "kind", "job", "stage", "microbatch", "family", "setup_in",
-                    "setup_out", "acquire", "free", "workspace")
-    }  # fmt: skip
-    placed = once.single_resource[source]
-    indptr = np.concatenate([[0], np.cumsum(placed >= 0)])
-    spent = columns["duration"] + columns["setup_in"] + columns["setup_out"]
-    return Schedule(
-        name=once.name,
-        time_unit=once.time_unit,
-        resources=once.resources,
-        op_resources=Rows(indptr, placed[placed >= 0]),
-        iteration=copy,
-        arcs=Arcs(tail, head, lag, distance),
-        period=max(1, int(spent.sum()) + int(lag[lag > 0].sum())),
-        **columns,
-    )
+def _arcs(
+    pairs: list[tuple[int, int]],
+    tails: IntArray,
+    heads: IntArray,
+    lag: IntArray | int,
+    distance: IntArray | int,
+) -> IntArray:
+    """Arcs of a pattern for iterations that begin at `tails` and `heads`; shape (4, arcs)."""
+    tail, head = np.array(pairs, np.int64).reshape(-1, 2).T
+    rows = (tails[:, None] + tail, heads[:, None] + head, lag, distance)
+    return np.stack(np.broadcast_arrays(*rows)).reshape(4, -1)
 
 
 def overflow_alone(array: JobArrayFields) -> str:
@@ -168,8 +167,12 @@ def _pattern(array: JobArrayFields, micro_batches: int, recompute: bool) -> _Pat
     """Blocks in topological order, and the arcs of section "Operations and arcs" of the docs."""
     pattern, last = _Pattern(), array.n_stages - 1
     separate = recompute and array.recompute_as_block
-    grad = "B" if array.weight is None else "I"
+    split, fixed = array.weight is not None, array.microbatch_order == "fixed"
+    grad = "I" if split else "B"
+    # the gradient leaves before a fused update that runs in the same block
+    early = array.update_mode == "fused" and not split and not array.update_blocks_gradient
     for m in range(micro_batches):
+        leaves = "lag_backward_early" if early and m == micro_batches - 1 else "lag_backward"
         for v in range(last + 1):
             pattern.block("F", m, v)
             if v:
@@ -184,27 +187,33 @@ def _pattern(array: JobArrayFields, micro_batches: int, recompute: bool) -> _Pat
             if v == last:
                 pattern.arc(("F", m, v), (grad, m, v))
             else:
-                early = m == micro_batches - 1 and _leaves_early(array)
-                table = "lag_backward_early" if early else "lag_backward"
-                pattern.arc((grad, m, v + 1), (grad, m, v), table, v)
-            if array.weight is not None:
+                pattern.arc((grad, m, v + 1), (grad, m, v), leaves, v)
+            if split:
                 pattern.block("W", m, v)
                 pattern.arc(("I", m, v), ("W", m, v))
-        if m and array.microbatch_order == "fixed":
-            for kind in ("F", grad) if array.weight is None else ("F", grad, "W"):
+        if m and fixed:
+            for kind in ("F", grad, "W") if split else ("F", grad):
                 for v in range(last + 1):
                     pattern.arc((kind, m - 1, v), (kind, m, v))
-    _add_updates(array, pattern, micro_batches, grad)
+    has_updates = array.update_mode in ("block", "global")
+    if has_updates:
+        _add_updates(array, pattern, micro_batches, grad)
     if array.trailing_switch:
         pattern.block("end", 0, 0)
         for m in range(micro_batches):
             pattern.arc((grad, m, 0), ("end", 0, 0), "switch", 0)
+    final = "U" if has_updates else "W" if split else grad
+    ends = [0] if has_updates else [micro_batches - 1] if fixed else range(micro_batches)
+    pattern.chained = [
+        (pattern.number[final, m, v], pattern.number["F", n, v])
+        for v in range(last + 1)
+        for m in ends
+        for n in range(1 if fixed else micro_batches)
+    ]
     return pattern
 
 
 def _add_updates(array: JobArrayFields, pattern: _Pattern, micro_batches: int, grad: str) -> None:
-    if array.update_mode not in ("block", "global"):
-        return
     for v in range(array.n_stages):
         pattern.block("U", 0, v)
         for m in range(micro_batches):
@@ -215,74 +224,57 @@ def _add_updates(array: JobArrayFields, pattern: _Pattern, micro_batches: int, g
                 pattern.arc((grad, m, 0), ("U", 0, v))
 
 
-def _leaves_early(array: JobArrayFields) -> bool:
-    """Whether the gradient leaves before a fused update that runs in the same block."""
-    return (
-        array.update_mode == "fused" and array.weight is None and not array.update_blocks_gradient
-    )
+def _tables(array: JobArrayFields, recompute: bool) -> dict[str, dict[str, IntArray]]:
+    """Per kind of block the fields that are not 0, each of shape (K, V)."""
+    inside = recompute and not array.recompute_as_block
+    kept = array.checkpoint if recompute else array.activation
+    gradient = {"duration": array.backward, "free": kept - array.weight_memory}
+    if inside:
+        gradient["duration"] = array.backward + array.recompute
+        gradient["workspace"] = array.recompute_workspace
+    elif recompute:
+        gradient["free"] = gradient["free"] + array.recompute_workspace
+    found = {"F": {"duration": array.forward, "acquire": kept}, "U": {"duration": array.update}}
+    if recompute and not inside:
+        found["R"] = {"duration": array.recompute, "acquire": array.recompute_workspace}
+    if array.weight is None:
+        return {**found, "B": gradient}
+    return {**found, "I": gradient, "W": {"duration": array.weight, "free": array.weight_memory}}
 
 
 def _columns(
-    array: JobArrayFields, pattern: _Pattern, jobs: IntArray, recompute: bool
+    array: JobArrayFields, pattern: _Pattern, job: IntArray, recompute: bool
 ) -> dict[str, IntArray]:
-    """Per-operation fields of the given jobs, each of shape (jobs, blocks)."""
-    shape = (len(jobs), len(pattern.blocks))
-    out = {key: np.zeros(shape, np.int64) for key in ("duration", "acquire", "free", "workspace")}
-    kinds = np.array([block[0] for block in pattern.blocks])
-    m = np.array([block[1] for block in pattern.blocks])
-    v = np.array([block[2] for block in pattern.blocks])
-    final = m == m.max()
-
-    def at(table: IntArray, where: IntArray) -> IntArray:
-        values: IntArray = table[jobs[:, None], v[where]]
-        return values
-
-    none = np.zeros_like(array.forward)
-    kept = array.checkpoint if recompute else array.activation
-    inside = recompute and not array.recompute_as_block
-    extra = array.recompute_workspace if recompute else none
-    fused = array.update if array.update_mode == "fused" else none
-    for kind in ("F", "R", "B", "I", "W", "U"):
+    """Per-operation fields of iterations of the given jobs, each of shape (iterations, blocks)."""
+    kinds, m, v = (np.array(column) for column in zip(*pattern.blocks, strict=True))
+    jobs, shape = job[:, None], (len(job), len(kinds))
+    found = {key: np.zeros(shape, np.int64) for key in ("duration", "acquire", "free", "workspace")}
+    for kind, tables in _tables(array, recompute).items():
         here = np.flatnonzero(kinds == kind)
-        if not len(here):
-            continue
-        if kind == "F":
-            out["duration"][:, here] = at(array.forward, here)
-            out["acquire"][:, here] = at(kept, here)
-        elif kind == "R":
-            out["duration"][:, here] = at(array.recompute, here)
-            out["acquire"][:, here] = at(extra, here)
-        elif kind in "BI":
-            out["duration"][:, here] = at(array.backward, here)
-            if inside:
-                out["duration"][:, here] += at(array.recompute, here)
-                out["workspace"][:, here] = at(extra, here)
-            freed = kept + (extra if recompute and not inside else none)
-            out["free"][:, here] = at(freed - array.weight_memory, here)
-        elif kind == "W":
-            assert array.weight is not None
-            out["duration"][:, here] = at(array.weight, here)
-            out["free"][:, here] = at(array.weight_memory, here)
-        else:
-            out["duration"][:, here] = at(array.update, here)
-    updating = np.flatnonzero(final & (kinds == ("B" if array.weight is None else "W")))
-    out["duration"][:, updating] += at(fused, updating)
-    resource = np.array(
-        [[array.devices_of(int(j), k)[stage] for k, stage in zip(m, v, strict=True)] for j in jobs]
-        if not isinstance(array.place[0], int)
-        else np.broadcast_to(np.array(array.place)[v], shape)
-    )
-    out["resource"] = np.where(kinds == "end", -1, resource)
-    out["setup"] = np.where(kinds == "end", 0, at(array.switch, np.arange(shape[1])))
-    out["job"] = np.broadcast_to(jobs[:, None], shape)
-    out["stage"], out["microbatch"] = np.broadcast_to(v, shape), np.broadcast_to(m, shape)
-    starts = (kinds == "F") & (v == 0)
-    out["release"] = np.where(starts, array.release[jobs][:, None], 0)
-    return out
+        for key, table in tables.items():
+            found[key][:, here] = table[jobs, v[here]]
+    if array.update_mode == "fused":
+        updating = np.flatnonzero(
+            (m == m.max()) & (kinds == ("B" if array.weight is None else "W"))
+        )
+        found["duration"][:, updating] += array.update[jobs, v[updating]]
+    if isinstance(array.place[0], int):
+        resource = np.array(array.place)[v]
+    else:
+        resource = np.stack([np.array(array.place[j])[m, v] for j in job.tolist()])
+    return {
+        "job": jobs,
+        "stage": v,
+        "microbatch": m,
+        "release": np.where((kinds == "F") & (v == 0), array.release[jobs], 0),
+        "resource": np.where(kinds == "end", -1, resource),
+        f"setup_{array.switch_on}": np.where(kinds == "end", 0, array.switch[jobs, v]),
+        **found,
+    }
 
 
-def _lags(array: JobArrayFields, pattern: _Pattern, jobs: IntArray) -> IntArray:
-    """Lags of the arcs of the given jobs, shape (jobs, arcs)."""
+def _lags(array: JobArrayFields, pattern: _Pattern, job: IntArray) -> IntArray:
+    """Lags of the arcs of iterations of the given jobs, shape (iterations, arcs)."""
     tables = {
         "": np.zeros((array.n_jobs, 1), np.int64),
         "lag_forward": array.lag_forward,
@@ -290,64 +282,5 @@ def _lags(array: JobArrayFields, pattern: _Pattern, jobs: IntArray) -> IntArray:
         "lag_backward_early": array.lag_backward - array.update[:, 1:],
         "switch": array.switch,
     }
-    return np.stack([tables[name][jobs, cut] for name, cut in pattern.lags], axis=1)
-
-
-def _copies(once: Schedule, multiplicity: IntArray) -> tuple[IntArray, IntArray, list[IntArray]]:
-    """Original and copy number of every operation, and where every copy of every job begins."""
-    first = np.searchsorted(once.job, np.arange(len(multiplicity) + 1))
-    size = np.diff(first)
-    source = [np.tile(np.arange(first[j], first[j + 1]), n) for j, n in enumerate(multiplicity)]
-    copy = [np.repeat(np.arange(n), size[j]) for j, n in enumerate(multiplicity)]
-    begin = np.concatenate([[0], np.cumsum(size * multiplicity)])
-    base = [begin[j] + size[j] * np.arange(n) for j, n in enumerate(multiplicity)]
-    return np.concatenate(source), np.concatenate(copy), base
-
-
-def _repeated(once: Schedule, array: JobArrayFields, base: list[IntArray]) -> Arcs:
-    """The arcs of one iteration for every copy."""
-    tail, head, lag, _ = once.arcs
-    first = np.searchsorted(once.job, np.arange(array.n_jobs))
-    parts: list[tuple[IntArray, IntArray, IntArray]] = []
-    for j in range(array.n_jobs):
-        mine = np.flatnonzero(once.job[tail] == j)
-        shift = (base[j] - first[j])[:, None]
-        parts.append((
-            (tail[mine] + shift).ravel(),
-            (head[mine] + shift).ravel(),
-            np.broadcast_to(lag[mine], (len(shift), len(mine))).ravel(),
-        ))  # fmt: skip
-    tails, heads, lags = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Arcs(tails, heads, lags, np.zeros(len(lags), np.int64))
-
-
-def _iterations(array: JobArrayFields, once: Schedule, base: list[IntArray]) -> Arcs:
-    """Arcs from every iteration of a job to its next one."""
-    fixed = array.microbatch_order == "fixed"
-    has_updates = array.update_mode in ("block", "global")
-    final = "U" if has_updates else "B" if array.weight is None else "W"
-    rows: list[IntArray] = []
-    first = np.searchsorted(once.job, np.arange(array.n_jobs))
-    by_key: dict[tuple[int, str, int], list[int]] = {}
-    keys = zip(once.job.tolist(), once.kind.tolist(), once.stage.tolist(), strict=True)
-    for i, key in enumerate(keys):
-        if key[1] in ("F", final):
-            by_key.setdefault(key, []).append(i)  # ascending in the micro-batch
-    for j in range(array.n_jobs):
-        pairs = [
-            (i - first[j], k - first[j])
-            for v in range(array.n_stages)
-            for i in by_key[j, final, v][-1 if fixed else 0 :]
-            for k in by_key[j, "F", v][: 1 if fixed else None]
-        ]
-        tail, head = np.array(pairs, np.int64).T
-        after = np.roll(base[j], -1)
-        wraps = np.zeros((len(after), len(tail)), np.int64)
-        wraps[-1] = 1
-        rows.append(
-            np.stack([
-                (base[j][:, None] + tail).ravel(), (after[:, None] + head).ravel(),
-                np.zeros(wraps.size, np.int64), wraps.ravel(),
-            ])
-        )  # fmt: skip
-    return Arcs(*np.concatenate(rows, axis=1))
+    columns = [tables[name][job, cut] for name, cut in pattern.lags]
+    return np.array(columns, np.int64).reshape(len(columns), len(job)).T

@@ -9,9 +9,10 @@ from optsched.errors import InputError
 from optsched.model import bounds
 from optsched.model.schedule import Problem, Rows
 from optsched.problems.jobarray import reports
+from optsched.problems.jobarray.bounds import period_bounds
 from optsched.problems.jobarray.checks import integers, recompute_of, refuse_unknown
-from optsched.problems.jobarray.fields import DIRECT_OPTIONS, JobArrayFields
-from optsched.problems.jobarray.graph import build, cycle_graph, overflow_alone
+from optsched.problems.jobarray.fields import JobArrayFields, fields_of
+from optsched.problems.jobarray.graph import build, overflow_alone
 from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
@@ -145,9 +146,10 @@ class JobArray(JobArrayFields, Problem):
 
         from optsched.pipelines.profiles import job_array_fields
 
-        known = signature(job_array_fields).parameters.keys() | {*DIRECT_OPTIONS}
-        refuse_unknown(options, known - {"model", "stages", "batch_sizes"}, "from_profile")
-        ours = {key: options.pop(key) for key in list(options) if key in DIRECT_OPTIONS}
+        theirs = signature(job_array_fields).parameters.keys() - {"model", "stages", "batch_sizes"}
+        direct = {*fields_of("option", "label"), "multiplicity", "release"} - {"time_unit"}
+        refuse_unknown(options, theirs | direct, "from_profile")
+        ours = {key: options.pop(key) for key in options.keys() - theirs}
         fields = job_array_fields(model, stages, batch_sizes, **options)  # type: ignore[arg-type]
         return JobArray(**{**fields, **ours})
 
@@ -258,8 +260,7 @@ class JobArray(JobArrayFields, Problem):
 
     @cached_property
     def _graph(self) -> Schedule:
-        make = cycle_graph if self.objective == "period" else build
-        return make(self, self.recomputes)
+        return build(self, self.recomputes, cyclic=self.objective == "period")
 
     def evaluate_orders(
         self, sequences: Rows | Sequence[Sequence[int]], offsets: npt.ArrayLike | None = None
@@ -365,8 +366,6 @@ class JobArray(JobArrayFields, Problem):
             return choice.bounds(self)
         if self.objective == "makespan":
             return bounds.makespan_bounds(self.graph())
-        from optsched.problems.jobarray.bounds import period_bounds
-
         return period_bounds(self, self.recomputes)
 
     def describe(self, objective: int) -> str:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, check_format, decode, lines, placed, rows
+from optsched.io.strict_json import MAX_INTEGER, decode_document, lines, placed, rows
 from optsched.model.schedule import NO_DEADLINE, Schedule
 from optsched.problems.jobshop.problem import JobShop
 
@@ -51,8 +51,7 @@ def from_tree(tree: Any, name: str) -> JobShop:
     InputError
         With the path in the document, the rule and the value.
     """
-    check_format(tree, FORMAT, name)
-    found = decode(tree, _Document, name)
+    found = decode_document(tree, _Document, FORMAT, name)
     m = len(found.machines)
     for j, job in enumerate(found.jobs):
         for i, (machine, _) in enumerate(job.operations):

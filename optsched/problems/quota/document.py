@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from optsched.io.strict_json import check_format, decode, lines, placed, read_json, rows
-from optsched.problems.quota.job import QuotaJob
+from optsched.io.strict_json import decode_document, lines, placed, read_json, rows
+from optsched.problems.quota.job import DEFAULTS, QuotaJob
 from optsched.problems.quota.problem import Node, QuotaPlan
 
 if TYPE_CHECKING:
@@ -15,24 +15,8 @@ if TYPE_CHECKING:
 
 FORMAT = "optsched.quota/1"
 
-_PerType = Any  # `QuotaJob` checks it: msgspec does not name the keys of mappings
-
-
-class _Job(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    name: str
-    sizes: _PerType = None
-    minimum: _PerType = None
-    maximum: _PerType = None
-    utility: _PerType = None
-    idle: float = 0.0
-    score: float | None = None
-    work: int | None = None
-    rates: _PerType = None
-    weight: float = 1.0
-    must_run: bool = False
-    current: _PerType = None
-    locality: str = "any"
-    pass_work: int | None = None
+_JOB = [(key, Any, value) for key, value in DEFAULTS.items() if key != "name"]  # `QuotaJob` checks
+_Job = msgspec.defstruct("_Job", [("name", str), *_JOB], forbid_unknown_fields=True)
 
 
 class _Node(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -41,15 +25,15 @@ class _Node(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     type: str = ""
 
 
-class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class _Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     format: str
     name: str = ""
     objective: str = "sum"
     resolution: int = 10**6
     time_unit: str = "s"
-    budget: _PerType = None
+    budget: Any = None
     nodes: list[_Node] | None = None
-    jobs: list[_Job]
+    jobs: list[_Job]  # type: ignore[valid-type]
 
 
 def read(path: str | os.PathLike[str]) -> QuotaPlan:
@@ -72,12 +56,11 @@ def from_tree(tree: Any, name: str) -> QuotaPlan:
     InputError
         With the path in the document, the rule and the value.
     """
-    check_format(tree, FORMAT, name)
-    found = decode(tree, _Document, name)
+    found = decode_document(tree, _Document, FORMAT, name)
     nodes = None if found.nodes is None else [Node(n.gpus, n.type, n.name) for n in found.nodes]
     fields: dict[str, Any] = {key: getattr(found, key) for key in (*_LABELS, "budget")}
     with placed(f"{name}: "):
-        jobs = [QuotaJob(**{f: getattr(job, f) for f in _JOB}) for job in found.jobs]
+        jobs = [QuotaJob(**msgspec.structs.asdict(job)) for job in found.jobs]
         return QuotaPlan(jobs, nodes=nodes, **fields)
 
 
@@ -91,37 +74,19 @@ def to_json(plan: QuotaPlan) -> bytes:
     if plan.nodes:
         members["nodes"] = rows(_Node(node.name, node.gpus, node.type) for node in plan.nodes)
     else:
-        members["budget"] = _budget(plan)
-    members["jobs"] = rows({f: v for f, v in _fields(job) if v != _DEFAULT[f]} for job in plan.jobs)
+        members["budget"] = plan.budget
+    members["jobs"] = rows(job.given() for job in plan.jobs)
     return lines(members)
 
 
 def content(plan: QuotaPlan) -> bytes:
     """What a plan is, its own name left out, for its hash."""
-    jobs = [[value for _, value in _fields(job)] for job in plan.jobs]
-    whole = [
-        plan.objective, plan.resolution, plan.time_unit, list(plan.nodes) or _budget(plan), jobs
-    ]  # fmt: skip
+    jobs = [list({**DEFAULTS, **job.given()}.values()) for job in plan.jobs]
+    whole = [plan.objective, plan.resolution, plan.time_unit, plan.nodes or plan.budget, jobs]
     return msgspec.json.encode(whole, order="deterministic")
 
 
-def _budget(plan: QuotaPlan) -> int | dict[str, int]:
-    of = dict(zip(plan.kinds, plan.budgets, strict=True))
-    return of[""] if plan.kinds == ("",) else of
-
-
-def _fields(job: QuotaJob) -> list[tuple[str, Any]]:
-    """Fields of a document; what is not given is None."""
-    given = job.given()
-    if given.get("minimum") == 1:
-        del given["minimum"]
-    given["current"] = given["current"] or None
-    return [(f, given.get(f)) for f in _JOB]
-
-
 _LABELS = ("name", "objective", "resolution", "time_unit")
-_JOB = _Job.__struct_fields__
-_DEFAULT = {"name": None, **dict(zip(_JOB[1:], _Job.__struct_defaults__, strict=True))}
 _PLAIN = _Document(format="", jobs=[])
 
 __all__ = ["FORMAT", "content", "from_tree", "read", "to_json"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, InitVar, dataclass, field, fields
+from dataclasses import KW_ONLY, MISSING, InitVar, dataclass, field, fields
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, TypeAlias
@@ -12,15 +14,13 @@ from typing import Any, ClassVar, Final, TypeAlias
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.strict_json import shortened
+from optsched.io.strict_json import MAX_INTEGER, shortened
 from optsched.io.values import integer, label, number, one_of
 
 LOCALITIES: Final = ("any", "single", "whole")
 
 MOST_GPUS: Final = 10**7
 """Of one job; a plan may have `optsched.problems.quota.problem.MOST_GPUS`."""
-
-MOST_WORK: Final = 2**53
 
 Numbers: TypeAlias = "tuple[float, ...]"
 
@@ -93,14 +93,14 @@ class QuotaJob:
         if not self.name:
             raise InputError("job: expected a name, got an empty text")
         place = f"job {self.name!r}"
-        if self.sizes is not None and (self.minimum is not None or self.maximum is not None):
+        if self.sizes is None and self.minimum is None:
+            self.__dict__["minimum"] = 1
+        elif self.sizes is not None and not self.minimum is self.maximum is None:
             raise InputError(f"{place}.sizes: give sizes or bounds, not both")
-        if not isinstance(self.must_run, (bool, np.bool_)):
-            raise InputError(f"{place}.must_run: expected true or false, got {self.must_run!r:.60}")
-        one_of(f"{place}.locality", self.locality, LOCALITIES)
-        self.__dict__.update(
-            {key: check(f"{place}.{key}", getattr(self, key)) for key, check in _CHECKS.items()}
-        )
+        for key, check in _CHECKS.items():
+            value = getattr(self, key)
+            if value is not None or key not in _OPTIONAL:
+                self.__dict__[key] = check(f"{place}.{key}", value)
         self.__dict__["kinds"] = self._kinds()
         if speedup is not None:
             self.__dict__["rates"] = self._rates_of(speedup)
@@ -111,39 +111,30 @@ class QuotaJob:
     kinds: ClassVar[tuple[str, ...] | None]
     """Types it may run on; None: all of the plan's."""
 
-    def allowed(self, kind: str) -> tuple[int, int | None, tuple[int, ...] | None] | None:
-        """Smallest and largest size on this type, and the list if it is one.
-
-        The largest is None if only the budget limits it; all is None where the job may not run.
-        """
+    def allowed(self, kind: str, budget: int = MOST_GPUS) -> Sequence[int]:
+        """Numbers of GPUs of this type that it may get within a budget, ascending."""
         if self.kinds is not None and kind not in self.kinds:
-            return None
-        sizes = of_kind(self.sizes, kind)
+            return ()
+        sizes: tuple[int, ...] | None = of_kind(self.sizes, kind)
         if sizes is not None:
-            return sizes[0], sizes[-1], sizes
+            return sizes[: bisect_right(sizes, budget)]
         low, high = of_kind(self.minimum, kind), of_kind(self.maximum, kind)
         if high is None:
             table = of_kind(self.utility, kind) or of_kind(self.rates, kind)
-            high = None if table is None else low + len(table) - 1
-        return low, high, None
+            high = budget if table is None else low + len(table) - 1
+        return range(low, min(high, budget) + 1)
 
     def _kinds(self) -> tuple[str, ...] | None:
-        given = {
-            key: tuple(sorted(value))
-            for key in ("sizes", "minimum", "maximum", "utility", "rates")
-            if isinstance(value := getattr(self, key), Mapping)
-        }
-        if not given:
-            return None
-        first = next(iter(given.items()))
-        for key, kinds in given.items():
-            if kinds != first[1]:
-                ours, theirs = shortened(list(kinds)), shortened(list(first[1]))
-                raise InputError(
-                    f"job {self.name!r}.{key}: names the types {ours}, but {first[0]} names "
-                    f"{theirs}"
-                )
-        return first[1]
+        first = ""
+        for key in PER_TYPE:
+            if isinstance(value := getattr(self, key), Mapping):
+                kinds, first = sorted(value), first or key
+                if kinds != (known := sorted(getattr(self, first))):
+                    raise InputError(
+                        f"job {self.name!r}.{key}: names the types {shortened(kinds)}, but "
+                        f"{first} names {shortened(known)}"
+                    )
+        return tuple(sorted(getattr(self, first))) if first else None
 
     def _rates_of(self, speedup: Any) -> Numbers | Mapping[str, Numbers]:
         place = f"job {self.name!r}.speedup"
@@ -152,58 +143,57 @@ class QuotaJob:
             raise InputError(f"{place}: give rates or a speedup, not both")
         if not callable(of):
             raise InputError(f"{place}: expected an object with of(gpus), got {speedup!r:.60}")
+        if self.sizes is None and self.maximum is None and self.utility is None:
+            raise InputError(f"{place}: needs sizes or a maximum")
         found: dict[str, Numbers] = {}
         for kind in self.kinds or ("",):
-            low, high, sizes = self.allowed(kind) or (1, None, None)
-            if high is None:
-                raise InputError(f"{place}: needs sizes or a maximum")
-            found[kind] = _numbers(place, _called(place, of, sizes or range(low, high + 1)))
+            rates = []
+            for gpus in self.allowed(kind):
+                try:
+                    rates.append(of(gpus))
+                except Exception as error:
+                    what = " ".join(f"{type(error).__name__}: {error}".split())
+                    raise InputError(
+                        f"{place}: the function fails for {gpus} GPUs, {what:.200}"
+                    ) from error
+            found[kind] = _rates(place, rates)
         return MappingProxyType(found) if self.kinds is not None else found[""]
 
     def _check_lengths(self) -> None:
         for kind in self.kinds or ("",):
-            low, high, sizes = self.allowed(kind) or (1, None, None)
+            sizes = self.allowed(kind)
             on = f" on {kind}" if kind else ""
-            if high is not None and high < low:
+            if not sizes:
+                low, high = of_kind(self.minimum, kind), of_kind(self.maximum, kind)
                 raise InputError(
                     f"job {self.name!r}.minimum: {low} is above the maximum {high}{on}"
                 )
-            expected = len(sizes) if sizes is not None else None if high is None else high - low + 1
             for key in ("utility", "rates"):
                 table = of_kind(getattr(self, key), kind)
-                if table is not None and len(table) != expected:
+                if table is not None and len(table) != len(sizes):
                     raise InputError(
-                        f"job {self.name!r}.{key}: expected {expected} numbers, one per allowed "
+                        f"job {self.name!r}.{key}: expected {len(sizes)} numbers, one per allowed "
                         f"size{on}, got {len(table)}"
-                    )
-                if key == "rates" and table is not None and min(table) <= 0:
-                    raise InputError(
-                        f"job {self.name!r}.rates: expected numbers > 0, got {min(table)}{on}"
                     )
 
     def given(self) -> dict[str, Any]:
-        """The fields in plain types: ``QuotaJob(**job.given())`` is the same job."""
-        found = {
-            one.name: dict(value) if isinstance(value, Mapping) else value
-            for one in fields(self)
-            for value in [getattr(self, one.name)]
-        }
-        if self.sizes is not None:
-            del found["minimum"]
+        """What is not at its default, in plain types: ``QuotaJob(**job.given())`` is the same."""
+        found = {}
+        for key, default in DEFAULTS.items():
+            value = getattr(self, key)
+            value = dict(value) if isinstance(value, Mapping) else value
+            if value not in (None, {}, default) and (key, value) != ("minimum", 1):
+                found[key] = value
         return found
 
     def __hash__(self) -> int:
-        return hash((self.name, self.sizes if isinstance(self.sizes, tuple) else None))
+        return hash(self.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (self.given(),)
+        return partial(QuotaJob, **self.given()), ()
 
     def __repr__(self) -> str:
         return f"<QuotaJob {self.name!r}>"
-
-
-def _made(given: dict[str, Any]) -> QuotaJob:
-    return QuotaJob(**given)
 
 
 def of_kind(given: Any, kind: str) -> Any:
@@ -211,11 +201,7 @@ def of_kind(given: Any, kind: str) -> Any:
     return given.get(kind) if isinstance(given, Mapping) else given
 
 
-def _finite(place: str, given: Any) -> float:
-    try:
-        return number(place, given, -math.inf)
-    except InputError:
-        raise InputError(f"{place}: expected a finite number, got {given!r:.60}") from None
+# checks of a field each: what it must be, and becomes
 
 
 def _list(place: str, given: Any, what: str) -> Sequence[Any]:
@@ -228,8 +214,16 @@ def _list(place: str, given: Any, what: str) -> Sequence[Any]:
     return given
 
 
+def _sizes(place: str, given: Any) -> tuple[int, ...]:
+    rows = enumerate(_list(place, given, "size"))
+    sizes = tuple(_gpus(f"{place}[{i}]", value) for i, value in rows)
+    for last, size in pairwise(sizes):
+        if size <= last:
+            raise InputError(f"{place}: expected ascending sizes, got {size} after {last}")
+    return sizes
+
+
 def _numbers(place: str, given: Any) -> Numbers:
-    """A table of finite numbers, at least one."""
     given = _list(place, given, "number")
     if {type(v) for v in given} <= {int, float}:  # all at once is ten times as fast
         try:
@@ -241,10 +235,15 @@ def _numbers(place: str, given: Any) -> Numbers:
     return tuple(_finite(f"{place}[{i}]", value) for i, value in enumerate(given))
 
 
-def _each(place: str, given: Any, check: Callable[[str, Any], Any]) -> Any:
+def _rates(place: str, given: Any) -> Numbers:
+    found = _numbers(place, given)
+    if min(found) <= 0:
+        raise InputError(f"{place}: expected numbers > 0, got {min(found)}")
+    return found
+
+
+def _per_type(check: Callable[[str, Any], Any], place: str, given: Any) -> Any:
     """Check one value, or one per type."""
-    if given is None:
-        return None
     if not isinstance(given, Mapping):
         return check(place, given)
     if not given:
@@ -255,56 +254,47 @@ def _each(place: str, given: Any, check: Callable[[str, Any], Any]) -> Any:
     })  # fmt: skip
 
 
-def _called(place: str, of: Callable[[int], Any], sizes: Sequence[int]) -> list[Any]:
-    """What a user's function gives for each size; whatever it raises is an `InputError`."""
-    found = []
-    for gpus in sizes:
-        try:
-            found.append(of(gpus))
-        except Exception as error:
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            raise InputError(f"{place}: the function fails for {gpus} GPUs, {what:.200}") from error
-    return found
-
-
-def _sizes(place: str, given: Any) -> tuple[int, ...]:
-    rows = enumerate(_list(place, given, "size"))
-    sizes = tuple(integer(f"{place}[{i}]", value, 1, MOST_GPUS) for i, value in rows)
-    for last, size in pairwise(sizes):
-        if size <= last:
-            raise InputError(f"{place}: expected ascending sizes, got {size} after {last}")
-    return sizes
-
-
-def _gpus(place: str, given: Any) -> int:
-    return integer(place, given, 1, MOST_GPUS)
-
-
 def _current(place: str, given: Any) -> Mapping[str, int]:
-    if given is not None and not isinstance(given, Mapping):
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
         raise InputError(f"{place}: expected a mapping node -> GPUs, got {given!r:.60}")
-    held = (given or {}).items()
     return MappingProxyType(
-        {label(place, node): _gpus(f"{place}[{node!r}]", gpus) for node, gpus in held}
+        {label(place, node): _gpus(f"{place}[{node!r}]", gpus) for node, gpus in given.items()}
     )
 
 
-_CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
-    "sizes": lambda place, given: _each(place, given, _sizes),
-    "minimum": lambda place, given: _each(place, 1 if given is None else given, _gpus),
-    "maximum": lambda place, given: _each(place, given, _gpus),
-    "utility": lambda place, given: _each(place, given, _numbers),
-    "idle": _finite,
-    "score": lambda place, given: None if given is None else number(place, given),
-    "work": lambda place, given: None if given is None else integer(place, given, 0, MOST_WORK),
-    "rates": lambda place, given: _each(place, given, _numbers),
-    "weight": lambda place, given: number(place, given, above=True),
-    "must_run": lambda _, given: bool(given),
-    "current": _current,
-    "pass_work": lambda place, given: None if given is None
-    else integer(place, given, 1, MOST_WORK),
+def _must_run(place: str, given: Any) -> bool:
+    if not isinstance(given, (bool, np.bool_)):
+        raise InputError(f"{place}: expected true or false, got {given!r:.60}")
+    return bool(given)
+
+
+_finite = partial(number, least=-math.inf)
+_gpus = partial(integer, least=1, most=MOST_GPUS)
+
+PER_TYPE: Final[dict[str, Callable[[str, Any], Any]]] = {
+    "sizes": _sizes, "minimum": _gpus, "maximum": _gpus, "utility": _numbers, "rates": _rates,
 }  # fmt: skip
-"""What each field must be, and becomes."""
+"""Fields that may differ by type."""
+
+_CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
+    **{key: partial(_per_type, check) for key, check in PER_TYPE.items()},
+    "idle": _finite,
+    "score": number,
+    "work": integer,
+    "weight": partial(number, above=True),
+    "must_run": _must_run,
+    "current": _current,
+    "locality": partial(one_of, words=LOCALITIES),
+    "pass_work": partial(integer, least=1, most=MAX_INTEGER),
+}
+
+DEFAULTS: Final[dict[str, Any]] = {
+    one.name: None if one.default is MISSING else one.default for one in fields(QuotaJob)
+}
+"""All fields that a document may hold; a minimum left out is 1."""
+
+_OPTIONAL: Final = {key for key in _CHECKS if DEFAULTS[key] is None} - {"current"}
 
 
-__all__ = ["LOCALITIES", "MOST_GPUS", "QuotaJob", "of_kind"]
+__all__ = ["DEFAULTS", "LOCALITIES", "MOST_GPUS", "PER_TYPE", "QuotaJob", "of_kind"]

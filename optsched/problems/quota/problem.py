@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -11,38 +10,41 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
-from optsched.io.values import integer, label
-from optsched.model.schedule import TIME_UNITS, Problem
-from optsched.problems.quota import bounds as quick
-from optsched.problems.quota.answer import chosen, faults, snapshot, tidiness, with_sequences
-from optsched.problems.quota.checks import check_jobs, infeasibility
-from optsched.problems.quota.data import (
-    LARGEST,
-    Node,
-    PlanData,
-    Quotas,
+from optsched.io.strict_json import MAX_INTEGER, shortened, without_collector
+from optsched.io.values import integer, label, one_of
+from optsched.model.schedule import TIME_UNITS, Problem, Resource, Rows, Schedule
+from optsched.problems.quota.answer import Node, Quotas, gpu_numbers, kept_gpus
+from optsched.problems.quota.checks import MOST_GPUS, budgets_of, check_jobs, nodes_of
+from optsched.problems.quota.job import QuotaJob, of_kind
+from optsched.problems.quota.options import (
+    MOST_OPTIONS,
+    Span,
+    Table,
     linear_levels,
-    spans_of,
+    multipliers,
+    quantised,
+    scaled_rates,
+    shares,
+    table_of,
+    times_of,
 )
-from optsched.problems.quota.job import QuotaJob
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from optsched.model.schedule import Schedule
+    import numpy.typing as npt
+
+    from optsched.model.schedule import IntArray
 
 OBJECTIVES: Final = ("sum", "max_min", "proportional", "makespan")
-
-MOST_GPUS: Final = 10**6
-"""Of a plan: each has a name, and a place in the schedule."""
 
 _NAMES: Final = {
     "sum": "utility", "max_min": "level", "proportional": "deviation", "makespan": "longest job",
 }  # fmt: skip
 
 
-class QuotaPlan(PlanData, Problem):
+class QuotaPlan(Problem):
     """How many GPUs every job gets, and which ones; an exact integer program.
 
     Minimised is the negative of a maximised objective, in parts of `resolution`: all backends
@@ -78,6 +80,19 @@ class QuotaPlan(PlanData, Problem):
 
     problem_kind: ClassVar[str] = "quota"
 
+    jobs: tuple[QuotaJob, ...]
+    nodes: tuple[Node, ...]
+    kinds: tuple[str, ...]
+    """Types of GPUs; ``("",)`` if there is one without a name."""
+    budgets: tuple[int, ...]
+    """GPUs of each type."""
+    objective: str
+    resolution: int
+    time_unit: str
+    name: str
+    spans: list[list[Span]]
+    """What every job may get on each type."""
+
     def __init__(
         self,
         jobs: Sequence[QuotaJob],
@@ -91,16 +106,12 @@ class QuotaPlan(PlanData, Problem):
     ) -> None:
         if not isinstance(jobs, (list, tuple)):
             raise InputError(f"jobs: expected a list of QuotaJobs, got {jobs!r:.60}")
-        if not isinstance(objective, str) or objective not in OBJECTIVES:
-            known = ", ".join(OBJECTIVES)
-            raise InputError(f"objective: expected one of {known}, got {objective!r:.60}")
-        if not isinstance(time_unit, str) or time_unit not in TIME_UNITS:
-            known = ", ".join(TIME_UNITS)
-            raise InputError(f"time_unit: expected one of {known}, got {time_unit!r:.60}")
+        one_of("objective", objective, OBJECTIVES)
+        one_of("time_unit", time_unit, TIME_UNITS)
         if (budget is None) == (nodes is None):
             raise InputError("budget, nodes: expected one of them")
-        machines = () if nodes is None else _nodes(nodes)
-        kinds, budgets = _budgets(budget, machines)
+        machines = () if nodes is None else nodes_of(nodes)
+        kinds, budgets = budgets_of(budget, machines)
         if sum(budgets) > MOST_GPUS:
             raise InputError(
                 f"{'nodes' if machines else 'budget'}: a plan names every GPU and takes at most "
@@ -113,12 +124,18 @@ class QuotaPlan(PlanData, Problem):
             "resolution": integer("resolution", resolution, 1, 10**12),
         }  # fmt: skip
         self.__dict__.update(values)
-        check_jobs(self)
-        self.__dict__["spans"] = [spans_of(job, kinds, budgets) for job in self.jobs]
-        if self.bounds is None or not self._is_plain:
-            self.table  # noqa: B018 (overflow is an error now, not later)
+        check_jobs(self.jobs, machines, kinds, objective, self.resolution)
+        pools = [(k, kind, gpus) for k, (kind, gpus) in enumerate(zip(kinds, budgets, strict=True))]
+        self.__dict__["spans"] = [
+            [(k, sizes) for k, kind, gpus in pools if (sizes := job.allowed(kind, gpus))]
+            for job in self.jobs
+        ]
+        if self.hands_out_all:
+            self._check_total(2 * self.resolution * self.n_gpus)
+        elif self.is_plain:
+            self._table([[(k, (own[0], own[-1])) for k, own in span] for span in self.spans])
         else:
-            self._check_plain()
+            self.table  # noqa: B018 (overflow is an error now, not later)
 
     # what solvers read
 
@@ -132,6 +149,12 @@ class QuotaPlan(PlanData, Problem):
         """Jobs."""
         return len(self.jobs)
 
+    @property
+    def budget(self) -> int | dict[str, int]:
+        """GPUs in all, or by type, as it was given."""
+        of = dict(zip(self.kinds, self.budgets, strict=True))
+        return of[""] if self.kinds == ("",) else of
+
     def changed(self, **fields: Any) -> QuotaPlan:
         """The same plan with other fields."""
         kept: dict[str, Any] = {
@@ -141,20 +164,196 @@ class QuotaPlan(PlanData, Problem):
         if unknown := set(fields) - {*kept, "budget", "nodes"}:
             raise InputError(f"changed: there is no field {min(unknown)!r:.60}")
         if "budget" not in fields and "nodes" not in fields:
-            if self.nodes:
-                kept["nodes"] = self.nodes
-            else:
-                plain = self.kinds == ("",)
-                kept["budget"] = self.budgets[0] if plain else dict(
-                    zip(self.kinds, self.budgets, strict=True)
-                )  # fmt: skip
+            kept.update({"nodes": self.nodes} if self.nodes else {"budget": self.budget})
         return QuotaPlan(**{**kept, **fields})
+
+    @property
+    def n_gpus(self) -> int:
+        """GPUs of all types."""
+        return sum(self.budgets)
+
+    @property
+    def highest(self) -> bool:
+        """Whether the highest cost of a job counts, not their sum."""
+        return self.objective in ("max_min", "makespan")
+
+    @property
+    def hands_out_all(self) -> bool:
+        """Whether the GPUs handed out are a given number, `total`."""
+        return self.objective == "proportional"
+
+    @cached_property
+    def total(self) -> int:
+        """GPUs that a proportional plan hands out: all, or what the maxima allow."""
+        _, high = self.required_bounds
+        return min(self.n_gpus, int(high.sum()))
+
+    @cached_property
+    def n_options(self) -> int:
+        """Allowed sizes of all jobs, none included."""
+        some = sum(not job.must_run for job in self.jobs)
+        return some + sum(len(sizes) for span in self.spans for _, sizes in span)
+
+    @cached_property
+    def table(self) -> Table:
+        """All options with their costs; an `InputError` if there are too many."""
+        if self.n_options > MOST_OPTIONS:
+            raise InputError(
+                f"jobs: together they have {self.n_options} allowed sizes, more than "
+                f"{MOST_OPTIONS}; give each a maximum, or a list of sizes"
+            )
+        return self._table(self.spans)
+
+    def _table(self, spans: list[list[Span]]) -> Table:
+        share = self.share if self.hands_out_all else None
+        found = table_of(self.jobs, spans, self.kinds, self.objective, self.resolution, share)
+        if len(found.cost):
+            some = found.ptr[:-1][np.diff(found.ptr) > 0]
+            most = np.maximum.reduceat(np.abs(found.cost), some)
+            self._check_total(int(most.max()) if self.highest else sum(most.tolist()))
+        return found
+
+    def _check_total(self, most: int) -> None:
+        """Refuse a plan whose answers may cost more than an integer that a document holds."""
+        if most <= MAX_INTEGER:
+            return
+        if self.objective == "makespan":
+            raise InputError(
+                f"work: the longest job would take {most} {self.time_unit}, more than 2^53; use "
+                "a larger time unit"
+            )
+        what = f"{self.n_gpus} GPUs" if self.hands_out_all else "utility: all jobs together"
+        raise InputError(
+            f"{what} are worth up to {most} parts of the resolution, more than 2^53; lower the "
+            "resolution"
+        )
+
+    @cached_property
+    def bounds(self) -> tuple[IntArray, IntArray] | None:
+        """Least and most GPUs of every job, if all between are allowed; one type only."""
+        if len(self.kinds) != 1:
+            return None
+        low, high = np.ones(len(self.jobs), np.int64), np.zeros(len(self.jobs), np.int64)
+        for j, span in enumerate(self.spans):
+            for _, sizes in span:
+                low[j], high[j] = sizes[0], sizes[-1]
+                if high[j] - low[j] + 1 != len(sizes):
+                    return None
+        return low, high
+
+    @property
+    def required_bounds(self) -> tuple[IntArray, IntArray]:
+        """`bounds` of a plan that has them: proportional ones do, and whatever `is_plain`."""
+        assert self.bounds is not None, "proportional plans have bounds"
+        return self.bounds
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Proportional, or max-min of g / w, within bounds: needs no table of options."""
+        no_tables = self.objective == "max_min" and all(job.utility is None for job in self.jobs)
+        return self.hands_out_all or (no_tables and self.bounds is not None)
+
+    @cached_property
+    def weights(self) -> npt.NDArray[np.float64]:
+        """Of the jobs, as floats."""
+        return np.array([job.weight for job in self.jobs], np.float64)
+
+    @cached_property
+    def scores(self) -> IntArray:
+        """Of a proportional plan, as integers up to 2^32 (`options.quantised`)."""
+        return quantised([job.score or 0.0 for job in self.jobs])
+
+    @cached_property
+    def share(self) -> IntArray:
+        """Of a proportional plan: exact shares in parts of the resolution, rounded down."""
+        low, high = self.required_bounds
+        return shares(self.scores, low, high, self.total, self.resolution)
+
+    @cached_property
+    def pools(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Type, GPUs and first GPU of every node, or of every budget if there are no nodes."""
+        if self.nodes:
+            of = {kind: k for k, kind in enumerate(self.kinds)}
+            kind = np.array([of[node.type] for node in self.nodes], np.int64)
+            gpus = np.array([node.gpus for node in self.nodes], np.int64)
+        else:
+            kind, gpus = np.arange(len(self.kinds)), np.array(self.budgets, np.int64)
+        first = np.zeros(len(gpus), np.int64)
+        np.cumsum(gpus[:-1], out=first[1:])
+        return kind, gpus, first
+
+    @cached_property
+    def held(self) -> Quotas:
+        """Where the jobs are now."""
+        at = {node.name: n for n, node in enumerate(self.nodes)}
+        rows = [(j, at[n], gpus) for j, job in enumerate(self.jobs)
+                for n, gpus in job.current.items()]  # fmt: skip
+        job, node, count = np.array(rows, np.int64).reshape(-1, 3).T
+        return Quotas.of(len(self.jobs), job, node, count)
 
     # judging
 
+    def costs(self, sizes: IntArray, kinds: IntArray | None = None) -> IntArray:
+        """What every job's GPUs cost, if all sizes are allowed.
+
+        Parameters
+        ----------
+        sizes
+            GPUs of every job, 0 for none; shape (jobs,).
+        kinds
+            Number of their type; by default all are of the first.
+        """
+        if self.hands_out_all:
+            off: IntArray = np.abs(self.resolution * sizes - self.share)
+            return off
+        if self.is_plain:
+            return -linear_levels(self.resolution, self.weights, sizes)
+        found = self._find(sizes, kinds)
+        if len(found) and (found < 0).any():
+            job = self.jobs[int(np.argmin(found))].name
+            raise InputError(f"job {job!r} may not get {sizes[int(np.argmin(found))]} GPUs")
+        return self.table.cost[found]
+
+    def worth(self, sizes: IntArray, kinds: IntArray | None = None) -> int:
+        """The objective, minimised, of numbers of GPUs; see `costs`."""
+        costs = self.costs(sizes, kinds)
+        if self.highest:
+            return int(costs.max()) if len(costs) else 0
+        return int(costs.sum())
+
+    def _find(self, sizes: IntArray, kinds: IntArray | None) -> IntArray:
+        """Where in the table each job's option is, -1 if it is not allowed."""
+        kinds = np.zeros(len(sizes), np.int64) if kinds is None else np.where(sizes, kinds, 0)
+        wanted = (np.arange(len(sizes)) * len(self.kinds) + kinds) * (self.n_gpus + 1) + sizes
+        at = np.searchsorted(self._keys, wanted)
+        good = at < len(self._keys)
+        good[good] = self._keys[at[good]] == wanted[good]
+        return np.where(good, at, -1)
+
+    @cached_property
+    def _keys(self) -> IntArray:
+        table = self.table
+        return (table.rows() * len(self.kinds) + table.kind) * (self.n_gpus + 1) + table.size
+
+    def allowed(self, sizes: IntArray, kinds: IntArray) -> npt.NDArray[np.bool_]:
+        """Whether each job may get so many GPUs of this type; booleans, shape (jobs,)."""
+        if self.is_plain:
+            low, high = self.required_bounds
+            inside: npt.NDArray[np.bool_] = (sizes >= low) & (sizes <= high)
+            return inside
+        good: npt.NDArray[np.bool_] = self._find(sizes, kinds) >= 0
+        return good
+
+    def sizes(self, quotas: Quotas) -> tuple[IntArray, IntArray]:
+        """Numbers of GPUs, and number of the type of the first, of every job of an answer."""
+        kinds = np.zeros(len(quotas.ptr) - 1, np.int64)
+        some = np.diff(quotas.ptr) > 0
+        kinds[some] = self.pools[0][quotas.node[quotas.ptr[:-1][some]]]
+        return quotas.gpus, kinds
+
     def evaluate(self, schedule: Schedule) -> int:
         """Objective of a schedule of `scheduled`, in its minimised sign."""
-        return self.worth(*self.sizes(chosen(self, schedule)))
+        return self.worth(*self.sizes(self._quotas(schedule)))
 
     def value(self, schedule: Schedule) -> int:
         """Objective in its natural sign, in parts of the resolution (makespan: time units)."""
@@ -163,13 +362,13 @@ class QuotaPlan(PlanData, Problem):
 
     def quota(self, schedule: Schedule) -> dict[str, int]:
         """GPUs of every job by name, 0 for those that do not run."""
-        counts = chosen(self, schedule).gpus.tolist()
+        counts = self._quotas(schedule).gpus.tolist()
         return {job.name: count for job, count in zip(self.jobs, counts, strict=True)}
 
     def placement(self, schedule: Schedule) -> dict[str, dict[str, int]]:
         """Node (or type, without nodes) to GPUs there, of every job that runs."""
         names = [node.name for node in self.nodes] or list(self.kinds)
-        found = chosen(self, schedule)
+        found = self._quotas(schedule)
         where: dict[str, dict[str, int]] = {}
         for j, n, c in zip(found.rows.tolist(), found.node.tolist(), found.count.tolist(),
                            strict=True):  # fmt: skip
@@ -178,7 +377,12 @@ class QuotaPlan(PlanData, Problem):
 
     def tidiness(self, schedule: Schedule) -> tuple[int, int, int]:
         """Nodes spanned by all jobs, GPUs moved, free GPUs on partly used nodes, for ties."""
-        return tidiness(self, chosen(self, schedule))
+        quotas, gpus = self._quotas(schedule), self.pools[1]
+        used = np.zeros(len(gpus), np.int64)
+        np.add.at(used, quotas.node, quotas.count)
+        part = (used > 0) & (used < gpus)
+        moved = np.minimum(self.held.gpus, quotas.gpus) - kept_gpus(quotas, self.held)
+        return len(quotas.node), int(moved.sum()), int((gpus - used)[part].sum())
 
     def describe(self, objective: int | None) -> str:
         """An objective as people read it: ``utility 12.5``, ``level 2``, ``3600 s``."""
@@ -191,14 +395,96 @@ class QuotaPlan(PlanData, Problem):
         return f"{self.objective_name} {value / self.resolution:.10g}{unit}"
 
     def lower_bound(self) -> int:
-        """No answer costs less: the hull (Lagrangian) bound, or the level all can reach."""
-        return 0 if self.infeasibility() else quick.lower_bound(self)
+        """No answer costs less; localities, and which node is of which type, are left out.
+
+        ``"sum"``: the Lagrangian dual of the budgets; ``"max_min"`` and ``"makespan"``: `level`;
+        ``"proportional"``: largest remainders, whatever the bounds say. The last three are exact
+        with one type.
+        """
+        if not self.jobs or self.infeasibility():
+            return 0
+        if self.highest:
+            return self.level
+        if not self.hands_out_all:
+            return multipliers(self.table, self.budgets)[0]
+        low, rest = np.divmod(self.share, self.resolution)
+        highest = np.sort(rest)[::-1][: self.total - int(low.sum())]
+        return int(rest.sum()) + int((self.resolution - 2 * highest).sum())
+
+    @cached_property
+    def level(self) -> int:
+        """The least cost that all jobs can keep to within the GPUs of all types together."""
+        if self.is_plain:
+            low, high = self.required_bounds
+            best, worst = int(self.costs(high).max()), int(self.costs(low).max())
+        else:
+            table = self.table
+            best = int(np.minimum.reduceat(table.cost, table.ptr[:-1]).max())
+            worst = int(table.cost.max())
+        while best < worst:
+            middle = (best + worst) // 2
+            if int(self.sizes_within(middle).sum()) <= self.n_gpus:
+                worst = middle
+            else:
+                best = middle + 1
+        return worst
+
+    def sizes_within(self, cost: int) -> IntArray:
+        """The smallest size of each job that costs at most so much, whatever its type.
+
+        2^40 where there is none.
+        """
+        if not self.is_plain:
+            table = self.table
+            size = np.where(table.cost <= cost, table.size, 2**40)
+            found: IntArray = np.minimum.reduceat(size, table.ptr[:-1])
+            return found
+        low, high = self.required_bounds
+        wanted, weights = -cost, self.weights
+        size = np.maximum(np.ceil(wanted * weights / self.resolution).astype(np.int64), 1)
+        # floats may be off by one: the definition decides
+        size -= linear_levels(self.resolution, weights, size - 1) >= wanted
+        size += linear_levels(self.resolution, weights, size) < wanted
+        size = np.maximum(size, low)
+        return np.where(size > high, 2**40, size)
 
     def infeasibility(self) -> str:
-        """Why no answer exists, naming the jobs, if counting GPUs shows it; else ``""``."""
-        return infeasibility(self)
+        """Why no answer exists, in one sentence, if counting GPUs shows it; else ``""``."""
+        needed, names = 0, []
+        for job, span in zip(self.jobs, self.spans, strict=True):
+            if not job.must_run:
+                continue
+            if not span:
+                parts = [
+                    f"at least {sizes[0]} of {gpus} GPUs" + (f" {kind}" if kind else "")
+                    for kind, gpus in zip(self.kinds, self.budgets, strict=True)
+                    if (sizes := job.allowed(kind))
+                ]
+                needs = shortened(parts).replace(", ", " or ") or "a type that is not there"
+                return f"job {job.name!r} must run and needs {needs}"
+            needed += min(sizes[0] for _, sizes in span)
+            names.append(repr(job.name))
+        if needed <= self.n_gpus:
+            return ""
+        return (
+            f"jobs {shortened(names, 5)} must run and need at least {needed} GPUs together, "
+            f"there are {self.n_gpus}"
+        )
 
     # schedules
+
+    @cached_property
+    def resources(self) -> tuple[Resource, ...]:
+        """The GPUs: ``n0/g1``; ``g1``, or ``type/g1``, without nodes."""
+        if self.nodes:
+            names = [f"{node.name}/g{i}" for node in self.nodes for i in range(node.gpus)]
+        elif self.kinds == ("",):
+            names = [f"g{i}" for i in range(self.budgets[0])]
+        else:
+            pairs = zip(self.kinds, self.budgets, strict=True)
+            names = [f"{kind}/g{i}" for kind, gpus in pairs for i in range(gpus)]
+        with without_collector():  # a third of the time
+            return tuple(map(Resource, names))
 
     def graph(self) -> Schedule:
         """The jobs' current runs, one operation each on the lowest GPUs of their nodes."""
@@ -206,7 +492,34 @@ class QuotaPlan(PlanData, Problem):
 
     @cached_property
     def _graph(self) -> Schedule:
-        return snapshot(self, self.held, "running")
+        return self._snapshot(self.held, "running")
+
+    def _snapshot(self, quotas: Quotas, kind: str) -> Schedule:
+        """One operation ``epoch`` (or ``running``) for every job with GPUs, without orders."""
+        running = kind == "running"
+        numbers = gpu_numbers(self.pools[2], self.n_gpus, quotas, None if running else self.held)
+        sizes, kinds = self.sizes(quotas)
+        jobs = np.flatnonzero(sizes)
+        indptr = np.zeros(len(jobs) + 1, np.int64)
+        np.cumsum(sizes[jobs], out=indptr[1:])
+        duration = np.ones(len(jobs), np.int64) if running else self._durations(jobs, sizes, kinds)
+        return Schedule(
+            name=self.name, time_unit=self.time_unit, resources=self.resources, duration=duration,
+            op_resources=Rows(indptr, numbers.ids), job=jobs, kind=np.full(len(jobs), kind),
+        )  # fmt: skip
+
+    def _durations(self, jobs: IntArray, sizes: IntArray, kinds: IntArray) -> IntArray:
+        """Time of one pass with so many GPUs; 1 for jobs without `pass_work`."""
+        found = np.ones(len(jobs), np.int64)
+        for i, j in enumerate(jobs.tolist()):
+            job = self.jobs[j]
+            if job.pass_work is None:
+                continue
+            kind = self.kinds[int(kinds[j])]
+            at = job.allowed(kind).index(int(sizes[j]))
+            rate = scaled_rates(self.resolution, of_kind(job.rates, kind)[at : at + 1])
+            found[i] = times_of(self.resolution, np.array([job.pass_work]), rate)[0]
+        return found
 
     def scheduled(self, answer: Quotas) -> Schedule:
         """One operation ``epoch`` per job that runs, on its GPUs, for one pass.
@@ -221,7 +534,41 @@ class QuotaPlan(PlanData, Problem):
         """
         if wrong := self.faults(answer):
             raise InputError(wrong[0])
-        return with_sequences(snapshot(self, answer, "epoch"))
+        graph = self._snapshot(answer, "epoch")  # all at time 0, each alone on its GPUs
+        rows, gpus = np.arange(graph.n_operations), graph.op_resources.ids
+        order = np.argsort(gpus)
+        indptr = np.searchsorted(gpus[order], np.arange(graph.n_resources + 1))
+        owner = np.repeat(rows, np.diff(graph.op_resources.indptr))[order]
+        return graph.with_orders(Rows(indptr, owner), np.zeros(len(rows), np.int64))
+
+    def _quotas(self, schedule: Schedule) -> Quotas:
+        """GPUs of every job in a schedule; see `answer`."""
+        if not isinstance(schedule, Schedule):
+            raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
+        if schedule.resources is not self.resources and schedule.resources != self.resources:
+            raise InputError("the schedule belongs to another plan: it has other GPUs")
+        job, rows = schedule.job, schedule.op_resources
+        n = len(self.jobs)
+        strange = (schedule.kind != "epoch").any() or (np.diff(job) <= 0).any()
+        if strange or (len(job) and not 0 <= int(job[0]) <= int(job[-1]) < n):
+            raise InputError(
+                "the schedule belongs to another plan: expected at most one epoch of each of "
+                f"{n} jobs"
+            )
+        first = self.pools[2]
+        pool = np.searchsorted(first, rows.ids, side="right") - 1
+        key, count = np.unique(
+            np.repeat(job, np.diff(rows.indptr)) * len(first) + pool, return_counts=True
+        )
+        found = Quotas.of(n, key // len(first), key % len(first), count)
+        sizes, kinds = self.sizes(found)
+        try:
+            expected = self._durations(job, sizes, kinds)
+        except (IndexError, ValueError):
+            raise InputError("the schedule belongs to another plan: it has other sizes") from None
+        if not np.array_equal(schedule.duration, expected):
+            raise InputError("the schedule belongs to another plan: its passes take other times")
+        return found
 
     def answer(self, schedule: Schedule) -> Quotas:
         """The inverse of `scheduled`, for a start to begin with.
@@ -231,18 +578,51 @@ class QuotaPlan(PlanData, Problem):
         InputError
             The schedule is not of this plan, or breaks a rule.
         """
-        found = chosen(self, schedule)
+        found = self._quotas(schedule)
         if wrong := self.faults(found):
             raise InputError(wrong[0])
         return found
 
     def check(self, schedule: Schedule) -> list[str]:
         """What the verifier cannot know, a sentence each: sizes, types, localities, must_run."""
-        return self.faults(chosen(self, schedule))
+        return self.faults(self._quotas(schedule))
 
     def faults(self, answer: Quotas) -> list[str]:
         """What is wrong with an answer, a sentence each; see `check`."""
-        return faults(self, answer)
+        if not isinstance(answer, Quotas):
+            raise InputError(f"answer: expected Quotas, got {answer!r:.60}")
+        kind, gpus, _ = self.pools
+        if len(answer.ptr) - 1 != len(self.jobs):
+            return [f"expected a row for each of {len(self.jobs)} jobs, got {len(answer.ptr) - 1}"]
+        for n in answer.node[(answer.node < 0) | (answer.node >= len(gpus))][:1]:
+            return [f"there is no node {n}, the plan has 0..{len(gpus) - 1}"]
+        used = np.bincount(answer.node, answer.count, len(gpus)).astype(np.int64)
+        where = [node.name for node in self.nodes] or [kind or "the budget" for kind in self.kinds]
+        found = [f"{used[n]} GPUs of {where[n]} are given away, it has {gpus[n]}"
+                 for n in np.flatnonzero(used > gpus).tolist()]  # fmt: skip
+        sizes, kinds = self.sizes(answer)
+        for j in np.flatnonzero(~self.allowed(sizes, kinds)).tolist():
+            name = self.kinds[int(kinds[j])] if sizes[j] else ""
+            of = f" of type {name}" if name else ""
+            found.append(
+                f"job {self.jobs[j].name!r} gets {sizes[j]} GPUs{of}, which is not allowed"
+            )
+        if self.hands_out_all and int(sizes.sum()) != self.total:
+            found.append(f"{int(sizes.sum())} GPUs are handed out, all {self.total} must be")
+        for j in np.unique(answer.rows[kind[answer.node] != kinds[answer.rows]]).tolist():
+            found.append(f"job {self.jobs[j].name!r} gets GPUs of several types")
+        largest = [int(gpus[kind == k].max(initial=0)) for k in range(len(self.kinds))]
+        for j in np.flatnonzero(np.diff(answer.ptr) > 1).tolist():
+            name, rule = self.jobs[j].name, self.jobs[j].locality
+            here = slice(answer.ptr[j], answer.ptr[j + 1])
+            if rule == "single" and sizes[j] <= largest[int(kinds[j])]:
+                on = here.stop - here.start
+                found.append(f"job {name!r} must be within one node, it is on {on}")
+            part = answer.node[here][answer.count[here] < gpus[answer.node[here]]].tolist()
+            if rule == "whole" and len(part) > 1:
+                names = " and ".join(self.nodes[n].name for n in part[:2])
+                found.append(f"job {name!r} must hold its nodes wholly, {names} are shared")
+        return found
 
     # identity and files
 
@@ -272,69 +652,6 @@ class QuotaPlan(PlanData, Problem):
             f"<QuotaPlan {self.name!r}: {len(self.jobs)} jobs, {where}{self.n_gpus} GPUs, "
             f"{self.objective}>"
         )
-
-    def _check_plain(self) -> None:
-        """Costs of plans without a table stay within what a document holds, and count."""
-        most = 2.0 * self.resolution * self.n_gpus
-        if self.objective == "max_min":
-            most = self.resolution * self.n_gpus / float(self.weights.min(initial=1.0))
-        if most > LARGEST:
-            raise InputError(
-                f"resolution: {self.resolution} parts of {self.n_gpus} GPUs are beyond 2^53; "
-                "lower it"
-            )
-        if self.objective == "max_min":
-            _, high = self.required_bounds
-            levels = linear_levels(self.resolution, self.weights, high)
-            for j in np.flatnonzero((levels == 0) & (high > 0))[:1].tolist():
-                job = self.jobs[j]
-                raise InputError(
-                    f"job {job.name!r}.weight: {high[j]} GPUs divided by {job.weight:g} count as 0 "
-                    f"at resolution {self.resolution}; raise the resolution or lower the weights"
-                )
-
-
-def _nodes(given: Any) -> tuple[Node, ...]:
-    if isinstance(given, np.ndarray) and given.ndim == 1:
-        given = given.tolist()
-    if not isinstance(given, (list, tuple)):
-        raise InputError(f"nodes: expected a list of GPU numbers or Nodes, got {given!r:.60}")
-    if not given:
-        raise InputError("nodes: expected at least one, got an empty list")
-    found, seen = [], set()
-    for n, row in enumerate(given):
-        if isinstance(row, tuple) and not 1 <= len(row) <= 3:
-            raise InputError(f"nodes[{n}]: expected Node(gpus, type, name), got {row!r:.60}")
-        node = Node(*row) if isinstance(row, tuple) else Node(row)
-        gpus = _gpus(f"nodes[{n}].gpus", node.gpus)
-        kind = label(f"nodes[{n}].type", node.type)
-        name = label(f"nodes[{n}].name", node.name) or f"n{n}"
-        if name in seen:
-            raise InputError(f"nodes[{n}].name: {name!r} is also the name of another node")
-        seen.add(name)
-        found.append(Node(gpus, kind, name))
-    return tuple(found)
-
-
-def _budgets(given: Any, nodes: tuple[Node, ...]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Types in the order in which they appear, and GPUs of each."""
-    if nodes:
-        of: dict[str, int] = {}
-        for node in nodes:
-            of[node.type] = of.get(node.type, 0) + node.gpus
-        return tuple(of), tuple(of.values())
-    if not isinstance(given, Mapping):
-        return ("",), (_gpus("budget", given),)
-    if not given:
-        raise InputError("budget: expected at least one type, got an empty mapping")
-    kinds = tuple(label("budget type", kind) for kind in given)
-    return kinds, tuple(_gpus(f"budget[{kind!r}]", gpus) for kind, gpus in given.items())
-
-
-def _gpus(place: str, given: Any) -> int:
-    """A number of GPUs; too large ones pass, the plan's sum says what to do about them."""
-    large = isinstance(given, (int, np.integer)) and given > MOST_GPUS
-    return integer(place, given, 0, LARGEST if large else MOST_GPUS)
 
 
 __all__ = ["OBJECTIVES", "Node", "QuotaJob", "QuotaPlan", "Quotas"]

@@ -6,7 +6,7 @@ import random
 from typing import Any, Final
 
 from optsched.errors import InputError
-from optsched.io.values import integer
+from optsched.io.values import integer, one_of
 from optsched.problems.quota.job import QuotaJob
 from optsched.problems.quota.problem import OBJECTIVES, Node, QuotaPlan
 
@@ -52,10 +52,7 @@ def synthetic(
     integer("nodes", nodes, 1, 10**6)
     integer("gpus", gpus, 1, 10**4)
     integer("types", types, 1, min(nodes, 26))
-    if objective not in OBJECTIVES:
-        raise InputError(
-            f"objective: expected one of {', '.join(OBJECTIVES)}, got {objective!r:.60}"
-        )
+    one_of("objective", objective, OBJECTIVES)
     if objective != "sum" and jobs > nodes * gpus:
         raise InputError(f"jobs: {jobs} cannot all run on {nodes * gpus} GPUs")
     rng = random.Random(repr((jobs, nodes, seed, gpus, types, objective, gaps, locality)))

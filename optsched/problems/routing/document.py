@@ -13,6 +13,7 @@ from optsched.io.strict_json import (
     MAX_INTEGER,
     check_format,
     decode,
+    decode_document,
     lines,
     placed,
     read_json,
@@ -182,16 +183,12 @@ def log_document(given: Log | Mapping[str, Any] | str | os.PathLike[str]) -> Log
     InputError
         With the path in the document, the rule and the value.
     """
-    if isinstance(given, Log):
-        return _log_from_tree(msgspec.json.decode(given.to_json()), "log")
-    if isinstance(given, Mapping):
-        return _log_from_tree(given, "log")
-    return read_json(given, _log_from_tree)
+    said: Any = msgspec.json.decode(given.to_json()) if isinstance(given, Log) else given
 
+    def read(tree: Any, name: str) -> LogDocument:
+        return decode_document(tree, LogDocument, LOG_FORMAT, name)
 
-def _log_from_tree(tree: Any, name: str) -> LogDocument:
-    check_format(tree, LOG_FORMAT, name)
-    return decode(tree, LogDocument, name)
+    return read(said, "log") if isinstance(said, Mapping) else read_json(said, read)
 
 
 def check_scenario(problem: Routing, said: LogDocument) -> None:
@@ -216,57 +213,49 @@ def log_of(problem: Routing, said: LogDocument) -> Log:
         "server": {one.id: s for s, one in enumerate(problem.servers)},
         "segment": range(problem.n_segments),
         "width": range(problem.n_widths),
-        "id": {name: r for r, name in enumerate(problem.ids)},
     }
+    requests = {name: r for r, name in enumerate(problem.ids)}
 
-    def known(place: str, key: str, row: Any) -> int:
-        name = getattr(row, key)
-        if name not in names[key]:
-            raise InputError(f"{place}.{key}: there is no {name!r:.60}")
-        number: int = names[key][name]
-        return number
+    def value(place: str, given: Any, known: Any = None) -> int:
+        """A number of the log: of what a name stands for, in ns, or as it is given."""
+        if known is not None:
+            if given not in known:
+                raise InputError(f"{place}: there is no {given!r:.60}")
+            return int(known[given])
+        if place.endswith("_ms"):
+            return -1 if given is None else round(milliseconds(place, given) * NS_PER_MS)
+        return integer(place, given, 0, MAX_INTEGER)
 
-    def head(place: str, row: _Instance | _Batch, number: int) -> tuple[int, ...]:
-        s, k, w = (known(place, key, row) for key in ("server", "segment", "width"))
-        return s, number, k, w
+    def row(place: str, one: _Instance | _Batch) -> tuple[int, ...]:
+        keys = [key for key in one.__struct_fields__ if key != "requests"]
+        return tuple(value(f"{place}.{key}", getattr(one, key), names.get(key)) for key in keys)
 
-    instances: list[tuple[int, ...]] = []
+    instances: dict[tuple[int, int], tuple[int, ...]] = {}
+    for i, one in enumerate(said.instances):
+        s, number, *rest = row(f"instances[{i}]", one)
+        if (s, number) in instances:
+            raise InputError(
+                f"instances[{i}].id: server {one.server!r:.60} has an instance {number}"
+            )
+        instances[s, number] = (s, number, *rest)
     batches: list[tuple[int, ...]] = []
     entries: list[tuple[int, ...]] = []
-    there: set[tuple[int | str, int]] = set()
-    for i, one in enumerate(said.instances):
-        place = f"instances[{i}]"
-        first = head(place, one, integer(f"{place}.id", one.id, 0, MAX_INTEGER))
-        instances.append((*first, *_times(place, one, "load_ms", "ready_ms", "unload_ms")))
-        if (one.server, one.id) in there:
-            raise InputError(f"{place}.id: server {one.server!r:.60} has an instance {one.id}")
-        there.add((one.server, one.id))
-    for b, row in enumerate(said.batches):
+    for b, ran in enumerate(said.batches):
         place = f"batches[{b}]"
-        first = head(place, row, row.instance)
-        if (row.server, row.instance) not in there:
-            raise InputError(f"{place}: server {row.server!r:.60} has no instance {row.instance}")
-        times = _times(place, row, "start_ms", "end_ms")
-        batches.append((*first, *times, len(row.requests), len(entries)))
-        for i, entry in enumerate(row.requests):
+        s, number, *rest = row(place, ran)
+        if (s, number) not in instances:
+            raise InputError(f"{place}: server {ran.server!r:.60} has no instance {number}")
+        batches.append((s, number, *rest, len(ran.requests), len(entries)))
+        for i, entry in enumerate(ran.requests):
             at = f"{place}.requests[{i}]"
-            entries.append((known(at, "id", entry), *_times(at, entry, "queued_ms")))
-    horizon = None if said.horizon_ms is None else _ns("horizon_ms", said.horizon_ms)
+            queued = value(f"{at}.queued_ms", entry.queued_ms)
+            entries.append((value(f"{at}.id", entry.id, requests), queued))
     return Log(
-        problem, np.array(batches, BATCH), np.array(entries, ENTRY), np.array(instances, INSTANCE),
-        said.summary.decisions, horizon, said.provenance, said.wall_clock,
-        said.summary.energy_j if said.wall_clock else None,
+        problem, np.array(batches, BATCH), np.array(entries, ENTRY),
+        np.array(list(instances.values()), INSTANCE), said.summary.decisions,
+        None if said.horizon_ms is None else value("horizon_ms", said.horizon_ms),
+        said.provenance, said.wall_clock, said.summary.energy_j if said.wall_clock else None,
     )  # fmt: skip
-
-
-def _times(place: str, row: Any, *keys: str) -> list[int]:
-    """Whole ns; -1 for None."""
-    given = [(key, getattr(row, key)) for key in keys]
-    return [-1 if value is None else _ns(f"{place}.{key}", value) for key, value in given]
-
-
-def _ns(place: str, given: float) -> int:
-    return round(milliseconds(place, given) * NS_PER_MS)
 
 
 def log_to_json(log: Log) -> bytes:

@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
     from optsched.problems.routing.problem import FloatArray, Routing
 
-BATCH: Final = np.dtype(
-    [(name, "i8") for name in (
-        "server", "instance", "segment", "width", "start", "end", "images", "first"
-    )]
-)  # fmt: skip
+
+def _integers(names: str) -> np.dtype[Any]:
+    return np.dtype([(name, "i8") for name in names.split()])
+
+
+BATCH: Final = _integers("server instance segment width start end images first")
 """A batch, times in ns; its requests are ``entries[first:first + images]``."""
 
-ENTRY: Final = np.dtype([("request", "i8"), ("queued", "i8")])
-INSTANCE: Final = np.dtype(
-    [(name, "i8") for name in ("server", "id", "segment", "width", "load", "ready", "unload")]
-)
+ENTRY: Final = _integers("request queued")
+INSTANCE: Final = _integers("server id segment width load ready unload")
 """An instance; `unload` is -1 for what is still there in the end."""
 
+_TABLES: Final = {"batches": BATCH, "entries": ENTRY, "instances": INSTANCE}
 _KEPT = "history"
+_LAST = 1024  # completions of which percentiles are taken
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -247,34 +248,6 @@ class Log:
 
     # schedules
 
-    def rows(self) -> Rows:
-        """Everything in rows of integers: what solvers exchange."""
-        found = [[0, *row] for row in self.instances.tolist()]
-        entries = self.entries.tolist()
-        for row in self.batches.tolist():
-            *head, images, first = row
-            flat = [value for entry in entries[first : first + images] for value in entry]
-            found.append([1, *head, *flat])
-        horizon = -1 if self.horizon is None else self.horizon
-        return Rows.of([[2, self.decisions, horizon], *found])
-
-    @classmethod
-    def of_rows(cls, problem: Routing, rows: Rows) -> Log:
-        """The inverse of `rows`."""
-        (_, decisions, horizon), *rest = rows.to_lists()
-        instances = [tuple(row[1:]) for row in rest if row[0] == 0]
-        batches: list[tuple[int, ...]] = []
-        entries: list[tuple[int, int]] = []
-        for row in rest:
-            if row[0] == 1:
-                found = list(zip(row[7::2], row[8::2], strict=True))
-                batches.append((*row[1:7], len(found), len(entries)))
-                entries += found
-        return cls(
-            problem, np.array(batches, BATCH), np.array(entries, ENTRY),
-            np.array(instances, INSTANCE), decisions, None if horizon < 0 else horizon,
-        )  # fmt: skip
-
     def schedule(self) -> Schedule:
         """One operation a load and a batch, one resource an instance.
 
@@ -305,8 +278,8 @@ class Log:
             name=problem.name,
             time_unit="ns",
             resources=tuple(
-                Resource(self._label(row), int(vram[row["segment"], row["width"]]))
-                for row in instances
+                Resource(f"s{s}/i{i}:k{k}w{w}", int(vram[k, w]))
+                for s, i, k, w, *_ in instances.tolist()
             ),
             op_resources=Rows(np.arange(len(start) + 1), resource),
             duration=stop - start,
@@ -319,12 +292,14 @@ class Log:
             acquire=acquire,
             sequences=Rows.of(ops.tolist() for ops in sequences),
             start=start,
-            provenance={_KEPT: self.rows().to_lists()},
+            provenance={
+                _KEPT: {
+                    **{name: getattr(self, name).tolist() for name in _TABLES},
+                    "decisions": self.decisions,
+                    "horizon": self.horizon,
+                }
+            },
         )
-
-    def _label(self, row: Any) -> str:
-        name = f"k{row['segment']}w{row['width']}"
-        return f"s{row['server']}/i{row['id']}:{name}"
 
     def _followers(self, row: IntArray) -> IntArray:
         """Pairs of batches that share a request, the earlier first."""
@@ -342,11 +317,15 @@ class Log:
         InputError
             The schedule is not of these requests.
         """
-        rows = schedule.provenance.get(_KEPT)
+        kept: Any = schedule.provenance.get(_KEPT)
         try:
-            found = cls.of_rows(problem, Rows.of(rows))  # type: ignore[arg-type]
+            tables: dict[str, Any] = {
+                name: np.array([tuple(row) for row in kept[name]], dtype)
+                for name, dtype in _TABLES.items()
+            }
+            found = cls(problem, **tables, decisions=kept["decisions"], horizon=kept["horizon"])
             made = found.schedule()
-        except (TypeError, ValueError, IndexError, KeyError):
+        except (TypeError, ValueError, IndexError, KeyError, OverflowError):
             raise InputError("the schedule is no history of these requests") from None
         if not made.same_graph(schedule):
             raise InputError("the schedule belongs to another instance: its batches are others")
@@ -359,6 +338,58 @@ class Log:
         from optsched.problems.routing.document import log_to_json
 
         return log_to_json(self)
+
+
+def telemetry(log: Log, every_ms: float = 100.0) -> list[dict[str, Any]]:
+    """The state of every server at regular times.
+
+    Returns
+    -------
+    list
+        A row a moment: ``t_ms``, and per server ``utilisation`` (U), ``vram_mb``, ``power_w``,
+        ``queue`` (requests that wait there, per segment), ``running`` (requests in batches), and
+        ``p50_ms`` and ``p99_ms`` of the latencies of the last 1024 requests done there.
+    """
+    moments = range(0, log.end + 1, round(every_ms * NS_PER_MS))
+    states = [_states(log, s, moments) for s in range(len(log.problem.servers))]
+    return [
+        {"t_ms": t / NS_PER_MS, "servers": list(row)}
+        for t, row in zip(moments, zip(*states, strict=True), strict=True)
+    ]
+
+
+def _states(log: Log, s: int, moments: range) -> list[dict[str, Any]]:
+    """The state of one server at these times."""
+    problem, k = log.problem, log.problem.n_segments
+    changes, load = log.loads[s]
+    there = log.instances[log.instances["server"] == s]
+    size = problem.vram[there["segment"], there["width"]] / 1000
+    gone = np.where(there["unload"] < 0, 2**62, there["unload"])
+    of = np.repeat(log.batches, log.batches["images"])
+    own = of["server"] == s
+    of, entries = of[own], log.entries[own]
+    last = of["segment"] == k - 1
+    done = of["end"][last]
+    order = np.argsort(done, kind="stable")
+    latency = ((done - problem.arrival[entries["request"][last]]) / NS_PER_MS)[order]
+    done = done[order]
+    found = []
+    for t in moments:
+        u = load[[np.searchsorted(changes, t, side="right") - 1]]
+        n = int(np.searchsorted(done, t, side="right"))
+        recent = np.sort(latency[max(0, n - _LAST) : n])
+        waits = (entries["queued"] <= t) & (of["start"] > t)
+        found.append({
+            "id": problem.servers[s].id,
+            "utilisation": float(u[0]),
+            "vram_mb": float(size[(there["load"] <= t) & (gone > t)].sum()),
+            "power_w": float(log.watts(s, u)[0]),
+            "queue": np.bincount(of["segment"][waits], minlength=k).tolist(),
+            "running": int(((of["start"] <= t) & (of["end"] > t)).sum()),
+            "p50_ms": percentile(recent, 50),
+            "p99_ms": percentile(recent, 99),
+        })  # fmt: skip
+    return found
 
 
 def percentile(ascending: FloatArray, percent: int) -> float | None:

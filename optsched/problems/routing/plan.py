@@ -10,7 +10,7 @@ import msgspec
 
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
-from optsched.io.strict_json import check_format, decode, placed, read_json
+from optsched.io.strict_json import decode_document, placed, read_json
 from optsched.io.values import integer, one_of
 
 if TYPE_CHECKING:
@@ -127,8 +127,7 @@ class Plan:
     @classmethod
     def from_tree(cls, tree: Any, name: str, problem: Routing) -> Plan:
         """Read a plan from parsed JSON; see `read`."""
-        check_format(tree, FORMAT, name)
-        found = msgspec.structs.asdict(decode(tree, _Document, name))
+        found = msgspec.structs.asdict(decode_document(tree, _Document, FORMAT, name))
         del found["format"]
         number = {server.id: s for s, server in enumerate(problem.servers)}
         named = {",".join(map(str, row)): tuple(row) for row in problem.tuples.tolist()}

@@ -398,29 +398,25 @@ class Routing(Problem):
             arcs=Arcs.of((i, i + 1) for i in first.ravel().tolist()),
         )  # fmt: skip
 
-    def scheduled(self, answer: Rows) -> Schedule:
-        """The schedule of a history (`Log.rows`)."""
+    def scheduled(self, answer: Any) -> Schedule:
+        """The schedule of a history (`Log`)."""
+        made: Schedule = answer.schedule()
+        return made
+
+    def answer(self, schedule: Schedule) -> Any:
+        """The history that a schedule tells, a `Log`."""
         from optsched.problems.routing.log import Log
 
-        return Log.of_rows(self, answer).schedule()
+        return Log.of_schedule(self, schedule)
 
     def evaluate(self, schedule: Schedule) -> int:
         """The objective of a history, from its schedule alone."""
-        from optsched.problems.routing.log import Log
-
-        return Log.of_schedule(self, schedule).cost
-
-    def answer(self, schedule: Schedule) -> Rows:
-        """The inverse of `scheduled`."""
-        from optsched.problems.routing.log import Log
-
-        return Log.of_schedule(self, schedule).rows()
+        cost: int = self.answer(schedule).cost
+        return cost
 
     def check_own(self, schedule: Schedule) -> None:
         """Refuse what is no history of these requests with an `InputError`."""
-        from optsched.problems.routing.log import Log
-
-        Log.of_schedule(self, schedule)
+        self.answer(schedule)
 
     # documents
 

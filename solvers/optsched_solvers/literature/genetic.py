@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.errors import InputError, MissingExtra
+from optsched.model.graph import evaluate, machine_orders
 from optsched.model.schedule import NO_DEADLINE, Rows
 from optsched.problems.gpus.problem import GpuSets
 from optsched.solving.result import Result
@@ -224,10 +225,9 @@ class Orders(Decoder):
 
     def __init__(self, graph: Schedule, monitor: Monitor, starts: list[Rows]) -> None:
         from optsched.kernels.list_schedule import DispatchGraph
-        from optsched.model.graph import evaluate
 
         self.graph, self.monitor, self.starts = graph, monitor, starts
-        self.records, self.split = DispatchGraph.of(graph), rules.Dispatcher(graph, 0).split
+        self.records = DispatchGraph.of(graph)
         place = np.empty(graph.n_operations, np.int64)
         place[evaluate(graph).order] = np.arange(graph.n_operations)
         labels = np.stack([graph.job, graph.microbatch, graph.iteration])
@@ -269,7 +269,7 @@ class Orders(Decoder):
         genes[:] = self.gene[order].tolist()
         makespan = int((start + self.graph.duration).max(initial=0))
         if self.monitor.objective is None or makespan < self.monitor.objective:
-            self.monitor.incumbent(self.split(order), makespan, "genetic")
+            self.monitor.incumbent(machine_orders(self.graph, order), makespan, "genetic")
         return makespan
 
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.model.bounds import frees_in_order, holdings, jackson_preemptive
+from optsched.model.bounds import jackson_preemptive
 from optsched.model.graph import evaluate
+from optsched.model.memory_bounds import frees_in_order, holdings
 from optsched.model.schedule import NO_DEADLINE, Rows
 from optsched.solving.result import Result
 from optsched.solving.solver import Support

@@ -166,10 +166,11 @@ def offer_quick(graph: Schedule, monitor: Monitor) -> None:
     Made in plain Python, while the kernels are compiled.
     """
     from optsched.analysis.rolling import rolling
+    from optsched.model.graph import machine_orders
     from optsched.model.verify import verify
 
     once = Dispatcher(unrolled(graph, 1), 0)
-    offers = [(ONE_BY_ONE, once.split(one_job_at_a_time(once.graph)))]
+    offers = [(ONE_BY_ONE, machine_orders(once.graph, one_job_at_a_time(once.graph)))]
     rule = next(variants(once.graph, RULES))
     listed = quick_schedule(once, rule)
     if listed is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from optsched.errors import CyclicOrder
 from optsched.kernels.cycle_ratio import cycle_time
-from optsched.model.bounds import holdings, paths_from
+from optsched.model.memory_bounds import holdings, paths_from
 from optsched.model.schedule import Arcs
 from optsched.solving.result import Result
 from optsched.solving.solver import Support

@@ -5,7 +5,7 @@ The checks are strict about types, shapes and sizes, and cheap where all is righ
 
 from __future__ import annotations
 
-from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -27,6 +27,8 @@ MOST_JOBS: Final = 2**24
 """Largest number of jobs: sums of scores then stay below 2**56."""
 NAMED: Final = 5
 """How many jobs a message names."""
+_INT: Final = np.dtype(np.int64)
+_FLOAT: Final = np.dtype(np.float64)
 
 
 class Proof(NamedTuple):
@@ -61,39 +63,23 @@ class Certificate:
         The kind of check: ``"exchange"``, ``"dual bound"``, ``"dynamic programme"``, ...
     """
 
+    value: float
+    bound: float
+    price: float | None
+    holds: bool
+    proof: str
+
     def __init__(self, what: str, check: Callable[[], Proof]) -> None:
         self.what = what
         self._check = check
+        self._found: Proof | None = None
 
-    @cached_property
+    @property
     def found(self) -> Proof:
         """All that the check finds."""
-        return self._check()
-
-    @property
-    def value(self) -> float:
-        """What the answer reaches."""
-        return self.found.value
-
-    @property
-    def bound(self) -> float:
-        """What no answer can beat."""
-        return self.found.bound
-
-    @property
-    def price(self) -> float | None:
-        """The multiplier of the budget."""
-        return self.found.price
-
-    @property
-    def holds(self) -> bool:
-        """Whether the check succeeded."""
-        return self.found.holds
-
-    @property
-    def proof(self) -> str:
-        """The kind of check."""
-        return self.found.proof
+        if self._found is None:
+            self._found = self._check()
+        return self._found
 
     def __bool__(self) -> bool:
         return self.holds
@@ -102,60 +88,42 @@ class Certificate:
         return f"<Certificate of the {self.what}: {self.found}>"
 
 
+for _name in Proof._fields:
+    setattr(Certificate, _name, property(attrgetter(f"found.{_name}")))
+
+
 def gpus(budget: Any) -> int:
     """The budget, a whole number in 0..2**30."""
     return integer("budget", budget, 0, MOST_GPUS)
 
 
-def integers(name: str, given: Any, size: int | None = None, most: int | None = None) -> IntArray:
-    """A contiguous int64 vector; one number stands for `size` equal ones if a size is known.
-
-    With `most` its entries are 0 to so many.
-    """
-    if type(given) is np.ndarray and given.dtype == np.int64 and given.ndim == 1:
-        array = given
-    else:
-        array = _plain(name, given, "iu", "whole numbers")
-        if array.ndim == 0 and size is not None:
-            array = np.full(size, array)
-        if array.dtype.kind == "u" and array.size and int(array.max()) >= 2**63:
-            raise InputError(f"{name}: expected whole numbers below 2**63, got {array.max()}")
-        array = array.astype(np.int64)
-    array = np.ascontiguousarray(_vector(name, array, size))
-    if most is not None and len(array) and (array.min() < 0 or array.max() > most):
-        at = int(np.argmax((array < 0) | (array > most)))
-        raise InputError(f"{name}: entry {at} is not in 0..{most} ({array[at]})")
+def integers(name: str, given: Any, size: int | None = None) -> IntArray:
+    """A contiguous int64 vector; one number stands for `size` equal ones if a size is known."""
+    array: IntArray = _vector(name, given, size, "iu", "whole numbers", _INT)
     return array
 
 
 def reals(name: str, given: Any, size: int | None = None) -> FloatArray:
     """A contiguous float64 vector, not yet checked for signs and NaN."""
-    if type(given) is np.ndarray and given.dtype == np.float64 and given.ndim == 1:
-        array = given
-    else:
-        array = _plain(name, given, "iuf", "numbers")
-        if array.ndim == 0 and size is not None:
-            array = np.full(size, array)
-        array = array.astype(np.float64)
-    array = np.ascontiguousarray(_vector(name, array, size))
+    array: FloatArray = _vector(name, given, size, "iuf", "numbers", _FLOAT)
     if len(array) > MOST_JOBS:
         raise InputError(f"{name}: at most {MOST_JOBS} jobs, got {len(array)}")
     return array
 
 
-def row_pointers(name: str, given: Any, entries: int, rows: int | None = None) -> IntArray:
-    """Where the rows of a CSR array of so many entries begin, and the last one ends."""
+def row_pointers(name: str, given: Any, entries: int) -> IntArray:
+    """Where the rows of a CSR array of so many entries begin, none empty, and the last one ends."""
     ptr = integers(name, given)
     if len(ptr) == 0 or ptr[0] != 0 or ptr[-1] != entries:
         raise InputError(
             f"{name}: expected offsets from 0 to {entries} (the number of entries), "
             f"got {ptr.tolist()[:2]}..{ptr.tolist()[-1:]}"
         )
-    if rows is not None and len(ptr) != rows + 1:
-        raise InputError(f"{name}: has {len(ptr)} entries, {rows + 1} are needed")
     if len(ptr) > MOST_JOBS:
         raise InputError(f"{name}: at most {MOST_JOBS} rows, got {len(ptr) - 1}")
-    for j in np.flatnonzero(ptr[1:] < ptr[:-1])[:1]:
+    for j in np.flatnonzero(ptr[1:] <= ptr[:-1])[:1]:
+        if ptr[j + 1] == ptr[j]:
+            raise InputError(f"{name}: row {j} is empty; give it an entry (size 0 for none)")
         raise InputError(f"{name}: row {j} ends at {ptr[j + 1]}, before it begins ({ptr[j]})")
     return ptr
 
@@ -188,9 +156,21 @@ def _plain(name: str, given: Any, kinds: str, what: str) -> Any:
     return array
 
 
-def _vector(name: str, array: Any, size: int | None) -> Any:
+def _vector(
+    name: str, given: Any, size: int | None, kinds: str, what: str, dtype: np.dtype[Any]
+) -> Any:
+    """A contiguous vector of a type."""
+    if type(given) is np.ndarray and given.dtype == dtype and given.ndim == 1:
+        array = given
+    else:
+        array = _plain(name, given, kinds, what)
+        if array.ndim == 0 and size is not None:
+            array = np.full(size, array)
+        if array.dtype.kind == "u" and dtype.kind == "i" and array.size and array.max() >= 2**63:
+            raise InputError(f"{name}: expected whole numbers below 2**63, got {array.max()}")
+        array = array.astype(dtype)
     if array.ndim != 1:
         raise InputError(f"{name}: expected one dimension, got shape {array.shape}")
     if size is not None and len(array) != size:
         raise InputError(f"{name}: expected {size} values, one a job, got {len(array)}")
-    return array
+    return np.ascontiguousarray(array)

@@ -1,4 +1,4 @@
-"""`auto` for quota plans: special algorithm, multiple choice, branch and bound, then CP-SAT."""
+"""`auto` for quota plans: an exact algorithm or greedy, then CP-SAT, or branch and bound."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from optsched.solving.result import Result
 from optsched_solvers.quota.cpsat import CpSat
 from optsched_solvers.quota.exact import GreedyQuota, QuotaExact
 from optsched_solvers.quota.plans import supported
+from optsched_solvers.quota.tree import BranchAndBound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,10 @@ FIRST: Final = 10_000
 
 
 class Auto:
-    """With one type the exact algorithm; else, or if a locality fails, greedy, then CP-SAT."""
+    """With one type the exact algorithm; else, or if a locality fails, greedy, then CP-SAT.
+
+    Branch and bound takes the plans that are too large for CP-SAT.
+    """
 
     name = "auto"
     kinds = ("quota",)
@@ -65,6 +69,8 @@ class Auto:
             if limits.iterations is not None and monitor.objective is None:
                 given = replace(given, iterations=max(limits.iterations, FIRST))
             return model.solve(problem, given, monitor)
+        if (tree := BranchAndBound()).supports(problem):
+            return tree.solve(problem, given, monitor)
         return Result("unknown", reason=said.reason)
 
 

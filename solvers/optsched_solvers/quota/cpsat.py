@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.errors import InputError
-from optsched.problems.quota.data import Quotas
+from optsched.problems.quota.answer import Quotas
 from optsched.problems.quota.problem import QuotaPlan
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -65,15 +64,11 @@ def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
     """Search until proof or limit; options, threads and iterations are those of `CpSat`.
 
     With nodes, a second search among the optima minimises nodes spanned, then GPUs moved, then
-    free GPUs on partly used nodes, for twice the time that the optimum took (at least a second);
-    the option ``ties`` turns it off.
+    free GPUs on partly used nodes, for twice the time that the optimum took (at least a second).
     """
     from optsched_solvers._cpsat import checked_options
 
     checked_options(limits)
-    ties = limits.options.get("ties", True)
-    if not isinstance(ties, bool):
-        raise InputError(f"options.ties: expected true or false, got {ties!r:.60}")
     if not load(monitor, "ortools.sat.python.cp_model") or not ready(plan, monitor):
         first_answer(plan, monitor)
         return Result("unknown", reason=NOT_LOADED)
@@ -81,14 +76,14 @@ def solve(plan: Any, limits: Limits, monitor: Monitor) -> Result:
         first_answer(plan, monitor)
         return Result("unknown")
     strict = any(job.locality != "any" for job in plan.jobs)
-    small = len(plan.jobs) * len(plan.nodes) <= MOST_PAIRS
-    joint = bool(plan.nodes) and (strict or (ties and small))
-    pairs = len(plan.jobs) * len(plan.nodes) if joint else 0
+    pairs = len(plan.jobs) * len(plan.nodes)
+    joint = bool(plan.nodes) and (strict or pairs <= MOST_PAIRS)
+    pairs = pairs if joint else 0
     if monitor.remaining < START[0] * plan.n_options + START[1] * pairs:
         if monitor.objective is None and (found := greedy(plan)) is not None:
             offer(plan, monitor, *found, "greedy_quota")
         return Result("unknown")
-    run = _Run(plan, Model(plan, joint), joint and ties, limits, monitor)
+    run = _Run(plan, Model(plan, joint), limits, monitor)
     run.run()
     if run.infeasible:
         return Result("infeasible", reason="CP-SAT proved that no placement keeps all rules")
@@ -256,10 +251,8 @@ class Model:
 class _Run(Call):
     """One call of CP-SAT for the objective, then perhaps one that breaks ties."""
 
-    def __init__(
-        self, plan: QuotaPlan, built: Model, ties: bool, limits: Limits, monitor: Monitor
-    ) -> None:
-        self.plan, self.built, self.ties = plan, built, ties
+    def __init__(self, plan: QuotaPlan, built: Model, limits: Limits, monitor: Monitor) -> None:
+        self.plan, self.built = plan, built
         self.held: tuple[Quotas, int, float] | None = None
         self.breaking = False
         self.lock = threading.Lock()
@@ -277,7 +270,7 @@ class _Run(Call):
             return
         worth, target = self.plan.worth(*found), limits.target
         self.built.hint(rows)
-        if self.ties and (target is None or worth > target):
+        if self.built.joint and (target is None or worth > target):
             self.held = (rows, worth, monitor.elapsed)
         else:
             monitor.incumbent(rows, worth, "greedy_quota")
@@ -297,7 +290,7 @@ class _Run(Call):
                 return
             held = self.held
             told = held is not None and self.monitor.objective == held[1]
-            if self.ties and held is not None and not told and self.monitor.remaining > STOP:
+            if self.built.joint and held is not None and not told and self.monitor.remaining > STOP:
                 self._break_ties(held[0], held[1])
             elif self.held is not None:
                 self.monitor.bound(self.held[1], "cpsat")
@@ -328,7 +321,7 @@ class _Run(Call):
             rows, _ = place(plan, sizes, kinds)
         worth = plan.worth(sizes, kinds)
         target = self.limits.target
-        if not self.ties or (target is not None and worth <= target):
+        if not self.built.joint or (target is not None and worth <= target):
             self.monitor.incumbent(rows, worth, "cpsat")
             return
         with self.lock:
@@ -356,10 +349,7 @@ class CpSat:
     name = "cpsat"
     kinds = ("quota",)
     options: Mapping[str, str] = MappingProxyType(
-        {
-            "parameters": "mapping of further CP-SAT parameters",
-            "ties": "plans with nodes: break ties exactly (default true)",
-        }
+        {"parameters": "mapping of further CP-SAT parameters"}
     )
 
     supports = staticmethod(supports)

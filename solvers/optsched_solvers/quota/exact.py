@@ -9,8 +9,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.kernels.plain_python import in_python
-from optsched.problems.quota.bounds import level, sizes_within
-from optsched.problems.quota.data import MOST_OPTIONS
+from optsched.problems.quota.options import MOST_OPTIONS
 from optsched.problems.quota.problem import QuotaPlan
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -228,7 +227,7 @@ def _arguments(plan: QuotaPlan, chosen: str) -> tuple[Any, ...]:
 
 def _smallest(plan: QuotaPlan) -> IntArray:
     """The smallest sizes that reach the best level, then the worst off first."""
-    smallest = sizes_within(plan, level(plan))
+    smallest = plan.sizes_within(plan.level)
     return fill(plan, smallest, np.zeros(len(smallest), np.int64))[0]
 
 

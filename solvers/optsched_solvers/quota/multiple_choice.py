@@ -1,12 +1,12 @@
 """One option of every row within a budget, for the greatest sum: exact multiple choice.
 
 The upper hulls give a price, a bound and a first solution (Sinha & Zoltners 1979); a core of rows
-near the price is expanded until nothing better is possible (Pisinger 1995); the full table of
-budgets is the fall-back.
+near the price is expanded until nothing better is possible (Pisinger 1995).
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -21,17 +21,10 @@ if TYPE_CHECKING:
 
 PLAIN_STATES: Final = 1 << 15
 """Partial solutions in plain Python, before kernels are compiled for them."""
-FEW_STATES: Final = 1 << 21
-"""Partial solutions before the table of budgets is tried, and after it is found too large."""
-MANY_STATES: Final = 1 << 25
-PLAIN_CELLS: Final = 200_000
-"""Steps that the table of budgets may take in plain Python."""
-CELLS: Final = 4 * 10**9
-"""Steps that the table of budgets may take: some seconds."""
+STATES: Final = 1 << 27
+"""Partial solutions at most: 1 GiB, which thousands of rows of one shape may take."""
 RECHECK: Final = 3 * 10**8
-"""Steps that a certificate may take."""
-MEMORY: Final = 1 << 28
-"""Bytes of back-pointers at once; beyond it the rows are halved, and solved twice."""
+"""Additions that a certificate may take."""
 
 
 class Options(NamedTuple):
@@ -79,7 +72,7 @@ def choice(
         The chosen sizes; the same input always gives the same of several optima. The certificate
         holds only if the bound at the price, or a table of budgets within a limit of work
         (`RECHECK`), proves the answer. The answer is optimal also where that is too much work,
-        unless neither core nor table fitted into memory (`solve` tells).
+        unless the core did not fit into memory (`solve` tells).
 
     Raises
     ------
@@ -103,8 +96,6 @@ def options(ptr: Any, size: Any, value: Any, budget: Any) -> Options:
     starts = row_pointers("ptr", ptr, len(sizes))
     if len(sizes) != len(values):
         raise InputError(f"value: expected {len(sizes)} values, one a size, got {len(values)}")
-    for j in np.flatnonzero(starts[1:] == starts[:-1])[:1]:
-        raise InputError(f"ptr: row {j} is empty; give every row an option (size 0 for none)")
     facts, first = np.zeros(kernel.FACTS, np.int64), starts[:-1]
     wrong = kernel.solve(starts, sizes, values, 0, -1, facts, facts)
     least, most, step, at = facts[:4].tolist()
@@ -140,100 +131,26 @@ def _infeasible(needs: IntArray, least: int, budget: int) -> str:
 
 
 def solve(given: Options) -> Solved:
-    """An optimal solution; or, where neither core nor table fits into memory, a good one."""
+    """An optimal solution; or, where the core does not fit into memory, a good one."""
     if is_in_python():
         with in_python():
-            found, proved = _search(given, PLAIN_STATES)
-        if proved:
+            found = _search(given, PLAIN_STATES)
+        if found.value == found.bound:
             return found
     with in_python(False):  # of several optima it gives the same as ever
-        found, proved = _search(given, FEW_STATES)
-        if proved:
-            return found
-        done, better = _by_table(given, found, found.value - given.smallest + 1, CELLS)
-        if not done:
-            return _search(given, MANY_STATES)[0]
-    position = found.position if better is None else better
-    value = int(given.value[position].sum())
-    return found._replace(position=position, value=value, bound=value)
+        return _search(given, STATES)
 
 
-def _search(given: Options, limit: int) -> tuple[Solved, bool]:
-    """A solution, and whether it is proved within so many partial solutions."""
+def _search(given: Options, limit: int) -> Solved:
+    """A solution; its bound is its value if so many partial solutions prove it."""
     position, facts = np.empty(len(given.ptr) - 1, np.int64), np.zeros(kernel.FACTS, np.int64)
     kernel.solve(*given[:4], limit, position, facts)
-    value, bound = (given.smallest + int(facts[k]) for k in (kernel.BEST, kernel.BOUND))
-    proved = bool(facts[kernel.PROVED]) or value >= bound
-    price, scale = int(facts[kernel.PRICE]), int(facts[kernel.SCALE])
-    return Solved(position, price, scale, value, value if proved else bound), proved
-
-
-def _by_table(
-    given: Options, solved: Solved, least: int, most: int
-) -> tuple[bool, IntArray | None]:
-    """Whether the table could search all solutions of at least a gain, and a best of them.
-
-    Options that lose more at the price cannot be part of such a solution, and are left out. Not
-    searched if the table takes more than `most` steps; None if there is no such solution.
-    """
-    ptr, size, value = given.ptr, given.size, given.value
-    loss, promise = _losses(given, solved)
-    allowed = promise - solved.scale * least
-    kept = np.flatnonzero(loss <= allowed)
-    rows = len(ptr) - 1
-    owner = np.repeat(np.arange(rows), np.diff(ptr))[kept]
-    counts = np.bincount(owner, minlength=rows)
-    if (counts == 0).any():
-        return True, None
-    first = kept[np.cumsum(counts) - counts]
-    room = given.spare - int((size[first] - size[ptr[:-1]]).sum())
-    if room < 0:
-        return True, None
-    free = np.flatnonzero(counts > 1)
-    found = first.copy()
-    if len(free):
-        where = kept[counts[owner] > 1]
-        widths = counts[free]
-        starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(widths)))
-        extra = size[where] - np.repeat(size[first[free]], widths)
-        gain = value[where] - np.repeat(value[first[free]], widths)
-        step = int(np.gcd.reduce(extra))
-        extra, room = extra // step, room // step
-        room = min(room, int(extra[starts[1:] - 1].sum()))
-        steps = int(starts[-1]) * (room + 1)
-        if steps > most:
-            return False, None
-        with in_python(is_in_python() and steps <= PLAIN_CELLS):
-            found[free] = where[table(starts, extra, gain, room)]
-    worth = int((value[found] - value[ptr[:-1]]).sum())
-    return True, found if worth >= least else None
-
-
-def table(
-    ptr: IntArray, size: IntArray, value: IntArray, room: int, memory: int = MEMORY
-) -> IntArray:
-    """Position of every row's option in a best solution of at most `room`.
-
-    Every row's first size is 0; among equals that of the smaller size in later rows. `memory`:
-    bytes of back-pointers at once.
-    """
-    rows = len(ptr) - 1
-    wide = 1 if int(np.diff(ptr).max(initial=0)) > 256 else 0
-    need = rows * (room + 1) * (2 if wide else 1)
-    chosen = np.empty(rows, np.int64)
-    if rows <= 1 or need <= memory:
-        kernel.table(ptr, size, value, room, wide, np.empty(need, np.uint8), chosen)
-        return chosen
-    half = rows // 2
-    left, right = ptr[: half + 1], ptr[half:] - ptr[half]
-    size_right, value_right = size[ptr[half] :], value[ptr[half] :]
-    worth, other, nothing = *np.empty((2, room + 1), np.int64), np.empty(0, np.uint8)
-    kernel.table(left, size, value, room, -1, nothing, worth)
-    kernel.table(right, size_right, value_right, room, -1, nothing, other)
-    share = int(np.argmax(worth + other[::-1]))
-    chosen[:half] = table(left, size, value, share, memory)
-    chosen[half:] = table(right, size_right, value_right, room - share, memory) + ptr[half]
-    return chosen
+    price, scale, gain, proved, promise = (
+        int(facts[k])
+        for k in (kernel.PRICE, kernel.SCALE, kernel.BEST, kernel.PROVED, kernel.PROMISE)
+    )
+    best = gain if proved else promise // scale
+    return Solved(position, price, scale, given.smallest + gain, given.smallest + best)
 
 
 def _losses(given: Options, solved: Solved) -> tuple[IntArray, int]:
@@ -249,6 +166,38 @@ def _losses(given: Options, solved: Solved) -> tuple[IntArray, int]:
     return np.repeat(most, rows) - worth, int(most.sum()) + solved.price * given.spare
 
 
+def _best_gain(given: Options, solved: Solved, least: int) -> int | None:
+    """The greatest gain of all solutions if that is at least `least`, else less than that.
+
+    Options that lose more at the price cannot be part of such a solution; a table of budgets goes
+    through all others, row by row. None if that is too much work.
+    """
+    ptr, extra = given.ptr, given.size - np.repeat(given.size[given.ptr[:-1]], np.diff(given.ptr))
+    loss, promise = _losses(given, solved)
+    kept = np.flatnonzero(loss <= promise - solved.scale * least)
+    rows = np.searchsorted(kept, ptr)
+    if (rows[1:] == rows[:-1]).any():
+        return least - 1
+    first = extra[kept[rows[:-1]]]
+    more = extra[kept] - np.repeat(first, np.diff(rows))
+    gain = given.value[kept] - np.repeat(given.value[ptr[:-1]], np.diff(rows))
+    step = max(int(np.gcd.reduce(more)), 1)
+    room = (given.spare - int(first.sum())) // step
+    if room < 0:
+        return least - 1
+    more //= step
+    room = min(room, int(more[rows[1:] - 1].sum()))
+    if len(kept) * (room + 1) > RECHECK:
+        return None
+    best = np.zeros(room + 1, np.int64)
+    for begin, end in pairwise(rows.tolist()):
+        new = best + gain[begin]
+        for size, worth in zip(more[begin + 1 : end], gain[begin + 1 : end], strict=True):
+            np.maximum(new[size:], best[: max(room + 1 - size, 0)] + worth, out=new[size:])
+        best = new
+    return int(best[-1])
+
+
 def certify(given: Options, solved: Solved) -> Proof:
     """Check the sizes, and the answer against the price, else against what the price leaves."""
     ptr, value, position = given.ptr, given.value, solved.position
@@ -258,9 +207,8 @@ def certify(given: Options, solved: Solved) -> Proof:
     bound = given.smallest + _losses(given, solved)[1] // solved.scale
     proof = "dual bound"
     if bound > reached:
-        searched, better = _by_table(given, solved, reached - given.smallest + 1, RECHECK)
-        if searched:
-            best = reached if better is None else int(value[better].sum())
-            bound, proof = max(best, reached), "dynamic programme"
+        best = _best_gain(given, solved, reached - given.smallest + 1)
+        if best is not None:
+            bound, proof = max(given.smallest + best, reached), "dynamic programme"
     price = solved.price / solved.scale if solved.price > 0 else None
     return Proof(reached, bound, price, holds and reached == bound, proof)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 import numpy as np
-from numba import types
 
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
 
@@ -28,12 +27,12 @@ NONE: Final = 1 << 60
 """Gradient where there is no move."""
 
 # what `solve` tells in `facts`
-SCALE, PRICE, SLACK, GAIN, PROMISE, BOUND, BEST, PROVED = range(8)
+SCALE, PRICE, SLACK, GAIN, PROMISE, BEST, PROVED = range(7)
 """Scale; scaled profit of one unit of weight, a little above that of the critical edges (0: all
 fits); room that the centre leaves, and its profit above the first options; scaled gain of the
-relaxation at the price: no solution gains more; floor of the linear relaxation's gain; gain of the
-solution; 1 if it is optimal, 0: too many partial solutions."""
-FACTS: Final = 8
+relaxation at the price: no solution gains more; gain of the solution; 1 if it is optimal, 0: too
+many partial solutions."""
+FACTS: Final = 7
 LEAST, MOST, STEP, AT = range(4)
 """What it tells of a check: sums of smallest and largest weights, the greatest common divisor of
 weights above the smallest of their row, and the option at which something is wrong."""
@@ -80,7 +79,7 @@ def solve(ptr, weight, profit, spare, limit, chosen, facts):  # type: ignore[no-
     _relax(given, spare, facts)
     _first(given, chosen, facts)
     allowed = facts[PROMISE] - facts[SCALE] * (facts[BEST] + 1)
-    facts[PROVED] = 1 if facts[BEST] >= facts[BOUND] or allowed < 0 else 0
+    facts[PROVED] = 1 if allowed < 0 else 0
     if facts[PROVED] == 0 and limit > 0:
         _expand(given, _core(given, spare, facts, allowed), limit, chosen, facts)
     return 0
@@ -224,7 +223,7 @@ def _relax(given, spare, facts):  # type: ignore[no-untyped-def]
             edge[h] = key[count]
             count += 1
     price = _critical(key, length, count, spare) + 1  # edges at the critical key lose a little
-    slack, gain, ties = spare, 0, 0
+    slack, gain = spare, 0
     for j in range(rows):
         h = hull_ptr[j]
         while h + 1 < hull_ptr[j + 1] and edge[h + 1] >= price:
@@ -232,12 +231,7 @@ def _relax(given, spare, facts):  # type: ignore[no-untyped-def]
         base[j] = h
         slack -= weight[hull[h]] - weight[ptr[j]]
         gain += profit[hull[h]] - profit[ptr[j]]
-        while h + 1 < hull_ptr[j + 1] and edge[h + 1] == price - 1:
-            h += 1
-            key[ties] = h
-            ties += 1
     facts[SCALE], facts[PRICE], facts[PROMISE] = scale, price, scale * gain + price * slack
-    facts[BOUND] = gain + _fractions(weight, profit, hull, key[:ties], slack)
     for j in range(rows):
         h = base[j]
         while h + 1 < hull_ptr[j + 1] and edge[h + 1] == price - 1:
@@ -249,37 +243,6 @@ def _relax(given, spare, facts):  # type: ignore[no-untyped-def]
             h += 1
         centre[j] = h
     facts[SLACK], facts[GAIN] = slack, gain
-
-
-@helper()
-def _fractions(weight, profit, hull, ties, room):  # type: ignore[no-untyped-def]
-    """Floor of what the edges at the critical key gain in the room that the base leaves.
-
-    Few are taken, so no sort; all edges of one slope at once.
-    """
-    bound, left = 0, len(ties)
-    while room > 0 and left > 0:
-        rise, run = 0, 1
-        for t in range(left):
-            i, k = hull[ties[t]], hull[ties[t] - 1]
-            if t == 0 or _steeper(profit[i] - profit[k], weight[i] - weight[k], rise, run) == 1:
-                rise, run = profit[i] - profit[k], weight[i] - weight[k]
-        kept = 0
-        for t in range(left):
-            i, k = hull[ties[t]], hull[ties[t] - 1]
-            other, length = profit[i] - profit[k], weight[i] - weight[k]
-            if _steeper(rise, run, other, length) == 1:
-                ties[kept] = ties[t]
-                kept += 1
-            elif length <= room:
-                bound += other
-                room -= length
-            else:  # the break edge, or what of this slope comes after it
-                whole = other // length
-                bound += whole * room + (other - whole * length) * room // length
-                room = 0
-        left = kept
-    return bound
 
 
 @helper()
@@ -484,52 +447,3 @@ def _expand(given, core, limit, chosen, facts):  # type: ignore[no-untyped-def]
             if k > 0:
                 at = level[k - 1] + parent[at]
     facts[PROVED], facts[BEST] = proved, best
-
-
-@entry(INT, READ, READ, READ, INT, INT, types.Array(types.uint8, 1, "C"), INTS)
-def table(ptr, weight, profit, room, wide, back, out):  # type: ignore[no-untyped-def]
-    """Best value of every budget, row by row.
-
-    wide: options of a row as one byte (0) or two (1) in `back`, then out: chosen positions; or -1:
-    no back-pointers, out: best value of every budget from 0 to `room`.
-    """
-    rows = len(ptr) - 1
-    best, new = np.zeros(room + 1, np.int64), np.empty(room + 1, np.int64)
-    which = np.zeros(room + 1, np.int32)
-    after = np.zeros(rows + 1, np.int64)  # what the rows from here on can use at most
-    for j in range(rows - 1, -1, -1):
-        after[j] = after[j + 1] + weight[ptr[j + 1] - 1]
-    for j in range(rows):
-        first = ptr[j]
-        low = max(0, room - after[j + 1]) if wide >= 0 else 0
-        for b in range(low, room + 1):
-            new[b] = best[b] + profit[first]
-            which[b] = 0
-        for i in range(first + 1, ptr[j + 1]):
-            s, v = weight[i], profit[i]
-            for b in range(max(low, s), room + 1):
-                other = best[b - s] + v
-                better = other > new[b]
-                new[b] = other if better else new[b]
-                which[b] = i - first if better else which[b]
-        if wide >= 0:
-            at = j * (room + 1)
-            for b in range(low, room + 1):
-                back[at + b] = which[b] & 255
-            if wide == 1:
-                at += rows * (room + 1)
-                for b in range(low, room + 1):
-                    back[at + b] = which[b] >> 8
-        best, new = new, best
-    if wide < 0:
-        for b in range(room + 1):
-            out[b] = best[b]
-        return 0
-    b = room
-    for j in range(rows - 1, -1, -1):
-        o = np.int64(back[j * (room + 1) + b])
-        if wide == 1:
-            o += np.int64(back[(rows + j) * (room + 1) + b]) << 8
-        out[j] = ptr[j] + o
-        b -= weight[out[j]]
-    return 0

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
-from optsched.problems.quota.answer import kept_gpus
-from optsched.problems.quota.data import Quotas
+from optsched.problems.quota.answer import Quotas, kept_gpus
 
 if TYPE_CHECKING:
     from optsched_solvers.quota.arrays import IntArray

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from optsched.kernels.plain_python import in_python
-from optsched.problems.quota.bounds import cheapest, level, multipliers, sizes_within
-from optsched.problems.quota.data import Quotas
+from optsched.problems.quota.answer import Quotas
+from optsched.problems.quota.options import cheapest, multipliers
 from optsched.problems.quota.problem import QuotaPlan
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -136,10 +137,9 @@ def offer(plan: QuotaPlan, monitor: Monitor, sizes: IntArray, kinds: IntArray, s
 def _smaller(plan: QuotaPlan, job: int, size: int, kind: int) -> int:
     """The next smaller allowed size on the same type, 0 if it need not run, else -1."""
     found = -1 if plan.jobs[job].must_run else 0
-    for k, low, high, listed in plan.spans[job]:
-        if k == kind:
-            some = range(low, min(high, size - 1) + 1) if listed is None else listed
-            found = max([found, *(g for g in some if g < size)])
+    for k, sizes in plan.spans[job]:
+        if k == kind and (below := bisect_left(sizes, size)):
+            found = sizes[below - 1]
     return found
 
 
@@ -154,9 +154,9 @@ def greedy(plan: QuotaPlan) -> tuple[IntArray, IntArray] | None:
     if plan.hands_out_all:
         return remainders(plan), zeros
     if plan.highest:
-        best = level(plan)
+        best = plan.level
         if len(plan.kinds) == 1:
-            return fill(plan, sizes_within(plan, best), zeros)
+            return fill(plan, plan.sizes_within(best), zeros)
         return _lowest_level(plan, best)
     return _by_price(plan)
 
@@ -178,7 +178,7 @@ def _by_price(plan: QuotaPlan) -> tuple[IntArray, IntArray] | None:
     if start is None:
         return None
     sizes, kinds = start
-    _, price = multipliers(plan)
+    _, price = multipliers(table, plan.budgets)
     picked, _ = cheapest(table, price)
     left = np.array(plan.budgets, np.int64)
     left -= np.bincount(kinds, weights=sizes, minlength=len(left)).astype(np.int64)

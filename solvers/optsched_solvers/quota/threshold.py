@@ -15,7 +15,6 @@ or range, a minimum above its maximum, and minima that exceed the budget togethe
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
@@ -237,30 +236,33 @@ def concave_sum(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArr
     ptr, minimum, budget
         See the module.
     """
-    found = _Rows(by_table.SUM, ptr, value, minimum, budget)
-    n, facts = len(found.lo), found.facts
-    spare = min(found.spare, len(found.value) - n)
+    given = integers("value", value)
+    ptr, lo, spare = _rows(ptr, given, minimum, budget)
+    n, spare = len(lo), min(spare, len(given) - len(lo))
+    (taken, top, active), facts = np.zeros((3, n), np.int64), np.zeros(by_table.FACTS, np.int64)
+    by_table.hand_out(by_table.SUM, ptr, given, spare, taken, top, active, facts)
     largest = max(int(facts[by_table.TOP]), -int(facts[by_table.BOTTOM]))
-    if largest * (max(n, spare, len(found.value)) + 1) >= 2**61:
+    if largest * (max(n, spare, len(given)) + 1) >= 2**61:
         raise InputError(
             f"value: utilities up to {largest} of {n} jobs and {spare} GPUs could overflow 63 "
             "bits; divide them all by a common factor"
         )
-    if facts[by_table.FAULT]:
-        j, k, row = found.first(lambda row: np.diff(row, 2) > 0)
-        g = int(found.lo[j] + k)
+    if facts[by_table.FALLS]:
+        owner = np.repeat(np.arange(n), np.diff(ptr))
+        at = int(np.argmax((np.diff(given, 2) > 0) & (owner[2:] == owner[:-2])))
+        j = int(owner[at])
+        g, (a, b, c) = int(lo[j] + at - ptr[j]), given[at : at + 3]
         raise InputError(
-            f"job {j}: utilities {row[k]}, {row[k + 1]}, {row[k + 2]} at {g}, {g + 1}, {g + 2} "
-            "GPUs are not concave; use `choice`"
+            f"job {j}: utilities {a}, {b}, {c} at {g}, {g + 1}, {g + 2} GPUs are not concave; "
+            "use `choice`"
         )
 
     def check() -> Proof:
-        found.call(1)
-        total, bound, price = (int(facts[k]) for k in (by_table.VALUE, by_table.BOUND,
-                                                       by_table.PRICE))  # fmt: skip
-        return Proof(total, bound, float(price), bool(facts[by_table.HOLDS]), "dual bound")
+        by_table.hand_out(by_table.PROVE_SUM, ptr, given, spare, taken, top, active, facts)
+        total, holds, _, bound, price = facts[by_table.VALUE :].tolist()
+        return Proof(total, bound, float(price), bool(holds), "dual bound")
 
-    return found.lo + found.taken, Certificate("sum of utilities", check)
+    return lo + taken, Certificate("sum of utilities", check)
 
 
 def max_min_table(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
@@ -279,22 +281,14 @@ def max_min_table(ptr: Any, value: Any, minimum: Any, budget: int) -> tuple[IntA
     ptr, minimum, budget
         See the module.
     """
-    found = _Rows(by_table.LEVELS, ptr, value, minimum, budget)
-    facts = found.facts
-    if fault := found.falls():
-        j, g, now, last = fault
-        raise InputError(f"job {j}: level {now} at {g} GPUs is below {last} at {g - 1}")
-    if max(int(facts[by_table.TOP]), -int(facts[by_table.BOTTOM])) > 2**61:
-        raise InputError("value: expected levels within 2**61; divide them by a common factor")
-    settled = found.settle(REST_WORK)
+    g, look = _climbed("level", ptr, integers("value", value), minimum, budget)
 
     def check() -> Proof:
-        found.call(1)
-        level = int(facts[by_table.VALUE])
-        proof = "exchange" if facts[by_table.STRICT] else "bottleneck exchange and search"
-        return Proof(level, level, level, settled and bool(facts[by_table.HOLDS]), proof)
+        level, strict, holds, _ = look()
+        proof = "exchange" if strict else "bottleneck exchange and search"
+        return Proof(level, level, level, holds, proof)
 
-    return found.lo + found.taken, Certificate("lexicographic max-min of levels", check)
+    return g, Certificate("lexicographic max-min of levels", check)
 
 
 def makespan(ptr: Any, time: Any, minimum: Any, budget: int) -> tuple[IntArray, Certificate]:
@@ -311,80 +305,77 @@ def makespan(ptr: Any, time: Any, minimum: Any, budget: int) -> tuple[IntArray, 
     ptr, minimum, budget
         See the module.
     """
-    times = integers("time", time)
-    found = _Rows(by_table.LEVELS, ptr, np.negative(times), minimum, budget, "time")
-    facts = found.facts
-    if len(times) and not 0 <= int(times.min()) <= int(times.max()) <= 2**61:
-        at = int(np.argmax((times < 0) | (times > 2**61)))
-        j = int(np.searchsorted(found.ptr, at, "right")) - 1
-        raise InputError(f"job {j}: time {times[at]} is not in 0..2**61")
-    if fault := found.falls():
-        j, g, now, last = fault
-        raise InputError(f"job {j}: time {-now} with {g} GPUs is above {-last} with {g - 1}")
-    found.settle(MAKESPAN_WORK)
+    g, look = _climbed("time", ptr, integers("time", time), minimum, budget)
 
     def check() -> Proof:
-        found.call(1)
-        longest = -int(facts[by_table.VALUE])
-        return Proof(longest, longest, None, bool(facts[by_table.LOWEST]), "fewest GPUs")
+        level, _, _, lowest = look()
+        return Proof(-level, -level, None, lowest, "fewest GPUs")
 
-    return found.lo + found.taken, Certificate("makespan", check)
+    return g, Certificate("makespan", check)
 
 
-class _Rows:
-    """A table, one row a job, with what the kernel says of it."""
+def _climbed(
+    what: str, ptr: Any, given: IntArray, minimum: Any, budget: int
+) -> tuple[IntArray, Callable[[], tuple[int, bool, bool, bool]]]:
+    """GPUs a job by levels, or negative times, and what proves them.
 
-    def __init__(
-        self, goal: int, ptr: Any, value: Any, minimum: Any, budget: int, name: str = "value"
-    ) -> None:
-        most, self.value = gpus(budget), integers(name, value)
-        self.ptr = row_pointers("ptr", ptr, len(self.value))
-        n = len(self.ptr) - 1
-        for j in np.flatnonzero(self.ptr[1:] == self.ptr[:-1])[:1]:
-            raise InputError(f"job {j}: its row has no {name}")
-        self.goal, self.lo = goal, integers("minimum", minimum, n)
-        for j in np.flatnonzero(self.lo < 0)[:1]:
-            raise InputError(f"job {j}: minimum {self.lo[j]} is negative")
-        # each at most the budget before they are added: the sum cannot overflow
-        if n and (self.lo.max() > most or self.lo.sum() > most):
-            raise InputError(too_much(self.lo, most))
-        self.spare = most - int(self.lo.sum())
-        self.taken, self.base, self.active = (np.zeros(n, np.int64) for _ in range(3))
-        self.facts = np.zeros(by_table.FACTS, np.int64)
-        self.call(0)
+    That gives the lowest level, whether all rows rise at every GPU, whether the answer is proved,
+    and whether its lowest level is.
+    """
+    ptr, lo, spare = _rows(ptr, given, minimum, budget)
+    n, times = len(lo), what == "time"
+    value = np.negative(given) if times else given
+    taken, base, active = (np.zeros(n, np.int64) for _ in range(3))
+    facts = np.zeros(by_table.FACTS, np.int64)
+    by_table.hand_out(by_table.CLIMB, ptr, value, spare, taken, base, active, facts)
+    _check_levels(what, ptr, given, lo, facts)
+    rest, settled = int(facts[by_table.REST]), True
+    if rest >= 0:
+        best = best_rest(ptr, value, base, active, rest, MAKESPAN_WORK if times else REST_WORK)
+        settled = best is not None
+        taken = taken if best is None else best
 
-    def call(self, prove: int) -> None:
-        """Hand out, or fill in what is proved of the entries taken (1)."""
-        by_table.hand_out(
-            self.goal, prove, self.ptr, self.value, self.spare, self.taken, self.base,
-            self.active, self.facts,
-        )  # fmt: skip
+    def look() -> tuple[int, bool, bool, bool]:
+        by_table.hand_out(by_table.PROVE, ptr, value, spare, taken, base, active, facts)
+        _, _, _, strict, _, level, holds, lowest, _, _ = facts.tolist()
+        return level, bool(strict), settled and bool(holds), bool(lowest)
 
-    def settle(self, most_work: int) -> bool:
-        """Whether the levels are the lexicographic optimum for certain, after a search perhaps."""
-        if self.facts[by_table.REST] < 0:
-            return True
-        best = best_rest(
-            self.ptr, self.value, self.base, self.active, int(self.facts[by_table.REST]), most_work
+    return lo + taken, look
+
+
+def _rows(ptr: Any, given: IntArray, minimum: Any, budget: int) -> tuple[IntArray, IntArray, int]:
+    """Checked offsets and minima, and the GPUs above all minima."""
+    most, ptr = gpus(budget), row_pointers("ptr", ptr, len(given))
+    lo = integers("minimum", minimum, len(ptr) - 1)
+    if len(lo) and lo.min() < 0:
+        j = int(np.argmin(lo))
+        raise InputError(f"job {j}: minimum {lo[j]} is negative")
+    # each at most the budget before they are added: the sum cannot overflow
+    spare = most - int(lo.sum()) if len(lo) == 0 or lo.max() <= most else -1
+    if spare < 0:
+        raise InputError(too_much(lo, most))
+    return ptr, lo, spare
+
+
+def _check_levels(what: str, ptr: IntArray, given: IntArray, lo: IntArray, facts: IntArray) -> None:
+    """Refuse levels that fall, times that rise, and both where they are out of range."""
+    times, large = what == "time", by_table.LARGEST
+    if facts[by_table.BOTTOM] < -large or facts[by_table.TOP] > (0 if times else large):
+        least = 0 if times else -large
+        at = int(np.argmax((given < least) | (given > large)))
+        j = int(np.searchsorted(ptr, at, "right")) - 1
+        raise InputError(
+            f"job {j}: {what} {given[at]} is not in {'0' if times else '-2**61'}..2**61"
         )
-        if best is not None:
-            self.taken = best
-        return best is not None
-
-    def first(self, wrong: Callable[[IntArray], Any]) -> tuple[int, int, list[int]]:
-        """The first row with something wrong, where, and the row."""
-        for j, (begin, end) in enumerate(pairwise(self.ptr.tolist())):
-            row = self.value[begin:end]
-            for k in np.flatnonzero(wrong(row))[:1]:
-                return j, int(k), row.tolist()
-        raise AssertionError("all rows are right")
-
-    def falls(self) -> tuple[int, int, int, int] | None:
-        """The first job whose levels fall, its GPUs then, the level there and the one before."""
-        if not self.facts[by_table.FAULT]:
-            return None
-        j, k, row = self.first(lambda row: np.diff(row) < 0)
-        return j, int(self.lo[j]) + k + 1, row[k + 1], row[k]
+    if facts[by_table.FALLS]:
+        wrong = np.diff(given) * (-1 if times else 1) < 0
+        wrong[ptr[1:-1] - 1] = False
+        at = int(np.argmax(wrong))
+        j = int(np.searchsorted(ptr, at, "right")) - 1
+        g, side = int(lo[j] + at - ptr[j]), "above" if times else "below"
+        raise InputError(
+            f"job {j}: {what} {given[at + 1]} with {g + 1} GPUs is {side} {given[at]} with {g}"
+        )
 
 
 def best_rest(

@@ -1,13 +1,16 @@
-"""Threshold search over jobs with tables: the largest concave sum, and lexicographic levels.
+"""Threshold search over jobs with tables: lexicographic levels, and concave sums.
 
-A row holds what a job has with its minimum, one GPU more, and so on. Every further GPU has a key
-that never falls along a row: the level without it, or (sums) what it adds, negated. The threshold
-is the key at rank `spare` of all keys; GPUs with smaller keys are handed out.
+A row holds the levels that a job has with its minimum, one GPU more, and so on; it never falls. The
+key of a further GPU is the level without it. The threshold is the key at rank `spare` of all keys;
+GPUs with smaller keys are handed out.
 
-A table of levels may stand still and then jump (only some sizes are allowed): lifting a job then
-costs several GPUs. The level that all can reach is searched; of the jobs on it as many as possible
-are lifted, the cheapest first; what is left goes on with those above. Where the cheapest are not
-the only way to lift so many, the kernel says so and where.
+A row may stand still and then jump (only some sizes are allowed): lifting a job then costs several
+GPUs. The level that all can reach is searched; of the jobs on it as many as possible are lifted,
+the cheapest first; what is left goes on with those above. Where the cheapest are not the only way
+to lift so many, the kernel says so and where.
+
+What every GPU adds to a concave utility, negated, never falls either: GPUs with the smallest of
+these keys make the largest sum.
 """
 
 from __future__ import annotations
@@ -19,102 +22,75 @@ from numba import types
 
 from optsched.kernels.compile import INT, INTS, READ, copy, entry, helper
 
-SUM, LEVELS = range(2)
-"""Goals."""
+CLIMB, PROVE, SUM, PROVE_SUM = range(4)
+"""Tasks of `hand_out`: levels, a proof of their answer, and the same for sums."""
 
 # what `hand_out` tells in `facts`; after a doubt the rest is to be shared anew from `base`
-FAULT, TOP, BOTTOM, STRICT, REST, VALUE, BOUND, PRICE, HOLDS, LOWEST = range(10)
-"""How often rows are none of the goal's; largest and smallest entry; 1 if all rows rise at
-every GPU; GPUs left at the first doubt, -1 without one; of the answer: value, bound, price of a
-GPU, 1 if it is proved, 1 if only the lowest level is."""
+FALLS, TOP, BOTTOM, STRICT, REST, VALUE, HOLDS, LOWEST, BOUND, PRICE = range(10)
+"""How often rows fall, or their increments grow; largest and smallest entry; 1 if all rows rise at
+every GPU; GPUs left at the first doubt, -1 without one; of the answer: its lowest level or sum, 1
+if it is proved, 1 if only the lowest level is, and of a sum its bound and the price of a GPU."""
 FACTS: Final = 10
+LARGEST: Final = 2**61
+"""Beyond it differences of levels could overflow."""
 
 _SAMPLE: Final = 512
-_FEW: Final = 2048
+_FEW: Final = 256
 
 
-@entry(INT, INT, INT, READ, READ, INT, INTS, INTS, INTS, INTS)
-def hand_out(goal, prove, ptr, value, spare, taken, base, active, facts):  # type: ignore[no-untyped-def]
-    """Entries of every row, or the proof of those in `taken`; 0 if the rows are of the goal.
+@entry(INT, INT, READ, READ, INT, INTS, INTS, INTS, INTS)
+def hand_out(task, ptr, value, spare, taken, base, active, facts):  # type: ignore[no-untyped-def]
+    """Entries of every row, or the proof of those in `taken`; 0 if the rows are right.
 
     taken: zeros, filled. base, active: after a doubt the entries from which the rest is to be
     shared, and 1 for the jobs that may still rise.
     """
-    if prove == 1:
-        if goal == SUM:
-            _prove_sum(ptr, value, spare, taken, facts)
-        else:
-            _prove_levels(ptr, value, spare, taken, facts)
+    if task == PROVE:
+        facts[STRICT] = 1 if _smaller(ptr, value, 1) == 0 else 0
+        _prove(ptr, value, spare, taken, facts)
         return 0
-    _survey(goal, ptr, value, facts)
-    large = np.int64(1) << 61  # beyond it differences could overflow
-    if facts[FAULT] > 0 or facts[TOP] > large or facts[BOTTOM] < -large:
-        return 1
-    if goal == SUM:
-        _largest_sum(ptr, value, spare, taken)
-    else:
-        _climb(ptr, value, spare, taken, base, active, facts)
-    return 0
-
-
-@helper(INT, INT, READ, READ, INTS, counted=False)
-def _survey(goal, ptr, value, facts):  # type: ignore[no-untyped-def]
-    """What the rows are like: the first four facts."""
-    n = len(value)
-    top = bottom = value[0] if n else np.int64(0)
-    wrong = flat = np.int64(0)
-    for i in range(n):
+    if task == PROVE_SUM:
+        _prove_sum(ptr, value, spare, taken, facts)
+        return 0
+    top = bottom = value[0] if len(value) else np.int64(0)
+    for i in range(len(value)):
         top, bottom = max(top, value[i]), min(bottom, value[i])
-    for i in range(1, n):  # across the ends of rows too, which is put right below
-        flat += value[i] <= value[i - 1]
-    if goal == SUM:
-        for i in range(1, n - 1):
-            wrong += value[i + 1] - value[i] > value[i] - value[i - 1]
-    else:
-        for i in range(1, n):
-            wrong += value[i] < value[i - 1]
-    for j in range(len(ptr) - 1):
-        wrong -= _outside(goal, value, ptr[j], ptr[j + 1], n)
-        flat -= ptr[j] > 0 and value[ptr[j]] <= value[ptr[j] - 1]
-    facts[FAULT], facts[TOP], facts[BOTTOM] = wrong, top, bottom
-    facts[STRICT] = 1 if flat == 0 else 0
-    facts[REST] = -1
+    facts[TOP], facts[BOTTOM], facts[REST] = top, bottom, -1
+    if task == SUM:
+        _largest_sum(ptr, value, spare, taken, base, active, facts)
+        return 0
+    facts[FALLS] = _smaller(ptr, value, 0)
+    if facts[FALLS] > 0 or top > LARGEST or bottom < -LARGEST:
+        return 1
+    _climb(ptr, value, spare, taken, base, active, facts)
     return 0
 
 
-@helper(INT, INT, READ, INT, INT, INT, counted=False)
-def _outside(goal, value, first, end, n):  # type: ignore[no-untyped-def]
-    """What `_survey` counts wrongly where a row begins and ends."""
-    if goal == LEVELS:
-        return 1 if first > 0 and value[first] < value[first - 1] else 0
-    count = 0
-    if 0 < first < n - 1:
-        count += value[first + 1] - value[first] > value[first] - value[first - 1]
-    if first != end - 1 and 0 < end - 1 < n - 1:
-        count += value[end] - value[end - 1] > value[end - 1] - value[end - 2]
-    return count
+@helper(INT, READ, READ, INT, counted=False)
+def _smaller(ptr, value, least):  # type: ignore[no-untyped-def]
+    """How many steps along rows are smaller than `least`."""
+    found = np.int64(0)
+    for i in range(1, len(value)):  # across the ends of rows too, which is put right below
+        found += value[i] < value[i - 1] + least
+    for j in range(1, len(ptr) - 1):
+        found -= value[ptr[j]] < value[ptr[j] - 1] + least
+    return found
 
 
-@helper(INT, READ, INT, INT, counted=False)
-def _key(value, i, goal):  # type: ignore[no-untyped-def]
-    """Of the GPU after entry i."""
-    return value[i] if goal == LEVELS else value[i] - value[i + 1]
-
-
-@helper(INT, READ, INT, INT, INT, INT, INT, counted=False)
-def _reach(value, p, low, high, key, goal):  # type: ignore[no-untyped-def]
+@helper(INT, READ, INT, INT, INT, INT, counted=False)
+def _reach(value, p, low, high, key):  # type: ignore[no-untyped-def]
     """GPUs of the row at p with smaller keys; known to be in low..high."""
     while low < high:
         middle = (low + high) // 2
-        if _key(value, p + middle, goal) < key:
+        if value[p + middle] < key:
             low = middle + 1
         else:
             high = middle
     return low
 
 
-@helper(INT, READ, READ, INTS, INTS, INT, INT)
-def _threshold(ptr, value, low, high, spare, goal):  # type: ignore[no-untyped-def]
+@helper(INT, READ, READ, INTS, INTS, INT)
+def _threshold(ptr, value, low, high, spare):  # type: ignore[no-untyped-def]
     """The key at rank `spare`, of all GPUs between `low` and `high` of every row.
 
     There are more than `spare` of them. low: moved up to all that have smaller keys; high: moved
@@ -128,11 +104,11 @@ def _threshold(ptr, value, low, high, spare, goal):  # type: ignore[no-untyped-d
         left = np.int64(0)
         for j in range(n):
             left += high[j] - low[j]
-        stride = 1 if left <= _FEW else left // _SAMPLE
+        stride = 1 if left <= _FEW else (8 if left < 8 * _SAMPLE else left // _SAMPLE)
         at, m = stride // 2, 0
         for j in range(n):
             while at < high[j] - low[j] and m < len(sample):
-                sample[m] = _key(value, ptr[j] + low[j] + at, goal)
+                sample[m] = value[ptr[j] + low[j] + at]
                 m += 1
                 at += stride
             at -= high[j] - low[j]
@@ -140,7 +116,7 @@ def _threshold(ptr, value, low, high, spare, goal):  # type: ignore[no-untyped-d
         if stride == 1:
             key = keys[spare]
             for j in range(n):
-                low[j] = _reach(value, ptr[j], low[j], high[j], key, goal)
+                low[j] = _reach(value, ptr[j], low[j], high[j], key)
             return key
         part = spare / left
         spread = 1.0 + 2.0 * np.sqrt(m * part * (1.0 - part))
@@ -150,7 +126,7 @@ def _threshold(ptr, value, low, high, spare, goal):  # type: ignore[no-untyped-d
             key = keys[min(max(pick, 0), m - 1)]
             smaller = np.int64(0)
             for j in range(n):
-                tried[j] = _reach(value, ptr[j], low[j], high[j], key, goal)
+                tried[j] = _reach(value, ptr[j], low[j], high[j], key)
                 smaller += tried[j] - low[j]
             if smaller > spare:
                 copy(high, tried)
@@ -163,77 +139,18 @@ def _threshold(ptr, value, low, high, spare, goal):  # type: ignore[no-untyped-d
             key = np.int64(1) << 62
             for j in range(n):
                 if low[j] < high[j]:
-                    key = min(key, _key(value, ptr[j] + low[j], goal))
+                    key = min(key, value[ptr[j] + low[j]])
             return key
         if left == before:  # only ties of the smallest key are left, or nearly so
             key = keys[0]
             smaller = np.int64(0)
             for j in range(n):
-                tried[j] = _reach(value, ptr[j], low[j], high[j], key + 1, goal)
+                tried[j] = _reach(value, ptr[j], low[j], high[j], key + 1)
                 smaller += tried[j] - low[j]
             if smaller > spare:
                 return key
             spare -= smaller
             copy(low, tried)
-
-
-# sums
-
-
-@helper(INT, READ, READ, INT, INTS)
-def _largest_sum(ptr, value, spare, taken):  # type: ignore[no-untyped-def]
-    """Take the `spare` largest positive increments, ties by id (Fox 1966)."""
-    n = len(taken)
-    high = np.empty(n, np.int64)
-    hope = np.int64(0)
-    for j in range(n):
-        high[j] = _reach(value, ptr[j], 0, ptr[j + 1] - ptr[j] - 1, 0, SUM)
-        hope += high[j]
-    if hope <= spare:
-        copy(taken, high)
-        return 0
-    key = _threshold(ptr, value, taken, high, spare, SUM)
-    for j in range(n):
-        spare -= taken[j]
-    for j in range(n):
-        if spare == 0:
-            break
-        more = _reach(value, ptr[j], taken[j], high[j], key + 1, SUM) - taken[j]
-        taken[j] += min(more, spare)
-        spare -= min(more, spare)
-    return 0
-
-
-@helper(INT, READ, READ, INT, INTS, INTS, counted=False)
-def _prove_sum(ptr, value, spare, taken, facts):  # type: ignore[no-untyped-def]
-    """Whether the sum equals its Lagrangian bound at the largest increment left (or 0).
-
-    The bound sum_j max_k (u_j(k) - price k) + price * spare holds for all utilities, concave or
-    not.
-    """
-    price = total = spent = wrong = np.int64(0)
-    for j in range(len(taken)):
-        i = ptr[j] + taken[j]
-        wrong += (taken[j] < 0) | (i >= ptr[j + 1])
-        if wrong == 0:
-            total += value[i]
-            spent += taken[j]
-            if i + 1 < ptr[j + 1]:
-                price = max(price, value[i + 1] - value[i])
-    bound = price * spare
-    for j in range(len(taken)):
-        p = ptr[j]
-        best = value[p]
-        for k in range(ptr[j + 1] - p):
-            net = value[p + k] - price * k
-            best = net if net > best else best
-        bound += best
-    facts[VALUE], facts[BOUND], facts[PRICE] = total, bound, price
-    facts[HOLDS] = 1 if wrong == 0 and spent <= spare and total == bound else 0
-    return 0
-
-
-# levels
 
 
 @helper(types.UniTuple(INT, 2), READ, READ, INTS, INTS, INTS, INT)
@@ -254,7 +171,7 @@ def _lift(ptr, value, active, taken, top, spare):  # type: ignore[no-untyped-def
     if keys <= spare:
         copy(taken, high)
     else:
-        level = _threshold(ptr, value, taken, high, spare, LEVELS)
+        level = _threshold(ptr, value, taken, high, spare)
     for j in range(n):
         spent += taken[j]
     return level, spare - spent
@@ -269,7 +186,7 @@ def _climb(ptr, value, spare, taken, base, active, facts):  # type: ignore[no-un
     open_jobs = 0
     for j in range(n):
         last = ptr[j + 1] - 1
-        top[j] = _reach(value, ptr[j], 0, last - ptr[j], value[last], LEVELS)
+        top[j] = _reach(value, ptr[j], 0, last - ptr[j], value[last])
         now[j] = 1 if top[j] > 0 else 0
         open_jobs += now[j]
     while open_jobs > 0 and spare > 0:
@@ -279,7 +196,7 @@ def _climb(ptr, value, spare, taken, base, active, facts):  # type: ignore[no-un
             if now[j] == 1 and taken[j] == top[j]:
                 now[j] = 0
             elif now[j] == 1 and value[ptr[j] + taken[j]] == level:
-                above[j] = _reach(value, ptr[j], taken[j], top[j], level + 1, LEVELS)
+                above[j] = _reach(value, ptr[j], taken[j], top[j], level + 1)
                 cost[on], gain[on] = above[j] - taken[j], -value[ptr[j] + above[j]]
                 who[on] = j
                 on += 1
@@ -308,7 +225,7 @@ def _climb(ptr, value, spare, taken, base, active, facts):  # type: ignore[no-un
 
 
 @helper(INT, READ, READ, INT, INTS, INTS)
-def _prove_levels(ptr, value, spare, taken, facts):  # type: ignore[no-untyped-def]
+def _prove(ptr, value, spare, taken, facts):  # type: ignore[no-untyped-def]
     """Whether no answer has a higher lowest level, or fewer jobs on it.
 
     With rows that rise at every GPU: whether no GPU should have gone elsewhere, that is whether
@@ -331,11 +248,11 @@ def _prove_levels(ptr, value, spare, taken, facts):  # type: ignore[no-untyped-d
     cost = np.empty(n, np.int64)
     for j in range(n):  # all at or above the lowest level, then as many as possible beyond it
         last = ptr[j + 1] - ptr[j] - 1
-        at = _reach(value, ptr[j], 0, last, lowest, LEVELS)
+        at = _reach(value, ptr[j], 0, last, lowest)
         need += at
         kept += value[ptr[j] + taken[j]] == lowest
         if value[ptr[j] + at] == lowest:
-            beyond = _reach(value, ptr[j], at, last, lowest + 1, LEVELS)
+            beyond = _reach(value, ptr[j], at, last, lowest + 1)
             if value[ptr[j] + beyond] > lowest:
                 cost[on] = beyond - at
                 on += 1
@@ -378,3 +295,59 @@ def _precedes(value, i, k):  # type: ignore[no-untyped-def]
     if value[i] != value[k]:
         return 1 if value[i] < value[k] else 0
     return 1 if value[i + 1] >= value[k + 1] else 0
+
+
+@helper(INT, READ, READ, INT, INTS, INTS, INTS, INTS)
+def _largest_sum(ptr, value, spare, taken, top, active, facts):  # type: ignore[no-untyped-def]
+    """Take the `spare` largest positive increments, ties by id (Fox 1966), if they never grow."""
+    n, m = len(taken), len(value)
+    key = np.empty(m, np.int64)  # of the GPU after every entry, the largest after a row's last one
+    for i in range(m - 1):
+        key[i] = value[i] - value[i + 1]
+    for j in range(n):
+        key[ptr[j + 1] - 1] = np.int64(1) << 62
+    facts[FALLS] = _smaller(ptr, key, 0)
+    if facts[FALLS] > 0:
+        return 1
+    for j in range(n):
+        active[j], top[j] = 1, ptr[j + 1] - ptr[j] - 1
+    last, spare = _lift(ptr, key, active, taken, top, spare)
+    for j in range(n):
+        if last >= 0:  # there are GPUs for all that add something
+            taken[j] = _reach(key, ptr[j], 0, top[j], 0)
+        elif spare == 0:
+            break
+        else:
+            more = min(_reach(key, ptr[j], taken[j], top[j], last + 1) - taken[j], spare)
+            taken[j] += more
+            spare -= more
+    return 0
+
+
+@helper(INT, READ, READ, INT, INTS, INTS, counted=False)
+def _prove_sum(ptr, value, spare, taken, facts):  # type: ignore[no-untyped-def]
+    """Whether the sum equals its Lagrangian bound at the largest increment left (or 0).
+
+    The bound sum_j max_k (u_j(k) - price k) + price * spare holds for all utilities, concave or
+    not.
+    """
+    price = total = spent = wrong = np.int64(0)
+    for j in range(len(taken)):
+        i = ptr[j] + taken[j]
+        wrong += (taken[j] < 0) | (i >= ptr[j + 1])
+        if wrong == 0:
+            total += value[i]
+            spent += taken[j]
+            if i + 1 < ptr[j + 1]:
+                price = max(price, value[i + 1] - value[i])
+    bound = price * spare
+    for j in range(len(taken)):
+        p = ptr[j]
+        best = value[p]
+        for k in range(ptr[j + 1] - p):
+            net = value[p + k] - price * k
+            best = net if net > best else best
+        bound += best
+    facts[VALUE], facts[BOUND], facts[PRICE] = total, bound, price
+    facts[HOLDS] = 1 if wrong == 0 and spent <= spare and total == bound else 0
+    return 0

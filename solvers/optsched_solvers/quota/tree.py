@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 
 from optsched.kernels.compile import INT, INTS, READ, entry
-from optsched.problems.quota.bounds import multipliers
+from optsched.problems.quota.options import multipliers
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
@@ -201,7 +201,7 @@ def _prices(plan: QuotaPlan) -> IntArray:
         if missing:
             price[0] = 2 * int(np.sort(rest)[::-1][missing - 1]) - plan.resolution
         return price
-    price = multipliers(plan)[1]
+    price = multipliers(plan.table, plan.budgets)[1]
     most = max(int(price.max()), 1)
     return price if most * (plan.n_gpus + 1) * (len(plan.jobs) + 1) < 2**61 else price * 0
 

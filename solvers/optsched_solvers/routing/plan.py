@@ -30,6 +30,10 @@ WAITING: Final = (1.5, 0.8, 0.4, 0.25)
 """Mean wait at 0, 1, 2, ... instances of a segment on a server, in service times (rough)."""
 
 
+class TooLate(InputError):
+    """No plan was found in time."""
+
+
 class _Times(NamedTuple):
     """Of a batch of `BATCH` images, [server][segment][input width][width]."""
 
@@ -77,7 +81,9 @@ def best_plan(
     Raises
     ------
     InputError
-        Servers cannot hold an instance of every segment, or no plan was found in time.
+        Servers cannot hold an instance of every segment.
+    TooLate
+        No plan was found in time.
     """
     number("headroom", headroom, above=True)
     given = problem.rate if rate is None else number("rate", rate, what="requests per second")
@@ -85,9 +91,12 @@ def best_plan(
     busy = _times(problem).busy
     least = busy.min(axis=(0, 2, 3)).sum()  # ns of an image, at best
     target = min(max(given, 1e-3) * headroom, 1e9 * SLOTS * len(busy) * BUSY / max(least, 1e-3))
-    for _ in range(60):
+    for step in range(60):
         fluid = _solve(problem, target, None, end - time.monotonic())
-        if fluid is not None:
+        if step == 0 and fluid is None:  # perhaps no rate fits
+            if _solve(problem, target / 2**60, None, end - time.monotonic()) is None:
+                break
+        elif fluid is not None:
             weight = _weights(problem, fluid.shares)
             found = _solve(problem, target, None, end - time.monotonic(), weight)
             if found is not None:
@@ -214,7 +223,7 @@ def _solve(
     status = solver.Solve()
     if status not in (solver.OPTIMAL, solver.FEASIBLE):
         if status == solver.NOT_SOLVED or seconds <= 0:
-            raise InputError("time_limit: no plan was found in time; give more")
+            raise TooLate("time_limit: no plan was found in time; give more")
         return None
     found = np.array([one.solution_value() for one in share])
     rows = () if plan is None else plan.instances

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from optsched.errors import InputError
 from optsched.problems.routing import Routing
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from optsched.solving.monitor import Monitor
 
 NOT_LOADED = "the limit came before compiled code was loaded (see `optsched warmup`)"
+MOST_SECONDS: Final = 10.0
+PLANNING: Final = 0.75
+"""Share of the time left that the plan may take."""
 _PLAN = "a Plan, a file optsched.routing-plan/1, or 'cold' (default: the best plan)"
 
 
@@ -38,17 +41,22 @@ class _Routed:
         return Support(False, "it routes requests (optsched.Routing)")
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Simulate; the seed is the router's. Iterations are not counted."""
+        """Simulate, cold if no plan is found in time; the seed is the router's."""
         from optsched.serving.simulator import simulate
+        from optsched_solvers.routing.plan import TooLate
 
         assert isinstance(problem, Routing)
         if not load(monitor, "optsched.serving.world:advance"):
             return Result("unknown", reason=NOT_LOADED)
-        plan = plan_of(problem, limits.options.get("plan"))
+        seconds = min(PLANNING * monitor.remaining, MOST_SECONDS)
+        try:
+            plan = plan_of(problem, limits.options.get("plan"), seconds)
+        except TooLate:
+            plan = None
         run = simulate(problem, self.router(problem, plan, limits), plan=plan, seed=limits.seed)
         monitor.advance(1)
         assert run.log is not None
-        monitor.incumbent(run.log.rows(), run.cost, self.name)
+        monitor.incumbent(run.log, run.cost, self.name)
         return Result("unknown")
 
     def router(self, problem: Routing, plan: Plan | None, limits: Limits) -> Any:
@@ -56,8 +64,8 @@ class _Routed:
         raise NotImplementedError
 
 
-def plan_of(problem: Routing, given: Any) -> Plan | None:
-    """The plan that an option means; None: cold.
+def plan_of(problem: Routing, given: Any, time_limit: float = MOST_SECONDS) -> Plan | None:
+    """The plan that an option means, by default the best found in the seconds; None: cold.
 
     Raises
     ------
@@ -69,7 +77,7 @@ def plan_of(problem: Routing, given: Any) -> Plan | None:
     if given is None:
         from optsched_solvers.routing.plan import best_plan
 
-        return best_plan(problem)
+        return best_plan(problem, time_limit=time_limit)
     if given == "cold":
         return None
     plan = Plan.read(given, problem) if isinstance(given, (str, os.PathLike)) else given

@@ -10,7 +10,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from optsched.errors import CyclicOrder
-from optsched.model import bounds
+from optsched.model import bounds, memory_bounds
 from optsched.model.graph import evaluate
 from optsched.model.schedule import IntArray, Rows, Schedule
 from optsched_solvers.shop.proof.symmetry import identical_jobs
@@ -51,7 +51,7 @@ class Model:
         self.arcs_of: dict[int, dict[tuple[int, int], Any]] = {}  # circuit resources
         self.sooner: dict[tuple[int, int], int] = {}  # see _setups_fit_intervals
         self.groups = identical_jobs(graph) if symmetry else []
-        self.holdings = bounds.holdings(graph)
+        self.holdings = memory_bounds.holdings(graph)
         if incumbent is not None:
             self.known = self._relabelled(evaluate(graph, incumbent).head)
             self.horizon = int((self.known + graph.duration).max(initial=0))
@@ -117,7 +117,7 @@ class Model:
 
     def _paths(self, i: int) -> dict[int, int]:
         if i not in self.reach:
-            self.reach[i] = bounds.paths_from(self.graph, i)
+            self.reach[i] = memory_bounds.paths_from(self.graph, i)
         return self.reach[i]
 
     # resources
@@ -137,7 +137,7 @@ class Model:
         demand = graph.acquire + graph.workspace + graph.free
         if graph.memory[r] and any(demand[i] for i in zero):
             return CIRCUIT
-        if not bounds.frees_in_order(graph, r, self.holdings, self.reach):
+        if not memory_bounds.frees_in_order(graph, r, self.holdings, self.reach):
             return CIRCUIT
         if not graph.has_setups or not any(graph.setup(i, k) for i, k in permutations(on, 2)):
             return PLAIN

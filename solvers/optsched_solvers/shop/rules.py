@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
+from optsched.model.graph import evaluate, machine_orders, scheduled
 from optsched.model.schedule import NO_DEADLINE, Objective, Rows
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, loaded
@@ -200,8 +201,6 @@ def one_job_at_a_time(graph: Schedule) -> IntArray:
 
     Arcs between jobs may contradict this order: check the schedule.
     """
-    from optsched.model.graph import evaluate
-
     position = np.empty(graph.n_operations, np.int64)
     position[evaluate(graph).order] = np.arange(graph.n_operations)
     return np.lexsort([position, graph.job])
@@ -211,10 +210,9 @@ def _offer_checked(
     dispatcher: Dispatcher, operations: IntArray, monitor: Monitor, source: str
 ) -> None:
     """Offer the semi-active schedule of one global order, if it is feasible."""
-    from optsched.model.graph import scheduled
     from optsched.model.verify import verify
 
-    sequences = dispatcher.split(operations)
+    sequences = machine_orders(dispatcher.graph, operations)
     try:
         schedule = scheduled(dispatcher.graph, sequences)
     except CyclicOrder:
@@ -318,19 +316,12 @@ class Dispatcher:
         if found is None:
             return None
         operations, start = found
-        sequences = self.split(operations[::-1] if backwards else operations)
+        sequences = machine_orders(self.graph, operations[::-1] if backwards else operations)
         if backwards:
             start = longest_path.evaluate(self.graph, sequences).heads
         if self.has_deadlines and (start + self.graph.duration > self.graph.deadline).any():
             return None
         return sequences, start
-
-    def split(self, operations: IntArray) -> Rows:
-        """One global order cut into the order on each resource."""
-        resource = self.graph.single_resource[operations]
-        used = operations[resource >= 0]
-        order = np.argsort(resource[resource >= 0], kind="stable")
-        return Rows(self.graph.users.indptr, used[order])
 
     def priority(self, variant: Variant) -> IntArray:
         """Rank of every operation under a rule: the smallest goes first."""
@@ -388,8 +379,6 @@ class Dispatcher:
     def _remaining(self, backwards: bool) -> tuple[IntArray, IntArray, IntArray]:
         """Longest tail, work and number of operations of the job from each operation on."""
         if backwards not in self._tails:
-            from optsched.model.graph import evaluate
-
             graph, n = self.graph, self.graph.n_operations
             paths = evaluate(graph)
             tail = paths.head + graph.duration if backwards else paths.tail

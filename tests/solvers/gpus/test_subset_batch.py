@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -19,16 +18,6 @@ from optsched_solvers.gpus import batch as subset_batch
 from optsched_solvers.gpus import tree as subset_tree
 
 
-class Batch:
-    """The functions under test as a solver."""
-
-    name = "batch"
-    kinds = ("gpus",)
-    options = MappingProxyType({})  # type: ignore[var-annotated]
-    supports = staticmethod(subset_tree.supports)
-    solve = staticmethod(subset_tree.solve)
-
-
 def test_optimum_and_status():  # type: ignore[no-untyped-def]
     """Optimal with the best value of all disjoint tuples, or infeasible; true bounds on the way."""
     seen = improved = 0
@@ -36,7 +25,7 @@ def test_optimum_and_status():  # type: ignore[no-untyped-def]
         problem = random_batch(random.Random(seed))
         if problem is None:
             continue
-        result, best = optsched.solve(problem, Batch()), best_batch(problem)
+        result, best = optsched.solve(problem, "branch_and_bound"), best_batch(problem)
         if best is None:
             assert (result.status, result.objective) == ("infeasible", None) and result.reason, seed
             continue
@@ -75,7 +64,7 @@ def test_three_requests_on_four_by_eight():  # type: ignore[no-untyped-def]
     """Proved, in about a second at most, and never below one after the other."""
     for seed in range(8):
         problem = four_by_eight(seed, by_count=True)
-        result = optsched.solve(problem, Batch())
+        result = optsched.solve(problem, "branch_and_bound")
         assert result.status == "optimal" and result.seconds < 5, seed
         first = subset_batch.one_after_the_other(problem)
         assert first is not None and -result.objective >= problem.worth(first)
@@ -106,9 +95,11 @@ def test_iterations_are_a_limit():  # type: ignore[no-untyped-def]
     unfinished = 0
     for seed in range(4):
         problem = four_by_eight(seed, by_count=True)
-        best = optsched.solve(problem, Batch()).objective
+        best = optsched.solve(problem, "branch_and_bound").objective
         for iterations in (0, 1, 2, 20):
-            runs = [optsched.solve(problem, Batch(), iterations=iterations) for _ in range(2)]
+            runs = [
+                optsched.solve(problem, "branch_and_bound", iterations=iterations) for _ in range(2)
+            ]
             assert runs[0].objective == runs[1].objective >= best >= runs[0].lower_bound
             unfinished += runs[0].status != "optimal"
     assert unfinished
@@ -137,15 +128,6 @@ def test_lost_combinations_leave_a_true_bound(states, effort, monkeypatch):  # t
     assert lost
 
 
-def test_time_limit():  # type: ignore[no-untyped-def]
-    """The call ends in time with the start at least, also where subsets differ without rule."""
-    optsched.solve(four_by_eight(0, by_count=True), Batch())  # loads what it needs
-    problem = four_by_eight(38)
-    result = optsched.solve(problem, Batch(), time_limit=0.3)
-    assert result.seconds < 60 and result.objective is not None
-    assert result.lower_bound <= result.objective
-
-
 def test_hosts_that_are_alike_change_nothing():  # type: ignore[no-untyped-def]
     """Breaking the symmetry of hosts loses no optimum: it is that of distinguishable hosts."""
     for seed in range(12):
@@ -155,7 +137,7 @@ def test_hosts_that_are_alike_change_nothing():  # type: ignore[no-untyped-def]
         sizes = rng.choice([(2, 2), (3, 2), (2, 2, 2), (3, 3), (1, 2, 3)])
         requests = [Request(f"r{i}", k) for i, k in enumerate(sizes)]
         problem = GpuPlacement(state, model, requests=requests)
-        result = optsched.solve(problem, Batch())
+        result = optsched.solve(problem, "branch_and_bound")
         assert (result.status, -result.objective) == ("optimal", best_batch(problem)), seed
 
 
@@ -185,5 +167,5 @@ def test_no_room_for_all():  # type: ignore[no-untyped-def]
     host = model.cluster.hosts[0].name
     requests = [Request(name, 3, Policy(include=(host,), max_hosts=1)) for name in ("a", "b")]
     problem = GpuPlacement(ClusterState.idle(model.cluster), model, requests=requests)
-    result = optsched.solve(problem, Batch())
+    result = optsched.solve(problem, "branch_and_bound")
     assert result.status == "infeasible" and "a, b" in result.reason

@@ -11,17 +11,9 @@ from uncompiled import never_load, uncompile
 import optsched
 from optsched.bandwidth import ClusterState, counts
 from optsched.formats.read_problem import read_problem
-from optsched.testing import SolverTests
 from optsched.testing.best_gpus import Tables
 
 CASES = sorted((Path(__file__).parents[3] / "instances" / "subset").glob("*-4x8-*.json"))
-
-
-class TestConformance(SolverTests):
-    """Exact by counts."""
-
-    solver = "counts"
-    exact = True
 
 
 @pytest.mark.parametrize("name", ["counts", "auto"])

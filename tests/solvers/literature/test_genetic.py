@@ -1,69 +1,40 @@
-"""The genetic algorithm: conformance, its selection operators, and what it promises."""
+"""The genetic algorithm on orders, cycles and counts: its operators, and what it promises."""
 
 from __future__ import annotations
 
 import random
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from depth import depth
 from hypothesis import given
 from hypothesis import strategies as st
+from subset_cases import ruled_problem
 
 import optsched
 from optsched import JobArray, JobShop, MissingExtra, UnsupportedProblem, verify
+from optsched.bandwidth.policy import Policy
 from optsched.errors import InputError
 from optsched.model.graph import scheduled
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing import best_makespan
 from optsched.testing.random_problems import random_array, random_graph
-from optsched_solvers.literature.genetic import Genetic, pox, seeded_selection
+from optsched_solvers.literature.genetic import Counts, Genetic, GpuGenetic, pox
+from optsched_solvers.literature.genetic_periodic import JobOrders, PeriodicGenetic
 
 
 def shop_of(jobs: int, machines: int, seed: int) -> JobShop:
     """A classic shop of this size."""
     rng = random.Random(seed)
-    return JobShop(
-        [
-            [(k, rng.randint(1, 30)) for k in rng.sample(range(machines), machines)]
-            for _ in range(jobs)
-        ]
-    )
+    orders = [rng.sample(range(machines), machines) for _ in range(jobs)]
+    return JobShop([[(k, rng.randint(1, 30)) for k in order] for order in orders])
 
 
-SHOP = shop_of(8, 8, 1)
+SHOP = shop_of(8, 8, 4)
 """No rule comes near its optimum."""
-
-
-def one(makespan: int) -> Any:
-    """An individual of this makespan, as the selection operators see it."""
-    from deap import base
-
-    class Fitness(base.Fitness):  # type: ignore[misc]
-        weights = (-1,)
-
-    return SimpleNamespace(makespan=makespan, fitness=Fitness((makespan,)))
-
-
-def test_selection_is_deaps_with_another_generator() -> None:
-    """The same choices as DEAP's from the global generator, whose state stays untouched."""
-    from deap import tools
-
-    population = [one(makespan) for makespan in (5, 9, 2, 7, 7, 3)]
-    saved = random.getstate()
-    try:
-        random.seed(11)
-        expected = tools.selTournament(population, 20, 3)
-        middle = random.getstate()
-        mine = seeded_selection(random.Random(11))
-        assert mine["selTournament"](population, 20, tournsize=3) == expected
-        assert random.getstate() == middle
-        assert tools.selTournament.__globals__["random"] is random
-    finally:
-        random.setstate(saved)
 
 
 @given(st.randoms(use_true_random=False))
@@ -110,27 +81,6 @@ def test_pox_keeps_genes_and_places(rng: random.Random) -> None:
     assert [gene for gene in child if gene in moved] == rest
 
 
-def test_never_worse_than_the_best_rule() -> None:
-    """With as many individuals as there are rules, it has their best; capped arrays too."""
-    rng = random.Random(3)
-    rows = [[rng.randint(1, 20) for _ in range(4)] for _ in range(9)]
-    capped = JobArray(rows, rows, activation=1, memory=[4, 3, 2, 2], switch=2)
-    for problem in (SHOP, capped):
-        rules = optsched.solve(problem, "dispatch", iterations=500)
-        found = optsched.solve(problem, Genetic(), iterations=200)
-        assert found.objective is not None and rules.objective is not None
-        assert found.objective <= rules.objective
-
-
-def test_seeds() -> None:
-    """The same seed gives the same bits, another one another search."""
-    runs = [optsched.solve(SHOP, Genetic(), iterations=3000, seed=seed) for seed in (4, 4, 5)]
-    assert runs[0].schedule == runs[1].schedule
-    assert [(e.objective, e.iteration) for e in runs[2].history] != [
-        (e.objective, e.iteration) for e in runs[0].history
-    ]
-
-
 @pytest.mark.parametrize("iterations", [0, 1, 35, 36, 37, 38, 100, 101, 250])
 def test_iterations_are_individuals(iterations: int) -> None:
     """List schedules of rules, insertion, and individuals."""
@@ -174,21 +124,85 @@ def test_without_deap(monkeypatch: pytest.MonkeyPatch) -> None:
         optsched.solve(SHOP, Genetic(), iterations=10)
 
 
-def test_supports_loads_nothing() -> None:
-    """Asking whether a problem is supported imports neither DEAP nor the compiler."""
-    import subprocess
-
-    code = (
-        "import sys, optsched; from optsched_solvers.literature.genetic import Genetic; "
-        "assert Genetic().supports(optsched.JobShop([[(0, 1)]])); "
-        "assert not {'deap', 'numba'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+# periodic arrays
 
 
-def test_global_generators_are_untouched() -> None:
-    """Neither Python's nor NumPy's."""
-    state, legacy = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    optsched.solve(SHOP, Genetic(), iterations=2000)
-    assert random.getstate() == state
-    assert np.random.get_state()[1].tolist() == legacy  # noqa: NPY002
+def test_finds_what_constructions_miss() -> None:
+    """Evolution gets below the constructions that it begins with."""
+    sizes = np.array([1, 2, 3, 4, 1, 2])
+    f = np.repeat(sizes[:, None] * 100, 4, axis=1)
+    array = JobArray(f, 3 * f, objective="period")
+    few = optsched.solve(array, "genetic", iterations=60)
+    many = optsched.solve(array, "genetic", iterations=3000)
+    assert few.objective is not None and many.objective is not None
+    assert many.objective <= few.objective
+    assert many.status == "optimal"
+
+
+def test_counts_its_own_iterations() -> None:
+    """What others have reported to the monitor before takes nothing away."""
+    f = np.random.default_rng(5).integers(3, 30, (5, 3))
+    array = JobArray(f, 2 * f, activation=f, memory=[70, 60, 60], objective="period")
+    made = []
+    for others in (0, 10**6):
+        limits = Limits(iterations=400)
+        monitor = Monitor(limits)
+        monitor.advance(others)
+        PeriodicGenetic().solve(array, limits, monitor)
+        made.append((monitor.iteration - others, monitor.objective))
+    assert made[0] == made[1] and made[0][0] == 400
+
+
+def test_genes_name_units() -> None:
+    """The n-th occurrence of a job is its n-th unit, whatever the order."""
+    array = JobArray([[1, 1]] * 2, [[2, 2]] * 2, multiplicity=[2, 1], objective="period")
+    decoder = JobOrders(array.graph(), Monitor(Limits(iterations=10)))
+    assert decoder.jobs == [0, 0, 1]
+    values = [decoder.value([60, *order]) for order in ([1, 0, 0], [0, 1, 0], [0, 0, 1])]
+    assert min(values) >= array.lower_bound() and max(values) < 100
+
+
+# choices of GPUs
+
+
+@st.composite
+def two_vectors(draw):  # type: ignore[no-untyped-def]
+    """Room of hosts, and two vectors of one sum that fit."""
+    room = draw(st.lists(st.integers(1, 8), min_size=1, max_size=6))
+    k = draw(st.integers(1, sum(room)))
+    rng = random.Random(draw(st.integers(0, 10**6)))
+    found = []
+    for _ in range(2):
+        slots = [u for u, most in enumerate(room) for _ in range(most)]
+        chosen = rng.sample(slots, k)
+        found.append([chosen.count(u) for u in range(len(room))])
+    return room, *found
+
+
+@given(two_vectors(), st.integers(0, 1000))
+def test_operators_keep_k_and_room(case, seed):  # type: ignore[no-untyped-def]
+    """Whatever they do: exactly k GPUs, and no host beyond its room; no repair is needed."""
+    room, first, second = case
+    rng, operators = random.Random(seed), Counts.__new__(Counts)
+    operators.room = room
+    vector = list(first)
+    operators.mutate(vector, rng)
+    assert sum(vector) == sum(first)
+    assert all(0 <= count <= most for count, most in zip(vector, room, strict=True))
+    child = operators.mate(first, second, rng)
+    assert sum(child) == sum(first)
+    for a, b, c in zip(first, second, child, strict=True):
+        assert min(a, b) <= c <= max(a, b)
+
+
+def test_finds_the_optimum_of_small_clusters():  # type: ignore[no-untyped-def]
+    """Never better than all subsets, with all of these as good; the preferred level decides."""
+    for seed in range(depth(90, 150)):
+        narrow = {"policy": Policy(preferred="host")} if seed % 3 == 0 else {}
+        problem = ruled_problem(seed, **narrow)
+        if problem.contention.fill == "exact":
+            continue
+        result = optsched.solve(problem, GpuGenetic(), iterations=2000, seed=seed)
+        assert result.objective == optsched.solve(problem, "counts").objective, seed
+        if result.schedule is not None:
+            assert problem.check(result.schedule) == []

@@ -107,15 +107,6 @@ def test_mixes_meet_the_bound() -> None:
         assert result.status == "optimal"
 
 
-def test_steps_are_limited() -> None:
-    """As many constructions as allowed, no more."""
-    array = mixed(6, 4, activation=1, memory=[2, 2, 2, 2])
-    for most in (0, 1, 2, 7):
-        monitor = checked(array)
-        first_answers(array.graph(), monitor, most=most)
-        assert monitor.iteration <= most
-
-
 @given(st.randoms(use_true_random=False))
 def test_insertion_keeps_the_circle(rng: Random) -> None:
     """On a circle with room nothing overlaps: folding there needs no longer period.

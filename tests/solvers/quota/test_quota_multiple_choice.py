@@ -5,7 +5,6 @@ from __future__ import annotations
 from fractions import Fraction
 from itertools import combinations, product
 from math import floor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 
 from optsched.errors import InputError
 from optsched_solvers.quota import multiple_choice
-from optsched_solvers.quota.multiple_choice import Solved, choice, options, solve, table
-from optsched_solvers.quota.multiple_choice_core import BEST, BOUND, FACTS
+from optsched_solvers.quota.multiple_choice import Solved, choice, options, solve
+from optsched_solvers.quota.multiple_choice_core import BEST, FACTS, PROMISE, SCALE
 from optsched_solvers.quota.multiple_choice_core import solve as kernel
 
 Rows = list[list[tuple[int, int]]]
@@ -45,7 +44,8 @@ def relaxed(rows: Rows, budget: int) -> tuple[int, int]:
     checked = options(*arrays(rows), budget)
     facts = np.zeros(FACTS, np.int64)
     kernel(*checked[:4], 0, np.zeros(len(rows), np.int64), facts)
-    return checked.smallest + int(facts[BEST]), checked.smallest + int(facts[BOUND])
+    bound = int(facts[PROMISE]) // int(facts[SCALE])
+    return checked.smallest + int(facts[BEST]), checked.smallest + bound
 
 
 def brute_force(rows: Rows, budget: int) -> int:
@@ -131,33 +131,9 @@ def test_equals_brute_force(data: st.DataObject) -> None:
     assert worth(rows, chosen(rows, budget)) == best == plain(rows, budget)
 
 
-@pytest.mark.parametrize("few", [0, 40])
-@pytest.mark.parametrize("by_table", [True, False])
-def test_fall_backs(monkeypatch: pytest.MonkeyPatch, few: int, by_table: bool) -> None:
-    """A core search that is cut short is finished by the table, or by a longer search."""
-    monkeypatch.setattr(multiple_choice, "FEW_STATES", few)
-    monkeypatch.setattr(multiple_choice, "CELLS", 10**8 if by_table else -1)
-    calls = []
-    step = multiple_choice._by_table
-
-    def counted(*given: Any) -> Any:
-        calls.append(given)
-        return step(*given)
-
-    monkeypatch.setattr(multiple_choice, "_by_table", counted)
-    random = np.random.default_rng(2)
-    for _ in range(400):
-        rows = random_rows(random, int(random.integers(5, 12)), 6, 13)
-        budget = budgets(rows, random)
-        assert worth(rows, chosen(rows, budget)) == plain(rows, budget)
-    assert len(calls) > 5
-
-
 def test_hard_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without memory for a proof, the error carries a feasible choice and a true bound."""
-    monkeypatch.setattr(multiple_choice, "FEW_STATES", 1)
-    monkeypatch.setattr(multiple_choice, "MANY_STATES", 2)
-    monkeypatch.setattr(multiple_choice, "CELLS", -1)
+    monkeypatch.setattr(multiple_choice, "STATES", 2)
     random = np.random.default_rng(3)
     hard = 0
     for _ in range(100):
@@ -209,26 +185,6 @@ def test_large_adversarial(kind: str, share: float) -> None:
                 new[size:] = np.maximum(new[size:], best[: budget + 1 - size] + value)
         best = new
     assert worth(rows, chosen(rows, budget)) == best[budget]
-
-
-@pytest.mark.parametrize("memory", [10**9, 2000, 1])
-def test_table_in_little_memory(memory: int) -> None:
-    """Halving the rows changes nothing in value, also beyond one byte of options a row."""
-    random = np.random.default_rng(11)
-    for _ in range(60):
-        wide = int(random.integers(8)) == 0
-        rows = []
-        for _ in range(int(random.integers(1, 9))):
-            width = 400 if wide else int(random.integers(1, 8))
-            size = np.arange(width) if wide else np.sort(random.choice(20, width, replace=False))
-            size = size - size[0]
-            rows.append([(int(s), int(random.integers(-9, 99))) for s in size])
-        ptr, size, value = arrays(rows)
-        room = int(random.integers(0, 60))
-        position = table(ptr, size, value, room, memory)
-        assert all(ptr[j] <= at < ptr[j + 1] for j, at in enumerate(position))
-        assert size[position].sum() <= room
-        assert value[position].sum() == plain(rows, room)
 
 
 def test_bound_is_the_relaxation() -> None:
@@ -287,7 +243,8 @@ def test_huge_numbers_stay_exact() -> None:
     rows = [[(0, 0), (2**30, top + 1), (2**31 - 1, 2 * top)], [(0, 0), (2**30, top)]]
     assert chosen(rows, 2**31).tolist() == [2**30, 2**30]
     assert chosen(rows, 2**31 - 1).tolist() == [2**31 - 1, 0]
-    assert relaxed(rows, 2**31)[1] == 2 * top + 2**26  # one unit of the second row
+    over = relaxed(rows, 2**31)[1] - 2 * top - 2**26  # one unit of the second row
+    assert 0 <= over <= 2**31  # prices are whole numbers here
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.problems.quota.data import Quotas
+from optsched.problems.quota.answer import Quotas
 from optsched_solvers.quota.placement import place_quotas
 
 

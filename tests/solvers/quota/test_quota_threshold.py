@@ -342,7 +342,7 @@ def test_certificates_of_levels_notice_worse_answers() -> None:
     facts = np.zeros(threshold_tables.FACTS, np.int64)
     facts[threshold_tables.STRICT] = 1
     for taken, holds, lowest in (([1, 1], 1, 1), ([2, 0], 0, 1), ([0, 2], 0, 0), ([2, 1], 0, 0)):
-        threshold_tables._prove_levels(ptr, -times, 2, np.array(taken), facts)
+        threshold_tables._prove(ptr, -times, 2, np.array(taken), facts)
         assert facts[threshold_tables.HOLDS] == holds
         assert facts[threshold_tables.LOWEST] == lowest
 
@@ -398,7 +398,7 @@ TABLES = [
     (([1, 3], [1, 2, 3], 0, 4), "ptr"),
     (([], [], 0, 4), "ptr"),
     ((["0", "3"], [1, 2, 3], 0, 4), "ptr"),
-    (([0, 2, 2, 3], [1, 2, 3], 0, 4), "job 1: its row has no"),
+    (([0, 2, 2, 3], [1, 2, 3], 0, 4), "ptr: row 1 is empty"),
     (([0, 2, 1, 3], [1, 2, 3], 0, 4), "ptr: row 1 ends at 1"),
     (([0, 3], [1.0, 2.0, 3.0], 0, 4), "(value|time): expected whole numbers"),
     (([0, 2], [[0, 1]], 0, 4), "one dimension"),
@@ -416,8 +416,8 @@ SUMS = [
     (([0, 2], [-(2**63), 0], 0, 4), "could overflow"),
 ]
 LEVELS = [
-    (([0, 3], [1, 3, 2], 2, 4), "job 0: level 2 at 4 GPUs is below 3 at 3"),
-    (([0, 3], [1, 2, 2**62], 0, 4), "value: expected levels within"),
+    (([0, 3], [1, 3, 2], 2, 4), "job 0: level 2 with 4 GPUs is below 3 with 3"),
+    (([0, 3], [1, 2, 2**62], 0, 4), "job 0: level 4611686018427387904 is not in"),
 ]
 TIMES = [
     (([0, 3], [5, 4, -1], 0, 4), "job 0: time -1"),

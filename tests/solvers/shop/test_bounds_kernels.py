@@ -7,12 +7,11 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from state_oracle import best_by_states
 
-from optsched import JobArray, JobShop
+from optsched import JobShop
 from optsched.model import bounds as core
 from optsched.testing.random_problems import random_array, random_graph
 from optsched_solvers.shop.proof.one_machine import (
@@ -20,7 +19,6 @@ from optsched_solvers.shop.proof.one_machine import (
     carlier,
     carlier_search,
     chain_bound,
-    energy_bound,
     jackson_preemptive,
     machine_bound,
     one_machine_bound,
@@ -40,19 +38,6 @@ def columns(jobs: Jobs) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Heads, durations, and tails, which include the duration."""
     head, duration, delivery = np.array(jobs, np.int64).reshape(-1, 3).T.copy()
     return head, duration, delivery + duration
-
-
-def by_time_steps(jobs: Jobs) -> int:
-    """Jackson's preemptive schedule, one unit of time after the other."""
-    left, end, now = [p for _, p, _ in jobs], [r for r, _, _ in jobs], 0
-    while any(left):
-        ready = [j for j, (r, _, _) in enumerate(jobs) if left[j] and r <= now]
-        now += 1
-        if ready:
-            j = max(ready, key=lambda j: jobs[j][2])
-            left[j] -= 1
-            end[j] = now
-    return max(e + q for e, (_, _, q) in zip(end, jobs, strict=True))
 
 
 def value_of(jobs: Jobs, order: list[int] | tuple[int, ...]) -> int:
@@ -90,13 +75,6 @@ def check_one_machine(jobs: Jobs) -> None:
         assert (value < target) == (optimum < target) and (lower >= target) == (optimum >= target)
 
 
-@given(JOBS)
-def test_jackson_equals_its_simulation(jobs: Jobs) -> None:
-    """Event by event = unit by unit, where every job takes time and nothing is negative."""
-    jobs = [(r, p + 1, max(q, 0)) for r, p, q in jobs]
-    assert jackson_preemptive(*columns(jobs)) == by_time_steps(jobs)
-
-
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9), st.integers(-9, 60)), max_size=40))
 def test_jackson_equals_the_core(jobs: Jobs) -> None:
     """The same number as in plain Python, which takes delivery times: tails without durations."""
@@ -105,34 +83,10 @@ def test_jackson_equals_the_core(jobs: Jobs) -> None:
     assert jackson_preemptive(head, duration, tail) == expected
 
 
-def test_tails_include_the_duration() -> None:
-    """One job of 5 with nothing behind it ends at 5: its tail is 5, its delivery time 0."""
-    head, duration, tail = (np.array([x], np.int64) for x in (0, 5, 5))
-    assert jackson_preemptive(head, duration, tail) == 5
-    assert core.jackson_preemptive([0], [5], [0]) == 5
-    assert carlier(head, duration, tail).value == schrage(head, duration, tail)[0] == 5
-
-
 @given(JOBS)
 def test_one_machine(jobs: Jobs) -> None:
     """Zero durations, ties and negative delivery times included."""
     check_one_machine(jobs)
-
-
-@pytest.mark.slow
-def test_one_machine_in_depth() -> None:
-    """A thousand more, up to eight jobs, with much or little spread."""
-    for seed in range(1000):
-        rng = Random(seed)
-        top, low = rng.choice([2, 6, 20]), rng.choice([0, 1])
-        n = rng.choice([2, 3, 4, 5, 5, 6, 6, 7]) if seed % 50 else 8
-        after = rng.choice([0, -top // 2])
-        check_one_machine(
-            [
-                (rng.randint(0, 2 * top), rng.randint(low, top), rng.randint(after, 2 * top))
-                for _ in range(n)
-            ]
-        )
 
 
 def test_carlier_branches() -> None:
@@ -144,14 +98,6 @@ def test_carlier_branches() -> None:
     assert carlier(head, duration, tail).value == by_permutations(jobs) == 13
     limited = carlier(head, duration, tail, 1)
     assert limited.lower_bound <= 13 < limited.value and not limited.optimal
-
-
-def test_no_jobs() -> None:
-    """Nothing to do ends at 0."""
-    empty = np.zeros(0, np.int64)
-    assert jackson_preemptive(empty, empty, empty) == 0
-    assert carlier(empty, empty, empty)[:2] == (0, 0)
-    assert schrage(empty, empty, empty)[0] == 0
 
 
 def test_hundreds_of_jobs_are_solved() -> None:
@@ -186,7 +132,7 @@ def test_bounds_equal_those_of_the_core() -> None:
         parts = [found["chain"], found["one_machine"]]
         parts += [found["load"]] if graph.has_setups else []
         assert machine_bound(graph) == max(parts)
-        assert chain_bound(graph) == found["chain"] and energy_bound(graph) == found["energy"]
+        assert chain_bound(graph) == found["chain"]
 
 
 @given(st.randoms(use_true_random=False))
@@ -205,9 +151,3 @@ def test_carlier_beats_jackson_on_a_graph() -> None:
     shop = JobShop([[(0, 6), (1, 1)], [(0, 2), (2, 9)], [(0, 3), (3, 4)]], release=[0, 1, 2])
     assert machine_bound(shop.graph()) == 12
     assert one_machine_bound(shop.graph()) == 13 == best_by_states(shop.graph())
-
-
-def test_switches_are_not_charged_where_a_device_may_idle() -> None:
-    """The switch trap of the core's bounds holds here too: 108."""
-    array = JobArray([[1, 1]] * 2, [[1, 1]] * 2, switch=[[100, 0], [100, 0]])
-    assert machine_bound(array.graph()) <= one_machine_bound(array.graph()) <= 108

@@ -7,11 +7,12 @@ from pathlib import Path
 from random import Random
 
 from depth import seeds
+from random_shops import random_shop
 
 from optsched import JobArray, JobShop, Schedule
 from optsched.model.bounds import makespan_bound
 from optsched.testing.brute_force import best_makespan
-from optsched.testing.random_problems import random_array, random_graph, random_shop
+from optsched.testing.random_problems import random_array, random_graph
 from optsched_solvers.shop.proof.destructive import Climb, destructive
 from optsched_solvers.shop.proof.tree import DisjunctiveTree
 
@@ -51,13 +52,6 @@ def test_bounds_rise_and_are_told() -> None:
     assert told == sorted(set(told)) and told[-1] == 55
 
 
-def test_better_than_one_machine() -> None:
-    """On ft10 shaving alone gets far beyond Jackson's 808, with the same result twice."""
-    graph = JobShop.read(INSTANCES / "ft10.txt").graph()
-    found = [destructive(graph, 930, iterations=6000) for _ in range(2)]
-    assert found[0] == found[1] and 880 <= found[0] <= 930
-
-
 def test_stop_is_asked() -> None:
     """A stopping caller gets what is known so far."""
     graph = JobShop.read(INSTANCES / "ft10.txt").graph()
@@ -90,9 +84,3 @@ def test_work_in_pieces_is_the_same_work() -> None:
         results.append((climb.lower, climb.upper, tree.nodes, schedules))
     assert results[0] == results[1]
     assert results[0][0] == results[0][1]
-
-
-def test_settled_before_it_begins() -> None:
-    """Bounds that meet, and nothing to schedule."""
-    assert destructive(JobShop([[(0, 5)]]).graph(), 5) == 5
-    assert destructive(JobShop([[(0, 0), (1, 0)], [(1, 0), (0, 0)]]).graph(), 0) == 0

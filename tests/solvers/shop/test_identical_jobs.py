@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +24,12 @@ def jobs_of(problem: Any) -> list[list[int]]:
     return [[int(graph.job[rows[0]]) for rows in group] for group in identical_jobs(graph)]
 
 
-def test_groups_by_every_field() -> None:
-    """Jobs 0, 2, 4 agree; 1 and 3 agree; 5 is alone."""
+def test_groups() -> None:
+    """Jobs that agree in every field, machines and their order included."""
     rows = [[1, 2], [3, 4], [1, 2], [3, 4], [1, 2], [9, 9]]
     assert jobs_of(JobArray(rows, rows)) == [[0, 2, 4], [1, 3]]
+    assert jobs_of(JobShop([[(0, 1), (1, 1)], [(1, 1), (0, 1)], [(0, 1), (1, 1)]])) == [[0, 2]]
+    assert jobs_of(JobShop([[(0, 1)], [(0, 1)]], deadline=[5, None])) == []
 
 
 @pytest.mark.parametrize(
@@ -45,29 +48,13 @@ def test_any_difference_counts(field: dict[str, Any]) -> None:
     assert jobs_of(JobArray([[1, 2]] * 2, [[3, 4]] * 2, **field)) == []
 
 
-def test_machines_and_order_count() -> None:
-    """Other machines, or the same in another order, are another job."""
-    assert jobs_of(JobShop([[(0, 1), (1, 1)], [(1, 1), (0, 1)], [(0, 1), (1, 1)]])) == [[0, 2]]
-    assert jobs_of(JobShop([[(0, 1)], [(0, 1)]], deadline=[5, None])) == []
-
-
-def test_an_arc_between_jobs_separates_them() -> None:
-    """Whoever waits for another job cannot change places with it, nor with anybody."""
-    from dataclasses import replace
-
-    graph = JobArray([[1]] * 3, [[1]] * 3).graph()
-    arcs = [*zip(*(c.tolist() for c in graph.arcs[:3]), strict=True), (0, 3, 0)]
-    assert jobs_of(replace(graph, arcs=Arcs.of(arcs))) == []
-
-
-def test_with_setups_families_must_be_own() -> None:
-    """Two jobs in one family are neighbours without setup: not interchangeable with others."""
-    from dataclasses import replace
-
+def test_arcs_and_families_between_jobs() -> None:
+    """Who waits for another job, or shares its family where setups cost, changes with nobody."""
     graph = JobArray([[1]] * 3, [[1]] * 3, switch=2).graph()
     assert jobs_of(graph) == [[0, 1, 2]]
-    shared = np.array([0, 0, 0, 0, 2, 2])
-    assert jobs_of(replace(graph, family=shared)) == []
+    arcs = [*zip(*(c.tolist() for c in graph.arcs[:3]), strict=True), (0, 3, 0)]
+    assert jobs_of(replace(graph, arcs=Arcs.of(arcs))) == []
+    assert jobs_of(replace(graph, family=np.array([0, 0, 0, 0, 2, 2]))) == []
 
 
 @given(st.randoms(use_true_random=False))
@@ -76,19 +63,12 @@ def test_groups_are_classes_of_equal_rows(rng: Random) -> None:
     array = random_array(rng)
     graph = array.graph()
     keys = (
-        "duration",
-        "stage",
-        "microbatch",
-        "release",
-        "acquire",
-        "free",
-        "workspace",
-        "setup_out",
-    )
+        "duration", "stage", "microbatch", "release", "acquire", "free", "workspace", "setup_out",
+        "single_resource",
+    )  # fmt: skip
     for group in identical_jobs(graph):
         assert len(group) > 1
         for rows in group:
             for key in keys:
                 values = getattr(graph, key)
                 assert values[rows].tolist() == values[group[0]].tolist()
-            assert graph.single_resource[rows].tolist() == graph.single_resource[group[0]].tolist()

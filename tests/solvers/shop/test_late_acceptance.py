@@ -1,20 +1,26 @@
-"""The local search on job orders: correct, reproducible, never worse than its first rules."""
+"""Local search on job orders or on one job's micro-batches, and hand-made schedules as starts."""
 
 from __future__ import annotations
 
 from random import Random
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
-from optsched import JobArray, JobShop, verify
+from optsched import JobArray, JobShop, Schedule, pipelines, verify
 from optsched.model.graph import scheduled
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing.random_problems import random_array
-from optsched_solvers.shop.late_acceptance import JobOrders, improve
+from optsched_solvers.shop import hand_made
+from optsched_solvers.shop.late_acceptance import improve, is_one_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def array_of(jobs: int, stages: int, seed: int, **rest: object) -> JobArray:
@@ -24,18 +30,55 @@ def array_of(jobs: int, stages: int, seed: int, **rest: object) -> JobArray:
     return JobArray(rows, rows, **rest)  # type: ignore[arg-type]
 
 
-def searched(array: JobArray, iterations: int, seed: int = 0) -> Monitor:
+def random_job(rng: Random) -> JobArray:
+    """One job, one or two chunks a device, sometimes split, capped, with recomputation blocks."""
+    devices, chunks = rng.randint(1, 3), rng.choice([1, 2])
+    stages = devices * chunks
+
+    def row(low: int, high: int) -> list[list[int]]:
+        return [[rng.randint(low, high) for _ in range(stages)]]
+
+    kept = row(1, 4)
+    split = rng.random() < 0.5
+    place = rng.choice([pipelines.wrapped, pipelines.zigzag])(devices, chunks) if chunks > 1 else (
+        tuple(range(devices)))  # fmt: skip
+    need = [sum(k for k, d in zip(kept[0], place, strict=True) if d == device)
+            for device in range(devices)]  # fmt: skip
+    return JobArray(
+        row(1, 9), row(1, 9), weight=row(1, 9) if split else None, lag_forward=rng.randint(0, 3),
+        lag_backward=rng.randint(0, 3), activation=kept, weight_memory=1 if split else 0,
+        checkpoint=kept, recompute=1, recompute_as_block=rng.random() < 0.5,
+        recompute_mode=rng.choice(["never", "always"]), update=rng.randint(0, 3),
+        update_mode=rng.choice(["fused", "block", "global", "none"]),
+        micro_batches=rng.randint(2, 6), place=place,
+        memory=[n + rng.randint(0, 8) for n in need] if rng.random() < 0.7 else None,
+    )  # fmt: skip
+
+
+def searched(graph: Schedule, iterations: int, seed: int = 0) -> Monitor:
     """What a monitor holds after the search."""
     monitor = Monitor(Limits(iterations=iterations))
-    improve(array.graph(), monitor, seed=seed, iterations=iterations)
+    assert improve(graph, monitor, seed=seed, iterations=iterations) <= iterations
     return monitor
 
 
+def peaks(schedule: Schedule) -> list[int]:
+    """Most bytes held per device."""
+    assert schedule.sequences is not None
+    found = []
+    for r in range(schedule.n_resources):
+        on = schedule.sequences[r]
+        change = schedule.acquire[on] - schedule.free[on]
+        level = np.cumsum(change) - change + schedule.acquire[on] + schedule.workspace[on]
+        found.append(int(level.max(initial=0)))
+    return found
+
+
+@pytest.mark.parametrize("draw", [random_array, random_job])
 @given(st.randoms(use_true_random=False))
-def test_every_incumbent_is_a_schedule(rng: Random) -> None:
-    """Whatever it offers is feasible and worth what it says; values fall."""
-    array = random_array(rng)
-    graph = array.graph()
+def test_every_incumbent_is_a_schedule(draw: Callable[[Random], JobArray], rng: Random) -> None:
+    """Whatever it offers is feasible and worth what it says; values fall; one job always fits."""
+    graph = draw(rng).graph()
     offered: list[int] = []
 
     class Checked(Monitor):
@@ -47,26 +90,17 @@ def test_every_incumbent_is_a_schedule(rng: Random) -> None:
 
     improve(graph, Checked(Limits(iterations=60)), seed=1, iterations=60)
     assert offered == sorted(offered, reverse=True)
+    assert offered or draw is random_array
 
 
-def test_never_worse_than_its_starting_rules() -> None:
-    """The first points are the rules themselves."""
-    for seed in range(5):
-        array = array_of(10, 4, seed)
-        space = JobOrders(array.graph(), 0)
-        best = min(
-            int((found[1] + array.graph().duration).max())
-            for point in space.starts()
-            if (found := space.listed(point)) is not None
-        )
-        monitor = searched(array, 300)
-        assert monitor.objective is not None and monitor.objective <= best
-
-
-def test_same_seed_same_search() -> None:
+@pytest.mark.parametrize(
+    "array",
+    [array_of(9, 4, 2, activation=1, memory=[4, 3, 2, 1]), random_job(Random(7))],
+    ids=["jobs", "micro-batches"],
+)
+def test_same_seed_same_search(array: JobArray) -> None:
     """Bits repeat; the number of list schedules is the limit."""
-    array = array_of(9, 4, 2, activation=1, memory=[4, 3, 2, 1])
-    first, second = searched(array, 400, 3), searched(array, 400, 3)
+    first, second = (searched(array.graph(), 400, 3) for _ in range(2))
     assert first.solution == second.solution and first.objective == second.objective
     for most in (0, 1, 5, 50):
         monitor = Monitor(Limits(iterations=most))
@@ -86,11 +120,74 @@ def test_search_improves_on_rules_under_caps() -> None:
     assert better
 
 
-def test_only_pipelines() -> None:
-    """A job shop has no forward and backward blocks: nothing is done."""
-    monitor = Monitor(Limits(iterations=9))
-    assert improve(JobShop([[(0, 1)]]).graph(), monitor, seed=0, iterations=9) == 0
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 8), (4, 4), (4, 8), (8, 16)])
+def test_meets_1f1b_and_interleaving(stages: int, micro_batches: int) -> None:
+    """Equal stages: never worse than either under the same memory, by list schedules alone."""
+    for chunks in (1, 2):
+        place = pipelines.wrapped(stages, chunks)
+        job = JobArray([[2] * stages * chunks], [[4] * stages * chunks], activation=1,
+                       micro_batches=micro_batches, place=place)  # fmt: skip
+        made = pipelines.interleaved(job) if chunks > 1 else pipelines.one_f_one_b(job)
+        capped = job.replace(memory=peaks(made))
+        found = searched(capped.graph(), 400).objective
+        assert found is not None and found <= made.makespan
+
+
+def test_no_answer_is_worse_than_hand_made_ones() -> None:
+    """Random jobs under the memory of each hand-made schedule that fits them."""
+    compared = 0
+    for seed in range(25):
+        job = random_job(Random(seed))
+        for name in hand_made.NAMES:
+            try:
+                made = getattr(pipelines, name)(job.replace(memory=0))
+            except optsched.InputError:
+                continue
+            capped = job.replace(memory=[max(1, peak) for peak in peaks(made)])
+            monitor = Monitor(Limits(iterations=1))
+            hand_made.offer(capped, monitor)
+            assert monitor.objective is not None and monitor.objective <= made.makespan
+            compared += 1
+    assert compared > 40
+
+
+def test_what_is_offered_is_one_job() -> None:
+    """Too little memory for 1F1B: what is offered keeps to it."""
+    job = JobArray([[2, 2, 2]], [[4, 4, 4]], activation=1, micro_batches=6, memory=[2, 2, 2])
+    monitor = Monitor(Limits(iterations=1))
+    hand_made.offer(job, monitor)
+    assert monitor.solution is not None
+    assert verify(scheduled(job.graph(), monitor.solution)) == []
+    several = Monitor(Limits(iterations=1))
+    hand_made.offer(JobArray([[2]] * 2, [[4]] * 2), several)
+    assert several.objective is None
+
+
+def test_only_one_job() -> None:
+    """Not a shop, not several jobs, not a single micro-batch; but Chimera's two directions."""
+    shop, monitor = JobShop([[(0, 1)]]).graph(), Monitor(Limits(iterations=9))
+    assert not is_one_job(shop) and improve(shop, monitor, seed=0, iterations=9) == 0
     assert monitor.objective is None
+    assert not is_one_job(JobArray([[1]] * 2, [[1]] * 2, micro_batches=2).graph())
+    assert not is_one_job(JobArray([[1]], [[1]]).graph())
+    job = JobArray([[1, 1]], [[2, 2]], micro_batches=4)
+    assert is_one_job(job.graph())
+    both = pipelines.chimera(job)
+    assert is_one_job(both.graph())
+    found = searched(both.graph(), 200)
+    assert found.solution is not None and verify(scheduled(both.graph(), found.solution)) == []
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 4), (4, 12), (6, 6)])
+def test_chimera_is_offered_on_its_graph(stages: int, micro_batches: int) -> None:
+    """A graph of two directions: the order in slots is Chimera's, with the same makespan."""
+    rng = Random(stages)
+    times = [[rng.randint(1, 9) for _ in range(stages)]]
+    job = JobArray(times, times, micro_batches=micro_batches, update=2, activation=1)
+    made = pipelines.chimera(job)
+    monitor = Monitor(Limits(iterations=1))
+    hand_made.offer(made.graph(), monitor)
+    assert monitor.objective == made.makespan and monitor.solution == made.sequences
 
 
 @pytest.mark.slow

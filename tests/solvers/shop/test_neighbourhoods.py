@@ -7,22 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from depth import seeds
+from random_shops import random_shop
 
 import optsched
 from optsched import JobShop, Schedule
-from optsched.model.graph import evaluate
+from optsched.model.graph import evaluate, machine_orders
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
-from optsched.testing.random_problems import random_array, random_graph, random_shop
+from optsched.testing.random_problems import random_array, random_graph
 from optsched_solvers.shop.rules import supported_graph, try_rules
 from optsched_solvers.shop.tabu import neighbourhoods as nb
 from optsched_solvers.shop.tabu import state as st
 from optsched_solvers.shop.tabu.arrays import (
-    SearchArrays,
     has_memory,
-    is_classic,
     order_of,
-    sequences_of,
 )
 from optsched_solvers.shop.tabu.walk import TABU_ENTRIES, Walk
 
@@ -83,7 +81,7 @@ def levels(graph: Schedule, sequences: Rows) -> list[int]:
 
 def check_state(graph: Schedule, walk: Walk) -> None:
     """Links, order, heads, tails and levels are those of the orders, computed afresh."""
-    sequences = sequences_of(graph, walk.order)
+    sequences = machine_orders(graph, walk.order)
     found = evaluate(graph, sequences)  # raises on a cycle
     assert walk.value == found.makespan
     assert np.array_equal(walk.heads, found.head) and np.array_equal(walk.tails, found.tail)
@@ -119,21 +117,6 @@ def test_every_move_is_exact(seed: int) -> None:
     assert moved > 300
 
 
-def test_both_compilations_walk_alike() -> None:
-    """Without releases the general kernel differs by the outer blocks only; both stay exact."""
-    for seed in range(20):
-        graph = shop(Random(seed), 7, 6).graph()
-        assert is_classic(graph)
-        sequences = started(graph)
-        assert sequences is not None
-        walk = Walk(graph, seed)
-        walk._general = True
-        walk.load(order_of(graph, sequences))
-        for _ in range(30):
-            walk.run(1)
-            check_state(graph, walk)
-
-
 def test_slices_do_not_change_the_walk() -> None:
     """The same moves in one call and in many give the same bits."""
     for seed, (graph, sequences) in enumerate(graphs(77, 12)):
@@ -152,17 +135,6 @@ def test_slices_do_not_change_the_walk() -> None:
         assert np.array_equal(whole.best_order, cut.best_order)
 
 
-def test_a_walk_improves() -> None:
-    """On a shop of a hundred operations it gets far below the best rule."""
-    graph = shop(Random(5), 10, 10).graph()
-    sequences = started(graph)
-    assert sequences is not None
-    walk = Walk(graph, 1)
-    start = walk.load(order_of(graph, sequences))
-    walk.run(3000)
-    assert walk.best < 0.95 * start
-
-
 def test_target_and_patience_end_a_walk() -> None:
     """Both return DONE; a walk without a move left returns STUCK."""
     graph = shop(Random(6), 8, 6).graph()
@@ -178,15 +150,6 @@ def test_target_and_patience_end_a_walk() -> None:
     walk = Walk(single)
     walk.load(np.array([0]))
     assert walk.run(10) == nb.STUCK
-
-
-def test_search_arrays_name_all_ends() -> None:
-    """The latest end is always among `ends`, whatever the lags."""
-    for graph, sequences in graphs(3, 200):
-        arrays = SearchArrays.of(graph)
-        found = evaluate(graph, sequences)
-        end = found.head + graph.duration
-        assert end[arrays.ends].max(initial=0) == found.makespan
 
 
 def test_long_blocks_and_shared_tabu_entries() -> None:

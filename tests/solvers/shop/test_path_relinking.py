@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 from test_neighbourhoods import graphs, levels, shop, started
 
-from optsched import JobArray, Rows, Schedule
-from optsched.model.graph import evaluate, scheduled
+from optsched.model.graph import evaluate, machine_orders, scheduled
 from optsched.testing.random_problems import random_array
-from optsched_solvers.shop.tabu.arrays import order_of, sequences_of
+from optsched_solvers.shop.tabu.arrays import order_of
 from optsched_solvers.shop.tabu.path_relinking import LEAST_APART, Elites, Relabelling, relink
 from optsched_solvers.shop.tabu.walk import Walk
 
 if TYPE_CHECKING:
+    from optsched import Rows, Schedule
     from optsched.model.schedule import IntArray
 
 
 def pairs(graph: Schedule, order: IntArray) -> set[tuple[int, int]]:
     """All ordered pairs on one machine."""
-    return {pair for row in sequences_of(graph, order).to_lists() for pair in combinations(row, 2)}
+    return {
+        pair for row in machine_orders(graph, order).to_lists() for pair in combinations(row, 2)
+    }
 
 
 def two_schedules(graph: Schedule, sequences: Rows, seed: int) -> tuple[IntArray, IntArray]:
@@ -57,8 +59,8 @@ def test_relinking_walks_straight_and_stays_feasible() -> None:
             assert made <= swaps
             assert elites.distance(start, between) == made
             assert elites.distance(between, guide) == apart - made
-            evaluate(graph, sequences_of(graph, between))  # raises on a cycle
-            levels(graph, sequences_of(graph, between))
+            evaluate(graph, machine_orders(graph, between))  # raises on a cycle
+            levels(graph, machine_orders(graph, between))
             position = np.argsort(between)
             assert (position[graph.arcs.tail] < position[graph.arcs.head]).all()
         if not (graph.acquire.any() or graph.workspace.any()):
@@ -80,8 +82,8 @@ def test_relabelling_keeps_the_schedule_and_joins_copies() -> None:
         order, renamed = order_of(graph, sequences), Relabelling(graph)
         kept = renamed(order)
         value = scheduled(graph, sequences).makespan
-        assert scheduled(graph, sequences_of(graph, kept)).makespan == value
-        levels(graph, sequences_of(graph, kept))
+        assert scheduled(graph, machine_orders(graph, kept)).makespan == value
+        levels(graph, machine_orders(graph, kept))
         for group in renamed.groups:
             exchange = np.arange(graph.n_operations)
             shuffled = np.random.default_rng(seed).permutation(len(group))
@@ -109,35 +111,3 @@ def test_elites_keep_their_distance() -> None:
         for a, b in combinations(elites.members, 2):
             assert elites.distance(a.order, b.order) >= LEAST_APART
     assert len(elites.members) > 1
-
-
-def test_a_pool_begins_anew() -> None:
-    """With the best or without it."""
-    graph = shop(Random(2), 8, 6).graph()
-    sequences = started(graph)
-    assert sequences is not None
-    walk = Walk(graph, 3)
-    walk.load(order_of(graph, sequences))
-    for keep_best in (True, False):
-        elites = Elites(graph, 3)
-        for value in (90, 70, 80):
-            walk.run(40)
-            assert elites.add(value, walk.order)
-        elites.begin_anew(keep_best=keep_best)
-        assert [elite.value for elite in elites.members] == ([70] if keep_best else [])
-        assert elites.next_pair(np.random.default_rng(0)) is None
-
-
-def test_relinking_identical_jobs() -> None:
-    """After relabelling, two orders of equal jobs are at distance zero."""
-    graph = JobArray([[2, 3]] * 4, [[1, 2]] * 4).graph()
-    sequences = started(graph)
-    assert sequences is not None
-    order = order_of(graph, sequences)
-    elites = Elites(graph, 3)
-    assert elites.add(10, order)
-    group = elites.relabelled.groups[0]
-    exchange = np.arange(graph.n_operations)
-    exchange[group] = group[::-1]
-    assert elites.distance(order, exchange[order]) > 0
-    assert not elites.add(10, exchange[order])

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.model.bounds import frees_in_order, holdings
 from optsched.model.graph import evaluate
+from optsched.model.memory_bounds import frees_in_order, holdings
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Schedule

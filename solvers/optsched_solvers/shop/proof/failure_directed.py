@@ -98,8 +98,8 @@ class _Search:
         self, graph: Schedule, seed: int, nodes: int | None, monitor: Monitor, polish: bool
     ) -> None:
         self.graph, self.seed, self.most, self.monitor = graph, seed, nodes, monitor
-        self.proof = DisjunctiveTree(graph, stop=self._stop_proof, on_leaf=self._found)
-        self.climb_tree = DisjunctiveTree(graph, stop=self._stop_climb)
+        self.proof = DisjunctiveTree(graph, stop=self._stop, on_leaf=self._found)
+        self.climb_tree = DisjunctiveTree(graph, stop=self._stop)
         self.upper = self.proof.horizon + 1
         self.lower = 0
         if monitor.objective is not None:
@@ -193,11 +193,7 @@ class _Search:
             self.climb.lower = max(self.climb.lower, self.lower)
             self.climb.upper = min(self.climb.upper, self.upper)
 
-    def _stop_proof(self) -> bool:
-        self._look_around()
-        return self._over()
-
-    def _stop_climb(self) -> bool:
+    def _stop(self) -> bool:
         self._look_around()
         return self._over()
 

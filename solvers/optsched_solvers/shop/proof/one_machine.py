@@ -72,11 +72,6 @@ def one_machine_bound(graph: Schedule, node_limit: int = NODE_LIMIT) -> int:
     return best
 
 
-def energy_bound(graph: Schedule) -> int:
-    """Per capped resource: least head + bytes x shortest residence / memory + least tail."""
-    return core.energy_bound(graph)
-
-
 def _machines(graph: Schedule) -> list[tuple[IntArray, IntArray, IntArray]]:
     """Heads, durations (with the setup loss) and tails of the users of every resource."""
     paths, loss = evaluate(graph), core.setup_loss(graph)

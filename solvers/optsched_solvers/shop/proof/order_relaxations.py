@@ -102,7 +102,6 @@ def relaxations(
     graph: Schedule,
     single_states: int = SINGLE_STATES,
     pair_states: int = PAIR_STATES,
-    places: int | None = None,
 ) -> Iterator[Relaxation]:
     """All relaxations of a graph, the cheap ones first, busy machines first.
 
@@ -112,8 +111,6 @@ def relaxations(
         One-shot graph; without a common route it has none.
     single_states, pair_states
         Most states of either sort; pairs that would need kinds merged come last.
-    places
-        Of how many machines.
     """
     routes = common_routes(graph)
     if routes is None:
@@ -121,7 +118,7 @@ def relaxations(
     backwards = routes.reversed()
     heads, tails = growing(routes), growing(backwards)
     last = len(routes.machine) - 1
-    chosen = _places(routes)[:places]
+    chosen = _places(routes)
     for p, q in chosen:
         forth = (routes, heads[p], tails[last - q], heads[q])
         back = (backwards, tails[last - q], heads[p], tails[last - p])

@@ -104,14 +104,9 @@ def explore(general, count, stride, table, base, weight, sums, digits, finish, s
         s += 1
         k = 0
         while True:
-            if pairs:
-                if digits[2 * k + 1] < count[k]:
-                    break
-                _shift(general, table, weight, sums, digits, k, -count[k], -count[k])
-            else:
-                if digits[2 * k] < count[k]:
-                    break
-                _shift(general, table, weight, sums, digits, k, -count[k], -count[k])
+            if digits[2 * k + (1 if pairs else 0)] < count[k]:
+                break
+            _shift(general, table, weight, sums, digits, k, -count[k], -count[k])
             k += 1
         if pairs and digits[2 * k + 1] == digits[2 * k]:
             _shift(general, table, weight, sums, digits, k, 1, -digits[2 * k + 1])

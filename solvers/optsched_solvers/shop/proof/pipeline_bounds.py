@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from optsched.io.strict_json import MAX_INTEGER
 from optsched.model import bounds
 from optsched_solvers.shop.proof.order_relaxations import Relaxation, number_of_states, relaxations
 from optsched_solvers.shop.proof.order_states import GROUPS, NEVER, explore
@@ -17,8 +16,7 @@ if TYPE_CHECKING:
 
 SLICE: Final = 1 << 14
 """States between two looks at the monitor, a few milliseconds."""
-QUICK_STATES: Final = 1 << 13
-QUICK_PLACES: Final = 3
+SOURCE: Final = "pipeline_bounds"
 ROUGHLY: Final = 1000
 """A thousandth: how near the first round comes to what a relaxation can prove."""
 
@@ -60,31 +58,11 @@ class Probe:
         return None if end == -1 else bool(end < NEVER)
 
 
-def pipeline_bound(graph: Schedule, lower_bound: int = 0, most_states: int = QUICK_STATES) -> int:
-    """The best bound of the single relaxations that have few states; milliseconds.
-
-    Parameters
-    ----------
-    graph
-        Any one-shot graph; `lower_bound` comes back if its rows have no common route.
-    lower_bound
-        A proved bound, the least to improve.
-    most_states
-        Larger relaxations are made smaller by merging kinds.
-    """
-    best = lower_bound
-    for relaxation in relaxations(graph, most_states, 0, QUICK_PLACES):
-        best = improved(relaxation, best)
-    return best
-
-
 def improve(
     graph: Schedule,
     monitor: Monitor,
     *,
     iterations: int | None = None,
-    seconds: float = float("inf"),
-    source: str = "pipeline_bounds",
 ) -> int:
     """Report better and better bounds to a monitor; returns the number of deadlines tried.
 
@@ -96,15 +74,11 @@ def improve(
         Takes every bound; its objective says what would prove optimality; stops the work.
     iterations
         Most deadlines to try.
-    seconds
-        Most time from now, as the monitor's clock counts.
-    source
-        Under which name bounds are reported.
     """
-    search = _Search(graph, monitor, source, iterations, monitor.elapsed + seconds)
+    search = _Search(graph, monitor, iterations)
     everything: list[Relaxation] = []
     for relaxation in relaxations(graph):
-        if search.is_over():
+        if monitor.should_stop():
             return 0
         everything.append(relaxation)
     singles = [r for r in everything if not r.pairs]
@@ -123,27 +97,14 @@ def improve(
 class _Search:
     """Deadlines tried so far, and what came out."""
 
-    def __init__(
-        self,
-        graph: Schedule,
-        monitor: Monitor,
-        source: str,
-        iterations: int | None,
-        until: float,
-    ) -> None:
+    def __init__(self, graph: Schedule, monitor: Monitor, iterations: int | None) -> None:
         self.horizon = bounds.horizon(graph)
         self.monitor = monitor
-        self.source = source
         self.most = iterations
-        self.until = until
         self.tried = 0
         self.reached: dict[str, int] = {}  # least deadline met, by relaxation
         self.proved: dict[int, int] = {}  # best bound by machine
         self.space = np.empty(0, np.int64)
-
-    def is_over(self) -> bool:
-        """Whether time is up or somebody wants to stop."""
-        return self.monitor.should_stop() or self.monitor.elapsed >= self.until
 
     def raise_bound(self, relaxation: Relaxation, closeness: int | None) -> bool:
         """Bisection on the deadline, to the last digit or roughly; False if all must stop."""
@@ -169,7 +130,7 @@ class _Search:
                 self.reached[name] = deadline
             else:
                 self.proved[relaxation.machine] = deadline + 1
-                monitor.bound(deadline + 1, self.source)
+                monitor.bound(deadline + 1, SOURCE)
                 step = max(2 * step, 1 + known // 1000)
 
     def _met(self, relaxation: Relaxation, deadline: int) -> bool | None:
@@ -180,32 +141,8 @@ class _Search:
         if len(self.space) < relaxation.states:
             self.space = np.empty(relaxation.states, np.int64)
         probe = Probe(relaxation, deadline, self.space)
-        while not self.is_over():
+        while not self.monitor.should_stop():
             answer = probe.advance(SLICE)
             if answer is not None:
                 return answer
         return None
-
-
-def improved(relaxation: Relaxation, lower_bound: int) -> int:
-    """The larger of a bound and what a relaxation proves, by bisection without a monitor."""
-    space = np.empty(relaxation.states, np.int64)
-
-    def met(deadline: int) -> bool:
-        return bool(Probe(relaxation, deadline, space).advance(relaxation.states))
-
-    if met(lower_bound):
-        return lower_bound
-    low, step = lower_bound + 1, 1 + lower_bound // 1000
-    while not met(low + step):
-        low, step = low + step + 1, 2 * step
-        if low > MAX_INTEGER:  # nothing fits into the memory
-            return lower_bound
-    high = low + step  # met; everything below low is not
-    while low < high:
-        middle = (low + high) // 2
-        if met(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low

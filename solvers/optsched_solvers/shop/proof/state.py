@@ -13,7 +13,7 @@ import numpy as np
 from numba import from_dtype, types
 
 from optsched.kernels.compile import INTS
-from optsched.model import bounds
+from optsched.model import bounds, memory_bounds
 from optsched_solvers.shop.proof.symmetry import ordered_alike
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _direct_gaps(graph: Schedule, on: IntArray) -> IntArray:
     setup = np.where(same, 0, graph.setup_out[on][:, None] + graph.setup_in[on][None])
     direct = graph.duration[on][:, None] + setup
     for a, i in enumerate(on.tolist()):
-        path = bounds.paths_from(graph, i)
+        path = memory_bounds.paths_from(graph, i)
         for b, k in enumerate(on.tolist()):
             if k in path and a != b:
                 direct[a, b] = max(int(direct[a, b]), path[k])
@@ -299,9 +299,9 @@ def _parts(graph: Schedule, machine: Records) -> Records:
         unfreed = [
             {i: int(graph.free[i]) for i in row if graph.free[i]} for row in graph.users.to_lists()
         ]
-        for r, size, i, k in bounds.holdings(graph):
+        for r, size, i, k in memory_bounds.holdings(graph):
             if i not in reach:
-                reach[i] = bounds.paths_from(graph, i)
+                reach[i] = memory_bounds.paths_from(graph, i)
             joined = k >= 0 and k in reach[i]  # k == i: for the time of its own processing
             rows[r].append((place[r][i], place[r][k] if joined else -1, size))
             if joined:

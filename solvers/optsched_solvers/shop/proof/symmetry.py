@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.model import bounds
+from optsched.model import memory_bounds
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
@@ -94,7 +94,7 @@ def ordered_alike(graph: Schedule) -> list[tuple[int, int]]:
 
 def _sortable(graph: Schedule, job: list[int]) -> list[int]:
     """Positions within the job that are ordered alike, z included; as many as possible."""
-    reach = [bounds.paths_from(graph, i) for i in job]
+    reach = [memory_bounds.paths_from(graph, i) for i in job]
     everything = list(range(len(job)))
     close = _too_close(graph, job, reach)
     if not close:

@@ -97,13 +97,3 @@ def order_of(graph: Schedule, sequences: Rows) -> IntArray:
     from optsched.model.graph import evaluate
 
     return evaluate(graph, sequences).order
-
-
-def sequences_of(graph: Schedule, order: IntArray) -> Rows:
-    """The order on every resource that one order of all operations contains."""
-    from optsched.model.schedule import Rows
-
-    machine = graph.single_resource[order]
-    used = order[machine >= 0]
-    by_machine = np.argsort(machine[machine >= 0], kind="stable")
-    return Rows(graph.users.indptr, used[by_machine])

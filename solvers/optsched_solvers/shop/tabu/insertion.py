@@ -1,4 +1,4 @@
-"""Schedules by best insertion: Nowicki and Smutnicki's INSA, and completion of partial orders.
+"""Schedules by best insertion: Nowicki and Smutnicki's INSA.
 
 Nowicki & Smutnicki 1996, "A fast taboo search algorithm for the job shop problem", section 4:
 operations enter the order of their resource one by one, each where the longest path through it is
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.errors import InputError
 from optsched.kernels import list_schedule, longest_path
 from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 from optsched.kernels.list_schedule import ARC, OPERATION, DispatchGraph
-from optsched.model.graph import cyclic_order, evaluate
+from optsched.model.graph import evaluate, machine_orders
 from optsched.model.schedule import NO_DEADLINE, Objective, Rows
 
 if TYPE_CHECKING:
@@ -53,72 +52,21 @@ def insertion(graph: Schedule, stop: Callable[[], bool] = lambda: False) -> Sche
     operations = np.arange(graph.n_operations)
     others = graph.job != (int(np.argmax(work)) if len(work) else 0)
     order = operations[np.lexsort((operations, np.where(others, -graph.duration, 0), others))]
-    return _completed(graph, Rows.of([[]] * graph.n_resources), order, stop)
-
-
-def complete(
-    graph: Schedule, partial: Rows, stop: Callable[[], bool] = lambda: False
-) -> Schedule | None:
-    """Fill the operations that orders lack in, the longest first, each at its best place.
-
-    Parameters
-    ----------
-    graph
-        A disjunctive graph (or schedule: its orders are ignored) whose operations hold at most one
-        resource each.
-    partial
-        Per resource an order of some of its users.
-    stop
-        Asked now and then; true gives up.
-
-    Returns
-    -------
-    Schedule or None
-        The semi-active schedule, in which the given operations keep their order, unless held bytes
-        force another; None where memory or a deadline cannot be kept, or when stopped.
-
-    Raises
-    ------
-    CyclicOrder
-        The partial orders contradict the arcs.
-    InputError
-        They hold an operation twice, or on a resource that it does not use.
-    """
-    _check(graph, partial)
-    missing = np.setdiff1d(np.arange(graph.n_operations), partial.ids)
-    order = missing[np.argsort(-graph.duration[missing], kind="stable")]
-    return _completed(graph, partial, order, stop)
-
-
-def _completed(
-    graph: Schedule, partial: Rows, order: IntArray, stop: Callable[[], bool]
-) -> Schedule | None:
-    """Orders after insertion in this order, repaired for memory, as a schedule."""
-    listed = DispatchGraph.of(graph)
-    resource = graph.single_resource
+    order = order[graph.single_resource[order] >= 0]
+    listed, before = DispatchGraph.of(graph), graph.predecessors
     link = np.empty(graph.n_operations, LINK)
     link["after"] = link["before"] = -1
     first = np.full(graph.n_resources, -1, np.int64)
-    for r in range(graph.n_resources):
-        row = partial[r]
-        if len(row):
-            first[r] = row[0]
-            link["after"][row[:-1]], link["before"][row[1:]] = row[1:], row[:-1]
-    before = graph.predecessors
     topological = np.empty(graph.n_operations, np.int64)
-    order = order[resource[order] >= 0]
     slice_size = max(1, _STEPS // max(1, graph.n_operations))
     for at in range(0, max(1, len(order)), slice_size):
         if at and stop():
             return None
-        placed = _insert(
+        _insert(
             order[at : at + slice_size], first, link, topological, listed.operation, listed.arc,
             before.indptr, before.other,
         )  # fmt: skip
-        if placed < graph.n_operations:
-            stuck = np.setdiff1d(np.arange(graph.n_operations), topological[:placed])
-            raise cyclic_order(graph, partial, stuck.tolist())
-    sequences, heads = _by_resource(graph, topological), link["head"]
+    sequences, heads = machine_orders(graph, topological), link["head"]
     if graph.memory.any() or graph.free.any():
         repaired = _with_memory(graph, listed, sequences, heads)
         if repaired is None:
@@ -133,13 +81,6 @@ def _completed(
     )  # fmt: skip
 
 
-def _by_resource(graph: Schedule, operations: IntArray) -> Rows:
-    """One global order cut into the order on each resource."""
-    resource = graph.single_resource[operations]
-    used = operations[resource >= 0]
-    return Rows(graph.users.indptr, used[np.argsort(resource[resource >= 0], kind="stable")])
-
-
 def _with_memory(
     graph: Schedule, listed: DispatchGraph, sequences: Rows, heads: IntArray
 ) -> tuple[Rows, IntArray] | None:
@@ -147,7 +88,7 @@ def _with_memory(
     found = list_schedule.run(listed, ranks(graph, sequences, heads), list_schedule.Mode.IN_ORDER)
     if found is None:
         return None
-    repaired = _by_resource(graph, found[0])
+    repaired = machine_orders(graph, found[0])
     if repaired == sequences:
         return sequences, heads
     return repaired, longest_path.evaluate(graph, repaired).heads
@@ -162,22 +103,6 @@ def ranks(graph: Schedule, sequences: Rows, heads: IntArray) -> IntArray:
     rank = np.empty(graph.n_operations, np.int64)
     rank[np.lexsort((place, heads))] = np.arange(graph.n_operations)
     return rank
-
-
-def _check(graph: Schedule, partial: Rows) -> None:
-    if len(partial) != graph.n_resources:
-        raise InputError(
-            f"partial: expected {graph.n_resources} rows, one per resource, got {len(partial)}"
-        )
-    seen: set[int] = set()
-    for r, row in enumerate(partial.to_lists()):
-        users = set(graph.users[r].tolist())
-        for i in row:
-            if i not in users:
-                raise InputError(f"partial[{r}]: operation {i} does not use this resource")
-            if i in seen:
-                raise InputError(f"partial[{r}]: operation {i} appears twice")
-            seen.add(i)
 
 
 @helper(counted=False, inline=True)
@@ -281,15 +206,14 @@ def _best_place(op, link, first, x, step):  # type: ignore[no-untyped-def]
 def _insert(order, first, link, topological, op, arc, back, predecessor):  # type: ignore[no-untyped-def]
     """Insert the operations of `order` into the linked lists (`first` per machine; -1 = none).
 
-    Fills the heads and `topological`; returns how many operations are in it, fewer than all if the
-    lists contradict the arcs. ``predecessor[back[i]:back[i + 1]]`` are those of i.
+    Fills the heads and `topological`; returns how many operations are in it.
+    ``predecessor[back[i]:back[i + 1]]`` are those of i.
     """
     for i in range(len(op)):
         link[i].is_behind = -1
         link[i].leads = -1
     for step in range(len(order)):
-        if _heads(op, arc, link, topological) < len(op):
-            break
+        _heads(op, arc, link, topological)
         x = order[step]
         _tails_and_reach(op, arc, back, predecessor, link, topological, x, step)
         r = op[x].resource

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from optsched.model.graph import machine_orders
 from optsched_solvers.shop.tabu import neighbourhoods as nb
 from optsched_solvers.shop.tabu import state as st
-from optsched_solvers.shop.tabu.arrays import NO_LIMIT, SearchArrays, is_classic, sequences_of
+from optsched_solvers.shop.tabu.arrays import NO_LIMIT, SearchArrays, is_classic
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Rows, Schedule
@@ -137,7 +138,7 @@ class Walk:
 
     def best_sequences(self) -> Rows:
         """The machine orders of the best schedule since the last `load`."""
-        return sequences_of(self.graph, self.best_order)
+        return machine_orders(self.graph, self.best_order)
 
 
 def _tenure(graph: Schedule) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""EHA: its picks are those of a slow twin, and never above the optimum."""
+"""EHA, PTS and their hybrid: their picks are those of slow twins, never above the optimum."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Contention, Host, HostType, Policy
 from optsched.bandwidth.ask import ask
+from optsched.bandwidth.rates import UNMEASURED
 from optsched.errors import InputError, UnsupportedProblem
+from optsched.problems.gpus.problem import Request
 from optsched.testing.best_gpus import Tables
+from optsched_solvers.gpus import judge
 from optsched_solvers.gpus.eha import Eha, candidates, fewest
+from optsched_solvers.gpus.hybrid import Hybrid
+from optsched_solvers.gpus.pts import Pts
 
 
 def fastest(problem, model, host, count):  # type: ignore[no-untyped-def]
@@ -50,7 +55,7 @@ def evenly(room, k):  # type: ignore[no-untyped-def]
     ]
 
 
-def twin(problem, model, most=200):  # type: ignore[no-untyped-def]
+def eha(problem, model, most=200):  # type: ignore[no-untyped-def]
     """EHA in plain Python, from its description; value and GPUs, or None."""
     room = {}
     for g in problem.state.free:
@@ -84,46 +89,75 @@ def twin(problem, model, most=200):  # type: ignore[no-untyped-def]
     return None
 
 
-def test_picks_of_the_twin():  # type: ignore[no-untyped-def]
+def pts(problem, model):  # type: ignore[no-untyped-def]
+    """PTS in plain Python, from its description: value, GPUs, and sets evaluated."""
+    cluster, free, k = problem.cluster, list(problem.state.free), problem.k
+
+    def alone(gpus):  # type: ignore[no-untyped-def]
+        value = model.known(tuple(gpus))
+        return -1 if value is None else value
+
+    def worth(gpus):  # type: ignore[no-untyped-def]
+        value = judged(problem, model, gpus)
+        return -1 if value is None else value
+
+    groups = [[g for g in free if cluster.host_of[g] == h] for h in range(cluster.n_hosts)]
+    groups = [group for group in groups if len(group) >= k]
+    chosen = max(groups, key=alone) if groups else free
+    evaluated = 0
+    while len(chosen) > k:
+        best = None
+        for gpu in chosen:
+            rest = [g for g in chosen if g != gpu]
+            evaluated += 1
+            if best is None or worth(rest) > best[0]:
+                best = worth(rest), rest
+        chosen = best[1]
+    value = worth(chosen)
+    return (None if value < 0 else (value, tuple(chosen))), evaluated, len(groups) == 0
+
+
+@pytest.mark.parametrize("solver", [Eha(), Pts()], ids=["eha", "pts"])
+def test_picks_of_the_twins(solver):  # type: ignore[no-untyped-def]
     """Same GPUs and values as the twin; never above the best of all subsets."""
     several = 0
-    for seed in range(depth(200, 400)):
+    for seed in range(depth(120, 400)):
         problem, model = problem_of(seed)
-        most = random.Random(seed).choice([200, 200, 1, 2, 5])
-        found = solved(problem, Eha(), max_candidates=most)
-        assert found == twin(problem, model, most), seed
+        if isinstance(solver, Eha):
+            most = random.Random(seed).choice([200, 200, 1, 2, 5])
+            found, expected = (
+                solved(problem, solver, max_candidates=most),
+                eha(problem, model, most),
+            )
+        else:
+            seen = []
+            optsched.solve(problem, solver, on_progress=lambda p, s=seen: s.append(p.iteration))
+            found, (expected, evaluated, everywhere) = solved(problem, solver), pts(problem, model)
+            assert not seen or seen[-1] == evaluated  # iterations are sets evaluated
+            n, k = len(problem.state.free), problem.k
+            assert not everywhere or evaluated == (n * (n + 1) - k * (k + 1)) // 2
+        assert found == expected, seed
         if found is not None:
             several += len({problem.cluster.host_of[g] for g in found[1]}) > 1
-        if seed % 4 == 0 and found is not None:
-            assert found[0] <= optimum(problem)
-    assert several > 20
+            assert seed % 4 or found[0] <= optimum(problem)
+    assert several > 10
 
 
 def test_models_without_tables():  # type: ignore[no-untyped-def]
     """The plain path picks the same; also with exact joint allocations."""
-    for seed in range(60):
+    for seed in range(depth(60, 100)):
         problem, model = problem_of(seed, 9)
         plain = problem.changed(model=WithoutTables(model))
         assert plain.tables is None
-        if problem.contention.fill == "first":
-            assert solved(plain, Eha()) == solved(problem, Eha()), seed
         exact, model = problem_of(seed, 9, contention=Contention(fill="exact"))
-        assert solved(exact, Eha()) == twin(exact, model), seed
+        for solver, twin in ((Eha(), eha), (Pts(), lambda *given: pts(*given)[0])):
+            if problem.contention.fill == "first":
+                assert solved(plain, solver) == solved(problem, solver), seed
+            assert solved(exact, solver) == twin(exact, model), seed
 
 
-def test_one_host_is_enough():  # type: ignore[no-untyped-def]
-    """A slow host that has room is taken although two hosts would be faster, as printed."""
-    alone = 0
-    for seed in range(40):
-        problem, _ = problem_of(seed)
-        found = solved(problem, Eha())
-        if problem.state.room.max() >= problem.k and not problem.model.gaps:
-            assert len({problem.cluster.host_of[g] for g in found[1]}) == 1
-            alone += 1
-    assert alone > 10
-
-
-def test_policies():  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("solver", [Eha(), Pts()], ids=["eha", "pts"])
+def test_policies(solver):  # type: ignore[no-untyped-def]
     """`required` and `exclude` are obeyed, other rules are refused by name."""
     obeyed = 0
     for seed in range(60):
@@ -131,23 +165,103 @@ def test_policies():  # type: ignore[no-untyped-def]
         names = [host.name for host in problem.cluster.hosts]
         rules = [{"required": "rack"}, {"exclude": (names[-1],)}, {"required": "host"}]
         policy = Policy(**random.Random(seed).choice(rules))
-        k = max(1, problem.k // 2)
         narrow = optsched.GpuPlacement(
-            problem.state, problem.model, k, policy=policy, traffic="idle"
+            problem.state, problem.model, max(1, problem.k // 2), policy=policy, traffic="idle"
         )
-        found = solved(narrow, Eha())
+        found = solved(narrow, solver)
         if found is not None:
             obeyed += 1
             assert found[0] <= optimum(narrow)
-        elif problem.model.gaps == 0 and policy.required is None:
-            assert optimum(narrow) is None
     assert obeyed > 20
-    for rule in ({"balance": "even"}, {"max_hosts": 1}, {"preferred": "rack"}, {"same_type": True}):
-        other = problem.changed(
-            requests=(optsched.problems.gpus.problem.Request("a", 1, Policy(**rule)),)
-        )
+    for rule in (
+        {"balance": "even"}, {"max_hosts": 1}, {"preferred": "rack"}, {"same_type": True},
+        {"min_hosts": 2}, {"include": (names[0],)},
+    ):  # fmt: skip
+        other = problem.changed(requests=(Request("a", 2, Policy(**rule)),))
         with pytest.raises(UnsupportedProblem, match=next(iter(rule))):
-            optsched.solve(other, Eha())
+            optsched.solve(other, solver)
+
+
+def test_chunks(monkeypatch):  # type: ignore[no-untyped-def]
+    """How often the kernel looks up makes no difference."""
+    cases = [problem_of(seed)[0] for seed in range(40)]
+    whole = [solved(problem, Pts()) for problem in cases]
+    monkeypatch.setattr(judge, "_CHUNK", 1)
+    assert [solved(problem, Pts()) for problem in cases] == whole
+
+
+def test_hybrid():  # type: ignore[no-untyped-def]
+    """The better of both, EHA's on ties; options reach the part they belong to."""
+    both = 0
+    for seed in range(depth(100, 150)):
+        problem, _ = problem_of(seed)
+        first, second = solved(problem, Eha(), max_candidates=2), solved(problem, Pts())
+        found = solved(problem, Hybrid(), max_candidates=2)
+        known = [one for one in (first, second) if one is not None]
+        assert found == (max(known, key=lambda one: one[0]) if known else None), seed
+        both += first is not None and second is not None and second[0] > first[0]
+    assert both > 3
+
+
+def test_measured_only():  # type: ignore[no-untyped-def]
+    """With `on_unmeasured="measured"` no choice has a pattern that is only believed."""
+
+    class Doubted(Tables):
+        def network(self, patterns, which="value"):  # type: ignore[no-untyped-def]
+            values = super().network(patterns)
+            doubt = (patterns.sum(axis=1) % 3 == 2) & ((patterns > 0).sum(axis=1) > 1)
+            known = values != UNMEASURED
+            if which == "value":
+                return values
+            return values + (doubt & known) * (-1 if which == "low" else 1)
+
+    answered = 0
+    for seed in range(60):
+        rng = random.Random(seed)
+        model = Doubted(rng, [3, 3, 2])
+        state = ClusterState.with_free(model.cluster, rng.sample(range(8), rng.randint(4, 8)))
+        k = rng.randint(2, len(state.free))
+        problem = optsched.GpuPlacement(state, model, k, on_unmeasured="measured")
+        for solver in (Eha(), Pts(), Hybrid()):
+            found = solved(problem, solver)
+            hosts = {int(model.cluster.host_of[g]) for g in found[1]} if found else set()
+            assert found is None or len(hosts) == 1 or k % 3 != 2
+            answered += found is not None
+        bare = problem.changed(model=WithoutTables(model))
+        with pytest.raises(UnsupportedProblem, match="measured"):
+            optsched.solve(bare, Pts())
+    assert answered > 50
+
+
+def test_nothing_is_known():  # type: ignore[no-untyped-def]
+    """Without any measured pattern there is no answer, and the reason says so."""
+    model = Tables(random.Random(4), [2, 2], gaps=1.0)
+    for given in (model, WithoutTables(model)):
+        problem = optsched.GpuPlacement(ClusterState.idle(model.cluster), given, 3)
+        for solver in (Eha(), Pts(), Hybrid()):
+            result = optsched.solve(problem, solver)
+            assert result.status == "unknown" and "known bandwidth" in result.reason
+
+
+def test_time_limit():  # type: ignore[no-untyped-def]
+    """A search of half a million slow evaluations ends soon after its limit."""
+    kind = HostType("h", 8)
+    cluster = Cluster(tuple(Host(f"n{i}", "h") for i in range(100)), (kind,))
+
+    class Wide(Tables):
+        def __init__(self) -> None:
+            self.cluster, self.gaps = cluster, 0
+
+        def limit(self, pattern):  # type: ignore[no-untyped-def]
+            return 1_000_000 * len(pattern) + sum(pattern)
+
+        def intra_of(self, kind, which="value"):  # type: ignore[no-untyped-def]
+            return None
+
+    problem = optsched.GpuPlacement(ClusterState.idle(cluster), Wide(), 400)
+    assert problem.tables is None
+    result = optsched.solve(problem, Pts(), time_limit=0.5)
+    assert result.status == "unknown" and result.seconds < 30
 
 
 @pytest.mark.parametrize("given", [0, -1, 1.5, "many", True, None, 10**9])
@@ -156,24 +270,6 @@ def test_hostile_options(given):  # type: ignore[no-untyped-def]
     problem, _ = problem_of(1)
     with pytest.raises(InputError, match="max_candidates"):
         optsched.solve(problem, Eha(), options={"max_candidates": given})
-
-
-def test_candidates_are_all_even_spreads():  # type: ignore[no-untyped-def]
-    """Every even spread over every set of m hosts, in lexicographic order, cut at any length."""
-    for seed in range(300):
-        rng = random.Random(seed)
-        room = np.array([rng.randint(1, 6) for _ in range(rng.randint(1, 6))])
-        k = rng.randint(1, int(room.sum()))
-        m = fewest(room, k)
-        expected = [
-            (some, counts)
-            for some in combinations(range(len(room)), m)
-            for counts in sorted(evenly([int(room[h]) for h in some], k))
-        ]
-        most = rng.choice([1, 3, 1000])
-        hosts, counts = candidates(room, range(len(room)), k, m, most)
-        listed = list(zip(map(tuple, hosts.tolist()), map(tuple, counts.tolist()), strict=True))
-        assert listed == expected[:most], seed
 
 
 def test_classes():  # type: ignore[no-untyped-def]

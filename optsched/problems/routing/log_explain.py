@@ -1,73 +1,17 @@
-"""A log for people: the dashboard of its servers, and a batch in words."""
+"""A batch of a log in words."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.values import integer
-from optsched.problems.routing.log import percentile
 from optsched.problems.routing.problem import NS_PER_MS
 
 if TYPE_CHECKING:
     from optsched.problems.routing.log import Log
-
-_LAST = 1024
-"""Completions of which percentiles are taken."""
-
-
-def telemetry(log: Log, every_ms: float = 100.0) -> list[dict[str, Any]]:
-    """The state of every server at regular times.
-
-    Returns
-    -------
-    list
-        A row a moment: ``t_ms``, and per server ``utilisation`` (U), ``vram_mb``, ``power_w``,
-        ``queue`` (requests that wait there, per segment), ``running`` (requests in batches), and
-        ``p50_ms`` and ``p99_ms`` of the latencies of the last 1024 requests done there.
-    """
-    moments = range(0, log.end + 1, round(every_ms * NS_PER_MS))
-    states = [_states(log, s, moments) for s in range(len(log.problem.servers))]
-    return [
-        {"t_ms": t / NS_PER_MS, "servers": list(row)}
-        for t, row in zip(moments, zip(*states, strict=True), strict=True)
-    ]
-
-
-def _states(log: Log, s: int, moments: range) -> list[dict[str, Any]]:
-    """The state of one server at these times."""
-    problem, k = log.problem, log.problem.n_segments
-    changes, load = log.loads[s]
-    there = log.instances[log.instances["server"] == s]
-    size = problem.vram[there["segment"], there["width"]] / 1000
-    gone = np.where(there["unload"] < 0, 2**62, there["unload"])
-    of = np.repeat(log.batches, log.batches["images"])
-    own = of["server"] == s
-    of, entries = of[own], log.entries[own]
-    last = of["segment"] == k - 1
-    done = of["end"][last]
-    order = np.argsort(done, kind="stable")
-    latency = ((done - problem.arrival[entries["request"][last]]) / NS_PER_MS)[order]
-    done = done[order]
-    found = []
-    for t in moments:
-        u = load[[np.searchsorted(changes, t, side="right") - 1]]
-        n = int(np.searchsorted(done, t, side="right"))
-        recent = np.sort(latency[max(0, n - _LAST) : n])
-        waits = (entries["queued"] <= t) & (of["start"] > t)
-        found.append({
-            "id": problem.servers[s].id,
-            "utilisation": float(u[0]),
-            "vram_mb": float(size[(there["load"] <= t) & (gone > t)].sum()),
-            "power_w": float(log.watts(s, u)[0]),
-            "queue": np.bincount(of["segment"][waits], minlength=k).tolist(),
-            "running": int(((of["start"] <= t) & (of["end"] > t)).sum()),
-            "p50_ms": percentile(recent, 50),
-            "p99_ms": percentile(recent, 99),
-        })  # fmt: skip
-    return found
 
 
 def explain(log: Log, batch: int) -> str:

@@ -1,0 +1,147 @@
+"""Why a request got its GPUs: what limits them, who pays, and what else there was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from optsched.bandwidth.contention import Contention, share
+from optsched.bandwidth.links import weight
+from optsched.bandwidth.model import CountModel
+from optsched.bandwidth.patterns import written_pattern
+from optsched.bandwidth.rates import shown
+from optsched.bandwidth.state import ClusterState, Job
+
+if TYPE_CHECKING:
+    from optsched.bandwidth.policy import Policy
+    from optsched.problems.gpus.problem import DispatchChoice, GpuPlacement
+
+
+def victims(choice: DispatchChoice) -> dict[str, int]:
+    """What running jobs lose, for those that lose anything."""
+    problem = choice.problem
+    state, model, wanted = problem.state, problem.judged_by, problem.demands
+    newcomer = "the new job"
+    found = {}
+    for j, job in enumerate(state.jobs):
+        others = state.jobs[:j] + state.jobs[j + 1 :]
+        asked = wanted[:j] + wanted[j + 1 :]
+        before = _as_tenant(problem, state, others, asked, job, wanted[j])
+        after = _as_tenant(
+            problem, state, (*others, Job(newcomer, choice.gpus)),
+            (*asked, model.of(choice.gpus)), job, wanted[j],
+        )  # fmt: skip
+        if after < before:
+            found[job.name] = before - after
+    return found
+
+
+def _as_tenant(
+    problem: GpuPlacement,
+    state: ClusterState,
+    others: tuple[Job, ...],
+    asked: tuple[int, ...],
+    job: Job,
+    demand: int,
+) -> int:
+    """What a running job gets beside others, of its demand or B of its GPUs if that is less."""
+    around = state.with_jobs(others)
+    rule: Contention = problem.contention
+    one = share(problem.judged_by, around, job.gpus, asked, rule)
+    if not one.jobs or one.capacity is None:
+        return min(demand, one.standalone)
+    wanted = min(demand, one.standalone)
+    total = wanted + one.demand
+    return wanted if total <= one.capacity else wanted * one.capacity // total
+
+
+def explained(choice: DispatchChoice) -> str:
+    """One fact a line."""
+    problem = choice.problem
+    lines = [
+        f"{written_pattern(tuple(choice.counts.values()))} GPUs: "
+        f"{problem.cluster.written(choice.gpus)}",
+        f"bandwidth {shown(choice.bandwidth)}"
+        + (f" of {shown(choice.standalone)} alone" if choice.share.jobs else ""),
+        f"limited by {limit_of(choice)}",
+    ]
+    if choice.share.jobs:
+        one = choice.share
+        lines.append(
+            f"shared with {', '.join(one.jobs)}: together {shown(one.capacity or 0)} (the least, "
+            f"with {one.job}), asked {shown(one.standalone + one.demand)}"
+        )
+    if problem.model.mixed:
+        lines.append("the model mixes measurements of several payloads or collectives")
+    lines += [f"costs {name} {shown(lost)}" for name, lost in choice.victims.items()]
+    if choice.regret:
+        lines.append(f"not all of this is measured: up to {shown(choice.regret)} may be lost")
+    if not problem.policy.is_free:
+        lines.append(f"the policy costs {shown(choice.price_of_policy)}")
+    return "\n".join([*lines, *_alternatives(choice)])
+
+
+def limit_of(choice: DispatchChoice) -> str:
+    """What holds the standalone bandwidth back: a host and its weakest link, or the network."""
+    problem, cluster = choice.problem, choice.problem.cluster
+    model = problem.model
+    if len(choice.gpus) == 1:
+        return "nothing: a single GPU does not communicate"
+    for h, name in enumerate(host.name for host in cluster.hosts):
+        first = int(cluster.first[h])
+        local = [g - first for g in choice.gpus if int(cluster.host_of[g]) == h]
+        if len(local) < 2:
+            continue
+        inside = problem.judged_by.of([first + i for i in local])
+        if inside - inside % problem.contention.unit != choice.standalone:
+            continue
+        links = cluster.type(h).links
+        what = f"the links within {name}: {shown(inside)}"
+        if links is None:
+            return what
+        pairs = [(i, k) for i in local for k in local if i < k]
+        i, k = min(pairs, key=lambda pair: weight(links[pair[0]][pair[1]]))
+        return f"{what} (weakest link {links[i][k]}, GPUs {i} and {k})"
+    pattern = written_pattern(tuple(choice.counts.values()))
+    what = f"the network for {pattern}: {shown(choice.standalone)}"
+    if isinstance(model, CountModel):
+        counts = np.sort(np.array([list(choice.counts.values())], np.int64))[:, ::-1]
+        low, high = (int(model.network(counts, end)[0]) for end in ("low", "high"))
+        if low == high:
+            return f"{what}, measured"
+        return f"{what}, predicted ({shown(max(low, 0))} to {shown(high)})"
+    return f"{what}, predicted"
+
+
+def _alternatives(choice: DispatchChoice) -> list[str]:
+    """The best of other kinds of choices, a line each."""
+    problem = choice.problem
+    if problem.tables is None:  # nothing to ask for others
+        return []
+    policy, k = problem.policy, problem.k
+    fewest = next(
+        (n for n in range(1, k + 1) if problem.best(replace(policy, min_hosts=1, max_hosts=n))),
+        None,
+    )
+    others: list[tuple[str, Policy | None, int]] = [
+        ("on one host", replace(policy, min_hosts=1, max_hosts=1), k),
+        ("on the fewest hosts", replace(policy, min_hosts=1, max_hosts=fewest), k),
+        ("balanced", replace(policy, balance="even"), k),
+        ("one GPU less", policy, k - 1),
+        ("one GPU more", policy, k + 1),
+    ]
+    if not policy.is_free:
+        others.insert(3, ("without the policy", None, k))
+    lines = []
+    for what, rules, size in others:
+        found = problem.best(rules, size)
+        if found is None:
+            lines.append(f"{what}: not possible")
+            continue
+        cluster = problem.cluster
+        counts = [part.bit_count() if cluster.sizes[h] <= 16 else part for h, part in found.parts]
+        relative = f" ({found.value / choice.bandwidth:.0%})" if choice.bandwidth else ""
+        lines.append(f"{what}: {written_pattern(tuple(counts))}, {shown(found.value)}{relative}")
+    return lines

@@ -1,0 +1,300 @@
+"""What the jobs of a quota plan may choose, as flat arrays: integer costs, bounds, exact shares."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.problems.quota.job import of_kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+    from optsched.model.schedule import IntArray
+    from optsched.problems.quota.job import QuotaJob
+
+    FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+MOST_OPTIONS: Final = 2 * 10**7
+"""Beyond that no table is made; plans by bounds alone need none."""
+
+_FAR: Final = 2**61
+_STEPS: Final = 60
+"""Of the search for prices, times the number of types squared."""
+_TIGHT: Final = 1e-8
+"""Part of the bound that the search for prices may miss."""
+
+
+class Table(NamedTuple):
+    """Options of all jobs (CSR by job), ascending by type, then size; size 0 first if allowed."""
+
+    ptr: IntArray
+    kind: IntArray
+    size: IntArray
+    cost: IntArray
+    """What is minimised: added up, or the highest of all."""
+
+    def rows(self) -> IntArray:
+        """The job of every option."""
+        return np.repeat(np.arange(len(self.ptr) - 1), np.diff(self.ptr))
+
+
+Span: TypeAlias = "tuple[int, Sequence[int]]"
+"""A type, and the sizes on it within the budget, ascending: a range or a tuple, never empty."""
+
+
+def table_of(
+    jobs: Sequence[QuotaJob],
+    spans: Sequence[Sequence[Span]],
+    kinds: Sequence[str],
+    objective: str,
+    resolution: int,
+    share: IntArray | None = None,
+) -> Table:
+    """The options of a plan; `share` of a proportional one.
+
+    Raises
+    ------
+    InputError
+        Costs beyond 2^53.
+    """
+    sizes: list[Sequence[int]] = []
+    rows: list[tuple[int, int, int]] = []  # job, type, how many sizes
+    numbers: list[Sequence[float]] = []
+    wanted = {"sum": "utility", "max_min": "utility", "makespan": "rates"}.get(objective)
+    for j, (job, span) in enumerate(zip(jobs, spans, strict=True)):
+        if not job.must_run:
+            sizes.append((0,))
+            rows.append((j, 0, 1))
+            numbers.append((job.idle,))
+        for k, some in span:
+            given = None if wanted is None else of_kind(getattr(job, wanted), kinds[k])
+            sizes.append(some)
+            rows.append((j, k, len(some)))
+            numbers.append(some if given is None else given[: len(some)])
+    of, kind, count = np.array(rows, np.int64).reshape(-1, 3).T
+    row, n = np.repeat(of, count), int(count.sum())
+    size = np.fromiter(chain.from_iterable(sizes), np.int64, n)
+    number = np.fromiter(chain.from_iterable(numbers), np.float64, n)
+    cost = _costs(jobs, objective, resolution, share, row, size, number)
+    ptr = np.zeros(len(jobs) + 1, np.int64)
+    np.cumsum(np.bincount(row, minlength=len(jobs)), out=ptr[1:])
+    found = Table(ptr, np.repeat(kind, count), size, cost)
+    for array in found:
+        array.flags.writeable = False
+    return found
+
+
+def linear_levels(resolution: int, weights: FloatArray, sizes: IntArray) -> IntArray:
+    """Levels ``floor(resolution * g / w)`` of jobs without utilities."""
+    found: IntArray = np.floor(resolution * sizes / weights).astype(np.int64)
+    return found
+
+
+def times_of(resolution: int, work: IntArray, rate: IntArray) -> IntArray:
+    """``ceil(work / rate)`` with rates in parts of `resolution`."""
+    return -((-work * resolution) // rate)
+
+
+def scaled_rates(resolution: int, rates: Sequence[float] | FloatArray) -> IntArray:
+    """Rates as integers, as the simulator counts them: ``round(resolution * f)``."""
+    found: IntArray = np.rint(resolution * np.asarray(rates)).astype(np.int64)
+    return found
+
+
+def _costs(
+    jobs: Sequence[QuotaJob], objective: str, unit: int, share: IntArray | None, row: IntArray,
+    size: IntArray, number: FloatArray,
+) -> IntArray:  # fmt: skip
+    if share is not None:
+        off: IntArray = np.abs(unit * size - share[row])
+        return off
+    if objective == "makespan":
+        work = np.array([job.work for job in jobs], np.int64)
+        return times_of(unit, work[row], scaled_rates(unit, number))
+    weight = np.array([job.weight for job in jobs])
+    with np.errstate(over="ignore", invalid="ignore"):
+        if objective == "sum":
+            exact = -np.rint(number * (weight * unit)[row])
+        else:
+            exact = -np.floor(unit * number / weight[row])
+
+    def where(at: int) -> str:
+        job = jobs[int(row[at])]
+        field = "idle" if size[at] == 0 else "weight" if job.utility is None else "utility"
+        what = f"{number[at]:g}{' GPUs' * (field == 'weight')}"
+        done = "times" if objective == "sum" else "divided by"
+        return f"job {job.name!r}.{field}: {what} {done} the weight {job.weight:g}"
+
+    fits = np.abs(exact) <= MAX_INTEGER
+    if not fits.all():
+        raise InputError(
+            f"{where(int(np.argmin(fits)))} is beyond 2^53 at resolution {unit}; lower the "
+            "resolution or the scale"
+        )
+    # a job that is worth something must not count as worth nothing
+    worth = number != 0 if objective == "sum" else number > 0
+    lost = np.bincount(row, worth, len(jobs)) > 0
+    lost &= np.bincount(row, exact != 0, len(jobs)) == 0
+    for j in np.flatnonzero(lost)[:1]:
+        at = int(np.argmax(np.where(row == j, np.abs(number), -1.0)))
+        raise InputError(
+            f"{where(at)} counts as 0 at resolution {unit}; raise the resolution or the scale"
+        )
+    whole: IntArray = exact.astype(np.int64)
+    return whole
+
+
+# multipliers: the Lagrangian dual of the budgets
+
+
+def multipliers(table: Table, budgets: Sequence[int]) -> tuple[int, IntArray]:
+    """The best bound of the sum found, and the price of a GPU of each type that gives it.
+
+    At integer prices, the bound is the linear relaxation over the upper hulls; localities, and
+    which node is of which type, are left out. One price is found by bisection, several by the
+    ellipsoid method with deep cuts (Bland, Goldfarb & Todd, Oper. Res. 29(6), 1981, section 4).
+    """
+    price = np.zeros(len(budgets), np.int64)
+    best, best_price = _dual(table, budgets, price)[0], price.copy()
+    low, high = 0, _dearest(table)
+    if len(price) == 1:
+        while low < high:
+            price[0] = (low + high) // 2
+            bound, used = _dual(table, budgets, price)
+            if bound > best:
+                best, best_price = bound, price.copy()
+            low, high = (low, int(price[0])) if used[0] <= budgets[0] else (int(price[0]) + 1, high)
+        price[0] = low
+        bound = _dual(table, budgets, price)[0]
+        return (bound, price) if bound > best else (best, best_price)
+    n = len(price)
+    centre, shape = np.full(n, high / 2), np.eye(n) * math.sqrt(n) * high / 2
+    for _ in range(_STEPS * n * n):
+        price = np.maximum(np.rint(centre), 0).astype(np.int64)
+        bound, used = _dual(table, budgets, price)
+        if bound > best:
+            best, best_price = bound, price
+        slope = (used - np.asarray(budgets)).astype(np.float64)
+        lack = best - bound + float((slope * (price - centre)).sum())
+        if centre.min() < 0:  # no price is negative
+            slope, lack = (centre == centre.min()).astype(np.float64), -float(centre.min())
+        turned = (shape * slope[:, None]).sum(axis=0)
+        reach = math.sqrt(float((turned * turned).sum()))
+        if reach - lack <= max(1.0, _TIGHT * abs(best)):
+            break  # no price is better by more
+        depth, turned = max(lack / reach, -1 / n), turned / reach
+        way = (shape * turned).sum(axis=1)
+        centre = centre + (1 + n * depth) / (n + 1) * way
+        thinner = math.sqrt((n - 1) * (1 - depth) / ((n + 1) * (1 + depth)))
+        shape -= (1 - thinner) * way[:, None] * turned
+        shape *= math.sqrt(n * n / (n * n - 1) * (1 - depth * depth))
+    return best, best_price
+
+
+def _dual(table: Table, budgets: Sequence[int], price: IntArray) -> tuple[int, IntArray]:
+    """The bound at these prices, and the GPUs of each type that the cheapest options take."""
+    picked, least = cheapest(table, price)
+    used = np.bincount(table.kind[picked], weights=table.size[picked], minlength=len(price))
+    spent = sum(p * g for p, g in zip(price.tolist(), budgets, strict=True))
+    return _sum(least) - spent, used.astype(np.int64)
+
+
+def cheapest(table: Table, price: IntArray) -> tuple[IntArray, IntArray]:
+    """Of every job the option with the least cost and price (of equals the first), and both."""
+    begins = table.ptr[:-1]
+    if len(price) == 1:  # the cap keeps within 64 bits; it only lowers the bound
+        rate = int(price[0])
+        paid: Any = np.minimum(table.size, _FAR // max(rate, 1)) * rate
+    else:
+        rates = price[table.kind]
+        paid = np.minimum(table.size, _FAR // np.maximum(rates, 1)) * rates
+    reduced = table.cost + paid
+    least = np.minimum.reduceat(reduced, begins)
+    best = np.flatnonzero(reduced == np.repeat(least, np.diff(table.ptr)))
+    return best[np.searchsorted(best, begins)], least
+
+
+def _dearest(table: Table) -> int:
+    """A price at which every job takes its smallest size."""
+    begins = table.ptr[:-1]
+    counts = np.diff(table.ptr)
+    smallest = np.minimum.reduceat(table.size, begins)
+    at_least = table.size == np.repeat(smallest, counts)
+    cost = np.where(at_least, table.cost, np.iinfo(np.int64).max)
+    base = np.repeat(np.minimum.reduceat(cost, begins), counts)
+    step = table.size - np.repeat(smallest, counts)
+    slope = (base - table.cost) // np.maximum(step, 1)
+    return max(int(slope[step > 0].max(initial=0)), 0) + 1
+
+
+def _sum(values: IntArray) -> int:
+    """A sum that cannot wrap round."""
+    if len(values) * float(np.abs(values).max(initial=0)) < 2**62:
+        return int(values.sum())
+    return sum(values.tolist())
+
+
+# shares of the proportional rule: q = clip(mu S, lo, hi) with a given sum
+
+BITS: Final = 32
+"""Of the highest score after quantisation."""
+
+
+def quantised(scores: Sequence[float]) -> IntArray:
+    """Scores as integers, divided by a power of two (ratios of small integers stay exact).
+
+    All ones if all are zero.
+    """
+    given = np.asarray(scores, np.float64)
+    most = float(given.max(initial=0.0))
+    if most == 0.0:
+        return np.ones(len(given), np.int64)
+    exponent = int(np.frexp(most)[1])
+    whole: IntArray = np.rint(np.ldexp(given, BITS - exponent)).astype(np.int64)
+    return whole
+
+
+def shares(scores: IntArray, low: IntArray, high: IntArray, total: int, unit: int) -> IntArray:
+    """``floor(unit * q_j)`` of the shares q = clip(mu S, low, high) that add up to `total`.
+
+    Jobs of score 0 share equally what is left when all others are at `high`.
+
+    Parameters
+    ----------
+    scores
+        Of `quantised`.
+    low, high
+        Bounds; ``sum(low) <= total <= sum(high)``.
+    total
+        GPUs to hand out.
+    unit
+        Parts of a GPU.
+    """
+    found = np.zeros(len(scores), np.int64)
+    some, none = np.flatnonzero(scores), np.flatnonzero(scores == 0)
+    first = min(total - int(low[none].sum()), int(high[some].sum()))
+    exact = [one.astype(object) for one in (np.maximum(scores, 1), low, high)]
+    for free, amount in ((some, first), (none, total - first)):
+        open_jobs, rest = free, amount
+        while len(open_jobs):  # clip and recompute: fix the side that is farther off
+            weight, least, most = (one[open_jobs] for one in exact)
+            whole = weight.sum()
+            above, below = weight * rest - most * whole, least * whole - weight * rest
+            excess, lack = np.maximum(above, 0).sum(), np.maximum(below, 0).sum()
+            if excess == 0 and lack == 0:
+                found[open_jobs] = weight * (unit * rest) // whole
+                break
+            off, bound = (above > 0, high) if excess >= lack else (below > 0, low)
+            fixed = open_jobs[off.astype(bool)]
+            found[fixed] = unit * bound[fixed]
+            rest -= int(bound[fixed].sum())
+            open_jobs = open_jobs[~off.astype(bool)]
+    return found

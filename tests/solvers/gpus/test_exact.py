@@ -1,0 +1,184 @@
+"""Branch and bound over hosts, and CP-SAT's table of values, against all subsets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from depth import depth
+from random_subsets import allowed
+from subset_cases import four_by_eight, optimum, ruled_problem
+
+import optsched
+from optsched.bandwidth.contention import Contention
+from optsched.bandwidth.model import UnmeasuredPattern
+from optsched.bandwidth.policy import Policy
+from optsched.errors import InputError
+from optsched.problems.gpus.problem import Request
+from optsched.solving.solver import solver as find_solver
+from optsched_solvers.gpus import cpsat, tree
+from optsched_solvers.gpus.vectors import CountVectors
+
+pytest.importorskip("ortools")
+PROVERS = ["branch_and_bound", "cpsat"]
+
+
+def taken(solver: str, problem: optsched.GpuPlacement) -> bool:
+    """Whether the solver knows joint allocations of this kind."""
+    return solver != "cpsat" or problem.contention.fill != "exact"
+
+
+@pytest.mark.parametrize(
+    ("solver", "step", "n"),
+    [("branch_and_bound", 1, 40), ("branch_and_bound", 20_000, 40), ("cpsat", 1, 25)],
+)
+def test_optimum_and_status(solver, step, n, monkeypatch):  # type: ignore[no-untyped-def]
+    """Optimal with the best value of all subsets, or infeasible; whatever the step."""
+    monkeypatch.setattr(tree, "FIRST", step)
+    monkeypatch.setattr(tree, "NODES", step)
+    for seed in range(depth(n, 100)):
+        problem = ruled_problem(seed)
+        if not taken(solver, problem):
+            continue
+        result = optsched.solve(problem, solver, time_limit=600)
+        best = optimum(problem)
+        if best is None:
+            expected = "unknown" if allowed(problem) else "infeasible"
+            assert (result.status, result.objective) == (expected, None) and result.reason, seed
+            continue
+        assert (result.status, result.objective, result.lower_bound) == ("optimal", -best, -best)
+        assert problem.check(result.schedule) == []
+        for event in result.history:  # every claim on the way was true
+            assert event.lower_bound is None or event.lower_bound <= -best, seed
+            assert event.objective is None or event.objective >= -best, seed
+
+
+@pytest.mark.parametrize("solver", PROVERS)
+def test_agrees_with_counts_on_four_by_eight(solver):  # type: ignore[no-untyped-def]
+    """Same status, value and bound as the exact kernel over counts."""
+    for seed in range(10):
+        problem = four_by_eight(seed)
+        result = optsched.solve(problem, solver, time_limit=600)
+        other = optsched.solve(problem, "counts")
+        assert (result.status, result.objective, result.lower_bound) == (
+            other.status, other.objective, other.lower_bound,
+        ), seed  # fmt: skip
+
+
+@pytest.mark.parametrize("solver", PROVERS)
+def test_preferred_levels(solver):  # type: ignore[no-untyped-def]
+    """The narrowest level with a choice decides, and no bound of a narrower one is claimed."""
+    for seed in range(depth(30, 80)):
+        problem = ruled_problem(seed, policy=Policy(preferred="host" if seed % 2 else "rack"))
+        if problem.contention.fill != "exact":
+            result, other = optsched.solve(problem, solver), optsched.solve(problem, "counts")
+            assert (result.status, result.objective) == (other.status, other.objective), seed
+
+
+def test_a_better_start_than_the_preferred_one():  # type: ignore[no-untyped-def]
+    """A start that ignores the preferred rack stands unharmed."""
+    seen = 0
+    for seed in range(80):
+        wish = ruled_problem(seed, policy=Policy(preferred="rack"))
+        if wish.contention.fill == "exact":
+            continue
+        value = optsched.solve(wish, "branch_and_bound").objective
+        free = wish.changed(requests=(wish.requests[0]._replace(policy=Policy()),))
+        start = optsched.solve(free, "counts")
+        if value is None or start.objective >= value:
+            continue
+        seen += 1
+        later = optsched.solve(wish, "branch_and_bound", warm_start=start.schedule)
+        assert later.objective == start.objective
+        assert later.lower_bound == wish.lower_bound()  # nothing is said of what others reach
+    assert seen
+
+
+def test_iterations_are_a_limit(monkeypatch):  # type: ignore[no-untyped-def]
+    """Few nodes: never a false claim; more nodes are never worse."""
+    monkeypatch.setattr(tree, "FIRST", 1)
+    unfinished = 0
+    for seed in range(6):
+        problem = four_by_eight(seed, ruled=False)
+        best = optsched.solve(problem, "counts").objective
+        values = []
+        for nodes in (1, 4, 8, 40):
+            result = optsched.solve(problem, "branch_and_bound", iterations=nodes)
+            assert result.lower_bound <= best and result.status != "infeasible"
+            values.append(0 if result.objective is None else result.objective)
+            unfinished += result.status != "optimal"
+        assert values == sorted(values, reverse=True)
+    assert unfinished
+
+
+def test_vectors_are_all_vectors():  # type: ignore[no-untyped-def]
+    """Blocks hold every count vector once; `count` is their number; sums are k."""
+    for seed in range(40):
+        problem = ruled_problem(seed, policy=Policy())
+        vectors = CountVectors(problem, problem.requests[0])
+        rows = [tuple(row) for block in vectors.blocks(3) for row in block.tolist()]
+        room = vectors.room.tolist()
+        expected = [
+            tuple(index) for index in np.ndindex(*(n + 1 for n in room)) if sum(index) == problem.k
+        ]
+        assert sorted(rows) == expected and vectors.count() == len(expected)
+
+
+def test_values_are_the_definition():  # type: ignore[no-untyped-def]
+    """Values of vectors are what their best subsets get, and the policy's excess is 0 if kept."""
+    for seed in range(depth(20, 60)):
+        problem = ruled_problem(seed)
+        if problem.contention.fill == "exact":
+            continue
+        vectors = CountVectors(problem, problem.requests[0])
+        level = vectors.levels()[0]
+        for block in vectors.blocks():
+            values, wrong = vectors.shares(block).value.tolist(), vectors.excess(block, level)
+            for row, value, fault in zip(block, values, wrong.tolist(), strict=True):
+                gpus = vectors.gpus(row)
+                broken = problem.policy.broken_by(
+                    problem.cluster,
+                    {h: c for h, c in zip(vectors.hosts, row.tolist(), strict=True) if c},
+                )
+                assert (fault == 0) == (not broken), (seed, row, broken)
+                if value < 0:
+                    with pytest.raises(UnmeasuredPattern):
+                        problem.shares([gpus])
+                else:
+                    assert problem.shares([gpus])[0].value == value, (seed, row)
+
+
+def test_refusals(monkeypatch):  # type: ignore[no-untyped-def]
+    """What they cannot judge is refused in a sentence."""
+    problem = four_by_eight(0)
+    exact = problem.changed(contention=Contention(fill="exact"))
+    two = problem.changed(requests=(Request("a", 1), Request("b", 1)))
+
+    def reason(solver: str, given: optsched.GpuPlacement = problem) -> str:
+        return find_solver(solver, "gpus").supports(given).reason  # type: ignore[union-attr]
+
+    assert "exact GPUs" in reason("cpsat", exact) and "exact GPUs" in reason("genetic", exact)
+    assert "one request" in reason("cpsat", two)
+    monkeypatch.setattr(cpsat, "MOST_VECTORS", 3)
+    assert "count vectors" in reason("cpsat")
+    model = problem.model
+    problem.__dict__["model"] = type("Odd", (), {"intra_monotone": False})()
+    assert "faster hosts" in reason("branch_and_bound")
+    problem.__dict__["model"] = model
+    problem.__dict__["tables"] = None
+    assert "no tables" in reason("branch_and_bound")
+
+
+@pytest.mark.parametrize(
+    ("solver", "options", "words"),
+    [
+        ("cpsat", {"parameters": {"no_such": 1}}, "no_such"),
+        ("cpsat", {"parameters": 3}, "options.parameters"),
+        ("cpsat", {"parameters": {"max_time_in_seconds": -1.0}}, "options.parameters"),
+        ("genetic", {"population": 3}, "options.population"),
+        ("genetic", {"population": True}, "options.population"),
+    ],
+)
+def test_wrong_options(solver, options, words):  # type: ignore[no-untyped-def]
+    """Refused with the field."""
+    with pytest.raises(InputError, match=words):
+        optsched.solve(four_by_eight(7, ruled=False), solver, options=options)
