@@ -17,7 +17,7 @@ from optsched import pipelines
 from optsched.cli.progress import ProgressLine
 from optsched.formats import perfetto
 from optsched.pipelines.generator import BATCH_SIZES
-from optsched.plots.gantt import gantt
+from optsched.plots import gantt
 from optsched.plots.html import write as write_html
 
 INSTANCE = (

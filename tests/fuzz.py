@@ -16,8 +16,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from random_shops import random_choice, random_shop
 from random_subsets import best_batch, random_batch
-from rolling_problems import awkward_array, random_rolling
+from rolling_problems import awkward_array
 
 import optsched
 from optsched import JobArray
@@ -28,7 +29,7 @@ from optsched.testing.best_gpus import random_subset
 from optsched.testing.best_quota import best_quota, random_plan
 from optsched.testing.brute_force import TooLarge, best_makespan, best_period, machine_orders
 from optsched.testing.common import against
-from optsched.testing.random_problems import random_array, random_choice, random_graph, random_shop
+from optsched.testing.random_problems import random_array, random_graph, random_rolling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,7 +14,6 @@ from optsched.testing.best_gpus import (
     all_subsets,
     contention_of,
     policy_of,
-    random_subset,  # noqa: F401
     share,
     sizes_of,
     state_of,

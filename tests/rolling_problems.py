@@ -9,7 +9,6 @@ import numpy as np
 
 from optsched import InputError, JobArray
 from optsched.model.schedule import Rows
-from optsched.testing.random_problems import random_rolling  # noqa: F401
 
 if TYPE_CHECKING:
     from random import Random

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from itertools import combinations
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import optsched
 from optsched.bandwidth.model import BandwidthModel
-from optsched.bandwidth.policy import Policy
 from optsched.bandwidth.state import ClusterState, Job
-from optsched.problems.gpus.problem import RATIO, GpuPlacement, Request
+from optsched.problems.gpus.problem import GpuPlacement
 from optsched.testing.best_gpus import (
     Tables,
     all_subsets,
@@ -20,9 +18,6 @@ from optsched.testing.best_gpus import (
     sizes_of,
     state_of,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 
 def problem_of(seed: int, most: int = 11, **rest):  # type: ignore[no-untyped-def]
@@ -39,6 +34,37 @@ def problem_of(seed: int, most: int = 11, **rest):  # type: ignore[no-untyped-de
     traffic = rng.choice(["given", "idle", "moderate", "heavy"])
     rest.setdefault("contention", contention_of(rng))
     return optsched.GpuPlacement(state, model, k, traffic=traffic, **rest), model
+
+
+def ruled_problem(seed: int, **fields):  # type: ignore[no-untyped-def]
+    """A random request with rules, at times with exact joint allocations."""
+    rng = random.Random(seed)
+    if rng.random() < 0.3:
+        fields["contention"] = replace(contention_of(rng), fill="exact")
+    problem, model = problem_of(seed, 9, **fields)
+    if "policy" in fields:
+        return problem
+    policy = policy_of(rng, model.cluster)
+    return problem.changed(requests=(problem.requests[0]._replace(policy=policy),))
+
+
+def four_by_eight(seed: int, ruled: bool = True) -> GpuPlacement:
+    """Four hosts of eight GPUs and tenants; the policy is drawn too."""
+    rng = random.Random(seed)
+    model = Tables(rng, [8] * 4)
+    free = rng.sample(range(32), rng.randint(2, 32))
+    busy = [gpu for gpu in range(32) if gpu not in free]
+    rng.shuffle(busy)
+    jobs = []
+    while busy:
+        count = min(len(busy), rng.choice([1, 2, 4, 8, 16]))
+        jobs.append(Job(f"j{len(jobs)}", tuple(busy[:count])))
+        busy = busy[count:]
+    return GpuPlacement(
+        ClusterState(model.cluster, tuple(free), tuple(jobs)), model, rng.randint(1, len(free)),
+        traffic=rng.choice(["idle", "moderate", "heavy"]), contention=contention_of(rng),
+        policy=policy_of(rng, model.cluster) if ruled else None,
+    )  # fmt: skip
 
 
 class WithoutTables(BandwidthModel):
@@ -77,94 +103,3 @@ def solved(problem, solver, **options):  # type: ignore[no-untyped-def]
     assert problem.faults([gpus]) == []
     assert problem.evaluate(result.schedule) == result.objective
     return -result.objective, tuple(gpus)
-
-
-def random_batch(rng: random.Random, most: int = 9) -> GpuPlacement | None:
-    """Two or three requests of at most eight free GPUs, tenants, rules; None if too few."""
-    gaps = rng.choice([0, 0, 0.15])
-    model = Tables(rng, sizes_of(rng, rng.randint(4, most)), gaps=gaps)
-    state = state_of(rng, model.cluster)
-    jobs = tuple(Job(job.name, job.gpus, rng.randint(0, 200) * 1_000_000) for job in state.jobs)
-    state = ClusterState(state.cluster, state.free, jobs, state.down)
-    free, many = len(state.free), rng.choice([2, 2, 3])
-    if not many <= free <= 8:
-        return None
-    sizes = [1] * many
-    for _ in range(rng.randint(0, free - many)):
-        sizes[rng.randrange(many)] += 1
-    rules = [policy_of(rng, model.cluster) if rng.random() < 0.4 else Policy() for _ in sizes]
-    requests = [
-        Request(f"r{i}", k, policy) for i, (k, policy) in enumerate(zip(sizes, rules, strict=True))
-    ]
-    return GpuPlacement(
-        state, model, requests=requests, contention=contention_of(rng),
-        objective=rng.choice(["sum", "max_min"]),
-    )  # fmt: skip
-
-
-def _tuples(free: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """All disjoint subsets of these sizes."""
-    if not sizes:
-        yield ()
-        return
-    for chosen in combinations(free, sizes[0]):
-        rest = [gpu for gpu in free if gpu not in chosen]
-        for more in _tuples(rest, sizes[1:]):
-            yield (chosen, *more)
-
-
-def best_batch(problem: GpuPlacement) -> int | None:
-    """The best objective of all disjoint tuples, by the oracle's own evaluation."""
-    known: dict[tuple[int, ...], int | None] = {}
-    state, model = problem.state, problem.model
-
-    def bandwidth(gpus: tuple[int, ...]) -> int | None:
-        if gpus not in known:
-            known[gpus] = model.known(gpus)  # type: ignore[attr-defined]
-        return known[gpus]
-
-    alone = [
-        max(
-            (
-                value
-                for value, _ in all_subsets(
-                    state, bandwidth, problem.demands, request.gpus, problem.contention,
-                    request.policy,
-                )
-            ),
-            default=0,
-        )
-        for request in problem.requests
-    ]  # fmt: skip
-    host_of = problem.cluster.host_of.tolist()
-    best = None
-    for chosen in _tuples(state.free, [request.gpus for request in problem.requests]):
-        counts = [
-            {host_of[g]: [host_of[x] for x in s].count(host_of[g]) for g in s} for s in chosen
-        ]
-        if any(
-            request.policy.broken_by(problem.cluster, count)
-            for request, count in zip(problem.requests, counts, strict=True)
-        ):
-            continue
-        wanted = [bandwidth(gpus) for gpus in chosen]
-        if None in wanted:
-            continue
-        values = []
-        for r, gpus in enumerate(chosen):
-            others = [o for o in range(len(chosen)) if o != r]
-            jobs = (*state.jobs, *(Job(f"other {o}", chosen[o]) for o in others))
-            around = state._changed(state.free, jobs)
-            demands = (*problem.demands, *(wanted[o] for o in others))
-            values.append(share(around, bandwidth, demands, gpus, problem.contention))  # type: ignore[arg-type]
-        if None in values:
-            continue
-        if problem.objective == "sum":
-            worth = sum(values)  # type: ignore[arg-type]
-        else:
-            worth = min(
-                value * RATIO // most if most else RATIO  # type: ignore[operator]
-                for value, most in zip(values, alone, strict=True)
-            )
-        best = worth if best is None else max(best, worth)
-    return best

@@ -24,10 +24,10 @@ FLOORS = (
 
 MOST: dict[str, dict[str, int]] = {
     "lines": {
-        "analysis": 1000, "arraypipe": 22400, "bandwidth": 11200, "bench": 1200, "cli": 4600,
-        "cluster": 13000, "elastic": 2600, "errors": 100, "formats": 4400, "io": 800,
-        "kernels": 1500, "model": 2500, "optsched": 200, "optsched_solvers": 17500,
-        "pipelines": 1900, "plots": 1500, "problems": 8000, "serving": 4100, "solving": 1400,
+        "analysis": 1000, "arraypipe": 22600, "bandwidth": 11200, "bench": 1200, "cli": 4100,
+        "cluster": 13000, "elastic": 2600, "errors": 100, "formats": 4000, "io": 800,
+        "kernels": 1500, "model": 2600, "optsched": 200, "optsched_solvers": 17200,
+        "pipelines": 1800, "plots": 1400, "problems": 7700, "serving": 4000, "solving": 1400,
         "testing": 3100, "version": 100,
     },
     "files over 700 lines": {},
@@ -35,13 +35,13 @@ MOST: dict[str, dict[str, int]] = {
         "optsched/arraypipe": 39, "optsched/bandwidth": 56, "optsched/cluster": 53,
     },
     "imports upward": {"cluster -> formats": 1, "problems -> bandwidth": 24},
-    "modules in circles of imports": {"arraypipe": 12, "cluster": 8, "problems": 2},
+    "modules in circles of imports": {"arraypipe": 12, "cluster": 8},
     "compiled entries": {
-        "arraypipe": 2, "bandwidth": 11, "cluster": 26, "kernels": 4, "optsched_solvers": 21,
-        "serving": 4,
+        "arraypipe": 2, "bandwidth": 11, "cluster": 26, "kernels": 4, "optsched_solvers": 20,
+        "serving": 3,
     },
     "functions of too many parameters": {
-        "arraypipe": 8, "bandwidth": 7, "cli": 12, "cluster": 6, "elastic": 1, "formats": 1,
+        "arraypipe": 8, "bandwidth": 7, "cli": 11, "cluster": 6, "elastic": 1, "formats": 1,
         "optsched_solvers": 2, "pipelines": 2, "problems": 3, "solving": 1,
     },
 }  # fmt: skip

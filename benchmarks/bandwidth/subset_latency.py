@@ -22,7 +22,7 @@ from benchmarks.machine import machine
 from optsched.bandwidth import Dispatcher, Policy
 from optsched.bandwidth.measured_data import VARIABLE
 from optsched.bandwidth.scenarios import uniform
-from optsched.cli.dispatch_stream import answer_all
+from optsched.cli.dispatch import answer_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from benchmarks.executor.gpu_cases import Row, Sizes, adamw, image_array, image_
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.split import build, split
-from optsched.arraypipe.states.budget import CUDA_CONTEXT
+from optsched.arraypipe.states.budget import reserved
 from optsched.arraypipe.states.cuda_engine import CudaEngine
 from optsched.arraypipe.states.engines import HostEngine
 from optsched.arraypipe.states.slots import layout_of
@@ -119,7 +119,7 @@ def slots(sizes: Sizes) -> list[Row]:
     largest = 2 * max(sum(layout_of(stage, "job0").bytes) for stage in stages)
     rows, seen = [], set()
     for share in (0.6, 0.8, 1.1, 1.6, 2.2, 3.5):
-        memory = limit(int(share * largest), sizes.cuda)
+        memory = limit(int(share * largest), sizes)
         try:
             with copied() as moved:
                 found = trained(sizes, jobs, 3, memory=memory)
@@ -133,9 +133,11 @@ def slots(sizes: Sizes) -> list[Row]:
     return rows
 
 
-def limit(room: int, cuda: bool) -> int:
-    """Bytes of a device with so many for states: on GPUs something is reserved."""
-    return int((room + CUDA_CONTEXT) * 20 / 19) + 20 if cuda else room
+def limit(room: int, sizes: Sizes) -> int:
+    """Bytes of a logical device with so many for states: on a GPU something is reserved."""
+    gpu = torch.device("cuda", 0)
+    reserve = reserved(gpu, [gpu] * sizes.stages)
+    return int((room + reserve) * 20 / 19) + 20 if sizes.cuda else room
 
 
 @contextmanager

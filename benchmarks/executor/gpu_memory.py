@@ -15,7 +15,7 @@ from benchmarks.executor.gpu_exact import copied, limit
 from optsched.arraypipe import Job, random_schedule
 from optsched.arraypipe.memory import PerDevice
 from optsched.arraypipe.stages import fresh_model, fresh_stages
-from optsched.arraypipe.states.budget import CUDA_CONTEXT
+from optsched.arraypipe.states.budget import reserved
 from optsched.arraypipe.states.cuda_engine import CudaEngine
 from optsched.arraypipe.states.engines import IN, OUT, HostEngine
 from optsched.arraypipe.states.slots import flat_bytes
@@ -115,7 +115,8 @@ def peak(sizes: Sizes) -> list[Row]:
         return []
     found = _take_turns(dataclasses.replace(sizes, batch=sizes.batch // 16))
     allowed = sizes.stages * found.limit
-    reserve = sizes.stages * (CUDA_CONTEXT + found.limit // 20)
+    gpu = torch.device("cuda", 0)
+    reserve = sizes.stages * (reserved(gpu, [gpu] * sizes.stages) + found.limit // 20)
     share = found.peak / (allowed - reserve)
     return [
         Row(
@@ -144,7 +145,7 @@ def _take_turns(sizes: Sizes) -> TurnsTaken:
     array = stack_array(sizes, jobs)
     state = max(_state_bytes(stage) for stage in _stages(sizes, jobs[0]))
     schedule, held = _with_bytes(sizes, jobs)
-    array.memory = limit(len(jobs) * state // 2 + held, sizes.cuda)
+    array.memory = limit(len(jobs) * state // 2 + held, sizes)
     made: list[PerDevice] = []
     original = PerDevice.__init__
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import optsched
-from benchmarks.executor.executor_overhead import blocks_that_do_nothing, inline
 from benchmarks.executor.gpu_cases import (
     Row,
     Sizes,
@@ -21,13 +21,17 @@ from benchmarks.executor.gpu_cases import (
     stack_array,
     stack_batches,
 )
-from optsched.arraypipe import Job, random_schedule
+from optsched.arraypipe import Job, blocks, random_schedule
+from optsched.arraypipe.inline import InlineBackend
 from optsched.pipelines import one_f_one_b, uniform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from optsched.arraypipe import ArrayTrainer
+    from optsched.arraypipe.course import Record
+    from optsched.arraypipe.job import JobStage
+    from optsched.arraypipe.plan import ExecutionPlan
 
 
 def speed(sizes: Sizes) -> list[Row]:
@@ -153,3 +157,46 @@ def _plainly(sizes: Sizes, job: Job, steps: int) -> float:
 def _wait(sizes: Sizes) -> None:
     if sizes.cuda:
         torch.cuda.synchronize(sizes.device)
+
+
+def inline(array: ArrayTrainer, execution_plan: ExecutionPlan, steps: int) -> int:
+    """Nanoseconds of the backend's loop, from the first block to the last."""
+    spent = []
+    original = InlineBackend.run
+
+    def run(self: InlineBackend) -> list[Record]:
+        began = time.thread_time_ns()
+        records = original(self)
+        spent.append(time.thread_time_ns() - began)
+        return records
+
+    InlineBackend.run = run  # type: ignore[method-assign]
+    try:
+        array.run(execution_plan, steps)
+    finally:
+        InlineBackend.run = original  # type: ignore[method-assign]
+    return spent[0]
+
+
+@contextmanager
+def blocks_that_do_nothing() -> Iterator[None]:
+    """Forward, backward and update are replaced by what returns at once."""
+    answer = (torch.zeros(()),)
+
+    class Nothing:
+        roots = answer
+
+    def forward(stage: JobStage, microbatch: int, *_: object) -> tuple[Tensor, ...]:
+        stage.kept[microbatch] = Nothing  # type: ignore[assignment]
+        return answer
+
+    names = ("forward", "backward", "update")
+    kept = [getattr(blocks, name) for name in names]
+    stubs = (forward, lambda *_: answer, lambda *_: None)
+    try:
+        for name, stub in zip(names, stubs, strict=True):
+            setattr(blocks, name, stub)
+        yield
+    finally:
+        for name, function in zip(names, kept, strict=True):
+            setattr(blocks, name, function)

@@ -1,15 +1,11 @@
-"""States in slots on the simulated engine: what is hidden, and what a switch costs on this machine.
+"""States in slots on the simulated engine: how much of the copies is hidden.
 
     python -m benchmarks.executor.memory_engine table
     python -m benchmarks.executor.memory_engine family [--cases 300]
-    python -m benchmarks.executor.memory_engine exact [--cases 200]
-    python -m benchmarks.executor.memory_engine switch
 
 `table`: one stage of eight of GPT-2 XL in bf16 with AdamW in fp32, 16 jobs on one device, PCIe 5;
 efficiency = compute / total. `family`: random devices and links; time over max(compute, lower bound
-of the copies). `exact`: tiny random devices, where the best of all plans is found by search. All
-three are arithmetic on a virtual clock. `switch`: microseconds per block of bringing a state into a
-slot and out again on the CPU.
+of the copies). Both are arithmetic on a virtual clock.
 """
 
 from __future__ import annotations
@@ -18,9 +14,8 @@ import argparse
 import random
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from benchmarks.executor.exact_residency import TooLarge, drawn
 from benchmarks.machine import machine
 from optsched.arraypipe.residency import (
     HostLink,
@@ -153,123 +148,18 @@ def family(cases: int) -> None:
     )
 
 
-def exact(cases: int) -> None:
-    """Plans and the best of all plans of tiny devices, by compute over the bound of the copies."""
-    rows, left_out = [], 0
-    unit = HostLink(1.0, 1.0)
-    for seed in range(cases):
-        states, visits, slots, device = drawn(seed, most=40_000)
-        if not copy_bound(states, visits, slots, unit):
-            continue
-        try:
-            best = device.least_period()
-        except TooLarge:
-            left_out += 1
-            continue
-        plan = ResidencyPlan.compile(states, visits, None, unit, slots=slots, chunk=1)
-        floor = max(plan.compute, plan.bound)
-        rows.append((plan.compute / plan.bound, plan.period, best, floor))
-    print(
-        "| compute / copies | cases | plan within 1.1 | best of all within 1.1 "
-        "| plan / best: the same | within 1.1 | worst |"
-    )
-    print("|---|---|---|---|---|---|---|")
-    for low, high in RANGES:
-        some = [row for row in rows if low <= row[0] < high]
-        if some:
-            above = [period / best for _, period, best, _ in some]
-            print(
-                f"| {low}-{high} | {len(some)} "
-                f"| {sum(p <= 1.1 * f for _, p, _, f in some) / len(some):.0%} "
-                f"| {sum(b <= 1.1 * f for _, _, b, f in some) / len(some):.0%} "
-                f"| {sum(x <= 1.0001 for x in above) / len(some):.0%} "
-                f"| {sum(x <= 1.1 for x in above) / len(some):.0%} | {max(above):.3f} |"
-            )
-    missed = [row for row in rows if row[1] > 1.1 * row[3]]
-    print(
-        f"\n{len(missed)} of {len(rows)} plans not within 1.1, in "
-        f"{sum(r[2] > 1.1 * r[3] for r in missed)} of them no plan is; {left_out} left out, too "
-        f"large to search"
-    )
-
-
-def switch() -> None:
-    """A block that stays in its slot, and one that must be brought in."""
-    import torch
-    from torch import nn
-
-    from optsched.arraypipe import Job
-    from optsched.arraypipe.memory import Slotted
-    from optsched.arraypipe.stages import fresh_model, fresh_stages
-    from optsched.arraypipe.states.slots import layout_of
-
-    torch.set_num_threads(1)
-    print(
-        "| parameters | tensors | block in its slot, us | block that moves, us | bytes copied, us |"
-    )
-    print("|---|---|---|---|---|")
-    for layers, width in ((1, 8), (8, 8), (8, 256), (8, 1024)):
-        job = Job(0, 1, lambda p: torch.optim.AdamW(p), recompute=True)
-
-        def build(layers: int = layers, width: int = width) -> nn.Module:
-            return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
-
-        names = (tuple(str(k) for k in range(layers)),)
-        runs: list[Any] = []
-        for j in range(3):
-            run: Any = type("Run", (), {"job": job, "title": f"job{j}"})()
-            run.stages = fresh_stages(fresh_model(build, job), names, job, j, run.title)
-            runs.append(run)
-        sizes = layout_of(runs[0].stages[0], "").bytes
-        states = [State(j, 0, sizes) for j in range(3)]
-        plan = ResidencyPlan.compile(
-            states, [Visit(j, "R") for j in range(3)], None, PCIE_5, slots=(2, 2)
-        )
-        pairs = [(j, 0) for j in range(3)]
-        spent = []
-        for row in ([0] * 300, [0, 1, 2] * 100):
-            memory = Slotted(
-                runs, plan, pairs, iter([Visit(j, "R") for j in row]), torch.device("cpu")
-            )
-            times = []
-            for j in row:
-                began = time.perf_counter_ns()
-                memory.enter(j, 0, "R", None)
-                memory.leave(j, 0, "R")
-                times.append(time.perf_counter_ns() - began)
-            spent.append(statistics.median(times[30:]) / 1000)
-            memory.close()
-        here, there = torch.empty(sizes[0], dtype=torch.uint8), torch.empty(sizes[0]).byte()
-        copies = []
-        for _ in range(50):
-            began = time.perf_counter_ns()
-            here.copy_(there)
-            copies.append(time.perf_counter_ns() - began)
-        count = sum(p.numel() for _, p in runs[0].stages[0].parameters)
-        print(
-            f"| {count:,} | {2 * layers} | {spent[0]:.1f} | {spent[1]:.1f} "
-            f"| {statistics.median(copies) / 1000:.1f} |"
-        )
-
-
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("table")
     commands.add_parser("family").add_argument("--cases", type=int, default=300)
-    commands.add_parser("exact").add_argument("--cases", type=int, default=200)
-    commands.add_parser("switch")
     options = parser.parse_args()
-    print(machine() if options.command != "switch" else machine("torch"), end="\n\n")
+    print(machine(), end="\n\n")
     if options.command == "table":
         table()
-    elif options.command == "family":
-        family(options.cases)
-    elif options.command == "exact":
-        exact(options.cases)
     else:
-        switch()
+        family(options.cases)
 
 
 if __name__ == "__main__":

@@ -13,34 +13,17 @@ import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-POLL = 0.01
-"""Seconds between two looks at the CPU clock."""
+from typing import Any
 
 
 class Clock:
-    """Seconds of budget used so far.
+    """Seconds of budget used so far: since the harness started the process."""
 
-    ``wall``: since the harness started the process. ``cpu``: CPU seconds of the process divided by
-    the workers, for busy machines. ``warm``: since `restart`, imports and compilation left out.
-    """
-
-    def __init__(self, kind: str, spawned: float, workers: int) -> None:
-        self.kind, self.spawned, self.workers = kind, spawned, workers
-
-    def restart(self) -> None:
-        """Begin to count now, if the clock is ``warm``."""
-        if self.kind == "warm":
-            self.spawned = time.time()
+    def __init__(self, spawned: float) -> None:
+        self.spawned = spawned
 
     def now(self) -> float:
         """Seconds used."""
-        if self.kind == "cpu":
-            return time.process_time() / self.workers
         return time.time() - self.spawned
 
 
@@ -74,11 +57,11 @@ def request() -> tuple[dict[str, Any], Clock]:
     asked = json.loads(Path(sys.argv[1]).read_text())
     if asked["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, asked["cores"])
-    return asked, Clock(asked["clock"], asked["spawned"], asked["workers"])
+    return asked, Clock(asked["spawned"])
 
 
 def answer(**fields: Any) -> None:
-    """Write the answer: status, objective, bound, starts, trace, startup, ended, versions, note."""
+    """Write the answer: status, objective, bound, starts, trace, startup, ended, versions."""
     Path(sys.argv[2]).write_text(json.dumps(fields))
 
 
@@ -86,16 +69,3 @@ def versions(*packages: str) -> str:
     """Versions of the packages of this environment."""
     python = ".".join(map(str, sys.version_info[:3]))
     return " ".join([f"python-{python}", *(f"{name}-{version(name)}" for name in packages)])
-
-
-def when_used_up(clock: Clock, seconds: float, stop: Callable[[], object]) -> threading.Event:
-    """Call `stop` again and again once the budget is used; set the event returned to end that."""
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(POLL):
-            if clock.now() >= seconds:
-                stop()
-
-    threading.Thread(target=watch, daemon=True).start()
-    return done

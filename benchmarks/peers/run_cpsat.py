@@ -78,14 +78,13 @@ def main() -> None:
     watched = Watched(clock, asked["seconds"], parameters)
     from ortools.sat.python import cp_model
 
-    clock.restart()
     model, start = build(asked["graph"])
     solver = cp_model.CpSolver()
     solver.solve(model)
     starts = None
     if watched.status in ("optimal", "feasible"):
         starts = [solver.value(s) for s in start]
-    answer(starts=starts, versions=versions("ortools"), note="", **watched.proof())
+    answer(starts=starts, versions=versions("ortools"), **watched.proof())
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from typing import Any
 
@@ -26,18 +25,9 @@ def problem_of(asked: dict[str, Any]) -> Any:
 def main() -> None:
     """Solve, answer."""
     asked, clock = request()
-    if clock.kind == "cpu":  # before anything reads the time: limits, slices and history follow
-        time.perf_counter = clock.now
-        if asked["solver"] in ("auto", "cpsat"):
-            cpsat_without_wall_limit()
     import optsched
 
     problem = problem_of(asked)
-    if clock.kind == "warm":
-        optsched.solve(problem, asked["solver"], time_limit=0.2, workers=asked["workers"],
-                       options=asked["options"])  # fmt: skip
-        problem = problem_of(asked)
-        clock.restart()
     if asked["iterations"] is not None:
         answer(**rate(problem, asked, clock))
         return
@@ -58,21 +48,7 @@ def main() -> None:
         startup=startup,
         ended=clock.now(),
         versions=versions("optsched", "numba", "numpy", "ortools"),
-        note=result.reason,
     )
-
-
-def cpsat_without_wall_limit() -> None:
-    """Our engine stops CP-SAT when the budget is used; its own limit would count wall time."""
-    from ortools.sat.python import cp_model
-
-    original: Any = cp_model.CpSolver.solve
-
-    def solve(solver: Any, *arguments: Any) -> Any:
-        solver.parameters.max_time_in_seconds = math.inf
-        return original(solver, *arguments)
-
-    setattr(cp_model.CpSolver, "solve", solve)  # noqa: B010
 
 
 def rate(problem: Any, asked: dict[str, Any], clock: Clock) -> dict[str, Any]:

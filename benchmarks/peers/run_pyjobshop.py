@@ -12,7 +12,6 @@ def main() -> None:
     from watched_cpsat import Watched
 
     watched = Watched(clock, asked["seconds"], asked["options"])
-    clock.restart()
     model = Model()
     shop = asked["jobs"]
     machines = [model.add_machine() for _ in range(1 + max(k for job in shop for k, _ in job))]
@@ -33,7 +32,6 @@ def main() -> None:
     answer(
         starts=[task.start for task in result.best.tasks] if found else None,
         versions=versions("pyjobshop", "ortools"),
-        note="",
         **watched.proof(),
     )
 

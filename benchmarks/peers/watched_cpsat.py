@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from protocol import Clock, Trace, when_used_up
+from protocol import Clock, Trace
 
 
 class Watched:
@@ -49,15 +49,8 @@ class Watched:
             setattr(solver.parameters, key, value)
         solver.best_bound_callback = lambda bound: self.trace.add(bound=math.ceil(bound - 1e-6))
         self.startup = self.clock.now()
-        if self.clock.kind == "cpu":
-            solver.parameters.max_time_in_seconds = math.inf
-        else:
-            solver.parameters.max_time_in_seconds = max(0.01, self.seconds - self.startup)
-        done = when_used_up(self.clock, self.seconds, solver.stop_search)
-        try:
-            status = original(solver, model, callback)
-        finally:
-            done.set()
+        solver.parameters.max_time_in_seconds = max(0.01, self.seconds - self.startup)
+        status = original(solver, model, callback)
         self.status = solver.status_name(status).lower()
         if self.status in ("optimal", "feasible"):
             self.bound = math.ceil(solver.best_objective_bound - 1e-6)

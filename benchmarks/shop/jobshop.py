@@ -1,4 +1,4 @@
-"""Our engines against PyJobShop, job_shop_lib and raw CP-SAT on the published job shops.
+"""Our engines, PyJobShop, job_shop_lib and raw CP-SAT on published job shops and job arrays.
 
     python -m benchmarks.shop.jobshop peers install --into DIR
     python -m benchmarks.shop.jobshop run --out FILE.csv [--set short]
@@ -8,32 +8,23 @@
 
 Every solve is a process of its own; wall and CPU time are those of the whole process, imports
 included, and its cores are as many as its workers. Schedules are checked again from their start
-times. A row counts if the process got its CPU time within 10 %, or ended before its limit. On a
-busy machine `--clock cpu` limits CPU time instead. A run that is stopped goes on where it was.
+times. A solve that did not get its CPU time within 10 % is an error, unless it ended before its
+limit. Results are those of `optsched bench`: a run that is stopped goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
 from benchmarks.machine import machine
-from benchmarks.shop import measure
-from benchmarks.shop.commands import (
-    add_report_options,
-    add_run_options,
-    folder_from,
-    rows_of,
-    seeds,
-)
+from benchmarks.shop import measure, report, speed
 from benchmarks.shop.engines import engines, install
-from benchmarks.shop.named_instances import SETS, chosen, job_shop
-from benchmarks.shop.report import BEST_OF_RAW, report
-from benchmarks.shop.rows import known_bounds
-from benchmarks.shop.speed import kernels, peer_speed, rates
-
-SOLVERS = "auto,tabu,branch_and_bound,cpsat,cpsat-raw,pyjobshop,job_shop_lib"
+from benchmarks.shop.instances import KNOWN, chosen, instance
+from optsched.bench.instances import read_bounds
+from optsched.bench.rows import Results
 
 
 def main() -> None:
@@ -42,20 +33,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    run_options = commands.add_parser("run", help="measure, and append rows to a CSV file")
-    add_run_options(run_options, SOLVERS, "short", 10.0)
-    run_options.add_argument("--data", type=Path, default=folder_from("OPTSCHED_JSSP_DATA"),
-                             help="folder of standard text files (OPTSCHED_JSSP_DATA)")  # fmt: skip
-    report_options = commands.add_parser("report", help="print the tables of a CSV file")
-    add_report_options(report_options)
-    report_options.add_argument("--bounds", type=Path, default=folder_from("OPTSCHED_JSSP_BOUNDS"),
-                                help="CSV of best known bounds (OPTSCHED_JSSP_BOUNDS)")  # fmt: skip
-    speed_options = commands.add_parser("speed", help="moves, nodes and individuals per second")
-    speed_options.add_argument("--solvers", default="tabu,branch_and_bound,genetic")
-    speed_options.add_argument("--set", default="ft10,la19,ta41,ta71")
-    speed_options.add_argument("--data", type=Path, default=folder_from("OPTSCHED_JSSP_DATA"))
-    speed_options.add_argument("--time", type=float, default=2.0, help="CPU seconds a row")
-    speed_options.add_argument("--peers", type=Path, help="also job_shop_lib, installed here")
+    run = commands.add_parser("run", help="measure, and append rows to a CSV file")
+    run.add_argument("--out", type=Path, required=True, help="CSV file; rows there are kept")
+    run.add_argument("--set", default="short", help="sets, names, ranges such as ta01-10")
+    run.add_argument("--solvers", default="auto,tabu,branch_and_bound,cpsat,cpsat-raw",
+                     help="NAME[@WORKERS][:KEY=VALUE], peers, cpsat-raw")  # fmt: skip
+    run.add_argument("--time", type=float, default=10.0, help="seconds a solve")
+    run.add_argument("--workers", type=int, default=2)
+    run.add_argument("--seeds", type=int, default=5, help="how many from 0")
+    run.add_argument("--peers", type=Path, default=folder_from("OPTSCHED_PEERS"),
+                     help="folder of the peers' environments (OPTSCHED_PEERS)")  # fmt: skip
+    tables = commands.add_parser("report", help="print the tables of a CSV file")
+    tables.add_argument("file", type=Path)
+    tables.add_argument("--bounds", type=Path, default=folder_from("OPTSCHED_JSSP_BOUNDS"),
+                        help="CSV of best known bounds (OPTSCHED_JSSP_BOUNDS)")  # fmt: skip
+    rates = commands.add_parser("speed", help="moves, nodes, individuals per second; kernels")
+    rates.add_argument("--solvers", default="tabu,branch_and_bound,genetic")
+    rates.add_argument("--set", default="ft10,la19,ta41,ta71")
+    rates.add_argument("--time", type=float, default=2.0, help="CPU seconds a row")
+    for command in (run, rates):
+        command.add_argument("--data", type=Path, default=folder_from("OPTSCHED_JSSP_DATA"),
+                             help="folder of instance files (OPTSCHED_JSSP_DATA)")  # fmt: skip
     peers = commands.add_parser("peers", help="environments of the peers")
     peers.add_argument("action", choices=["install"])
     peers.add_argument("--into", type=Path, required=True)
@@ -64,22 +62,21 @@ def main() -> None:
         install(given.into)
     elif given.command == "speed":
         print(machine("numba"))
-        names = chosen(given.set, SETS)
-        rates(engines(given.solvers, 1, None), [job_shop(n, given.data) for n in names], given.time)
-        kernels(job_shop("ta71", given.data))
-        if given.peers is not None:
-            peer_speed(engines("job_shop_lib", 1, given.peers)[0], job_shop("ta71", given.data))
+        instances = [instance(name, given.data) for name in chosen(given.set)]
+        speed.rates(engines(given.solvers, 1, None), instances, given.time)
+        speed.kernels()
     elif given.command == "run":
-        shops = [job_shop(name, given.data) for name in chosen(given.set, SETS)]
-        chosen_engines = engines(given.solvers, given.workers, given.peers)
-        measure.solve_all(
-            given.out, chosen_engines, shops, given.time, given.clock, seeds(given.seeds)
-        )
+        instances = [instance(name, given.data) for name in chosen(given.set)]
+        measured = engines(given.solvers, given.workers, given.peers)
+        measure.solve_all(Results(given.out), measured, instances, given.time, given.seeds)
     else:
-        base, known = given.base or BEST_OF_RAW, known_bounds(given.bounds)
-        text, possible = report(rows_of(given.file), known, base, given.keep_invalid)
-        print(text)
-        sys.exit(not possible)
+        known = KNOWN | ({} if given.bounds is None else read_bounds(given.bounds))
+        sys.exit(not report.show(Results(given.file).rows, known))
+
+
+def folder_from(variable: str) -> Path | None:
+    """The path in an environment variable."""
+    return Path(os.environ[variable]) if variable in os.environ else None
 
 
 if __name__ == "__main__":

@@ -8,18 +8,23 @@ import subprocess
 import tempfile
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.machine import hardware, machine
+from benchmarks.machine import machine
 from benchmarks.shop import plain
 from benchmarks.shop.engines import PEERS, Engine
-from benchmarks.shop.rows import Row, append, read, trace_text
+from optsched.bench.run import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from benchmarks.shop.named_instances import Instance
+    from benchmarks.shop.instances import Instance
+    from optsched.bench.rows import Results, Row
+
+SLACK = 0.1
+"""Seconds of CPU time that start and end of a process may differ by."""
 
 GRACE = 60.0
 """Seconds after which a process that ignores its limit is killed, besides ten times the limit."""
@@ -64,70 +69,90 @@ def spawn(engine: Engine, asked: dict[str, Any], patience: float) -> Run:
 
 
 def request(
-    engine: Engine, instance: Instance, seconds: float, clock: str, seed: int,
-    iterations: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    engine: Engine, instance: Instance, seconds: float, seed: int, iterations: int | None = None
+) -> dict[str, Any]:
     """What a process is asked."""
     raw = engine.script == "run_cpsat.py"
     return {
-        "instance": instance.name, "path": instance.path, "jobs": instance.jobs,
-        "graph": instance.graph if raw else None, "solver": engine.solver,
+        "instance": instance.name, "path": None if instance.jobs else instance.of.source,
+        "jobs": instance.jobs, "graph": instance.graph if raw else None, "solver": engine.solver,
         "options": engine.options, "seconds": seconds, "workers": engine.workers, "seed": seed,
-        "clock": clock, "iterations": iterations, "cores": cores(engine.workers),
+        "iterations": iterations, "cores": cores(engine.workers),
     }  # fmt: skip
 
 
-def solve(engine: Engine, instance: Instance, seconds: float, clock: str, seed: int) -> Row:
+def empty(engine: Engine, instance: Instance, seconds: float, seed: int) -> Row:
+    """The row of a solve before it began."""
+    return Task(instance.of, engine.label, {}, seed, engine.workers, seconds).row
+
+
+def solve(engine: Engine, instance: Instance, seconds: float, seed: int) -> Row:
     """Measure one solve."""
-    asked = request(engine, instance, seconds, clock, seed)
-    run = spawn(engine, asked, 10 * seconds + GRACE)
+    run = spawn(engine, request(engine, instance, seconds, seed), 10 * seconds + GRACE)
     said = run.answer or {}
-    starts = said.get("starts")
-    objective, checked = None, run.error or "ok"
-    if starts is not None:
+    row = empty(engine, instance, seconds, seed)._replace(
+        wall_seconds=round(run.wall, 3), cpu_seconds=round(run.cpu, 3),
+        versions=said.get("versions", ""),
+        finished=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )  # fmt: skip
+    if run.answer is None:
+        return row._replace(error=run.error)
+    objective, bound, status = None, said["bound"], said["status"]
+    if said["starts"] is not None:
         try:
-            objective = plain.makespan(instance.graph, starts)
+            objective = plain.makespan(instance.graph, said["starts"])
         except plain.WrongSchedule as error:
-            checked = f"wrong schedule: {error}"
-    bound, status = said.get("bound"), said.get("status", "failed")
-    if checked == "ok" and status == "optimal" and objective != bound:
-        checked = f"says optimal with objective {objective} and bound {bound}"
-    return Row(
-        instance.name, engine.label, engine.workers, seconds, clock, seed, objective, bound,
-        status, round(run.wall, 3), round(run.cpu, 3), round(said.get("startup", 0.0), 3),
-        round(said.get("ended", run.wall), 3), checked, trace_text(said.get("trace", [])),
-        said.get("versions", ""), hardware(), said.get("note", ""),
+            return row._replace(error=f"wrong schedule: {error}")
+    if status == "optimal" and objective != bound:
+        return row._replace(error=f"says optimal with objective {objective} and bound {bound}")
+    ended = status in ("optimal", "infeasible") or said["ended"] < 0.9 * seconds
+    starved = "" if ended else out_of_time(run.cpu, seconds, said["startup"], engine.workers)
+    if starved:
+        return row._replace(error=starved)
+    found = [at for at, value, _ in said["trace"] if value == objective and value is not None]
+    return row._replace(
+        status=status, objective=objective, lower_bound=bound, seconds=round(said["ended"], 3),
+        time_to_best=min(found, default=None), history=json.dumps(said["trace"]),
+        time_to_proof=round(said["ended"], 3) if status == "optimal" else None,
     )  # fmt: skip
 
 
+def out_of_time(cpu: float, seconds: float, startup: float, workers: int) -> str:
+    """Why a solve that used its limit does not count: one core to start, then all, within 10 %."""
+    start = min(startup, seconds)
+    expected = start + (seconds - start) * workers
+    if 0.9 * expected - SLACK <= cpu <= 1.1 * seconds * workers + SLACK:
+        return ""
+    return f"got {cpu:.1f} CPU seconds, expected {expected:.1f}: the machine was busy"
+
+
 def solve_all(
-    out: Path, engines: Sequence[Engine], instances: Sequence[Instance], seconds: float, clock: str,
-    seeds: Iterable[int],
-) -> list[Row]:  # fmt: skip
-    """Measure everything that `out` does not hold yet; one line and one row a solve."""
-    done = {row.key for row in read(out)}
+    results: Results,
+    engines: Sequence[Engine],
+    instances: Sequence[Instance],
+    seconds: float,
+    seeds: int,
+) -> None:
+    """Measure everything that `results` does not hold yet; one line and one row a solve."""
     wanted = [
         (engine, instance, seed)
-        for seed in seeds
+        for seed in range(seeds)
         for instance in instances
         for engine in engines
-        if (instance.name, engine.label, engine.workers, seconds, clock, seed) not in done
+        if empty(engine, instance, seconds, seed).key not in results.done
     ]
     print(machine("numba", "ortools"))
     print(f"# {len(wanted)} solves to do, at most {len(wanted) * seconds / 60:.1f} minutes")
-    rows = []
     for count, (engine, instance, seed) in enumerate(wanted, 1):
-        row = solve(engine, instance, seconds, clock, seed)
-        append(out, row)
-        rows.append(row)
-        wrong = "" if row.checked == "ok" else f": {row.checked}"
+        row = solve(engine, instance, seconds, seed)
+        results.append(row)
+        value, bound = ("-" if v is None else str(v) for v in (row.objective, row.lower_bound))
         print(
-            f"{count:5}/{len(wanted)}  {row.instance:24} {row.solver:24} seed {row.seed}  "
-            f"{_shown(row.objective):>9} >= {_shown(row.bound):>9}  {row.status:9} "
-            f"wall {row.wall:7.2f}  cpu {row.cpu:7.2f}{'' if row.valid else f'  INVALID{wrong}'}",
+            f"{count:5}/{len(wanted)}  {row.instance:24} {row.solver:24} seed {seed}  "
+            f"{value:>9} >= {bound:>9}  {row.status:9} wall {row.wall_seconds:7.2f}  "
+            f"cpu {row.cpu_seconds or 0:7.2f}  {row.error}",
             flush=True,
         )
-    return rows
 
 
 def cores(workers: int) -> list[int]:
@@ -136,7 +161,3 @@ def cores(workers: int) -> list[int]:
         return []
     mine = sorted(os.sched_getaffinity(0))
     return mine[:workers] if workers < len(mine) else []
-
-
-def _shown(value: int | None) -> str:
-    return "-" if value is None else str(value)

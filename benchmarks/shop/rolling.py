@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import optsched
 from benchmarks.machine import machine
-from benchmarks.shop.commands import seeds
 from optsched import JobArray
 
 if TYPE_CHECKING:
@@ -114,10 +113,10 @@ def main() -> None:
     parser.add_argument("--set", default=",".join(SETS), help=f"of {', '.join(SETS)} (gaps only)")
     parser.add_argument("--time", type=float, default=10.0, help="seconds a solve")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seeds", default="5", help="how many from 0, or a range such as 3-4")
+    parser.add_argument("--seeds", type=int, default=5, help="how many from 0")
     given = parser.parse_args()
     print(machine("numba", "ortools"))
-    chosen = list(seeds(given.seeds))
+    chosen = list(range(given.seeds))
     optsched.solve(mixed(3, 2, 0), time_limit=1, workers=given.workers)  # loads what is compiled
     if given.command == "barrier":
         barrier(chosen, given.time, given.workers)

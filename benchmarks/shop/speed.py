@@ -6,13 +6,16 @@ import statistics
 import time
 from typing import TYPE_CHECKING
 
+from benchmarks.shop.instances import generated, instance
 from benchmarks.shop.measure import request, spawn
+from optsched import JobShop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from benchmarks.shop.engines import Engine
-    from benchmarks.shop.named_instances import Instance
+    from benchmarks.shop.instances import Instance
+    from optsched.model.schedule import Problem
 
 FIRST = 1000
 """Iterations of the first counted run; doubled until it takes long enough."""
@@ -21,55 +24,51 @@ FIRST = 1000
 def rates(engines: Sequence[Engine], instances: Sequence[Instance], seconds: float) -> None:
     """Print iterations per CPU second (moves, nodes, individuals: see each engine)."""
     for engine in engines:
-        for instance in instances:
-            asked = request(engine, instance, seconds, "wall", 0, FIRST)
+        for given in instances:
+            asked = request(engine, given, seconds, 0, FIRST)
             run = spawn(engine, asked, 100 * seconds + 120)
             if run.answer is None:
-                print(f"{engine.label:30} {instance.name:8} {run.error}", flush=True)
+                print(f"{engine.label:30} {given.name:8} {run.error}", flush=True)
                 continue
             count, cpu = run.answer["iterations"], run.answer["cpu"]
             rate = f"{count / cpu:12,.0f}/s" if cpu > 0.05 * seconds else "ended by itself"
             print(
-                f"{engine.label:30} {instance.name:8} {rate}  ({count:,} in {cpu:.2f} CPU s)",
+                f"{engine.label:30} {given.name:8} {rate}  ({count:,} in {cpu:.2f} CPU s)",
                 flush=True,
             )
 
 
-def kernels(instance: Instance) -> None:
-    """Print CPU times of graph, rule, evaluation and bound of one instance, warm, in process."""
-    from optsched import JobShop
+def kernels() -> None:
+    """Print CPU times of graph, rule, evaluation and bounds, warm, in process."""
+    shop = instance("ta71", None)
+    assert shop.jobs is not None
+    _kernels("ta71", "mwkr", [JobShop(shop.jobs) for _ in range(22)])
+    for model, jobs, stages in (("gpt2_xl", 30, 8), ("bert_large", 1000, 4),
+                                ("bert_large", 1000, 8), ("gpt2_xl", 64, 24)):  # fmt: skip
+        array = generated(model, jobs, stages)
+        _kernels(array.name, "valley", [array.replace(name=f"copy {k}") for k in range(22)])
+
+
+def _kernels(name: str, rule: str, copies: Sequence[Problem]) -> None:
+    """Of equal problems, because a problem keeps its graph and bounds."""
     from optsched.kernels import longest_path
     from optsched_solvers.shop import dispatch
 
-    assert instance.jobs is not None
-    graph = JobShop(instance.jobs).graph()
-    schedule = dispatch.run(graph, "mwkr")
+    graph = copies[0].graph()
+    schedule = dispatch.run(graph, rule)
     assert schedule is not None
     sequences = schedule.sequences
-
-    def whole() -> object:
-        found = dispatch.run(graph, "mwkr")
-        return found and longest_path.evaluate(graph, found.sequences)
-
-    shops = iter([JobShop(instance.jobs) for _ in range(11)])  # a shop keeps its graph
-    graphs = iter([JobShop(instance.jobs).graph() for _ in range(11)])
-    calls: list[tuple[str, Callable[[], object]]] = [
-        ("graph arrays", lambda: next(shops).graph()),
-        ("one rule", lambda: dispatch.run(graph, "mwkr")),
-        ("evaluation", lambda: longest_path.evaluate(graph, sequences)),
-        ("rule + evaluation", whole),
-        ("lower bound", lambda: next(graphs).lower_bound()),
-    ]
-    for name, call in calls:
-        print(f"{name:30} {instance.name:8} {milliseconds(call, 10):10.3f} ms", flush=True)
-
-
-def peer_speed(engine: Engine, instance: Instance) -> None:
-    """Print the same of job_shop_lib, in its own environment."""
-    asked = request(engine._replace(solver="speed"), instance, 0.0, "wall", 0)
-    run = spawn(engine, asked, 120)
-    for name, value in (run.answer or {}).get("rows", [[run.error, float("nan")]]):
-        print(f"{engine.label + ', ' + name:30} {instance.name:8} {value:10.3f} ms")
+    for copy in copies[:11]:
+        copy.graph()
+    built, fresh = iter(copies[:11]), iter(copies[11:])
+    calls: dict[str, Callable[[], object]] = {
+        "graph": lambda: next(fresh).graph(),
+        "rule": lambda: dispatch.run(graph, rule),
+        "evaluation": lambda: longest_path.evaluate(graph, sequences),
+        "bounds": lambda: next(built).lower_bound(),
+    }
+    times = [f"{what} {milliseconds(call, 10):8.3f} ms" for what, call in calls.items()]
+    print(f"{name:24} {'   '.join(times)}", flush=True)
 
 
 def milliseconds(call: Callable[[], object], repeat: int) -> float:

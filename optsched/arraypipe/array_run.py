@@ -115,9 +115,8 @@ class ArrayRun:
         )
         self._rehearse()
         self.course = Course(plan, self.runs, trainer.routes)
-        seating = Seating(
-            self.runs, plan, self._join, settings.refill, self._refusal, settings.strict
-        )
+        refill = settings.refill and self._refill
+        seating = Seating(self.runs, plan, self._join, refill, self._refusal, settings.strict)
         self.planner = Rescheduling(seating, plan, self.runs, self._join, settings.replan)
         self.engine = self._engine()
 
@@ -143,6 +142,8 @@ class ArrayRun:
         finally:
             self.trainer.add_to_run = None
             self.planner.close()
+            if self.folder is not None:
+                self.folder.close()
         if self.ranks is not None:
             with self.ranks.concluding():
                 records = self.ranks.collect(records)
@@ -160,10 +161,18 @@ class ArrayRun:
         """What it makes; on several ranks all end with what one of them raises."""
         return make() if self.ranks is None else self.ranks.same(make)
 
+    def _refill(self, ended: Job) -> Job | None:
+        """Another job for a seat; the one that leaves it has its checkpoint before that is told."""
+        if self.folder is not None:
+            self.folder.settle(self.trainer.jobs.index(ended))
+        assert self.settings.refill is not None
+        return self.settings.refill(ended)
+
     def _made(self) -> list[JobRun]:
         """The jobs that the trainer has, with a folder from the iterations that it has."""
-        # states that take turns in slots, and jobs that wait, have no place on a GPU yet
-        n, away = self.plan.n_jobs, bool(self.trainer.memory)
+        # states that take turns in slots, jobs that wait, and on ranks the stages of the others
+        # have no place on a GPU yet
+        n, away = self.plan.n_jobs, bool(self.trainer.memory) or self.ranks is not None
         return [
             self._make(j, at, min(j, n - 1), away=j >= n or away)
             for j, at in enumerate(self._begun)
@@ -294,6 +303,8 @@ class ArrayRun:
         """Why the devices cannot make a change (`Admission.refusal`)."""
         ranks, memory = self.ranks, self.worker.memory
         settled = ranks is not None or memory.moves
+        if ranks is not None and (sentence := ranks.unserved(self.course.segment(change))):
+            return sentence
         held = None if ranks is None else ranks.held
         return Admission(self.runs, self.course, memory.limits, settled, held).refusal(change, like)
 

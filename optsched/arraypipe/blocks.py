@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from optsched.arraypipe.attributes import attributes_kept
 from optsched.arraypipe.exchange import load_masters, store_masters
@@ -87,17 +88,15 @@ def backward(
 
     `gradients` are those of the outputs, None on the last stage; `tied` those of weights that later
     stages borrow. The gradients of the inputs are
-    caught before autograd stores them, because storing may change their strides, and with them
-    the kernels that the stage before would run.
+    caught before autograd stores them, because storing copies them and may change their strides,
+    and with them the kernels that the stage before would run.
     """
     kept = stage.kept.pop(microbatch)
     assert kept.roots is not None, "backward before recompute"
     found: dict[int, Tensor] = {}
-    handles = [
-        leaf.register_hook(_Catch(found, i))  # type: ignore[no-untyped-call]
-        for i, leaf in enumerate(kept.inputs)
-        if leaf.requires_grad
-    ]
+    # a leaf that no graph uses would lose its node, and the hook with it
+    nodes = {i: get_gradient_edge(t).node for i, t in enumerate(kept.inputs) if t.requires_grad}
+    handles = [node.register_prehook(_Catch(found, i)) for i, node in nodes.items()]
     if gradients is None:
         torch.autograd.backward(kept.roots[0])
     else:
@@ -231,10 +230,12 @@ def _borrowed(stage: JobStage, values: Sequence[Tensor]) -> Iterator[None]:
 
 
 class _Catch:
-    """Tensor hook that notes the gradient and leaves it as it is."""
+    """Hook before `AccumulateGrad` that takes the gradient, so that nothing is stored."""
 
     def __init__(self, found: dict[int, Tensor], index: int) -> None:
         self.found, self.index = found, index
 
-    def __call__(self, gradient: Tensor) -> None:
-        self.found[self.index] = gradient
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[None]:
+        if gradients[0] is not None:
+            self.found[self.index] = gradients[0]
+        return (None,)

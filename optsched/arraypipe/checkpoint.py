@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
@@ -34,6 +36,7 @@ from optsched.io.files import read_text
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Mapping
+    from concurrent.futures import Future
 
     from optsched.arraypipe.job_run import JobRun
     from optsched.arraypipe.split import Names
@@ -53,6 +56,9 @@ class CheckpointFolder:
     several processes hold the stages, each writes its own into ``.parts-<iteration>``, and the one
     that completes them writes the job.
 
+    A thread writes while the run goes on. A job waits for its last checkpoint before it gives the
+    next one to be written; what writing raises is raised then, or at the end of the run.
+
     Parameters
     ----------
     folder
@@ -67,11 +73,14 @@ class CheckpointFolder:
         self.folder, self.names, self.every = Path(folder), names, every
         self.stages_of: Callable[[JobRun], Collection[int]] = lambda run: range(len(names))
         self.is_first = True
-        self.noted: dict[tuple[int, int], dict[int, dict[str, Any]]] = {}
+        self.noted: dict[tuple[int, int], dict[int, _Noted]] = {}
         self.makers: dict[int, dict[str, Any]] = {}
         self.arguments: dict[int, dict[str, Any]] = {}
         self.order: dict[int, list[str]] = {}
         self.kept: dict[int, int] = {}  # newest iteration whose stages of this process are noted
+        self.writer: ThreadPoolExecutor | None = None
+        self.writing: dict[int, tuple[int, list[Future[None]]]] = {}  # by job: iteration, its files
+        self.threads = torch.get_num_threads()
 
     def share(self, stages_of: Callable[[JobRun], Collection[int]], is_first: bool) -> None:
         """Several processes train the stages of a job, and write to this folder.
@@ -154,29 +163,56 @@ class CheckpointFolder:
                     self._take(run, stage, done)
         for key in [key for key in self.noted if key[0] == run.index]:
             del self.noted[key]
+        self.settle(run.index)
+
+    def close(self) -> None:
+        """Wait until all is written; what that raises has been raised by `finish`."""
+        if self.writer is not None:
+            self.writer.shutdown()
+            self.writer = None
+
+    def settle(self, job: int) -> None:
+        """Wait until all that a job has given to be written is there, from this process."""
+        _, given = self.writing.pop(job, (0, []))
+        for future in given:
+            future.result()
+
+    def _give(self, run: JobRun, done: int, write: Callable[[], None]) -> None:
+        """Have the thread write; one checkpoint of a job at a time, as they take memory."""
+        if self.writing.get(run.index, (done, []))[0] != done:
+            self.settle(run.index)
+        self.writer = self.writer or ThreadPoolExecutor(1, "optsched-checkpoint")
+        given = self.writing.setdefault(run.index, (done, []))[1]
+        given.append(self.writer.submit(write))
 
     def _take(self, run: JobRun, stage: int, done: int) -> None:
         shards = self.noted.setdefault((run.index, done), {})
-        shards[stage] = shard_of(run, stage)
+        shard, device = shard_of(run, stage), run.stages[stage].device
+        there = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
         here = self.stages_of(run)
         alone = len(here) == len(self.names)
-        if not alone:
-            self._write_part(run, stage, done, shards[stage])
-            shards[stage] = {}  # only that it is noted
+        if alone:
+            shards[stage] = _Noted(shard, there)
+        else:
+            check_plain(shard, f"checkpoint of job {run.title}")
+            self._give(run, done, partial(self._write_part, run, stage, done, _Noted(shard, there)))
+            shards[stage] = _Noted({}, None)  # only that it is noted
         if len(shards) < len(here):
             return
         self.kept[run.index] = done
         del self.noted[run.index, done]
         if alone:
-            self._write(run, done, [shards[s] for s in sorted(shards)])
+            noted = [shards[s] for s in sorted(shards)]
+            files = self._files(run, done, [row.shard for row in noted])
+            self._give(run, done, partial(self._write, run.title, done, files, noted))
 
-    def _write_part(self, run: JobRun, stage: int, done: int, shard: dict[str, Any]) -> None:
+    def _write_part(self, run: JobRun, stage: int, done: int, noted: _Noted) -> None:
         """Leave a stage where all processes find it; write every job whose stages are all there."""
-        check_plain(shard, f"checkpoint of job {run.title}")
+        noted.wait()
         place = self.folder / run.title
         parts = place / f".parts-{done}"
         make_folder(parts)
-        replace_file(parts / _part(stage), shard)
+        replace_file(parts / _part(stage), noted.shard)
         # who makes this folder writes; the others leave, because it looks again after removing it
         claim = place / ".merging"
         while complete := self._complete(place):
@@ -207,10 +243,14 @@ class CheckpointFolder:
         parts = self.folder / run.title / f".parts-{done}"
         if not parts.exists():  # written by another process since we looked
             return
-        self._write(run, done, [load(parts / _part(s)) for s in range(len(self.names))])
+        shards = [load(parts / _part(s)) for s in range(len(self.names))]
+        self._write(run.title, done, self._files(run, done, shards))
         shutil.rmtree(parts)
 
-    def _write(self, run: JobRun, done: int, shards: Iterable[Mapping[str, Any]]) -> None:
+    def _files(
+        self, run: JobRun, done: int, shards: Iterable[Mapping[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        """What a checkpoint consists of, by the names of its files; no tensor is read."""
         whole = joined(shards)
         model = {name: whole["model"][name] for name in self.order[run.index]}
         train = {
@@ -221,12 +261,19 @@ class CheckpointFolder:
             "stages": [list(row) for row in self.names],
             **{key: whole[key] for key in ("parameters", "buffers", "masters", "schedulers")},
             **self.makers[run.index],
-            "threads": torch.get_num_threads(),
+            "threads": self.threads,
             "torch": str(torch.__version__),
         }
         check_plain(train, f"checkpoint of job {run.title}")
-        place = self.folder / run.title
-        write_folder(place / str(done), {"model.pt": model, "train.pt": train})
+        return {"model.pt": model, "train.pt": train}
+
+    def _write(
+        self, title: str, done: int, files: Mapping[str, Any], noted: Iterable[_Noted] = ()
+    ) -> None:
+        for row in noted:
+            row.wait()
+        place = self.folder / title
+        write_folder(place / str(done), files)
         replace_file(place / "latest", f"{done}\n")
 
     def _restore(self, run: JobRun, at: int, place: Path) -> None:
@@ -272,6 +319,18 @@ class CheckpointFolder:
                 f"{torch.get_num_threads()} now; the last bits may differ",
                 stacklevel=2,
             )
+
+
+class _Noted(NamedTuple):
+    """The copy of a stage, and the event after it on a GPU."""
+
+    shard: dict[str, dict[str, Any]]
+    there: torch.cuda.Event | None
+
+    def wait(self) -> None:
+        """Until the copy is there."""
+        if self.there is not None:
+            self.there.synchronize()
 
 
 def _part(stage: int) -> str:

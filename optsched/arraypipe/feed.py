@@ -53,7 +53,8 @@ class Feed:
 
     def input(self, microbatch: int, device: torch.device) -> Any:
         """Input of a micro-batch of the current batch."""
-        return brought(self._there(self.inputs[microbatch]), device)
+        x = self._there(self.inputs[microbatch])
+        return brought(cast(x, self.job.precision), device)  # after the cut, as alone
 
     def target(self, microbatch: int, device: torch.device) -> Any:
         """Target of a micro-batch of the current batch."""
@@ -62,7 +63,7 @@ class Feed:
     def peek(self) -> Any:
         """Input of the first batch, whole."""
         self.draw(self.iteration + 1)
-        return self.whole
+        return cast(self.whole, self.job.precision)
 
     def _there(self, value: Any) -> Any:
         """A part of the batch, for the streams that are current now; one of them has made it."""
@@ -79,7 +80,6 @@ class Feed:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise InputError(f"{place}: expected a pair (input, target), got {type(pair).__name__}")
         x, target = pair
-        x = cast(x, self.job.precision)
         self.ready = {
             t.device: torch.cuda.current_stream(t.device).record_event()
             for t in (*_row(x), *_row(target))

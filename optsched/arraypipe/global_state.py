@@ -20,13 +20,12 @@ def global_state_kept() -> Iterator[None]:
     dtype = torch.get_default_dtype()
     begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = torch.cuda.get_rng_state_all() if begun else []
-    gpu = torch.cuda.current_device() if begun else 0
+    gpu = torch.cuda.current_device() if begun else -1
     try:
         with torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
-        begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        if begun and torch.cuda.current_device() != gpu:
+        if begun and torch.cuda.current_device() != gpu:  # else it would make a context on GPU 0
             torch.cuda.set_device(gpu)
         torch.set_rng_state(generator)
         if gpus:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.arraypipe.devices import stage_devices
 from optsched.arraypipe.past import Past
-from optsched.arraypipe.planning.segments import Walk
+from optsched.arraypipe.planning.segments import Walk, places
 from optsched.arraypipe.stages import move, take_off
 from optsched.arraypipe.trace import Moved
 
@@ -80,7 +80,7 @@ class InlineBackend:
                 self.course.close()
                 if change is None:
                     break
-                self._make_room(self.course.now.seats, change.seats)
+                self._make_room(self.course.now, change.seats)
                 self.course.follow(change)
             self._forget(self.past.close())
             records = self.past.records
@@ -194,13 +194,14 @@ class InlineBackend:
                     move(stage, place)
         lanes.follow()
 
-    def _make_room(self, before: Sequence[int], after: Sequence[int]) -> None:
+    def _make_room(self, before: Segment, after: Sequence[int]) -> None:
         """On GPUs: the states of jobs that have ended and left their seat go to the host."""
         if self.lanes is None or self.worker.memory.moves:
             return
-        gone = [job for job in sorted(set(before) - set(after)) if self.runs[job].over]
-        with self.lanes.aside():
-            for job in gone:
+        for seat, job in enumerate(before.seats):
+            if job in after or not self.runs[job].over:
+                continue
+            with self.lanes.aside(set(places(before.plan, seat))):
                 for stage in self.runs[job].stages:
                     take_off(stage)
 

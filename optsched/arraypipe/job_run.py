@@ -156,6 +156,14 @@ class JobRun:
         self.feed = None
 
     def drop_kept(self) -> None:
-        """Forget activations of blocks that will never be run."""
+        """Forget activations of blocks that will never run, and gradients that no update needs."""
         for stage in self.stages:
             stage.kept.clear()
+        if self.updates < self.local * (self.end - self.start):  # stages behind have one to make
+            return
+        self.total_norm = None
+        for stage in self.stages:
+            stage.later_norms = None
+            borrowed = [b.parameter for b in stage.borrowed]
+            for p in (*borrowed, *(p for _, p in (*stage.parameters, *stage.trained))):
+                p.grad = None

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import torch
 
 from optsched.arraypipe.gpu_clock import GpuClock, timer
+from optsched.arraypipe.ranks.wire import copied
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -66,6 +67,7 @@ class Lanes:
         self.devices = tuple(devices)
         self.streams = [_stream(device) for device in devices]
         self.links: dict[tuple[int, int], tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+        self.sides: dict[torch.device, torch.cuda.Stream] = {}  # of `aside`
         self.clocks = {device: GpuClock(device) for device in dict.fromkeys(devices)}
         self.flying: list[deque[tuple[int, torch.cuda.Event, torch.cuda.Event]]]
         self.flying = [deque() for _ in devices]
@@ -86,17 +88,18 @@ class Lanes:
                 current.wait_stream(stream)
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """What is launched inside finds what all blocks have made, and no later block waits for it.
+    def aside(self, lanes: Collection[int]) -> Iterator[None]:
+        """What is launched inside finds what blocks of some lanes have made; no later one waits.
 
         On streams that are only used here: the host has to wait for them before it goes on.
         """
         with ExitStack() as stack:
-            for device in self.clocks:
-                side = _stream(device)
-                for stream in self.streams:
-                    side.wait_stream(stream)
-                stack.enter_context(torch.cuda.stream(side))
+            for device in dict.fromkeys(self.devices[lane] for lane in lanes):
+                if device not in self.sides:
+                    self.sides[device] = _stream(device)
+                for lane in lanes:
+                    self.sides[device].wait_stream(self.streams[lane])
+                stack.enter_context(torch.cuda.stream(self.sides[device]))
             yield
 
     @contextmanager
@@ -240,7 +243,7 @@ def _taken(posted: Posted, lane: int, stream: torch.cuda.Stream) -> Parcel:
 def _copied(tensor: Tensor, device: torch.device, stream: torch.cuda.Stream) -> Tensor:
     if tensor.is_cuda:
         tensor.record_stream(stream)
-    return tensor.to(device, non_blocking=True)
+    return copied(tensor, device)
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:

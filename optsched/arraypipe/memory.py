@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from optsched.arraypipe.planning.segments import device_stream
+from optsched.arraypipe.profiling.links import measure_host
 from optsched.arraypipe.residency import PCIE_4, UNITS, HostLink, ResidencyPlan
 from optsched.arraypipe.states.admission import Limits, Room
 from optsched.arraypipe.states.beside import beside_states
-from optsched.arraypipe.states.budget import check_limit, room_for_states
+from optsched.arraypipe.states.budget import check_limit, reserved, room_for_states
 from optsched.arraypipe.states.cuda_engine import CudaEngine
 from optsched.arraypipe.states.engines import IN, OUT, HostEngine
 from optsched.arraypipe.states.replacement import Replacement
@@ -218,7 +219,7 @@ class Slotted:
             for target, source in pairs:
                 # by way of a temporary the host would read it before the copy is there
                 target.copy_(source, non_blocking=target.stride() == source.stride())
-                if source.is_cuda:
+                if source.is_cuda and source is not here:  # the streams have adopted the slots
                     source.record_stream(torch.cuda.current_stream(source.device))
 
         return move
@@ -252,7 +253,7 @@ class PerDevice:
     limit
         Bytes of every device.
     link
-        To the host, in bytes per second, for predictions.
+        To the host, in bytes per second, for predictions; by default measured on GPUs.
     devices
         Where the slots are, by device of the plan; by default where the stages are.
     criterion
@@ -268,7 +269,7 @@ class PerDevice:
         runs: Sequence[Run],
         segments: Sequence[Segment],
         limit: int,
-        link: HostLink = PCIE_4,
+        link: HostLink | None = None,
         devices: Sequence[torch.device] = (),
         criterion: MakeCriterion | None = None,
         share: Share | None = None,
@@ -290,15 +291,19 @@ class PerDevice:
         for d in here:
             pairs, visits = cycle_of(segment.plan, d, lambda seat: self._recomputes(segment, seat))
             pairs = [(segment.seats[seat], stage) for seat, stage in pairs]
-            device = devices[d] if devices else _device(runs, pairs)
-            cuda = device.type == "cuda"
-            messages = None if share is None else share.bytes
-            plan = residency(runs, segment, d, pairs, visits, limit, link, cuda, beside, messages)
-            prepared.append((pairs, device))
+            prepared.append((pairs, visits, devices[d] if devices else _device(runs, pairs)))
+        places = [device for *_, device in prepared]
+        links = {place: link or _link_of(place, places.count(place)) for place in set(places)}
+        taken, messages = (0, None) if share is None else (share.taken, share.bytes)
+        for d, (pairs, visits, device) in zip(here, prepared, strict=True):
+            cuda = reserved(device, places, taken)
+            plan = residency(
+                runs, segment, d, pairs, visits, limit, links[device], cuda, beside, messages
+            )
             self.plans.append(plan)
             limits.rooms[d] = _room(plan, limit, cuda)
         # all devices have been checked: nothing has been moved before
-        for d, plan, (pairs, device) in zip(here, self.plans, prepared, strict=True):
+        for d, plan, (pairs, _, device) in zip(here, self.plans, prepared, strict=True):
             made = None
             if plan.rules:
                 ahead = Ahead(self, d)
@@ -440,10 +445,13 @@ class Share(NamedTuple):
         Which one.
     bytes
         Receive windows and outboxes of so many jobs of the plan.
+    taken
+        Bytes of its GPU that communicators have taken.
     """
 
     device: int
     bytes: MessageBytes
+    taken: int = 0
 
 
 def memory_of(
@@ -489,7 +497,7 @@ def residency(
     visits: Sequence[Visit],
     limit: int,
     link: HostLink,
-    cuda: bool,
+    cuda: int,
     beside: Mapping[tuple[int, int], StageBytes],
     messages: MessageBytes | None = None,
 ) -> ResidencyPlan:
@@ -522,13 +530,23 @@ def _limits(
     return Limits([None] * devices, sizes, by_job)
 
 
-def _room(plan: ResidencyPlan, limit: int, cuda: bool) -> Room:
+def _room(plan: ResidencyPlan, limit: int, cuda: int) -> Room:
     if not plan.rules:
         return Room(limit, cuda)
     taken = sum(rule.slots * size for rule, size in zip(plan.rules, plan.slot_bytes, strict=True))
     states, weights = plan.states, plan.rules[0]
     fixed = tuple((states[k].job, states[k].stage) for k in weights.fixed)
     return Room(limit, cuda, weights.slots, taken, fixed)
+
+
+def _link_of(device: torch.device, shared: int) -> HostLink:
+    """The part of a GPU's link that each of so many devices on it has, both ways at once."""
+    if device.type != "cuda":
+        return PCIE_4
+    inward, outward = measure_host(device)
+    torch.cuda.empty_cache()  # the streams of the blocks cannot use what this one has left
+    latency = max(inward.latency_ns, outward.latency_ns) / 1e9
+    return HostLink(inward.bandwidth / shared, outward.bandwidth / shared, latency)
 
 
 def _device(runs: Sequence[Run], pairs: Sequence[tuple[int, int]]) -> torch.device:

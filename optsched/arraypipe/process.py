@@ -14,7 +14,7 @@ from optsched.arraypipe.ranks.gather import drop
 from optsched.arraypipe.ranks.links import PeerLost, Stalled
 from optsched.arraypipe.ranks.mail import Post
 from optsched.arraypipe.ranks.swap import Swap, first_cycle, is_heard, shorten
-from optsched.arraypipe.stages import take_off
+from optsched.arraypipe.stages import move, take_off
 from optsched.arraypipe.worker import reason
 
 if TYPE_CHECKING:
@@ -94,9 +94,11 @@ class ProcessBackend:
                     return self.past.records
                 self._begin(following)
         except (Stalled, PeerLost) as error:
+            self.links.abort()
             text = self.notices.diagnosis(self._whereabouts(), str(error))
             raise type(error)(text) from error
         except Exception as error:  # the others will only see that this process is gone
+            self.links.abort()
             self.notices.tell(f"{type(error).__name__}: {error}")
             raise
         finally:
@@ -119,8 +121,8 @@ class ProcessBackend:
         note, note_exposed = self.past.rows.append, self.past.exposed.append
         memory, timed = worker.memory, worker.memory.moves and self.links.device.type == "cpu"
         exposed = memory.exposed
+        self._seat(segment)  # before any message: it takes memory
         post.open(segment, number, self._windows(segment))
-        self._seat(segment)
         cycle = -1
         for now in device_stream(segment, self.device):
             self.now = now
@@ -167,7 +169,7 @@ class ProcessBackend:
         self.course.forget(self.past.cut[0])
 
     def _seat(self, segment: Segment) -> None:
-        """Drop the states of jobs that are new here and live elsewhere."""
+        """Drop the states of jobs that are new here and live elsewhere, bring the others in."""
         for seat, job in enumerate(segment.seats):
             if job not in self.homes:
                 self.homes[job] = places(segment.plan, seat)
@@ -175,6 +177,8 @@ class ProcessBackend:
                 for stage, home in zip(self.runs[job].stages, self.homes[job], strict=True):
                     if home != self.device:
                         drop(stage)
+                    elif stage.away and not self.worker.memory.moves:
+                        move(stage, stage.device)
 
     def _steer(self, segment: Segment, number: int, cycle: int) -> None:
         """Rank 0, once a cycle: announce the next segment if a change is wanted and possible."""

@@ -259,14 +259,14 @@ class _Bench:
                 job = replace(self.jobs[of[0]], batch_size=size, microbatches=1)
                 feed = Feed(self.data, job, self.titles[of[0]], 0)
             feed.draw(0)
-            x = self._moved(feed.inputs[0])
+            x = feed.input(0, self.device)
             shape = tuple(t.shape for t in blocks.tensors_of(x, "data: the input"))
             if sizes is not None and shapes.setdefault(shape, size) != size:
                 raise InputError(
                     f"sizes: data gives inputs of one shape for batch sizes {shapes[shape]} and "
                     f"{size}; it must follow job.batch_size"
                 )
-            end = blocks.Criterion(self.loss, self._moved(feed.targets[0]), feed.shares[0])
+            end = blocks.Criterion(self.loss, feed.target(0, self.device), feed.shares[0])
             self._rehearse(stages, x, end)
             row = blocks.tensors_of(x, "data: the input")
             self.chains.append(Chain(stages, size, precision, row, end, size in accumulating))
@@ -276,11 +276,6 @@ class _Bench:
         for stage in stages:
             x = blocks.rehearse(stage, x, needs, end if stage.last else None)
             needs = tuple(t.requires_grad for t in (x if isinstance(x, tuple) else (x,)))
-
-    def _moved(self, x: Any) -> Any:
-        if isinstance(x, tuple):
-            return tuple(map(self._moved, x))
-        return x.to(self.device) if isinstance(x, torch.Tensor) else x
 
 
 def _stage_names(stages: Sequence[JobStage]) -> list[str]:

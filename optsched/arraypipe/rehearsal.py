@@ -41,8 +41,10 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
             x = brought(x, stage.device)
             with in_place(stage):
                 x = blocks.rehearse(stage, x, needs, worker.criterion(run, stage, 0))
+            needs = tuple(t.requires_grad for t in (x if isinstance(x, tuple) else (x,)))
+            # the graph goes with its stage
+            x = tuple(t.detach() for t in x) if isinstance(x, tuple) else x.detach()
             outputs.append(x if isinstance(x, tuple) else (x,))
-            needs = tuple(t.requires_grad for t in outputs[-1])
     except DataEnded as error:
         if not run.start:
             raise

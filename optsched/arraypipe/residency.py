@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.states.visits import State, Visit
 
-_CHUNKS, _LATENCIES = 16, 32  # of the largest piece, for the fill; a chunk takes so many latencies
+_CHUNKS, _LATENCIES = 6, 32  # of the largest piece, for the fill; a chunk takes so many latencies
 _CLOSE = 1.002  # to what no rules go below
 _DIVISIONS, _MARKED = 3, 2  # how many ways to divide the room are tried, and with marks
 _MOST_CYCLES = 64  # until the slots repeat; all cases met so far need fewer than ten
@@ -149,7 +149,7 @@ class ResidencyPlan:
         device
             Its name, for messages.
         chunk
-            Largest copy in bytes, 0: pieces are copied whole; None: a sixteenth of the largest, or
+            Largest copy in bytes, 0: pieces are copied whole; None: a sixth of the largest, or
             more, so that latencies are at most three per cent of the time.
         slots
             Slots for weights and for moments, instead of any division of the room.

@@ -298,6 +298,8 @@ class Worker:
             self.report_loss(run)
         else:
             run.updates += 1
+            if run.job.life.status == "failed":
+                run.drop_kept()
             self.on_update(run, block.stage, iteration)
 
     def report_loss(self, run: JobRun) -> None:

@@ -299,8 +299,8 @@ class Cluster:
         """
         found = self._by_name.get(name)
         if found is None:
-            some = ", ".join(host.name for host in self.hosts[:4])
-            raise InputError(f"{place}: there is no host {name!r:.60}; hosts: {some}, ...")
+            some = shortened([host.name for host in self.hosts])
+            raise InputError(f"{place}: there is no host {name!r:.60}; hosts: {some}")
         return found
 
     def gpu_name(self, gpu: int) -> str:

@@ -14,7 +14,7 @@ from optsched.io.values import file_label
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from optsched.model.schedule import Problem
 
@@ -49,8 +49,6 @@ class Known(NamedTuple):
 
     lower: int
     upper: int
-    family: str = ""
-    size: str = ""
 
 
 def load(source: str) -> Instance:
@@ -96,8 +94,8 @@ def read_bounds(path: str | os.PathLike[str]) -> dict[str, Known]:
     Parameters
     ----------
     path
-        CSV with a header; ``instance``, ``lb`` and ``ub`` are needed, ``family``, ``jobs`` and
-        ``machines`` are used, others are passed over. Rows without both bounds too.
+        CSV with a header; ``instance``, ``lb`` and ``ub`` are needed, others are passed over. Rows
+        without both bounds too.
 
     Raises
     ------
@@ -123,17 +121,6 @@ def read_bounds(path: str | os.PathLike[str]) -> dict[str, Known]:
     return found
 
 
-def check_sizes(instances: Sequence[Instance], known: Mapping[str, Known], path: str) -> None:
-    """Refuse bounds that belong to another instance of the same name."""
-    for instance in instances:
-        there = known.get(instance.name)
-        if there is not None and there.size not in ("", instance.size):
-            raise InputError(
-                f"{path}: {instance.name} has {there.size} jobs x machines there, but "
-                f"{instance.source} has {instance.size}"
-            )
-
-
 def _known(row: dict[str, str], place: str) -> Known | None:
     values = []
     for key in ("lb", "ub"):
@@ -145,6 +132,4 @@ def _known(row: dict[str, str], place: str) -> Known | None:
         values.append(int(text))
     if values[0] > values[1]:
         raise InputError(f"{place}: lb: {values[0]} is above ub {values[1]}")
-    jobs, machines = row.get("jobs") or "", row.get("machines") or ""
-    size = f"{jobs}x{machines}" if jobs and machines else ""
-    return Known(values[0], values[1], row.get("family") or "", size)
+    return Known(values[0], values[1])

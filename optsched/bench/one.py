@@ -42,12 +42,8 @@ def _solve(task: dict[str, Any]) -> dict[str, Any]:
     if result.contradiction:
         raise optsched.InternalError(result.contradiction)
     found = result.schedule
-    if found is None or found.sequences is None or found.start is None:
-        orders, starts, written = None, None, None
-    else:
+    if found is not None:
         problem.answer(found)  # refuses what is none
-        orders, starts = found.sequences.to_lists(), found.start.tolist()
-        written = document.write(found).decode()
     return {
         "status": result.status,
         "objective": result.objective,
@@ -56,9 +52,7 @@ def _solve(task: dict[str, Any]) -> dict[str, Any]:
         "time_to_proof": result.time_to_proof,
         "seconds": result.seconds,
         "history": [(round(e.elapsed, 5), e.objective, e.lower_bound) for e in result.history],
-        "sequences": orders,
-        "schedule": written,
-        "start": starts,
+        "schedule": None if found is None else document.write(found).decode(),
         "versions": _versions(),
     }
 

@@ -7,7 +7,7 @@ import io
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from optsched.errors import InputError
 from optsched.io.files import check_writable, read_bytes, write_atomic
@@ -63,12 +63,9 @@ class Row(NamedTuple):
 
 
 COLUMNS = Row._fields
-_INTEGERS = ("operations", "seed", "workers", "iterations", "objective", "lower_bound")
-_NUMBERS = (
-    "time_limit", "time_to_best", "time_to_proof", "seconds", "wall_seconds", "cpu_seconds",
-)  # fmt: skip
+_KINDS = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(Row).items()}
+"""Types of the columns; those that may be empty have ``NoneType`` too."""
 STATUSES = ("optimal", "feasible", "infeasible", "unknown", "error")
-_REQUIRED = ("operations", "seed", "workers", "wall_seconds")
 
 
 class Results:
@@ -146,15 +143,13 @@ def _row(cells: list[str]) -> Row:
     if len(cells) != len(COLUMNS):
         raise ValueError(f"expected {len(COLUMNS)} columns, got {len(cells)}")
     values: dict[str, Any] = dict(zip(COLUMNS, cells, strict=True))
-    for names, kind in ((_INTEGERS, int), (_NUMBERS, float)):
-        for name in names:
-            text = values[name]
-            if not text and name in _REQUIRED:
-                raise ValueError(f"{name}: expected a number, got nothing")
-            try:
-                values[name] = kind(text) if text else None
-            except ValueError:
-                raise ValueError(f"{name}: expected a number, got {text!r:.40}") from None
+    for name, kinds in _KINDS.items():
+        text = values[name]
+        try:
+            values[name] = kinds[0](text) if text or len(kinds) == 1 else None
+        except ValueError:
+            shown = repr(text[:40]) if text else "nothing"
+            raise ValueError(f"{name}: expected a number, got {shown}") from None
     row = Row(**values)
     if row.status not in STATUSES:
         raise ValueError(f"status: expected one of {', '.join(STATUSES)}, got {row.status!r:.40}")

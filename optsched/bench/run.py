@@ -15,8 +15,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from optsched.bench.rows import Row
+from optsched.errors import InputError
 from optsched.model import document
-from optsched.model.schedule import Rows
 from optsched.model.verify import verify
 from optsched.solving.limits import available_cores
 from optsched.version import __version__
@@ -119,48 +119,39 @@ class _Runner:
         )
 
     def _answer(self, task: Task) -> dict[str, Any]:
-        """What the process says, or how it ended."""
+        """What the process says, or how it ended; its stdin stays open as long as we live."""
+        most = None if task.time_limit is None else 2 * task.time_limit + GRACE
+        if most is not None:
+            most = min(most, threading.TIMEOUT_MAX)
+        read, write = os.pipe()
         with tempfile.TemporaryFile("w+", errors="replace") as noise:
             process = subprocess.Popen(
                 COMMAND,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=noise, text=True,
+                stdin=read, stdout=subprocess.PIPE, stderr=noise, text=True,
                 start_new_session=os.name == "posix",  # Ctrl-C is for the parent alone
             )  # fmt: skip
             self.running.add(process)
-            if self.cancelled:  # meanwhile
-                process.kill()
-            assert process.stdin is not None and process.stdout is not None
-            most = float("inf") if task.time_limit is None else 2 * task.time_limit + GRACE
-            timer = threading.Timer(min(most, threading.TIMEOUT_MAX), process.kill)
-            timer.daemon = True
-            timer.start()
             try:
-                process.stdin.write(json.dumps(_wire(task)) + "\n")
-                process.stdin.flush()  # and stays open: its end is the end of the process
-                text = process.stdout.read()
-                process.wait()
-            except BrokenPipeError:
-                text = ""
+                if self.cancelled:  # meanwhile
+                    process.kill()
+                os.write(write, (json.dumps(_wire(task)) + "\n").encode())
+                answer: dict[str, Any] = json.loads(process.communicate(timeout=most)[0])
+                return answer
+            except subprocess.TimeoutExpired:
+                limit = f"a limit of {task.time_limit:g} s"
+                return {"error": f"did not stop {most:.0f} s after {limit}"}
+            except ValueError:
+                noise.seek(0)
+                last = "".join(f": {line}" for line in noise.read().strip().splitlines()[-1:])
+                return {"error": f"the process ended with code {process.returncode}{last}"}
             finally:
-                late = not timer.is_alive()
-                timer.cancel()
                 process.kill()
                 process.wait()
-                process.stdout.close()
-                _close_quietly(process)
+                if process.stdout is not None:
+                    process.stdout.close()
+                os.close(read)
+                os.close(write)
                 self.running.discard(process)
-            if text:
-                try:
-                    answer: dict[str, Any] = json.loads(text)
-                    return answer
-                except ValueError:
-                    pass
-            noise.seek(0)
-            said = noise.read().strip().splitlines()
-        if late:
-            return {"error": f"did not stop {most:.0f} s after a limit of {task.time_limit:g} s"}
-        last = f": {said[-1]}" if said else ""
-        return {"error": f"the process ended with code {process.returncode}{last}"}
 
 
 def _wire(task: Task) -> dict[str, Any]:
@@ -177,18 +168,18 @@ def _wire(task: Task) -> dict[str, Any]:
 
 
 def _objection(task: Task, answer: dict[str, Any]) -> str:
-    """What is wrong with an answer, judged from its start times by the verifier; else ``""``."""
+    """What is wrong with an answer, judged from its schedule by the verifier; else ``""``."""
     value, bound = answer["objective"], answer["lower_bound"]
-    if answer["start"] is None:
+    if answer["schedule"] is None:
         return "" if value is None else "an objective without a schedule"
     problem = task.instance.problem
-    if problem.problem_kind in ("jobshop", "jobarray") and not getattr(problem, "chooses", False):
-        schedule = problem.graph().with_orders(Rows.of(answer["sequences"]), answer["start"])
-    else:
+    try:
         schedule = document.read(answer["schedule"], "the answer")
-    violations = verify(schedule)
-    if violations:
-        return f"the schedule is wrong: {violations[0].message}"
+        faults = [fault.message for fault in verify(schedule)] + problem.check(schedule)
+    except InputError as error:
+        faults = [str(error)]
+    if faults:
+        return f"the schedule is wrong: {faults[0]}"
     worth = problem.evaluate(schedule)
     if worth != value:
         return f"the schedule is worth {worth}, not {value}"
@@ -197,14 +188,6 @@ def _objection(task: Task, answer: dict[str, Any]) -> str:
     if (answer["status"] == "optimal") != (bound == value):
         return f"status {answer['status']} with objective {value} and bound {bound}"
     return ""
-
-
-def _close_quietly(process: subprocess.Popen[str]) -> None:
-    try:
-        assert process.stdin is not None
-        process.stdin.close()
-    except OSError:  # what was still buffered has no reader any more
-        pass
 
 
 _MACHINE = (

@@ -7,7 +7,7 @@ from collections import defaultdict
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from optsched.solving.result import primal_gap, primal_integral
+from optsched.solving.result import primal_integral
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -141,28 +141,6 @@ def labels(rows: Iterable[Row]) -> dict[tuple[str, ...], str]:
     return names
 
 
-def curves(
-    rows: Sequence[Row], known: Mapping[str, Known] | None = None
-) -> dict[str, tuple[list[list[tuple[float, float]]], list[list[tuple[float, float]]]]]:
-    """Steps of the primal gap and of the bound's gap of every run, by configuration.
-
-    The primal gap is ``(z - z*) / z``; the bound's ``(z* - bound) / z*``, both 1 before anything is
-    known. Runs with an error are left out.
-    """
-    rows = [row for row in {row.key: row for row in rows}.values() if not row.error]
-    label = labels(rows)
-    found: dict[str, tuple[list[Any], list[Any]]] = {}
-    for there in grouped(rows, lambda row: row.instance).values():
-        best = _reference(there, (known or {}).get(there[0].instance)).upper
-        for row in there:
-            primal, dual = found.setdefault(label[row.key], ([], []))
-            if best is None:
-                continue
-            primal.append([(at, primal_gap(z, best)) for at, z, _ in row.steps if z is not None])
-            dual.append([(at, _bound_gap(b, best)) for at, _, b in row.steps if b is not None])
-    return found
-
-
 def grouped(rows: Iterable[Row], key: Any) -> dict[Any, list[Row]]:
     """Rows by key, in order of first appearance."""
     found: dict[Any, list[Row]] = {}
@@ -174,7 +152,7 @@ def grouped(rows: Iterable[Row], key: Any) -> dict[Any, list[Row]]:
 def _reference(rows: Sequence[Row], known: Known | None) -> Reference:
     size = rows[0].size
     if known is not None:
-        return Reference(known.lower, known.upper, known.family or rows[0].family, size)
+        return Reference(known.lower, known.upper, rows[0].family, size)
     values = [row.objective for row in rows if row.objective is not None]
     bounds = [row.lower_bound for row in rows if row.lower_bound is not None]
     upper, lower = min(values, default=None), max(bounds, default=None)
@@ -226,29 +204,25 @@ def _mean(
 
 
 def _contradictions(rows: Sequence[Row], known: Mapping[str, Known]) -> list[str]:
+    """Of every instance the best bound above the best schedule, by rows and by what is known."""
     found = []
-    for name, there in grouped(
-        [row for row in rows if not row.error], lambda r: r.instance
-    ).items():
-        values = [(row.objective, row.solver) for row in there if row.objective is not None]
-        bounds = [(row.lower_bound, row.solver) for row in there if row.lower_bound is not None]
-        if values and bounds and max(bounds)[0] > min(values)[0]:
-            found.append(
-                f"{name}: {max(bounds)[1]} proved {max(bounds)[0]}, but {min(values)[1]} has a "
-                f"schedule of {min(values)[0]}"
-            )
-        if name not in known:
-            continue
-        if bounds and max(bounds)[0] > known[name].upper:
-            found.append(
-                f"{name}: {max(bounds)[1]} proved {max(bounds)[0]}, but {known[name].upper} is "
-                "known to be possible"
-            )
-        if values and min(values)[0] < known[name].lower:
-            found.append(
-                f"{name}: {min(values)[1]} has a schedule of {min(values)[0]}, but "
-                f"{known[name].lower} is known as a bound"
-            )
+    good = [row for row in rows if not row.error]
+    for name, there in grouped(good, lambda row: row.instance).items():
+        bounds = [(row.lower_bound, f"{row.solver} proved {row.lower_bound}")
+                  for row in there if row.lower_bound is not None]  # fmt: skip
+        values = [(row.objective, f"{row.solver} has a schedule of {row.objective}")
+                  for row in there if row.objective is not None]  # fmt: skip
+        lower, upper = sorted(bounds)[-1:], sorted(values)[:1]
+        if name in known:
+            least, most = known[name]
+            lower.append((least, f"{least} is known as a bound"))
+            upper.append((most, f"{most} is known to be possible"))
+        found += [
+            f"{name}: {proof}, but {schedule}"
+            for bound, proof in lower
+            for value, schedule in upper
+            if bound > value
+        ]
     return found
 
 

@@ -1,52 +1,92 @@
-"""The tree of commands; each reads, calls the library, and prints or writes."""
+"""The tree of commands; the module of a command is loaded when the command is asked for."""
 
 from __future__ import annotations
 
-import typer
+from functools import cache
+from importlib import import_module
+from typing import Any, Final, NamedTuple
 
-from optsched.cli import (
-    arraypipe,
-    bandwidth,
-    generate,
-    schedules,
-    serve,
-    serve_live,
-    solve,
-    topology,
-)
-from optsched.cli.bench import bench
-from optsched.cli.convert import convert
-from optsched.cli.decide import decide
-from optsched.cli.dispatch import dispatch
-from optsched.cli.elastic import elastic
-from optsched.cli.manifest import manifest
-from optsched.cli.pipeline import pipeline
-from optsched.cli.show import show
-from optsched.cli.simulate import simulate
-from optsched.cli.warmup import warmup
+import typer
+from typer.core import TyperGroup
+
+from optsched.cli.options import group
+
+
+class Entry(NamedTuple):
+    """The module that has a command, and what the list of commands says of it."""
+
+    module: str
+    text: str
+
+
+COMMANDS: Final = {
+    "solve": Entry("solve", "Solve an instance; Ctrl-C keeps the best schedule so far."),
+    "bound": Entry("solve", "Lower bounds by name, and the best of them."),
+    "solvers": Entry("solve", "List the installed solvers, or who takes an instance."),
+    "verify": Entry("schedules", "Check schedules independently of every solver."),
+    "show": Entry("show", "What a schedule is worth, and what holds it up."),
+    "plot": Entry("schedules", "Draw a Gantt chart, or the Pareto front of routers."),
+    "trace": Entry("schedules", "Write a trace for ui.perfetto.dev."),
+    "convert": Entry("convert", "Write a problem, or a schedule, in another format."),
+    "generate": Entry("generate", "Make instances: job arrays, job shops, clusters, quotas."),
+    "bench": Entry("bench", "Compare solvers on many instances."),
+    "pipeline": Entry("pipeline", "A hand-made pipeline schedule, or a table of all."),
+    "arraypipe": Entry("arraypipe", "Train sibling jobs by a schedule."),
+    "topology": Entry("topology", "Describe a cluster: import, show, check."),
+    "bandwidth": Entry("bandwidth", "Bandwidths of sets of GPUs: import, fit, plan, check."),
+    "dispatch": Entry("dispatch", "Choose the free GPUs with the highest bandwidth."),
+    "simulate": Entry("simulate", "Replay a trace on a cluster under one policy or several."),
+    "decide": Entry("decide", "Who starts on which agents, as Determined decides."),
+    "manifest": Entry("manifest", "Kubernetes jobs from a plan, a schedule or a decision."),
+    "elastic": Entry("elastic", "Train jobs on a shared pool of workers."),
+    "serve-make": Entry("serve", "Make a scenario of serving."),
+    "serve-plan": Entry("serve", "Choose which instances are resident where."),
+    "serve-sim": Entry("serve", "Simulate a router on a scenario."),
+    "serve-check": Entry("serve", "Check a log independently of the simulator."),
+    "serve-explain": Entry("serve", "Say why a batch began when it did."),
+    "serve-bench": Entry("serve", "Compare routers on the same traces."),
+    "serve-train": Entry("serve_live", "Train a router by PPO."),
+    "serve-profile": Entry("serve_live", "Measure a network, and make a scenario of it."),
+    "serve-run": Entry("serve_live", "Serve for real, in a process per server."),
+    "slim-train": Entry("serve_live", "Train a slimmable network."),
+    "warmup": Entry("warmup", "Compile all kernels, so that no solve need."),
+    "version": Entry("warmup", "Print the version."),
+}
+
+
+class Commands(TyperGroup):
+    """Finds commands by name; a list of them loads none."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """All names, in the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command, or group of commands, of a name."""
+        return _command(cmd_name) if cmd_name in COMMANDS else None
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """A line a command."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.text) for name, entry in COMMANDS.items()])
+
+
+@cache
+def _command(name: str) -> Any:
+    module = import_module(f"optsched.cli.{COMMANDS[name].module}")
+    if hasattr(module, "app"):
+        return typer.main.get_command(module.app)
+    single = group()
+    single.command(name)(getattr(module, name.replace("-", "_")))
+    return typer.main.get_command(single)
+
 
 app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Decide what runs where and in which order on a GPU cluster, and run it.",
-)
-for group in (arraypipe, bandwidth, generate, topology):
-    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
+)  # fmt: skip
 
 
-def version() -> None:
-    """Print the version."""
-    from optsched.version import __version__
-
-    print(__version__)
-
-
-for command in (
-    solve.solve, solve.bound, solve.solvers, schedules.verify, show, schedules.plot,
-    schedules.trace, version,
-    bench, convert, decide, dispatch, elastic, manifest, pipeline, simulate, warmup,
-    *serve.COMMANDS, *serve_live.COMMANDS,
-):  # fmt: skip
-    app.command()(command)
+@app.callback()
+def optsched() -> None:
+    """Decide what runs where and in which order on a GPU cluster, and run it."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from optsched.cli.options import AsJson, Quiet, ScheduleFile, numbers
+from optsched.cli.options import AsJson, Quiet, ScheduleFile, group, numbers, pairs, quantity
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,23 +19,12 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.run import RunOrder
 
-_NAMES: Final = ("activation", "host")
 _SIZES: Final = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
 }  # fmt: skip
 _TIMES: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
-_LINK = re.compile(
-    r"(?P<name>[a-z]+)=(?P<bandwidth>\d{1,12}(?:\.\d{1,6})?) ?(?P<size>[A-Za-z]*)(?:/s)?"
-    r"(?:, ?(?P<latency>\d{1,12}(?:\.\d{1,6})?) ?(?P<time>[a-z]+))?",
-    re.ASCII,
-)
-
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Train sibling jobs by a schedule: profile, advise, problem, plan, run, report.",
-)
+app = group("Train sibling jobs by a schedule: profile, advise, problem, plan, run, report.")
 
 Script = Annotated[
     str,
@@ -310,22 +299,15 @@ def links(given: Sequence[str]) -> dict[str, dict[str, float]]:
     InputError
         An option cannot be read, or names a link twice.
     """
-    from optsched.io.strict_json import format_json
-
     found: dict[str, dict[str, float]] = {}
-    for text in given:
-        match = _LINK.fullmatch(text)
-        if match is None or match["name"] not in _NAMES or match["size"] not in _SIZES:
+    for name, value in pairs("link", given, "activation=BANDWIDTH[,LATENCY] or host=...").items():
+        rate, comma, delay = value.partition(",")
+        bandwidth = quantity(rate.removesuffix("/s"), _SIZES)
+        latency = quantity(delay.strip(), _TIMES) if comma else 0.0
+        if name not in ("activation", "host") or bandwidth is None or latency is None:
             raise InputError(
                 f"link: expected activation=BANDWIDTH[,LATENCY] or host=..., such as "
-                f"activation=25GB/s,5us, got {format_json(text)}"
+                f"activation=25GB/s,5us, got {f'{name}={value}'!r:.60}"
             )
-        name = match["name"]
-        if name in found:
-            raise InputError(f"link: {name} is given twice")
-        found[name] = {"bandwidth": float(match["bandwidth"]) * _SIZES[match["size"]]}
-        if match["latency"] is not None:
-            if match["time"] not in _TIMES:
-                raise InputError(f"link: expected a latency such as 5us, got {format_json(text)}")
-            found[name]["latency_ns"] = float(match["latency"]) * _TIMES[match["time"]]
+        found[name] = {"bandwidth": bandwidth, **({"latency_ns": latency} if comma else {})}
     return found

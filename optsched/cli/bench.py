@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from optsched.bench.instances import load_all, read_bounds
+from optsched.bench.run import Task
+from optsched.bench.summary import summarise
 from optsched.cli.options import (
     AsJson,
     Iterations,
@@ -18,15 +22,19 @@ from optsched.cli.options import (
     options_of,
     words,
 )
+from optsched.cli.output import console
+from optsched.cli.progress import Bar
 from optsched.errors import InputError, UnsupportedProblem
+from optsched.solving.limits import Limits, default_workers
+from optsched.solving.solver import solver as find_solver
+from optsched.solving.solver import solvers as of_kind
+from optsched.solving.solver import support_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.bench.instances import Instance
     from optsched.bench.rows import Results, Row
-    from optsched.bench.run import Task
-    from optsched.solving.limits import Limits
 
 
 def bench(
@@ -52,9 +60,6 @@ def bench(
             help="CSV of known bounds (instance, lb, ub) to measure gaps against.",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(help="Picture of the gaps over time: .png, .svg or .pdf.")
-    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -64,15 +69,11 @@ def bench(
     seeds) and means per family and solver of the whole results file. Exit code 1 if a solve failed
     or results contradict each other or the bounds.
     """
-    from optsched.bench.instances import check_sizes, load_all, read_bounds
     from optsched.bench.rows import Results
-    from optsched.bench.summary import curves, summarise
-    from optsched.solving.limits import Limits, default_workers
+    from optsched.solving.limits import Limits
 
-    _check_picture(plot)
     instances = load_all(files)
     known = {} if bounds is None else read_bounds(bounds)
-    check_sizes(instances, known, str(bounds))
     limits = Limits(
         time_limit, iterations, workers=default_workers() if workers is None else workers,
         seed=seeds - 1,
@@ -82,39 +83,17 @@ def bench(
     results = Results(output)
     _run(tasks, results, jobs, refusals, quiet)
     summary = summarise(results.rows, known)
-    drawn = curves(results.rows, known) if plot is not None else {}
-    drawn = {name: runs for name, runs in drawn.items() if runs[0]}
-    if plot is not None and drawn:
-        from optsched.plots.anytime import anytime
-
-        horizon = max(row.time_limit or row.seconds or 0.0 for row in results.rows)
-        anytime(drawn, plot, horizon=horizon)
     if as_json:
         from optsched.bench.table import as_json as summary_json
 
         print(json.dumps(summary_json(summary)))
     else:
         from optsched.bench.table import render
-        from optsched.cli.output import console
 
         render(summary, console())
         print(f"{len(results.rows)} rows in {output}")
-        if plot is not None:
-            print(f"wrote {plot}" if drawn else f"no {plot}: there is no schedule to draw")
     if summary.contradictions or summary.errors:
         raise typer.Exit(1)
-
-
-def _check_picture(plot: Path | None) -> None:
-    if plot is None:
-        return
-    from optsched.io.files import check_writable
-    from optsched.plots.picture import picture_style, suffix_of
-
-    suffix_of(plot)
-    check_writable(plot)
-    with picture_style():
-        pass
 
 
 def _tasks(
@@ -129,11 +108,6 @@ def _tasks(
     UnsupportedProblem
         No solver takes any of the instances.
     """
-    from optsched.bench.run import Task
-    from optsched.solving.solver import solver as find_solver
-    from optsched.solving.solver import solvers as of_kind
-    from optsched.solving.solver import support_by_name
-
     for name, given in options.items():
         kinds = {instance.problem.problem_kind for instance in instances}
         able = [find_solver(name, kind) for kind in kinds if name in of_kind(kind)]
@@ -163,10 +137,7 @@ def _run(
     tasks: Sequence[Task], results: Results, jobs: int, refusals: Sequence[str], quiet: bool
 ) -> None:
     """Run what is not done yet, appending row by row."""
-    from contextlib import closing
-
     from optsched.bench.run import run_all, warm_up
-    from optsched.cli.progress import Bar
 
     def left() -> list[Task]:
         return [task for task in tasks if task.row.key not in results.done]

@@ -8,6 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from optsched.errors import InputError
+from optsched.formats import pipelining_csv, read_problem
+from optsched.formats.registry import Source, readers, writable, written
+from optsched.io.files import check_outputs, write_atomic
+from optsched.io.strict_json import parse, placed
+from optsched.io.values import one_of
+from optsched.model import document
+from optsched.model.schedule import Schedule
+from optsched.problems.jobarray import document as jobarray_json
+from optsched.problems.jobarray.problem import JobArray
+from optsched.problems.jobshop.document import shop_of, to_json
+from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Problem
@@ -41,14 +52,7 @@ def convert(
     Formats go by the content of IN and the ending of OUT. A CSV is that of PyTorch's pipelining:
     orders only, no times.
     """
-    from optsched.formats.registry import readers
-    from optsched.io.files import check_not_input, check_writable, write_atomic
-    from optsched.io.values import one_of
-
-    check_writable(output)
-    check_not_input(output, source)
-    if job is not None:
-        check_not_input(output, job)
+    check_outputs([output], [source, job])
     target = target_of(output, to)
     one_of("from", from_, ["auto", "json", *readers()])
     problem = _read(source, from_, reentrant, job)
@@ -66,9 +70,6 @@ def convert(
 
 def target_of(output: Path, to: str) -> str:
     """The format to write, given by name or by the ending of the file."""
-    from optsched.formats.registry import readers, writable
-    from optsched.io.values import one_of
-
     if to != "auto":
         return one_of("to", to, ["auto", *OWN, *writable()])
     endings = {f".{own}.json": own for own in OWN} | {".json": "own"}
@@ -87,14 +88,6 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
     InputError
         The format cannot hold such a problem at all.
     """
-    from optsched.formats import read_problem
-    from optsched.formats.registry import Source, readers, written
-    from optsched.io.strict_json import parse, placed
-    from optsched.model.schedule import Schedule
-    from optsched.problems.jobarray.problem import JobArray
-    from optsched.problems.jobshop.document import shop_of
-    from optsched.problems.jobshop.problem import JobShop
-
     if not isinstance(problem, (JobShop, JobArray, Schedule)):
         raise InputError(
             f"{name}: a {type(problem).__name__} has one format only, its own document"
@@ -120,12 +113,6 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
 
 def _document(problem: Problem, target: str) -> bytes:
     """The problem as one of our documents."""
-    from optsched.model import document
-    from optsched.model.schedule import Schedule
-    from optsched.problems.jobarray import document as jobarray_json
-    from optsched.problems.jobarray.problem import JobArray
-    from optsched.problems.jobshop.document import shop_of, to_json
-
     if target == "jobshop":
         return to_json(shop_of(problem))
     if target == "schedule":
@@ -138,10 +125,7 @@ def _document(problem: Problem, target: str) -> bytes:
 
 def _read(path: Path, format: str, reentrant: bool, job: Path | None) -> Problem:
     """The problem in a file; a schedule with its orders."""
-    from optsched.formats import pipelining_csv
     from optsched.formats.read_problem import read_problem
-    from optsched.model.schedule import Schedule
-    from optsched.problems.jobarray.problem import JobArray
 
     if job is not None:
         if format != "csv" and not (format == "auto" and path.name.lower().endswith(".csv")):

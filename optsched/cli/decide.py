@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from optsched.formats.decide_json import Overrides
+from optsched.cli.output import answer_lines, stdin_or_file
+from optsched.cluster.determined import decide as decide_pools
+from optsched.cluster.determined.pools import SCHEDULERS
+from optsched.cluster.determined.shares import VARIANTS
+from optsched.cluster.determined.state import FITS
+from optsched.errors import InputError
+from optsched.formats.decide_json import Answer, answer_of, from_tree, read, to_json
+from optsched.io.files import decode_text
+from optsched.io.strict_json import parse
+from optsched.io.values import one_of
 
 
 def decide(
@@ -40,20 +48,17 @@ def decide(
     The answer is optsched.decision/1. Options go before the settings in the state. Nothing is
     remembered: the same state gets the same answer. In a stream, "id" comes back with it.
     """
-    from optsched.cli.output import answer_lines, stdin_or_file
-    from optsched.cluster.determined.pools import SCHEDULERS
-    from optsched.cluster.determined.shares import VARIANTS
-    from optsched.cluster.determined.state import FITS
     from optsched.errors import InputError
-    from optsched.formats.decide_json import Overrides, read
-    from optsched.io.values import one_of
 
     for key, value, words in (
         ("scheduler", scheduler, SCHEDULERS), ("variant", variant, VARIANTS), ("fit", fit, FITS),
     ):  # fmt: skip
         if value is not None:
             one_of(key, value, words)
-    overrides = Overrides(scheduler, variant, False if no_preemption else None, fit)
+    overrides: dict[str, Any] = {"scheduler": scheduler, "variant": variant, "fit": fit}
+    overrides = {key: value for key, value in overrides.items() if value is not None}
+    if no_preemption:
+        overrides["preemption"] = False
     if stream:
         if state is not None and str(state) != "-":
             raise InputError(f"stream: states are read from stdin; leave out {str(state)!r:.60}")
@@ -69,13 +74,8 @@ def decide(
     sys.stdout.write(_decided(*read(text, name, overrides)).decode())
 
 
-def _answer(line: bytes, name: str, overrides: Overrides) -> bytes:
+def _answer(line: bytes, name: str, overrides: dict[str, Any]) -> bytes:
     """The answer to one line; a bad one gets an error object."""
-    from optsched.errors import InputError
-    from optsched.formats.decide_json import Answer, from_tree, to_json
-    from optsched.io.files import decode_text
-    from optsched.io.strict_json import parse
-
     given = None
     try:
         tree = parse(decode_text(line, name), name)
@@ -88,7 +88,4 @@ def _answer(line: bytes, name: str, overrides: Overrides) -> bytes:
 
 
 def _decided(pools: object, given: object) -> bytes:
-    from optsched.cluster.determined import decide as decide_pools
-    from optsched.formats.decide_json import answer_of, to_json
-
     return to_json(answer_of(pools, decide_pools(pools), given))  # type: ignore[arg-type]

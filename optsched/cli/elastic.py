@@ -1,11 +1,10 @@
-"""``optsched elastic``: jobs really train on a shared pool of workers, with a live table."""
+"""``optsched elastic``: jobs really train on a shared pool of workers."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,14 +13,12 @@ from optsched.cli.simulate import policies
 from optsched.io.text import plain
 
 if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.table import Table
+    from collections.abc import Callable, Sequence
 
+    from optsched.cli.progress import Bar
     from optsched.elastic import LiveRun, Status
     from optsched.elastic.live import LiveJob
 
-_STYLE: Final = {"running": "green", "joining": "green", "pending": "yellow", "failed": "red",
-                 "unborn": "dim", "ended": ""}  # fmt: skip
 _BETWEEN: Final = 0.5  # seconds between lines about nothing but passes
 _ACTIVE: Final = ("joining", "running")
 
@@ -63,6 +60,7 @@ def elastic(
 
     from optsched.cli import say
     from optsched.cli.output import RunOutputs
+    from optsched.cli.progress import Bar
     from optsched.elastic.job import read_jobs
     from optsched.elastic.runner import run
     from optsched.errors import InputError
@@ -83,21 +81,22 @@ def elastic(
     if "," in policy:
         raise InputError(f"policy: expected one, got {policy!r:.60}")
     rule = policies([policy], option)[0][policy]
-    outputs = RunOutputs(out, metrics, None, plot, (policy,), {"jobs": file_label(str(jobs))})
+    outputs = RunOutputs(out, metrics, plot, (policy,), {"jobs": file_label(str(jobs))})
     outputs.check(jobs)
     specs = read_jobs(jobs)
-    with LiveTable(f"{policy}, {count(slots, 'worker')}", quiet=quiet) as table:
+    with Bar(quiet=quiet) as bar:
+        news = News(f"{policy}, {count(slots, 'worker')}", bar, quiet=quiet)
         found = run(
-            specs, slots, rule, devices=places, folder=folder, resume=resume, on_progress=table
+            specs, slots, rule, devices=places, folder=folder, resume=resume, on_progress=news
         )
     written = outputs.write({policy: found}, quiet=True)
-    table.summary(found)
+    news.summary(found)
     if compare:
-        table.comparison(found)
+        news.comparison(found)
     for path in written:
-        table.print(f"wrote {path}")
+        news.print(f"wrote {path}")
     if plot is not None and plot not in written:
-        table.print(f"{plot} is not written: no job has ended")
+        news.print(f"{plot} is not written: no job has ended")
     for job, reason in found.failed.items():
         say(f"failed: job {job!r:.60}: {reason}")
     if not found.complete:
@@ -107,47 +106,36 @@ def elastic(
         raise typer.Exit(1)
 
 
-class LiveTable:
-    """To be told the state of a run; on stdout, which may go away without harm to the run."""
+class News:
+    """To be told the state of a run; on stdout, which may go away without harm to the run.
 
-    def __init__(self, title: str, *, quiet: bool) -> None:
-        self.title, self.quiet = title, quiet
+    A line for every change of a job; passes are a bar a job on a terminal, else lines too.
+    """
+
+    def __init__(self, title: str, bar: Bar, *, quiet: bool) -> None:
+        self.title, self.bar, self.quiet = title, bar, quiet
         self.status: Status | None = None
-        self._heard, self._ticking, self._due = 0.0, False, 0.0
-        self._live: Live | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ticking = False
-        if self._live is not None:
-            self._live.stop()
+        self._tell: list[Callable[..., None]] = []
+        self._due = 0.0
 
     def __call__(self, status: Status) -> None:
-        """Show the state; from the second one on the clock runs."""
+        """Say what has changed."""
         old, self.status = self.status, status
-        self._heard, self._ticking = monotonic(), old is not None
-        if old is None and not self.quiet and sys.stdout.isatty():
-            from rich.live import Live
-
-            from optsched.cli.output import console
-
-            self._live = Live(console=console(), get_renderable=self.table, refresh_per_second=1)
-            self._live.start()
-        if self._live is not None:
-            self._live.refresh()
-        elif old is None:
+        if old is None:
             self.print(f"{self.title}, {count(len(status.jobs), 'job')}; starting the workers")
-        else:
-            for before, job in zip(old.jobs, status.jobs, strict=True):
-                self._line(status.time, before, job)
+            names = [(plain(job.spec.name, 40), job.spec.passes) for job in status.jobs]
+            self._tell = [self.bar.task(*name) for name in names]
+            return
+        for tell, before, job in zip(self._tell, old.jobs, status.jobs, strict=True):
+            tell(job.passes)
+            self._line(status.time, before, job)
 
     def _line(self, time: float, before: LiveJob, job: LiveJob) -> None:
         """One change of a job."""
         same = len(before.slots) == len(job.slots) and before.reason == job.reason
         same &= before.phase == job.phase or (before.phase, job.phase) == _ACTIVE
-        if same and (before.passes == job.passes or monotonic() < self._due):
+        quiet = before.passes == job.passes or self.bar.shown or monotonic() < self._due
+        if same and quiet:
             return
         self._due = monotonic() + _BETWEEN
         words = [f"{time:7.1f} s  {plain(job.spec.name, 40):16} {job.phase:8}"]
@@ -161,37 +149,18 @@ class LiveTable:
             words.append(f"JCT {_jct(job, time):.1f} s")
         self.print("  ".join([*words, plain(job.reason, 200)]).rstrip())
 
-    def table(self) -> Table:
-        """The state now; where a terminal is too low, jobs that run come first."""
-        from optsched.cli.output import table as make_table
-
-        assert self.status is not None
-        since = monotonic() - self._heard if self._ticking else 0.0
-        jobs = list(self.status.jobs)
-        room = self._live.console.height - 6 if self._live is not None else len(jobs)
-        if len(jobs) > room:
-            jobs.sort(key=lambda job: [*_STYLE].index(job.phase))
-        left_out = f", {len(jobs) - room} more jobs" if len(jobs) > room else ""
-        heads = ("job", "phase", "workers", "pass", "U", "metric", "JCT (s)")
-        found = make_table(*heads, left=(0, 1), no_wrap=True)
-        found.title = f"{self.title}, {self.status.time + since:.0f} s{left_out}"
-        if any(job.reason for job in jobs):
-            found.add_column("why", overflow="ellipsis", no_wrap=True)
-        for job in jobs[: max(room, 1)]:
-            open_ = since if job.phase in ("pending", *_ACTIVE) else 0.0
-            since_submit = f"{_jct(job, self.status.time) + open_:.1f}"
-            cells = (
-                plain(job.spec.name, 40), job.phase, str(len(job.slots) or ""), _passes(job),
-                _last(job, "uncertainty"), _metric(job),
-                "" if job.phase == "unborn" else since_submit, plain(job.reason, 200),
-            )  # fmt: skip
-            found.add_row(*cells[: len(found.columns)], style=_STYLE[job.phase])
-        return found
-
     def summary(self, run: LiveRun) -> None:
-        """The last state, unless it is on the screen, and means."""
-        if self._live is None:
-            self._print_table(self.table())
+        """The last state, and means."""
+        assert self.status is not None
+        heads = ("job", "phase", "workers", "pass", "U", "metric", "JCT (s)", "why")
+        rows = [
+            (plain(job.spec.name, 40), job.phase, str(len(job.slots) or ""), _passes(job),
+             _last(job, "uncertainty"), _metric(job),
+             "" if job.phase == "unborn" else f"{_jct(job, self.status.time):.1f}",
+             plain(job.reason, 200))
+            for job in self.status.jobs
+        ]  # fmt: skip
+        self._print_table(heads, rows, left=(0, 1, 7))
         m = run.metrics
         ended = int(m.ended.sum())
         line = f"{ended} of {count(m.jobs, 'job')} ended"
@@ -204,31 +173,34 @@ class LiveTable:
 
     def comparison(self, run: LiveRun) -> None:
         """Simulated beside measured, of the jobs that ended."""
-        from optsched.cli.output import table as make_table
-
         (ended,) = (run.log.finished >= 0).nonzero()
         if not len(ended):
             self.print("nothing to compare: no job ended")
             return
         simulated, submit = run.simulated(), run.workload.submit[ended]
-        found = make_table("", "simulated (s)", "measured (s)", "off", no_wrap=True)
         one, two = simulated.jct, run.jct[ended]
-        rows = [*zip(simulated.workload.names, one, two, strict=True)]
-        rows += [("mean JCT", one.mean(), two.mean())]
         ends = simulated.log.finished.max(), run.log.finished[ended].max()
-        rows += [("makespan", *(end - submit.min() for end in ends))]
-        for k, (name, said, real) in enumerate(rows):
-            off = f"{said / real - 1:+.1%}" if real else "-"
-            row = f"{said / 1e3:.2f}", f"{real / 1e3:.2f}", off
-            found.add_row(plain(name, 40), *row, end_section=k == len(two) - 1)
-        self._print_table(found)
+        pairs = [
+            *zip(simulated.workload.names, one, two, strict=True),
+            ("mean JCT", one.mean(), two.mean()),
+            ("makespan", *(end - submit.min() for end in ends)),
+        ]
+        rows = [
+            (plain(name, 40), f"{said / 1e3:.2f}", f"{real / 1e3:.2f}",
+             f"{said / real - 1:+.1%}" if real else "-")
+            for name, said, real in pairs
+        ]  # fmt: skip
+        self._print_table(("", "simulated (s)", "measured (s)", "off"), rows)
 
-    def _print_table(self, table: Table) -> None:
+    def _print_table(
+        self, heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)
+    ) -> None:
         from optsched.cli.output import console
+        from optsched.cli.tables import table
 
         out = console()
         with out.capture() as text:
-            out.print(table)
+            out.print(table(heads, rows, left), crop=False)
         self.print(text.get().rstrip("\n"))
 
     def print(self, text: str) -> None:

@@ -8,16 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from optsched.cli.options import Output, Seed  # noqa: TC001
+from optsched.bandwidth import synthetic
+from optsched.cli.options import Output, Seed, group
+from optsched.cli.output import wrote
 from optsched.errors import InputError
+from optsched.formats import taillard as generator
+from optsched.io.files import check_outputs, check_writable
+from optsched.pipelines.generator import MAX_TIME
 
 Name = Annotated[str, typer.Option(help="Name of the instance.")]
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Make instances: job arrays of real models, job shops, quota plans.",
-)
+app = group("Make instances: job arrays of real models, job shops, quota plans.")
 
 
 @app.command()
@@ -61,8 +62,6 @@ def jobarray(
     name: Name = "",
 ) -> None:
     """A job array of a real model by the analytic cost model."""
-    from optsched.cli.output import wrote
-    from optsched.io.files import check_writable
     from optsched.pipelines.generator import job_array
 
     check_writable(output)
@@ -84,8 +83,6 @@ def jobarray(
 
 def _range(text: str) -> tuple[int, int]:
     """Two integers of ``least:most``."""
-    from optsched.pipelines.generator import MAX_TIME
-
     match = re.fullmatch(r"([0-9]{1,12}):([0-9]{1,12})", text, re.ASCII)
     least, most = (int(match[1]), int(match[2])) if match else (1, 0)
     if not least <= most <= MAX_TIME:
@@ -108,10 +105,6 @@ def taillard(
     machine_seed: Annotated[int, typer.Option(help="Seed of the routes.")] = 2,
 ) -> None:
     """A job shop by Taillard's generator (1993)."""
-    from optsched.cli.output import wrote
-    from optsched.formats import taillard as generator
-    from optsched.io.files import check_writable
-
     check_writable(output)
     if instance is not None and (jobs, machines, time_seed, machine_seed) != (20, 15, 1, 2):
         raise InputError("instance: is complete; leave out the sizes and seeds")
@@ -144,10 +137,6 @@ def cluster(
     ] = None,
 ) -> None:
     """A made-up GPU cluster, with tenants and measurements if wanted."""
-    from optsched.bandwidth import synthetic
-    from optsched.cli.output import wrote
-    from optsched.io.files import check_outputs
-
     check_outputs([output, state, measurements])
     made = synthetic.cluster(kind or ["nvswitch"], hosts, seed, hosts_per_pod=hosts_per_pod)
     table = None if measurements is None else synthetic.network(made, seed)
@@ -173,8 +162,6 @@ def quota(
     name: Name = "",
 ) -> None:
     """A quota plan of jobs that scale by Amdahl's law."""
-    from optsched.cli.output import wrote
-    from optsched.io.files import check_writable
     from optsched.problems.quota.synthetic import synthetic
 
     check_writable(output)

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+import optsched
 from optsched.cli.options import OptionalOutput  # noqa: TC001
+from optsched.cli.output import stdin_or_file
 from optsched.errors import InputError
+from optsched.formats import decide_json, kubernetes
+from optsched.formats.kubernetes import Options, surplus, to_json
+from optsched.formats.kubernetes import manifest as written
+from optsched.io.files import check_outputs, write_atomic
+from optsched.io.strict_json import format_json, parse, without_collector
+from optsched.model import document
+from optsched.model.schedule import Schedule
+from optsched.problems.quota import document as quota_json
 
 if TYPE_CHECKING:
     from optsched.formats.kubernetes import Gang
-    from optsched.model.schedule import Schedule
     from optsched.problems.quota.problem import QuotaPlan
 
 _PATIENCE: Final = 60.0
@@ -55,10 +64,6 @@ def manifest(
     output: OptionalOutput = None,
 ) -> None:
     """Write a Kubernetes List: an Indexed Job per running job, pods all or none (for kubectl)."""
-    from optsched.formats.kubernetes import Options, surplus, to_json
-    from optsched.formats.kubernetes import manifest as written
-    from optsched.io.files import check_outputs, write_atomic
-
     try:
         words = None if command is None else tuple(shlex.split(command))
     except ValueError as error:
@@ -83,13 +88,6 @@ def manifest(
 
 def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang], list[str]]:
     """The jobs to be started, and what else the user should know."""
-    from optsched.cli.output import stdin_or_file
-    from optsched.errors import InputError
-    from optsched.formats import decide_json, kubernetes
-    from optsched.io.strict_json import format_json, parse, without_collector
-    from optsched.model import document
-    from optsched.problems.quota import document as quota_json
-
     name, text = stdin_or_file(file)
     with without_collector():
         tree = parse(text, name)
@@ -118,9 +116,6 @@ def _gangs(file: Path, schedule: Path | None, at: int | None) -> tuple[list[Gang
 
 
 def _answer(plan: QuotaPlan, schedule: Path | None) -> Schedule:
-    import optsched
-    from optsched.model.schedule import Schedule
-
     if schedule is not None:
         return Schedule.read(schedule)
     result = optsched.solve(plan, time_limit=_PATIENCE)

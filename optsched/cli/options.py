@@ -12,9 +12,8 @@ import typer
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from optsched.model.schedule import Problem
 
 _OPTION = "KEY=VALUE of the solver, VALUE as JSON or plain text; may be repeated."
 
@@ -52,8 +51,16 @@ Devices = Annotated[
 ]
 
 
+def group(text: str = "") -> typer.Typer:
+    """An empty group of commands, with what its help says."""
+    return typer.Typer(
+        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+        rich_markup_mode=None, help=text,
+    )  # fmt: skip
+
+
 def parse_options(given: Sequence[str] | None) -> dict[str, Any]:
-    """``["threads=1", "mode=failure-directed"]`` as a mapping.
+    """``["tenure=8", "rule=insertion"]`` as a mapping.
 
     Raises
     ------
@@ -66,7 +73,7 @@ def parse_options(given: Sequence[str] | None) -> dict[str, Any]:
 def options_of(
     names: Sequence[str], given: Sequence[str] | None, what: str
 ) -> dict[str, dict[str, Any]]:
-    """Options by name, such as of solvers: ``cpsat.threads`` is for cpsat alone.
+    """Options by name, such as of solvers: ``genetic.population`` is for genetic alone.
 
     Raises
     ------
@@ -111,7 +118,13 @@ def numbers(option: str, text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
 
 
-def with_objective(problem: Problem, objective: str | None) -> Problem:
+def quantity(text: str, units: Mapping[str, int]) -> float | None:
+    """``16 MB`` with ``{"MB": 10**6}``; None if it is no number in one of the units."""
+    match = re.fullmatch(r"([0-9]{1,16}(?:\.[0-9]{1,6})?) ?([A-Za-z]*)", text, re.ASCII)
+    return None if match is None or match[2] not in units else float(match[1]) * units[match[2]]
+
+
+def with_objective(problem: Any, objective: str | None) -> Any:
     """The problem, a job array with another objective if one is named.
 
     Raises

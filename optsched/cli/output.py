@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import sys
 from importlib.util import find_spec
@@ -17,11 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
-    from rich.table import Table
 
     from optsched.cluster.run import Run
-
-PAGES = (".html", ".htm")
 
 
 def console(*, errors: bool = False, quiet: bool = False) -> Console:
@@ -33,21 +28,6 @@ def console(*, errors: bool = False, quiet: bool = False) -> Console:
         stderr=errors, quiet=quiet, width=None if errors or stream.isatty() else 200,
         highlight=False, markup=False, emoji=False,
     )  # fmt: skip
-
-
-def table(*heads: str, left: Iterable[int] = (0,), **columns: Any) -> Table:
-    """A table of numbers; the columns that are named by their number hold words."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    words = set(left)
-    for k, head in enumerate(heads):
-        made.add_column(
-            Text(plain(head)), justify="left" if k in words else "right", overflow="fold", **columns
-        )
-    return made
 
 
 def facts(rows: Iterable[tuple[str, object]], width: int = 12) -> None:
@@ -105,7 +85,6 @@ class RunOutputs(NamedTuple):
 
     history: Path | None
     metrics: Path | None
-    csv: Path | None
     plot: Path | None
     policies: tuple[str, ...]
     inputs: dict[str, Any]
@@ -120,7 +99,7 @@ class RunOutputs(NamedTuple):
             check_suffix(self.plot)
             if find_spec("matplotlib") is None:  # importing it takes a second in which nothing runs
                 raise MissingExtra("plots", "plot")
-        check_outputs([self.metrics, self.csv, self.plot, *self._histories().values()], inputs)
+        check_outputs([self.metrics, self.plot, *self._histories().values()], inputs)
 
     def show(self, runs: Mapping[str, Run], *, as_json: bool, quiet: bool) -> None:
         """The table, or one JSON object."""
@@ -134,7 +113,6 @@ class RunOutputs(NamedTuple):
     def write(self, runs: Mapping[str, Run], *, quiet: bool) -> list[Path]:
         """All files, one after the other; those that were written."""
         from optsched.formats import metrics_json
-        from optsched.io.files import write_atomic
 
         written = []
         for name, path in self._histories().items():
@@ -144,9 +122,6 @@ class RunOutputs(NamedTuple):
         if self.metrics is not None:
             metrics_json.write(runs, self.metrics, inputs=self.inputs)
             written.append(self.metrics)
-        if self.csv is not None:
-            write_atomic(self.csv, table_csv(runs))
-            written.append(self.csv)
         drawn = {name: run for name, run in runs.items() if run.metrics.ended.any()}
         if self.plot is not None and drawn:
             from optsched.plots.simulation import simulation_report
@@ -180,59 +155,12 @@ def _write_history(run: Run, path: Path) -> None:
 
 
 def _print_table(runs: Mapping[str, Run]) -> None:
+    from optsched.cli.tables import display, table
     from optsched.plots.simulation import table as comparison
 
     some = next(iter(runs.values()))
-    header, rows = comparison(runs)
-    out = console()
-    out.print(
+    title = (
         f"{plain(some.workload.name, 60)}: {len(some.workload):,} jobs, {some.nodes.total:,} GPUs "
         f"in {len(some.nodes.gpus):,} nodes"
     )
-    shown, left_out = _fitting(header, rows, out.width)
-    found = table(*(header[k] for k in shown), no_wrap=True)
-    for row in rows:
-        found.add_row(*(row[k] for k in shown))
-    out.print(found)
-    if left_out:
-        out.print(f"no room for: {', '.join(left_out)} (--csv has them)")
-
-
-_FIRST_TO_GO = (10, 4, 9, 13, 11, 3, 6, 8, 12, 5, 7, 2)
-"""Columns of the table by number, the least wanted first."""
-
-
-def _fitting(header: list[str], rows: list[list[str]], width: int) -> tuple[list[int], list[str]]:
-    """Columns that a terminal of this width has room for, and the names of the others."""
-    wide = [max(map(len, column)) + 3 for column in zip(header, *rows, strict=True)]
-    shown = list(range(len(header)))
-    left_out = []
-    for k in _FIRST_TO_GO:
-        if sum(wide[i] for i in shown) + 1 <= width:
-            break
-        shown.remove(k)
-        left_out.append(header[k])
-    return shown, left_out
-
-
-def table_csv(runs: Mapping[str, Run]) -> str:
-    """One row per policy, one column per metric, exact; times in the workload's unit."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    rows = {name: run.metrics.summary() for name, run in runs.items()}
-    keys = list(dict.fromkeys(key for row in rows.values() for key in row))
-    writer.writerow(["policy", "time_unit", *keys])
-    for name, row in rows.items():
-        unit = runs[name].workload.time_unit
-        writer.writerow([name, unit, *(row.get(key, "") for key in keys)])
-    return text.getvalue()
-
-
-def check_drawing(path: Path | None) -> None:
-    """Refuse a drawing of another suffix than those of pictures and pages."""
-    from optsched.errors import InputError
-    from optsched.plots.picture import PICTURES
-
-    legal = (*PICTURES, *PAGES)
-    if path is not None and path.suffix.lower() not in legal:
-        raise InputError(f"{path}: expected a drawing ending in {', '.join(legal)}")
+    display(title, table(*comparison(runs)))

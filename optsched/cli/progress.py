@@ -102,10 +102,15 @@ class Bar:
         from optsched.cli.output import console
 
         self.what, self.console = what, console(errors=True, quiet=quiet)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                   TimeElapsedColumn())  # fmt: skip
+        columns = (
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )  # fmt: skip
         self.shown = self.console.is_terminal and not quiet
-        self._bar = Progress(*columns, console=self.console, transient=True, disable=not self.shown)
+        self._bar = Progress(
+            *columns, console=self.console, transient=True, disable=not self.shown,
+            redirect_stdout=sys.stdout.isatty(),  # not what goes to a file
+        )  # fmt: skip
         self._begin = self._said = monotonic()
 
     def task(self, name: str, total: int | None = None) -> Callable[..., None]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+import optsched
+from optsched.cli import say
 from optsched.cli.options import Objective, OptionalOutput, ScheduleFile, with_objective
-
-if TYPE_CHECKING:
-    from optsched.model.schedule import Schedule
+from optsched.cli.output import wrote
+from optsched.errors import InputError
+from optsched.formats import perfetto
+from optsched.formats.read_problem import read_problem
+from optsched.io.files import check_outputs
+from optsched.io.text import plain
+from optsched.model.schedule import Schedule
 
 Cycles = Annotated[
     int | None,
@@ -33,12 +39,6 @@ def verify(
     Without --problem only whether each agrees with itself. Exit code 1 if one of them has
     violations, 2 if one cannot be read; the others are checked all the same.
     """
-    import optsched
-    from optsched.cli import say
-    from optsched.errors import InputError
-    from optsched.formats.read_problem import read_problem
-    from optsched.io.text import plain
-
     if instance is None and objective is not None:
         raise InputError("objective: it is that of the problem, give --problem FILE too")
     problem = None if instance is None else with_objective(read_problem(instance), objective)
@@ -74,8 +74,6 @@ def plot(
     ] = None,
 ) -> None:
     """Draw a Gantt chart, or the Pareto front of routers [default: FILE with the suffix .png]."""
-    from optsched.cli.output import wrote
-    from optsched.io.files import check_outputs
     from optsched.plots.picture import suffix_of
 
     if output is None and html is None:
@@ -89,7 +87,7 @@ def plot(
         for path in draw(file, pareto, [path for path in (output, html) if path is not None]):
             print(f"wrote {path}")
         return
-    from optsched.plots.gantt import gantt
+    from optsched.plots import gantt
     from optsched.plots.html import write as write_html
 
     schedule = scheduled(file)
@@ -100,10 +98,6 @@ def plot(
 
 def trace(file: ScheduleFile, output: OptionalOutput = None, cycles: Cycles = None) -> None:
     """Write a trace for ui.perfetto.dev or chrome://tracing [default: FILE with .trace.json]."""
-    from optsched.cli.output import wrote
-    from optsched.formats import perfetto
-    from optsched.io.files import check_outputs
-
     path = output or _beside(file, ".trace.json")
     check_outputs([path], [file])
     schedule = scheduled(file)
@@ -113,9 +107,6 @@ def trace(file: ScheduleFile, output: OptionalOutput = None, cycles: Cycles = No
 
 def scheduled(file: Path) -> Schedule:
     """The schedule in a file; `InputError` for an instance without orders and starts."""
-    from optsched.errors import InputError
-    from optsched.model.schedule import Schedule
-
     schedule = Schedule.read(file)
     if not schedule.is_scheduled:
         raise InputError(
@@ -141,8 +132,6 @@ def _verdict(schedule: Schedule, violations: int, instance: Path | None) -> str:
 
 def _cycles(file: Path, schedule: Schedule, cycles: int | None) -> int:
     """How many cycles to show; `InputError` where there are none to count."""
-    from optsched.errors import InputError
-
     if cycles is not None and schedule.period is None:
         raise InputError(f"cycles: {file} has no period, it is drawn whole: leave --cycles out")
     return 3 if cycles is None else cycles

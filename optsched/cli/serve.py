@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from optsched.cli.options import OptionalOutput, Output, Seed, words
+from optsched.cli.output import facts, indented, lines_of, wrote
 from optsched.errors import InputError
+from optsched.io.files import check_outputs, write_atomic
+from optsched.problems.routing import Routing
+from optsched.problems.routing.document import log_document, log_of
+from optsched.problems.routing.log_check import check_log
+from optsched.problems.routing.log_explain import explain
+from optsched.problems.routing.workload import read_arrivals, reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from optsched.bench.routers import Point
-    from optsched.problems.routing import Routing
     from optsched.problems.routing.plan import Plan
 
 Scenario = Annotated[
@@ -38,7 +42,9 @@ Burst = Annotated[float, typer.Option(help="Peak over mean; 1: Poisson.")]
 Seconds = Annotated[float, typer.Option(help="Length of the trace.")]
 LogFile = Annotated[Path, typer.Argument(help="optsched.serving-log/1.", show_default=False)]
 
-DEMO = ("random/random/0", "random/round_robin/0", "static:0,1,2,3/jsed/8", "backlog:6ms/jsed/8",
+SERVERS = {"random": "Random", "round_robin": "RoundRobin", "jsed": "JSED",
+           "power_of_two": "PowerOfTwo"}  # fmt: skip
+ROUTERS = ("random/random/0", "random/round_robin/0", "static:0,1,2,3/jsed/8", "backlog:6ms/jsed/8",
         "backlog:6ms/power_of_two/8", "marginal")  # fmt: skip
 
 
@@ -54,10 +60,6 @@ def serve_make(
     ] = None,
 ) -> None:
     """Make a scenario: a reference cluster and generated or recorded arrivals."""
-    from optsched.cli.output import wrote
-    from optsched.io.files import check_outputs
-    from optsched.problems.routing.workload import read_arrivals, reference
-
     check_outputs([output], [arrivals])
     given = {} if arrivals is None else {"arrival_ms": read_arrivals(arrivals)}
     problem = reference(
@@ -72,9 +74,6 @@ def serve_plan(
     headroom: Annotated[float, typer.Option(help="Times the trace's mean rate.")] = 3.0,
 ) -> None:
     """Choose which instances are resident where, to proven optimality."""
-    from optsched.cli.output import wrote
-    from optsched.io.files import check_outputs
-    from optsched.problems.routing import Routing
     from optsched_solvers.routing.plan import best_plan
 
     check_outputs([output], [scenario])
@@ -88,9 +87,7 @@ def serve_plan(
 
 
 def serve_sim(
-    scenario: Annotated[
-        Path | None, typer.Argument(help="Scenario [default: --demo's].", show_default=False)
-    ] = None,
+    scenario: Scenario,
     router: RouterSpec = "marginal",
     plan: PlanOption = "auto",
     seed: Seed = 0,
@@ -98,23 +95,12 @@ def serve_sim(
     log: Annotated[Path | None, typer.Option(help="Write the log here.")] = None,
     schedule: Annotated[Path | None, typer.Option(help="Write the schedule here.")] = None,
     telemetry: Annotated[Path | None, typer.Option(help="Write JSON lines here.")] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="Compare routers on a bursty load.")] = False,
 ) -> None:
     """Simulate a router on a scenario and print what it comes to."""
-    from optsched.cli.output import facts, lines_of
-    from optsched.io.files import check_outputs, write_atomic
-    from optsched.problems.routing import Routing
     from optsched.serving.simulator import simulate
 
-    outputs = [log, schedule, telemetry]
-    check_outputs(outputs, [scenario, Path(plan) if plan not in ("auto", "cold") else None])
-    if demo:
-        if scenario is not None or any(path is not None for path in outputs):
-            raise InputError("demo: goes without a scenario and outputs")
-        _demo(seed)
-        return
-    if scenario is None:
-        raise InputError("scenario: give a file, or --demo")
+    given = Path(plan) if plan not in ("auto", "cold") else None
+    check_outputs([log, schedule, telemetry], [scenario, given])
     problem = Routing.read(scenario)
     _tell_compiling()
     found = simulate(
@@ -131,9 +117,6 @@ def serve_sim(
 
 def serve_check(scenario: Scenario, log: LogFile) -> None:
     """Check a log independently of the simulator; exit code 1 on violations."""
-    from optsched.problems.routing import Routing
-    from optsched.problems.routing.log_check import check_log
-
     faults = check_log(Routing.read(scenario), log)
     for fault in faults:
         print(fault)
@@ -156,14 +139,11 @@ def serve_bench(
 ) -> None:
     """Compare routers on the same traces, with 95 % intervals over seeds."""
     from optsched.bench.routers import pareto
-    from optsched.cli.output import indented, wrote
-    from optsched.io.files import check_outputs
-    from optsched.problems.routing.workload import reference
 
     files = [spec.partition(":")[2] for spec in routers or () if spec.startswith("policy:")]
     files += [plan] if plan not in ("auto", "cold") else []
     check_outputs([output], [Path(file) for file in files])
-    chosen = {spec: router_of(spec) for spec in routers or DEMO}
+    chosen = {spec: router_of(spec) for spec in routers or ROUTERS}
     cases = [(name, *_load(name)) for name in words("loads", [loads])]
     plans = [
         plan_of(reference(rate=rate, seconds=seconds, seed=seeds - 1), plan) for _, rate, _ in cases
@@ -189,12 +169,7 @@ def serve_explain(
     batch: Annotated[int, typer.Option(help="Row in the log, from 0.")],
 ) -> None:
     """Say why a batch began when it did, with these requests, on that instance."""
-    from optsched.problems.routing import Routing
-    from optsched.problems.routing.document import log_document, log_of
-    from optsched.problems.routing.log_report import explain
-
-    problem = Routing.read(scenario)
-    print(explain(log_of(problem, log_document(log)), batch))
+    print(explain(log_of(Routing.read(scenario), log_document(log)), batch))
 
 
 def router_of(spec: str) -> Any:
@@ -207,28 +182,25 @@ def router_of(spec: str) -> Any:
         return Policy.load(spec.removeprefix("policy:"))
     if spec == "marginal":
         return routers.MarginalCost()
-    widths: dict[str, Callable[[str], routers.WidthRule]] = {
-        "random": lambda given: {"": routers.RandomWidth()}[given],
-        "fluid": lambda given: {"": routers.Fluid()}[given],
-        "static": lambda given: routers.Static(tuple(int(w) for w in given.split(","))),
-        "backlog": lambda given: routers.Backlog(float(given.removesuffix("ms") or 6)),
-    }
-    servers: dict[str, Callable[[], routers.ServerRule]] = {
-        "random": routers.Random, "round_robin": routers.RoundRobin, "jsed": routers.JSED,
-        "power_of_two": routers.PowerOfTwo,
-    }  # fmt: skip
     width, _, rest = spec.partition("/")
     server, _, group = rest.partition("/")
     width, _, given = width.partition(":")
+    rule: routers.WidthRule
     try:
-        return routers.Router(widths[width](given), servers[server](), int(group or 8))
+        if width == "static":
+            rule = routers.Static(tuple(int(w) for w in given.split(",")))
+        elif width == "backlog":
+            rule = routers.Backlog(float(given.removesuffix("ms") or 6))
+        else:
+            rule = {"random:": routers.RandomWidth, "fluid:": routers.Fluid}[f"{width}:{given}"]()
+        return routers.Router(rule, getattr(routers, SERVERS[server])(), int(group or 8))
     except (KeyError, ValueError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(
             f"router: expected marginal, policy:FILE, or WIDTH/SERVER/GROUP with a width rule of "
-            f"{', '.join(widths)}, a server rule of {', '.join(servers)} and a number of requests, "
-            f"got {spec!r:.60}"
+            f"random, fluid, static, backlog, a server rule of {', '.join(SERVERS)} and a number "
+            f"of requests, got {spec!r:.60}"
         ) from None
 
 
@@ -245,22 +217,6 @@ def summary_rows(summary: Any) -> list[tuple[str, str]]:
         (key, "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value))
         for key, value in ((key, getattr(summary, key)) for key in summary.__struct_fields__)
     ]
-
-
-def _demo(seed: int) -> None:
-    """Routers on two seconds of bursts, cold and with the best plan."""
-    from optsched.bench.routers import pareto
-    from optsched.problems.routing.workload import reference
-
-    problem = reference(rate=2500, burst=3, seconds=2, seed=seed)
-    _tell_compiling()
-    print(f"{problem.n_requests} images in 2 s, bursts of 3 times the mean, 2 fast and a slow GPU")
-    for title, plan in (("nothing resident at first", "cold"), ("the best plan", "auto")):
-        print(f"\n{title}\n{_HEADER}")
-        pareto(
-            problem, {spec: router_of(spec) for spec in DEMO}, seeds=[seed],
-            plan=plan_of(problem, plan), on_point=_print_point,
-        )  # fmt: skip
 
 
 _HEADER = f"{'router':34}{'accuracy %':>11}{'mean ms':>10}{'P99 ms':>10}{'J/image':>9}"
@@ -294,6 +250,3 @@ def _tell_compiling() -> None:
 
     if not is_ready(advance):
         print("compiling the simulation, once on this machine: some 10 seconds", file=sys.stderr)
-
-
-COMMANDS = (serve_make, serve_plan, serve_sim, serve_check, serve_bench, serve_explain)

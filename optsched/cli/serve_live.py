@@ -197,6 +197,3 @@ def serve_run(
     print(f"{'':18}{'simulated':>12}{'measured':>12}{'off':>9}")
     for name, said, real, off in found.rows():
         print(f"{name:18}{said:12.4g}{real:12.4g}{off:9.1%}")
-
-
-COMMANDS = (slim_train, serve_train, serve_profile, serve_run)

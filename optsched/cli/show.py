@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rich.table import Table
+from rich.text import Text
+
 from optsched.cli.options import ScheduleFile  # noqa: TC001 (typer reads the annotations)
+from optsched.cli.schedules import scheduled
+from optsched.cli.tables import display, table
 from optsched.io.text import bytes_text, plain, readable_unit, share_text, time_in, time_text
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-    from rich.table import Table
-    from rich.text import Text
+    from rich.console import Group, RenderableType
 
     from optsched.analysis.iterations import JobReport
     from optsched.analysis.report import CriticalStep, Report, ResourceReport
 
 _MOST_RUNS = 24  # lines of critical path: more than a screen helps nobody
 _MOST_JOBS = 64  # rows of jobs, likewise
-_SHORT_NAME = 10  # letters that a resource keeps beside its numbers
 
 
 def show(file: ScheduleFile) -> None:
     """Objective, bound, gap; load and peak bytes per device; latency per job; critical path."""
-    from rich.console import Console
-
     from optsched.analysis.report import report
-    from optsched.cli.schedules import scheduled
 
-    Console().print(render(report(scheduled(file))), crop=False)
+    display(render(report(scheduled(file))))
 
 
 def render(report: Report) -> Group:
@@ -46,8 +45,6 @@ def render(report: Report) -> Group:
 
 
 def _headline(report: Report) -> Text:
-    from rich.text import Text
-
     from optsched.plots.look import worth
 
     text = Text(plain(report.name) or "schedule", style="bold")
@@ -70,9 +67,7 @@ def _rate(report: Report) -> str:
     return f"{count} iteration{'s' * (count != 1)}{when}, {report.throughput:.4g} a second"
 
 
-def _resources(report: Report) -> _Whole:
-    from rich.text import Text
-
+def _resources(report: Report) -> Table:
     memory = any(row.peak_memory or row.memory for row in report.resources)
     setups = any(row.setup for row in report.resources)
     heads = ["busy", "busy %", *(["setup", "setup %"] if setups else []), "bubble %"]
@@ -86,50 +81,16 @@ def _resources(report: Report) -> _Whole:
             cells += [time_in(unit, row.setup), share_text(row.setup_share)]
         cells.append(share_text(row.bubble_share))
         rows.append([*cells, *(_memory(row) if memory else ())])
-    return _table(heads, rows, _SHORT_NAME)
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """A table that rather outgrows a narrow terminal than cut a number."""
-
-    table: Table
-    least: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from console.render(
-            self.table, options.update(width=max(options.max_width, self.least))
-        )
-
-
-def _table(heads: list[str], rows: list[list[str | Text]], shortest: int | None = None) -> _Whole:
-    """A table of numbers; with `shortest` its first column holds names, which give way first."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 0, 0, 1))
-    widths = [max(len(cell) for cell in column) for column in zip(heads, *rows, strict=True)]
-    if shortest is not None:
-        widths[0] = min(widths[0], max(shortest, len(heads[0])))
-    for k, head in enumerate(heads):
-        gives_way = k == 0 and shortest is not None
-        table.add_column(
-            head, justify="right" if k else "left", no_wrap=not gives_way, overflow="ellipsis"
-        )
-    for row in rows:
-        table.add_row(*row)
-    return _Whole(table, sum(widths) + 2 * len(widths))  # two blanks between, and the edges
+    return table(heads, rows)
 
 
 def _memory(row: ResourceReport) -> tuple[Text, str]:
-    from rich.text import Text
-
     over = 0 < row.memory < row.peak_memory
     peak = Text(bytes_text(row.peak_memory), style="bold red" if over else "")
     return peak, bytes_text(row.memory) if row.memory else "unlimited"
 
 
-def _jobs(report: Report) -> _Whole:
+def _jobs(report: Report) -> Table:
     """A row for every job; one for neighbours that are alike but for their number."""
     rolls, tells = report.period is not None, report.iterations[0].recompute is not None
     heads = ["job", "iterations", "latency", *(["cycles"] if rolls else []), "wait", "wait %"]
@@ -145,7 +106,7 @@ def _jobs(report: Report) -> _Whole:
         if tells:
             cells.append({True: "yes", False: "no", None: ""}[first.recompute])
         rows.append(cells)
-    return _table([*heads, *(["recompute"] if tells else [])], rows)
+    return table([*heads, *(["recompute"] if tells else [])], rows)
 
 
 def _alike(jobs: tuple[JobReport, ...]) -> list[tuple[JobReport, JobReport]]:
@@ -155,8 +116,6 @@ def _alike(jobs: tuple[JobReport, ...]) -> list[tuple[JobReport, JobReport]]:
 
 
 def _left_over(report: Report) -> list[Text]:
-    from rich.text import Text
-
     rows = _alike(report.iterations)
     if len(rows) <= _MOST_JOBS:
         return []
@@ -164,23 +123,20 @@ def _left_over(report: Report) -> list[Text]:
 
 
 def _path(report: Report) -> list[RenderableType]:
-    from rich.table import Table
-    from rich.text import Text
-
     steps = report.critical_path
     if not steps:
         return [Text("no critical path: nothing runs, or no cycle of operations is tight")]
     what = "critical path" if report.period is None else "critical cycle"
     head = Text(f"{what}, {len(steps)} operations{_faster(report)}:", style="bold")
     runs = _runs(steps)
-    table = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(overflow="ellipsis")
-    table.add_column(overflow="fold")
-    table.add_column(overflow="fold")
+    grid = Table.grid(padding=(0, 0, 0, 2), pad_edge=True)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_column(overflow="ellipsis")
+    grid.add_column(overflow="fold")
+    grid.add_column(overflow="fold")
     for run in runs[:_MOST_RUNS]:
-        table.add_row(*_run_cells(run, report.time_unit))
-    lines: list[RenderableType] = [head, table]
+        grid.add_row(*_run_cells(run, report.time_unit))
+    lines: list[RenderableType] = [head, grid]
     if len(runs) > _MOST_RUNS:
         rest = sum(len(run) for run in runs[_MOST_RUNS:])
         lines.append(Text(f"  … and {rest} operations more", style="dim"))
@@ -204,8 +160,6 @@ def _runs(steps: tuple[CriticalStep, ...]) -> list[list[CriticalStep]]:
 
 def _run_cells(run: list[CriticalStep], time_unit: str) -> list[Text]:
     """When, where, what and why, each in its column."""
-    from rich.text import Text
-
     first, last = run[0], run[-1]
     what = Text(plain(first.words))
     if len(run) > 1:

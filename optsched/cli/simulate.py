@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -19,12 +18,20 @@ from optsched.cli.options import (
     options_of,
     words,
 )
+from optsched.cli.output import RunOutputs
+from optsched.cli.progress import Bar
+from optsched.cluster.nodes import NodeChange, Nodes
+from optsched.cluster.packing_table import PackingTable
+from optsched.cluster.synthetic import entropy_workload, synthetic
 from optsched.errors import InputError
+from optsched.formats.trace_csv import read_trace
+from optsched.io.files import read_bytes
+from optsched.io.values import file_label
+from optsched.solving import progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from optsched.cluster.nodes import NodeChange, Nodes
     from optsched.cluster.policy import Policy
     from optsched.cluster.run import Run
     from optsched.cluster.workload import Workload
@@ -32,7 +39,6 @@ if TYPE_CHECKING:
 MOST_JOBS: Final = 10**7
 """Jobs of a generated workload."""
 
-_PER_NODE: Final = 8
 _GENERATED: Final = re.compile(r"(synthetic|entropy):([0-9]+)")
 
 
@@ -44,15 +50,7 @@ def simulate(
     policy: Annotated[
         list[str], typer.Option(help="Name, or names separated by commas; may be repeated.")
     ],
-    nodes: Annotated[
-        str | None, typer.Option(help="Cluster: 16x8 (16 nodes of 8 GPUs), or 8,8,4.")
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(help="Instead of --nodes: so many GPUs in nodes of 8.")
-    ] = None,
-    compare: Annotated[
-        list[str] | None, typer.Option(help="More policies, as in --policy.")
-    ] = None,
+    nodes: Annotated[str, typer.Option(help="Cluster: 16x8 (16 nodes of 8 GPUs), or 8,8,4.")],
     option: Annotated[
         list[str] | None,
         typer.Option(help="KEY=VALUE of the policies, POLICY.KEY=VALUE of one; may be repeated."),
@@ -91,7 +89,6 @@ def simulate(
     load: Annotated[float | None, typer.Option(help="Load of a generated workload.")] = None,
     out: History = None,
     metrics: Metrics = None,
-    csv: Annotated[Path | None, typer.Option(help="The table, with exact numbers.")] = None,
     plot: ReportFile = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -100,15 +97,13 @@ def simulate(
 
     One row per policy; times are means over jobs. `docs/simulator.md` defines every number.
     """
-    from optsched.cli.output import RunOutputs
-
-    names = words("policy", [*policy, *(compare or [])])
+    names = words("policy", policy)
     tables = [] if packing is None else packing.split(",")
     chosen, packed = policies(names, option, tables)
     inputs = {"trace": _label(trace), "estimate_error": estimate_error, "packing": packed}
-    outputs = RunOutputs(out, metrics, csv, plot, tuple(names), inputs)
+    outputs = RunOutputs(out, metrics, plot, tuple(names), inputs)
     outputs.check(trace, *tables)
-    site = cluster(nodes, gpus)
+    site = cluster(nodes)
     jobs = _workload(trace, site, load, sort, ignore_columns, seed=seed, time_unit=time_unit)
     if micro_factor != 1.0:
         jobs = jobs.with_micro_factor(micro_factor)
@@ -137,9 +132,6 @@ def policies(
     if packing:
         import hashlib
 
-        from optsched.cluster.packing_table import PackingTable
-        from optsched.io.files import read_bytes
-
         if "lucid" not in own:
             raise InputError("packing: only the policy lucid packs jobs, and it is not asked for")
         if len(packing) != 2:
@@ -151,20 +143,8 @@ def policies(
     return {name: get(name, **own[name]) for name in names}, packed or None
 
 
-def cluster(nodes: str | None, gpus: int | None) -> Nodes:
-    """``16x8``, ``8,8,4``, or so many GPUs in nodes of 8 (the last one smaller)."""
-    from optsched.cluster.nodes import Nodes
-
-    if nodes is None and gpus is None:
-        raise InputError("nodes: how large is the cluster? give --nodes 16x8 or --gpus 128")
-    if nodes is not None and gpus is not None:
-        raise InputError("nodes: there are --nodes and --gpus; give one of them")
-    if gpus is not None:
-        if not 1 <= gpus <= 2**22:
-            raise InputError(f"gpus: expected a number in 1..{2**22}, got {gpus}")
-        whole, rest = divmod(gpus, _PER_NODE)
-        return Nodes.of([_PER_NODE] * whole + [rest] * (rest > 0))
-    assert nodes is not None
+def cluster(nodes: str) -> Nodes:
+    """``16x8`` or ``8,8,4``."""
     if found := re.fullmatch(r"([0-9]{1,16})[xX]([0-9]{1,16})", nodes, re.ASCII):
         return Nodes(int(found[1]), gpus=int(found[2]))
     try:
@@ -177,8 +157,6 @@ def cluster(nodes: str | None, gpus: int | None) -> Nodes:
 
 def changes(texts: Sequence[str]) -> tuple[NodeChange, ...]:
     """``TIME:KIND:NODE``, NODE counted from 0."""
-    from optsched.cluster.nodes import NodeChange
-
     found = []
     for text in texts:
         parts = re.fullmatch(r"([0-9]{1,16}):(add|drain|remove):([0-9]{1,9})", text)
@@ -195,8 +173,6 @@ def _workload(
 ) -> Workload:
     """The trace in a file, or a generated one for this cluster."""
     if _GENERATED.fullmatch(trace) is None:
-        from optsched.formats.trace_csv import read_trace
-
         if load is not None:
             raise InputError("trace: --load is for synthetic:N and entropy:N")
         return read_trace(trace, nodes, sort, ignore_columns, time_unit=given["time_unit"])
@@ -207,8 +183,6 @@ def _workload(
 
 def _generated(trace: str, gpus: int, load: float | None, **given: Any) -> Workload:
     """``synthetic:2000`` or ``entropy:50`` for so many GPUs."""
-    from optsched.cluster.synthetic import entropy_workload, synthetic
-
     kind, _, digits = trace.partition(":")
     if len(digits.lstrip("0")) > 8 or int(digits) > MOST_JOBS:
         raise InputError(f"trace: {trace:.60}: too many jobs, expected at most {MOST_JOBS:,}")
@@ -229,9 +203,7 @@ def _run_all(
 
     With a packing table the jobs that `lucid` packs slow each other down by it.
     """
-    from optsched.cli.progress import Bar
     from optsched.cluster.simulate import simulate
-    from optsched.solving import progress
 
     runs: dict[str, Run] = {}
     with Bar(quiet=quiet) as bar:
@@ -261,6 +233,4 @@ def _run_all(
 
 
 def _label(text: str) -> str:
-    from optsched.io.values import file_label
-
     return file_label(text)

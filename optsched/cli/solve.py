@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import optsched
 from optsched.cli.options import (
     AsJson,
     InstanceFile,
@@ -23,14 +24,18 @@ from optsched.cli.options import (
     parse_options,
     with_objective,
 )
+from optsched.cli.output import facts
+from optsched.cli.progress import ProgressLine
+from optsched.formats.read_problem import read_problem
+from optsched.io.files import check_outputs
+from optsched.model.schedule import Schedule
+from optsched.solving.solver import KINDS, support_by_name
+from optsched.solving.stop import AnyOf, Gap, NoImprovement
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Problem
     from optsched.solving.progress import Criterion
     from optsched.solving.result import Result
-
-PROVERS = ("branch_and_bound", "cpsat")
-"""Solvers for a better bound, in order of preference."""
 
 
 def solve(
@@ -57,13 +62,6 @@ def solve(
     quiet: Quiet = False,
 ) -> None:
     """Solve an instance; Ctrl-C keeps the best schedule so far."""
-    import optsched
-    from optsched.cli.output import facts
-    from optsched.cli.progress import ProgressLine
-    from optsched.formats.read_problem import read_problem
-    from optsched.io.files import check_outputs
-    from optsched.model.schedule import Schedule
-
     check_outputs([output], [file])
     problem = with_objective(read_problem(file), objective)
     start = None if warm_start is None else Schedule.read(warm_start)
@@ -85,46 +83,31 @@ def solve(
         raise typer.Exit(1)
 
 
-def bound(
-    file: InstanceFile,
-    objective: Objective = None,
-    time_limit: Annotated[
-        float | None,
-        typer.Option("--time-limit", "--time", help="Let a solver raise it so many seconds."),
-    ] = None,
-    solver: Annotated[
-        str | None, typer.Option(help="Which [default: branch_and_bound, or cpsat].")
-    ] = None,
-    workers: Workers = None,
-    option: Options = None,
-    as_json: AsJson = False,
-) -> None:
-    """Lower bounds by name, and the best of them; exit code 1 if no schedule can exist."""
-    from optsched.errors import InputError
-    from optsched.formats.read_problem import read_problem
+def bound(file: InstanceFile, objective: Objective = None, as_json: AsJson = False) -> None:
+    """Lower bounds by name, and the best of them; exit code 1 if no schedule can exist.
 
-    if time_limit is None and (solver is not None or workers is not None or option):
-        raise InputError("time-limit: missing, and without it no solver is asked")
+    All need no search: `optsched solve --solver cpsat` goes on from there.
+    """
     problem = with_objective(read_problem(file), objective)
     begin = perf_counter()
     reason = problem.infeasibility()
     found = {} if reason else named_bounds(problem)
-    if time_limit is not None and not reason:
-        limits = {"time_limit": time_limit, "workers": workers, "options": parse_options(option)}
-        name, value, reason = _solved(problem, solver, limits)
-        if value is not None and not reason:
-            found[name] = value
     summary: dict[str, Any] = {
         "instance": problem.name or file.name,
-        "bounds": {} if reason else found,
+        "bounds": found,
         "lower_bound": None if reason else max(found.values(), default=0),
         "seconds": round(perf_counter() - begin, 6),
         **({"reason": reason} if reason else {}),
     }
     if as_json:
         print(json.dumps(summary))
+    elif reason:
+        facts([("instance", summary["instance"]), ("infeasible", reason)], 18)
     else:
-        _print(summary, problem)
+        orders = problem.problem_kind in ("jobshop", "jobarray", "periodic")
+        rows = {**found, "lower bound" if orders else "bound": summary["lower_bound"]}
+        values = [(name, problem.describe(value)) for name, value in rows.items()]
+        facts([("instance", summary["instance"]), *values], 18)
     if reason:
         raise typer.Exit(1)
 
@@ -150,41 +133,18 @@ def solvers(
         Path | None, typer.Argument(help="Say for this instance who takes it, and why not.")
     ] = None,
 ) -> None:
-    """List the installed solvers and what they take."""
-    from optsched.cli.output import console, table
-    from optsched.solving.solver import solvers as of_kind
-    from optsched.solving.solver import support_by_name
-
-    out = console()
-    if file is not None:
-        from optsched.formats.read_problem import read_problem
-
-        problem = read_problem(file)
-        for name in of_kind():
-            found = support_by_name(name, problem)
-            out.print(f"{name:18}{'yes' if found else f'no: {found.reason}'}")
+    """List the installed solvers by the kind of problem, or who takes an instance."""
+    if file is None:
+        facts((kind, ", ".join(optsched.solvers(kind))) for kind in KINDS)
+        print("`optsched solvers FILE` says who takes an instance, and why others refuse it.")
         return
-
-    def able(problem: Problem) -> list[str]:
-        return [name for name in of_kind(problem.problem_kind) if support_by_name(name, problem)]
-
-    orders = sorted({*of_kind("jobshop"), *of_kind("jobarray"), *of_kind("periodic")})
-    shown = table("problem", *orders, left=range(len(orders) + 1))
-    for kind, problem in _smallest().items():
-        taken = able(problem)
-        shown.add_row(kind, *("yes" if name in taken else "-" for name in orders))
-    out.print(shown)
-    for text, kind in (("GpuPlacement", "gpus"), ("Routing", "routing")):
-        out.print(f"{text}: {', '.join(of_kind(kind))}")
-    for kind, problem in _smallest_plans().items():
-        out.print(f"{kind}: {', '.join(able(problem))}")
-    out.print("`optsched solvers FILE` says why a solver refuses an instance.")
+    problem = read_problem(file)
+    found = {name: support_by_name(name, problem) for name in optsched.solvers()}
+    facts(((name, "yes" if one else f"no: {one.reason}") for name, one in found.items()), 18)
 
 
 def _criterion(gap: float | None, no_improvement: float | None) -> Criterion | None:
     """What the ``--stop-...`` options say; None if nothing."""
-    from optsched.solving.stop import AnyOf, Gap, NoImprovement
-
     found: list[Criterion] = [] if gap is None else [Gap(gap)]
     if no_improvement is not None:
         found.append(NoImprovement(seconds=no_improvement))
@@ -240,66 +200,3 @@ def _rows(
     if output is not None and result.schedule is not None:
         rows.append(("written", output))
     return rows
-
-
-def _smallest() -> dict[str, Problem]:
-    """The smallest problem of each kind that is answered by orders."""
-    from optsched import JobArray, JobShop, Resource, Rows, Schedule
-
-    shop, blocks = [[(0, 1), (1, 1)]], [[1, 1], [1, 1]]
-    gang = Schedule(
-        resources=(Resource("a"), Resource("b")),
-        duration=[1, 1],  # type: ignore[arg-type]
-        op_resources=Rows.of([[0, 1], [0]]),
-    )
-    return {
-        "JobShop": JobShop(shop),
-        "JobShop, deadlines": JobShop(shop, deadline=[9]),
-        "JobArray": JobArray(blocks, blocks),
-        "JobArray, memory": JobArray(blocks, blocks, activation=1, memory=1),
-        "JobArray, switches": JobArray(blocks, blocks, switch=1),
-        "JobArray, period": JobArray(blocks, blocks, objective="period"),
-        "graph with gangs": gang,
-    }
-
-
-def _smallest_plans() -> dict[str, Problem]:
-    from optsched import QuotaJob, QuotaPlan
-
-    jobs = [QuotaJob("a", [1, 2], utility=[1, 2])]
-    tight = [QuotaJob("a", [1, 2], utility=[1, 2], locality="single")]
-    return {
-        "QuotaPlan": QuotaPlan(jobs, budget=2),
-        "QuotaPlan, types": QuotaPlan(jobs, budget={"x": 1, "y": 1}),
-        "QuotaPlan, locality": QuotaPlan(tight, nodes=[2]),
-    }
-
-
-def _solved(
-    problem: Problem, solver: str | None, limits: dict[str, Any]
-) -> tuple[str, int | None, str]:
-    """The solver's name, its bound, and why nothing is feasible if it proved that."""
-    import optsched
-    from optsched.solving.solver import support_by_name
-
-    if solver is None:
-        able = [name for name in PROVERS if name in optsched.solvers(problem.problem_kind)]
-        taken = (name for name in able if support_by_name(name, problem))
-        solver = next(taken, able[-1] if able else "auto")
-    result = optsched.solve(problem, solver, **limits)
-    reason = result.reason if result.status == "infeasible" else ""
-    return solver, result.lower_bound, reason
-
-
-def _print(summary: dict[str, Any], problem: Problem) -> None:
-    from optsched.cli.output import facts
-
-    rows = [("instance", summary["instance"])]
-    if summary["lower_bound"] is None:
-        rows.append(("infeasible", summary["reason"]))
-    else:
-        rows += [(name, problem.describe(value)) for name, value in summary["bounds"].items()]
-        orders = problem.problem_kind in ("jobshop", "jobarray", "periodic")
-        what = "lower bound" if orders else "bound"
-        rows.append((what, problem.describe(summary["lower_bound"])))
-    facts(rows, 18)

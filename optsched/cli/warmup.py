@@ -1,4 +1,4 @@
-"""``optsched warmup``: compile every kernel, so that no solve need."""
+"""``optsched warmup``, ``version``: compile every kernel; which version this is."""
 
 from __future__ import annotations
 
@@ -47,6 +47,13 @@ def warmup(
     for reason in failed:
         print(f"not loaded: {reason}")
     print(f"{len(wanted)} kernels in {folder()}: {perf_counter() - begin:.1f} s")
+
+
+def version() -> None:
+    """Print the version."""
+    from optsched.version import __version__
+
+    print(__version__)
 
 
 def all_entries() -> tuple[list[Entry], list[str]]:

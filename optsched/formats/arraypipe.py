@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 
 from optsched.errors import InputError
 from optsched.formats.registry import Reader
-from optsched.io.strict_json import MAX_INTEGER, decode, placed, read_json
+from optsched.io.strict_json import MAX_INTEGER, decode, placed
 
 if TYPE_CHECKING:
-    import os
-
     from optsched.formats.registry import Source
     from optsched.problems.jobarray.problem import JobArray
 
@@ -39,30 +37,8 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     distinct_jobs: Count | None = None
 
 
-class Durations(NamedTuple):
-    """Block times by job and stage, shape (n_jobs, n_stages) both."""
-
-    name: str
-    forward: list[list[int]]
-    backward: list[list[int]]
-
-
-def read(path: str | os.PathLike[str]) -> JobArray:
-    """Read a published instance strictly; see `durations`."""
-    return read_json(path, from_tree)
-
-
 def from_tree(tree: Any, name: str) -> JobArray:
-    """The job array of a parsed document: no lags, switches or memory are published."""
-    from optsched.problems.jobarray.problem import JobArray
-
-    found = durations(tree, name)
-    with placed(f"{name}: "):
-        return JobArray(np.array(found.forward), np.array(found.backward), name=found.name)
-
-
-def durations(tree: Any, name: str) -> Durations:
-    """Block times of a parsed document.
+    """The job array of a parsed document: no lags, switches or memory are published.
 
     Parameters
     ----------
@@ -77,6 +53,8 @@ def durations(tree: Any, name: str) -> Durations:
     InputError
         With the path in the document, the rule and the value.
     """
+    from optsched.problems.jobarray.problem import JobArray
+
     found = decode(tree, _Document, name)
     stages = found.n_stages
     if found.n_jobs is not None and found.n_jobs != len(found.jobs):
@@ -98,7 +76,8 @@ def durations(tree: Any, name: str) -> Durations:
                 )
         forward.append(job.dur[:stages])
         backward.append(job.dur[stages:][::-1])
-    return Durations(found.name, forward, backward)
+    with placed(f"{name}: "):
+        return JobArray(np.array(forward), np.array(backward), name=found.name)
 
 
 def _recognises(source: Source) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_type_hints
 
 import msgspec
 
@@ -20,7 +22,7 @@ from optsched.io.strict_json import (
 from optsched.io.values import format_value, integer, label
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from optsched.cluster.determined.answer import Decision
 
@@ -28,34 +30,22 @@ FORMAT: Final = "optsched.decide/1"
 ANSWER: Final = "optsched.decision/1"
 
 
-class _Agent(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    slots: int
-    used: int | None = None
-    zero_slots: int = 100
-    zero_used: int | None = None
-    drained: bool = False
-    disabled: bool = False
+def _strict(kind: type) -> Any:
+    """The JSON object of a dataclass: its fields and defaults, and nothing else."""
+    types = get_type_hints(kind, localns={"Mapping": Mapping})
+    rows = [
+        (f.name, types[f.name]) if f.default is MISSING else (f.name, types[f.name], f.default)
+        for f in fields(kind)
+    ]
+    return msgspec.defstruct(kind.__name__, rows, forbid_unknown_fields=True)
 
 
-class _Group(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    weight: float = 1.0
-    max_slots: int | None = None
-    priority: int = 42
-
-
-class _Task(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    slots: int
-    group: str | None = None
-    preemptible: bool = True
-    submitted: int | float = 0
-    requested: int | float = 0
-    position: int | float | None = None
-    blocked: list[str] = []
-    single_agent: bool = False
-    allocation: dict[str, int] | None = None
+if TYPE_CHECKING:
+    _Agent: TypeAlias = Any
+    _Group: TypeAlias = Any
+    _Task: TypeAlias = Any
+else:
+    _Agent, _Group, _Task = map(_strict, (Agent, Group, Task))
 
 
 class _Pool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -84,15 +74,6 @@ class _Several(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 _OF_A_POOL: Final = tuple(field.name for field in msgspec.structs.fields(_Pool))
 
 
-class Overrides(msgspec.Struct, frozen=True):
-    """Settings that go before those of the document; None: as it says."""
-
-    scheduler: str | None = None
-    variant: str | None = None
-    preemption: bool | None = None
-    fit: str | None = None
-
-
 class Start(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A task that starts: its agents, and what a caller needs to start it."""
 
@@ -117,14 +98,16 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
     error: str | None = None
 
 
-def read(text: str, name: str, overrides: Overrides | None = None) -> tuple[list[Pool], Any]:
+def read(
+    text: str, name: str, overrides: Mapping[str, Any] | None = None
+) -> tuple[list[Pool], Any]:
     """Pools from the text of a document; see `from_tree`."""
     with without_collector():
         return from_tree(parse(text, name), name, overrides)
 
 
 def from_tree(
-    tree: Any, name: str, overrides: Overrides | None = None
+    tree: Any, name: str, overrides: Mapping[str, Any] | None = None
 ) -> tuple[list[Pool], int | str | None]:
     """Pools from parsed JSON, and the document's ``id``.
 
@@ -144,22 +127,20 @@ def from_tree(
         With the path in the document, the rule and the value.
     """
     check_format(tree, FORMAT, name)
-    try:
-        if "pools" in tree:
-            if beside := [key for key in _OF_A_POOL if key in tree]:
-                raise InputError(
-                    f"pools: stands beside {beside[0]}, but the two exclude each other: what "
-                    "belongs to a pool goes into its object in pools"
-                )
-            several = decode(tree, _Several, name)
-            rows = [_pool(p, f"pools[{i}].", overrides) for i, p in enumerate(several.pools)]
-            return checked_pools(rows), several.id
-        one = decode(tree, _One, name)
-        return [_pool(one, "", overrides)], one.id
-    except InputError as error:
-        if not str(error).startswith(f"{name}: "):
-            error.args = (f"{name}: {error.args[0]}",)
-        raise
+    several = "pools" in tree
+    if several and (beside := [key for key in _OF_A_POOL if key in tree]):
+        raise InputError(
+            f"{name}: pools: stands beside {beside[0]}, but the two exclude each other: what "
+            "belongs to a pool goes into its object in pools"
+        )
+    found: Any = decode(tree, _Several if several else _One, name)
+    pools = []
+    for i, given in enumerate(found.pools if several else [found]):
+        inner = f"pools[{i}] ({format_json(given.name)}): " if several else ""
+        with placed(f"{name}: {inner}"):
+            pools.append(_pool(given, overrides))
+    with placed(f"{name}: "):
+        return checked_pools(pools), found.id
 
 
 def answer_of(pools: Sequence[Pool], decisions: Mapping[str, Decision], id: Any = None) -> Answer:
@@ -231,44 +212,22 @@ def _check_start(row: Start, place: str) -> None:
     integer(f"{place}.priority", row.priority, 1, 99)
     for agent, count in row.agents.items():
         integer(f"{place}.agents[{format_value(agent)}]", count, min(1, row.slots), MOST_SLOTS)
-    total = sum(row.agents.values())
-    if total != row.slots or not row.agents:
-        raise InputError(
-            f"{place}.agents: have {total} slots, but slots says {row.slots}"
-            if row.agents
-            else f"{place}.agents: expected at least one, got none"
-        )
-    if row.slots == 0 and len(row.agents) > 1:
-        raise InputError(
-            f"{place}.agents: expected one for a task without slots, got {len(row.agents)}"
-        )
+    wrong, total = "", sum(row.agents.values())
+    if not row.agents:
+        wrong = "expected at least one, got none"
+    elif total != row.slots:
+        wrong = f"have {total} slots, but slots says {row.slots}"
+    elif row.slots == 0 and len(row.agents) > 1:
+        wrong = f"expected one for a task without slots, got {len(row.agents)}"
+    if wrong:
+        raise InputError(f"{place}.agents: {wrong}")
 
 
-def _pool(given: _Pool, place: str, overrides: Overrides | None) -> Pool:
-    o = overrides or Overrides()
-    try:
-        state = State(
-            tuple(Agent(*msgspec.structs.astuple(row)) for row in given.agents),
-            tuple(_task(row) for row in given.tasks),
-            tuple(Group(*msgspec.structs.astuple(row)) for row in given.groups),
-            o.fit or given.fit,  # type: ignore[arg-type]
-            given.heterogeneous,
-        )
-        return Pool(
-            state, given.name, o.scheduler or given.scheduler, o.variant or given.variant,  # type: ignore[arg-type]
-            given.preemption if o.preemption is None else o.preemption,
-        )  # fmt: skip
-    except InputError as error:
-        if place:
-            error.args = (f"{place[:-1]} ({format_json(given.name)}): {error.args[0]}",)
-        raise
-
-
-def _task(row: _Task) -> Task:
-    values = list(msgspec.structs.astuple(row))
-    values[7] = frozenset(row.blocked)
-    return Task(*values)
-
-
-__all__ = ["ANSWER", "FORMAT", "Answer", "Overrides", "Start", "answer_of", "from_tree", "read",
-           "read_answer", "to_json"]  # fmt: skip
+def _pool(given: _Pool, overrides: Mapping[str, Any] | None) -> Pool:
+    said = msgspec.structs.asdict(given) | dict(overrides or {})
+    rows: dict[str, Any] = {
+        key: tuple(kind(*msgspec.structs.astuple(row)) for row in said[key])
+        for key, kind in (("agents", Agent), ("tasks", Task), ("groups", Group))
+    }
+    state = State(**rows, fit=said["fit"], heterogeneous=said["heterogeneous"])
+    return Pool(state, *(said[key] for key in ("name", "scheduler", "variant", "preemption")))

@@ -4,65 +4,45 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from optsched.bandwidth.rates import KILOBYTES
 from optsched.io.strict_json import lines
 
 if TYPE_CHECKING:
-    from optsched.problems.gpus.choice import DispatchChoice
+    from optsched.problems.gpus.problem import DispatchChoice
     from optsched.solving.result import Result
 
 FORMAT = "optsched.dispatch/1"
 
 
-class Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """An answer; bandwidths in GB/s, exact to the kB/s."""
+def to_json(choice: DispatchChoice, result: Result) -> bytes:
+    """The document of a solved request, a field a line.
 
-    format: str = FORMAT
-    status: str
-    gpus: str
-    counts: dict[str, int]
-    ranks: list[str]
-    bandwidth: float
-    standalone: float
-    upper_bound: float | None = None
-    limited_by: str = ""
-    jobs: list[str] = []
-    capacity: float | None = None
-    asked: float | None = None
-    victims: dict[str, float] = {}
-    regret: float | None = None
-    price_of_policy: float | None = None
-    mixed_measurements: bool = False
-
-
-def answer_of(choice: DispatchChoice, result: Result) -> Answer:
-    """The answer of a solved request."""
-    from optsched.problems.gpus.choice import limit_of
+    Bandwidths are in GB/s, exact to the kB/s. What does not apply is left out.
+    """
+    from optsched.problems.gpus.explain import limit_of
 
     problem, share = choice.problem, choice.share
     cluster = problem.cluster
-    return Answer(
-        status=result.status,
-        gpus=cluster.written(choice.gpus),
-        counts=choice.counts,
-        ranks=[cluster.gpu_name(gpu) for gpu in choice.rank_order],
-        bandwidth=share.value / KILOBYTES,
-        standalone=share.standalone / KILOBYTES,
-        upper_bound=None if result.lower_bound is None else -result.lower_bound / KILOBYTES,
-        limited_by=limit_of(choice),
-        jobs=list(share.jobs),
-        capacity=None if share.capacity is None else share.capacity / KILOBYTES,
-        asked=(share.standalone + share.demand) / KILOBYTES if share.jobs else None,
-        victims={name: lost / KILOBYTES for name, lost in choice.victims.items()},
-        regret=None if choice.regret is None else choice.regret / KILOBYTES,
-        price_of_policy=(None if problem.policy.is_free else choice.price_of_policy / KILOBYTES),
-        mixed_measurements=problem.model.mixed,
-    )
+    fields: dict[str, Any] = {
+        "format": FORMAT,
+        "status": result.status,
+        "gpus": cluster.written(choice.gpus),
+        "counts": choice.counts,
+        "ranks": [cluster.gpu_name(gpu) for gpu in choice.rank_order],
+        "bandwidth": _rate(share.value),
+        "standalone": _rate(share.standalone),
+        "upper_bound": None if result.lower_bound is None else _rate(-result.lower_bound),
+        "limited_by": limit_of(choice) or None,
+        "jobs": list(share.jobs) or None,
+        "capacity": _rate(share.capacity),
+        "asked": _rate(share.standalone + share.demand) if share.jobs else None,
+        "victims": {name: _rate(lost) for name, lost in choice.victims.items()} or None,
+        "regret": _rate(choice.regret),
+        "price_of_policy": None if problem.policy.is_free else _rate(choice.price_of_policy),
+        "mixed_measurements": problem.model.mixed or None,
+    }
+    return lines({key: value for key, value in fields.items() if value is not None})
 
 
-def to_json(answer: Answer) -> bytes:
-    """The document, a field a line."""
-    fields: dict[str, Any] = msgspec.to_builtins(answer)
-    return lines({"format": FORMAT, **fields})
+def _rate(kilobytes: float | None) -> float | None:
+    return None if kilobytes is None else kilobytes / KILOBYTES

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
     from optsched.problems.quota.problem import QuotaPlan
 
-GANGS: Final = ("podgroup", "labels")
-
 LARGEST_POD: Final = 8
 """GPUs of a pod at most, if nothing is said."""
 
@@ -33,6 +31,7 @@ OLD_LABEL: Final = "pod-group.scheduling.sigs.k8s.io"
 """Prefix of the labels of the older, lightweight plugin, as Determined sets them."""
 
 _SCHEDULERS: Final = {"podgroup": "scheduler-plugins-scheduler", "labels": "coscheduler"}
+_MANAGED: Final = {"app.kubernetes.io/managed-by": "optsched"}
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _MOST_PODS: Final = 10**5  # of an Indexed Job with a completion mode
 
@@ -97,7 +96,7 @@ class Options:
     gpu_resource: str = "nvidia.com/gpu"
 
     def __post_init__(self) -> None:
-        one_of("gang", self.gang, GANGS)
+        one_of("gang", self.gang, tuple(_SCHEDULERS))
         if self.gpus_per_pod is not None:
             integer("gpus_per_pod", self.gpus_per_pod, 1, 2**20)
         for key in ("image", "gpu_resource"):
@@ -185,8 +184,7 @@ def check_name(place: str, name: Any, longest: int = 63) -> str:
     if not isinstance(name, str) or not _LABEL.fullmatch(name) or len(name) > longest:
         raise InputError(
             f"{place}: {format_value(name)} is no Kubernetes name: expected at most {longest} "
-            "lower-case "
-            "letters, digits and -, with a letter or digit at both ends"
+            "lower-case letters, digits and -, with a letter or digit at both ends"
         )
     return name
 
@@ -197,8 +195,7 @@ def check_host(place: str, name: Any) -> str:
     if not parts or len(name) > 253 or not all(_LABEL.fullmatch(p) and len(p) < 64 for p in parts):
         raise InputError(
             f"{place}: {format_value(name)} is no Kubernetes name: expected lower-case letters, "
-            "digits, - "
-            "and ."
+            "digits, - and ."
         )
     return str(name)
 
@@ -230,13 +227,8 @@ def _priority_class(level: int) -> dict[str, Any]:
     }
 
 
-def _meta(name: str, options: Options, labels: dict[str, str] | None = None) -> dict[str, Any]:
-    meta: dict[str, Any] = {"name": name}
-    if options.namespace is not None:
-        meta["namespace"] = options.namespace
-    if labels:
-        meta["labels"] = labels
-    return meta
+def _meta(name: str, options: Options) -> dict[str, Any]:
+    return {"name": name} | ({"namespace": options.namespace} if options.namespace else {})
 
 
 def _pod_group(gang: Gang, needed: int, options: Options) -> dict[str, Any]:
@@ -249,12 +241,10 @@ def _pod_group(gang: Gang, needed: int, options: Options) -> dict[str, Any]:
 
 
 def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dict[str, Any]:
-    labels = {"app.kubernetes.io/managed-by": "optsched"}
     if options.gang == "podgroup":
-        labels[f"{POD_GROUP}/pod-group"] = gang.name
+        joined = {f"{POD_GROUP}/pod-group": gang.name}
     else:
-        labels[f"{OLD_LABEL}/name"] = gang.name
-        labels[f"{OLD_LABEL}/min-available"] = str(needed)
+        joined = {f"{OLD_LABEL}/name": gang.name, f"{OLD_LABEL}/min-available": str(needed)}
     container: dict[str, Any] = {"name": "main", "image": options.image}
     if options.command is not None:
         container["command"] = list(options.command)
@@ -272,13 +262,13 @@ def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dic
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _meta(gang.name, options, {"app.kubernetes.io/managed-by": "optsched"}),
+        "metadata": _meta(gang.name, options) | {"labels": dict(_MANAGED)},
         "spec": {
             "completionMode": "Indexed",
             "parallelism": pods,
             "completions": pods,
             "backoffLimit": 0,
-            "template": {"metadata": {"labels": labels}, "spec": pod},
+            "template": {"metadata": {"labels": _MANAGED | joined}, "spec": pod},
         },
     }
 
@@ -303,7 +293,7 @@ def of_plan(plan: QuotaPlan, schedule: Schedule) -> list[Gang]:
     found = []
     for job, span in zip(plan.jobs, plan.spans, strict=True):
         if gpus := quota[job.name]:
-            least = min(low if listed is None else min(listed) for _, low, _, listed in span)
+            least = min(sizes[0] for _, sizes in span)
             nodes = placement[job.name] if plan.nodes else {}
             found.append(Gang(job.name, gpus, min(least, gpus), nodes))
     return found
@@ -333,7 +323,10 @@ def of_schedule(schedule: Schedule, at: int | None = None) -> list[Gang]:
         rows = held.setdefault(job, Counter())
         for r in schedule.op_resources[i].tolist():
             rows[_node_of(schedule.resources[r].name, _name(names, job))] += 1
-    return [_gang(_name(names, job), rows) for job, rows in sorted(held.items())]
+    return [
+        Gang(_name(names, job), rows.total(), None, {} if "" in rows else dict(rows))
+        for job, rows in sorted(held.items())
+    ]
 
 
 def of_answer(answer: Answer) -> list[Gang]:
@@ -342,11 +335,6 @@ def of_answer(answer: Answer) -> list[Gang]:
         Gang(start.task, start.slots, None, dict(start.agents), start.priority)
         for start in answer.start or []
     ]
-
-
-def _gang(name: str, rows: Counter[str]) -> Gang:
-    known = "" not in rows
-    return Gang(name, rows.total(), None, dict(rows) if known else {})
 
 
 def _name(names: Any, job: int) -> str:

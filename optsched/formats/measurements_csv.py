@@ -14,20 +14,24 @@ from optsched.bandwidth.model import OPERATIONS
 from optsched.bandwidth.patterns import parse_pattern, written_pattern
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
+from optsched.formats.csv_rows import check_header, csv_rows
 from optsched.io.files import read_text
+from optsched.io.strict_json import placed
+from optsched.io.values import one_of
 
 if TYPE_CHECKING:
     import os
 
 COLUMNS: Final = ("op", "payload_bytes", "hosts", "pattern", "gpus", "busbw_GBps")
-_OPTIONAL: Final = ("hosts", "gpus", "censored", "mixed")
+_KNOWN: Final = (*COLUMNS, "censored", "mixed")
+_NEEDED: Final = ("op", "payload_bytes", "pattern", "busbw_GBps")
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,20})?([eE][+-]?\d{1,3})?")
 _BYTES = re.compile(r"[1-9]\d{0,15}")
 
 
 @dataclass
 class _Line:
-    line: int
+    place: str
     op: str
     payload: int | None
     measurement: Measurement
@@ -78,7 +82,7 @@ def from_text(
     for line in chosen:
         if (line.op, line.payload) != (first.op, first.payload):
             raise MixedMeasurements(
-                f"{name}:{line.line}: {line.op} of {_bytes(line.payload)}, but line {first.line} "
+                f"{line.place}: {line.op} of {_bytes(line.payload)}, but {first.place} "
                 f"is {first.op} of {_bytes(first.payload)}: choose op and payload"
             )
     rows = tuple(line.measurement for line in chosen)
@@ -118,47 +122,25 @@ def _bytes(payload: int | None) -> str:
 
 
 def _lines(text: str, name: str) -> list[_Line]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    columns: list[str] | None = None
+    columns: list[str] = []
     found: list[_Line] = []
-    while True:
-        try:
-            cells = [cell.strip() for cell in next(reader)]
-        except StopIteration:
-            break
-        except csv.Error as error:
-            raise InputError(f"{name}:{reader.line_num}: not valid CSV ({error})") from None
-        place = f"{name}:{reader.line_num}"
+    for place, cells in csv_rows(text, name):
         if not any(cells):
             continue
-        if columns is None:
-            columns = _columns(cells, place)
+        if not columns:
+            check_header(cells, _KNOWN, _NEEDED, place)
+            columns = cells
         elif len(cells) != len(columns):
             raise InputError(f"{place}: expected {len(columns)} columns, got {len(cells)}")
         else:
-            found.append(_line(dict(zip(columns, cells, strict=True)), place, reader.line_num))
-    if columns is None:
+            found.append(_line(dict(zip(columns, cells, strict=True)), place))
+    if not columns:
         raise InputError(f"{name}: the file is empty, expected the header {','.join(COLUMNS)}")
     return found
 
 
-def _columns(cells: list[str], place: str) -> list[str]:
-    for cell in cells:
-        if cell not in COLUMNS and cell not in _OPTIONAL:
-            raise InputError(f"{place}: unknown column {cell!r:.60}; known: {','.join(COLUMNS)}")
-        if cells.count(cell) > 1:
-            raise InputError(f"{place}: column {cell!r:.60} is there twice")
-    missing = [c for c in COLUMNS if c not in cells and c not in _OPTIONAL]
-    if missing:
-        raise InputError(f"{place}: the column {missing[0]!r} is missing")
-    return cells
-
-
-def _line(cells: dict[str, str], place: str, number: int) -> _Line:
-    if cells["op"] not in OPERATIONS:
-        raise InputError(
-            f"{place}: op: expected one of {', '.join(OPERATIONS)}, got {cells['op']!r:.60}"
-        )
+def _line(cells: dict[str, str], place: str) -> _Line:
+    one_of(f"{place}: op", cells["op"], OPERATIONS)
     size = cells["payload_bytes"]
     if size and (not _BYTES.fullmatch(size) or int(size) > 2**53):
         raise InputError(
@@ -177,11 +159,9 @@ def _line(cells: dict[str, str], place: str, number: int) -> _Line:
     value = kilobytes(f"{place}: busbw_GBps", float(rate))
     gpus = parse_gpus(cells.get("gpus", ""), f"{place}: gpus")
     censored, mixed = (_flag(cells, key, place) for key in ("censored", "mixed"))
-    try:
+    with placed(f"{place}: "):
         measurement = Measurement(pattern, value, gpus, censored)
-    except InputError as error:
-        raise InputError(f"{place}: {error}") from None
-    return _Line(number, cells["op"], int(size) if size else None, measurement, mixed)
+    return _Line(place, cells["op"], int(size) if size else None, measurement, mixed)
 
 
 def _flag(cells: dict[str, str], key: str, place: str) -> bool:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from optsched.errors import InputError
-from optsched.io.files import read_text, write_atomic
-from optsched.io.strict_json import check_format, decode, lines, parse
+from optsched.io.files import write_atomic
+from optsched.io.strict_json import lines
 from optsched.io.values import plain
 from optsched.version import __version__
 
@@ -24,42 +22,14 @@ FORMAT = "optsched.metrics/1"
 SETTINGS = ("restart_cost", "resize", "checkpoint", "timing", "round", "seed")
 """Settings that a document holds, beside `changes` and the name of the contention model."""
 
-COLUMNS = ("jct", "queueing", "gpu_time", "restarts", "preemptions", "rho")
-"""Values per job, in the order of `names`; null for a job that did not end."""
-
-
-class RunRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One policy: its options, its single numbers by name, and its columns by name."""
-
-    policy: str
-    options: dict[str, Any]
-    settings: dict[str, Any]
-    metrics: dict[str, float | None]
-    jobs: dict[str, list[float | None]] = {}
-
-
-class MetricsDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """All runs of a document; times in `time_unit`.
-
-    `version` is that of the program, `inputs` what the runs were made from as far as the caller
-    said so (``optsched simulate``: trace, estimate error, packing tables).
-    """
-
-    format: str
-    version: str = ""
-    inputs: dict[str, Any] = {}
-    workload: str
-    time_unit: str
-    nodes: list[int]
-    names: list[str] = []
-    submit: list[int] = []
-    runs: dict[str, RunRecord]
-
 
 def to_json(
     runs: Mapping[str, Run], *, per_job: bool = True, inputs: Mapping[str, Any] | None = None
 ) -> bytes:
     """The document of runs of one workload on the same nodes, by label.
+
+    Times are in ``time_unit``. Every run has ``policy``, ``options``, ``settings``, ``metrics`` by
+    name (null: not finite) and, in ``jobs``, columns in the order of ``names`` (null: not ended).
 
     Parameters
     ----------
@@ -68,7 +38,7 @@ def to_json(
     per_job
         Whether the columns per job are in it.
     inputs
-        What else the runs were made from, as JSON has it.
+        What else the runs were made from, as JSON has it (trace, estimate error, packing tables).
 
     Raises
     ------
@@ -107,36 +77,18 @@ def write(
     write_atomic(path, to_json(runs, per_job=per_job, inputs=inputs))
 
 
-def read(path: str | os.PathLike[str]) -> MetricsDocument:
-    """Read a document strictly; `InputError` with the path in it, the rule and the value."""
-    name = str(path)
-    tree = parse(read_text(path), name)
-    check_format(tree, FORMAT, name)
-    found = decode(tree, MetricsDocument, name)
-    if len(found.submit) != len(found.names):
-        raise InputError(
-            f"{name}: submit: expected {len(found.names)} values, one per name, "
-            f"got {len(found.submit)}"
-        )
-    for label, run in found.runs.items():
-        for key, column in run.jobs.items():
-            place = f"{name}: runs.{label}.jobs.{key}"
-            if key not in COLUMNS:
-                raise InputError(f"{place}: unknown (there are {', '.join(COLUMNS)})")
-            if len(column) != len(found.names):
-                raise InputError(
-                    f"{place}: expected {len(found.names)} values, one per name, got {len(column)}"
-                )
-    return found
-
-
 def _record(run: Run, per_job: bool) -> dict[str, Any]:
-    found = run.metrics
+    found, settings = run.metrics, run.settings
+    model = settings.contention
     record: dict[str, Any] = {
         "policy": run.policy,
         "options": {key: _plain(value) for key, value in run.options.items()},
-        "settings": _settings(run),
-        "metrics": {key: _finite(value) for key, value in found.summary().items()},
+        "settings": {
+            **{key: getattr(settings, key) for key in SETTINGS},
+            "changes": [{"time": c.time, "node": c.node, "kind": c.kind} for c in settings.changes],
+            "contention": None if model is None else type(model).__name__,
+        },
+        "metrics": {k: v if math.isfinite(v) else None for k, v in found.summary().items()},
     }
     if per_job:
         columns = {
@@ -155,25 +107,9 @@ def _record(run: Run, per_job: bool) -> dict[str, Any]:
     return record
 
 
-def _settings(run: Run) -> dict[str, Any]:
-    model = run.settings.contention
-    changes = [{"time": c.time, "node": c.node, "kind": c.kind} for c in run.settings.changes]
-    return {key: getattr(run.settings, key) for key in SETTINGS} | {
-        "changes": changes,
-        "contention": None if model is None else type(model).__name__,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _plain(value: Any) -> Any:
     """An option as JSON has it, or how it reads."""
     try:
         return plain("options", value)
     except InputError:
         return f"{value!r:.200}"
-
-
-__all__ = ["FORMAT", "MetricsDocument", "RunRecord", "read", "to_json", "write"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import re
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 from optsched.bandwidth.gpu_words import parse_gpus
 from optsched.bandwidth.measurements import Measurement, MeasurementTable, MixedMeasurements
@@ -15,6 +16,7 @@ from optsched.bandwidth.model import OPERATIONS
 from optsched.bandwidth.rates import KILOBYTES, kilobytes
 from optsched.errors import InputError
 from optsched.io.files import read_text
+from optsched.io.values import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,17 +44,20 @@ _ROUNDED_SIZES: Final = ("all_gather", "reduce_scatter", "all_to_all")
 """Their sizes are rounded down to a multiple of 16 bytes a rank."""
 
 
-@dataclass
-class _Rank:
+_KEPT: Final = ("algbw", "busbw", "#wrong")
+"""Columns of a row that are kept; the first of each name is out of place."""
+
+
+class _Rank(NamedTuple):
     number: int
     group: int
-    process: tuple[str, str]  # host, pid
+    host: str
+    pid: str
     device: int
     bus: str
 
 
-@dataclass
-class _Row:
+class _Row(NamedTuple):
     line: int
     size: int
     algbw: str
@@ -103,8 +108,7 @@ def read_logs(
         another collective, no row of the payload, several sizes and none chosen.
         `MixedMeasurements`: runs of different sizes, and none chosen.
     """
-    if op not in OPERATIONS:
-        raise InputError(f"op: expected one of {', '.join(OPERATIONS)}, got {op!r:.60}")
+    one_of("op", op, OPERATIONS)
     found: list[Measurement] = []
     size, first = payload, ""
     for path in _files(paths):
@@ -172,7 +176,7 @@ def _runs(text: str, path: str) -> list[_Run]:
             else:
                 run.op = named
         elif run is not None:
-            _read_line(run, line, place)
+            _read_line(run, line, place, number)
     if not runs:
         raise InputError(f"{path}: no run of nccl-tests in it (a line '# nThread ...' starts one)")
     if not runs[-1].complete:
@@ -192,20 +196,19 @@ def _named(line: str, place: str) -> str | None:
     return None
 
 
-def _read_line(run: _Run, line: str, place: str) -> None:
+def _read_line(run: _Run, line: str, place: str, number: int) -> None:
     """One line within a run; whatever else NCCL prints between is passed over."""
     stripped = line.strip()
-    number = int(place.rpartition(":")[2])
-    if re.match(r"#\s*Rank\b", stripped):
+    words = stripped[1:].split() if stripped.startswith("#") else []
+    if words[:1] == ["Rank"]:
         match = _RANK.match(stripped)
         if match is None:
             raise InputError(
                 f"{place}: expected '# Rank .. Pid .. on HOST device .. [..]', got {stripped!r:.60}"
             )
-        run.ranks.append(
-            _Rank(int(match[1]), int(match[2] or 0), (match[4], match[3]), int(match[5]), match[6])
-        )
-    elif stripped.startswith("#") and {"size", "busbw", "algbw"} <= set(words := _words(stripped)):
+        rank, group, pid, host, device, bus = match.groups()
+        run.ranks.append(_Rank(int(rank), int(group or 0), host, pid, int(device), bus))
+    elif {"size", *_KEPT[:2]} <= set(words):
         if run.columns and run.columns != words:
             raise InputError(f"{place}: the columns change in mid-run")
         run.columns = words
@@ -217,30 +220,17 @@ def _read_line(run: _Run, line: str, place: str) -> None:
     elif _AVERAGE.match(stripped):
         run.complete = True  # the value itself averages sizes: of no use
     elif _ROW.match(line):
-        run.rows.append(_row(run, stripped.split(), place, number))
-
-
-def _words(header: str) -> list[str]:
-    return header[1:].split()
-
-
-def _row(run: _Run, cells: list[str], place: str, number: int) -> _Row:
-    columns = run.columns
-    if not columns:
-        raise InputError(f"{place}: a row of numbers before the line that names the columns")
-    if len(cells) != len(columns):
-        raise InputError(
-            f"{place}: expected {len(columns)} columns ({' '.join(columns[:4])} ...), "
-            f"got {len(cells)} (cut off?)"
-        )
-    bus = columns.index("busbw")  # the first is out of place
-    wrong = next((c for c in range(bus + 1, len(cells)) if columns[c] == "#wrong"), None)
-    if wrong is None or "busbw" in columns[bus + 1 : wrong]:
-        # before 2.12 a largest difference stands there, and only "out of bounds" judges it
-        judged = "N/A" if "error" in columns[bus + 1 :] else ""
-    else:
-        judged = cells[wrong]
-    return _Row(number, int(cells[0]), cells[columns.index("algbw")], cells[bus], judged)
+        cells, columns = stripped.split(), run.columns
+        if not columns:
+            raise InputError(f"{place}: a row of numbers before the line that names the columns")
+        if len(cells) != len(columns):
+            raise InputError(
+                f"{place}: expected {len(columns)} columns ({' '.join(columns[:4])} ...), "
+                f"got {len(cells)} (cut off?)"
+            )
+        if "#wrong" not in columns:
+            raise InputError(f"{place}: no column #wrong: expected nccl-tests 2.12 or later")
+        run.rows.append(_Row(number, int(cells[0]), *(cells[columns.index(key)] for key in _KEPT)))
 
 
 def _cut_off(run: _Run, place: str) -> NoReturn:
@@ -286,12 +276,11 @@ def _check_ranks(run: _Run, place: str) -> None:
         raise InputError(
             f"{place}: two processes are the same rank (was nccl-tests built without MPI?)"
         )
-    for process in dict.fromkeys(rank.process for rank in ranks):
-        own = sum(rank.process == process for rank in ranks)
+    for (host, pid), own in Counter((rank.host, rank.pid) for rank in ranks).items():
         if own % max(1, run.per_process):  # process ids of different containers may be equal
             raise InputError(
                 f"{place}: expected {run.per_process} ranks a process (nThread x nGpus), "
-                f"process {process[1]} on {process[0]} has {own}"
+                f"process {pid} on {host} has {own}"
             )
     if len(ranks) == 1:
         raise InputError(f"{place}: a single rank has no bus bandwidth")
@@ -314,11 +303,7 @@ def _measurement(run: _Run, row: _Row, op: str, path: str) -> Measurement:
             f"{place}: busbw is {row.busbw}, but algbw {row.algbw} of {op} on {n} ranks makes "
             f"{wanted:.2f}: another collective, or other ranks than the {n} listed"
         )
-    gpus = _gpus(run, place)
-    counts: dict[str, int] = {}
-    for rank in run.ranks:
-        counts[rank.process[0]] = counts.get(rank.process[0], 0) + 1
-    pattern = tuple(sorted(counts.values(), reverse=True))
+    gpus, pattern = _gpus(run, place)
     if run.gpus and tuple(sorted((len(ids) for _, ids in run.gpus), reverse=True)) != pattern:
         raise InputError(
             f"{path}:{run.line}: '# optsched gpus' is not of the pattern "
@@ -327,22 +312,18 @@ def _measurement(run: _Run, row: _Row, op: str, path: str) -> Measurement:
     return Measurement(pattern, value, run.gpus or gpus)
 
 
-def _gpus(run: _Run, place: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Hosts in order of the first rank with the ids of their GPUs; empty if those are not known."""
-    devices: dict[str, dict[int, str]] = {}
-    known = True
-    for rank in run.ranks:
-        seen = devices.setdefault(rank.process[0], {})
-        if rank.device in seen:
-            if seen[rank.device] == rank.bus:
-                raise InputError(
-                    f"{place}: two ranks run on one GPU, device {rank.device} of {rank.process[0]}"
-                )
-            known = False  # each process counts its own GPUs from 0
-        seen[rank.device] = rank.bus
-    if not known:
-        return ()
-    return tuple((host, tuple(sorted(ids))) for host, ids in devices.items())
+def _gpus(run: _Run, place: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]:
+    """Hosts in order of the first rank with the ids of their GPUs, if known, and the pattern."""
+    hosts: dict[str, list[int]] = {}
+    for rank, times in Counter((rank.host, rank.device, rank.bus) for rank in run.ranks).items():
+        host, device, _ = rank
+        if times > 1:
+            raise InputError(f"{place}: two ranks run on one GPU, device {device} of {host}")
+        hosts.setdefault(host, []).append(device)
+    pattern = tuple(sorted(map(len, hosts.values()), reverse=True))
+    if any(len(set(ids)) < len(ids) for ids in hosts.values()):
+        return (), pattern  # each process counts its own GPUs from 0
+    return tuple((host, tuple(sorted(ids))) for host, ids in hosts.items()), pattern
 
 
 def bus_factor(op: str, ranks: int) -> float:

@@ -105,28 +105,25 @@ _FIELDS = (
 )  # fmt: skip
 
 
+def _event(phase: str, name: str, thread: int, **rest: Any) -> Event:
+    return {"name": name, "ph": phase, "pid": PROCESS, "tid": thread, **rest}
+
+
 def _names(schedule: Schedule) -> list[Event]:
-    events: list[Event] = [_meta("process_name", 0, name=schedule.name or "schedule")]
+    names = [_event("M", "process_name", 0, args={"name": schedule.name or "schedule"})]
     for r, resource in enumerate(schedule.resources):
-        events.append(_meta("thread_name", r + 1, name=resource.name))
-        events.append(_meta("thread_sort_index", r + 1, sort_index=r))
-    return events
-
-
-def _meta(kind: str, thread: int, **args: Any) -> Event:
-    return {"name": kind, "ph": "M", "pid": PROCESS, "tid": thread, "args": args}
+        names.append(_event("M", "thread_name", r + 1, args={"name": resource.name}))
+        names.append(_event("M", "thread_sort_index", r + 1, args={"sort_index": r}))
+    return names
 
 
 def _cycles(schedule: Schedule, cycles: int) -> list[Event]:
     """A mark through all threads where every cycle begins."""
     assert schedule.period is not None  # as `trace` has made sure
+    times = [microseconds(c * schedule.period, schedule.time_unit) for c in range(cycles)]
     return [
-        {
-            "name": f"cycle {c}", "cat": "cycle", "ph": "i", "s": "g", "pid": PROCESS, "tid": 0,
-            "ts": microseconds(c * schedule.period, schedule.time_unit),
-        }
-        for c in range(cycles)
-    ]  # fmt: skip
+        _event("i", f"cycle {c}", 0, cat="cycle", s="g", ts=time) for c, time in enumerate(times)
+    ]
 
 
 def _operations(run: Schedule, chart: Bars, origin: Origin | None) -> list[Event]:
@@ -144,16 +141,18 @@ def _operations(run: Schedule, chart: Bars, origin: Origin | None) -> list[Event
         if deadline[i] != NO_DEADLINE:
             args["deadline"] = deadline[i]
         name = f"{kind[i]} {columns['job'][i]}".strip()
-        event: Event = {"name": name, "cat": kind[i] or "operation", "pid": PROCESS}
-        event |= {"tid": r + 1, "ts": microseconds(start, unit)}
+        given = {"cat": kind[i] or "operation", "ts": microseconds(start, unit), "args": args}
         if end == start:
-            events.append(event | {"ph": "i", "s": "t", "args": args})
+            events.append(_event("i", name, r + 1, s="t", **given))
         elif r < 0:
             # the pair overlaps others freely, unlike slices of a thread
-            events.append(event | {"ph": "b", "id": i, "args": args})
-            events.append(event | {"ph": "e", "id": i, "ts": microseconds(end, unit)})
+            ends = given | {"ts": microseconds(end, unit)}
+            events += [
+                _event("b", name, r + 1, id=i, **given),
+                _event("e", name, r + 1, id=i, **ends),
+            ]
         else:
-            events.append(event | {"ph": "X", "dur": microseconds(end - start, unit), "args": args})
+            events.append(_event("X", name, r + 1, dur=microseconds(end - start, unit), **given))
     return events
 
 
@@ -165,11 +164,10 @@ def _rows(chart: Bars) -> list[tuple[int, int, int, int]]:
 def _setups(run: Schedule, origin: Origin) -> list[Event]:
     found, unit = setups(run), run.time_unit
     return [
-        {
-            "name": "setup", "cat": "setup", "ph": "X", "pid": PROCESS, "tid": r + 1,
-            "ts": microseconds(start, unit), "dur": microseconds(end - start, unit),
-            "args": {"before": i},
-        }
+        _event(
+            "X", "setup", r + 1, cat="setup", ts=microseconds(start, unit),
+            dur=microseconds(end - start, unit), args={"before": i},
+        )
         for r, i, start, end in zip(
             found.resource.tolist(), origin.operation[found.operation].tolist(),
             found.start.tolist(), found.end.tolist(), strict=True,
@@ -185,12 +183,9 @@ def _memory(run: Schedule) -> list[Event]:
         if not levels.any():
             continue
         for time, level in zip(times.tolist(), levels.tolist(), strict=True):
-            events.append(
-                {
-                    "name": f"memory {resource.name}", "ph": "C", "pid": PROCESS, "tid": r + 1,
-                    "ts": microseconds(time, run.time_unit), "args": {"bytes": level},
-                }
-            )  # fmt: skip
+            at = microseconds(time, run.time_unit)
+            name = f"memory {resource.name}"
+            events.append(_event("C", name, r + 1, ts=at, args={"bytes": level}))
     return events
 
 
@@ -206,9 +201,8 @@ def _flows(run: Schedule, chart: Bars) -> list[Event]:
         if tail is None or head is None or tail[0] == head[0]:
             continue
         # both ends bind to the slice that begins there; viewers draw from its end
-        arrow = {"name": "arc", "cat": "arc", "id": len(events) // 2 + 1, "pid": PROCESS}
-        for phase, (r, start) in (("s", tail), ("f", head)):
-            event = arrow | {"ph": phase, "tid": r + 1}
-            event["ts"] = microseconds(start, run.time_unit)
-            events.append(event | {"bp": "e"} if phase == "f" else event)
+        arrow = {"cat": "arc", "id": len(events) // 2 + 1}
+        for phase, (r, start), bound in (("s", tail, {}), ("f", head, {"bp": "e"})):
+            at = microseconds(start, run.time_unit)
+            events.append(_event(phase, "arc", r + 1, **arrow, ts=at, **bound))
     return events

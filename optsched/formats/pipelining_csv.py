@@ -7,15 +7,15 @@ is idle. The file holds no times: a job gives them back.
 
 from __future__ import annotations
 
-import csv
-import io
 import re
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
+from optsched.formats.csv_rows import csv_rows
 from optsched.formats.registry import Reader, Source
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import format_json
@@ -90,8 +90,7 @@ def to_csv(schedule: Schedule, *, compact: bool = False) -> str:
     """
     rows = _orders(schedule)
     last = max(block.stage for row in rows for block in row)
-    _check_ranks(schedule, rows)
-    _check_complete(rows, last)
+    _check_torch(schedule, rows, last)
     columns = iter(_columns(schedule, rows, last).tolist())
     arrival = [b.microbatch for row in rows for b in row if (b.kind, b.stage) == ("F", last)]
     label = {m: k for k, m in enumerate(arrival)}
@@ -112,7 +111,6 @@ def _orders(schedule: Schedule) -> list[list[Block]]:
     check_permutations(schedule, schedule.sequences)
     if (jobs := len(np.unique(schedule.job))) > 1:
         raise InputError(f"a pipelining CSV holds one job, this schedule has {jobs}")
-    resource = schedule.single_resource
     labels = (schedule.kind.tolist(), schedule.stage.tolist(), schedule.microbatch.tolist())
     blocks = [Block(*label) for label in zip(*labels, strict=True)]
     for i, block in enumerate(blocks):
@@ -121,8 +119,6 @@ def _orders(schedule: Schedule) -> list[list[Block]]:
                 f"operations[{i}].kind: a pipelining CSV holds F, B, I and W (and leaves out "
                 f"{', '.join(IMPLICIT)}), got {block.kind!r:.60}"
             )
-        if block.kind in KINDS and resource[i] < 0:
-            raise InputError(f"operations[{i}].resources: block {block} runs on no rank")
     rows = [
         [blocks[i] for i in row if blocks[i].kind in KINDS] for row in schedule.sequences.to_lists()
     ]
@@ -132,9 +128,10 @@ def _orders(schedule: Schedule) -> list[list[Block]]:
     return rows
 
 
-def _check_ranks(schedule: Schedule, rows: list[list[Block]]) -> None:
-    """Every stage runs on one rank."""
+def _check_torch(schedule: Schedule, rows: list[list[Block]], last: int) -> None:
+    """Every stage runs on one rank: F and B, or F, I and W, of every micro-batch, once."""
     rank_of: dict[int, int] = {}
+    kinds: dict[tuple[int, int], list[str]] = {}
     for r, row in enumerate(rows):
         for block in row:
             if (other := rank_of.setdefault(block.stage, r)) != r:
@@ -143,23 +140,15 @@ def _check_ranks(schedule: Schedule, rows: list[list[Block]]) -> None:
                     f"stage {block.stage} runs on {first} and on {second}, torch allows one rank "
                     "per stage (no Chimera)"
                 )
-
-
-def _check_complete(rows: list[list[Block]], last: int) -> None:
-    """Every stage runs F and B, or F, I and W, of every micro-batch, once."""
-    kinds: dict[tuple[int, int], list[str]] = {}
-    for row in rows:
-        for block in row:
             kinds.setdefault((block.stage, block.microbatch), []).append(block.kind)
     most = max(m for _, m in kinds)
-    for v in range(last + 1):
-        for m in range(most + 1):
-            there = sorted(kinds.get((v, m), []))
-            if there not in _COMPLETE:
-                raise InputError(
-                    f"stage {v}, micro-batch {m}: expected the blocks F, B or F, I, W, each once, "
-                    f"got {', '.join(there) or 'none'}"
-                )
+    for v, m in product(range(last + 1), range(most + 1)):
+        there = sorted(kinds.get((v, m), []))
+        if there not in _COMPLETE:
+            raise InputError(
+                f"stage {v}, micro-batch {m}: expected the blocks F, B or F, I, W, each once, "
+                f"got {', '.join(there) or 'none'}"
+            )
 
 
 def _columns(schedule: Schedule, rows: list[list[Block]], last: int) -> IntArray:
@@ -342,21 +331,16 @@ def cells_of(text: str, name: str) -> list[list[Cell]]:
         No row, a blank row, or a cell that is no block; torch accepts more, such as ``0F0x``.
     """
     rows: list[list[Cell]] = []
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        for number, cells in enumerate(reader, 1):
-            row = [
-                Cell(block, place)
-                for k, cell in enumerate(cells, 1)
-                if (stripped := cell.strip())
-                for place in [f"{name}:{number}:{k}"]
-                for block in _blocks(stripped, place)
-            ]
-            if not row:
-                raise InputError(f"{name}:{number}: a row without blocks; every rank needs some")
-            rows.append(row)
-    except csv.Error as error:
-        raise InputError(f"{name}:{len(rows) + 1}: not valid CSV ({error})") from None
+    for place, cells in csv_rows(text, name):
+        row = [
+            Cell(block, f"{place}:{k}")
+            for k, cell in enumerate(cells, 1)
+            if cell
+            for block in _blocks(cell, f"{place}:{k}")
+        ]
+        if not row:
+            raise InputError(f"{place}: a row without blocks; every rank needs some")
+        rows.append(row)
     if not rows:
         raise InputError(f"{name}: the file is empty, expected one row per rank")
     return rows
@@ -369,13 +353,9 @@ def _blocks(cell: str, place: str) -> list[Block]:
 
 
 def _block(cell: str, place: str) -> Block:
-    if not (found := _BLOCK.fullmatch(cell)):
-        _refuse(cell, place)
-    stage, kind, microbatch = found.groups()
-    return Block(kind, int(stage), int(microbatch))
-
-
-def _refuse(cell: str, place: str) -> NoReturn:
+    if found := _BLOCK.fullmatch(cell):
+        stage, kind, microbatch = found.groups()
+        return Block(kind, int(stage), int(microbatch))
     if _COMMUNICATION.fullmatch(cell):
         raise InputError(
             f"{place}: {format_json(cell)} is communication; export the file with "
@@ -403,5 +383,3 @@ def _write(problem: Problem) -> str:
 
 
 READER = Reader("csv", _recognises, _read, _write, (".csv",), holds="orders only")
-
-__all__ = ["READER", "from_text", "read", "to_csv", "write"]

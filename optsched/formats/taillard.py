@@ -6,27 +6,14 @@ E. Taillard, Benchmarks for basic scheduling problems, EJOR 64 (1993) 278-285.
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from optsched.errors import InputError
-from optsched.formats.jobshop_text import (
-    Line,
-    check_durations,
-    check_machines,
-    fail,
-    lines_of,
-    numbers,
-    sizes,
-)
 from optsched.formats.registry import Reader
-from optsched.formats.standard import instance_name, is_layout, named_shop, refuse_windows
-from optsched.io.files import read_text
+from optsched.formats.standard import ShopText, layout, refuse_windows
 from optsched.io.values import format_value, integer
 from optsched.problems.jobshop.document import shop_of
 from optsched.problems.jobshop.problem import JobShop
-
-if TYPE_CHECKING:
-    import os
 
 TITLE: Final = (
     "nb of jobs", "nb of machines", "time seed", "machine seed", "upper bound", "lower bound",
@@ -130,22 +117,6 @@ def generate(
     return JobShop(chains, [f"m{k}" for k in range(m)], name=name, metadata=seeds)
 
 
-def read(path: str | os.PathLike[str]) -> JobShop:
-    """Read the one instance of a file in either layout; see `from_text`."""
-    return from_text(read_text(path), str(path))
-
-
-def read_all(path: str | os.PathLike[str]) -> list[JobShop]:
-    """Read every instance of a file, named ``file-1``, ``file-2``, ... if there are several."""
-    name, text = str(path), read_text(path)
-    lines, at = lines_of(text, name), 0
-    found: list[JobShop] = []
-    while at < len(lines):
-        shop, at = _block(lines, at, name, f"{instance_name(name)[:190]}-{len(found) + 1}")
-        found.append(shop)
-    return found if len(found) > 1 else [from_text(text, name)]
-
-
 def from_text(text: str, name: str) -> JobShop:
     """Read one instance; machines are numbered from 1 in both layouts.
 
@@ -158,16 +129,34 @@ def from_text(text: str, name: str) -> JobShop:
     InputError
         With ``file:line`` and the expected and found count, value or range.
     """
-    lines = lines_of(text, name)
-    shop, end = _block(lines, 0, name, instance_name(name))
-    if end < len(lines):
-        fail(
-            name,
-            lines[end],
-            f"expected the end of the file after one instance ({end} lines), got "
-            f"{len(lines) - end} more (taillard.read_all reads files with several instances)",
-        )
-    return shop
+    lines = ShopText(text, name)
+    facts: dict[str, int] | None = None
+    titled = lines.line[0].isalpha()
+    if titled:
+        n, m, facts = _title(lines)
+    else:
+        n, m = lines.sizes()
+
+    def wide(values: list[int], what: str) -> list[int]:
+        if len(values) != m:
+            lines.fail(f"expected {m} {what}, one a machine, got {len(values)}")
+        return values
+
+    def durations(values: list[int]) -> list[int]:
+        lines.check_durations(wide(values, "durations"))
+        return values
+
+    def machines(values: list[int]) -> list[int]:
+        lines.check_machines(wide(values, "machines"), 1, m, once=True)
+        return [k - 1 for k in values]
+
+    rows = []
+    for word, row in (("Times", durations), ("Machines", machines)):
+        if titled:
+            _word(lines, word)
+        rows.append(lines.rows(n, row.__name__, row))
+    jobs = [list(zip(k, p, strict=True)) for p, k in zip(*rows, strict=True)]
+    return lines.shop(jobs, m, facts)
 
 
 def to_text(shop: JobShop) -> str:
@@ -196,75 +185,33 @@ def to_text(shop: JobShop) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _block(lines: list[Line], at: int, file: str, name: str) -> tuple[JobShop, int]:
-    """Read the instance that starts at line `at`; returns it and the index behind it."""
-    if lines[at].text[0].isalpha():
-        n, m, facts = _title(lines, at, file)
-        times, at = _rows(lines, _word(lines, at + 2, file, "Times"), file, n, m, "durations")
-        places, at = _rows(lines, _word(lines, at, file, "Machines"), file, n, m, "machines")
-    else:
-        (n, m), facts = sizes(lines[at], file), None
-        times, at = _rows(lines, at + 1, file, n, m, "durations")
-        places, at = _rows(lines, at, file, n, m, "machines")
-    jobs = [
-        list(zip([k - 1 for k in row], p, strict=True))
-        for row, p in zip(places, times, strict=True)
-    ]
-    return named_shop(jobs, m, file, name, facts), at
-
-
-def _title(lines: list[Line], at: int, file: str) -> tuple[int, int, dict[str, int]]:
-    names = tuple(" ".join(part.lower().split()) for part in lines[at].text.split(","))
+def _title(lines: ShopText) -> tuple[int, int, dict[str, int]]:
+    names = tuple(" ".join(part.lower().split()) for part in lines.line.split(","))
     if names != TITLE:
-        fail(
-            file,
-            lines[at],
-            f'expected the title "{", ".join(TITLE)}", got {format_value(lines[at].text)}',
-        )
-    if at + 1 == len(lines):
-        fail(file, lines[at], "expected six numbers after the title, got nothing")
-    line = lines[at + 1]
-    values = numbers(line, file)
+        lines.fail(f'expected the title "{", ".join(TITLE)}", got {format_value(lines.line)}')
+    lines.at += 1
+    if not lines.line:
+        lines.fail("expected six numbers after the title, got nothing")
+    values = lines.numbers()
     if len(values) != 6:
-        fail(file, line, f"expected six numbers ({', '.join(TITLE)}), got {len(values)}")
+        lines.fail(f"expected six numbers ({', '.join(TITLE)}), got {len(values)}")
     for what, value, low in zip(TITLE, values, (1, 1, 0, 0, 0, 0), strict=True):
         if value < low:
-            fail(file, line, f"{what}: expected an integer >= {low}, got {value}")
+            lines.fail(f"{what}: expected an integer >= {low}, got {value}")
+    lines.at += 1
     return values[0], values[1], dict(zip(_FACTS, values[2:], strict=True))
 
 
-def _word(lines: list[Line], at: int, file: str, word: str) -> int:
-    if at >= len(lines) or lines[at].text.lower() != word.lower():
-        line = lines[min(at, len(lines) - 1)]
-        got = format_value(line.text) if at < len(lines) else "the end of the file"
-        fail(file, line, f'expected the line "{word}", got {got}')
-    return at + 1
-
-
-def _rows(
-    lines: list[Line], at: int, file: str, n: int, m: int, what: str
-) -> tuple[list[list[int]], int]:
-    """The next n rows of m numbers, and the index behind them."""
-    rows: list[list[int]] = []
-    while len(rows) < n:
-        if at == len(lines) or lines[at].text[0].isalpha():
-            line = lines[min(at, len(lines) - 1)]
-            fail(file, line, f"expected {n} rows of {what}, one a job, got {len(rows)}")
-        values = numbers(lines[at], file)
-        if len(values) != m:
-            fail(file, lines[at], f"expected {m} {what}, one a machine, got {len(values)}")
-        if what == "machines":
-            check_machines(values, lines[at], file, base=1, m=m, once=True)
-        else:
-            check_durations(values, lines[at], file)
-        rows.append(values)
-        at += 1
-    return rows, at
+def _word(lines: ShopText, word: str) -> None:
+    if lines.line.lower() != word.lower():
+        got = format_value(lines.line) if lines.line else "the end of the file"
+        lines.fail(f'expected the line "{word}", got {got}')
+    lines.at += 1
 
 
 READER = Reader(
     "taillard",
-    recognises=lambda source: is_layout(source, "taillard"),
+    recognises=lambda source: layout(source) == "taillard",
     read=lambda source: from_text(source.text, source.file),
     write=lambda problem: to_text(shop_of(problem)),
 )

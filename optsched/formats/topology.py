@@ -5,8 +5,6 @@ The CSV has the header ``host,level...``: what labels of Kubernetes nodes become
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from optsched.bandwidth.cluster import MOST_HOSTS, Cluster, Host
 from optsched.bandwidth.host_lists import expand
 from optsched.errors import InputError
 from optsched.formats import nvidia_topo
+from optsched.formats.csv_rows import check_header, csv_rows
 from optsched.io.files import read_text
 from optsched.io.strict_json import shortened
 
@@ -23,7 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|[^\s\"]+)")
-_KEYS: Final = {"switchname", "switches", "nodes", "linkspeed", "blockname", "blocksizes"}
+_KINDS: Final = {
+    "SwitchName": ("switches", "nodes", "linkspeed"), "BlockName": ("nodes",), "BlockSizes": (),
+}  # fmt: skip
+"""What a line of Slurm's is about, with the keys that may stand beside it."""
+
 TIERS: Final = ("leaf", "spine", "core")
 """Names of the levels of switches, from the hosts upwards; above them ``tier4``, ``tier5``, ..."""
 
@@ -37,10 +40,12 @@ class Domains:
 
 
 @dataclass
-class _Switch:
+class _Entry:
+    """A line of Slurm's: a switch or a block."""
+
     line: int
-    children: list[str]
     nodes: list[str]
+    children: list[str]
     parent: str | None = None
 
 
@@ -112,22 +117,18 @@ def from_labels(text: str, name: str = "labels") -> Domains:
         With ``file:line``: another header, cells missing or empty, a host twice, or a domain that
         lies in two domains of the level above.
     """
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     levels: tuple[str, ...] | None = None
     of: dict[str, tuple[str, ...]] = {}
     above: dict[tuple[int, str], tuple[str, ...]] = {}
-    while True:
-        try:
-            cells = [cell.strip() for cell in next(reader)]
-        except StopIteration:
-            break
-        except csv.Error as error:
-            raise InputError(f"{name}:{reader.line_num}: not valid CSV ({error})") from None
-        place = f"{name}:{reader.line_num}"
+    for place, cells in csv_rows(text, name):
         if not any(cells):
             continue
         if levels is None:
-            levels = _levels(cells, place)
+            if cells[0] != "host" or len(cells) < 2 or "" in cells:
+                got = ",".join(cells)
+                raise InputError(f"{place}: expected a header host,LEVEL,..., got {got!r:.60}")
+            check_header(cells, (), (), place)
+            levels = tuple(cells[1:])
             continue
         if len(cells) != len(levels) + 1 or "" in cells:
             raise InputError(
@@ -151,15 +152,6 @@ def from_labels(text: str, name: str = "labels") -> Domains:
     return Domains(levels, of)
 
 
-def _levels(cells: list[str], place: str) -> tuple[str, ...]:
-    levels = tuple(cells[1:])
-    if cells[0] != "host" or not levels or "" in levels:
-        raise InputError(f"{place}: expected a header host,LEVEL,..., got {','.join(cells)!r:.60}")
-    if len(set(levels)) < len(levels) or "host" in levels:
-        raise InputError(f"{place}: expected distinct levels other than 'host'")
-    return levels
-
-
 def from_slurm(text: str, name: str = "topology.conf") -> Domains:
     """Domains from the text of a ``topology.conf``, of the tree or of the block plugin.
 
@@ -173,47 +165,40 @@ def from_slurm(text: str, name: str = "topology.conf") -> Domains:
         With ``file:line``: an unknown key, a host below two switches or in two blocks, a switch
         with two parents, without hosts or unknown, a loop, block sizes that do not double.
     """
-    switches: dict[str, _Switch] = {}
-    blocks: dict[str, tuple[int, list[str]]] = {}
-    sizes: tuple[int, list[int]] | None = None
+    found: dict[str, dict[str, _Entry]] = {kind: {} for kind in _KINDS}
+    switches, blocks, sizes = found.values()
+    multiples: list[int] = []
     for line, words in _lines(text):
         place = f"{name}:{line}"
-        pairs = _pairs(words, place)
-        kind = next((key for key in ("switchname", "blockname", "blocksizes") if key in pairs), "")
-        if (switches and kind != "switchname") or (blocks and kind == "switchname"):
+        kind, pairs = _pairs(words, place)
+        if (blocks or sizes) if kind == "SwitchName" else switches:
             raise InputError(f"{place}: a file has switches or blocks, not both")
-        if kind == "switchname":
-            _allow(pairs, ("switchname", "switches", "nodes", "linkspeed"), place)
-            if ("switches" in pairs) == ("nodes" in pairs):
-                raise InputError(f"{place}: a switch has either Switches or Nodes")
-            key = pairs["switchname"]
-            if key in switches:
-                raise InputError(
-                    f"{place}: SwitchName={key} is in line {switches[key].line} already"
-                )
-            below = expand(pairs["switches"], place) if "switches" in pairs else []
-            nodes = expand(pairs["nodes"], place) if "nodes" in pairs else []
-            switches[key] = _Switch(line, below, nodes)
-        elif kind == "blockname":
-            _allow(pairs, ("blockname", "nodes"), place)
-            key = pairs["blockname"]
-            if key in blocks:
-                raise InputError(f"{place}: BlockName={key} is in line {blocks[key][0]} already")
-            if "nodes" not in pairs:
-                raise InputError(f"{place}: BlockName={key} has no Nodes")
-            blocks[key] = (line, expand(pairs["nodes"], place))
-        elif kind == "blocksizes":
-            _allow(pairs, ("blocksizes",), place)
-            if sizes is not None:
-                raise InputError(f"{place}: BlockSizes is in line {sizes[0]} already")
-            sizes = (line, _sizes(pairs["blocksizes"], place))
-        else:
-            raise InputError(f"{place}: expected SwitchName, BlockName or BlockSizes")
-    if switches:
-        return _tree(switches, name)
-    if blocks:
-        return _blocks(blocks, [] if sizes is None else sizes[1], name)
-    raise InputError(f"{name}: there are neither switches nor blocks in it")
+        key = "" if kind == "BlockSizes" else pairs[kind.lower()]
+        title = f"{kind}={key}" if key else kind
+        if key in found[kind]:
+            raise InputError(f"{place}: {title} is in line {found[kind][key].line} already")
+        nodes, below = (
+            expand(pairs[listed], place) if listed in pairs else []
+            for listed in ("nodes", "switches")
+        )
+        if kind == "BlockSizes":
+            multiples = _sizes(pairs["blocksizes"], place)
+        elif kind == "BlockName" and not nodes:
+            raise InputError(f"{place}: {title} has no Nodes")
+        elif kind == "SwitchName" and bool(nodes) == bool(below):
+            raise InputError(f"{place}: a switch has either Switches or Nodes")
+        found[kind][key] = _Entry(line, nodes, below)
+    if not switches and not blocks:
+        raise InputError(f"{name}: there are neither switches nor blocks in it")
+    home: dict[str, str] = {}
+    for key, entry in (switches or blocks).items():
+        for node in entry.nodes:
+            if node in home:
+                between = f"{'below' if switches else 'in'} {home[node]} and {key}"
+                raise InputError(f"{name}:{entry.line}: host {node} is {between}")
+            home[node] = key
+    levels, ways = _tree(switches, name) if switches else _blocks(list(blocks), multiples)
+    return Domains(levels, {node: ways[key] for node, key in home.items()})
 
 
 def _lines(text: str) -> list[tuple[int, str]]:
@@ -235,24 +220,26 @@ def _lines(text: str) -> list[tuple[int, str]]:
     return found
 
 
-def _pairs(line: str, place: str) -> dict[str, str]:
+def _pairs(line: str, place: str) -> tuple[str, dict[str, str]]:
+    """What the line is about, and the value of every key in it, in lower case."""
     rest = _PAIR.sub("", line).strip()
     if rest:
         raise InputError(f"{place}: expected KEY=VALUE, got {rest!r:.60}")
+    known = {key for kind, beside in _KINDS.items() for key in (kind.lower(), *beside)}
     pairs: dict[str, str] = {}
     for key, value in _PAIR.findall(line):
-        if key.lower() not in _KEYS:
+        if key.lower() not in known:
             raise InputError(f"{place}: unknown key {key!r:.60}")
         if key.lower() in pairs:
             raise InputError(f"{place}: {key} is there twice")
         pairs[key.lower()] = value.strip('"')
-    return pairs
-
-
-def _allow(pairs: dict[str, str], keys: tuple[str, ...], place: str) -> None:
+    kind = next((kind for kind in _KINDS if kind.lower() in pairs), None)
+    if kind is None:
+        raise InputError(f"{place}: expected SwitchName, BlockName or BlockSizes")
     for key in pairs:
-        if key not in keys:
-            raise InputError(f"{place}: {key} does not belong beside {keys[0]}")
+        if key not in (kind.lower(), *_KINDS[kind]):
+            raise InputError(f"{place}: {key} does not belong beside {kind}")
+    return kind, pairs
 
 
 def _sizes(text: str, place: str) -> list[int]:
@@ -266,7 +253,10 @@ def _sizes(text: str, place: str) -> list[int]:
     return sizes
 
 
-def _tree(switches: dict[str, _Switch], name: str) -> Domains:
+def _tree(
+    switches: dict[str, _Entry], name: str
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Levels, and the way down to every switch."""
     for key, switch in switches.items():
         for child in switch.children:
             place = f"{name}:{switch.line}"
@@ -277,24 +267,13 @@ def _tree(switches: dict[str, _Switch], name: str) -> Domains:
                     f"{place}: switch {child} is below {switches[child].parent} and {key}"
                 )
             switches[child].parent = key
-    of: dict[str, tuple[str, ...]] = {}
-    where: dict[str, str] = {}
-    for key, switch in switches.items():
-        way = _way(key, switches, name)
-        for node in switch.nodes:
-            if node in where:
-                raise InputError(
-                    f"{name}:{switch.line}: host {node} is below {where[node]} and {key}"
-                )
-            where[node] = key
-            of[node] = way
-    depth = max(map(len, of.values()))
-    levels = [TIERS[k] if k < len(TIERS) else f"tier{k + 1}" for k in range(depth)]
-    padded = {node: way + way[-1:] * (depth - len(way)) for node, way in of.items()}
-    return Domains(tuple(reversed(levels)), padded)
+    ways = {key: _way(key, switches, name) for key in switches}
+    depth = max(map(len, ways.values()))
+    levels = [TIERS[k] if k < len(TIERS) else f"tier{k + 1}" for k in reversed(range(depth))]
+    return tuple(levels), {key: way + way[-1:] * (depth - len(way)) for key, way in ways.items()}
 
 
-def _way(key: str, switches: dict[str, _Switch], name: str) -> tuple[str, ...]:
+def _way(key: str, switches: dict[str, _Entry], name: str) -> tuple[str, ...]:
     """The switches from the top down to this one."""
     way = [key]
     while (parent := switches[way[-1]].parent) is not None:
@@ -305,22 +284,18 @@ def _way(key: str, switches: dict[str, _Switch], name: str) -> tuple[str, ...]:
     return tuple(reversed(way))
 
 
-def _blocks(blocks: dict[str, tuple[int, list[str]]], sizes: list[int], name: str) -> Domains:
-    # Slurm joins neighbouring blocks, in the order of the file, into blocks of the larger sizes
-    names = list(blocks)
+def _blocks(
+    names: list[str], sizes: list[int]
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Levels, and the larger blocks around every block: neighbours in the file are joined."""
     larger = sizes[:0:-1]
-    of: dict[str, tuple[str, ...]] = {}
-    where: dict[str, str] = {}
-    for i, (key, (line, nodes)) in enumerate(blocks.items()):
+    ways: dict[str, tuple[str, ...]] = {}
+    for i, key in enumerate(names):
         joined = []
         for size in larger:
             ratio = size // sizes[0]
             first = i - i % ratio
             last = min(first + ratio, len(names)) - 1
             joined.append(names[first] if first == last else f"{names[first]}..{names[last]}")
-        for node in nodes:
-            if node in where:
-                raise InputError(f"{name}:{line}: host {node} is in {where[node]} and {key}")
-            where[node] = key
-            of[node] = (*joined, key)
-    return Domains((*(f"block{size}" for size in larger), "block"), of)
+        ways[key] = (*joined, key)
+    return (*(f"block{size}" for size in larger), "block"), ways

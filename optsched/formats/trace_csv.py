@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
+import csv
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import numpy as np
 
 from optsched.cluster.job import WORK, rates
-from optsched.cluster.job_checks import MOST_GPUS, MOST_WORK, ascending
+from optsched.cluster.job_checks import MOST_WORK, ascending
 from optsched.cluster.speedup import Linear
 from optsched.errors import InputError
-from optsched.formats.trace_table import (
-    COLUMNS,
-    EXTRAS,
-    SEPARATOR,
-    TraceTable,
-    first,
-    write_trace,
-)
+from optsched.formats.trace_table import COLUMNS, SEPARATOR, USUAL, TraceTable, first, seconds
+from optsched.io.files import write_atomic
 from optsched.io.strict_json import MAX_INTEGER, format_json
 from optsched.io.values import file_label, format_value, integer, one_of
 from optsched.model.schedule import TIME_UNITS
@@ -35,7 +29,7 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
 _MOST_SIZES: Final = 2**22  # of all rows
-_TRUTH: Final = {"": True, "true": True, "1": True, "false": False, "0": False}
+_MOST_CELL: Final = 131_000  # characters: what readers of CSV take
 
 
 class Profile(NamedTuple):
@@ -120,13 +114,15 @@ def read_trace(
     one_of("time_unit", time_unit, TIME_UNITS)
     one_of("priority_as", priority_as, ("priority", "weight", "ignored"))
     one_of("type_as", type_as, ("source", "group", "template"))
+    integer("passes", passes, 1)
+    known = _profiles(profiles or {})
     if not ignore_columns:
         _check_one_workload(table)
-    gpus = table.gpus()
+    gpus = np.array(table.values("num_gpus"), np.int64)
     if largest is not None:
-        integer("largest", largest, 1)
-        table.keep(gpus <= largest, f"no job has at most {largest} GPUs")
-        gpus = gpus[gpus <= largest]
+        kept = gpus <= integer("largest", largest, 1)
+        table.keep(kept, f"no job has at most {largest} GPUs")
+        gpus = gpus[kept]
     if nodes is not None and (i := first(gpus > nodes.total)) is not None:
         table.refuse(
             i, "num_gpus",
@@ -134,219 +130,36 @@ def read_trace(
             "leaves such jobs out)",
         )  # fmt: skip
     submit = table.times("submit_time_s", time_unit, 0)
-    if not sort and (i := first(np.diff(submit) < 0)) is not None:
+    table.check_names()
+    if sort:
+        names = table.columns["job_id"]
+        order = sorted(range(len(names)), key=lambda i: (submit[i], names[i]))
+        table.take(order)
+        gpus, submit = gpus[order], submit[order]
+    elif (i := first(np.diff(submit) < 0)) is not None:
         table.refuse(
             i + 1, "submit_time_s",
             f"{submit[i + 1]} comes after {submit[i]}: not sorted (sort=True, --sort)",
         )  # fmt: skip
-    names = table.names()
-    integer("passes", passes, 1)
-    order: Any = slice(None)
-    if sort:
-        order = sorted(range(len(names)), key=lambda i: (submit[i], names[i]))
-    columns = _columns(table, gpus, time_unit, speedup or Linear(), sizes, profiles or {})
-    columns["submit"] = submit
-    columns |= _labels(table, priority_as, type_as, passes)
-    _check_ends(table, columns, time_unit)
-    per_job = {key: value[order] for key, value in columns.items() if isinstance(value, np.ndarray)}
-    allowed, speedups = columns["sizes"], columns["speedups"]
-    if sort:
-        names = [names[i] for i in order]
-        allowed = [allowed[i] for i in order] if isinstance(allowed, list) else allowed
-        speedups = [speedups[i] for i in order] if isinstance(speedups, list) else speedups
-    return Workload(
-        names=tuple(names),
-        name=file_label(Path(path).name),
-        time_unit=time_unit,
-        **_assembled(per_job, gpus[order], allowed, speedups),
-    )
-
-
-def _columns(
-    table: TraceTable,
-    gpus: IntArray,
-    time_unit: str,
-    speedup: Speedup,
-    sizes: Sequence[int] | None,
-    profiles: Mapping[str, Profile],
-) -> dict[str, Any]:
-    """Work of every job, and its sizes and speed-up (one for all where they are the same)."""
-    wanted = None if sizes is None else ascending("sizes", sizes)
-    known = _profiles(profiles)
-    types = table.columns.get("type", ())
-    rows = {t: known[t] for t in set(types) if t in known}
-    speedups: Any = speedup
-    allowed: Any = None
-    own = _own_sizes(table, gpus)
-    if rows or wanted is not None or own is not None:
-        none = Profile(None, speedup, wanted)
-        each = [rows.get(t, none) for t in types] or [none] * len(gpus)
-        speedups = [profile.speedup for profile in each]
-        allowed = [
-            (g,) if p.sizes is None or g == 0 else tuple(sorted({*p.sizes, g} - {0}))
-            for g, p in zip(gpus.tolist(), each, strict=True)
-        ]
-        if own is not None:
-            allowed = [a if o is None else o for a, o in zip(allowed, own, strict=True)]
-    rate = _own_rates(gpus, speedups)
-    return {
-        "work": _work(table, rate, time_unit, rows),
-        "rate_own": rate,
-        "sizes": allowed,
-        "speedups": speedups,
-    }
-
-
-def _profiles(profiles: Mapping[str, Profile]) -> dict[str, Profile]:
-    known = {}
-    for key, profile in profiles.items():
-        if not isinstance(profile, Profile):
-            raise InputError(
-                f"profiles[{format_value(key)}]: expected a Profile, got {format_value(profile)}"
-            )
-        if profile.work is not None:
-            integer(f"profiles[{format_value(key)}].work", profile.work, 1, MAX_INTEGER)
-        if profile.sizes is not None:
-            ascending(f"profiles[{format_value(key)}].sizes", profile.sizes)
-        known[key] = profile
-    return known
-
-
-def _own_rates(gpus: IntArray, speedups: Any) -> IntArray:
-    """Speed of every job at its own size."""
-    if isinstance(speedups, list):
-        pairs = list(zip(speedups, gpus.tolist(), strict=True))
-    else:
-        if type(speedups) is Linear:
-            return np.maximum(gpus, 1) * WORK
-        pairs = [(speedups, g) for g in gpus.tolist()]
-    found = {pair: rates(pair[0], (pair[1],))[0] for pair in set(pairs)}
-    return np.array([found[pair] for pair in pairs], np.int64)
-
-
-def _work(
-    table: TraceTable, rate: IntArray, time_unit: str, profiles: Mapping[str, Profile]
-) -> IntArray:
-    """Duration times speed at the own size; where there is no duration, that of the profile."""
-    n = len(rate)
-    column = table.columns.get("duration_s", ("",) * n)
-    absent = [i for i, text in enumerate(column) if not text] if "" in column else []
-    given = np.zeros(n, np.int64)
-    if absent:
-        types = table.columns.get("type", ("",) * n)
-        for i in absent:
-            profile = profiles.get(types[i])
-            if profile is None or profile.work is None:
-                table.refuse(
-                    i, "duration_s",
-                    "missing, and there is no profile with the work of type "
-                    f"{format_json(types[i])} "
-                    "(profiles=)",
-                )  # fmt: skip
-            given[i] = profile.work * WORK if profile.work <= MOST_WORK // WORK else -1
-            if given[i] < 0:
-                table.refuse(i, "duration_s", "the profile's work is above 2^62 / 10^6")
-        filled = list(column)
-        for i in absent:
-            filled[i] = "1"
-        table.columns["duration_s"] = filled
-    duration = table.times("duration_s", time_unit, 1)
-    if (late := first(duration > MOST_WORK // rate)) is not None:
-        what = f"{duration[late]} {time_unit} on these GPUs is more work than 2^62"
-        table.refuse(late, "duration_s", what)
-    work = duration * rate
-    work[absent] = given[absent]
-    return work
-
-
-def _labels(table: TraceTable, priority_as: str, type_as: str, passes: int) -> dict[str, Any]:
-    """Columns of priority, weight, type, group, template and passes."""
-    n = len(table.row)
-    if type_as in table.columns:
-        raise InputError(f"type_as: {table.path} has a column {type_as}; leave type_as='source'")
-    priority, weight = np.full(n, 50, np.int64), np.ones(n)
-    column = table.columns.get("priority", ()) if priority_as != "ignored" else ()
-    if any(column):
-        for i, text in enumerate(column):
-            if not text:
-                continue
-            value = table.number(i, "priority", text, "a number")
-            if priority_as == "weight":
-                if not 0 < value < 10**9:
-                    table.refuse(i, "priority", f"expected a weight > 0, got {text}")
-                weight[i] = float(value)
-                continue
-            if value != value.to_integral_value() or not 1 <= value <= 99:
-                table.refuse(
-                    i, "priority", f"expected 1..99, got {text} (priority_as='weight' reads shares)"
-                )
-            priority[i] = int(value)
-    types = table.texts("type") if "type" in table.columns else ("",) * n
-    more = _extras(table, passes)
-    if "weight" in more and priority_as == "weight":
-        raise InputError(f"priority_as: {table.path} has a column weight; read priority otherwise")
-    found = {"priority": priority, "weight": weight, "source": np.array(types, np.str_)} | more
-    if type_as != "source":
-        found[f"{type_as}_words"] = found["source"]
-    return found
-
-
-def _check_ends(table: TraceTable, columns: dict[str, Any], time_unit: str) -> None:
-    """Jobs that would end beyond 2^53 at their own size, and passes that are too short."""
-    submit, work, passes = columns["submit"], columns["work"], columns["passes"]
-    duration = -(-work // columns["rate_own"])
-    if (i := first(duration > MAX_INTEGER - submit)) is not None:
+    columns = _labels(table, priority_as, type_as, passes)
+    columns |= _sizes(table, gpus, speedup or Linear(), sizes, known)
+    per_job = np.repeat(gpus, np.diff(columns["size_ptr"]))
+    rate = columns["rate"][columns["size"] == per_job]
+    work, passes_of = _work(table, rate, time_unit, known), columns["passes"]
+    if (i := first(-(-work // rate) > MAX_INTEGER - submit)) is not None:
         table.refuse(i, "duration_s", f"ends beyond 2^53 {time_unit}")
-    if (i := first(passes > work)) is not None:
-        table.refuse(i, "passes", f"{passes[i]} passes of less than one unit of work")
-
-
-def _assembled(
-    per_job: dict[str, Any], gpus: IntArray, allowed: Any, speedups: Any
-) -> dict[str, Any]:
-    """All columns of a workload."""
-    from optsched.cluster.workload import Group
-    from optsched.cluster.workload_columns import grouped, sized
-
-    n = len(gpus)
-    ones = np.ones(n, np.int64)
-    which: Any
-    if allowed is None:
-        ptr = np.arange(n + 1)
-        which = ((speedups,), np.zeros(n, np.int64), ptr, gpus, per_job["rate_own"])
-    else:
-        which = sized(allowed, speedups)
-    groups: tuple[Group, ...] = (Group(""),)
-    group, template, templates = ones * 0, -ones, ()
-    if "group_words" in per_job:
-        words = per_job["group_words"].tolist()
-        found = list(dict.fromkeys(words))
-        groups, group = grouped(found, ()), _numbers(words, found)
-    if "template_words" in per_job:
-        words = per_job["template_words"].tolist()
-        found = sorted(set(words) - {""})
-        templates, template = tuple(found), _numbers(words, found)
-    work, passes = per_job["work"], per_job["passes"]
-    return {
-        "submit": per_job["submit"], "work": work, "believed": work, "nominal": work,
-        "passes": passes, "pass_work": -(-work // passes),
-        "speedups": which[0], "speedup": which[1], "size_ptr": which[2], "size": which[3],
-        "rate": which[4],
-        "priority": per_job["priority"], "weight": per_job["weight"], "source": per_job["source"],
-        "group": group, "groups": groups, "template": template, "templates": templates,
-        "preemptible": per_job["preemptible"], "restart_cost": -ones,
-        "observed_ptr": np.zeros(n + 1, np.int64), "observed": np.zeros(0),
-        "target": np.full(n, np.nan), "initial": np.full(n, np.nan),
-        "estimate": np.ones(n), "micro_factor": np.ones(n), "completion": ones * 0,
-    }  # fmt: skip
-
-
-def _numbers(words: list[str], found: list[str]) -> IntArray:
-    place = {word: k for k, word in enumerate(found)}
-    return np.array([place.get(word, -1) for word in words], np.int64)
-
-
-# optional columns: sizes, shares, groups, passes
+    if (i := first(passes_of > work)) is not None:
+        table.refuse(i, "passes", f"{passes_of[i]} passes of less than one unit of work")
+    n = len(work)
+    return Workload(
+        name=file_label(Path(path).name), time_unit=time_unit,
+        names=tuple(table.columns["job_id"]), submit=submit,
+        work=work, believed=work, nominal=work, pass_work=-(-work // passes_of),
+        restart_cost=np.full(n, -1), completion=np.zeros(n, np.int64),
+        observed_ptr=np.zeros(n + 1, np.int64), observed=np.zeros(0),
+        target=np.full(n, np.nan), initial=np.full(n, np.nan),
+        estimate=np.ones(n), micro_factor=np.ones(n), **columns,
+    )  # fmt: skip
 
 
 def _check_one_workload(table: TraceTable) -> None:
@@ -360,86 +173,191 @@ def _check_one_workload(table: TraceTable) -> None:
         )
 
 
-def _own_sizes(table: TraceTable, gpus: IntArray) -> list[tuple[int, ...] | None] | None:
-    """Sizes that rows name themselves, None for the others; None if no row does."""
-    none = ("",) * len(gpus)
-    columns: Any = [table.columns.get(key, none) for key in ("sizes", "min_gpus", "max_gpus")]
-    if not any(map(any, columns)):
-        return None
-    known: dict[Any, tuple[int, ...] | None] = {}
-    found, total = [], 0
-    for i, key in enumerate(zip(*columns, gpus.tolist(), strict=True)):
-        if key not in known:
-            listed, low, high, g = key
-            known[key] = _sizes(table, i, listed, low, high, g, _MOST_SIZES - total)
-        sizes = known[key]
-        total += 1 if sizes is None else len(sizes)
-        if total > _MOST_SIZES:
-            table.refuse(i, "sizes", f"more than {_MOST_SIZES:,} sizes in all rows up to here")
-        found.append(sizes)
-    return found
+def _profiles(profiles: Mapping[str, Profile]) -> dict[str, Profile]:
+    known = {}
+    for key, profile in profiles.items():
+        place = f"profiles[{format_value(key)}]"
+        if not isinstance(profile, Profile):
+            raise InputError(f"{place}: expected a Profile, got {format_value(profile)}")
+        if profile.work is not None:
+            integer(f"{place}.work", profile.work, 1, MOST_WORK // WORK)
+        if profile.sizes is not None:
+            ascending(f"{place}.sizes", profile.sizes)
+        known[key] = profile
+    return known
 
 
 def _sizes(
-    table: TraceTable, i: int, sizes: str, least: str, most: str, g: int, room: int
-) -> tuple[int, ...] | None:
-    """Sizes of one row; `g` is one of them."""
-    if sizes and (least or most):
-        table.refuse(i, "sizes", "given beside min_gpus or max_gpus; give one of the two")
-    if sizes:
-        numbers = tuple(
-            table.whole(i, "sizes", text, 0, MOST_GPUS, f"sizes such as 1{SEPARATOR}2{SEPARATOR}4")
-            for text in sizes.split(SEPARATOR)
+    table: TraceTable,
+    gpus: IntArray,
+    speedup: Speedup,
+    sizes: Sequence[int] | None,
+    profiles: Mapping[str, Profile],
+) -> dict[str, Any]:
+    """Speed-ups, and sizes with their rates in CSR form: columns of a workload."""
+    from optsched.cluster.workload_columns import sized
+
+    wanted = None if sizes is None else ascending("sizes", sizes)
+    types, own, n = table.texts("type"), _own_sizes(table, gpus), len(gpus)
+    found: tuple[Any, ...]
+    if wanted is None and own is None and profiles.keys().isdisjoint(types):
+        distinct, which = np.unique(gpus, return_inverse=True)
+        rate = np.array([rates(speedup, (g,))[0] for g in distinct.tolist()], np.int64)
+        found = (speedup,), np.zeros(n, np.int64), np.arange(n + 1), gpus, rate[which]
+    else:
+        others = Profile(None, speedup, wanted)
+        rows = [profiles.get(t, others) for t in types]
+        found = sized(
+            [
+                named or ((g,) if p.sizes is None or g == 0 else (*sorted({*p.sizes, g} - {0}),))
+                for named, g, p in zip(own or [()] * n, gpus.tolist(), rows, strict=True)
+            ],
+            [p.speedup for p in rows],
         )
-        if any(b <= a for a, b in pairwise(numbers)):
-            table.refuse(
-                i, "sizes", f"expected ascending distinct sizes, got {format_value(sizes)}"
-            )
-        if numbers[0] == 0 and len(numbers) > 1:
-            table.refuse(i, "sizes", "0 stands alone, for a task without GPUs")
-        if g not in numbers:
-            table.refuse(i, "num_gpus", f"{g} is not among the sizes {format_value(sizes)}")
-        return numbers
-    if not least and not most:
+    return dict(zip(("speedups", "speedup", "size_ptr", "size", "rate"), found, strict=True))
+
+
+def _own_sizes(table: TraceTable, gpus: IntArray) -> list[tuple[int, ...]] | None:
+    """Sizes that rows name themselves, empty for the others; None if no row does."""
+    columns = [table.values(key) for key in ("sizes", "min_gpus", "max_gpus")]
+    if not any(map(any, columns)):
         return None
-    if g == 0:
-        table.refuse(i, "min_gpus" if least else "max_gpus", "given for a task without GPUs")
-    low = table.whole(i, "min_gpus", least, 1, MOST_GPUS, "a number of GPUs") if least else g
-    high = table.whole(i, "max_gpus", most, 1, MOST_GPUS, "a number of GPUs") if most else g
-    if low > high and least and most:
-        table.refuse(i, "min_gpus", f"{low} is above max_gpus {high}")
-    if not low <= g <= high:
-        table.refuse(i, "num_gpus", f"{g} is not in {low}..{high} (min_gpus, max_gpus)")
-    if high - low >= room:
-        table.refuse(i, "max_gpus", f"more than {_MOST_SIZES:,} sizes in all rows up to here")
-    return tuple(range(low, high + 1))
-
-
-def _extras(table: TraceTable, passes: int) -> dict[str, Any]:
-    """Weight, whether preemptible, passes, and words of group and template, by row."""
-    n = len(table.row)
-    weight, preemptible = np.ones(n), np.ones(n, np.bool_)
-    each = np.full(n, passes, np.int64)
-    columns = table.columns
-    for i, text in enumerate(columns.get("weight", ())):
-        if text:
-            weight[i] = float(table.number(i, "weight", text, "a weight > 0"))
-            if not 0 < weight[i] < math.inf:
-                table.refuse(i, "weight", f"expected a finite weight > 0, got {text:.40}")
-    for i, text in enumerate(columns.get("preemptible", ())):
-        if text not in _TRUTH:
-            table.refuse(i, "preemptible", f"expected true, false, 1 or 0, got {format_json(text)}")
-        preemptible[i] = _TRUTH[text]
-    for i, text in enumerate(columns.get("passes", ())):
-        if text:
-            each[i] = table.whole(i, "passes", text, 1, MAX_INTEGER, "a number of passes")
-    found: dict[str, Any] = {"preemptible": preemptible, "passes": each}
-    if any(columns.get("weight", ())):
-        found["weight"] = weight
-    for key in ("group", "template"):
-        if key in columns:
-            found[f"{key}_words"] = np.array(table.texts(key), np.str_)
+    known: dict[Any, tuple[int, ...]] = {}
+    found, total = [], 0
+    for i, key in enumerate(zip(*columns, gpus.tolist(), strict=True)):
+        named: Sequence[int] = known[key] if key in known else _named(table, i, *key)
+        total += max(1, len(named))
+        if total > _MOST_SIZES:
+            table.refuse(i, "sizes", f"more than {_MOST_SIZES:,} sizes in all rows up to here")
+        found.append(known.setdefault(key, tuple(named)))
     return found
 
 
-__all__ = ["COLUMNS", "EXTRAS", "Profile", "read_trace", "write_trace"]
+def _named(
+    table: TraceTable, i: int, listed: tuple[int, ...] | None, low: int | None, high: int | None,
+    g: int,
+) -> Sequence[int]:  # fmt: skip
+    """Sizes of one row; `g` is one of them."""
+    if low is None and high is None:
+        if listed and g not in listed:
+            what = f"is not among the sizes {format_value(SEPARATOR.join(map(str, listed)))}"
+            table.refuse(i, "num_gpus", f"{g} {what}")
+        return listed or ()
+    if listed:
+        table.refuse(i, "sizes", "given beside min_gpus or max_gpus; give one of the two")
+    if g == 0:
+        table.refuse(i, "num_gpus", "0: a task without GPUs has neither min_gpus nor max_gpus")
+    low, high = low or g, high or g
+    if not low <= g <= high:
+        table.refuse(i, "num_gpus", f"{g} is not in {low}..{high} (min_gpus, max_gpus)")
+    return range(low, high + 1)
+
+
+def _work(
+    table: TraceTable, rate: IntArray, time_unit: str, profiles: Mapping[str, Profile]
+) -> IntArray:
+    """Duration times speed at the own size; where there is no duration, that of the profile."""
+    column = table.columns.get("duration_s", ("",) * len(rate))
+    given: dict[int, int] = {}
+    if "" in column:
+        types = table.texts("type")
+        for i in [i for i, text in enumerate(column) if not text]:
+            work = profiles.get(types[i], Profile()).work
+            if work is None:
+                table.refuse(
+                    i, "duration_s",
+                    "missing, and there is no profile with the work of type "
+                    f"{format_json(types[i])} (profiles=)",
+                )  # fmt: skip
+            given[i] = work * WORK
+        table.columns["duration_s"] = [text or "1" for text in column]
+    duration = table.times("duration_s", time_unit, 1)
+    if (late := first(duration > MOST_WORK // rate)) is not None:
+        what = f"{duration[late]} {time_unit} on these GPUs is more work than 2^62"
+        table.refuse(late, "duration_s", what)
+    found = duration * rate
+    found[list(given)] = list(given.values())
+    return found
+
+
+def _labels(table: TraceTable, priority_as: str, type_as: str, passes: int) -> dict[str, Any]:
+    """Columns of a workload that rows say one by one."""
+    from optsched.cluster.workload_columns import grouped
+
+    shares = priority_as == "weight"
+    for option, taken, key in (("type_as", type_as, type_as), ("priority_as", shares, "weight")):
+        if taken and any(table.columns.get(key, ())):
+            raise InputError(f"{option}: {table.path} has a column {key}; leave {option} as it is")
+    group, template = (
+        table.texts("type" if type_as == key else key) for key in ("group", "template")
+    )
+    groups, templates = list(dict.fromkeys(group)), sorted(set(template) - {""})
+    ranks = "priority" if priority_as == "priority" else ""
+    return {
+        "priority": np.array(table.values("priority", ranks)),
+        "weight": np.array(table.values("weight", "priority" if shares else "weight")),
+        "preemptible": np.array(table.values("preemptible")),
+        "passes": np.array(table.values("passes", default=passes)),
+        "source": np.array(table.texts("type"), np.str_),
+        "group": _numbers(group, groups), "groups": grouped(groups, ()),
+        "template": _numbers(template, templates), "templates": tuple(templates),
+    }  # fmt: skip
+
+
+def _numbers(words: Sequence[str], found: list[str]) -> IntArray:
+    place = {word: k for k, word in enumerate(found)}
+    return np.array([place.get(word, -1) for word in words], np.int64)
+
+
+# writing
+
+
+def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
+    """Write jobs as a trace that `read_trace` reads back.
+
+    Kept are name, submit time, priority, weight, group, template, passes, whether preemptible,
+    `source` as type, sizes, and the work as the duration on ``num_gpus``: the smallest size at
+    which it is a whole number of units of time (if there is none, the smallest, rounded up).
+    Columns that no job needs are left out. There is no column for speed-ups (give them to
+    `read_trace` again), limits and weights of groups, curves, targets, restart costs, estimates
+    and micro factors.
+
+    Raises
+    ------
+    InputError
+        A list of sizes that is too long for a cell, or a file that cannot be written.
+    """
+    found = {key: column.cells(workload) for key, column in COLUMNS.items() if column.cells}
+    found |= _cells_of_sizes(workload, path)
+    columns = {key: found[key] for key in COLUMNS if key in USUAL or any(found.get(key, ()))}
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    write_atomic(path, text.getvalue())
+
+
+def _cells_of_sizes(w: Workload, path: Any) -> dict[str, Sequence[Any]]:
+    """The own size and its duration; bounds of sizes without gaps, lists of others."""
+    begin, ends = w.size_ptr[:-1], w.size_ptr.tolist()
+    exact = np.repeat(w.work, np.diff(w.size_ptr)) % w.rate == 0
+    place = np.minimum.reduceat(np.where(exact, np.arange(len(exact)), len(exact)), begin)
+    at = np.where(place < len(exact), place, begin)
+    low, high = w.size[begin].tolist(), w.size[w.size_ptr[1:] - 1].tolist()
+    least, most, listed = ([""] * len(w) for _ in range(3))
+    for i in np.flatnonzero(np.diff(w.size_ptr) > 1).tolist():
+        count = ends[i + 1] - ends[i]
+        if high[i] - low[i] + 1 == count:
+            least[i], most[i] = str(low[i]), str(high[i])
+            continue
+        listed[i] = SEPARATOR.join(map(str, w.sizes_of(i).tolist()))
+        if len(listed[i]) > _MOST_CELL:
+            raise InputError(f"{path}: job {format_json(w.names[i])}: {count:,} sizes are too many")
+    return {
+        "num_gpus": w.size[at].tolist(),
+        "duration_s": seconds(-(-w.work // w.rate[at]), w.time_unit),
+        "min_gpus": least, "max_gpus": most, "sizes": listed,
+    }  # fmt: skip
+
+
+__all__ = ["Profile", "read_trace", "write_trace"]

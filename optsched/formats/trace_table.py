@@ -1,47 +1,135 @@
-"""Traces as tables: rows by column with strict numbers and the name of every place; writing."""
+"""Columns of a trace, each with its cells; a file as columns that name the place of every cell."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
 from optsched.cluster.job_checks import CONTROL, MOST_GPUS
 from optsched.errors import InputError
-from optsched.io.files import read_text, write_atomic
+from optsched.formats.csv_rows import check_header
+from optsched.io.files import read_text
 from optsched.io.strict_json import MAX_INTEGER, format_json, without_collector
-from optsched.io.values import format_value, integer
+from optsched.io.values import integer
 from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
 
     from optsched.cluster.workload import Workload
     from optsched.model.schedule import IntArray
 
-COLUMNS: Final = ("job_id", "submit_time_s", "num_gpus", "duration_s", "priority", "type")
-EXTRAS: Final = (
-    "workload", "batch_size", "min_gpus", "max_gpus", "sizes", "weight", "group", "preemptible",
-    "passes", "template",
-)  # fmt: skip
-"""Optional columns; of ``workload`` and ``batch_size`` nothing is kept."""
-
 SEPARATOR: Final = "|"
 """Between the numbers of a cell of ``sizes``."""
 
 PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-_KNOWN: Final = (*COLUMNS, *EXTRAS)
-_REQUIRED: Final = COLUMNS[:3]
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
+_TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 _MAX_TEXT: Final = 200
-_MOST_CELL: Final = 131_000  # characters: what readers of CSV take
+
+
+def seconds(times: IntArray, time_unit: str) -> list[str]:
+    """Times of a unit as seconds, exactly."""
+    if time_unit == "s":
+        return list(map(str, times.tolist()))
+    scale = PER_SECOND[time_unit]
+    digits = len(str(scale)) - 1
+    found = []
+    for value in times.tolist():
+        whole, part = divmod(value, scale)
+        found.append(f"{whole}.{part:0{digits}d}".rstrip("0").rstrip("."))
+    return found
+
+
+def _decimal(text: str) -> Decimal | None:
+    return Decimal(text) if _NUMBER.fullmatch(text) else None
+
+
+def _whole(least: int, most: int) -> Callable[[str], int | None]:
+    def read(text: str) -> int | None:
+        value = _decimal(text)
+        if value is None or not least <= value <= most or value != value.to_integral_value():
+            return None
+        return int(value)
+
+    return read
+
+
+def _weight(text: str) -> float | None:
+    value = float(_decimal(text) or 0)
+    return value if 0 < value < math.inf else None
+
+
+def _sizes(text: str) -> tuple[int, ...] | None:
+    numbers = [_whole(0, MOST_GPUS)(part) for part in text.split(SEPARATOR)]
+    found = tuple(number for number in numbers if number is not None)
+    rising = all(a < b for a, b in pairwise(found))
+    zero = 0 in found and len(found) > 1
+    return found if rising and not zero and len(found) == len(numbers) else None
+
+
+class Column(NamedTuple):
+    """What the cells of a column are, for reader and writer."""
+
+    what: str = ""
+    """For messages."""
+    read: Callable[[str], Any] | None = None
+    """The value of a cell, None if it is wrong; names and times have their own."""
+    default: Any = None
+    """The value of an empty cell."""
+    cells: Callable[[Workload], Sequence[Any]] | None = None
+    """Those of a workload, empty for what is taken for granted; the writer has others its own."""
+
+
+COLUMNS: Final = {
+    "job_id": Column(cells=lambda w: w.names),
+    "submit_time_s": Column(cells=lambda w: seconds(w.submit, w.time_unit)),
+    "num_gpus": Column(
+        "whole GPUs in 0..2^24 (jobs that share a GPU are not simulated)", _whole(0, MOST_GPUS)
+    ),
+    "duration_s": Column(),
+    "priority": Column(
+        "a whole number in 1..99 (priority_as='weight' reads shares)",
+        _whole(1, 99), 50, lambda w: w.priority.tolist(),
+    ),
+    "type": Column(cells=lambda w: w.source.tolist()),
+    "workload": Column(),
+    "batch_size": Column(),
+    "min_gpus": Column("whole GPUs in 1..2^24", _whole(1, MOST_GPUS)),
+    "max_gpus": Column("whole GPUs in 1..2^24", _whole(1, MOST_GPUS)),
+    "sizes": Column(
+        f"ascending sizes in 1..2^24 such as 1{SEPARATOR}2{SEPARATOR}4, or 0 alone", _sizes
+    ),
+    "weight": Column(
+        "a finite weight > 0", _weight, 1.0,
+        lambda w: ["" if x == 1 else x for x in w.weight.tolist()],
+    ),
+    "group": Column(cells=lambda w: [w.groups[g].name for g in w.group.tolist()]),
+    "preemptible": Column(
+        "true, false, 1 or 0", _TRUTH.get, True,
+        lambda w: ["" if x else "false" for x in w.preemptible.tolist()],
+    ),
+    "passes": Column(
+        "a whole number of passes in 1..2^53", _whole(1, MAX_INTEGER), 1,
+        lambda w: ["" if x == 1 else x for x in w.passes.tolist()],
+    ),
+    "template": Column(
+        cells=lambda w: ["" if t < 0 else w.templates[t] for t in w.template.tolist()]
+    ),
+}  # fmt: skip
+"""All of them; of ``workload`` and ``batch_size`` nothing is kept."""
+
+USUAL: Final = tuple(COLUMNS)[:6]
+"""Columns that every trace has when it is written; the first three must be there to be read."""
 
 
 class TraceTable:
@@ -65,61 +153,50 @@ class TraceTable:
             self.row = np.flatnonzero([bool(row) for row in rows]) + 1
             rows = [row for row in rows if row]
         if not rows:
-            raise InputError(f"{path}: the file is empty; expected a header {','.join(COLUMNS)}")
+            raise InputError(f"{path}: the file is empty; expected a header {','.join(USUAL)}")
         header, rows, self.row = rows[0], rows[1:], self.row[1:]
-        self._check_header(header, ignore_columns, where)
+        known = () if ignore_columns else (*COLUMNS, *where)
+        skip = " (ignore_columns=True, --ignore-columns skips it)"
+        check_header(header, known, (*USUAL[:3], *where), f"{path}: row 1", skip)
+        if not rows:
+            raise InputError(f"{path}: no jobs: there are no rows")
         bad = first(np.array([len(row) for row in rows], np.int64) != len(header))
         if bad is not None:
             raise InputError(
                 f"{path}: row {self.row[bad]}: has {len(rows[bad])} fields, the header has "
                 f"{len(header)}"
             )
+        self.columns: dict[str, Sequence[str]] = dict(
+            zip(header, zip(*rows, strict=True), strict=True)
+        )
         for key, wanted in where.items():
-            k = header.index(key)
-            kept = np.array([row[k] == wanted for row in rows], np.bool_)
-            self.row, rows = self.row[kept], [row for row in rows if row[k] == wanted]
-        if limit is not None:
-            rows = rows[: integer("limit", limit, 1)]
-            self.row = self.row[: len(rows)]
-        if not rows:
-            raise InputError(f"{path}: no jobs: there are no rows{' left' if where else ''}")
-        by_key = dict(zip(header, zip(*rows, strict=True), strict=True))
-        self.columns: dict[str, Sequence[str]] = {k: v for k, v in by_key.items() if k in _KNOWN}
-
-    def _check_header(self, header: list[str], ignore: bool, where: dict[str, str]) -> None:
-        for key in header:
-            if header.count(key) > 1:
-                raise InputError(f"{self.path}: row 1: column {format_json(key)} is there twice")
-            if key not in _KNOWN and key not in where and not ignore:
-                raise InputError(
-                    f"{self.path}: row 1: unknown column {format_json(key)} (ignore_columns=True, "
-                    "--ignore-columns skips it)"
-                )
-        for key in (*_REQUIRED, *where):
-            if key not in header:
-                raise InputError(f"{self.path}: row 1: column {format_json(key)} is missing")
+            kept = np.array([text == wanted for text in self.columns[key]], np.bool_)
+            self.keep(kept, "no jobs: there are no rows left")
+        if limit is not None and integer("limit", limit, 1) < len(self.row):
+            self.take(range(limit))
 
     def refuse(self, i: int, key: str, what: str) -> NoReturn:
-        """Refuse the i-th job."""
-        raise InputError(f"{self.place(i, key)}: {what}")
-
-    def place(self, i: int, key: str) -> str:
-        """Where the field of the i-th job stands."""
+        """Refuse a cell of the i-th job."""
         name = format_json(self.columns["job_id"][i])
-        return f"{self.path}: row {self.row[i]} (job {name}): {key}"
+        raise InputError(f"{self.path}: row {self.row[i]} (job {name}): {key}: {what}")
 
-    def keep(self, kept: Any, otherwise: str) -> None:
+    def take(self, chosen: Sequence[int]) -> None:
+        """These rows, in this order."""
+        self.row = self.row[chosen]
+        self.columns = {key: [v[i] for i in chosen] for key, v in self.columns.items()}
+
+    def keep(self, kept: npt.NDArray[np.bool_], otherwise: str) -> None:
         """Leave out the other rows."""
         if not kept.any():
             raise InputError(f"{self.path}: {otherwise}")
         if not kept.all():
-            chosen = np.flatnonzero(kept).tolist()
-            self.row = self.row[chosen]
-            self.columns = {k: [v[i] for i in chosen] for k, v in self.columns.items()}
+            self.take(np.flatnonzero(kept).tolist())
 
     def texts(self, key: str) -> Sequence[str]:
-        """A column of names: short, without control characters."""
-        column = self.columns[key]
+        """A column of names: short, without control characters; empty ones if it is not there."""
+        column = self.columns.get(key)
+        if column is None:
+            return ("",) * len(self.row)
         long = max(column, key=len)
         if len(long) > _MAX_TEXT:
             self.refuse(column.index(long), key, f"longer than {_MAX_TEXT} characters")
@@ -128,44 +205,59 @@ class TraceTable:
             self.refuse(i, key, f"control characters (a line break) in {format_json(column[i])}")
         return column
 
-    def names(self) -> list[str]:
-        """Distinct ids."""
-        names = list(self.columns["job_id"])
+    def check_names(self) -> None:
+        """Refuse ids that are empty or twice."""
+        names = self.texts("job_id")
         if "" in names:
             self.refuse(names.index(""), "job_id", "empty")
-        self.texts("job_id")
         if len(set(names)) < len(names):
             seen: dict[str, int] = {}
             i = next(i for i, name in enumerate(names) if seen.setdefault(name, i) != i)
             self.refuse(i, "job_id", f"is also that of row {self.row[seen[names[i]]]}")
-        return names
 
-    def gpus(self) -> IntArray:
-        """GPUs of every job; 0 for a task without."""
-        column = self.columns["num_gpus"]
-        if (numbers := _digits(column)) is None:
-            numbers = []
-            for i, text in enumerate(column):
-                value = self.number(i, "num_gpus", text, "a number of GPUs")
-                if value != value.to_integral_value():
-                    self.refuse(
-                        i, "num_gpus",
-                        f"expected whole GPUs, got {text}; jobs that share a GPU are not simulated",
-                    )  # fmt: skip
-                numbers.append(int(value))
-        for i, count in enumerate(numbers):
-            if not 0 <= count <= MOST_GPUS:
-                self.refuse(i, "num_gpus", f"expected 0..2^24 GPUs, got {format_value(count)}")
-        return np.array(numbers, np.int64)
+    def values(self, kind: str, key: str | None = None, default: Any = None) -> list[Any]:
+        """Values of a column.
+
+        Parameters
+        ----------
+        kind
+            Its name; all cells are empty if it is not there.
+        key
+            Another column that is read in its place, by the same rule.
+        default
+            Of an empty cell, in place of the rule's.
+        """
+        rule = COLUMNS[kind]
+        assert rule.read is not None  # nobody asks for values of names and times
+        empty = rule.default if default is None else default
+        known: dict[str, Any] = {} if kind in USUAL[:3] else {"": empty}
+        key = kind if key is None else key
+        column = self.columns.get(key)
+        if column is None:
+            return [empty] * len(self.row)
+        for text in dict.fromkeys(column):
+            if text not in known:
+                known[text] = rule.read(text)
+                if known[text] is None:
+                    self._wrong(column.index(text), key, rule.what)
+        return [known[text] for text in column]
+
+    def _wrong(self, i: int, key: str, what: str) -> NoReturn:
+        text = self.columns[key][i]
+        got = format_json(text) if text else "nothing"
+        self.refuse(i, key, f"expected {what}, got {got}")
 
     def times(self, key: str, time_unit: str, least: int) -> IntArray:
         """Whole times >= least in a unit, of a column in seconds."""
         column, scale = self.columns[key], PER_SECOND[time_unit]
-        numbers = _digits(column)
-        if numbers is None:
+        text = "".join(column)
+        plain = text.isascii() and text.isdigit() and "" not in column
+        if plain and len(max(column, key=len)) < 40:
+            numbers = list(map(int, column))
+            if scale > 1:
+                numbers = [value * scale for value in numbers]
+        else:
             numbers = [self._time(i, key, text, time_unit) for i, text in enumerate(column)]
-        elif scale > 1:
-            numbers = [value * scale for value in numbers]
         if min(numbers) < least or max(numbers) > MAX_INTEGER:
             i = next(i for i, value in enumerate(numbers) if not least <= value <= MAX_INTEGER)
             if numbers[i] < least:
@@ -175,7 +267,10 @@ class TraceTable:
         return np.array(numbers, np.int64)
 
     def _time(self, i: int, key: str, text: str, time_unit: str) -> int:
-        value = self.number(i, key, text, "seconds") * PER_SECOND[time_unit]
+        number = _decimal(text)
+        if number is None:
+            self._wrong(i, key, "seconds")
+        value = number * PER_SECOND[time_unit]
         if value != value.to_integral_value():
             finer = TIME_UNITS[max(TIME_UNITS.index(time_unit) - 1, 0)]
             self.refuse(
@@ -185,114 +280,7 @@ class TraceTable:
             )  # fmt: skip
         return int(value)
 
-    def whole(self, i: int, key: str, text: str, least: int, most: int, what: str) -> int:
-        """A whole number in ``least..most`` of the i-th row."""
-        value = self.number(i, key, text, what)
-        whole = int(value) if value == value.to_integral_value() else float(value)
-        return integer(self.place(i, key), whole, least, most)
-
-    def number(self, i: int, key: str, text: str, what: str) -> Decimal:
-        """The i-th number of a column, exactly."""
-        if not _NUMBER.fullmatch(text):
-            got = format_json(text) if text else "nothing"
-            self.refuse(i, key, f"expected {what}, got {got}")
-        return Decimal(text)
-
-
-def _digits(column: Sequence[str]) -> list[int] | None:
-    """Plain integers, fast; None if any is not plain."""
-    text = "".join(column)
-    plain = text.isascii() and text.isdigit() and "" not in column
-    return list(map(int, column)) if plain and len(max(column, key=len)) < 40 else None
-
 
 def first(bad: npt.NDArray[np.bool_]) -> int | None:
     """Where the first True is, or None."""
     return int(np.argmax(bad)) if bad.any() else None
-
-
-# writing
-
-
-def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
-    """Write jobs as a trace that `read_trace` reads back.
-
-    Kept are name, submit time, priority, weight, group, template, passes, whether preemptible,
-    `source` as type, sizes, and the work as the duration on ``num_gpus``: the smallest size at
-    which it is a whole number of units of time (if there is none, the smallest, rounded up).
-    Columns that no job needs are left out. There is no column for speed-ups (give them to
-    `read_trace` again), limits and weights of groups, curves, targets, restart costs, estimates
-    and micro factors.
-
-    Raises
-    ------
-    InputError
-        A list of sizes that is too long for a cell, or a file that cannot be written.
-    """
-    w, scale = workload, PER_SECOND[workload.time_unit]
-    first = w.size_ptr[:-1]
-    exact = np.repeat(w.work, np.diff(w.size_ptr)) % w.rate == 0
-    place = np.minimum.reduceat(np.where(exact, np.arange(len(exact)), len(exact)), first)
-    at = np.where(place < len(exact), place, first)
-    columns: dict[str, Any] = dict(
-        zip(
-            COLUMNS,
-            (
-                w.names,
-                _seconds(w.submit, scale),
-                w.size[at].tolist(),
-                _seconds(-(-w.work // w.rate[at]), scale),
-                w.priority.tolist(),
-                w.source.tolist(),
-            ),
-            strict=True,
-        )
-    )
-    columns |= _sizes(w, path) | _others(w)
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
-    write_atomic(path, text.getvalue())
-
-
-def _sizes(w: Workload, path: Any) -> dict[str, list[Any]]:
-    """Bounds of jobs whose sizes have no gaps, lists of others, nothing for rigid ones."""
-    if w.is_rigid:
-        return {}
-    ends = w.size_ptr.tolist()
-    low, high = w.size[w.size_ptr[:-1]].tolist(), w.size[w.size_ptr[1:] - 1].tolist()
-    found: dict[str, list[Any]] = {key: [""] * len(w) for key in ("min_gpus", "max_gpus", "sizes")}
-    for i in np.flatnonzero(np.diff(w.size_ptr) > 1).tolist():
-        count = ends[i + 1] - ends[i]
-        if high[i] - low[i] + 1 == count:
-            found["min_gpus"][i], found["max_gpus"][i] = low[i], high[i]
-            continue
-        cell = SEPARATOR.join(map(str, w.sizes_of(i).tolist()))
-        if len(cell) > _MOST_CELL:
-            raise InputError(f"{path}: job {format_json(w.names[i])}: {count:,} sizes are too many")
-        found["sizes"][i] = cell
-    return {key: column for key, column in found.items() if any(column)}
-
-
-def _others(w: Workload) -> dict[str, list[Any]]:
-    """Columns in which some job differs from what is taken for granted."""
-    found: dict[str, list[Any]] = {
-        "weight": ["" if x == 1 else repr(x) for x in w.weight.tolist()],
-        "group": [w.groups[g].name for g in w.group.tolist()],
-        "preemptible": ["" if x else "false" for x in w.preemptible.tolist()],
-        "passes": ["" if x == 1 else x for x in w.passes.tolist()],
-        "template": ["" if t < 0 else w.templates[t] for t in w.template.tolist()],
-    }
-    return {key: column for key, column in found.items() if any(column)}
-
-
-def _seconds(times: IntArray, scale: int) -> list[str]:
-    if scale == 1:
-        return list(map(str, times.tolist()))
-    digits = len(str(scale)) - 1
-    found = []
-    for value in times.tolist():
-        whole, part = divmod(value, scale)
-        found.append(f"{whole}.{part:0{digits}d}".rstrip("0").rstrip("."))
-    return found

@@ -136,20 +136,14 @@ def check_outputs(
         if path is None:
             continue
         check_writable(path)
-        for given in inputs:
-            if given is not None:
-                check_not_input(path, given)
+        for given in (one for one in inputs if one is not None):
+            there = Path(path).is_file() and Path(given).exists()  # pipes and devices may be both
+            if there and os.path.samefile(path, given):
+                raise InputError(f"{path}: is the file that is read; choose another name")
         real = os.path.realpath(path)
         if real in names and not _is_special(Path(path)):
             raise InputError(f"{path}: is the name of two outputs; choose another one")
         names.add(real)
-
-
-def check_not_input(output: str | os.PathLike[str], given: str | os.PathLike[str]) -> None:
-    """Refuse to write over the file that was read."""
-    same = Path(output).exists() and Path(given).exists() and os.path.samefile(output, given)
-    if same and not _is_special(Path(output)):
-        raise InputError(f"{output}: is the file that is read; choose another name")
 
 
 def _is_special(path: Path) -> bool:

@@ -34,8 +34,9 @@ _WAYS_OUT: Final = {
 _PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]")
 _HALF_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # or a whole pair
 _HALF_IN_TEXT = re.compile("\\\\u[dD][89a-fA-F]|[\ud800-\udfff]")
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
-_SHOWN = 60  # characters of an offending value that a message repeats
+HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
+MAX_SHOWN: Final = 60
+"""Characters of an offending value that a message repeats."""
 
 
 class _Duplicate:
@@ -115,7 +116,7 @@ def parse(text: str, name: str) -> Any:
         if path:
             raise InputError(
                 f"{name}: {path}: half a surrogate pair, "
-                f"U+{ord(_HALF_PAIR.findall(found)[0]):04X}, is no character"
+                f"U+{ord(HALF_PAIR.findall(found)[0]):04X}, is no character"
             )
     return tree
 
@@ -129,6 +130,12 @@ def decode(tree: Any, kind: type[T], name: str) -> T:
         return msgspec.convert(tree, type=kind)
     except msgspec.ValidationError as error:
         raise InputError(f"{name}: {_explain(str(error), tree, kind)}") from None
+
+
+def decode_document(tree: Any, kind: type[T], expected: str, name: str) -> T:
+    """`decode` a whole document, which must be of the ``family/version`` expected."""
+    check_format(tree, expected, name)
+    return decode(tree, kind, name)
 
 
 def read_json(path: str | os.PathLike[str], read: Callable[..., T], *rest: Any) -> T:
@@ -209,14 +216,14 @@ def format_json(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**_SHOWN:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**MAX_SHOWN:
         return "a number of more than 60 digits"
     if isinstance(value, str):
-        value = value[: _SHOWN + 1]
+        value = value[: MAX_SHOWN + 1]
     text = json.dumps(value, ensure_ascii=False)
     if not text.isprintable():  # nothing invisible or turned round on somebody's terminal
         text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def shortened(parts: Sequence[str], limit: int = 4) -> str:
@@ -227,7 +234,7 @@ def shortened(parts: Sequence[str], limit: int = 4) -> str:
 
 
 def _is_half(node: Any) -> bool:
-    return isinstance(node, str) and not node.isascii() and bool(_HALF_PAIR.search(node))
+    return isinstance(node, str) and not node.isascii() and bool(HALF_PAIR.search(node))
 
 
 def _line_of(literal: str, text: str) -> str:
@@ -247,7 +254,7 @@ def _find(tree: Any, wanted: Callable[[Any], bool]) -> tuple[str, Any]:
             for key, child in node.items():
                 if wanted(key):
                     return path or "top level", key
-                step = key if key.isprintable() and len(key) < _SHOWN else format_json(key)
+                step = key if key.isprintable() and len(key) < MAX_SHOWN else format_json(key)
                 stack.append((f"{path}.{step}" if path else step, child))
         elif isinstance(node, list):
             stack.extend((f"{path}[{i}]", child) for i, child in enumerate(node))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, format_json
+from optsched.io.strict_json import HALF_PAIR, MAX_INTEGER, MAX_SHOWN, format_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,18 +19,16 @@ MAX_NAME: Final = 200
 """Characters of a name."""
 
 _MAX_DEPTH: Final = 50
-_SHOWN: Final = 60  # characters of a value that a message repeats
-_HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 
 
 def format_value(value: Any) -> str:
     """A value as a message repeats it: one short line."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, str) or (isinstance(value, int) and abs(value) >= 10**_SHOWN):
+    if isinstance(value, str) or (isinstance(value, int) and abs(value) >= 10**MAX_SHOWN):
         return format_json(value)
     text = " ".join(repr(value).split())
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def integer(place: str, value: Any, least: int = 0, most: int = MAX_INTEGER) -> int:
@@ -107,8 +104,9 @@ def number(
     if not good or not least <= found <= most or (above and found == least):
         open_ended = math.isinf(most)
         what = what or ("a finite number" if open_ended and not infinite else "a number")
-        ends = f"{'>' if above else '>='} {least:g}" + ("" if open_ended else f" and <= {most:g}")
-        raise InputError(f"{place}: expected {what} {ends}, got {format_value(value)}")
+        ends = "" if math.isinf(least) else f" {'>' if above else '>='} {least:g}"
+        ends += "" if open_ended else f" and <= {most:g}"
+        raise InputError(f"{place}: expected {what}{ends}, got {format_value(value)}")
     return found
 
 
@@ -152,7 +150,7 @@ def label(place: str, given: Any, longest: int = MAX_NAME) -> str:
 
 def file_label(text: str) -> str:
     """A label made of a file name: cut, and bytes that are no UTF-8 become ``?``."""
-    return _HALF_PAIR.sub("?", text[:MAX_NAME])
+    return HALF_PAIR.sub("?", text[:MAX_NAME])
 
 
 def plain(place: str, given: Any, depth: int = _MAX_DEPTH) -> Any:
@@ -201,7 +199,7 @@ def _key(place: str, key: Any) -> str:
 
 
 def _encodable(place: str, text: str) -> str:
-    if not text.isascii() and (half := _HALF_PAIR.search(text)):
+    if not text.isascii() and (half := HALF_PAIR.search(text)):
         raise InputError(f"{place}: half a surrogate pair, U+{ord(half[0]):04X}, is no character")
     return str(text)
 

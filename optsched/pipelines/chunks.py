@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
 from optsched.io.values import integer
-from optsched.pipelines.fixed_order import Step, Unit, check_array, fixed, repeated
+from optsched.pipelines.fixed_order import Step, Unit, check_array, ordered
 from optsched.problems.jobarray.checks import MAX_BLOCKS, flat
 
 if TYPE_CHECKING:
@@ -99,8 +99,9 @@ def interleaved(job: JobArray) -> Schedule:
         Another place, or the micro-batches do not fall into groups of equal size.
     """
     devices, chunks = chunks_of(job, "interleaved")
-    rows = repeated(job, lambda units: _interleaved_steps(devices, chunks, len(units)))
-    return fixed(job, "interleaved", rows)
+    return ordered(
+        job, "interleaved", lambda units: _interleaved_steps(devices, chunks, len(units))
+    )
 
 
 def _interleaved_steps(devices: int, chunks: int, n: int) -> list[list[Step]]:
@@ -151,21 +152,17 @@ def hanayo(job: JobArray) -> Schedule:
         With ``place=pipelines.zigzag(devices, 2 * waves)``.
     """
     devices, _ = chunks_of(job, "hanayo")
-    return fixed(job, "hanayo", repeated(job, lambda units: _greedy(job, devices, units)))
-
-
-class _Times(NamedTuple):
-    """Per job and virtual stage, as lists."""
-
-    forward: list[list[int]]
-    backward: list[list[int]]
-    lag_forward: list[list[int]]
-    lag_backward: list[list[int]]
+    return ordered(job, "hanayo", lambda units: _greedy(job, devices, units))
 
 
 def _greedy(job: JobArray, devices: int, units: list[Unit]) -> list[list[Step]]:
-    times, last = _times(job), job.n_stages - 1
-    place = job.devices_of(0).tolist()
+    last, place = job.n_stages - 1, job.devices_of(0).tolist()
+    again = list(job.recomputes)
+    # the whole backward pass; updates and switches are left out
+    backward = job.backward + (0 if job.weight is None else job.weight)
+    backward[again] += job.recompute[again]
+    times = {"F": job.forward.tolist(), "B": backward.tolist()}
+    lags = {"F": job.lag_forward.tolist(), "B": job.lag_backward.tolist()}
     rows: list[list[Step]] = [[] for _ in range(devices)]
     ready: list[list[tuple[bool, int, int, Step]]] = [[] for _ in range(devices)]
     # (time, what): a step that may run from then on, or None for a device that becomes free
@@ -186,30 +183,20 @@ def _greedy(job: JobArray, devices: int, units: list[Unit]) -> list[list[Step]]:
                 continue
             step = heapq.heappop(ready[d])[-1]
             rows[d].append(step)
-            j = units[step.unit].job
-            duration = (times.forward if step.kind == "F" else times.backward)[j][step.stage]
-            free[d] = now + duration
-            for after, event in (_follower(step, times, j, last), (duration, None)):
-                heapq.heappush(events, (now + after, count, event))
+            j, v = units[step.unit].job, step.stage
+            free[d] = now + times[step.kind][j][v]
+            after, lag = _follower(step, last), 0
+            if after is not None and after.stage != v:
+                lag = lags[step.kind][j][min(v, after.stage)]
+            for time, event in ((free[d] + lag, after), (free[d], None)):
+                heapq.heappush(events, (time, count, event))
                 count += 1
     return rows
 
 
-def _follower(step: Step, times: _Times, j: int, last: int) -> tuple[int, Step | None]:
-    """What a step makes possible, and how long after its start."""
+def _follower(step: Step, last: int) -> Step | None:
+    """What a step makes possible."""
     kind, k, v = step
     if kind == "F":
-        if v == last:
-            return times.forward[j][v], Step("B", k, v)
-        return times.forward[j][v] + times.lag_forward[j][v], Step("F", k, v + 1)
-    if v == 0:
-        return times.backward[j][v], None
-    return times.backward[j][v] + times.lag_backward[j][v - 1], Step("B", k, v - 1)
-
-
-def _times(job: JobArray) -> _Times:
-    """Block times of the whole backward pass; updates and switches are left out."""
-    backward = job.backward + (0 if job.weight is None else job.weight)
-    backward[list(job.recomputes)] += job.recompute[list(job.recomputes)]
-    tables = (job.forward, backward, job.lag_forward, job.lag_backward)
-    return _Times(*(table.tolist() for table in tables))
+        return Step("B", k, v) if v == last else Step("F", k, v + 1)
+    return Step("B", k, v - 1) if v else None

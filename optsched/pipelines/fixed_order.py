@@ -60,8 +60,10 @@ def iterations(array: JobArray) -> list[list[Unit]]:
     ]
 
 
-def repeated(array: JobArray, steps: Callable[[list[Unit]], list[list[Step]]]) -> list[list[Step]]:
-    """The steps per device of one iteration after the other, each made of its units alone.
+def ordered(
+    array: JobArray, name: str, steps: Callable[[list[Unit]], list[list[Step]]]
+) -> Schedule:
+    """The schedule of one iteration after the other, each with the steps made of its units alone.
 
     A stage ends an iteration of a job before it begins the next one, as its weights demand.
     """
@@ -73,7 +75,7 @@ def repeated(array: JobArray, steps: Callable[[list[Unit]], list[list[Step]]]) -
         for row, more in zip(rows, made, strict=True):
             row += [step._replace(unit=before + step.unit) for step in more]
         before += len(one)
-    return rows
+    return fixed(array, name, rows)
 
 
 def fixed(array: JobArray, name: str, rows: Sequence[Sequence[Step]]) -> Schedule:
@@ -112,8 +114,10 @@ def fixed(array: JobArray, name: str, rows: Sequence[Sequence[Step]]) -> Schedul
 
 def operations(array: JobArray, graph: Schedule, rows: Sequence[Sequence[Step]]) -> list[list[int]]:
     """The steps of every device as operations of the graph, with the updates; one row a device."""
-    number = numbered(graph)
+    number, resource = numbered(graph), graph.single_resource
     units_ = units(array)
+    # clipping needs the gradients of other devices, and so do two copies of the weights
+    waits = array.update_mode == "global" or not isinstance(array.place[0], int)
     found: list[list[int]] = []
     for row in rows:
         left = Counter((units_[step.unit][:2], step.stage) for step in row if step.kind in "BW")
@@ -130,9 +134,9 @@ def operations(array: JobArray, graph: Schedule, rows: Sequence[Sequence[Step]])
                 continue
             left[here] -= 1
             update = number.get(("U", unit.job, unit.iteration, 0, step.stage))
-            if update is None or left[here] or not _is_on(graph, update, order[-1]):
+            if update is None or left[here] or resource[update] != resource[order[-1]]:
                 continue
-            (updates if _waits_for_others(array) else order).append(update)
+            (updates if waits else order).append(update)
         found.append(order + updates)
     return found + [[] for _ in range(graph.n_resources - len(found))]
 
@@ -164,13 +168,3 @@ def check_array(array: JobArray, name: str) -> None:
 
     if not isinstance(array, JobArray):
         raise InputError(f"{name}: expected a JobArray, got {format_value(array)}")
-
-
-def _is_on(graph: Schedule, update: int, other: int) -> bool:
-    resource = graph.single_resource
-    return bool(resource[update] == resource[other])
-
-
-def _waits_for_others(array: JobArray) -> bool:
-    """Whether an update needs gradients of other devices: clipping, or two weight copies."""
-    return array.update_mode == "global" or not isinstance(array.place[0], int)

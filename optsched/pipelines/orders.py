@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
-from optsched.pipelines.fixed_order import (
-    Step,
-    Unit,
-    check_array,
-    fixed,
-    one_stage_a_device,
-    repeated,
-)
+from optsched.pipelines.fixed_order import Step, Unit, check_array, one_stage_a_device, ordered
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
 
@@ -28,11 +23,7 @@ def vanilla(job: JobArray) -> Schedule:
         Stage v on device v. Of several jobs the micro-batches follow each other, as in all orders.
     """
     stages = one_stage_a_device(job, "vanilla")
-    rows = repeated(job, lambda units: [
-        [s for k in range(len(units)) for s in (Step("F", k, v), Step("B", k, v))]
-        for v in range(stages)
-    ])  # fmt: skip
-    return fixed(job, "vanilla", rows)
+    return ordered(job, "vanilla", lambda units: steps_ahead([1] * stages, len(units)))
 
 
 def gpipe(job: JobArray, *, reverse: bool = False) -> Schedule:
@@ -56,16 +47,13 @@ def gpipe(job: JobArray, *, reverse: bool = False) -> Schedule:
         raise InputError(
             'gpipe: reverse needs a job with microbatch_order="free", this one has "fixed"'
         )
-    rows = repeated(job, lambda units: _gpipe_steps(stages, len(units), reverse))
-    return fixed(job, "gpipe", rows)
 
+    def rows(units: Sequence[Unit]) -> list[list[Step]]:
+        n = len(units)
+        ascending = steps_ahead([n] * stages, n)
+        return [row[:n] + row[n:][::-1] for row in ascending] if reverse else ascending
 
-def _gpipe_steps(stages: int, n: int, reverse: bool) -> list[list[Step]]:
-    back = range(n)[::-1] if reverse else range(n)
-    return [
-        [*(Step("F", k, v) for k in range(n)), *(Step("B", k, v) for k in back)]
-        for v in range(stages)
-    ]
+    return ordered(job, "gpipe", rows)
 
 
 def one_f_one_b(job: JobArray) -> Schedule:
@@ -73,23 +61,8 @@ def one_f_one_b(job: JobArray) -> Schedule:
 
     DAPPLE (Fan et al. 2021), PipeDream-Flush (Narayanan et al. 2021); torch's `Schedule1F1B`.
     """
-    stages = one_stage_a_device(job, "one_f_one_b")
-    rows = repeated(job, lambda units: one_f_one_b_steps(stages, len(units)))
-    return fixed(job, "one_f_one_b", rows)
-
-
-def one_f_one_b_steps(stages: int, n: int) -> list[list[Step]]:
-    """The steps of 1F1B for n micro-batches."""
-    rows = []
-    for v in range(stages):
-        ahead = min(n, stages - v)
-        row = [Step("F", k, v) for k in range(ahead)]
-        for k in range(n):
-            row.append(Step("B", k, v))
-            if ahead + k < n:
-                row.append(Step("F", ahead + k, v))
-        rows.append(row)
-    return rows
+    ahead = range(one_stage_a_device(job, "one_f_one_b"), 0, -1)
+    return ordered(job, "one_f_one_b", lambda units: steps_ahead(ahead, len(units)))
 
 
 def zb_h1(job: JobArray) -> Schedule:
@@ -103,11 +76,7 @@ def zb_h1(job: JobArray) -> Schedule:
     job
         Stage v on device v, with `weight` (the backward pass split in I and W).
     """
-    stages = _split(job, "zb_h1")
-    ahead = [stages - s for s in range(stages)]
-    return fixed(
-        job, "zb_h1", repeated(job, lambda units: _zero_bubble_steps(stages, len(units), ahead))
-    )
+    return _zero_bubble(job, "zb_h1", 1)
 
 
 def zb_h2(job: JobArray) -> Schedule:
@@ -123,38 +92,48 @@ def zb_h2(job: JobArray) -> Schedule:
     job
         As for `zb_h1`.
     """
-    stages = _split(job, "zb_h2")
-    ahead = [2 * (stages - s) - 1 for s in range(stages)]
-    return fixed(
-        job, "zb_h2", repeated(job, lambda units: _zero_bubble_steps(stages, len(units), ahead))
-    )
+    return _zero_bubble(job, "zb_h2", 2)
 
 
-def _zero_bubble_steps(stages: int, n: int, ahead: list[int]) -> list[list[Step]]:
-    """I, W, F in turn after `ahead[v]` forward blocks; stage v's W lags behind by what it lacks."""
-    rows = []
-    for v in range(stages):
-        row = [Step("F", k, v) for k in range(min(n, ahead[v]))]
-        late = min(n, ahead[0] - ahead[v])
-        for k in range(n):
-            row.append(Step("I", k, v))
-            if k >= late:
-                row.append(Step("W", k - late, v))
-            if ahead[v] + k < n:
-                row.append(Step("F", ahead[v] + k, v))
-        row += [Step("W", k, v) for k in range(n - late, n)]
-        rows.append(row)
-    return rows
-
-
-def _split(job: JobArray, name: str) -> int:
+def _zero_bubble(job: JobArray, name: str, times: int) -> Schedule:
     check_array(job, name)
     if job.weight is None:
         raise InputError(
             f"{name}: needs weight blocks; give the job its input gradients as backward=... and "
             "its weight gradients as weight=..."
         )
-    return one_stage_a_device(job, name)
+    stages = one_stage_a_device(job, name)
+    ahead = [times * (stages - s - 1) + 1 for s in range(stages)]
+    return ordered(job, name, lambda units: steps_ahead(ahead, len(units), split=True))
+
+
+def steps_ahead(ahead: Sequence[int], n: int, split: bool = False) -> list[list[Step]]:
+    """One forward, one backward in turn, after so many forward blocks ahead.
+
+    Parameters
+    ----------
+    ahead
+        Of every stage.
+    n
+        Micro-batches.
+    split
+        Backward is I alone, and W follows as many micro-batches later as the stage runs fewer
+        blocks ahead than the first one.
+    """
+    rows = []
+    for v, first in enumerate(ahead):
+        late = min(n, ahead[0] - first)
+        row = [Step("F", k, v) for k in range(min(n, first))]
+        for k in range(n):
+            row.append(Step("I" if split else "B", k, v))
+            if split and k >= late:
+                row.append(Step("W", k - late, v))
+            if first + k < n:
+                row.append(Step("F", first + k, v))
+        if split:
+            row += [Step("W", k, v) for k in range(n - late, n)]
+        rows.append(row)
+    return rows
 
 
 def chimera(job: JobArray) -> Schedule:
@@ -182,7 +161,7 @@ def chimera(job: JobArray) -> Schedule:
     if stages % 2:
         raise InputError(f"chimera: needs an even number of stages, got {stages}")
     both = _mirrored(job)
-    return fixed(both, "chimera", repeated(both, lambda units: _chimera_steps(both, units)))
+    return ordered(both, "chimera", lambda units: _chimera_steps(both, units))
 
 
 def _chimera_steps(both: JobArray, units: list[Unit]) -> list[list[Step]]:

@@ -21,7 +21,7 @@ from optsched.pipelines.fixed_order import (
     operations,
     units,
 )
-from optsched.pipelines.orders import one_f_one_b_steps
+from optsched.pipelines.orders import steps_ahead
 from optsched.problems.jobarray.checks import MAX_BLOCKS
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def bpipe(job: JobArray, *, copy_time: int = 0) -> Schedule:
     integer("copy_time", copy_time, 0, MAX_INTEGER // MAX_BLOCKS)
     if job.objective == "period":
         raise InputError('bpipe: orders one iteration, take objective="makespan"')
-    steps = one_f_one_b_steps(stages, len(units(job)))
+    steps = steps_ahead(range(stages, 0, -1), len(units(job)))
     plain = fixed(job, "bpipe", steps)
     copies = [copy for v in range(stages // 2) for copy in _copies(steps[v], v, stages)]
     if not copies:

@@ -24,7 +24,7 @@ from optsched.pipelines.partition import balanced, naive
 from optsched.problems.jobarray.checks import flat, place_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from optsched.model.schedule import IntArray
 
@@ -133,20 +133,22 @@ def job_array_fields(
     devices = flat(placed)
     servers = _servers(link, 1 + max(devices))
     bandwidth = _bandwidths(link, devices, servers)
-    forward = _table([[_forward(s, profile, b) for s in parts] for b in sizes])
-    kept = _table([[b * s.kept_bytes for s in parts] for b in sizes])
+    per_job, none = len(sizes), np.zeros((len(sizes), stages), np.int64)
+
+    def table(value: Callable[[Stage, int], Fraction | int]) -> IntArray:
+        return _table([[value(part, size) for part in parts] for size in sizes])
+
+    forward = table(lambda s, b: _forward(s, profile, b))
+    kept = table(lambda s, b: b * s.kept_bytes)
     lag = _table([
         [b * s.out_bytes / Fraction(w) + LATENCY if w else 0
          for s, w in zip(parts[:-1], bandwidth, strict=True)]
         for b in sizes
     ])  # fmt: skip
-    per_job = len(sizes)
     state = np.zeros(len(servers), np.int64)
     np.add.at(state, devices, [s.state for s in parts])
-    gradients = 1 if split_backward else 2
-    switches = _table(
-        [[Fraction(int(state[d]), SWITCH) if switch else 0 for d in devices]] * per_job
-    )
+    moved = [ceil(Fraction(int(state[d]), SWITCH)) for d in devices]
+    switches = np.array([moved] * per_job, np.int64) if switch else none
     if prefetch == "slack":
         switches = switches + _exposed(state, devices, forward)
     elif prefetch != "none":
@@ -155,24 +157,24 @@ def job_array_fields(
     if split_backward:
         split["weight"] = forward
         split["weight_memory"] = _weight_memory(sizes, parts, recompute_mode)
+    gradients = 1 if split_backward else 2
+    step = Fraction(UPDATE_BYTES, HBM) if update else 0
     return {
         "name": f"{profile.name}-{per_job}x{stages}",
         "time_unit": "us",
         "forward": forward,
-        "backward": _table([[gradients * _forward(s, profile, b) for s in parts] for b in sizes]),
+        "backward": table(lambda s, b: gradients * _forward(s, profile, b)),
         **split,
         "recompute": forward,
-        "update": _table(
-            [[Fraction(UPDATE_BYTES * s.params, HBM) if update else 0 for s in parts]] * per_job
-        ),
+        "update": table(lambda s, _: step * s.params),
         "switch": switches,
         "switch_on": "out" if prefetch == "none" else "in",
         "lag_forward": lag,
         "lag_backward": lag,
         "activation": kept,
-        "checkpoint": _table([[b * s.in_bytes for s in parts] for b in sizes]),
-        "recompute_workspace": kept if recompute_workspace else np.zeros_like(kept),
-        "state": _table([[s.state for s in parts]] * per_job),
+        "checkpoint": table(lambda s, b: b * s.in_bytes),
+        "recompute_workspace": kept if recompute_workspace else none,
+        "state": table(lambda s, _: s.state),
         "micro_batches": np.full(per_job, micro_batches, np.int64),
         "batch_size": np.array([b * micro_batches for b in sizes], np.int64),
         "memory": _left(memory, state.tolist()),

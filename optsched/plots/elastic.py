@@ -9,7 +9,7 @@ import numpy as np
 from optsched.analysis.occupancy import bars
 from optsched.io.text import plain, readable_unit
 from optsched.plots.look import colour, shade
-from optsched.plots.picture import INK, dress
+from optsched.plots.picture import INK, dress, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 
 def draw_elastic(run: Any, title: str) -> Figure:
     """Of a `LiveRun`: workers, metric and uncertainty by pass, queueing and service by job."""
-    from matplotlib.figure import Figure
-
     jobs, slots = len(run.live), run.nodes.total
     heights = [0.8 + 0.35 * min(slots, 24), 2.6, 0.8 + 0.25 * min(jobs, 40)]
-    figure = Figure(figsize=(9, sum(heights) + 0.8), facecolor="white", layout="constrained")
+    figure = new_figure(9, sum(heights) + 0.8, title)
     grid = figure.add_gridspec(3, 2, height_ratios=heights)
     _workers(figure.add_subplot(grid[0, :]), run)
     metric, certain = figure.add_subplot(grid[1, 0]), figure.add_subplot(grid[1, 1])
@@ -38,8 +36,6 @@ def draw_elastic(run: Any, title: str) -> Figure:
     dress(metric, "validation metric by pass (dashed: target)")
     dress(certain, "uncertainty U by pass")
     _times(figure.add_subplot(grid[2, :]), run)
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     return figure
 
 

@@ -95,6 +95,16 @@ def dress(axes: Axes, title: str) -> None:
         axes.spines[side].set_visible(False)
 
 
+def new_figure(width: float, height: float, title: str = "") -> Figure:
+    """An empty white figure, in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
+    return figure
+
+
 def picture(draw: Callable[[], Figure], path: str | os.PathLike[str] | None) -> Figure:
     """The figure, in our style; also as a file if there is a path."""
     suffix = None if path is None else suffix_of(path)

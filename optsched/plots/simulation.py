@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.text import plain, readable_unit
-from optsched.plots.jct import draw_cdf, draw_decomposition, times_of
-from optsched.plots.picture import INK, PICTURES, picture, picture_style, rendered
-from optsched.plots.utilisation import draw_utilisation
+from optsched.plots.picture import PICTURES, new_figure, picture, picture_style, rendered
+from optsched.plots.policies import draw_cdf, draw_decomposition, draw_utilisation, times_of
 
 if TYPE_CHECKING:
     import os
@@ -95,22 +94,17 @@ def table(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
 
 
 def _draw(runs: Mapping[str, Run], name: str) -> Figure:
-    from matplotlib.figure import Figure
-
     if len(runs) == 1 and hasattr(run := next(iter(runs.values())), "live"):  # real training
         from optsched.plots.elastic import draw_elastic
 
         return draw_elastic(run, name)
-    height = 8.4 + 0.3 * len(runs)
-    figure = Figure(figsize=(9, height), facecolor="white", layout="constrained")
+    figure = new_figure(9, 8.4 + 0.3 * len(runs), name)
     heights = [4.0, 1.2 + 0.3 * len(runs), 2.8]
     above, middle, below = figure.subplots(3, 1, height_ratios=heights)
     unit = next(iter(runs.values())).workload.time_unit
     draw_cdf(above, times_of({label: run.jct for label, run in runs.items()}), unit)
     draw_decomposition(middle, {label: run.metrics for label, run in runs.items()})
     draw_utilisation(below, runs)
-    if name:
-        figure.suptitle(name, x=0.01, ha="left", fontsize=13, fontweight="bold", color=INK)
     return figure
 
 

@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import Any
 
 from optsched.problems.routing.accuracy import additive, calibrated, nearest
-from optsched.problems.routing.log import Log, Summary
+from optsched.problems.routing.log import Log, Summary, telemetry
 from optsched.problems.routing.log_check import check_log
-from optsched.problems.routing.log_report import explain, telemetry
+from optsched.problems.routing.log_explain import explain
 from optsched.problems.routing.plan import Plan
 from optsched.problems.routing.workload import arrivals, network_mmac, read_arrivals, reference
 from optsched.serving.core import Settings
@@ -50,7 +50,8 @@ __all__ = [
     "JSED", "Backlog", "Decision", "Fluid", "InfeasibleRoute", "Log", "MarginalCost", "Plan",
     "PowerOfTwo", "Random", "RandomWidth", "RoundRobin", "Router", "Run", "Settings",
     "Static", "Summary", "View", "additive", "arrivals", "calibrated", "check_log", "explain",
-    "nearest", "network_mmac", "pareto_tuples", "plan_instances", "read_arrivals", "reference",
+    "nearest",
+    "network_mmac", "pareto_tuples", "plan_instances", "read_arrivals", "reference",
     "simulate", "telemetry",
 ]  # fmt: skip
 

@@ -22,7 +22,7 @@ from optsched.serving.core import BUSY, DONE, LOAD, LOADED, LOADING, RUN, TICK, 
 from optsched.serving.routers import InfeasibleRoute, Router, View
 from optsched.serving.server_process import Servers, parse_devices
 from optsched.serving.simulator import Run, ask, infeasible, new_world, simulate, twice
-from optsched.serving.world import ARRIVE, ASKED, ENDED, INFEASIBLE, REQUEUE, ROUTE, feed
+from optsched.serving.world import ARRIVE, ASKED, ENDED, INFEASIBLE, REQUEUE, ROUTE, advance, feed
 
 try:
     import torch
@@ -64,7 +64,7 @@ class Controller:
         self.waiting = False  # whether requests wait at the router: `ROUTE` is possible
         self._row: dict[tuple[int, int], int] = {}  # of the batch that a slot runs
         self._use(new_world(problem, self.router, *given, log=True))
-        feed.prepare()  # type: ignore[attr-defined]
+        advance.prepare()  # type: ignore[attr-defined]
 
     def _use(self, world: Any) -> None:
         self.world, self.view = world, View(self.problem, world)

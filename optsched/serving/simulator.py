@@ -12,8 +12,7 @@ from optsched.errors import InputError, InternalError
 from optsched.io.values import integer
 from optsched.problems.routing import Routing
 from optsched.problems.routing.checks import milliseconds
-from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary
-from optsched.problems.routing.log_report import telemetry
+from optsched.problems.routing.log import BATCH, ENTRY, INSTANCE, Log, Summary, telemetry
 from optsched.problems.routing.plan import SLOTS
 from optsched.problems.routing.problem import NS_PER_MS
 from optsched.serving import routers, world

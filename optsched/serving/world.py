@@ -37,22 +37,21 @@ if TYPE_CHECKING:
 DRAINED, ASKED, ENDED, FULL, STUCK, INFEASIBLE = range(6)
 """Why `advance` returns: all done; a decision is wanted; the horizon; a log is full; an error."""
 
-_EVENT, _ARRIVAL, _DECISION = range(3)  # what happens next
-
 ARRIVE, REQUEUE, ROUTE = range(TICK + 1, TICK + 4)
-"""Events of a clock outside besides the core's: a request arrives; one comes back; a decision."""
+"""Events besides the core's: a request arrives; one comes back; the router decides."""
 
 TRACE = np.dtype(
     [(name, "i8") for name in (
         "now", "router", "router_at", "horizon",
         "arrived", "completed", "decisions", "pending", "order",
         "asked", "segment", "queue", "server", "width", "group",  # the decision
-        "logs", "batches", "entries", "instances",
+        "logs", "batches", "entries", "instances", "told",
         "load", "squares", "since", "area", "counted",
     )] + [("variance", "f8"), ("variance_squared", "f8")]
 )  # fmt: skip
 """Clocks, counters, the open decision, rows written, and integrals over time.
 
+`told` says that the clock is another one: what happens is what `feed` says, and nothing else.
 `area` is the integral of the requests in the system, up to `counted`; `load` and `squares` are
 sums over servers of min(U, 1) and its square.
 """
@@ -373,14 +372,21 @@ def advance(world):  # type: ignore[no-untyped-def]
     n = len(world.arrival)
     status = -1
     while status < 0:
-        now, source = trace.now, _DECISION
-        if trace.asked != 1:
+        now, event, s, which = trace.now, ROUTE, 0, 0
+        if trace.told or trace.asked != 1:
+            first = world.heap[0]
             now = trace.router_at
-            if trace.arrived < n and world.arrival[trace.arrived] <= now:
-                now, source = world.arrival[trace.arrived], _ARRIVAL
-            if trace.pending and world.heap[0].at <= now:
-                now, source = world.heap[0].at, _EVENT
-            if trace.completed == n:
+            if trace.told:
+                now = first.at
+                trace.router_at = NEVER
+                world.core.state[0].commands = 0
+            elif trace.arrived < n and world.arrival[trace.arrived] <= now:
+                now, event = world.arrival[trace.arrived], ARRIVE
+            if trace.pending and first.at <= now:
+                now, event, s, which = first.at, first.kind, first.server, first.which
+            if trace.told:
+                trace.pending = 0
+            elif trace.completed == n:
                 status = DRAINED
             elif now == NEVER:
                 status = STUCK
@@ -389,19 +395,12 @@ def advance(world):  # type: ignore[no-untyped-def]
                 status = ENDED
             elif trace.logs and trace.instances + SLOTS > len(world.instance_row):
                 status = FULL
+            elif event <= TICK:
+                _pop(world)
             if status >= 0:
                 break
             trace.now = now
-        s, event, which = 0, -1, 0
-        if source == _EVENT:
-            first = world.heap[0]
-            s, event, which = first.server, first.kind, first.which
-            _pop(world)
-            if event == DONE:
-                _complete(world, s, which, now)
-        elif source == _ARRIVAL:
-            _arrive(world, now)
-        else:
+        if event == ROUTE:
             if trace.asked != 1:
                 _turn(world)
                 if not decide(world):
@@ -415,14 +414,22 @@ def advance(world):  # type: ignore[no-untyped-def]
             if which < 0:
                 status = INFEASIBLE
                 break
-            if moved:
+            if moved and not trace.told:
                 _push(world, now + moved, ENQUEUE, s, which)
             else:
                 event = ENQUEUE
-        if event >= 0:  # in one place: the core is inlined here
+        elif event == ARRIVE:
+            _arrive(world, now)
+        elif event == REQUEUE:
+            _queue(world, which, s)
+        elif event == DONE:
+            _complete(world, s, which, now)
+        if event <= TICK:  # in one place: the core is inlined here
             _serve(world, s, event, which, now)
         if trace.router_at == NEVER and _oldest(world) >= 0:
             trace.router_at = now + trace.router
+        if trace.told:
+            status = DRAINED if trace.router_at == NEVER else ENDED
     for s in range(len(world.core.server)):
         settle(world.core.server[s], trace.now)
     _spread(world, trace.now)
@@ -430,8 +437,7 @@ def advance(world):  # type: ignore[no-untyped-def]
     return status
 
 
-@entry(INT, WORLD, INT, INT, INT, INT)
-def feed(world, event, s, which, now):  # type: ignore[no-untyped-def]
+def feed(world: World, event: int, s: int, which: int, now: int) -> int:
     """Let one thing happen that a clock outside has seen; the commands are in ``core.command``.
 
     `s` and `which` are a server and a slot, or of `REQUEUE` a segment and a request. What the
@@ -444,30 +450,10 @@ def feed(world, event, s, which, now):  # type: ignore[no-untyped-def]
         `DRAINED`: no request waits at the router; `ENDED`: some do, `ROUTE` is possible; `ASKED`:
         the caller writes the decision to the trace, and feeds `ROUTE` again; `INFEASIBLE`.
     """
-    trace = world.trace[0]
-    trace.now = now
-    world.core.state[0].commands = 0
-    if event == ROUTE:
-        if trace.asked != 1:
-            _turn(world)
-            if not decide(world):
-                trace.asked = 1
-                return ASKED
-        trace.asked = -1
-        which, _ = _form(world)
-        if which < 0:
-            return INFEASIBLE
-        s, event = trace.server, ENQUEUE
-    if event == ARRIVE:
-        _arrive(world, now)
-    elif event == REQUEUE:
-        _queue(world, which, s)
-    else:
-        if event == DONE:
-            _complete(world, s, which, now)
-        _serve(world, s, event, which, now)
-    trace.pending = 0
-    return ENDED if _oldest(world) >= 0 else DRAINED
+    world.trace["told"] = world.trace["pending"] = 1
+    world.heap[0] = (now, 0, event, s, which)
+    status: int = advance(world)
+    return status
 
 
 @entry(NONE, WORLD, INT, INT, types.Array(types.float64, 1, "C"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from optsched.model.graph import evaluate
@@ -89,6 +90,28 @@ def supported(engine: Solver, problems: Iterable[Any]) -> list[Any]:
         reasons = sorted({one.reason or "refused without a reason" for _, one in said})
         raise Skipped(f"takes none of the problems of this check: {'; '.join(reasons[:4])}")
     return taken
+
+
+def each(*sets: Callable[[], list[Any]], every: int = 1) -> Callable[[Any], Check]:
+    """Make a check of one problem a check of those in the sets that the solver takes.
+
+    The problem's name stands before what is wrong; of the problems, each so-many-th is taken.
+    """
+
+    def decorate(check: Callable[[Solver, Any, float], None]) -> Check:
+        @wraps(check)
+        def checked(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+            there = [problem for make in sets for problem in make()]
+            for problem in supported(engine, there)[::every]:
+                try:
+                    check(engine, problem, time_limit)
+                except AssertionError as error:
+                    name = "" if str(error).startswith(problem.name) else f"{problem.name}: "
+                    raise AssertionError(f"{name}{error}") from error
+
+        return checked
+
+    return decorate
 
 
 def consistent(problem: Any, result: Result) -> None:

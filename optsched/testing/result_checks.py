@@ -13,6 +13,7 @@ from optsched.testing.common import (
     SHORT,
     against_optimum,
     consistent,
+    each,
     optimum,
     supported,
 )
@@ -65,16 +66,16 @@ def check_feasible_and_bounded(engine: Solver, problems: Sequence[Any], time_lim
         consistent(problem, solve(problem, engine, time_limit=time_limit))
 
 
-def check_degenerate(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(degenerate_problems)
+def check_degenerate(engine: Solver, problem: Any, time_limit: float) -> None:
     """One job, one machine, nothing but zeros, numbers near 2^53, no operation at all."""
-    for problem in supported(engine, degenerate_problems()):
-        against_optimum(problem, solve(problem, engine, time_limit=min(time_limit, SHORT)))
+    against_optimum(problem, solve(problem, engine, time_limit=min(time_limit, SHORT)))
 
 
-def check_random(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(random_problems)
+def check_random(engine: Solver, problem: Any, time_limit: float) -> None:
     """Random graphs and periodic arrays with every feature mixed, against brute force."""
-    for problem in supported(engine, random_problems()):
-        against_optimum(problem, solve(problem, engine, time_limit=min(time_limit, SHORT)))
+    against_optimum(problem, solve(problem, engine, time_limit=min(time_limit, SHORT)))
 
 
 def check_metamorphic(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
@@ -112,19 +113,18 @@ def _within(what: str, result: Result, least: int | None, most: int | None) -> N
     assert most is None or result.status != "infeasible", f"{what}: infeasible"
 
 
-def check_exact(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(tiny_problems, degenerate_problems, random_problems)
+def check_exact(engine: Solver, problem: Any, time_limit: float) -> None:
     """Every tiny problem, feasible or not, is closed within the limit."""
-    tiny = [*tiny_problems(), *degenerate_problems(), *random_problems()]
-    for problem in supported(engine, tiny):
-        expected = "infeasible" if optimum(problem) is None else "optimal"
-        for limit in (time_limit, 40 * time_limit):  # the machine may be busy: a second try
-            result = solve(problem, engine, time_limit=limit)
-            if result.status == expected:
-                break
-        assert result.status == expected, (
-            f"{problem.name}: {result.status} after {result.seconds:.2f} s, expected {expected}"
-        )
-        against_optimum(problem, result)
+    expected = "infeasible" if optimum(problem) is None else "optimal"
+    for limit in (time_limit, 40 * time_limit):  # the machine may be busy: a second try
+        result = solve(problem, engine, time_limit=limit)
+        if result.status == expected:
+            break
+    assert result.status == expected, (
+        f"{result.status} after {result.seconds:.2f} s, expected {expected}"
+    )
+    against_optimum(problem, result)
 
 
 def check_status(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
@@ -162,14 +162,14 @@ def check_status(engine: Solver, problems: Sequence[Any], time_limit: float) -> 
         )
 
 
-def check_infeasible(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(infeasible_problems)
+def check_infeasible(engine: Solver, problem: Any, time_limit: float) -> None:
     """Status ``infeasible`` with a reason, or at least ``unknown``."""
-    for problem in supported(engine, infeasible_problems()):
-        result = solve(problem, engine, time_limit=time_limit)
-        assert result.schedule is None, f"{problem.name}: solved the unsolvable"
-        assert result.status in ("infeasible", "unknown"), f"{problem.name}: {result.status}"
-        if result.status == "infeasible":
-            assert result.reason, f"{problem.name}: infeasible without a reason"
+    result = solve(problem, engine, time_limit=time_limit)
+    assert result.schedule is None, "solved the unsolvable"
+    assert result.status in ("infeasible", "unknown"), f"{result.status}"
+    if result.status == "infeasible":
+        assert result.reason, "infeasible without a reason"
 
 
 def check_equal_jobs(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:

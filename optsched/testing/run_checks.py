@@ -25,6 +25,7 @@ from optsched.solving.solve import solve
 from optsched.testing.common import (
     by_graph,
     consistent,
+    each,
     living_threads,
     quicker_of_two,
     supported,
@@ -150,22 +151,22 @@ def _in_fresh_process(engine: Solver, steps: Sequence[int]) -> list[list[Any]] |
     return found
 
 
-def check_limits(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(small_problems)
+def check_limits(engine: Solver, problem: Any, time_limit: float) -> None:
     """Nothing runs on behind its limit; every outcome is legal."""
-    for problem in supported(engine, small_problems()):
-        solve(problem, engine, time_limit=0.2)  # compile and import outside the clock
-        for limit in (0, 0.05, min(time_limit, 1.0)):
-            spent, best = quicker_of_two(problem, engine, limit + OVERRUN, time_limit=limit)
-            assert spent <= limit + OVERRUN, f"{problem.name}: {spent:.2f} s with limit {limit} s"
-        for iterations in (0, 1):
-            consistent(problem, solve(problem, engine, iterations=iterations))
-        if best.objective is not None:
-            easy = solve(
-                problem, engine, target=best.objective, time_limit=20 * time_limit,
-                warm_start=best.schedule,
-            )  # fmt: skip
-            assert easy.objective == best.objective, f"{problem.name}: a met target was not kept"
-            _stops_at_target(problem, engine, best, time_limit)
+    solve(problem, engine, time_limit=0.2)  # compile and import outside the clock
+    for limit in (0, 0.05, min(time_limit, 1.0)):
+        spent, best = quicker_of_two(problem, engine, limit + OVERRUN, time_limit=limit)
+        assert spent <= limit + OVERRUN, f"{spent:.2f} s with limit {limit} s"
+    for iterations in (0, 1):
+        consistent(problem, solve(problem, engine, iterations=iterations))
+    if best.objective is not None:
+        easy = solve(
+            problem, engine, target=best.objective, time_limit=20 * time_limit,
+            warm_start=best.schedule,
+        )  # fmt: skip
+        assert easy.objective == best.objective, "a met target was not kept"
+        _stops_at_target(problem, engine, best, time_limit)
 
 
 def _stops_at_target(problem: Any, engine: Solver, before: Result, time_limit: float) -> None:
@@ -175,10 +176,8 @@ def _stops_at_target(problem: Any, engine: Solver, before: Result, time_limit: f
     spent, result = quicker_of_two(
         problem, engine, soon, target=target, time_limit=2 * soon, seed=0
     )
-    assert result.objective is not None, f"{problem.name}: nothing found with target {target}"
-    assert spent <= soon, (
-        f"{problem.name}: {spent:.2f} s with target {target}, met easily: target ignored"
-    )
+    assert result.objective is not None, f"nothing found with target {target}"
+    assert spent <= soon, f"{spent:.2f} s with target {target}, met easily: target ignored"
 
 
 def check_hostile_limits(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
@@ -201,23 +200,23 @@ def check_hostile_limits(engine: Solver, problems: Sequence[Any], time_limit: fl
         raise AssertionError(f"{given}: accepted")
 
 
-def check_warm_start(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(small_problems)
+def check_warm_start(engine: Solver, problem: Any, time_limit: float) -> None:
     """Used and never lost; another instance's and a broken one are rejected."""
-    for problem in supported(engine, small_problems()):
-        first = solve(problem, engine, time_limit=time_limit / 2)
-        if first.schedule is None:
-            continue
-        for limit in ({"iterations": 0}, {"time_limit": 0}, {"time_limit": 0.1}):
-            again = solve(problem, engine, warm_start=first.schedule, **limit)
-            consistent(problem, again)
-            assert again.objective is not None and again.objective <= first.objective, (  # type: ignore[operator]
-                f"{problem.name}: {first.objective} given, {again.objective} returned"
-            )
-        other = JobShop([[(0, 1)]]).graph()
-        _rejected(problem, engine, other)
-        if by_graph(problem):
-            found = first.schedule
-            _rejected(problem, engine, found.with_orders(found.sequences, found.start * 0))  # type: ignore[arg-type,operator]
+    first = solve(problem, engine, time_limit=time_limit / 2)
+    if first.schedule is None:
+        return
+    for limit in ({"iterations": 0}, {"time_limit": 0}, {"time_limit": 0.1}):
+        again = solve(problem, engine, warm_start=first.schedule, **limit)
+        consistent(problem, again)
+        assert again.objective is not None and again.objective <= first.objective, (  # type: ignore[operator]
+            f"{first.objective} given, {again.objective} returned"
+        )
+    other = JobShop([[(0, 1)]]).graph()
+    _rejected(problem, engine, other)
+    if by_graph(problem):
+        found = first.schedule
+        _rejected(problem, engine, found.with_orders(found.sequences, found.start * 0))  # type: ignore[arg-type,operator]
 
 
 def _rejected(problem: Any, engine: Solver, start: Schedule) -> None:
@@ -225,32 +224,32 @@ def _rejected(problem: Any, engine: Solver, start: Schedule) -> None:
         solve(problem, engine, time_limit=0.1, warm_start=start)
     except OptschedError:
         return
-    raise AssertionError(f"{problem.name}: accepted a wrong warm start")
+    raise AssertionError("accepted a wrong warm start")
 
 
-def check_leaves_no_trace(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(small_problems)
+def check_leaves_no_trace(engine: Solver, problem: Any, time_limit: float) -> None:
     """The problem is a value; random state, process settings and threads are the caller's."""
-    for problem in supported(engine, small_problems()):
-        content, alive, settings = problem.sha256, living_threads(), _settings()
-        with _peculiar_random_state() as changed:
-            solve(problem, engine, time_limit=min(time_limit, BRIEFLY))
-            generators = changed()
-        assert problem.sha256 == content, f"{problem.name}: the problem changed"
-        assert not generators, f"{problem.name}: global state of {generators} changed"
-        now = _settings()
-        other = [key for key, value in settings.items() if now[key] != value]
-        assert not other, f"{problem.name}: {' and '.join(other)} changed"
-        assert living_threads() <= alive, f"{problem.name}: threads left behind"
+    content, alive, settings = problem.sha256, living_threads(), _settings()
+    with _peculiar_random_state() as changed:
+        solve(problem, engine, time_limit=min(time_limit, BRIEFLY))
+        generators = changed()
+    assert problem.sha256 == content, "the problem changed"
+    assert not generators, f"global state of {generators} changed"
+    now = _settings()
+    other = [key for key, value in settings.items() if now[key] != value]
+    assert not other, f"{' and '.join(other)} changed"
+    assert living_threads() <= alive, "threads left behind"
 
 
-def check_silent(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(small_problems)
+def check_silent(engine: Solver, problem: Any, time_limit: float) -> None:
     """Nothing on stdout or stderr, from Python or compiled code; warnings are allowed."""
-    for problem in supported(engine, small_problems()):
-        printed: list[str] = []
-        with warnings.catch_warnings(), _output(printed):
-            warnings.simplefilter("ignore")
-            solve(problem, engine, time_limit=min(time_limit, BRIEFLY))
-        assert not printed, f"{problem.name}: printed {printed[0][:60]!r}"
+    printed: list[str] = []
+    with warnings.catch_warnings(), _output(printed):
+        warnings.simplefilter("ignore")
+        solve(problem, engine, time_limit=min(time_limit, BRIEFLY))
+    assert not printed, f"printed {printed[0][:60]!r}"
 
 
 def _settings() -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.solving import stop
 from optsched.solving.solve import solve
-from optsched.testing.common import consistent, living_threads, quicker_of_two, supported
+from optsched.testing.common import consistent, each, living_threads, quicker_of_two
 from optsched.testing.problems import small_problems
 
 if TYPE_CHECKING:
@@ -29,75 +29,72 @@ LATE = 0.5
 """Seconds by which an incumbent may reach the callback after it was reported."""
 
 
-def check_monitor(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(small_problems)
+def check_monitor(engine: Solver, problem: Any, time_limit: float) -> None:
     """Events in order; a callback that returns true stops; one that raises is heard."""
-    for problem in supported(engine, small_problems()):
-        events: list[Progress] = []
-        result = solve(problem, engine, time_limit=time_limit, on_progress=events.append)
-        _falls_and_rises(problem, result.history)
-        _falls_and_rises(problem, events)
-        told = any(event.event == "incumbent" for event in events)
-        assert told or result.schedule is None, (
-            f"{problem.name}: the callback was never called, although an incumbent existed"
-        )
-        _history(problem, result)
-        _callback_stops(problem, engine)
-        _callback_raises(problem, engine)
+    events: list[Progress] = []
+    result = solve(problem, engine, time_limit=time_limit, on_progress=events.append)
+    _falls_and_rises(result.history)
+    _falls_and_rises(events)
+    told = any(event.event == "incumbent" for event in events)
+    assert told or result.schedule is None, (
+        "the callback was never called, although an incumbent existed"
+    )
+    _history(result)
+    _callback_stops(problem, engine)
+    _callback_raises(problem, engine)
 
 
-def check_progress(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(small_problems)
+def check_progress(engine: Solver, problem: Any, time_limit: float) -> None:
     """Incumbents come while the engine works, not all at the end of the run."""
-    for problem in supported(engine, small_problems()):
-        for _ in range(2):  # the machine may be busy
-            arrived: list[tuple[float, float]] = []
-            begin = time.perf_counter()
+    for _ in range(2):  # the machine may be busy
+        arrived: list[tuple[float, float]] = []
+        begin = time.perf_counter()
 
-            def note(p: Progress, at: Any = arrived, begin: float = begin) -> None:
-                if p.event == "incumbent":
-                    at.append((time.perf_counter() - begin, p.elapsed))
+        def note(p: Progress, at: Any = arrived, begin: float = begin) -> None:
+            if p.event == "incumbent":
+                at.append((time.perf_counter() - begin, p.elapsed))
 
-            result = solve(problem, engine, time_limit=time_limit, on_progress=note)
-            late = max((told - found for told, found in arrived), default=0.0)
-            first = min((found for _, found in arrived), default=0.0)
-            in_time = first <= max(0.5 * time_limit, 0.9 * result.seconds)
-            if late <= LATE and in_time:
-                break
-        assert late <= LATE, f"{problem.name}: an incumbent was told {late:.2f} s late"
-        assert in_time, (
-            f"{problem.name}: the first incumbent came after {first:.2f} of {result.seconds:.2f} s"
-        )
+        result = solve(problem, engine, time_limit=time_limit, on_progress=note)
+        late = max((told - found for told, found in arrived), default=0.0)
+        first = min((found for _, found in arrived), default=0.0)
+        in_time = first <= max(0.5 * time_limit, 0.9 * result.seconds)
+        if late <= LATE and in_time:
+            break
+    assert late <= LATE, f"an incumbent was told {late:.2f} s late"
+    assert in_time, f"the first incumbent came after {first:.2f} of {result.seconds:.2f} s"
 
 
-def check_stopping(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(small_problems, every=2)
+def check_stopping(engine: Solver, problem: Any, time_limit: float) -> None:
     """Criteria of `optsched.stop`, and a function of the user, end a run."""
     home = threading.get_ident()
-    for problem in supported(engine, small_problems())[::2]:
-        asked: set[int] = set()
+    asked: set[int] = set()
 
-        def mine(progress: Progress, asked: set[int] = asked) -> bool:
-            asked.add(threading.get_ident())
-            return progress.objective is not None
+    def mine(progress: Progress) -> bool:
+        asked.add(threading.get_ident())
+        return progress.objective is not None
 
-        criteria: dict[str, Any] = {
-            "FirstFeasible": stop.FirstFeasible(),
-            "Gap": stop.Gap(10.0),
-            "NoImprovement(seconds)": stop.NoImprovement(seconds=0.1),
-            # steps must be reported: `monitor.advance`
-            "NoImprovement(iterations)": stop.NoImprovement(1),
-            "AnyOf": stop.AnyOf(stop.Time(2 * LONG), stop.FirstFeasible()),
-            "a function": mine,
-        }
-        for name, criterion in criteria.items():
-            spent, result = quicker_of_two(problem, engine, SOON, stop=criterion, time_limit=LONG)
-            hint = " (report steps by monitor.advance)" if "iterations" in name else ""
-            assert spent <= SOON, (
-                f"{problem.name}: {spent:.2f} s, {name} should have stopped it{hint}"
-            )
-            assert not result.interrupted, f"{problem.name}: {name} counted as an interruption"
-        assert asked <= {home}, f"{problem.name}: a function was asked from another thread"
+    criteria: dict[str, Any] = {
+        "FirstFeasible": stop.FirstFeasible(),
+        "Gap": stop.Gap(10.0),
+        "NoImprovement(seconds)": stop.NoImprovement(seconds=0.1),
+        # steps must be reported: `monitor.advance`
+        "NoImprovement(iterations)": stop.NoImprovement(1),
+        "AnyOf": stop.AnyOf(stop.Time(2 * LONG), stop.FirstFeasible()),
+        "a function": mine,
+    }
+    for name, criterion in criteria.items():
+        spent, result = quicker_of_two(problem, engine, SOON, stop=criterion, time_limit=LONG)
+        hint = " (report steps by monitor.advance)" if "iterations" in name else ""
+        assert spent <= SOON, f"{spent:.2f} s, {name} should have stopped it{hint}"
+        assert not result.interrupted, f"{name} counted as an interruption"
+    assert asked <= {home}, "a function was asked from another thread"
 
 
-def check_interrupt(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
+@each(small_problems, every=2)
+def check_interrupt(engine: Solver, problem: Any, time_limit: float) -> None:
     """Ctrl-C returns the best so far, soon, and leaves no thread behind.
 
     Passed over where the interpreter would not turn the signal into `KeyboardInterrupt`.
@@ -105,39 +102,37 @@ def check_interrupt(engine: Solver, problems: Sequence[Any], time_limit: float) 
     usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not usual or threading.current_thread() is not threading.main_thread():
         return
-    for problem in supported(engine, small_problems())[::2]:
-        pressed: list[Progress] = []
+    pressed: list[Progress] = []
 
-        def press(progress: Progress, pressed: list[Progress] = pressed) -> None:
-            if progress.objective is not None or progress.elapsed > 1:
-                pressed.append(progress)
-                signal.raise_signal(signal.SIGINT)
+    def press(progress: Progress) -> None:
+        if progress.objective is not None or progress.elapsed > 1:
+            pressed.append(progress)
+            signal.raise_signal(signal.SIGINT)
 
-        before = living_threads()
-        spent, result = quicker_of_two(problem, engine, SOON, time_limit=LONG, on_progress=press)
-        assert spent <= SOON, f"{problem.name}: {spent:.2f} s until Ctrl-C was obeyed"
-        assert result.interrupted or not pressed, f"{problem.name}: Ctrl-C was swallowed"
-        if any(event.objective is not None for event in result.history):
-            assert result.schedule is not None, f"{problem.name}: Ctrl-C lost the best schedule"
-        assert living_threads() <= before, f"{problem.name}: Ctrl-C left threads behind"
+    before = living_threads()
+    spent, result = quicker_of_two(problem, engine, SOON, time_limit=LONG, on_progress=press)
+    assert spent <= SOON, f"{spent:.2f} s until Ctrl-C was obeyed"
+    assert result.interrupted or not pressed, "Ctrl-C was swallowed"
+    if any(event.objective is not None for event in result.history):
+        assert result.schedule is not None, "Ctrl-C lost the best schedule"
+    assert living_threads() <= before, "Ctrl-C left threads behind"
 
 
-def _history(problem: Any, result: Result) -> None:
+def _history(result: Result) -> None:
     """The history ends with what is returned, and its measures are in range."""
-    name = problem.name
     if result.history:
         last = result.history[-1]
-        assert last.objective == result.objective, f"{name}: history ends with {last.objective}"
-        assert last.lower_bound == result.lower_bound, f"{name}: history ends with another bound"
-        assert last.elapsed <= result.seconds, f"{name}: history ends after the run"
+        assert last.objective == result.objective, f"history ends with {last.objective}"
+        assert last.lower_bound == result.lower_bound, "history ends with another bound"
+        assert last.elapsed <= result.seconds, "history ends after the run"
     if result.schedule is None:
         return
     integral = result.primal_integral()
-    assert 0 <= integral <= 1, f"{name}: primal integral {integral}"
+    assert 0 <= integral <= 1, f"primal integral {integral}"
     found = result.time_to_best
-    assert found is not None and found <= result.seconds, f"{name}: time to best {found}"
+    assert found is not None and found <= result.seconds, f"time to best {found}"
     proved = result.time_to_proof
-    assert (proved is None) == (result.status != "optimal"), f"{name}: time to proof {proved}"
+    assert (proved is None) == (result.status != "optimal"), f"time to proof {proved}"
 
 
 def _callback_stops(problem: Any, engine: Solver) -> None:
@@ -151,8 +146,8 @@ def _callback_stops(problem: Any, engine: Solver) -> None:
     result = solve(problem, engine, time_limit=LONG, on_progress=halt)
     consistent(problem, result)
     spent = time.perf_counter() - begin
-    assert spent < SOON, f"{problem.name}: a callback could not stop it"
-    assert threads <= {threading.get_ident()}, f"{problem.name}: called from another thread"
+    assert spent < SOON, "a callback could not stop it"
+    assert threads <= {threading.get_ident()}, "called from another thread"
 
 
 def _callback_raises(problem: Any, engine: Solver) -> None:
@@ -167,22 +162,22 @@ def _callback_raises(problem: Any, engine: Solver) -> None:
         solve(problem, engine, time_limit=LONG, on_progress=fail)
     except Heard as error:
         left = living_threads() - before
-        assert left <= 0, f"{problem.name}: an exception of the callback left threads behind"
-        assert hasattr(error, "result"), f"{problem.name}: the best so far was lost"
+        assert left <= 0, "an exception of the callback left threads behind"
+        assert hasattr(error, "result"), "the best so far was lost"
         return
-    raise AssertionError(f"{problem.name}: an exception of the callback was swallowed")
+    raise AssertionError("an exception of the callback was swallowed")
 
 
-def _falls_and_rises(problem: Any, events: Sequence[Progress]) -> None:
+def _falls_and_rises(events: Sequence[Progress]) -> None:
     best, bound, at, steps = None, None, 0.0, 0
     for event in events:
-        assert event.elapsed >= at, f"{problem.name}: time runs backwards"
-        assert event.iteration >= steps, f"{problem.name}: iterations run backwards"
+        assert event.elapsed >= at, "time runs backwards"
+        assert event.iteration >= steps, "iterations run backwards"
         at, steps = event.elapsed, event.iteration
         if event.objective is not None:
-            assert best is None or event.objective <= best, f"{problem.name}: incumbent rose"
+            assert best is None or event.objective <= best, "incumbent rose"
             best = event.objective
         if event.lower_bound is not None:
-            assert bound is None or event.lower_bound >= bound, f"{problem.name}: bound fell"
+            assert bound is None or event.lower_bound >= bound, "bound fell"
             bound = event.lower_bound
-        assert best is None or bound is None or bound <= best, f"{problem.name}: bound > incumbent"
+        assert best is None or bound is None or bound <= best, "bound > incumbent"

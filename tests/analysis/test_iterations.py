@@ -164,13 +164,6 @@ def test_huge_offsets_are_exact() -> None:
     assert job_reports(s)[0].latency == most * most + 3
 
 
-def test_nothing_but_end_marks() -> None:
-    """Blocks that hold no device are no iteration."""
-    s = equal_jobs(1, 1)
-    s = replace(s, op_resources=optsched.Rows.of([[], []]), sequences=optsched.Rows.of([[]]))
-    assert job_reports(s) == ()
-
-
 @pytest.mark.parametrize(
     ("told", "expected"),
     [

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rolling_problems import circular_orders, random_orders, random_rolling
+from rolling_problems import circular_orders, random_orders
 
 from optsched import CyclicOrder, InputError, JobArray, Resource, Schedule
 from optsched.analysis.iterations import job_reports
-from optsched.analysis.rolling import critical_cycle, rolling
+from optsched.analysis.rolling import rolling
 from optsched.analysis.unroll import unroll
 from optsched.kernels.cycle_ratio import cycle_arcs, cycle_time
 from optsched.model.schedule import Rows
 from optsched.model.verify import verify
+from optsched.testing.random_problems import random_rolling
 
 if TYPE_CHECKING:
     from random import Random
@@ -55,15 +56,6 @@ def test_correct_and_of_least_period(rng: Random) -> None:
     # the orders of the schedule are worth the same, and it is what they stand for
     assert plan.sequences is not None
     assert rolling(graph, plan.sequences, plan.offset).period == plan.period
-
-
-@given(st.randoms(use_true_random=False))
-def test_violations_are_the_same_unrolled(rng: Random) -> None:
-    """With memory limits: silent exactly if the written-out cycles are."""
-    graph = random_rolling(rng, 3, 3).graph()
-    plan = rolling(graph, *with_orders(rng, graph))
-    late = unroll(plan, int(plan.offset.max(initial=0)) + 3)
-    assert bool(verify(plan)) == bool(verify(late))
 
 
 @given(st.randoms(use_true_random=False))
@@ -125,27 +117,6 @@ def test_orders_may_be_plain_lists() -> None:
     for wrong in (3, [0, 3], [["a"]], [[0, 3]]):
         with pytest.raises(InputError, match=r"expected (a list|2 rows|an integer)"):
             rolling(graph, wrong)  # type: ignore[arg-type]
-
-
-def test_the_critical_cycle_needs_the_period() -> None:
-    """Its weights add up to the period a token; a schedule without period or orders has none."""
-    array = JobArray([[3, 1], [2, 2]], [[5, 1], [4, 2]], switch=1, objective="period")
-    graph = array.graph()
-    plan = rolling(graph, Rows.of([[0, 4, 3, 7], [1, 5, 2, 6]]))
-    cycle = critical_cycle(plan)
-    arcs = cycle_arcs(plan, plan.sequences, plan.offset)
-    weight = tokens = 0
-    for i, k in zip(cycle, cycle[1:] + cycle[:1], strict=True):
-        a = max(
-            np.flatnonzero((arcs.tail == i) & (arcs.head == k)),
-            key=lambda a: arcs.weight[a] - arcs.tokens[a] * plan.period,
-        )
-        weight, tokens = weight + int(arcs.weight[a]), tokens + int(arcs.tokens[a])
-    assert -(-weight // tokens) == plan.period
-    with pytest.raises(InputError, match="no orders"):
-        critical_cycle(graph)
-    with pytest.raises(InputError, match="no period"):
-        critical_cycle(array.with_objective("makespan").graph())
 
 
 @given(st.randoms(use_true_random=False))

@@ -2,75 +2,17 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from depth import seeds
 from rolling_problems import circular_orders, random_orders
 
-from optsched import CyclicOrder, JobArray, Result, verify
+from optsched import CyclicOrder, JobArray, verify
 from optsched.analysis.rolling import rolling
 from optsched.testing.brute_force import best_period
 from optsched.testing.problems import equal_jobs, random_problems, tiny_problems
-from optsched.testing.result_checks import check_equal_jobs, check_feasible_and_bounded
-
-if TYPE_CHECKING:
-    from optsched import Limits, Monitor
-
-
-class OneAfterTheOther:
-    """A correct engine: all blocks of a cycle in the order of their numbers."""
-
-    name = "one after the other"
-    options = MappingProxyType[str, str]({})
-    kinds = ("periodic",)
-
-    def supports(self, problem: Any) -> bool:
-        """Every rolling array."""
-        return True
-
-    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
-        """Report one schedule."""
-        plan = rolling(problem.graph(), problem.graph().users)
-        monitor.incumbent(problem.answer(plan), self.worth(plan.period or 0), self.name)
-        return Result("unknown")
-
-    def worth(self, period: int) -> int:
-        """What it claims."""
-        return period
-
-
-class Boasts(OneAfterTheOther):
-    """Claims a shorter period."""
-
-    def worth(self, period: int) -> int:
-        """One less."""
-        return period - 1
-
-
-class BoundsTooHigh(OneAfterTheOther):
-    """Takes what it found for the best there is."""
-
-    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
-        """Lie about the bound."""
-        super().solve(problem, limits, monitor)
-        monitor.bound(monitor.objective)  # type: ignore[arg-type]
-        return Result("unknown")
-
-
-def test_a_correct_engine_passes() -> None:
-    """Verified, worth what it says, never below the optimum."""
-    check_feasible_and_bounded(OneAfterTheOther(), (), 0.1)
-    check_equal_jobs(OneAfterTheOther(), (), 0.1)
-
-
-@pytest.mark.parametrize("engine", [Boasts, BoundsTooHigh])
-def test_a_wrong_engine_fails(engine: Any) -> None:
-    """Whatever it is wrong in."""
-    with pytest.raises(Exception, match=r"wrong schedule|bound \d+ >"):
-        check_feasible_and_bounded(engine(), (), 0.1)
 
 
 @pytest.mark.parametrize("jobs,stages", [(1, 3), (2, 2), (3, 2), (2, 3)])

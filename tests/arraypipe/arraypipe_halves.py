@@ -34,3 +34,8 @@ class Halves(CheckpointFolder):
         """Both."""
         super().finish(run)
         self.other.finish(run)
+
+    def close(self) -> None:
+        """Both."""
+        super().close()
+        self.other.close()

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import process_cases
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from optsched.arraypipe.states.visits import State
 from optsched.arraypipe.train_alone import differences, train_alone
 from optsched.arraypipe.worker import Worker
 from optsched.model.schedule import Rows
+from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -239,7 +241,7 @@ def breadth_first(times: list[list[int]], place: list[int]) -> Any:
         forward = [2 * stages * j + s for s in here for j in range(n)]
         back = [2 * stages * (j + 1) - 1 - s for s in reversed(here) for j in range(n)]
         orders.append(forward + back)
-    return problem.scheduled(Rows.of([*orders, [0] * (2 * stages * n)]))
+    return problem.scheduled(PeriodicOrders(Rows.of(orders), np.zeros(2 * stages * n, np.int64)))
 
 
 def solved(ranks: int) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 import warnings
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +22,7 @@ from optsched.arraypipe import (  # noqa: E402
     Job,
     JobFailed,
     SplitPoint,
+    checkpoint,
     optimizers,
     random_schedule,
 )
@@ -71,6 +75,95 @@ def test_loads_into_the_plain_unsplit_model(tmp_path: Path) -> None:
                 assert torch.equal(
                     torch.as_tensor(train["parameters"][name]["state"][key]), torch.as_tensor(value)
                 )
+
+
+def test_a_run_goes_on_while_a_thread_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job has one checkpoint in its hands at a time; the end of the run waits for the last."""
+    honest, going = checkpoint.write_folder, threading.Semaphore(0)
+    begun, steps = [], []
+
+    def write_folder(target: Path, contents: Any) -> None:
+        begun.append(target.name)
+        assert going.acquire(timeout=60)
+        honest(target, contents)
+
+    def on_step(job: Job, iteration: int, loss: float) -> None:
+        steps.append((iteration, len(list((tmp_path / "first").glob("[0-9]")))))
+        if iteration:  # behind the boundary that is being written
+            going.release()
+
+    monkeypatch.setattr(checkpoint, "write_folder", write_folder)
+    going_on = trainer(JOBS[:1])
+    threading.Timer(0.5, going.release, (9,)).start()
+    going_on.run(
+        random_schedule([1], 3), 4, checkpoint=tmp_path, checkpoint_every=1, on_step=on_step
+    )
+    assert (1, 0) in steps  # no checkpoint was there, and the next iteration had its loss
+    assert begun == ["1", "2", "3", "4"]
+    assert (tmp_path / "first" / "latest").read_text() == "4\n"
+    assert not [t for t in threading.enumerate() if t.name.startswith("optsched-checkpoint")]
+
+
+def test_a_job_that_leaves_its_seat_has_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`refill` may tell others that it has ended; a kill right after must not lose its model."""
+    honest = checkpoint.write_folder
+
+    def write_folder(target: Path, contents: Any) -> None:
+        time.sleep(0.2)
+        honest(target, contents)
+
+    there = []
+
+    def refill(ended: Job) -> None:
+        there.append((tmp_path / (ended.name or "job1") / "latest").read_text())
+
+    monkeypatch.setattr(checkpoint, "write_folder", write_folder)
+    jobs = [JOBS[0], Job(4, 8, sgd)]
+    trainer(jobs).run(random_schedule([1, 1], 3), 2, checkpoint=tmp_path, refill=refill)
+    assert there == ["2\n", "2\n"]
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_what_the_thread_raises_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: bool
+) -> None:
+    """At the next checkpoint of the job, or at the end; those before it stay."""
+    honest = checkpoint.write_folder
+
+    def write_folder(target: Path, contents: Any) -> None:
+        if target.name == ("4" if last else "2"):
+            raise InputError("checkpoint: the disk is full")
+        honest(target, contents)
+
+    steps = []
+    monkeypatch.setattr(checkpoint, "write_folder", write_folder)
+    with pytest.raises(InputError, match="the disk is full"):
+        trainer(JOBS[:1]).run(
+            random_schedule([1], 3), 4, checkpoint=tmp_path, checkpoint_every=1,
+            on_step=lambda job, iteration, loss: steps.append(iteration),
+        )  # fmt: skip
+    assert max(steps) == (3 if last else 2)
+    assert (tmp_path / "first" / "latest").read_text() == ("3\n" if last else "1\n")
+    assert not [t for t in threading.enumerate() if t.name.startswith("optsched-checkpoint")]
+
+
+def test_a_gpu_copies_behind_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into page-locked memory of the same strides; the thread waits for the event after it."""
+    seen: list[str] = []
+    event = SimpleNamespace(synchronize=lambda: seen.append("waited"))
+    checkpoint._Noted({}, event).wait()  # type: ignore[arg-type]
+    checkpoint._Noted({}, None).wait()
+    assert seen == ["waited"]
+    monkeypatch.setattr(checkpoint_files, "page_locked_like", torch.empty_like)
+    for value in (torch.rand(3, 4).t(), torch.rand(6, 4)[::2], torch.rand(3, 1).expand(3, 4)):
+        copy = checkpoint_files.off_gpu(value)
+        assert torch.equal(copy, value)
+        assert copy.untyped_storage().nbytes() == 48
+        assert copy.stride() == value.to("cpu", copy=True).stride()
 
 
 @pytest.mark.parametrize("update", [(), (0, 1, 2)])

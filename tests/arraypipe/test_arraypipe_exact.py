@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from optsched import verify  # noqa: E402
 from optsched.arraypipe import Job, blocks, random_schedule  # noqa: E402
+from optsched.arraypipe.feed import Feed  # noqa: E402
 from optsched.arraypipe.train_alone import Trained, differences, train_alone  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -135,6 +137,34 @@ def test_exact_with_more_threads() -> None:
         torch.set_num_threads(1)
 
 
+def test_gradients_of_inputs_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backward gives the tensor that autograd made: storing it would copy it first."""
+    inputs, backward = [], blocks.backward
+
+    def watched(stage: Any, microbatch: int, *rest: Any) -> Any:
+        inputs.extend(stage.kept[microbatch].inputs)
+        return backward(stage, microbatch, *rest)
+
+    monkeypatch.setattr(blocks, "backward", watched)
+    array = trainer([job(row) for row in PAIR])
+    array.run(random_schedule([2, 2], 3), 1)
+    assert any(t.requires_grad for t in inputs)
+    assert all(t.grad is None for t in inputs)
+
+
+def test_micro_batches_are_cast_when_they_are_cut() -> None:
+    """Each begins where an allocation begins, as alone: kernels may look at the alignment."""
+
+    def rows(_: Job, start: int) -> Any:
+        yield torch.ones(8, 3), torch.ones(8)
+
+    feed = Feed(rows, Job(0, 8, adamw, microbatches=2, precision="bf16"), "a", 0)
+    feed.draw(0)
+    for m in range(2):
+        x = feed.input(m, torch.device("cpu"))
+        assert (x.dtype, x.storage_offset(), len(x)) == (torch.bfloat16, 0, 4)
+
+
 # every rule, broken on purpose, must be noticed
 
 
@@ -186,6 +216,24 @@ def test_noticed_missing_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "rehearse", rehearse)
     with pytest.raises(JobFailed, match="stage 1, iteration 0"):
         all_differences([PAIR[0]])
+
+
+def test_a_rehearsal_has_the_graph_of_one_stage_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage's graph is given back when the next one begins: all at once need not fit."""
+    graphs: list[Any] = []  # of the outputs, which hold them
+    alive: list[bool] = []
+    honest = blocks.rehearse
+
+    def rehearse(stage: Any, *rest: Any) -> Any:
+        alive.extend(graph() is not None for graph in graphs)
+        output = honest(stage, *rest)
+        graphs[:] = [weakref.ref(output)]
+        return output
+
+    monkeypatch.setattr(blocks, "rehearse", rehearse)
+    assert all_differences([PAIR[1]]) == []
+    assert alive
+    assert alive.count(True) == 0
 
 
 def test_keys_tell_all_blocks_apart() -> None:

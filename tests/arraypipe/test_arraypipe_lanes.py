@@ -33,6 +33,7 @@ from optsched.arraypipe import (  # noqa: E402
 )
 from optsched.arraypipe import trainer as trainer_module  # noqa: E402
 from optsched.arraypipe.inline import InlineBackend  # noqa: E402
+from optsched.arraypipe.saving import files  # noqa: E402
 from optsched.arraypipe.split import split  # noqa: E402
 from optsched.arraypipe.states import cuda_engine  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
@@ -52,6 +53,7 @@ CPU = torch.device("cpu")
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Streams that check every access; the inline backend uses them as on one GPU."""
     monkeypatch.setattr(late, "pinned_like", torch.empty_like)
+    monkeypatch.setattr(files, "page_locked_like", torch.empty_like)
     use_lanes(monkeypatch, CPU)
     with streams(monkeypatch) as made:
         yield made
@@ -194,6 +196,20 @@ def test_waiting_jobs_take_no_place(machine: Machine, monkeypatch: pytest.Monkey
         assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
 
 
+def test_what_leaves_a_gpu_waits_for_its_own_lanes(machine: Machine) -> None:
+    """Other lanes go on; one more stream a device serves all who leave."""
+    three = lanes.Lanes([CPU] * 3)
+    for stream in three.streams:
+        stream.launch()  # type: ignore[attr-defined]
+    count = len(machine.streams)
+    for lane in (1, 1, 2):
+        with three.aside({lane}):
+            heard = [s.index in machine.current.clock for s in three.streams]  # type: ignore[attr-defined]
+            assert heard[lane]
+            assert not heard[0]
+    assert len(machine.streams) == count + 1
+
+
 def test_checkpoints(machine: Machine, tmp_path: Any) -> None:
     """A stage is copied on its own stream, after its update."""
     run(trainer(jobs()), checkpoint=tmp_path, checkpoint_every=1)
@@ -216,6 +232,24 @@ def use_two_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(lanes, "_copied", copied)
     use_lanes(monkeypatch, torch.device("cpu", 0), torch.device("cpu", 1))
+
+
+def test_a_copy_has_the_strides_of_the_tensor() -> None:
+    """And its alignment: kernels are chosen by both, and dropout draws by them."""
+    whole = torch.arange(24.0 * 8 * 4).reshape(24, 8, 4)
+    mean = torch.ones((), requires_grad=True)
+    for t in (
+        whole[:, 0], whole[:, 3:5], whole.chunk(2, dim=1)[1], whole.transpose(0, 2), whole[1, 2, 3],
+        torch.ones(1).expand(24, 8), torch.ones(24, 1).expand(24, 8), mean.expand(0, 3),
+        torch.arange(9.0).unfold(0, 3, 3), whole.to(torch.bfloat16)[:, 1:],
+    ):  # fmt: skip
+        found = lanes._copied(t, CPU, None)
+        assert torch.equal(found, t) and found.stride() == t.stride()
+        at = found.storage_offset() * found.element_size()
+        assert t.numel() == 0 or at % 256 == t.data_ptr() % 256  # a GPU allocates at 512
+        assert t.numel() == 0 or found.data_ptr() != t.data_ptr()
+    overlapping = torch.arange(9.0).unfold(0, 3, 1)
+    assert torch.equal(lanes._copied(overlapping, CPU, None), overlapping)
 
 
 def test_several_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:

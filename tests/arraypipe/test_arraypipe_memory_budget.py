@@ -14,7 +14,10 @@ from test_arraypipe_memory import room, stages_of, weigh  # noqa: E402
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
 from optsched.arraypipe import memory as memory_module  # noqa: E402
-from optsched.arraypipe.residency import slot_bytes  # noqa: E402
+from optsched.arraypipe.job_run import JobRun  # noqa: E402
+from optsched.arraypipe.profiling.entries import Link  # noqa: E402
+from optsched.arraypipe.residency import PCIE_4, HostLink, slot_bytes  # noqa: E402
+from optsched.arraypipe.states.budget import CUDA_CONTEXT, CUDA_STREAM, reserved  # noqa: E402
 from optsched.arraypipe.states.slots import layout_of  # noqa: E402
 from optsched.arraypipe.states.visits import State  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
@@ -87,6 +90,57 @@ def test_gradients_of_all_micro_batches_are_held(monkeypatch: pytest.MonkeyPatch
             patch.setattr("optsched.arraypipe.array_run.memory_of", memory_of)
             trainer(jobs, memory=10**6).run(schedule, 3, on_error="raise")
         assert max(seen) == table.gradients > 0
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_failed_job_gives_its_gradients_back(
+    monkeypatch: pytest.MonkeyPatch, precision: str
+) -> None:
+    """Not before its last update is over, but before it loses its seat; the others are exact."""
+    failed: list[Any] = []
+    honest = JobRun.fail
+
+    def fail(run: Any, *rest: Any) -> Any:
+        failed.append((run, [p.grad is not None for p in run.model.parameters()]))
+        return honest(run, *rest)
+
+    def bad_data(job: Job, start: int) -> Any:
+        for k, (x, y) in enumerate(data(job, start)):
+            yield x, y + 100 * (job.seed == 1 and k == 2) * (torch.arange(len(y)) > len(y) // 2)
+
+    def jobs() -> list[Job]:
+        return [
+            Job(0, 8, adamw, microbatches=2),
+            Job(1, 8, adamw, microbatches=2, clip_norm=0.1, precision=precision),
+        ]
+
+    monkeypatch.setattr(JobRun, "fail", fail)
+    held = []
+    for seed in range(5):  # whose orders can be run
+        failed.clear()
+        schedule = random_schedule([2] * 2, 3, seed=seed, update=[1])
+        trainer(jobs(), data=bad_data).run(schedule, 4)
+        ((run, gradients),) = failed
+        held += gradients
+        assert run.total_norm is None
+        assert run.updates == 2 * 3  # of all stages
+        for stage in run.stages:
+            assert all(p.grad is None for _, p in (*stage.parameters, *stage.trained))
+    assert any(held)
+
+
+def test_devices_on_one_gpu_share_its_context_and_its_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workspaces of streams do not; a GPU's link is measured both ways, a CPU's is guessed."""
+    one, two, cpu = torch.device("cuda:0"), torch.device("cuda:1"), torch.device("cpu")
+    places = [one] * 4 + [two]
+    assert sum(reserved(one, places) for _ in range(4)) == CUDA_CONTEXT + 4 * CUDA_STREAM
+    assert reserved(two, places, 2**20) == CUDA_CONTEXT + 2**20 + CUDA_STREAM
+    assert reserved(cpu, [cpu] * 2, 2**20) == 0
+    ways = [Link(bandwidth=b * 10**9, latency_ns=n) for b, n in ((40, 5000), (20, 7000))]
+    monkeypatch.setattr(memory_module, "measure_host", lambda device: ways)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    assert memory_module._link_of(one, 4) == HostLink(10e9, 5e9, 7e-6)
+    assert memory_module._link_of(cpu, 4) is PCIE_4
 
 
 def test_weighing_changes_nothing() -> None:

@@ -476,7 +476,7 @@ def test_budget_adds_up() -> None:
     assert table.fits
     assert "receive windows" in str(table)
     assert not budget(plan, 0, rows, 200).fits
-    assert budget(plan, 0, rows, 10**11, cuda=True).reserve > 5 * 10**9
+    assert budget(plan, 0, rows, 10**11, cuda=1).reserve > 5 * 10**9
     assert room_for_states(plan, 0, rows, 1000) == 1000 - peak - workspace
     sentence = r"needs \d+ bytes beside the states and has 120, most at [FB] of job \d, .*; 1 of 3"
     with pytest.raises(InputError, match=sentence):

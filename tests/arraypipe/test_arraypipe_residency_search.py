@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from itertools import cycle, islice
-from pathlib import Path
 
 import pytest
 from depth import depth
+from exact_residency import Device, Phase, TooLarge, drawn
 from hypothesis import given
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-from benchmarks.executor.exact_residency import Device, Phase, TooLarge, drawn
 from optsched.arraypipe.residency import (
     HostLink,
     ResidencyPlan,

@@ -100,7 +100,7 @@ def test_global_state_is_what_it_was() -> None:
 def test_the_gpu_of_the_process_is_what_it_was(
     begun: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that chooses one, as ranks do, gives it back; also if it is the first to use any."""
+    """A run that chooses one, as ranks do, gives it back, but makes no context on another one."""
     state = {"begun": begun, "gpu": 2 if begun else 0}
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: state["begun"])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: state["gpu"])
@@ -108,7 +108,7 @@ def test_the_gpu_of_the_process_is_what_it_was(
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", list)
     with global_state_kept():
         torch.cuda.set_device(3)
-    assert state["gpu"] == (2 if begun else 0)
+    assert state["gpu"] == (2 if begun else 3)
 
 
 def test_a_number_of_stages_is_balanced() -> None:

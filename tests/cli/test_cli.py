@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from program import BAD, SHOP, Cli, Ran
+from program import BAD, SHOP, Cli
 from rolling_arrays import equal_jobs
 
 import optsched
@@ -112,7 +112,8 @@ def test_solve_prints_and_writes(cli: Cli) -> None:
     """The value, the bound and the status; the written schedule is verified."""
     ran = cli("solve", "shop.txt", "-o", "out.json")
     assert ran.code == 0
-    assert all("  objective " in line for line in ran.err.splitlines())  # on a slow machine
+    told = ran.err.splitlines()  # of a slow search, and of kernels that are compiled first
+    assert all("  objective " in line or line.startswith("compiling ") for line in told)
     lines = dict(line.split(None, 1) for line in ran.out.splitlines() if "bound" not in line)
     assert lines["status"] == "optimal"
     assert lines["makespan"] == f"{Schedule.read('out.json').makespan} s"
@@ -137,40 +138,31 @@ def test_solve_json(cli: Cli) -> None:
 
 
 def test_solve_json_is_standard_json(cli: Cli) -> None:
-    """An instance whose best value is 0 has no infinite gap."""
+    """An instance whose best value is 0 has no infinite gap; and `--quiet` prints nothing."""
     Path("zero.txt").write_text("1 1\n0 0\n")
-    found = json.loads(
-        cli("solve", "zero.txt", "--json").out, parse_constant=lambda text: pytest.fail(text)
-    )
+    found = json.loads(cli("solve", "zero.txt", "--json").out, parse_constant=pytest.fail)
     assert (found["objective"], found["status"]) == (0, "optimal")
-
-
-def test_solve_quiet(cli: Cli) -> None:
-    """Nothing at all is printed."""
-    assert cli("solve", "shop.txt", "--quiet", "-o", "out.json") == Ran(0, "", "")
+    assert cli("solve", "zero.txt", "--quiet", "-o", "out.json").out == ""
     assert Path("out.json").exists()
 
 
-def test_solve_target_and_iterations(cli: Cli) -> None:
-    """A target that any schedule meets stops at the first; iterations repeat exactly."""
-    found = json.loads(cli("solve", "shop.txt", "--json", "--target", "1000").out)
+def test_solve_stops(cli: Cli) -> None:
+    """At a target, a gap, or when nothing better comes; iterations repeat exactly."""
+
+    def solved(*words: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(cli("solve", *words, "--json").out)
+        return found
+
+    found = solved("shop.txt", "--target", "1000")
     assert found["objective"] <= 1000
     assert sum(step["event"] == "incumbent" for step in found["history"]) == 1
-    runs = [
-        json.loads(cli("solve", "shop.txt", "--json", "--iterations", "3", "--seed", "5").out)
-        for _ in range(2)
-    ]
-    assert runs[0]["objective"] == runs[1]["objective"]
-
-
-def test_solve_stops_by_criteria(cli: Cli) -> None:
-    """At a gap, or when nothing better comes: no limit of time is needed."""
+    counted = ("shop.txt", "--iterations", "3", "--seed", "5")
+    assert solved(*counted)["objective"] == solved(*counted)["objective"]
     assert cli("generate", "taillard", "--jobs", "15", "-o", "hard.txt").code == 0
-    found = json.loads(cli("solve", "hard.txt", "--json", "--stop-gap", "9").out)
+    found = solved("hard.txt", "--stop-gap", "9")
     assert found["status"] == "feasible" and found["gap"] <= 9
     words = ("--stop-no-improvement", "0.3", "--stop-gap", "0", "--solver", "dispatch")
-    found = json.loads(cli("solve", "hard.txt", "--json", *words, "--option", "search=true").out)
-    assert found["status"] == "feasible"
+    assert solved("hard.txt", *words, "--option", "search=true")["status"] == "feasible"
 
 
 def test_solve_options(cli: Cli) -> None:
@@ -244,17 +236,19 @@ def test_wrong_usage(cli: Cli, words: tuple[str, ...]) -> None:
     assert sorted(os.listdir()) == before
 
 
-def test_infeasible(cli: Cli) -> None:
+@pytest.mark.parametrize(
+    ("words", "empty"),
+    [(("solve", "-o", "out.json"), {"status": "infeasible", "objective": None}),
+     (("bound",), {"lower_bound": None, "bounds": {}})],
+)  # fmt: skip
+def test_infeasible(cli: Cli, words: tuple[str, ...], empty: dict[str, Any]) -> None:
     """Exit code 1, the reason, and no output file."""
-    shop = optsched.JobShop([[(0, 3), (1, 4)]], deadline=[6])
-    shop.write("late.json")
-    ran = cli("solve", "late.json", "-o", "out.json")
-    assert ran.code == 1
-    assert "status      infeasible" in ran.out
-    assert "reason      job 0 needs 7 s for its chain, but its deadline is 6 s" in ran.out
-    found = json.loads(cli("solve", "late.json", "--json").out)
-    assert (found["status"], found["objective"]) == ("infeasible", None)
-    assert "deadline" in found["reason"]
+    optsched.JobShop([[(0, 3), (1, 4)]], deadline=[6]).write("late.json")
+    ran = cli(*words, "late.json")
+    assert ran.code == 1 and "infeasible" in ran.out
+    assert "job 0 needs 7 s for its chain, but its deadline is 6 s" in ran.out
+    found = json.loads(cli(*words, "late.json", "--json").out)
+    assert found.items() >= empty.items() and "deadline" in found["reason"]
     assert not Path("out.json").exists()
 
 
@@ -282,25 +276,16 @@ def test_names_cannot_talk_to_the_terminal(cli: Cli) -> None:
 
 
 def test_verify(cli: Cli) -> None:
-    """A right schedule: exit code 0; a wrong one: every violation, and exit code 1."""
-    assert cli("verify", "plan.json").out.startswith("plan.json: consistent, 9 operations")
-    tree = json.loads(Path("plan.json").read_text())
-    tree["starts"] = [0] * 9
-    Path("wrong.json").write_text(json.dumps(tree))
-    ran = cli("verify", "wrong.json")
-    lines = ran.out.splitlines()
-    assert ran.code == 1 and ran.err == ""
-    count = len(optsched.verify(Schedule.read("wrong.json")))
-    assert lines[-1] == f"wrong.json: not consistent, {count} violations"
-    assert len(lines) == count + 1 and count > 5
-
-
-def test_verify_several(cli: Cli) -> None:
-    """One line each as for one alone; the worst file decides the exit code, none hides another."""
+    """Of one file every violation; of several a line each as for one alone; the worst decides."""
     tree = json.loads(Path("plan.json").read_text())
     Path("wrong.json").write_text(json.dumps({**tree, "starts": [0] * 9}))
     alone = {name: cli("verify", name) for name in ("plan.json", "wrong.json", "nowhere.json")}
     assert [ran.code for ran in alone.values()] == [0, 1, 2]
+    assert alone["plan.json"].out.startswith("plan.json: consistent, 9 operations")
+    lines = alone["wrong.json"].out.splitlines()
+    count = len(optsched.verify(Schedule.read("wrong.json")))
+    assert lines[-1] == f"wrong.json: not consistent, {count} violations"
+    assert len(lines) == count + 1 and count > 5
     last = [line for ran in alone.values() for line in ran.out.splitlines()[-1:]]
     for order, code in (
         (["plan.json", "plan.json"], 0),
@@ -316,14 +301,6 @@ def test_verify_several(cli: Cli) -> None:
         assert all(line.startswith("error: ") for line in ran.err.splitlines())
 
 
-def test_show(cli: Cli) -> None:
-    """Objective, devices and critical path."""
-    ran = cli("show", "plan.json")
-    assert ran.code == 0
-    assert f"makespan {Schedule.read('plan.json').makespan}" in ran.out
-    assert "critical path" in ran.out
-
-
 def test_plot_and_trace(cli: Cli) -> None:
     """Default names come from the document's; other endings are refused."""
     pytest.importorskip("matplotlib")
@@ -336,17 +313,20 @@ def test_plot_and_trace(cli: Cli) -> None:
 
 
 def test_no_output_replaces_the_input_or_another(cli: Cli) -> None:
-    """One sentence instead, and the schedule is still there."""
-    before = Path("plan.json").read_bytes()
-    Path("plan.png").write_bytes(before)
+    """One sentence instead, and the file is still there, whatever it is called."""
+    Path("plan.png").write_bytes(Path("plan.json").read_bytes())
+    Path("link.txt").symlink_to("shop.txt")
+    before = {path: path.read_bytes() for path in Path().iterdir()}
     for words in (
         ("trace", "plan.json", "-o", "plan.json"), ("plot", "plan.json", "--html", "plan.json"),
         ("plot", "plan.png", "-o", "plan.png"),
+        *(("solve", "shop.txt", "-o", output) for output in ("shop.txt", "./shop.txt", "link.txt")),
+        *(("convert", "shop.txt", output) for output in ("shop.txt", "./shop.txt", "link.txt")),
     ):  # fmt: skip
         assert "is the file that is read; choose another name" in cli.refused(*words)
     words = ("plot", "plan.json", "-o", "x.png", "--html", "x.png")
     assert cli.refused(*words) == "x.png: is the name of two outputs; choose another one"
-    assert Path("plan.json").read_bytes() == Path("plan.png").read_bytes() == before
+    assert {path: path.read_bytes() for path in Path().iterdir()} == before
 
 
 @pytest.mark.parametrize("command", ["plot", "trace"])
@@ -362,20 +342,21 @@ def test_cycles(cli: Cli, command: str) -> None:
     assert cli("plot", "rolling.json", "--html", "x.html", "--cycles", "2").code == 0
 
 
-def test_show_and_verify_a_period(cli: Cli) -> None:
-    """What repeats for ever is told per cycle."""
+def test_show(cli: Cli) -> None:
+    """Objective, devices and critical path; what repeats for ever is told per cycle."""
+    ran = cli("show", "plan.json")
+    assert ran.code == 0 and "critical path" in ran.out
+    assert f"makespan {Schedule.read('plan.json').makespan}" in ran.out
     equal_jobs(3, 2).write("rolling.json")
-    ran = cli("show", "rolling.json")
-    assert ran.code == 0
-    assert "period 9 µs" in ran.out and "3 iterations a cycle" in ran.out
-    assert "critical cycle" in ran.out
+    out = cli("show", "rolling.json").out
+    assert "period 9 µs" in out and "3 iterations a cycle" in out and "critical cycle" in out
     assert "period 9 us (instance not given" in cli("verify", "rolling.json").out
 
 
 def test_solvers_and_version(cli: Cli) -> None:
-    """The matrix names every solver; the version is the package's."""
+    """Every kind of problem with its solvers; the version is the package's."""
     out = cli("solvers").out
-    assert all(name in out for name in ("auto", "cpsat", "dispatch", "JobShop", "JobArray"))
+    assert all(name in out for name in ("auto", "cpsat", "dispatch", "jobshop", "routing"))
     assert cli("version").out == f"{optsched.__version__}\n"
 
 
@@ -434,17 +415,14 @@ def test_generate_refuses(cli: Cli, words: tuple[str, ...], message: str) -> Non
 
 
 def test_bound(cli: Cli) -> None:
-    """Every bound by name, the best at the end; a solver proves more."""
+    """Every bound by name, the best at the end."""
     lines = dict(line.rsplit(None, 2)[:2] for line in cli("bound", "shop.txt").out.splitlines()[1:])
     assert {"chain", "load", "one_machine", "carlier", "lower bound"} <= set(lines)
     values = [int(value) for name, value in lines.items() if name != "lower bound"]
     best = json.loads(cli("solve", "shop.txt", "--json").out)["objective"]
     assert int(lines["lower bound"]) == max(values) <= best
-    found = json.loads(cli("bound", "shop.txt", "--time", "30", "--solver", "cpsat", "--json").out)
-    assert found["bounds"]["cpsat"] == found["lower_bound"] == best
+    found = json.loads(cli("bound", "shop.txt", "--json").out)
     assert list(found) == ["instance", "bounds", "lower_bound", "seconds"]
-    found = json.loads(cli("bound", "shop.txt", "--time", "30", "--json").out)
-    assert len(found["bounds"]) > len(values) - 1 and found["lower_bound"] <= best
 
 
 def test_bound_of_an_array(cli: Cli) -> None:
@@ -462,33 +440,6 @@ def test_bound_of_an_array(cli: Cli) -> None:
         ran["bounds"] == {"load": 12, "chain": 10, "lap": 0, "energy": 0}
         and ran["lower_bound"] == 12
     )
-
-
-def test_bound_of_the_impossible(cli: Cli) -> None:
-    """Exit code 1 and the reason."""
-    optsched.JobShop([[(0, 3), (1, 4)]], deadline=[6]).write("late.json")
-    ran = cli("bound", "late.json")
-    assert ran.code == 1 and "infeasible        job 0 needs 7 s" in ran.out
-    found = json.loads(cli("bound", "late.json", "--json", "--time", "1").out)
-    assert found["lower_bound"] is None and found["bounds"] == {} and "deadline" in found["reason"]
-
-
-def test_bound_refuses(cli: Cli) -> None:
-    """A solver without time, wrong limits, unknown solvers."""
-    assert cli.refused("bound", "shop.txt", "--solver", "cpsat").startswith("time-limit: missing")
-    assert cli.refused("bound", "shop.txt", "--time", "-1").startswith("time_limit: expected")
-    line = cli.refused("bound", "shop.txt", "--time", "1", "--solver", "x")
-    assert line.startswith("solver: there is no 'x'")
-
-
-def test_the_instance_is_never_written_over(cli: Cli) -> None:
-    """The schedule, or the other format, goes elsewhere."""
-    before = Path("shop.txt").read_bytes()
-    Path("link.txt").symlink_to("shop.txt")
-    for output in ("shop.txt", "./shop.txt", "link.txt"):
-        assert "choose another name" in cli.refused("solve", "shop.txt", "-o", output)
-        assert "choose another name" in cli.refused("convert", "shop.txt", output)
-    assert Path("shop.txt").read_bytes() == before
 
 
 # warmup

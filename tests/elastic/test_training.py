@@ -85,7 +85,7 @@ def test_equals_training_alone(tmp_path: Path) -> None:
     assert metrics.jct_mean <= metrics.makespan
 
 
-@pytest.mark.parametrize("slow", [0.0, 0.001])
+@pytest.mark.parametrize("slow", [pytest.param(0.0, marks=pytest.mark.slow), 0.001])
 def test_kills(slow: float, tmp_path: Path) -> None:
     """Workers killed at random times: the end result has the bits of an undisturbed run."""
     quotas = {"a": [2, 2, 1, 2, 2, 2], "b": [1, 1, 2, 1, 1, 1]}

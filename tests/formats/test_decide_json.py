@@ -78,9 +78,8 @@ def test_answers_survive_writing_and_reading() -> None:
 def test_overrides_go_first() -> None:
     """For every pool."""
     text = written([POOL, Pool(State(()), "x")])
-    changed, _ = decide_json.read(
-        text, "f", decide_json.Overrides("fair_share", "code", True, "best")
-    )
+    first = {"scheduler": "fair_share", "variant": "code", "preemption": True, "fit": "best"}
+    changed, _ = decide_json.read(text, "f", first)
     for pool in changed:
         assert (pool.scheduler, pool.variant, pool.preemption) == ("fair_share", "code", True)
         assert pool.state.fit == "best"

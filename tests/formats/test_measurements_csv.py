@@ -77,7 +77,7 @@ def test_columns_may_be_missing() -> None:
 def test_choice() -> None:
     """Two collectives or payloads need a choice; the message names both lines."""
     text = HEAD + LINE + LINE.replace("16777216", "1024") + LINE.replace("all_reduce", "reduce")
-    with pytest.raises(MixedMeasurements, match=r"t:3: all_reduce of 1024 .* line 2 .* 16777216"):
+    with pytest.raises(MixedMeasurements, match=r"t:3: all_reduce of 1024 .* t:2 .* 16777216"):
         from_text(text, "t")
     with pytest.raises(MixedMeasurements, match="t:3"):
         from_text(text, "t", op="all_reduce")
@@ -95,9 +95,9 @@ def test_choice() -> None:
 BAD = {
     "": "t: the file is empty",
     HEAD: "t: there are no measurements",
-    HEAD.replace("pattern", "patern"): "t:1: unknown column 'patern'",
-    HEAD.replace(",busbw_GBps", ""): "t:1: the column 'busbw_GBps' is missing",
-    HEAD.replace("hosts", "op"): "t:1: column 'op' is there twice",
+    HEAD.replace("pattern", "patern"): 't:1: unknown column "patern"; known: op,payload_bytes',
+    HEAD.replace(",busbw_GBps", ""): 't:1: column "busbw_GBps" is missing',
+    HEAD.replace("hosts", "op"): 't:1: column "op" is there twice',
     HEAD + "all_reduce,8,2,5+3,4\n": "t:2: expected 6 columns, got 5",
     HEAD + LINE + "allreduce,8,2,5+3,,4\n": "t:3: op: expected one of all_reduce",
     HEAD + "reduce,-8,2,5+3,,4\n": "t:2: payload_bytes: expected bytes",

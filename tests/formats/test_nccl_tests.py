@@ -230,6 +230,7 @@ BAD = {
     "short row": (log(EIGHT, ROWS).replace("1.00    N/A", ""), r"run\.log:20: expected 13 columns"),
     "no header": (log(EIGHT, ROWS).replace("busbw", "bus"), "before the line that names"),
     "nan": (log(EIGHT, ROWS).replace(" 153.44", "    nan"), r"run\.log:21: busbw: expected GB/s"),
+    "before 2.12": (log(EIGHT, ROWS).replace("#wrong", " error"), "no column #wrong: expected"),
     "contradiction": (
         log(EIGHT, ROWS).replace("version 2.17.6\n", "").replace(
             "# Using devices", "# Using devices\n# all_gather_perf"), "names all_gather, the run",
@@ -254,9 +255,3 @@ def test_cut_off(tmp_path: Path) -> None:
             read(tmp_path, text[:length], payload=16 * MIB)
     with pytest.raises(InputError, match=r"run\.log:\d+: the run that began in line 3 is cut off"):
         read(tmp_path, text[:end] + text, payload=16 * MIB)
-
-
-def test_old_error_column(tmp_path: Path) -> None:
-    """Versions before 2.12 print the largest difference, and judge it in the last lines."""
-    text = log(EIGHT, ROWS, wrong="4e-07", new=False).replace("#wrong", " error")
-    assert len(read(tmp_path, text, payload=16 * MIB)) == 1

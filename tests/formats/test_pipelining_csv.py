@@ -15,7 +15,6 @@ from pipelining_orders import (
     blocks_of,
     cells_in,
     random_job,
-    random_orders,
     random_schedule,
 )
 
@@ -247,7 +246,7 @@ def test_marks_line_ends_and_quotes_do_not_matter(text: str, tmp_path: Path) -> 
         (GOOD.replace("0F1", "0F1\0"), "order.csv:1:2: expected <stage>"),
         (GOOD.replace("0F1", "(0F1;1F1)OVERLAP_F_B"), "order.csv:1:2: expected <stage>"),
         (GOOD.replace("0F1", "(0B0;0F1)OVERLAP_F_B"), "order.csv:1:2: expected <stage>"),
-        (GOOD.replace("0F1", '"0F1'), "order.csv:1: not valid CSV"),
+        (GOOD.replace("0F1", '"0F1'), r"order.csv:\d: not valid CSV"),
         (GOOD.replace("0F1", "0SEND_F0"), 'order.csv:1:2: "0SEND_F0" is .*"compute_only"'),
         (GOOD.replace("0F1", "0UNSHARD"), 'order.csv:1:2: "0UNSHARD" is communication'),
         (GOOD.replace("0F1", "0REDUCE_GRAD"), "order.csv:1:2: .* is communication"),
@@ -323,14 +322,6 @@ def test_changed_files_are_read_rightly_or_refused(rng: Random) -> None:
     assert [[f"{v}{kind}{m}" for kind, v, m in row] for row in blocks_of(again)] == [
         [cell for cell in row if cell] for row in rows
     ]
-
-
-@given(st.randoms(use_true_random=False))
-def test_random_orders_of_the_last_stage(rng: Random) -> None:
-    """Whatever its order, the last stage runs micro-batches 0, 1, 2, ..., as torch demands."""
-    job = JobArray([[1, 1]], [[1, 1]], micro_batches=4, microbatch_order="free")
-    text = pipelining_csv.to_csv(scheduled(job.graph(), random_orders(rng, job.graph())))
-    assert [m for kind, v, m in cells_in(text)[1] if kind == "F"] == [0, 1, 2, 3]
 
 
 # command line

@@ -114,26 +114,11 @@ def test_both_layouts_are_detected(tmp_path: Path) -> None:
         path.write_text(text)
         assert read_problem(path) == JobShop(TOY, name="f")
         assert JobShop.read(path, format="taillard") == JobShop(TOY, name="f")
-        assert taillard.read(path).jobs == JobShop(TOY).jobs
     path.write_text(LONG)
     facts = {"time_seed": 11, "machine_seed": 12, "upper_bound": 6, "lower_bound": 5}
-    assert dict(taillard.read(path).metadata) == facts
+    assert dict(JobShop.read(path).metadata) == facts
     JobShop(TOY, name="f").write(path, format="taillard")
     assert path.read_text() == SHORT
-
-
-def test_read_all(tmp_path: Path) -> None:
-    """A file of several instances is read by `read_all` only; `read` says so."""
-    path = tmp_path / "f.txt"
-    for text in (LONG + LONG, SHORT + SHORT, LONG + SHORT):
-        path.write_text(text)
-        found = taillard.read_all(path)
-        assert [shop.name for shop in found] == ["f-1", "f-2"]
-        assert all(shop.jobs == JobShop(TOY).jobs for shop in found)
-        with pytest.raises(InputError, match=r"f.txt:\d+: .*one instance.*read_all"):
-            taillard.read(path)
-    path.write_text(LONG)
-    assert taillard.read_all(path) == [JobShop(TOY, name="f")]
 
 
 @pytest.mark.parametrize(
@@ -156,8 +141,8 @@ HOSTILE: list[tuple[str, str]] = [
     ("2 2\n3 2\n", r"^f.txt:2: expected 2 rows of durations, one a job, got 1"),
     ("2 2\n3 2\n4 1\n1 2\n2\n", r"^f.txt:5: expected 2 machines, one a machine, got 1"),
     ("2 2\n3\n4 1\n1 2\n2 1\n", r"^f.txt:2: expected 2 durations, one a machine, got 1"),
-    (SHORT + "1 2\n", r"^f.txt:6: expected the end of the file after one instance"),
-    (SHORT + "end\n", r"^f.txt:6: expected the end of the file after one instance"),
+    (SHORT + "1 2\n", r"^f.txt:6: expected the end of the file, one instance"),
+    (SHORT + "end\n", r"^f.txt:6: expected the end of the file, one instance"),
     ("2 2\n3 2\n4 1\n0 1\n1 0\n", r"^f.txt:4: .*1..2, got 0 \(machines are 1-based here\)"),
     ("2 2\n3 2\n4 1\n1 3\n1 2\n", r"^f.txt:4: expected a machine in 1..2, got 3$"),
     ("2 2\n3 2\n4 1\n1 1\n1 2\n", r"^f.txt:4: .*machine 1 in columns 1 and 2$"),

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rolling_problems import circular_orders, random_orders, random_rolling
+from rolling_problems import circular_orders, random_orders
 
 from optsched import CyclicOrder, InputError, JobArray, Schedule
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.model.schedule import Arcs, Resource, Rows
+from optsched.testing.random_problems import random_rolling
 
 if TYPE_CHECKING:
     from random import Random
@@ -97,24 +98,6 @@ def test_equals_lawler(rng: Random, orders: Any) -> None:
         total = sum(fewest[pair] for pair in around)
         assert total <= 0  # and one time unit less would be too little:
         assert positive(graph.n_operations, edges, expected - 1)
-
-
-@given(st.randoms(use_true_random=False), st.integers(2, 7))
-def test_times_scale(rng: Random, factor: int) -> None:
-    """All times times a factor: the period too, up to what rounding up had added."""
-    array = random_rolling(rng, 3, 3)
-    graph = array.graph()
-    rows, offset = circular_orders(rng, graph)
-    times = ("forward", "backward", "recompute", "update", "switch", "lag_forward", "lag_backward")
-    longer = {key: getattr(array, key) * factor for key in times}
-    if array.weight is not None:
-        longer["weight"] = array.weight * factor
-    try:
-        before = array.evaluate_orders(rows, offset)
-    except CyclicOrder:
-        return
-    after = array.replace(**longer).evaluate_orders(rows, offset)
-    assert factor * (before - 1) < after <= factor * before or before == 1
 
 
 def test_by_hand() -> None:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from random_shops import random_shop
 from state_oracle import best_by_states
 
-from optsched import Arcs, JobArray, JobShop, Resource, Rows, Schedule
+from optsched import Arcs, JobArray, Resource, Rows, Schedule
 from optsched.model import bounds
 from optsched.model.bounds import jackson_preemptive, makespan_bound, makespan_bounds
+from optsched.model.memory_bounds import dual_feasible
 from optsched.testing import best_makespan
-from optsched.testing.random_problems import random_array, random_graph, random_shop
+from optsched.testing.random_problems import random_array, random_graph
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
     from optsched.model.schedule import IntArray
 
 TRIPLES = st.lists(
@@ -41,30 +44,11 @@ def by_time_steps(jobs: list[tuple[int, int, int]]) -> int:
     return max(e + q for e, (_, _, q) in zip(end, jobs, strict=True))
 
 
-def by_permutations(jobs: list[tuple[int, int, int]]) -> int:
-    """Optimum of 1 | r_j, q_j | Cmax."""
-    best = 2**60
-    for order in permutations(jobs):
-        now = value = 0
-        for r, p, q in order:
-            now = max(now, r) + p
-            value = max(value, now + q)
-        best = min(best, value)
-    return best
-
-
 @given(TRIPLES)
 def test_jackson_equals_its_simulation(jobs: list[tuple[int, int, int]]) -> None:
     """Event by event = unit by unit, where every job takes time."""
     jobs = [(r, p + 1, q) for r, p, q in jobs]
     assert jackson_preemptive(*zip(*jobs, strict=True)) == by_time_steps(jobs)
-
-
-@given(TRIPLES)
-def test_jackson_is_a_bound_of_one_machine(jobs: list[tuple[int, int, int]]) -> None:
-    """At least every job alone, at most the best order; empty jobs included."""
-    value = jackson_preemptive(*zip(*jobs, strict=True))
-    assert max(r + p + q for r, p, q in jobs) <= value <= by_permutations(jobs)
 
 
 def test_jackson_takes_arrays_and_negative_deliveries() -> None:
@@ -96,28 +80,20 @@ def check(graph: Schedule, optimum: int | None) -> None:
     assert makespan_bound(graph) == max(makespan_bounds(graph).values())
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [lambda rng: random_graph(rng, 6), lambda rng: random_array(rng, 3, 2), random_shop],
+    ids=["graph", "array", "shop"],
+)
 @given(st.randoms(use_true_random=False))
-def test_bounds_of_graphs(rng: Random) -> None:
-    """Setups of any kind, lags, gangs, memory of any kind, windows: never above the optimum."""
-    graph = random_graph(rng, 6)
-    check(graph, best_by_states(graph))
-
-
-@given(st.randoms(use_true_random=False))
-def test_bounds_of_job_arrays(rng: Random) -> None:
-    """Switches, lags, caps, workspaces, chunks, split backward: never above the optimum."""
-    array = random_array(rng, 3, 2)
-    assume(array.graph().n_operations <= 12)
-    optimum = best_by_states(array.graph())
-    check(array.graph(), optimum)
-    assert optimum is None or (array.infeasibility() == "" and array.lower_bound() <= optimum)
-
-
-@given(st.randoms(use_true_random=False))
-def test_bounds_of_job_shops(rng: Random) -> None:
-    """Classic and re-entrant shops with windows."""
-    shop = random_shop(rng)
-    check(shop.graph(), best_by_states(shop.graph()))
+def test_never_above_the_optimum(draw: Callable[[Random], Any], rng: Random) -> None:
+    """Setups of any kind, lags, gangs, memory of any kind, windows, chunks, split backward."""
+    problem = draw(rng)
+    assume(problem.graph().n_operations <= 12)
+    optimum = best_by_states(problem.graph())
+    check(problem.graph(), optimum)
+    if optimum is not None and not isinstance(problem, Schedule):
+        assert problem.infeasibility() == "" and problem.lower_bound() <= optimum
 
 
 @given(st.randoms(use_true_random=False))
@@ -125,18 +101,6 @@ def test_the_two_oracles_agree(rng: Random) -> None:
     """All orders one by one, and dynamic programming over sets, give the same optimum."""
     graph = random_graph(rng, 5)
     assert best_by_states(graph) == best_makespan(graph)
-
-
-@pytest.mark.slow
-def test_bounds_in_depth() -> None:
-    """Thousands of graphs, hundreds of arrays."""
-    for seed in range(8000):
-        graph = random_graph(Random(seed), 7)
-        check(graph, best_by_states(graph))
-    for seed in range(400):
-        graph = random_array(Random(seed), 3, 2).graph()
-        if graph.n_operations <= 14:
-            check(graph, best_by_states(graph))
 
 
 def ones(switch: object, **rest: object) -> JobArray:
@@ -172,22 +136,6 @@ def test_every_family_but_one_is_left() -> None:
     assert makespan_bounds(array.graph())["load"] == 4 * 5 + 3 * 10 == best_by_states(array.graph())
 
 
-def test_jackson_beats_the_simple_bound() -> None:
-    """A late job of short tail: min head + load + min tail is weaker."""
-    shop = JobShop([[(0, 4), (1, 9)], [(2, 9), (0, 4)]], ["a", "b", "c"])
-    found = makespan_bounds(shop.graph())
-    assert found["one_machine"] >= found["load"]
-    unequal = Schedule(
-        resources=(Resource("m"), Resource("other")),
-        duration=np.array([5, 5, 6]),
-        op_resources=Rows.of([[0], [0], [1]]),
-        release=np.array([0, 10, 0]),
-        arcs=Arcs.of([(0, 2)]),
-    )
-    found = makespan_bounds(unequal)
-    assert found["one_machine"] == 15 > found["load"] == 11
-
-
 # memory x time
 
 
@@ -199,34 +147,44 @@ def capped(size: int, memory: int, jobs: int = 3, **rest: object) -> JobArray:
     )  # fmt: skip
 
 
-def test_energy_with_room_for_one() -> None:
-    """Each job holds the device's memory for its whole residence of 11: three in a row take 33."""
-    array = capped(4, 4)
-    assert makespan_bounds(array.graph())["energy"] == 33 == best_by_states(array.graph())
+@pytest.mark.parametrize(
+    ("memory", "jobs", "energy"),
+    [
+        (4, 3, 33),  # each holds all of it for its residence of 11: three in a row
+        (12, 5, 19),  # ceil(5 jobs x 4 bytes x 11 / 12)
+        (9, 3, 17),  # two of 4 bytes fit, not two and a quarter: ceil(3 x 11 / 2)
+        (7, 3, 33),  # only one does
+        (0, 3, 0),  # no limit
+    ],
+)
+def test_energy(memory: int, jobs: int, energy: int) -> None:
+    """Bytes times time over the memory, rounded up, of what fits together."""
+    graph = capped(4, memory, jobs).graph()
+    assert makespan_bounds(graph)["energy"] == energy
+    assert jobs > 3 or best_by_states(graph) >= energy  # type: ignore[operator]
 
 
-def test_energy_is_rounded_up_and_scales_with_memory() -> None:
-    """ceil(3 jobs x 4 bytes x 11 / 9) = 15; without a limit there is none."""
-    assert makespan_bounds(capped(4, 9).graph())["energy"] == 15
-    assert makespan_bounds(capped(4, 0).graph())["energy"] == 0
-
-
-def test_energy_of_workspaces() -> None:
-    """Workspace counts while its block runs: 12 bytes for 2, of 12, twice."""
-    array = JobArray(
-        [[1], [1]], [[1], [1]], recompute=1, recompute_mode="always", recompute_workspace=12,
-        memory=[12],
-    )  # fmt: skip
-    assert makespan_bounds(array.graph())["energy"] == 2 * 2 + 1
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5, unique=True), st.data())
+def test_weights_of_what_fits_together(sizes: list[int], data: st.DataObject) -> None:
+    """No set of at most the capacity weighs more than the functions say; the first is the bytes."""
+    capacity = data.draw(st.integers(max(sizes), 60))
+    functions = list(dual_feasible(sizes, capacity))
+    assert functions[0] == (sizes, capacity)
+    for weights, most in functions:
+        best = {0: 0}
+        for room in range(1, capacity + 1):
+            pairs = [(s, w) for s, w in zip(sizes, weights, strict=True) if s <= room]
+            best[room] = max([best[room - 1], *(best[room - s] + w for s, w in pairs)])
+        assert best[capacity] <= most, (weights, most)
 
 
 def test_energy_counts_what_stays_for_the_weight_block() -> None:
     """I leaves 3 of 4 bytes for W: the residence of those reaches to the end of W."""
     array = JobArray(
-        [[1]] * 2, [[2]] * 2, weight=[[3]] * 2, activation=4, weight_memory=3, memory=[4]
+        [[1]] * 4, [[2]] * 4, weight=[[3]] * 4, activation=4, weight_memory=3, memory=[12]
     )
-    work = 2 * (1 * 3 + 3 * 6)
-    assert makespan_bounds(array.graph())["energy"] == -(-work // 4)
+    work = 4 * (1 * 3 + 3 * 6)
+    assert makespan_bounds(array.graph())["energy"] == work // 12
 
 
 def test_bytes_freed_by_whoever_comes_first_prove_nothing() -> None:

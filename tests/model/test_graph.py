@@ -6,13 +6,12 @@ import itertools
 from typing import TYPE_CHECKING
 
 import networkx as nx
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import periodic_schedules
 
-from optsched import Arcs, CyclicOrder, JobArray, Resource, Rows, Schedule
+from optsched import CyclicOrder, JobArray, Rows, Schedule
 from optsched.errors import InputError
 from optsched.model.graph import describe, evaluate, scheduled, to_networkx
 from optsched.testing.random_problems import random_graph
@@ -144,18 +143,6 @@ def test_a_period_has_no_longest_path(schedule: Schedule) -> None:
 
 
 @given(st.randoms(use_true_random=False))
-def test_scheduled_starts_at_the_heads(rng: Random) -> None:
-    """`scheduled` attaches the semi-active starts, their makespan, and no bound."""
-    graph = random_graph(rng, 8)
-    sequences = consistent(graph, rng)
-    schedule = scheduled(graph, sequences, {"by": "test"})
-    assert np.array_equal(schedule.start, evaluate(graph, sequences).head)
-    assert schedule.objective is not None and schedule.objective.lower_bound is None
-    assert schedule.objective.value == schedule.makespan == evaluate(graph, sequences).makespan
-    assert schedule.provenance["by"] == "test" and schedule.same_graph(graph)
-
-
-@given(st.randoms(use_true_random=False))
 def test_networkx_holds_the_same_graph(rng: Random) -> None:
     """Nodes carry all fields; the heaviest of parallel arcs; longest paths agree."""
     graph = random_graph(rng, 8)
@@ -191,13 +178,3 @@ def test_networkx_of_a_cycle_knows_its_tokens(plan: Schedule) -> None:
         e = exported.edges[i, j]
         needed = plan.duration[i] + lag - tokens * plan.period
         assert e["weight"] - e["tokens"] * plan.period >= needed
-
-
-def test_an_empty_graph() -> None:
-    """No operations: makespan 0, no cycle, an empty export."""
-    graph = Schedule(
-        resources=(Resource("gpu0"),), duration=np.zeros(0, np.int64), op_resources=Rows.of([]),
-        arcs=Arcs.of([]),
-    )  # fmt: skip
-    assert evaluate(graph, Rows.of([[]])).makespan == 0
-    assert len(to_networkx(graph)) == 0

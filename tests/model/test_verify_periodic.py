@@ -10,11 +10,10 @@ import pytest
 from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
-from rolling_arrays import equal_jobs
 from strategies import periodic_schedules, schedules, spoilt
 
 from optsched.analysis.unroll import unroll
-from optsched.errors import CyclicOrder, InputError
+from optsched.errors import InputError
 from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
 from optsched.model.verify import Violation, verify
 
@@ -95,11 +94,6 @@ def test_same_rules_broken_as_unrolled(plan: Schedule) -> None:
     assert {f for f in found if f[0] in kinds} <= flat
 
 
-def test_rolling_plan_is_correct() -> None:
-    """The plan that the examples spoil has no violation and no idle time on gpu0."""
-    assert verify(ROLLING) == []
-
-
 def with_arc_distance(tail: int, head: int, distance: int) -> Schedule:
     """The rolling plan with one other arc."""
     rows = np.stack(ROLLING.arcs, axis=1).tolist()
@@ -166,43 +160,6 @@ def test_mutations(mutation: str) -> None:
     } == expected
 
 
-ARRAY = equal_jobs(4, 3, 2, 3, activation=6)
-
-
-def changed(key: str, i: int, value: int) -> Schedule:
-    """The optimum of equal jobs, which leaves no device a pause, with one other number."""
-    column = np.array(getattr(ARRAY, key))
-    column[i] = value
-    return replace(ARRAY, **{key: column})
-
-
-@pytest.mark.parametrize("i", range(ARRAY.n_operations))
-def test_every_change_of_a_full_array_is_named(i: int) -> None:
-    """Start, offset or bytes of any block: found with both operations and the amount."""
-    assert verify(ARRAY) == []
-    begin, job = int(ARRAY.start[i]), int(ARRAY.job[i])
-    row = next(row for row in ARRAY.sequences.to_lists() if i in row)
-    before, after = row[row.index(i) - 1], row[(row.index(i) + 1) % len(row)]
-    device = int(ARRAY.stage[i])
-    if begin > 0:
-        assert ("overlap", (before, i), device, 1) in facts(verify(changed("start", i, begin - 1)))
-    if begin + 1 < ARRAY.period:
-        assert ("overlap", (i, after), device, 1) in facts(verify(changed("start", i, begin + 1)))
-    first = i % 6 == 0  # of the job's chain: what comes later then waits for it
-    late = [
-        v for v in verify(changed("offset", i, int(ARRAY.offset[i]) + 1)) if v.kind == "precedence"
-    ]
-    head = next(v for v in late if v.operations[0] == i)
-    assert ARRAY.job[head.operations[1]] == job
-    assert head.amount > 0
-    if not first and ARRAY.offset[i]:
-        early = verify(changed("offset", i, int(ARRAY.offset[i]) - 1))
-        assert any(v.operations == (i - 1, i) and v.amount == ARRAY.period for v in early)
-    if ARRAY.free[i]:
-        partner = 6 * job + device  # F of the stage
-        assert ("balance", (partner, i), device, 3) in facts(verify(changed("free", i, 3)))
-
-
 def test_page_quotes_the_messages() -> None:
     """The documentation's examples are what the verifier says."""
     page = (Path(__file__).parents[2] / "docs" / "verify.md").read_text(encoding="utf-8")
@@ -213,12 +170,6 @@ def test_page_quotes_the_messages() -> None:
     ):
         found = verify(MUTATIONS[mutation][0])
         assert next(v.message for v in found if v.kind == kind) in page
-
-
-def test_distance_dropped_on_a_chain_is_refused_at_once() -> None:
-    """A job that waits for its own next iteration is a cycle of arcs."""
-    with pytest.raises(CyclicOrder):
-        with_arc_distance(3, 0, 0)
 
 
 def circle(duration: list[int], start: list[int], period: int) -> Schedule:

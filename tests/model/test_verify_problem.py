@@ -177,13 +177,3 @@ def test_rolling_schedules_of_an_array(cli: Cli) -> None:
     ran = cli("verify", "r.schedule.json", "--problem", "array.json", "--objective", "period")
     assert ran.code == 0 and "solves array.json" in ran.out
     assert "--problem" in cli.refused("verify", "r.schedule.json", "--objective", "period")
-
-
-def test_without_an_instance(cli: Cli) -> None:
-    """The output says so, and no more than is known."""
-    solved(SHOP).write("a.schedule.json")
-    line = cli("verify", "a.schedule.json").out
-    assert line.startswith(
-        "a.schedule.json: consistent, 4 operations on 2 resources, makespan 6 s ("
-    )
-    assert line.endswith("(instance not given: --problem FILE)\n")

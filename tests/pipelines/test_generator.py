@@ -52,13 +52,6 @@ def test_in_flight_holds_what_1f1b_needs(recompute: bool, kept: str) -> None:
     assert (array.memory == getattr(array, kept).max(axis=0) * [4, 3, 2, 1]).all()
 
 
-def test_in_flight_leaves_the_choice_open() -> None:
-    """Where jobs may recompute, none has to."""
-    array = made(in_flight=True, recompute="choose")
-    assert array.infeasibility() == ""
-    assert (array.memory == array.activation.max(axis=0) * [4, 3, 2, 1]).all()
-
-
 def test_a_name_tells_what_was_asked_for() -> None:
     """Arrays that differ have different names; plain ones keep theirs."""
     assert made().name == "bert_large-6x4-seed3"
@@ -71,13 +64,6 @@ def test_a_name_tells_what_was_asked_for() -> None:
     assert len({*names}) == len(names)
     everything = made(times=(1, 99), memory="80 GB", recompute="choose", objective="period")
     assert everything.name == "bert_large-6x4-seed3-80GB-choose-random1:99-period"
-
-
-def test_choice_and_objective_are_passed_on() -> None:
-    """To the array."""
-    array = made(recompute="choose", objective="period")
-    assert array.recompute_mode == "choose"
-    assert array.objective == "period"
 
 
 @pytest.mark.parametrize(

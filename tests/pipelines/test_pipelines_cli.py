@@ -20,7 +20,7 @@ def test_one_pipeline(cli: Cli, name: str) -> None:
     done = cli("pipeline", name, *SMALL, "-o", "x.schedule.json")
     assert done.code == 0, done.err
     assert "makespan" in done.out
-    assert "peak activations" in done.out
+    assert name in done.out
     schedule = Schedule.read(cli.folder / "x.schedule.json")
     assert verify(schedule) == []
     assert schedule.provenance["pipeline"] == name
@@ -30,7 +30,7 @@ def test_all_side_by_side(cli: Cli) -> None:
     """A line a pipeline; ZB-H2's bubble is gone as a period."""
     assert all(name in cli("pipeline", "all", *SMALL).out for name in pipelines.NAMES)
     done = cli("pipeline", "zb_h2", *SMALL, "--objective", "period")
-    assert "bubble      0.00 %" in done.out
+    assert " 0.00 % " in done.out
     done = cli("pipeline", "all", "--model", "bert_large", *SMALL, "--memory", "8GB",
                "--batch-size", 64)  # fmt: skip
     assert done.code == 0, done.err
@@ -58,17 +58,18 @@ def test_times_that_are_left_out(cli: Cli, given: dict[str, int], times: list[in
 
 
 def test_drawn_and_exported(cli: Cli) -> None:
-    """A page and torch's CSV."""
-    done = cli("pipeline", "gpipe", *SMALL, "--plot", "x.html", "--csv", "x.csv")
-    assert done.code == 0, done.err
+    """What is written, the other commands take: a page, and torch's CSV."""
+    assert cli("pipeline", "gpipe", *SMALL, "-o", "x.schedule.json").code == 0
+    assert cli("plot", "x.schedule.json", "--html", "x.html").code == 0
     assert (cli.folder / "x.html").read_text().startswith("<!")
+    assert cli("convert", "x.schedule.json", "x.csv").code == 0
     assert "0F0" in (cli.folder / "x.csv").read_text()
 
 
 def test_a_file(cli: Cli) -> None:
     """A job array of one's own; what its layout does not allow is said in a table."""
     JobArray([[1] * 3], [[2] * 3], micro_batches=4).write(cli.folder / "x.jobarray.json")
-    assert "makespan    18" in cli("pipeline", "one_f_one_b", "x.jobarray.json").out
+    assert " 18 µs " in cli("pipeline", "one_f_one_b", "x.jobarray.json").out
     done = cli("pipeline", "all", "x.jobarray.json")
     assert done.code == 0
     assert "needs weight blocks" in " ".join(done.out.split())
@@ -84,22 +85,10 @@ def test_the_objective_of_a_file(cli: Cli) -> None:
         assert words[1] in cli("pipeline", "gpipe", "x.jobarray.json", *words).out
 
 
-def test_all_takes_what_some_of_them_take(cli: Cli) -> None:
-    """Chunks mean something in a table of all."""
-    plain = cli("pipeline", "all", *SMALL).out
-    done = cli("pipeline", "all", *SMALL, "--chunks", 4)
-    assert done.code == 0
-    rows = [line.split()[:3] for line in plain.splitlines()]
-    others = [line.split()[:3] for line in done.out.splitlines()]
-    changed = {one[0] for one, other in zip(rows, others, strict=False) if one != other}
-    assert "interleaved" in changed
-    assert not {"gpipe", "zb_h1"} & changed
-
-
 def test_no_published_bubble_is_no_complaint(cli: Cli) -> None:
     """Blocks without time have none, which is no error of the user's."""
-    assert "published" not in cli("pipeline", "gpipe", *SMALL, "--forward", 0).out
-    assert "published   " in cli("pipeline", "zb_h1", *SMALL, "--weight", 0).out
+    assert " = " not in cli("pipeline", "gpipe", *SMALL, "--forward", 0).out
+    assert " = " in cli("pipeline", "zb_h1", *SMALL, "--weight", 0).out
 
 
 @pytest.mark.parametrize(
@@ -110,12 +99,8 @@ def test_no_published_bubble_is_no_complaint(cli: Cli) -> None:
         (["hanayo", "--stages", 0], "error: stages: expected an integer in 1"),
         (["gpipe", "--chunks", 3], "gpipe: has one stage a device, --chunks has no meaning"),
         (["zb_h1", "--model", "gpt2_xl", "--chunks", 2], "--chunks has no meaning"),
-        (["gpipe", "-o", "a.csv", "--csv", "./a.csv"], "a.csv: is the name of two outputs"),
-        (["gpipe", "-o", "a.schedule.json", "--plot", "a.txt"], "a.txt: expected a drawing"),
-        (["chimera", "-o", "a.schedule.json", "--csv", "a.csv"], "no Chimera"),
-        (["bpipe", "-o", "a.schedule.json", "--csv", "a.csv"], "a pipelining CSV holds F, B, I"),
-        (["gpipe", "--objective", "period", "--plot", "a.html", "--csv", "a.csv"], "one iteration"),
         (["gpipe", "--forward=-1"], "forward: expected"),
+        (["all", "--forward=-2"], "forward: expected an integer in 0.."),
         (["interleaved", "--chunks", 5], "multiple of the 5 chunks"),
         (["hanayo", "--chunks", 3], "even number"),
         (["chimera", "--stages", 3], "even number of stages"),
@@ -130,10 +115,3 @@ def test_no_published_bubble_is_no_complaint(cli: Cli) -> None:
 def test_refusals(cli: Cli, words: list[object], message: str) -> None:
     """One sentence, exit code 2, no file."""
     assert message in "error: " + cli.refused("pipeline", *words)
-
-
-def test_times_below_zero_are_refused_before_any_table(cli: Cli) -> None:
-    """One sentence, not one a row."""
-    assert "forward: expected an integer in 0.." in cli.refused(
-        "pipeline", "all", "--forward", "-2"
-    )

@@ -67,19 +67,6 @@ def test_iterations_of_a_cycle_follow_each_other(rng: Random, name: str, n: int)
     assert verify(build(array.replace(multiplicity=copies))) == []
 
 
-@pytest.mark.parametrize("update_mode", ["fused", "block", "global"])
-def test_copies_wait_for_updates(update_mode: str) -> None:
-    """Also for those that need the gradients of all devices, or of both directions."""
-    array = JobArray(
-        [[2] * 4] * 3, [[4] * 4] * 3, update=1, update_mode=update_mode, micro_batches=4,
-        multiplicity=[2, 1, 3], objective="period",
-    )  # fmt: skip
-    for name in ("vanilla", "gpipe", "one_f_one_b", "chimera"):
-        schedule = getattr(pipelines, name)(array)
-        assert verify(schedule) == []
-        assert schedule.period >= array.bounds()["load"]
-
-
 @pytest.mark.parametrize("name", pipelines.NAMES)
 def test_what_is_no_job_array_is_refused(name: str) -> None:
     """With the type that is wanted."""

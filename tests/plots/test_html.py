@@ -166,14 +166,6 @@ def test_elements_that_the_script_needs_are_there() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_file_is_the_same_every_time(tmp_path: Path) -> None:
-    """Same schedule, same bytes."""
-    s = one_operation("x")
-    html.write(s, tmp_path / "one.html")
-    html.write(s, tmp_path / "two.html")
-    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
-
-
 def test_graphs_and_cycles_are_refused(tmp_path: Path) -> None:
     """One sentence and no file."""
     s = one_operation("x")

@@ -15,8 +15,7 @@ from optsched.errors import InputError
 from optsched.problems.routing import Link, Routing, Server
 from optsched.problems.routing.document import log_document, log_of
 from optsched.problems.routing.log_check import check_log
-from optsched.problems.routing.workload import reference
-from optsched.serving.routers import Backlog, Decision, RandomWidth, RoundRobin, Router, Static
+from optsched.serving.routers import Decision, RandomWidth, RoundRobin, Router, Static
 from optsched.serving.simulator import simulate
 from optsched.testing import check_router
 from optsched.testing.router_checks import random_routing
@@ -155,15 +154,6 @@ def test_inputs_may_be_padded() -> None:
     assert not any("needs at least" in sentence for sentence in check_log(problem, log))
     log["batches"][1]["end_ms"] = 2.999
     assert any("needs at least 2 ms" in sentence for sentence in check_log(problem, log))
-
-
-@pytest.mark.slow
-def test_a_long_log() -> None:
-    """25,000 requests, 100,000 entries."""
-    problem = reference(rate=2500, burst=3, seconds=10, seed=1)
-    log = simulate(problem, Router(Backlog())).log
-    assert log is not None and len(log.entries) > 90_000
-    assert check_log(problem, log) == []
 
 
 # the check of routers

@@ -53,11 +53,35 @@ def test_routers_side_by_side(site: Cli) -> None:
         assert Path(name).stat().st_size > 1000
 
 
+def test_profile(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of accuracies is looked at before the measuring; then a scenario is written."""
+    pytest.importorskip("torch")
+    from optsched.problems.routing import Routing, Server
+    from optsched.serving import profiler
+    from optsched.serving.network import SlimResNet
+    from optsched.serving.training import save_network
+
+    net = SlimResNet(10, (8, 16), blocks=1, in_channels=1, group_channels=4, widths=(0.5, 1.0))
+    save_network(net, "net.pt")
+    Path("a.json").write_text('{"0,0": 70.0, "0,1": 72.5, "1,0": 73.0}')
+    words = ("serve-profile", "--network", "net.pt", "--accuracy", "a.json", "-o", "s.json",
+             "--seconds", "1")  # fmt: skip
+    ran = cli(*words)
+    assert ran.code == 2 and "accuracy: 1 of 4 tuples are missing" in ran.err
+    table = {"0,0": 70.0, "0,1": 72.5, "1,0": 73.0, "1,1": 75.0}
+    Path("a.json").write_text(json.dumps(table))
+    devices = [profiler.DeviceCosts(Server(s, 100, 0.5, 0.01, 5, 20, 1.0), None, []) for s in "xy"]
+    work = [[[1.0, 2.0]], [[1.0, 2.0], [2.0, 4.0]]]
+    costs = profiler.Costs(8, net.widths, work, [[1, 2], [3, 4]], devices)
+    monkeypatch.setattr(profiler, "profile", lambda *_, **__: costs)  # minutes on real devices
+    ran = cli(*words)
+    assert ran.code == 0 and "wrote s.json" in ran.out, ran.err
+    assert Routing.read("s.json").accuracy.tolist() == [round(v * 10_000) for v in table.values()]
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("serve-sim",), "scenario: give a file, or --demo"),
-        (("serve-sim", "s.json", "--demo"), "demo: goes without"),
         (("serve-sim", "s.json", "--router", "best"), "router: expected marginal"),
         (("serve-sim", "s.json", "--router", "static:0,1/jsed/8"), "widths: expected 4 indices"),
         (("serve-sim", "s.json", "--router", "marginal", "--plan", "s.json"), "format"),

@@ -11,11 +11,20 @@ import pytest
 from depth import seeds
 from routing_problems import mutated, plain
 
+import optsched
 from optsched.errors import InputError
 from optsched.model.verify import verify
 from optsched.serving import Fluid, MarginalCost, Plan, Router, check_log, plan_instances, simulate
 from optsched.testing.router_checks import random_routing
-from optsched_solvers.routing.plan import BATCH, BUSY, WAITING, _weights, fluid_shares
+from optsched_solvers.routing import routers
+from optsched_solvers.routing.plan import (
+    BATCH,
+    BUSY,
+    WAITING,
+    TooLate,
+    _weights,
+    fluid_shares,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -115,6 +124,17 @@ def test_a_rate_that_nothing_serves() -> None:
     assert plan.rate is not None and 0 < plan.rate < 2e3 and plan.instances
     with pytest.raises(InputError, match="cannot hold an instance of every segment"):
         plan_instances(plain(k=2, n=1, vram_mb=1.5))
+
+
+def test_too_little_time_for_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner says so; a solver starts cold instead."""
+    problem = random_routing(0)
+    with pytest.raises(TooLate, match="time_limit"):
+        plan_instances(problem, time_limit=0)
+    cold = optsched.solve(problem, "marginal", options={"plan": "cold"}).objective
+    planned = optsched.solve(problem, "marginal").objective
+    monkeypatch.setattr(routers, "PLANNING", 0)
+    assert optsched.solve(problem, "marginal").objective == cold != planned
 
 
 def test_documents(tmp_path: Path) -> None:

@@ -247,4 +247,4 @@ def test_networks_of_other_numbers_are_refused(tmp_path: Path) -> None:
             training.load_network(tmp_path / "net.pt")
         next(net.float().parameters()).data[:] = float("nan")
     with pytest.raises(InputError, match="the loss is no number"):
-        training.train_slim(net, digits(), epochs=1)
+        training.train_slim(net, some(digits(), 64), epochs=1)

@@ -73,19 +73,6 @@ def test_only_better_incumbents_and_higher_bounds_count() -> None:
     assert monitor.incumbent(other, 5) and monitor.proved and monitor.should_stop()
 
 
-def test_steps_and_the_last_improvement() -> None:
-    """`advance` adds up; a progress knows when the best schedule came."""
-    monitor = Monitor(Limits(60))
-    monitor.advance(3)
-    monitor.incumbent(ORDERS, 10)
-    monitor.advance(4)
-    monitor.bound(1)
-    now = monitor.progress()
-    assert (now.iteration, now.best_iteration, now.event) == (7, 3, "tick")
-    assert 0 < now.best_elapsed <= monitor.history[0].elapsed <= now.elapsed
-    assert [e.iteration for e in monitor.history] == [3, 7]
-
-
 @pytest.mark.parametrize("bound_first", [True, False])
 def test_a_contradiction_costs_the_bounds(bound_first: bool) -> None:
     """The schedule stays, with the problem's own bound; no engine's claim is taken any more."""
@@ -216,17 +203,6 @@ def test_other_threads_never_call_the_user() -> None:
     assert [name for name, _ in watcher.heard] == ["incumbent", "bound", "restart"]
 
 
-def test_restarts_are_told_but_not_kept() -> None:
-    """At most the last of a bundle; they are no part of the history."""
-    watcher = Everything()
-    monitor = Monitor(Limits(60), watcher=watcher)
-    for k in range(100):
-        monitor.restart(f"walk {k}")
-    monitor.poll(last=True)
-    assert [(n, p.source) for n, p in watcher.heard] == [("restart", "walk 99")]
-    assert monitor.history == []
-
-
 @pytest.mark.parametrize("solver", ["auto", "dispatch", "cpsat"])
 def test_a_watcher_hears_the_whole_run(solver: str) -> None:
     """Start first, end last, in between what `history` holds; all in the caller's thread."""
@@ -237,13 +213,6 @@ def test_a_watcher_hears_the_whole_run(solver: str) -> None:
     assert watcher.heard[0][1] is TOY and watcher.heard[-1][1] is result
     told = [what for name, what in watcher.heard if name in ("incumbent", "bound")]
     assert told == list(result.history)
-
-
-def test_a_watcher_of_an_infeasible_problem() -> None:
-    """Hears start and end too."""
-    watcher = Everything()
-    result = optsched.solve(JobShop([[(0, 3)]], deadline=[2]), watcher=watcher)
-    assert result.status == "infeasible" and [n for n, _ in watcher.heard] == ["start", "end"]
 
 
 @pytest.mark.parametrize("method", ["on_start", "on_incumbent", "on_bound"])
@@ -280,14 +249,6 @@ def test_on_end_may_raise_too() -> None:
     assert caught.value.result.schedule is not None  # type: ignore[attr-defined]
 
 
-def test_the_base_class_does_nothing() -> None:
-    """A bare watcher changes no run; anything else is refused."""
-    assert optsched.solve(TOY, watcher=Watcher()).status == "optimal"
-    for wrong in (print, Watcher):
-        with pytest.raises(optsched.InputError, match=r"watcher: expected .* optsched\.Watcher"):
-            optsched.solve(TOY, watcher=wrong)  # type: ignore[arg-type]
-
-
 # the log
 
 
@@ -311,8 +272,3 @@ def test_log_lines(caplog: pytest.LogCaptureFixture) -> None:
         ["6.2", "s", "objective", "7", "bound", "3", "gap", "133.33%"],
         ["12.0", "s", "objective", "7", "H", "bound", "3", "gap", "133.33%"],
     ]
-
-
-def test_nobody_listens() -> None:
-    """Without a handler for INFO nothing is logged, and nothing is made for it."""
-    assert ProgressLog.if_wanted() is None

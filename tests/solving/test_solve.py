@@ -14,11 +14,9 @@ import optsched
 from optsched import JobArray, JobShop, Limits, Monitor, Progress, Result, Rows, Schedule
 from optsched.errors import InputError, InternalError, UnsupportedProblem
 from optsched.model.graph import scheduled
-from optsched.solving.solver import Support, support_by_name
-from optsched.solving.solver import solver as find_solver
+from optsched.solving.solver import Support
 from optsched.testing import best_makespan
 from optsched.testing.common import against_optimum
-from optsched.testing.random_problems import random_graph
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,29 +75,6 @@ def test_result_is_verified_and_complete() -> None:
     assert [e.elapsed for e in result.history] == sorted(e.elapsed for e in result.history)
 
 
-def test_a_bare_graph_is_a_problem() -> None:
-    """A `Schedule` without orders is solved like the problem it came from."""
-    assert (
-        optsched.solve(TOY.graph(), iterations=1000).objective
-        == optsched.solve(TOY, iterations=1000).objective
-    )
-
-
-def test_target_stops_the_search() -> None:
-    """A target that a rule meets ends the run; an unreachable one does not."""
-    shop = hard()
-    easy = optsched.solve(shop, "cpsat", target=10**6, time_limit=600)
-    assert easy.status == "feasible" and easy.seconds < 300
-    assert optsched.solve(TOY, "cpsat", target=0, time_limit=600).status == "optimal"
-
-
-def test_limits_of_zero() -> None:
-    """No time, or no iterations: a legal status at once."""
-    for limit in ({"time_limit": 0}, {"iterations": 0}):
-        result = optsched.solve(hard(), **limit)  # type: ignore[arg-type]
-        assert result.status in ("unknown", "feasible") and result.lower_bound is not None
-
-
 def test_the_largest_limits_can_be_written_down(tmp_path: Path) -> None:
     """Provenance holds the limits, and documents hold integers up to 2^53."""
     shop = JobShop([[(0, 3), (1, 2)]])
@@ -109,20 +84,6 @@ def test_the_largest_limits_can_be_written_down(tmp_path: Path) -> None:
     assert Schedule.read(tmp_path / "plan.json").provenance["iterations"] == 2**53
     with pytest.raises(InputError, match="iterations: expected an integer in"):
         optsched.solve(shop, "dispatch", iterations=2**53 + 1)
-
-
-def test_a_limit_of_one_iteration_leaves_nothing_small_unanswered() -> None:
-    """Gangs, bytes that nobody frees, deadlines: what no rule and no walk can begin with."""
-    unlike = 0
-    for seed in range(120):
-        graph = random_graph(Random(seed), 5)
-        if find_solver("tabu").supports(graph):
-            continue
-        unlike += 1
-        result = optsched.solve(graph, "auto", iterations=1, workers=1)
-        possible = best_makespan(graph) is not None
-        assert (result.schedule is not None) == possible, (seed, result.status)
-    assert unlike > 20
 
 
 def test_limits_by_numpy() -> None:
@@ -142,13 +103,6 @@ def test_engines_leave_time_for_what_comes_after() -> None:
     monitor = Monitor(Limits(time_limit=100.0), reserve=10.0)
     assert 80.0 < monitor.remaining <= 90.0
     assert 40.0 < Monitor(Limits(time_limit=100.0), reserve=1e6).remaining <= 50.0
-
-
-def test_default_limit_is_ten_seconds() -> None:
-    """Without any limit; an iteration limit or a target replaces it."""
-    assert optsched.Limits().time_limit == 10
-    assert optsched.Limits(iterations=5).time_limit is None
-    assert optsched.Limits(target=5).time_limit is None
 
 
 # how soon
@@ -215,17 +169,6 @@ def test_times_to_best_and_proof() -> None:
 # warm start
 
 
-def test_warm_start_is_never_lost() -> None:
-    """The result is at least as good, and starts its history."""
-    shop = hard()
-    start = optsched.solve(shop, "dispatch", iterations=200).schedule
-    assert start is not None
-    for solver in (name for name in optsched.solvers("jobshop") if support_by_name(name, shop)):
-        result = optsched.solve(shop, solver, warm_start=start, iterations=1)
-        assert result.objective is not None and result.objective <= start.makespan
-        assert result.history[0].source == "warm start"
-
-
 def test_warm_start_is_made_semi_active() -> None:
     """Starts later than necessary are pulled left."""
     sequences, value = in_order(TOY)
@@ -249,42 +192,9 @@ def test_wrong_warm_starts() -> None:
 # callbacks and interrupts
 
 
-@pytest.mark.parametrize("solver", ["auto", "cpsat", "dispatch"])
-def test_callback_stops(solver: str) -> None:
-    """A true return value ends the run; the best so far is returned."""
-    result = optsched.solve(
-        hard(), solver, time_limit=600, on_progress=lambda p: p.objective is not None
-    )
-    assert result.schedule is not None and result.interrupted and result.seconds < 300
-    assert result.schedule.provenance["interrupted"] is True
-
-
 def searching() -> int:
     """Threads, but for those in which modules go on loading behind a search that ended early."""
     return sum(not thread.name.startswith("loading") for thread in threading.enumerate())
-
-
-@pytest.mark.parametrize("solver", ["auto", "cpsat", "dispatch"])
-def test_callback_raises(solver: str) -> None:
-    """Its exception comes out, and no thread stays behind."""
-    before = searching()
-
-    def fail(progress: Progress) -> None:
-        if progress.objective is not None:
-            raise ZeroDivisionError("mine")
-
-    with pytest.raises(ZeroDivisionError, match="mine") as caught:
-        optsched.solve(hard(), solver, time_limit=600, on_progress=fail)
-    assert searching() <= before
-    best = caught.value.result  # type: ignore[attr-defined]
-    assert optsched.verify(best.schedule) == [] and best.objective == best.history[-1].objective
-
-
-def test_every_event_reaches_the_callback() -> None:
-    """Also the last bound, however soon after the one before."""
-    seen: list[Progress] = []
-    result = optsched.solve(TOY, "auto", time_limit=5, on_progress=seen.append)
-    assert [e for e in seen if e.event != "tick"] == list(result.history)
 
 
 def test_interrupt_inside_an_engine() -> None:
@@ -418,18 +328,6 @@ def test_a_status_is_not_believed() -> None:
     assert optsched.solve(TOY, Engine(work), time_limit=1).status == "unknown"
 
 
-def test_wrong_deadlines_and_memory_are_caught() -> None:
-    """The verifier sees every schedule: orders that overflow a device never get out."""
-    array = JobArray([[1], [1]], [[5], [5]], activation=1, memory=[1])
-
-    def work(problem: Any, limits: Limits, monitor: Monitor) -> Result:
-        monitor.incumbent(Rows.of([[0, 2, 1, 3]]), 12)
-        return Result("unknown")
-
-    with pytest.raises(InternalError, match="theirs returned a wrong schedule"):
-        optsched.solve(array, Engine(work), time_limit=1)
-
-
 def test_unsupported_problems_name_who_can() -> None:
     """The reason, then the solvers that take it, or that none does."""
     refuses = Engine(None, Support(False, "too blue"))
@@ -471,16 +369,10 @@ def test_no_problem_at_all(problem: Any) -> None:
         ({"solver": "cpsta"}, "did you mean cpsat"), ({"solver": "x"}, "installed: auto"),
         ({"options": {"deep": 1}}, "has no option 'deep'"), ({"workers": 0}, "workers"),
         ({"time_limit": -1}, "time_limit"), ({"seed": 2**31}, "seed"), ({"target": 1.5}, "target"),
+        ({"watcher": optsched.Watcher}, r"watcher: expected .* optsched\.Watcher"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(given: dict[str, Any], message: str) -> None:
     """One sentence with the name of the argument."""
     with pytest.raises(InputError, match=message):
         optsched.solve(TOY, **given)
-
-
-def test_infeasible_by_inspection() -> None:
-    """No solver is asked; the reason is a sentence, there is no bound."""
-    shop = JobShop([[(0, 3), (1, 2)]], deadline=[4])
-    result = optsched.solve(shop, Engine(None), time_limit=1)
-    assert result.status == "infeasible" and result.reason and result.schedule is None

@@ -18,7 +18,7 @@ from optsched.arraypipe.planning.repair import with_job, without
 from optsched.arraypipe.planning.replan import Replanner, gain
 from optsched.arraypipe.planning.seating import fits_seat
 from optsched.errors import InputError, OptschedError
-from optsched.problems.jobarray.fields import PER_CUT, PER_JOB, PER_STAGE
+from optsched.problems.jobarray.fields import fields_of
 from optsched.problems.jobarray.problem import JobArray
 from optsched.solving.progress import LOGGER
 
@@ -248,7 +248,7 @@ def _problem_of(problem: JobArray, rows: Sequence[int]) -> JobArray:
     place = [distinct.index(row) for row in rows]
     changes: dict[str, Any] = {
         key: None if getattr(part, key) is None else getattr(part, key)[place]
-        for key in (*PER_STAGE, *PER_CUT, *PER_JOB)
+        for key in fields_of("job", "stage", "cut")
     }
     names = [part.names[k] for k in place]
     changes["names"] = [

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 SMALL: Final = 4 * 2**10
 LARGE: Final = 16 * 2**20
 LARGE_GPU: Final = 256 * 2**20  # within a GPU less is over before the host has noticed
+LARGE_HOST: Final = 64 * 2**20  # little to page-lock at the beginning of a run
 _REPEATS: Final = 20
+_HOST: Final = torch.device("cpu")
 
 
 def measure_links(devices: Sequence[torch.device]) -> Links:
@@ -30,13 +32,17 @@ def measure_links(devices: Sequence[torch.device]) -> Links:
         With two GPUs the link is the one between them; with one it is a copy within its memory,
         on the CPU one within the host's.
     """
-    host = torch.device("cpu")
     first, second = devices[0], devices[min(1, len(devices) - 1)]
-    return Links(activation=_link(first, second), host=_link(host, first))
+    return Links(activation=_link(first, second), host=_link(_HOST, first))
 
 
-def _link(source: torch.device, target: torch.device) -> Link:
-    most = LARGE_GPU if "cuda" in (source.type, target.type) else LARGE
+def measure_host(device: torch.device) -> tuple[Link, Link]:
+    """From page-locked memory of the host to a GPU, and back."""
+    return _link(_HOST, device, LARGE_HOST), _link(device, _HOST, LARGE_HOST)
+
+
+def _link(source: torch.device, target: torch.device, most: int = 0) -> Link:
+    most = most or (LARGE_GPU if "cuda" in (source.type, target.type) else LARGE)
     small, large = (_time(_blocks(source, target, size)) for size in (SMALL, most))
     # what a byte costs, from the difference: the latency is in both
     per_byte = max(large - small, 1.0) / (most - SMALL)
@@ -46,9 +52,13 @@ def _link(source: torch.device, target: torch.device) -> Link:
 
 
 def _blocks(source: torch.device, target: torch.device, size: int) -> tuple[Tensor, Tensor]:
-    pinned = source.type == "cpu" and target.type == "cuda"
-    one = torch.zeros(size, dtype=torch.uint8, device=source, pin_memory=pinned)
-    return one, torch.zeros(size, dtype=torch.uint8, device=target)
+    pinned = {source.type, target.type} == {"cpu", "cuda"}
+
+    def block(device: torch.device) -> Tensor:
+        locked = pinned and device.type == "cpu"
+        return torch.zeros(size, dtype=torch.uint8, device=device, pin_memory=locked)
+
+    return block(source), block(target)
 
 
 def _time(blocks: tuple[Tensor, Tensor]) -> float:

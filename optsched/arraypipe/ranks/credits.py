@@ -1,11 +1,12 @@
 """Messages between GPUs: no kernel is launched before its partner is sure to follow.
 
-A communicator runs its operations in the order in which they were launched, ignores tags, and a
-receive that waits for its sender may hold up other streams of its GPU. So every channel has a
-communicator of its own, and both ends agree over gloo first: the receiver gives a *credit* when it
-posts, the sender answers with the header once the output *is* complete on its GPU and launches;
-the receiver launches as soon as it has the header. A thread per channel end does so in the
-channel's order, while the main thread goes on.
+A communicator runs its operations in the order in which they were launched, ignores tags, and each
+of them first waits for the stream that is current at its launch. So every channel has a
+communicator, and every end of it a stream: with one stream for all, a send would wait for the
+receive launched before it, and two neighbours for each other. Both ends agree over gloo first:
+the receiver gives a *credit* when it posts, the sender answers with the header once the output *is*
+complete on its GPU and launches; the receiver launches as soon as it has the header. A thread per
+channel end does so in the channel's order, while the main thread goes on.
 
 With NCCL as backend this is not verified: NCCL refuses two ranks on one GPU, and no machine with
 two was at hand. The tests run the same code with gloo as backend.
@@ -13,6 +14,7 @@ two was at hand. The tests run the same code with gloo as backend.
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from optsched.arraypipe.ranks.header import SIZE, TOMBSTONE, unpack
 from optsched.arraypipe.ranks.links import CREDITS, GlooLinks, Stalled
@@ -73,8 +76,10 @@ class CreditedLinks(GlooLinks):
     ) -> None:
         super().__init__(timeout)
         self.device = device
-        cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if cuda else None  # type: ignore[no-untyped-call]
+        self._cuda = device.type == "cuda"
+        # or its watchdog would end the process before `abort` and the sentence that says why
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        self._every = frozenset(lanes)
         self._queues: dict[Lane, SimpleQueue[Any]] = {}
         self._threads: list[threading.Thread] = []
         groups = {
@@ -112,8 +117,8 @@ class CreditedLinks(GlooLinks):
         if head.numel() > HEAD:
             raise OptschedError(f"a message has a table of {head.numel()} bytes, at most {HEAD}")
         made = None
-        if self._stream is not None and body is not None:
-            made = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        if self._cuda and body is not None:
+            made = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             made.record()
         outgoing = _Outgoing(head, body, made, Future())
         self._queue((self.rank, target, lane)).put(outgoing)
@@ -125,6 +130,10 @@ class CreditedLinks(GlooLinks):
         if launched is not None:
             launched.wait()
 
+    def missing(self, lanes: Sequence[Lane]) -> list[Lane]:
+        """Channels without a communicator, which all ranks would have to make together."""
+        return [lane for lane in lanes if lane not in self._every]
+
     def close(self) -> None:
         """End the threads and leave all groups."""
         for queue in self._queues.values():
@@ -132,6 +141,13 @@ class CreditedLinks(GlooLinks):
         for thread in self._threads:
             thread.join()
         self.leave()
+
+    def abort(self) -> None:
+        """End what was launched: a kernel whose partner is gone would run for ever."""
+        if self._cuda:
+            for group in self._groups:
+                _abort_process_group(group)
+            self._groups = []
 
     def leave(self) -> None:
         """Leave all groups; threads that still wait for a message end with an error."""
@@ -159,7 +175,7 @@ class CreditedLinks(GlooLinks):
         begin = group.send if self.rank == source else group.recv
         other = target if self.rank == source else source
         begin([byte], dist.get_group_rank(group, other), 0).wait()
-        if self._stream is not None:
+        if self._cuda:
             torch.cuda.synchronize(self.device)
 
     def _serve(self, lane: Lane, group: Any) -> None:
@@ -172,13 +188,20 @@ class CreditedLinks(GlooLinks):
         self._threads.append(thread)
 
     def _loop(self, queue: SimpleQueue[Any], work: Any, lane: Lane, group: Any) -> None:
+        stream = None
+        if self._cuda:  # a thread begins on GPU 0, where it would make a context
+            torch.cuda.set_device(self.device)
+            stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        failed: BaseException | None = None
         while (item := queue.get()) is not None:
             try:
-                with torch.cuda.stream(self._stream):
+                if failed is not None:
+                    raise failed
+                with torch.cuda.stream(stream):
                     item.done.set_result(work(item, lane, group))
             except BaseException as error:
+                failed = error
                 item.done.set_exception(error)
-                return
 
     def _deliver(self, item: _Outgoing, lane: Lane, group: Any) -> Any:
         """Sending end of one message; what was launched for its tensors."""
@@ -205,7 +228,7 @@ class CreditedLinks(GlooLinks):
         buffer = torch.empty(SIZE + found.payload, dtype=torch.uint8, device=self.device)
         group.recv([buffer], dist.get_group_rank(group, source), 0).wait()
         event = None
-        if self._stream is not None:
+        if self._cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         return item.head, buffer, event

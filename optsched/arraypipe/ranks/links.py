@@ -18,7 +18,7 @@ import torch.distributed as dist
 from optsched.errors import OptschedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -66,6 +66,7 @@ class GlooLinks:
 
     device = torch.device("cpu")
     apart = False  # whether headers and tensors travel apart, so that no length need be guessed
+    taken = 0  # bytes of the GPU that communicators have
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timedelta(seconds=timeout)
@@ -101,9 +102,16 @@ class GlooLinks:
         _finish(self._begin(self.group.recv, word, source, _ASIDE), source, self.timeout)
         return word
 
+    def missing(self, lanes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        """Channels that there are not: gloo makes them as they are needed."""
+        return []
+
     def close(self) -> None:
         """Leave the group, when everything has been sent and received."""
         self.leave()
+
+    def abort(self) -> None:
+        """End what was launched for a message that never comes."""
 
     def leave(self) -> None:
         """Leave the group as things are: peers that still wait for this rank hear of it at once."""

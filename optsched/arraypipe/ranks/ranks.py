@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -101,11 +102,22 @@ class Ranks:
 
     def share(self, segment: Segment) -> Share:
         """What the memory of this rank is for."""
-        return Share(self.links.rank, self.held(segment, self.links.rank))
+        return Share(self.links.rank, self.held(segment, self.links.rank), self.links.taken)
 
     def held(self, segment: Segment, device: int) -> MessageBytes:
         """Receive windows and outboxes of a rank."""
         return partial(self.capacity.held, segment, device, self.window)
+
+    def unserved(self, segment: Segment) -> str:
+        """Why the channels cannot carry a plan, as a sentence; ``""`` if they can."""
+        missing = self.links.missing(lanes(segment.routes))
+        if not missing:
+            return ""
+        source, target, kind = missing[0]
+        return (
+            f"the new plan has messages of {KINDS[kind]} from rank {source} to rank {target}, for "
+            "which the first plan had no channel"
+        )
 
     def pool(self, limits: Limits) -> None:
         """Learn how the others have divided their memory (collective)."""
@@ -213,16 +225,29 @@ class Ranks:
         return ordered
 
 
+SETTINGS: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
+"""A queue for every stream, and no loading of kernels that waits for those that run."""
+
+
 def links(
     routes: Routes, timeout: float, devices: Sequence[str | torch.device] | None
 ) -> GlooLinks:
     """Links between CPUs; or between GPUs if every process has one for itself (collective)."""
-    if not check_gpus(devices):
+    device = own_gpu(devices)
+    if device is None:
         return GlooLinks(timeout)
-    local = _processes_here()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", dist.get_rank() % local)))
+    missing = [f"{key}={value}" for key, value in SETTINGS.items() if key not in os.environ]
+    if torch.cuda.is_initialized() and missing:  # type: ignore[no-untyped-call]
+        warnings.warn(
+            f"streams of this rank may wait for each other: set {' '.join(missing)} before CUDA "
+            "starts", stacklevel=2,
+        )  # fmt: skip
+    os.environ.update(SETTINGS | os.environ)
     torch.cuda.set_device(device)
-    return CreditedLinks(timeout, lanes(routes), device)
+    free = torch.cuda.mem_get_info(device)[0]  # makes the context, which is counted apart
+    made = CreditedLinks(timeout, lanes(routes), device)
+    made.taken = max(0, free - torch.cuda.mem_get_info(device)[0])
+    return made
 
 
 def check_size(n_devices: int) -> None:
@@ -234,12 +259,41 @@ def check_size(n_devices: int) -> None:
         )
 
 
-def check_gpus(devices: Sequence[str | torch.device] | None) -> bool:
-    """Whether every process of this host has a GPU for itself; `InputError` if they must have."""
-    local = _processes_here()
-    named = devices is not None and any(torch.device(d).type == "cuda" for d in devices)
+def own_gpu(devices: Sequence[str | torch.device] | None) -> torch.device | None:
+    """The GPU of this process, by name or by LOCAL_RANK; None: CPUs (collective)."""
+    rank, local = dist.get_rank(), _processes_here()
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if named and there < local:
+    if check_gpus(devices):
+        named = None if devices is None else torch.device(devices[rank % len(devices)]).index
+        index = int(os.environ.get("LOCAL_RANK", rank % local))
+        return torch.device("cuda", index if named is None else named)
+    if not there or (devices is not None and not _names_gpus(devices)):
+        return None
+    # a launcher may show every process one GPU: are they different ones?
+    group = dist.new_group(backend="gloo")
+    rows = everybody((there, str(torch.cuda.get_device_properties(0).uuid)), group)
+    dist.destroy_process_group(group)
+    if len(set(rows)) == len(rows) and {n for n, _ in rows} == {1}:
+        return torch.device("cuda", 0)
+    if devices is not None:
+        raise InputError(f"devices: {len(rows)} processes share the GPU that each of them sees")
+    warnings.warn(
+        f"trains on CPUs: this host has {there} GPUs and {local} processes; start one per GPU",
+        stacklevel=2,
+    )
+    return None
+
+
+def _names_gpus(devices: Sequence[str | torch.device]) -> bool:
+    return any(torch.device(d).type == "cuda" for d in devices)
+
+
+def check_gpus(devices: Sequence[str | torch.device] | None) -> bool:
+    """Whether this host has a GPU for every process; `InputError` if it must have and cannot."""
+    local = _processes_here()
+    named = devices is not None and _names_gpus(devices)
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if named and there < local and there != 1:  # of one `own_gpu` asks whether it is the same
         raise InputError(
             f"devices: every process needs a GPU of its own; this host has {there} GPUs and "
             f"{local} processes (devices=None uses the CPU then)"

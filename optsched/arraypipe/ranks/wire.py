@@ -14,7 +14,7 @@ from optsched.errors import OptschedError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ALIGNMENT: Final = 64
+ALIGNMENT: Final = 256  # cuBLASLt looks at up to so many bytes
 _CPU: Final = torch.device("cpu")
 _DTYPES: Final = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
@@ -46,9 +46,7 @@ class Layout(NamedTuple):
     @property
     def expanded(self) -> tuple[int, ...]:
         """Dimensions whose elements all lie at one place."""
-        return tuple(
-            k for k, (n, s) in enumerate(zip(self.shape, self.strides, strict=True)) if n > 1 > s
-        )
+        return _expanded(self.shape, self.strides)
 
     def restore(self, buffer: Tensor) -> Tensor:
         """The tensor with the strides that it had: a view, or a copy if it had gaps."""
@@ -57,13 +55,7 @@ class Layout(NamedTuple):
             self.shape, self.packed
         ):  # the latter: its elements overlapped, as those of `unfold` do
             return found
-        shift = self.place % ALIGNMENT
-        size = _rounded(shift + _span(self.shape, self.strides) * self.dtype.itemsize)
-        wide = torch.empty(size, dtype=torch.uint8, device=buffer.device).view(self.dtype)
-        wide = wide.as_strided(self.shape, self.strides, shift // self.dtype.itemsize)
-        for k in self.expanded:
-            wide, found = wide.narrow(k, 0, 1), found.narrow(k, 0, 1)
-        return wide.copy_(found).expand(self.shape)
+        return _spread(found, self.strides, self.place % ALIGNMENT, buffer.device)
 
 
 class Outbox:
@@ -141,6 +133,19 @@ class Inbox:
         return tuple([None if row is None else row.restore(buffer) for row in rows])
 
 
+def copied(t: Tensor, device: torch.device) -> Tensor:
+    """The tensor on another device with the strides and the alignment that it has here.
+
+    `Tensor.to` closes the gaps of a slice and expands what was expanded.
+    """
+    strides = t.stride()
+    overlaps = _span(t.shape, strides) < _span(t.shape, _packed(t.shape, strides))
+    if overlaps or t.numel() == 0:
+        return t.to(device, non_blocking=True)
+    shift = t.data_ptr() % ALIGNMENT
+    return _spread(t, strides, shift - shift % t.dtype.itemsize, device)
+
+
 def words(head: Tensor) -> memoryview:
     """The bytes of a tensor of bytes on the CPU."""
     return memoryview(head.numpy())  # type: ignore[arg-type]
@@ -155,7 +160,7 @@ def _signature(t: Tensor) -> tuple[object, ...]:
 
 
 def layouts(tensors: Sequence[Tensor | None]) -> list[Layout | None]:
-    """Places for the tensors in one buffer, each as far from a multiple of 64 bytes as before."""
+    """Places for the tensors in one buffer, each as far from a multiple of 256 bytes as before."""
     table = sum(_ENTRY.size + (0 if t is None else 16 * t.dim()) for t in tensors)
     place = SIZE + _COUNT.size + table
     rows: list[Layout | None] = []
@@ -206,6 +211,20 @@ def _end(row: Layout) -> int:
 def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
     """Elements from the first to the last."""
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+
+
+def _expanded(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    return tuple(k for k, (n, s) in enumerate(zip(shape, strides, strict=True)) if n > 1 > s)
+
+
+def _spread(t: Tensor, strides: Sequence[int], shift: int, device: torch.device) -> Tensor:
+    """A copy with these strides, so many bytes behind a multiple of the alignment."""
+    size = _rounded(shift + _span(t.shape, strides) * t.dtype.itemsize)
+    wide = torch.empty(size, dtype=torch.uint8, device=device).view(t.dtype)
+    wide = wide.as_strided(t.shape, strides, shift // t.dtype.itemsize)
+    once = _expanded(t.shape, strides)
+    _once(wide, once).copy_(_once(t, once), non_blocking=True)
+    return wide
 
 
 def _once(t: Tensor, expanded: Sequence[int]) -> Tensor:

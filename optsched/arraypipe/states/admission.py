@@ -28,7 +28,7 @@ class Room(NamedTuple):
     limit
         Bytes of the device.
     cuda
-        Whether some of them are for the context and for fragments.
+        Bytes of them for the context and the like (`budget.reserved`); 0 on a CPU.
     slots
         For weights; 0: all states are resident.
     taken
@@ -38,7 +38,7 @@ class Room(NamedTuple):
     """
 
     limit: int
-    cuda: bool
+    cuda: int
     slots: int = 0
     taken: int = 0
     fixed: tuple[tuple[int, int], ...] = ()

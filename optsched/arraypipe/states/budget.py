@@ -10,12 +10,17 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    import torch
+
     from optsched.arraypipe.plan import ExecutionPlan
     from optsched.arraypipe.planning.checks import Block
     from optsched.arraypipe.states.visits import State
 
-CUDA_CONTEXT: Final = 600 * 2**20
+CUDA_CONTEXT: Final = 536 * 2**20
 """Bytes that a process takes on a GPU before any tensor, kernels of the libraries included."""
+
+CUDA_STREAM: Final = 64 * 2**20
+"""Bytes that cuBLAS takes per stream: a workspace for the forward's thread and autograd's."""
 
 _FRAGMENTS: Final = 20  # one part in so many of a GPU is lost between tensors
 
@@ -110,6 +115,21 @@ class Budget:
         return "\n".join([f"{self.device}, bytes", *lines])
 
 
+def reserved(device: torch.device, devices: Sequence[torch.device], taken: int = 0) -> int:
+    """Bytes of a device's part of its GPU that are for no tensor of a job; 0 on a CPU.
+
+    Parameters
+    ----------
+    devices
+        Of all devices of the plan in this process: those on one GPU share its context.
+    taken
+        By communicators, as measured.
+    """
+    if device.type != "cuda":
+        return 0
+    return (CUDA_CONTEXT + taken) // devices.count(device) + CUDA_STREAM
+
+
 def check_limit(limit: object) -> None:
     """Refuse a limit of a device that is none."""
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
@@ -124,7 +144,7 @@ def budget(
     *,
     windows: int = 0,
     outboxes: int = 0,
-    cuda: bool = False,
+    cuda: int = 0,
     jobs: Collection[int] | None = None,
     beside: Mapping[tuple[int, int], StageBytes] | None = None,
 ) -> Budget:
@@ -144,7 +164,7 @@ def budget(
     windows, outboxes
         Bytes of posted receives and of messages not yet sent.
     cuda
-        Whether to reserve for the context and for fragments.
+        Bytes to reserve on a GPU beside those for fragments (`reserved`); 0 on a CPU.
     jobs
         Count only these; None: all.
     beside
@@ -157,7 +177,7 @@ def budget(
         plan.devices[device], limit, sum(s.total for s in states if s.job in chosen),
         peak_gradients(plan, device, chosen, sizes),
         activations, workspace, windows, outboxes,
-        CUDA_CONTEXT + limit // _FRAGMENTS if cuda else 0,
+        cuda + limit // _FRAGMENTS if cuda else 0,
         has_bytes(plan) or any(row.saved for row in sizes.values()),
     )  # fmt: skip
 
@@ -168,7 +188,7 @@ def room_for_states(
     states: Sequence[State],
     limit: int,
     *,
-    cuda: bool = False,
+    cuda: int = 0,
     beside: Mapping[tuple[int, int], StageBytes] | None = None,
     messages: MessageBytes | None = None,
 ) -> int:

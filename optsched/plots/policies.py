@@ -1,4 +1,4 @@
-"""Completion times of policies: their distributions, and what they are made of."""
+"""Policies side by side: completion times, what they are made of, how busy the cluster was."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.text import plain, readable_unit
 from optsched.io.values import format_value
-from optsched.plots.picture import INK, MUTED, dress, look_of, picture
+from optsched.plots.picture import INK, MUTED, dress, look_of, new_figure, picture
 
 if TYPE_CHECKING:
     import os
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _MOST_STEPS = 2000  # more cannot be seen, and make large files
+_BINS = 240
 
 
 def jct_cdf(
@@ -60,9 +61,7 @@ def jct_cdf(
     found = times_of(jct)
 
     def draw() -> Figure:
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 4.6), facecolor="white", layout="constrained")
+        figure = new_figure(8, 4.6)
         draw_cdf(figure.subplots(), found, time_unit, log=log, title=title)
         return figure
 
@@ -147,31 +146,26 @@ def jct_decomposition(
     MissingExtra
         matplotlib is not installed.
     """
-    found = metrics_of(runs)
+    given = by_policy("runs", runs).items()
+    found = runs_of({name: getattr(run, "metrics", run) for name, run in given}, "queueing_mean")
 
     def draw() -> Figure:
-        from matplotlib.figure import Figure
-
-        tall = 1.3 + 0.38 * len(found)
-        figure = Figure(figsize=(8, tall), facecolor="white", layout="constrained")
+        figure = new_figure(8, 1.3 + 0.38 * len(found))
         draw_decomposition(figure.subplots(), found)
         return figure
 
     return picture(draw, path)
 
 
-def metrics_of(runs: Mapping[str, Run | Metrics]) -> dict[str, Metrics]:
-    """Metrics by policy, all in one unit of time."""
-    given = by_policy("runs", runs)
-    found: dict[str, Metrics] = {n: getattr(run, "metrics", run) for n, run in given.items()}
+def runs_of(runs: Mapping[str, Any], needed: str) -> dict[str, Any]:
+    """Runs or metrics by policy that have an attribute, all in one unit of time."""
+    found = by_policy("runs", runs)
     if not found:
         raise InputError("runs: expected at least one")
     for name, value in found.items():
-        if not hasattr(value, "queueing_mean"):
-            raise InputError(
-                f"runs[{name!r:.60}]: expected a Run or its metrics, got {value!r:.60}"
-            )
-    if len({value.time_unit for value in found.values()}) > 1:
+        if not hasattr(value, needed):
+            raise InputError(f"runs[{name!r:.60}]: expected a Run, got {format_value(value)}")
+    if len({getattr(value, "workload", value).time_unit for value in found.values()}) > 1:
         raise InputError("runs: their units of time differ")
     return found
 
@@ -197,3 +191,70 @@ def draw_decomposition(axes: Axes, found: Mapping[str, Metrics]) -> None:
     axes.grid(False, axis="y")
     axes.set_xlabel(unit.name, fontsize=9)
     axes.legend(frameon=False, fontsize=9, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
+
+
+def utilisation_over_time(
+    runs: Mapping[str, Run], path: str | os.PathLike[str] | None = None
+) -> Figure:
+    """Share of GPUs held over time, one line per policy (means over equal pieces of the time).
+
+    Parameters
+    ----------
+    runs
+        Runs by policy.
+    path
+        File to write, ``.png``, ``.svg`` or ``.pdf``; None: only the figure is returned.
+
+    Raises
+    ------
+    InputError
+        No run, different units of time, or a file that cannot be written.
+    MissingExtra
+        matplotlib is not installed.
+    """
+    given = runs_of(runs, "log")
+
+    def draw() -> Figure:
+        figure = new_figure(8, 3.4)
+        draw_utilisation(figure.subplots(), given)
+        return figure
+
+    return picture(draw, path)
+
+
+def busy_share(run: Run, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Mean share of all GPUs that is held between neighbouring edges (times, ascending)."""
+    from optsched.cluster.held import held
+
+    taken = held(run.log)
+    time = np.concatenate((taken.start, taken.end))
+    change = np.concatenate((taken.count, -taken.count))
+    order = np.argsort(time, kind="stable")
+    time, level = time[order], np.cumsum(change[order])
+    if not len(time):
+        return np.zeros(len(edges) - 1)
+    area = np.concatenate(([0.0], np.cumsum(level[:-1] * np.diff(time).astype(np.float64))))
+    k = np.clip(np.searchsorted(time, edges, side="right") - 1, 0, None)
+    up_to = np.where(edges < time[0], 0.0, area[k] + level[k] * (edges - time[k]))
+    width = np.maximum(np.diff(edges), 1e-300)
+    share: npt.NDArray[np.float64] = np.diff(up_to) / width / run.nodes.total
+    return np.clip(share, 0.0, 1.0)
+
+
+def draw_utilisation(axes: Axes, runs: Mapping[str, Run]) -> None:
+    """Draw into axes."""
+    begin = min(int(run.workload.submit[0]) for run in runs.values())
+    end = max(int(run.log.end.max(initial=begin + 1)) for run in runs.values())
+    unit = readable_unit(next(iter(runs.values())).workload.time_unit, max(end - begin, 1))
+    edges = np.linspace(begin, end, _BINS + 1)
+    for k, (name, run) in enumerate(runs.items()):
+        axes.stairs(
+            busy_share(run, edges), (edges - begin) / unit.ticks, baseline=None,
+            lw=1.3, label=plain(name, 60), gid=f"busy-{k}", **look_of(k),
+        )  # fmt: skip
+    dress(axes, "GPUs in use")
+    axes.set_ylim(0, 1.03)
+    axes.set_xlim(0, (end - begin) / unit.ticks)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    axes.set_xlabel(f"time in {unit.name}", fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="lower right", ncols=4, bbox_to_anchor=(1, 1))

@@ -1,25 +1,26 @@
-"""Efficiency of choices by number of planned measurements across hosts.
+"""Efficiency of choices by learnt models: by number of planned runs, or of random samples.
 
-python -m benchmarks.bandwidth.subset_planner [--data DIR] [--sets h100-2g,het-4mix,synthetic]
-    [--budgets 0,25,50,100,250] [--seeds 5] [--repeats 10] [--random]
+python -m benchmarks.bandwidth.subset_learning [--data DIR] [--ways planned,samples]
+    [--sizes 0,25,100,250] [--seeds 5] [--repeats 10]
 
 Every request is answered exactly under the learnt table, and judged by the full table: GBE is what
 the choice gets over the best that any choice gets. Requests are those of BandPilot's evaluation
 (uniform free sets, all busy GPUs one job) and packed ones, for every k; nobody measured contention:
-under `heavy` the truth is the formula over standalone bandwidths. The planner simulates requests of
-its own and never sees these. `--random` measures as many random patterns instead.
+under `moderate` and `heavy` the truth is the formula over standalone bandwidths. The planner
+simulates requests of its own and never sees these. Random samples are those of BandPilot's protocol
+(half balanced splits over 2 to 4 hosts, half uniform sets); `h100 16m>2g` learns at 16 MiB and is
+judged at 2 GiB.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from benchmarks.bandwidth.subset_surrogate import Truth, truth
+from benchmarks.bandwidth.subset_surrogate import Truth, runs, truth
 from benchmarks.machine import machine
 from optsched.bandwidth.ask import ask, gpus_of
 from optsched.bandwidth.bottleneck import BottleneckBandwidth
@@ -28,14 +29,19 @@ from optsched.bandwidth.measured_data import VARIABLE
 from optsched.bandwidth.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.metrics import gbe
 from optsched.bandwidth.planner import learn
+from optsched.bandwidth.samples import training_samples
 from optsched.bandwidth.scenarios import packed, uniform
-from optsched.bandwidth.wanted import every_pattern
 
 if TYPE_CHECKING:
     from optsched.bandwidth.contention import Traffic
     from optsched.bandwidth.state import ClusterState
 
-SETS = ("h100-2g", "het-4mix", "synthetic")
+CASES = {
+    "h100 2g": ("h100-2g", "h100-2g"),
+    "h100 16m>2g": ("h100-16m", "h100-2g"),
+    "het-4mix": ("het-4mix", "het-4mix"),
+}
+"""What is learnt from, and what judges."""
 PROFILES: tuple[Traffic, ...] = ("idle", "moderate", "heavy")
 
 
@@ -56,37 +62,35 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("--data", default=os.environ.get(VARIABLE))
-    options.add_argument("--sets", default="")
-    options.add_argument("--budgets", default="0,25,50,100,250")
+    options.add_argument("--ways", default="planned,samples")
+    options.add_argument("--sizes", default="0,25,100,250")
     options.add_argument("--seeds", type=int, default=5)
     options.add_argument("--repeats", type=int, default=10)
-    options.add_argument("--random", action="store_true")
     given = options.parse_args()
-    names = given.sets.split(",") if given.sets else SETS[:2] if given.data else SETS[2:]
-    if any(name not in SETS for name in names):
-        options.error(f"expected of {', '.join(SETS)}, got {given.sets!r}")
+    cases = CASES if given.data else {"synthetic": ("synthetic", "synthetic")}
     print(machine("numpy", "numba"))
-    for name in names:
-        known = truth(name, given.data)
-        asked = requests(known, given.repeats)
-        print(f"# {name}: {len(asked)} requests, {given.seeds} seeds; mean GBE % (worst), least "
-              "mean of a seed")  # fmt: skip
-        for budget in map(int, given.budgets.split(",")):
-            begin = time.perf_counter()
-            found: dict[tuple[str, str], list[list[float]]] = {}
-            for seed in range(given.seeds if budget else 1):
-                model = learnt(known, budget, seed, given.random)
-                for key, values in efficiencies(known, model, asked).items():
-                    found.setdefault(key, []).append(values)
-            words = []
-            for (kind, traffic), values in found.items():
-                means = [100 * float(np.mean(of)) for of in values]
-                worst = 100 * min(map(min, values))
-                words.append(
-                    f"{kind} {traffic} {np.mean(means):.3f} ({worst:.1f}) {min(means):.3f}"
-                )
-            took = (time.perf_counter() - begin) / (given.seeds if budget else 1)
-            print(f"{name:10} {budget:4}  {'  '.join(words)}  {took:.1f} s", flush=True)
+    for name, (seen, scored) in cases.items():
+        teacher, judge = truth(seen, given.data), truth(scored, given.data)
+        asked = requests(judge, given.repeats)
+        print(f"# {name}: {len(asked)} requests; mean GBE % (least of a seed, worst)")
+        for way in given.ways.split(","):
+            for n in map(int, given.sizes.split(",")):
+                show(f"{name:12} {way:8} {n:5}", judge, asked, [
+                    WAYS[way](teacher, n, seed) for seed in range(given.seeds if n else 1)
+                ])  # fmt: skip
+
+
+def show(what: str, judge: Truth, asked: list[Request], models: list[BottleneckBandwidth]) -> None:
+    """One line for every kind of request and traffic, over the models of all seeds."""
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    for model in models:
+        for key, values in efficiencies(judge, model, asked).items():
+            found.setdefault(key, []).append(values)
+    for (kind, traffic), values in found.items():
+        means = [100 * float(np.mean(of)) for of in values]
+        worst = 100 * min(map(min, values))
+        print(f"{what} {kind:8} {traffic:9} {np.mean(means):8.3f} "
+              f"({min(means):.3f}, {worst:.1f})", flush=True)  # fmt: skip
 
 
 def requests(known: Truth, repeats: int) -> list[Request]:
@@ -108,8 +112,8 @@ def requests(known: Truth, repeats: int) -> list[Request]:
     return found
 
 
-def learnt(known: Truth, budget: int, seed: int, at_random: bool) -> BottleneckBandwidth:
-    """The model after so many measurements."""
+def planned(known: Truth, budget: int, seed: int) -> BottleneckBandwidth:
+    """The model after so many planned runs."""
     values = {row.pattern: row.value for row in reversed(known.table.rows)}  # the first counts
 
     def measure(patterns: tuple[tuple[int, ...], ...]) -> MeasurementTable:
@@ -117,11 +121,16 @@ def learnt(known: Truth, budget: int, seed: int, at_random: bool) -> BottleneckB
         return MeasurementTable(rows, known.table.op, known.table.payload, known.table.mixed)
 
     model = BottleneckBandwidth(known.cluster)
-    if not at_random:
-        return learn(known.cluster, model, measure, budget, seed=seed)
-    rows = every_pattern(known.cluster)
-    some = np.random.default_rng(seed).permutation(len(rows))[:budget]
-    return model.update(measure(tuple(tuple(c for c in row if c) for row in rows[some].tolist())))
+    return learn(known.cluster, model, measure, budget, seed=seed)
+
+
+def sampled(known: Truth, n: int, seed: int) -> BottleneckBandwidth:
+    """The model after so many random samples."""
+    model = BottleneckBandwidth(known.cluster)
+    return model.fit(runs(known, training_samples(known.cluster, n, seed))) if n else model
+
+
+WAYS = {"planned": planned, "samples": sampled}
 
 
 def efficiencies(
