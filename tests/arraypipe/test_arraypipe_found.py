@@ -380,13 +380,13 @@ def test_writing_checkpoints_is_not_the_time_of_a_block(
     tmp_path: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job waits for its last checkpoint right after a block; the report calls it the host's."""
-    settle = CheckpointFolder._settle
+    settle = CheckpointFolder.settle
 
     def slow(folder: CheckpointFolder, job: int) -> None:
         clock.now += 50_000_000
         settle(folder, job)
 
-    monkeypatch.setattr(CheckpointFolder, "_settle", slow)
+    monkeypatch.setattr(CheckpointFolder, "settle", slow)
     array = trainer([Job(0, 8, sgd)])
     result = array.run(random_schedule([1], 3), 20, checkpoint=tmp_path / "c", checkpoint_every=1)
     assert 0 < result.trace.duration.sum() < 50_000_000
