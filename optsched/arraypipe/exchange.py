@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from optsched.arraypipe.job import Norms
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -13,8 +15,6 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.job import JobStage, Tensors
     from optsched.arraypipe.job_run import JobRun
-
-_NO_GRADIENT = -1.0  # in a vector of norms, which are never negative
 
 
 def weights_to_send(run: JobRun, stage: JobStage, user: int) -> Tensors:
@@ -65,8 +65,8 @@ def tied_roots(
     ]
 
 
-def own_norms(stage: JobStage, later: Tensor | None) -> Tensor | None:
-    """Norms of the gradients of this stage and all later ones, in one vector."""
+def own_norms(stage: JobStage, later: Norms) -> Norms:
+    """Norms of the gradients of this stage and all later ones."""
     gradients = gradients_of(stage)
     present = [g for g in gradients if g is not None]
     if not gradients:
@@ -79,20 +79,24 @@ def own_norms(stage: JobStage, later: Tensor | None) -> Tensor | None:
     )
     rest = iter(norms)
     like = present[0] if present else gradients_like(stage)
-    absent = torch.full((), _NO_GRADIENT, dtype=like.dtype, device=like.device)
-    vector = torch.stack([absent if g is None else next(rest) for g in gradients])
-    return vector if later is None else torch.cat([vector, later.to(vector)])
+    nothing = torch.zeros((), dtype=like.dtype, device=like.device)
+    vector = torch.stack([nothing if g is None else next(rest) for g in gradients])
+    absent = [k for k, g in enumerate(gradients) if g is None]
+    absent += [k + len(gradients) for k in later.absent]
+    if later.vector is not None:
+        vector = torch.cat([vector, later.vector.to(vector)])
+    return Norms(vector, tuple(absent))
 
 
-def total_norm(run: JobRun, norms: Tensor | None) -> Tensor:
+def total_norm(run: JobRun, norms: Norms) -> Tensor:
     """Norm of all gradients as `torch.nn.utils.get_total_norm` has it on the unsplit model.
 
     The norms come in the order of the stages; they are taken in that of the unsplit model.
     """
-    if norms is None:
+    if norms.vector is None:
         return torch.tensor(0.0)
-    known = norms.tolist()  # once for all: on a GPU the host waits here
-    present = [norms[k] for k in run.unsplit_order if known[k] != _NO_GRADIENT]
+    rows, absent = norms.vector.unbind(), frozenset(norms.absent)
+    present = [rows[k] for k in run.unsplit_order if k not in absent]
     return torch.linalg.vector_norm(torch.stack(present)) if present else torch.tensor(0.0)
 
 

@@ -173,6 +173,16 @@ class Borrowed(NamedTuple):
     parameter: nn.Parameter
 
 
+class Norms(NamedTuple):
+    """Norms of gradients in one vector, and the places of those that there are none of.
+
+    Every host knows the latter of its own stages: nobody has to read the vector for it.
+    """
+
+    vector: Tensor | None = None
+    absent: tuple[int, ...] = ()
+
+
 @dataclass(eq=False)
 class Kept:
     """What a stage keeps of one micro-batch from F to B."""
@@ -211,7 +221,7 @@ class JobStage:
         False  # its output is, or views, a buffer that the next forward may change
     )
     kept: dict[int, Kept] = field(default_factory=dict)
-    later_norms: Tensor | None = None  # of the gradients of all later stages, if the job clips
+    later_norms: Norms = field(default_factory=Norms)  # of all later stages, if the job clips
     _weights: dict[str, nn.Parameter] = field(default_factory=dict)
 
     def forget_weights(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from optsched.arraypipe.cutting.ties import lent
-from optsched.arraypipe.job import JobFailed
+from optsched.arraypipe.job import JobFailed, Norms
 from optsched.arraypipe.late import Late
 from optsched.arraypipe.ranks.header import FAILED, STOP, TOMBSTONE
 
@@ -163,7 +163,7 @@ class JobRun:
             return
         self.total_norm = None
         for stage in self.stages:
-            stage.later_norms = None
+            stage.later_norms = Norms()
             borrowed = [b.parameter for b in stage.borrowed]
             for p in (*borrowed, *(p for _, p in (*stage.parameters, *stage.trained))):
                 p.grad = None

@@ -18,6 +18,7 @@ from optsched.arraypipe.exchange import (
     total_norm,
     weights_to_send,
 )
+from optsched.arraypipe.job import Norms
 from optsched.arraypipe.job_run import NotFinite
 from optsched.arraypipe.ranks.header import ProtocolError
 from optsched.arraypipe.stages import move
@@ -43,11 +44,15 @@ _FATAL = (
 
 
 class Parcel(NamedTuple):
-    """What a message carries: tensors (none in a tombstone), flags, and the loss if it is known."""
+    """What a message carries: tensors (none in a tombstone), flags, and the loss if it is known.
+
+    `absent` are the places of gradients that there are none of, in a vector of their norms.
+    """
 
     tensors: tuple[Tensor | None, ...]
     flags: int = 0
     loss: float = math.nan
+    absent: tuple[int, ...] = ()
 
 
 class Memory(Protocol):
@@ -266,15 +271,17 @@ class Worker:
             if message.producer in last_backwards:  # this B need not be the last one here
                 run.metric = parcel.loss
                 if clips:
-                    *gradients, stage.later_norms = gradients
+                    *gradients, vector = gradients
+                    stage.later_norms = Norms(vector, parcel.absent)
         if stage.kept[m].roots is None:
             blocks.recompute(stage, m)
         returned = blocks.backward(stage, m, gradients, tied_roots(run, stage, tied))
         summed = segment.routes.summed
         borrowed = take_borrowed(stage) if ends or not summed else {}
+        norms = Norms()
         if ends and clips:
             norms = own_norms(stage, stage.later_norms)
-            returned = (*returned, norms)
+            returned = (*returned, norms.vector)
             if stage.index == 0:
                 run.total_norm = total_norm(run, norms)
         loss = run.metric if ends else math.nan
@@ -283,7 +290,7 @@ class Worker:
         for k in segment.routes.outputs[now.operation]:
             message = messages[k]
             if message.kind == "gradient":
-                sent[k] = Parcel(returned, word, loss)
+                sent[k] = Parcel(returned, word, loss, norms.absent)
             elif message.kind == "tied":
                 lender = segment.plan.blocks[message.consumer].stage
                 names = run.lent[lender, stage.index]

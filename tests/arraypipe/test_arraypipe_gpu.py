@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 from optsched.arraypipe import gpu_clock  # noqa: E402
 from optsched.arraypipe.exchange import own_norms, total_norm  # noqa: E402
-from optsched.arraypipe.job import Job  # noqa: E402
+from optsched.arraypipe.job import Job, Norms  # noqa: E402
 from optsched.arraypipe.job_run import JobRun  # noqa: E402
 from optsched.arraypipe.late import Late  # noqa: E402
 from optsched.arraypipe.profiling import links as profile_links  # noqa: E402
@@ -91,7 +91,7 @@ def test_norms_as_torch_has_them() -> None:
         rows = list(model.parameters())
         for k, p in enumerate(rows):
             p.grad = None if k in absent else torch.randn_like(p)
-        norms = None
+        norms = Norms()
         for stage in reversed(stages):
             norms = own_norms(stage, norms)
         wanted = torch.nn.utils.get_total_norm([p.grad for p in rows if p.grad is not None])

@@ -432,19 +432,21 @@ def odd_tensors(draw: st.DrawFn) -> Any:
     return t.permute(draw(st.permutations(range(t.dim()))))
 
 
-@given(st.lists(odd_tensors(), max_size=4), st.integers(0, 3))
-def test_tensors_survive_the_wire(tensors: list[Any], more: int) -> None:
+@given(st.lists(odd_tensors(), max_size=4), st.integers(0, 3), st.lists(st.integers(0, 999)))
+def test_tensors_survive_the_wire(tensors: list[Any], more: int, absent: list[int]) -> None:
     """Values, shapes, strides, dtypes and the place within 64 bytes; a longer buffer does."""
     outbox, inbox = Outbox(), Inbox()
     for _ in range(2):  # the second time the layout is known
-        payload = outbox.pack(tensors)
+        payload = outbox.pack(tensors, absent)
         size = outbox.buffer.numel()
-        assert size == SIZE + payload <= capacity(tensors)
-        for row, t in zip(layouts(tensors), tensors, strict=True):  # a GPU allocates at 512
+        assert size == SIZE + payload <= capacity(tensors) + ALIGNMENT + 4 * len(absent)
+        rows = layouts(tensors, len(absent))
+        for row, t in zip(rows, tensors, strict=True):  # a GPU allocates at 512
             assert row is None or row.place % 256 == t.data_ptr() % 256
         buffer = torch.full((size + more * ALIGNMENT,), 77, dtype=torch.uint8)
         buffer[:size] = outbox.buffer
-        found = inbox.unpack(words(buffer), buffer)
+        found, places = inbox.unpack(words(buffer), buffer)
+        assert list(places) == absent
         assert len(found) == len(tensors)
         for t, u in zip(tensors, found, strict=True):
             if t is None:
@@ -463,7 +465,7 @@ def test_nothing_is_copied_on_receipt() -> None:
     outbox, inbox = Outbox(), Inbox()
     outbox.pack([torch.randn(3, 5), torch.randn(4, 2).t()])
     buffer = outbox.buffer.clone()
-    for t in inbox.unpack(words(buffer), buffer):
+    for t in inbox.unpack(words(buffer), buffer)[0]:
         assert t.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr()
 
 
@@ -474,7 +476,7 @@ def test_hostile_tables_are_refused(data: bytes) -> None:
     buffer = torch.zeros(size, dtype=torch.uint8)
     buffer[SIZE : SIZE + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     try:
-        found = Inbox().unpack(words(buffer), buffer)
+        found, _ = Inbox().unpack(words(buffer), buffer)
     except ProtocolError:
         return
     assert all(t is None or t.numel() <= size for t in found)

@@ -131,7 +131,8 @@ class Post:
         flags = found.flags & ~LONG
         if flags & TOMBSTONE:
             return Parcel((), flags, found.loss)
-        return Parcel(self.inbox.unpack(raw, buffer), flags, found.loss)
+        tensors, absent = self.inbox.unpack(raw, buffer)
+        return Parcel(tensors, flags, found.loss, absent)
 
     def ended(self, now: Instance, sent: dict[int, Parcel]) -> None:
         """A block is over: send what the receivers' orders let go."""
@@ -200,7 +201,7 @@ class Post:
             outbox = self.outboxes.get(key)
             if outbox is None:
                 outbox = self.outboxes[key] = Outbox(self.links.device, self.links.apart)
-            payload = outbox.pack(parcel.tensors)
+            payload = outbox.pack(parcel.tensors, parcel.absent)
         return _Letter(parcel.flags, parcel.loss, payload)
 
     def _send(self, transfer: Transfer, letter: _Letter) -> None:

@@ -75,11 +75,15 @@ class Outbox:
         self.buffer = self.head = torch.empty(0, dtype=torch.uint8)
         self.words = memoryview(b"")  # the bytes of `head`
 
-    def pack(self, tensors: Sequence[Tensor | None]) -> int:
-        """Copy the tensors behind the place of the header; bytes of this payload."""
+    def pack(self, tensors: Sequence[Tensor | None], absent: Sequence[int] = ()) -> int:
+        """Copy the tensors behind the place of the header; bytes of this payload.
+
+        `absent` is as in `Parcel`; it is written behind the table.
+        """
         signature: list[object] = [None if t is None else _signature(t) for t in tensors]
+        signature.append(absent)
         if signature != self._signature:
-            self._lay_out(tensors)
+            self._lay_out(tensors, absent)
             self._signature = signature
         for place, tensor in zip(self._views, tensors, strict=True):
             if place is None or tensor is None:
@@ -91,9 +95,9 @@ class Outbox:
                 view.copy_(tensor)
         return self.buffer.numel() - SIZE
 
-    def _lay_out(self, tensors: Sequence[Tensor | None]) -> None:
-        rows = layouts(tensors)
-        table = b"".join(map(_entry, rows))
+    def _lay_out(self, tensors: Sequence[Tensor | None], absent: Sequence[int]) -> None:
+        rows = layouts(tensors, len(absent))
+        table = b"".join(map(_entry, rows)) + struct.pack(f"<{len(absent)}I", *absent)
         end = max((_end(row) for row in rows if row is not None), default=0)
         length = max(end, SIZE + _COUNT.size + len(table))
         self.buffer = torch.empty(_rounded(length), dtype=torch.uint8, device=self.device)
@@ -110,12 +114,14 @@ class Inbox:
     """Reads messages; knows the tables that it has seen."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, tuple[tuple[Layout | None, ...], int]] = {}
+        self._known: dict[bytes, tuple[tuple[Layout | None, ...], tuple[int, ...], int]] = {}
 
-    def unpack(self, raw: memoryview, buffer: Tensor) -> tuple[Tensor | None, ...]:
-        """Views of the tensors in a buffer that has arrived; they keep the buffer alive.
+    def unpack(
+        self, raw: memoryview, buffer: Tensor
+    ) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
+        """Views of the tensors in a buffer that has arrived, and what is absent.
 
-        `raw` are the bytes of the header and of the table.
+        The views keep the buffer alive; `raw` are the bytes of the header and of the table.
         """
         size, count = _COUNT.unpack_from(raw, SIZE)
         start = SIZE + _COUNT.size
@@ -124,13 +130,13 @@ class Inbox:
         table = bytes(raw[start : start + size])
         known = self._known.get(table)
         if known is None:
-            rows = _read(table, count)
-            known = rows, max((_end(row) for row in rows if row is not None), default=0)
-            self._known[table] = known
-        rows, end = known
+            rows, absent = _read(table, count)
+            end = max((_end(row) for row in rows if row is not None), default=0)
+            known = self._known[table] = rows, absent, end
+        rows, absent, end = known
         if end > buffer.numel():
             raise ProtocolError(f"a tensor lies beyond the {buffer.numel()} bytes of its message")
-        return tuple([None if row is None else row.restore(buffer) for row in rows])
+        return tuple([None if row is None else row.restore(buffer) for row in rows]), absent
 
 
 def copied(t: Tensor, device: torch.device) -> Tensor:
@@ -159,9 +165,9 @@ def _signature(t: Tensor) -> tuple[object, ...]:
     return t.dtype, t.shape, t.stride(), t.data_ptr() % ALIGNMENT
 
 
-def layouts(tensors: Sequence[Tensor | None]) -> list[Layout | None]:
+def layouts(tensors: Sequence[Tensor | None], absent: int = 0) -> list[Layout | None]:
     """Places for the tensors in one buffer, each as far from a multiple of 256 bytes as before."""
-    table = sum(_ENTRY.size + (0 if t is None else 16 * t.dim()) for t in tensors)
+    table = sum(_ENTRY.size + (0 if t is None else 16 * t.dim()) for t in tensors) + 4 * absent
     place = SIZE + _COUNT.size + table
     rows: list[Layout | None] = []
     for t in tensors:
@@ -246,7 +252,7 @@ def _entry(row: Layout | None) -> bytes:
     return start + struct.pack(f"<{len(numbers)}q", *numbers)
 
 
-def _read(table: bytes, count: int) -> tuple[Layout | None, ...]:
+def _read(table: bytes, count: int) -> tuple[tuple[Layout | None, ...], tuple[int, ...]]:
     rows: list[Layout | None] = []
     place = 0
     try:
@@ -262,6 +268,7 @@ def _read(table: bytes, count: int) -> tuple[Layout | None, ...]:
             if min(numbers, default=0) < 0 or begin % _DTYPES[code].itemsize:
                 raise ValueError
             rows.append(Layout(_DTYPES[code], begin, shape, strides, _packed(shape, strides)))
+        absent = struct.unpack(f"<{(len(table) - place) // 4}I", table[place:])
     except (struct.error, IndexError, ValueError):
         raise ProtocolError("the table of tensors in a message is damaged") from None
-    return tuple(rows)
+    return tuple(rows), absent
