@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -65,6 +67,12 @@ def resolve(
     return found[:n]
 
 
+def own_first(devices: tuple[torch.device, ...]) -> tuple[torch.device, ...]:
+    """The same, from that of LOCAL_RANK on: processes of one host measure each on its own."""
+    own = int(os.environ.get("LOCAL_RANK", "0")) % len(devices)
+    return devices[own:] + devices[:own]
+
+
 def stage_devices(
     plan: ExecutionPlan, seat: int, devices: Sequence[torch.device]
 ) -> list[torch.device]:
@@ -87,12 +95,27 @@ def check_seats_alike(plan: ExecutionPlan, devices: Sequence[torch.device]) -> N
 
 
 def deterministic(devices: Sequence[torch.device]) -> None:
-    """Refuse settings with which a GPU does not give the same bits twice."""
-    if not any(device.type == "cuda" for device in devices):
+    """Refuse settings with which a GPU does not give the same bits twice, and warn of others."""
+    gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+    if not gpus:
         return
     if torch.backends.cudnn.benchmark:
         raise InputError(
             "torch.backends.cudnn.benchmark is on: kernels would be chosen by time; switch it off"
+        )
+    if not torch.are_deterministic_algorithms_enabled():
+        warnings.warn(
+            "some kernels of GPUs add in any order, so that a job may end with other bits than "
+            "alone; for the same ones call torch.use_deterministic_algorithms(True) and set "
+            "torch.utils.deterministic.fill_uninitialized_memory = False",
+            stacklevel=2,
+        )
+    kinds = {torch.cuda.get_device_properties(device).name for device in gpus}
+    if len(kinds) > 1:
+        warnings.warn(
+            f"devices: GPUs of several kinds ({', '.join(sorted(kinds))}) choose other kernels "
+            "and draw other random numbers; a job alone on one of them may end with other bits",
+            stacklevel=2,
         )
 
 

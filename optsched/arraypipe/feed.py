@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from optsched.arraypipe.blocks import tensors_of
 from optsched.arraypipe.job import PRECISIONS
+from optsched.arraypipe.late import page_locked_like
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -107,7 +109,31 @@ def brought(value: Any, device: torch.device) -> Any:
         return tuple(brought(part, device) for part in value)
     if not isinstance(value, Tensor) or value.device == device:
         return value
-    return value.to(device, non_blocking=True)
+    return uploaded(value, device) if device.type == "cuda" else value.to(device)
+
+
+def uploaded(value: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a GPU, for what its current stream is given from now on.
+
+    It goes through page-locked memory on a stream of its own: a copy from any other memory makes
+    the host wait for all that the stream has been given before.
+    """
+    if value.is_cuda:
+        return value.to(device, non_blocking=True)
+    if not value.is_pinned():
+        value = page_locked_like(value).copy_(value)
+    stream, now = _upload_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(stream):
+        there = torch.empty_like(value, device=device).copy_(value, non_blocking=True)
+    now.wait_event(stream.record_event())
+    there.record_stream(now)
+    return there
+
+
+@cache
+def _upload_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all jobs: there are only so many."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _row(value: Any) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ class Late:
     """
 
     def __init__(self, value: Tensor) -> None:
-        self.value = pinned_like(value)
+        self.value = page_locked_like(value)
         self.value.copy_(value.detach(), non_blocking=True)
         self.there = torch.cuda.current_stream(value.device).record_event()
 
@@ -28,6 +28,6 @@ class Late:
         return float(self.value.item())
 
 
-def pinned_like(value: Tensor) -> Tensor:
-    """Page-locked host memory: a copy to any other would make the host wait."""
-    return torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+def page_locked_like(value: Tensor) -> Tensor:
+    """Host memory for a tensor, with its strides; a copy to any other would make the host wait."""
+    return torch.empty_like(value, device="cpu", pin_memory=True)

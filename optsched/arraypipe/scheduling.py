@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from optsched.errors import InputError, InternalError
 
@@ -67,9 +67,7 @@ def schedule_for(
 
     if not grouped:
         return cast("Schedule", found())
-    answer: list[Any] = [together(found, _PATIENCE + time_limit)]
-    dist.broadcast_object_list(answer, 0)
-    return cast("Schedule", answer[0])
+    return cast("Schedule", together(found, _PATIENCE + time_limit, of_first=True))
 
 
 def placed_problem(trainer: ArrayTrainer, devices: int) -> JobArray:

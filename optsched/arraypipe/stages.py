@@ -60,10 +60,6 @@ def fresh_stages(
     stages = split(model, names, job, index, title, exact=exact)
     owned = {name for stage in stages for name, _ in stage.parameters}
     for stage in stages:
-        if devices and away:
-            stage.place, stage.away = _numbered(devices[stage.index]), True
-        elif devices:
-            move(stage, devices[stage.index])
         if job.precision == "bf16":
             stage.masters = [
                 (name, nn.Parameter(p.detach().float(), requires_grad=p.requires_grad))
@@ -80,6 +76,10 @@ def fresh_stages(
                 align_groups(stage.optimizer, stage.masters, groups_of(before, stage.parameters))
         if job.scheduler is not None and stage.optimizer is not None:
             stage.scheduler = _scheduler(job, stage, title)
+        if devices and away:
+            stage.place, stage.away = _numbered(devices[stage.index]), True
+        elif devices:  # with what has been made of it on the host
+            move(stage, devices[stage.index])
     return stages
 
 

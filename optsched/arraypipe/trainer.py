@@ -18,6 +18,7 @@ from optsched.arraypipe.devices import (
     check_devices,
     check_seats_alike,
     deterministic,
+    own_first,
     resolve,
 )
 from optsched.arraypipe.feed import Feed
@@ -178,7 +179,8 @@ class ArrayTrainer:
         with global_state_kept():
             self.last_profile = measure(
                 self.build_model, self.jobs, self.titles, self.stages, self.loss, self.data,
-                sizes=sizes, repeats=repeats, devices=resolve(self.devices), exact=self.exact,
+                sizes=sizes, repeats=repeats, exact=self.exact,
+                devices=own_first(resolve(self.devices)),
             )  # fmt: skip
         return self.last_profile
 

@@ -23,6 +23,7 @@ from optsched.arraypipe import (  # noqa: E402
     ArrayTrainer,
     Job,
     array_run,
+    feed,
     inline,
     lanes,
     late,
@@ -52,7 +53,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     """Streams that check every access; the inline backend uses them as on one GPU."""
-    monkeypatch.setattr(late, "pinned_like", torch.empty_like)
+    monkeypatch.setattr(late, "page_locked_like", torch.empty_like)
     monkeypatch.setattr(files, "page_locked_like", torch.empty_like)
     use_lanes(monkeypatch, CPU)
     with streams(monkeypatch) as made:
@@ -109,10 +110,41 @@ def test_no_race_and_the_same_bits(machine: Machine, seed: int) -> None:
 
 
 def test_clipping(machine: Machine) -> None:
-    """The norm goes from the first stage to all updates."""
-    array = trainer([Job(0, 8, adamw, clip_norm=0.1, microbatches=2), Job(1, 8, sgd, clip_norm=1)])
-    run(array)
+    """The norm goes from the first stage to all updates, and the host waits for none of it."""
+    waits = []
+    for clip in (None, 0.1):
+        machine.waits = 0
+        result = run(trainer([Job(0, 8, adamw, clip_norm=clip, microbatches=2), Job(1, 8, sgd)]))
+        waits.append(machine.waits - result.replay.n_operations)  # each was waited for once
     assert machine.races == []
+    assert waits[0] == waits[1]
+
+
+def upload(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bring page-locked batches of several layouts to a device, and use them."""
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda t: False))
+    monkeypatch.setattr(Tensor, "is_pinned", lambda t: True)
+    feed._upload_stream.cache_clear()
+    x, whole = torch.randn(4, 3), torch.randn(4, 6)
+    torch.cuda.synchronize()  # they are the host's
+    machine.waits = 0
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for value in (x, x.t(), whole[:, ::2], x[:1].expand(4, 3)):
+            there = feed.uploaded(value, CPU)
+            assert there.stride() == value.to("meta").stride()
+            there.add_(1)
+    assert machine.waits == 0
+    torch.cuda.synchronize()  # the host's allocator waits for copies by itself
+    feed._upload_stream.cache_clear()
+
+
+def test_batches_come_beside_the_blocks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host waits for nothing, blocks wait for the batch."""
+    upload(machine, monkeypatch)
+    assert machine.races == []
+    monkeypatch.setattr(Stream, "wait_event", lambda self, event: None)
+    upload(machine, monkeypatch)
+    assert machine.races
 
 
 class Tied(nn.Module):

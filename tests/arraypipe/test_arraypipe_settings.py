@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +17,13 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
-from optsched.arraypipe import ArrayTrainer, Job, SplitPoint, random_schedule  # noqa: E402
+from optsched.arraypipe import (  # noqa: E402
+    ArrayTrainer,
+    Job,
+    SplitPoint,
+    devices,
+    random_schedule,
+)
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
@@ -319,3 +327,25 @@ def test_check_exact_takes_all_settings() -> None:
     """The check of one's own jobs covers clipping and schedulers that look at the loss."""
     jobs = [Job(0, 8, sgd, clip_norm=0.1), Job(1, 8, adamw, scheduler=plateau), Job(2, 8, sgd)]
     assert trainer(jobs).check_exact(2) == []
+
+
+def test_gpus_that_may_give_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that add in any order, and GPUs of two kinds, are said; processes measure apart."""
+    names = {0: "A", 1: "B"}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda d: SimpleNamespace(name=names[d.index])
+    )
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    with pytest.warns(UserWarning, match=r"use_deterministic_algorithms\(True\)"):
+        devices.deterministic([first, first])
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        devices.deterministic([first, first])
+        devices.deterministic([torch.device("cpu")])
+    with pytest.warns(UserWarning, match=r"several kinds \(A, B\)"):
+        devices.deterministic([first, second])
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert devices.own_first((first, second)) == (second, first)
+    monkeypatch.delenv("LOCAL_RANK")
+    assert devices.own_first((first, second)) == (first, second)

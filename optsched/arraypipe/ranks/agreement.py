@@ -20,8 +20,8 @@ Made = TypeVar("Made")
 _PATIENCE: Final = 600.0  # seconds
 
 
-def together(make: Callable[[], Made], patience: float = _PATIENCE) -> Made:
-    """What it makes on this rank, before there are links (collective; as `same`).
+def together(make: Callable[[], Made], patience: float = _PATIENCE, of_first: bool = False) -> Made:
+    """What it makes on this rank, or on the first, before there are links (collective; as `same`).
 
     Raises
     ------
@@ -37,7 +37,8 @@ def together(make: Callable[[], Made], patience: float = _PATIENCE) -> Made:
             f"{patience:.3g} s; one of them may have ended, or raised before it called us"
         ) from error
     try:
-        return same(make, group)
+        made = same(make, group)
+        return everybody(made, group)[0] if of_first else made
     finally:
         dist.destroy_process_group(group)
 

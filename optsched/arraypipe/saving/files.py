@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from optsched.arraypipe.late import page_locked_like
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -121,11 +122,6 @@ def off_gpu(value: Tensor) -> Tensor:
     target = page_locked_like(value)
     # by way of a temporary the host would read it before the copy is there
     return target.copy_(value, non_blocking=target.stride() == value.stride())
-
-
-def page_locked_like(value: Tensor) -> Tensor:
-    """Host memory for a tensor, with its strides."""
-    return torch.empty_like(value, device="cpu", pin_memory=True)
 
 
 def check_plain(value: Any, place: str) -> None:
