@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections import deque
+from typing import TYPE_CHECKING, Final
 
 import torch
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AHEAD: Final = 32
+"""Blocks of a device that the host launches ahead.
+
+Enough to keep it busy; few, because memory that another stream has used is free again only when
+that stream has got there, so that a host far ahead takes more and more of it.
+"""
+_NOWHERE: Final = -1
+_DRIFT: Final = 60 * 10**9  # after so long the host looks again how far the timers have drifted
 _FRESH: Final = 10**9  # events are compared with one of this second: differences are float32
 
 
@@ -27,7 +39,16 @@ class GpuClock:
         self.origin = timer()
         self.origin.record(torch.cuda.current_stream(device))
         self.origin.synchronize()
-        self.passed = time.perf_counter_ns()
+        self.passed = self.looked = time.perf_counter_ns()
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Wait for an event; if the host had to, it knows now when that was, once a minute."""
+        before = time.perf_counter_ns()
+        over = event.query()  # type: ignore[no-untyped-call]
+        event.synchronize()
+        if not over and before - self.looked > _DRIFT:
+            self.origin, self.passed = event, time.perf_counter_ns()
+            self.looked = self.passed
 
     def time(self, event: torch.cuda.Event) -> int:
         """When an event was that is over."""
@@ -36,6 +57,37 @@ class GpuClock:
         if since > _FRESH:
             self.origin, self.passed = event, now
         return now
+
+
+class BlockTimes:
+    """When blocks ran on one stream: read when they are over, not waited for earlier."""
+
+    def __init__(self, clock: GpuClock) -> None:
+        self.clock, self.last = clock, 0
+        self.flying: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def __len__(self) -> int:
+        """Blocks under way."""
+        return len(self.flying)
+
+    def add(self, row: int, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
+        """Note the events around a block, and where its times are to be noted."""
+        self.flying.append((row, began, ended))
+
+    def land(self) -> tuple[int, int, int] | None:
+        """Wait for the oldest block; its row, start and end, None if it has been forgotten."""
+        row, began, ended = self.flying.popleft()
+        self.clock.wait(ended)
+        if row == _NOWHERE:
+            return None
+        # a host that has looked at the timers again may put back the clock by what they drifted
+        start = max(self.last, self.clock.time(began))
+        self.last = max(start, self.clock.time(ended))
+        return row, start, self.last
+
+    def keep(self, place: Mapping[int, int]) -> None:
+        """Rows have new numbers; forget those that have none."""
+        self.flying = deque((place.get(k, _NOWHERE), b, e) for k, b, e in self.flying)
 
 
 def timer() -> torch.cuda.Event:

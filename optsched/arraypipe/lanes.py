@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from optsched.arraypipe.gpu_clock import GpuClock, timer
+from optsched.arraypipe.gpu_clock import AHEAD, BlockTimes, GpuClock, timer
 from optsched.arraypipe.ranks.wire import copied
 
 if TYPE_CHECKING:
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.course import Record
     from optsched.arraypipe.worker import Parcel
-
-AHEAD: Final = 32
-"""Blocks of a device that the host launches ahead.
-
-Enough to keep it busy; few, because memory that another stream has used is free again only when
-that stream has got there, so that a host far ahead takes more and more of it.
-"""
 
 _NOWHERE: Final = -1
 
@@ -69,8 +62,7 @@ class Lanes:
         self.links: dict[tuple[int, int], tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
         self.sides: dict[torch.device, torch.cuda.Stream] = {}  # of `aside`
         self.clocks = {device: GpuClock(device) for device in dict.fromkeys(devices)}
-        self.flying: list[deque[tuple[int, torch.cuda.Event, torch.cuda.Event]]]
-        self.flying = [deque() for _ in devices]
+        self.flying = [BlockTimes(self.clocks[device]) for device in devices]
         self.times: list[tuple[int, int]] = []  # of all blocks, in the order of their launch
         self.carried: list[Carried] = []
         self._pushes: deque[tuple[tuple[int, int, int], _Push]] = deque()  # under way
@@ -117,7 +109,7 @@ class Lanes:
             began.record(stream)
             yield received
             ended.record(stream)
-        flying.append((len(self.times), began, ended))
+        flying.add(len(self.times), began, ended)
         self.times.append((0, 0))
 
     def post(
@@ -156,10 +148,8 @@ class Lanes:
         """Forget the times of all other blocks, and of parcels made before (segment, cycle)."""
         place = {old: new for new, old in enumerate(blocks)}
         self.times = [self.times[k] for k in blocks]
-        self.flying = [
-            deque((place.get(k, _NOWHERE), began, ended) for k, began, ended in flying)
-            for flying in self.flying
-        ]
+        for flying in self.flying:
+            flying.keep(place)
         self.carried = [c for c in self.carried if (c.segment, c.cycle) >= since]
 
     def synchronize(self) -> None:
@@ -182,18 +172,14 @@ class Lanes:
 
     def _land(self, lane: int) -> None:
         """Wait for the oldest block in flight, and read its times."""
-        k, began, ended = self.flying[lane].popleft()
-        ended.synchronize()
-        clock = self.clocks[self.devices[lane]]
-        if k == _NOWHERE:  # forgotten in the meantime
-            return
-        start = clock.time(began)
-        self.times[k] = (start, max(start, clock.time(ended)))
+        if landed := self.flying[lane].land():
+            k, start, end = landed
+            self.times[k] = start, end
 
     def _arrive(self) -> None:
         """Wait for the oldest copy between GPUs, and read its times."""
         key, push = self._pushes.popleft()
-        push.ended.synchronize()
+        self.clocks[push.target].wait(push.ended)
         start = self.clocks[push.source].time(push.began)
         end = self.clocks[push.target].time(push.ended)
         self.carried.append(Carried(*key, start, max(start, end)))

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from optsched.arraypipe.course import Change
+from optsched.arraypipe.gpu_clock import AHEAD, BlockTimes, GpuClock, timer
 from optsched.arraypipe.past import Past
 from optsched.arraypipe.planning.segments import device_stream, places
 from optsched.arraypipe.ranks.changes import Announcement, Notices, stay_in_place
@@ -19,6 +20,8 @@ from optsched.arraypipe.worker import reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import torch
 
     from optsched.arraypipe.course import Course, Planner, Record
     from optsched.arraypipe.job_run import JobRun
@@ -67,6 +70,9 @@ class ProcessBackend:
         self.copies: Sequence[Copied] = ()  # of this rank when it is over; then as `messages`
         self.mail: dict[int, Parcel] = {}
         self.interrupted = False
+        self.flying: BlockTimes | None = None  # on a GPU, where launching is no block's time
+        if links.device.type == "cuda":
+            self.flying = BlockTimes(GpuClock(links.device))
         self.now: Instance | None = None
         self.wish: Change | None = None  # what cannot be announced any more waits for the end
 
@@ -90,6 +96,7 @@ class ProcessBackend:
                 if following is None:
                     self.notices.assemble()
                     self.post.flush()
+                    self._land(0)
                     self._forget(self.past.close())
                     return self.past.records
                 self._begin(following)
@@ -120,7 +127,7 @@ class ProcessBackend:
         outer = [[k for k in row if channel_of[k] >= 0] for row in segment.routes.outputs]
         note, note_exposed = self.past.rows.append, self.past.exposed.append
         memory, timed = worker.memory, worker.memory.moves and self.links.device.type == "cpu"
-        exposed = memory.exposed
+        exposed, flying = memory.exposed, self.flying
         self._seat(segment)  # before any message: it takes memory
         post.open(segment, number, self._windows(segment))
         cycle = -1
@@ -136,6 +143,7 @@ class ProcessBackend:
                 for k in inputs[now.operation]
             }
             self._listen(segment, now, received)
+            begin = None if flying is None else mark()
             began = clock()
             sent = execute(segment, now, received)
             ended = clock()
@@ -147,6 +155,9 @@ class ProcessBackend:
             if worker.aside:  # batches and callbacks are not the block's time
                 began, worker.aside = min(began + worker.aside, ended), 0
             note((number, now.operation, now.cycle, now.iteration, began, ended))
+            if flying is not None and begin is not None:
+                flying.add(len(self.past.rows) - 1, begin, mark())
+                self._land(AHEAD)
             away = {k: sent.pop(k) for k in outer[now.operation]}
             self.mail.update(sent)
             post.ended(now, away)
@@ -160,10 +171,19 @@ class ProcessBackend:
             return self.window
         return self.capacity.windows(segment, self.device, self.window)
 
+    def _land(self, most: int) -> None:
+        """Note the times of the GPU instead of the host's, until so many blocks are under way."""
+        while self.flying is not None and len(self.flying) > most:
+            if landed := self.flying.land():
+                k, start, end = landed
+                self.past.rows[k] = (*self.past.rows[k][:4], start, end)
+
     def _forget(self, kept: Sequence[int] | None) -> None:
         """If blocks are no longer remembered: what else there is of their time goes too."""
         if kept is None:
             return
+        if self.flying is not None:
+            self.flying.keep({old: new for new, old in enumerate(kept)})
         self.post.forget(self.past.cut)
         self.worker.memory.forget(self.past.begin)
         self.course.forget(self.past.cut[0])
@@ -288,3 +308,10 @@ class ProcessBackend:
         slot = self.post.waiting_for
         missing = "" if slot is None else f", which waits for the {slot}"
         return f"in cycle {self.now.cycle} before {block}{missing}"
+
+
+def mark() -> torch.cuda.Event:
+    """An event after what the current stream has been given so far."""
+    event = timer()
+    event.record()
+    return event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,3 +146,50 @@ def test_links_of_a_gpu() -> None:
     """Within a GPU is quicker than from the host."""
     links = profile_links.measure_links([torch.device("cuda:0")])
     assert links.activation.bandwidth > links.host.bandwidth > 10**9
+
+
+class At:
+    """An event at a time of the GPU's own timer, in milliseconds; over as soon as it is asked."""
+
+    def __init__(self, at: float, over: bool = False) -> None:
+        self.at, self.over = at, over
+
+    def record(self, stream: Any = None) -> None:
+        """Nothing to do."""
+
+    def query(self) -> bool:
+        """Whether the host would not have to wait."""
+        return self.over
+
+    def synchronize(self) -> None:
+        """Wait."""
+        self.over = True
+
+    def elapsed_time(self, end: At) -> float:
+        """As a GPU has it."""
+        return end.at - self.at
+
+
+def test_the_clock_follows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's timer that gains 100 us a second is put right once a minute; no block overlaps."""
+    now = 0.0  # seconds
+    monkeypatch.setattr(gpu_clock.time, "perf_counter_ns", lambda: round(now * 1e9))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(gpu_clock, "timer", lambda: At(0.0))
+    clock = gpu_clock.GpuClock(torch.device("cpu"))
+    times = gpu_clock.BlockTimes(clock)
+    found = []
+    for second in range(1, 600):
+        times.add(second, At((second - 1) * 1000.1), At(second * 1000.1))
+        now = second
+        landed = times.land()
+        assert landed is not None
+        found.append(landed)
+    for (_, _, end), (second, start, _) in pairwise(found):
+        assert start >= end
+        assert abs(end - (second - 1) * 10**9) < 7_000_000  # a minute of drift
+    times.add(0, At(0), At(1))
+    times.keep({1: 0})
+    assert len(times) == 1
+    assert times.land() is None

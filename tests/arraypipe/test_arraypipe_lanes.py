@@ -120,15 +120,15 @@ def test_clipping(machine: Machine) -> None:
     assert waits[0] == waits[1]
 
 
-def upload(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def upload(machine: Machine) -> None:
     """Bring page-locked batches of several layouts to a device, and use them."""
-    monkeypatch.setattr(Tensor, "is_cuda", property(lambda t: False))
-    monkeypatch.setattr(Tensor, "is_pinned", lambda t: True)
     feed._upload_stream.cache_clear()
     x, whole = torch.randn(4, 3), torch.randn(4, 6)
     torch.cuda.synchronize()  # they are the host's
     machine.waits = 0
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with pytest.MonkeyPatch.context() as patch, torch.cuda.stream(torch.cuda.Stream()):
+        patch.setattr(Tensor, "is_cuda", property(lambda t: False))
+        patch.setattr(Tensor, "is_pinned", lambda t: True)
         for value in (x, x.t(), whole[:, ::2], x[:1].expand(4, 3)):
             there = feed.uploaded(value, CPU)
             assert there.stride() == value.to("meta").stride()
@@ -140,10 +140,10 @@ def upload(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_batches_come_beside_the_blocks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The host waits for nothing, blocks wait for the batch."""
-    upload(machine, monkeypatch)
+    upload(machine)
     assert machine.races == []
     monkeypatch.setattr(Stream, "wait_event", lambda self, event: None)
-    upload(machine, monkeypatch)
+    upload(machine)
     assert machine.races
 
 

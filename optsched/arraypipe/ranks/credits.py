@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from queue import SimpleQueue
@@ -124,11 +125,18 @@ class CreditedLinks(GlooLinks):
         self._queue((self.rank, target, lane)).put(outgoing)
         return outgoing.done
 
-    def wait(self, work: Any, peer: int) -> None:
-        """Wait until a message is launched; what the stream does next may change its buffer."""
-        launched = self._result(work, peer)
+    def wait(self, work: Any, peer: int) -> int:
+        """Wait until a message is launched; what the stream does next may change its buffer.
+
+        Returns
+        -------
+        int
+            When the message was complete and the receiver ready, in nanoseconds.
+        """
+        launched, at = self._result(work, peer)
         if launched is not None:
             launched.wait()
+        return int(at)
 
     def missing(self, lanes: Sequence[Lane]) -> list[Lane]:
         """Channels without a communicator, which all ranks would have to make together."""
@@ -204,16 +212,17 @@ class CreditedLinks(GlooLinks):
                 item.done.set_exception(error)
 
     def _deliver(self, item: _Outgoing, lane: Lane, group: Any) -> Any:
-        """Sending end of one message; what was launched for its tensors."""
+        """Sending end of one message; what was launched for its tensors, and when."""
         _, target, kind = lane
         credit = torch.empty(1, dtype=torch.uint8)
         super().wait(self._begin(self.group.recv, credit, target, kind + CREDITS), target)
         if item.made is not None:
             item.made.synchronize()
+        at = time.perf_counter_ns()
         super().wait(self._begin(self.group.send, item.head, target, kind), target)
         if item.body is None:
-            return None
-        return group.send([item.body], dist.get_group_rank(group, target), 0)
+            return None, at
+        return group.send([item.body], dist.get_group_rank(group, target), 0), at
 
     def _collect(
         self, item: _Posted, lane: Lane, group: Any

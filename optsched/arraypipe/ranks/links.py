@@ -88,9 +88,13 @@ class GlooLinks:
         """Begin to send; neither part may change before `wait`. On the CPU they are one."""
         return self._begin(self.group.send, head, target, lane)
 
-    def wait(self, work: Any, peer: int) -> None:
-        """Wait for a message to arrive or to have left; `Stalled`, `PeerLost`."""
+    def wait(self, work: Any, peer: int) -> int | None:
+        """Wait for a message to arrive or to have left; `Stalled`, `PeerLost`.
+
+        Returns when it could leave, if that is later than it was handed over.
+        """
         _finish(work, peer, self.timeout)
+        return None
 
     def tell(self, target: int, word: Tensor) -> None:
         """Send a few bytes beside the channels, and wait until they are read."""

@@ -86,7 +86,7 @@ class Post:
         self.coming: dict[tuple[int, int], tuple[Slot, Any, int, int]] = {}
         # by seat, so that jobs that come later take no more
         self.outboxes: dict[_Key, Outbox] = {}
-        self.leaving: dict[_Key, list[tuple[Any, int, Tensor]]] = {}
+        self.leaving: dict[_Key, list[tuple[Any, int, Tensor, SentRow]]] = {}
         self.waiting_for: Slot | None = None
         # one row a message, in nanoseconds of this rank's clock; plain, because there are many
         self.sent: list[SentRow] = []
@@ -221,11 +221,15 @@ class Post:
             raw = words(head)
         Header(slot, flags, letter.loss, letter.payload, *self.swap).pack_into(raw)
         row.append((lane, head, body))
-        self.sent.append((self.number, transfer.message, transfer.cycle, time.perf_counter_ns()))
+        now = self.number, transfer.message, transfer.cycle, time.perf_counter_ns()
+        if not links.apart:  # else it may not be complete yet
+            self.sent.append(now)
         self.leaving[key] = [
-            (links.send(peer, way, first, rest), peer, first) for way, first, rest in row
+            (links.send(peer, way, first, rest), peer, first, now) for way, first, rest in row
         ]
 
     def _retire(self, key: _Key) -> None:
-        for work, peer, _ in self.leaving.pop(key, ()):
-            self.links.wait(work, peer)
+        for work, peer, _, now in self.leaving.pop(key, ()):
+            at = self.links.wait(work, peer)
+            if at is not None:
+                self.sent.append((*now[:3], at))
