@@ -71,7 +71,7 @@ class BlockTimes:
         return len(self.flying)
 
     def add(self, row: int, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
-        """Note the events around a block, and where its times are to be noted."""
+        """Note the events around a block, and the row that its times are for."""
         self.flying.append((row, began, ended))
 
     def land(self) -> tuple[int, int, int] | None:
