@@ -11,7 +11,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tests run side by side: th
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # processes of tests import what these use
 os.environ["PYTHONPATH"] = os.pathsep.join(
-    [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    [*map(str, Path(__file__).parents[:2]), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
 import depth  # noqa: F401

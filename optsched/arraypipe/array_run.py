@@ -11,7 +11,7 @@ import torch
 
 from optsched.arraypipe.course import Course
 from optsched.arraypipe.cutting.ties import restore_ties
-from optsched.arraypipe.devices import stage_devices
+from optsched.arraypipe.devices import on_gpu, stage_devices
 from optsched.arraypipe.feed import Feed
 from optsched.arraypipe.inline import InlineBackend
 from optsched.arraypipe.interrupt import on_first_interrupt
@@ -93,7 +93,7 @@ class ArrayRun:
     ) -> None:
         self.trainer, self.plan, self.devices = trainer, plan, devices
         self.ranks, self.folder, self.settings = ranks, folder, settings
-        self.gpu = devices[0].type == "cuda"
+        self.gpu = on_gpu(devices[0])
         self.shapes: Shapes = {}  # of the first job
         self.owners: Owners = {}
         self.trains = False

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from optsched.arraypipe.devices import on_gpu
 from optsched.arraypipe.optimizers import check_same_makers
 from optsched.arraypipe.saving.files import (
     check_plain,
@@ -188,7 +189,7 @@ class CheckpointFolder:
     def _take(self, run: JobRun, stage: int, done: int) -> None:
         shards = self.noted.setdefault((run.index, done), {})
         shard, device = shard_of(run, stage), run.stages[stage].device
-        there = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+        there = torch.cuda.current_stream(device).record_event() if on_gpu(device) else None
         here = self.stages_of(run)
         alone = len(here) == len(self.names)
         if alone:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan import ExecutionPlan
 
 
+def on_gpu(device: torch.device) -> bool:
+    """Whether what a device is given runs later, in streams."""
+    return device.type == "cuda"
+
+
 def check_devices(devices: Sequence[str | torch.device] | None) -> None:
     """Refuse what cannot be the devices of a trainer anywhere; whether they exist a run sees."""
     if devices is None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from optsched.arraypipe.blocks import tensors_of
+from optsched.arraypipe.devices import on_gpu
 from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.late import page_locked_like
 from optsched.errors import InputError
@@ -109,7 +110,7 @@ def brought(value: Any, device: torch.device) -> Any:
         return tuple(brought(part, device) for part in value)
     if not isinstance(value, Tensor) or value.device == device:
         return value
-    return uploaded(value, device) if device.type == "cuda" else value.to(device)
+    return uploaded(value, device) if on_gpu(device) else value.to(device)
 
 
 def uploaded(value: Tensor, device: torch.device) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from optsched.arraypipe.devices import on_gpu
 from optsched.arraypipe.planning.segments import device_stream
 from optsched.arraypipe.profiling.links import measure_host
 from optsched.arraypipe.residency import PCIE_4, UNITS, HostLink, ResidencyPlan
@@ -94,7 +95,7 @@ class Slotted:
         ahead: Ahead | None = None,
     ) -> None:
         self.runs, self.plan, self.device, self.ahead = runs, plan, device, ahead
-        cuda = device.type == "cuda"
+        cuda = on_gpu(device)
         self.capacity = [max(s.bytes[piece] for s in plan.states) for piece in range(len(PIECES))]
         # by pool and slot: flat bytes of its pieces
         self.slots = [
@@ -174,7 +175,7 @@ class Slotted:
         pair = (job, stage)
         if pair not in self.index:
             run = self.runs[job]
-            tenant = Tenant(run.stages[stage], run.title, self.device.type == "cuda")
+            tenant = Tenant(run.stages[stage], run.title, on_gpu(self.device))
             for piece, (size, room) in enumerate(
                 zip(tenant.layout.bytes, self.capacity, strict=True)
             ):

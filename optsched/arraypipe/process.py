@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from optsched.arraypipe.course import Change
+from optsched.arraypipe.devices import on_gpu
 from optsched.arraypipe.gpu_clock import AHEAD, BlockTimes, GpuClock, timer
 from optsched.arraypipe.past import Past
 from optsched.arraypipe.planning.segments import device_stream, places
@@ -71,7 +72,7 @@ class ProcessBackend:
         self.mail: dict[int, Parcel] = {}
         self.interrupted = False
         self.flying: BlockTimes | None = None  # on a GPU, where launching is no block's time
-        if links.device.type == "cuda":
+        if on_gpu(links.device):
             self.flying = BlockTimes(GpuClock(links.device))
         self.now: Instance | None = None
         self.wish: Change | None = None  # what cannot be announced any more waits for the end
@@ -79,7 +80,7 @@ class ProcessBackend:
     @property
     def reads_late(self) -> bool:
         """Whether losses are read, and so travel, one iteration late (`JobRun.note_loss`)."""
-        return self.links.device.type == "cuda"
+        return on_gpu(self.links.device)
 
     def interrupt(self) -> None:
         """Let every job end with the iteration that it is in (rank 0 decides when)."""
@@ -126,7 +127,7 @@ class ProcessBackend:
         inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
         outer = [[k for k in row if channel_of[k] >= 0] for row in segment.routes.outputs]
         note, note_exposed = self.past.rows.append, self.past.exposed.append
-        memory, timed = worker.memory, worker.memory.moves and self.links.device.type == "cpu"
+        memory, timed = worker.memory, worker.memory.moves and self.flying is None
         exposed, flying = memory.exposed, self.flying
         self._seat(segment)  # before any message: it takes memory
         post.open(segment, number, self._windows(segment))
@@ -294,7 +295,7 @@ class ProcessBackend:
 
     def _make_room(self, before: Sequence[int], after: Sequence[int]) -> None:
         """On a GPU: the states of jobs that have ended and left their seat go to the host."""
-        if self.links.device.type != "cuda" or self.worker.memory.moves:
+        if not on_gpu(self.links.device) or self.worker.memory.moves:
             return
         for job in sorted(set(before) - set(after)):
             for stage, home in zip(self.runs[job].stages, self.homes[job], strict=True):

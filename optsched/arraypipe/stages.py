@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from optsched.arraypipe.devices import on_gpu
 from optsched.arraypipe.job import PRECISIONS, buffer_holders
 from optsched.arraypipe.optimizers import align_groups, groups_of, make_optimizer
 from optsched.arraypipe.split import build, split
@@ -91,7 +92,7 @@ def move(stage: JobStage, device: torch.device) -> None:
 
 def take_off(stage: JobStage) -> None:
     """Put all tensors of a stage on the host; its place stays where it is."""
-    stage.away = stage.place is not None and stage.place.type != "cpu"
+    stage.away = stage.place is not None and on_gpu(stage.place)
     _carry(stage, torch.device("cpu"))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import importlib
 import json
 import os
 import random
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
 import torch
 import torch._dynamo  # the first optimizer would load it, in every rank
 import torch.distributed as dist
@@ -45,8 +47,11 @@ from process_rows import (
     shape_of,
     trainer,
 )
+from streams_cases import without
+from streams_model import streams
 from torch import Tensor, nn
 
+from benchmarks.executor.staged_group import StagedLinks
 from optsched import InputError, OptschedError, verify
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.course import Change
@@ -57,7 +62,6 @@ from optsched.arraypipe.ranks import changes
 from optsched.arraypipe.ranks import mail as process_mail
 from optsched.arraypipe.ranks import ranks as process_run
 from optsched.arraypipe.ranks.changes import Notices
-from optsched.arraypipe.ranks.credits import CreditedLinks
 from optsched.arraypipe.ranks.header import Slot, slot_of, unpack
 from optsched.arraypipe.ranks.links import LANES, GlooLinks, PeerLost
 from optsched.arraypipe.train_alone import differences
@@ -88,14 +92,33 @@ def exact(ranks: int, first: int, last: int) -> list[str]:
     return found
 
 
-def credited(ranks: int, first: int, last: int) -> list[str]:
-    """The same with the links of GPUs: headers over one group, tensors over one per channel."""
+def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
+    """Another case on simulated GPUs, a group with NCCL's rules between them, everything late.
 
-    def made(routes: Routes, timeout: float, devices: object) -> CreditedLinks:
-        return CreditedLinks(timeout, process_run.lanes(routes), torch.device("cpu"), "gloo")
+    Finds what that finds, and races.
+    """
 
-    with patched(process_run, "links", made):
-        return exact(ranks, first, last)
+    def links(routes: Routes, timeout: float, devices: object) -> StagedLinks:
+        return StagedLinks(timeout, process_run.lanes(routes), torch.device("cpu", 0))
+
+    found = []
+    for seed in range(first, last):
+        with pytest.MonkeyPatch.context() as patch, streams(patch, ranks * seed) as machine:
+            patch.setattr(process_run, "links", links)
+            found += globals()[case](ranks, seed, seed + 1)
+        found += machine.races
+    return found
+
+
+def streamed_without(ranks: int, owner: str, *change: str) -> list[str]:
+    """`streamed` with a wait less (`without`)."""
+    module, _, name = owner.rpartition(".")
+    whose = getattr(importlib.import_module(module), name)
+    with patched(whose, change[0], without(whose, *change)):
+        try:
+            return streamed(ranks, "exact", 0, 2)
+        except Exception as error:
+            return [f"{type(error).__name__}: {error}"]
 
 
 def replanned(ranks: int, first: int, last: int) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections import defaultdict
 from itertools import pairwise
@@ -13,28 +12,23 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from arraypipe_models import adamw, data, loss, sgd, trainer  # noqa: E402
+from arraypipe_models import adamw, sgd  # noqa: E402
 from depth import seeds  # noqa: E402
+from streams_cases import GPU, ONE, STEPS, TWO, jobs, run, slotted, trainer  # noqa: E402
 from streams_model import Machine, Stream, streams  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
 from optsched import verify  # noqa: E402
 from optsched.arraypipe import (  # noqa: E402
-    ArrayTrainer,
     Job,
     array_run,
     feed,
     inline,
     lanes,
-    late,
-    memory,
     past,
     random_schedule,
     stages,
 )
-from optsched.arraypipe import trainer as trainer_module  # noqa: E402
-from optsched.arraypipe.inline import InlineBackend  # noqa: E402
-from optsched.arraypipe.saving import files  # noqa: E402
 from optsched.arraypipe.split import split  # noqa: E402
 from optsched.arraypipe.states import cuda_engine  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
@@ -46,49 +40,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.torch
 
-STEPS = 3
-CPU = torch.device("cpu")
-
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    """Streams that check every access; the inline backend uses them as on one GPU."""
-    monkeypatch.setattr(late, "page_locked_like", torch.empty_like)
-    monkeypatch.setattr(files, "page_locked_like", torch.empty_like)
-    use_lanes(monkeypatch, CPU)
+    """Streams that check every access."""
     with streams(monkeypatch) as made:
         yield made
-
-
-def use_lanes(monkeypatch: pytest.MonkeyPatch, *devices: torch.device) -> None:
-    """Give the inline backend lanes on these devices, in turn."""
-
-    class WithLanes(InlineBackend):
-        def __init__(self, course: Any, *rest: Any) -> None:
-            count = len(course.now.plan.devices)
-            row = [devices[d % len(devices)] for d in range(count)]
-            super().__init__(course, *rest[:4], lanes.Lanes(row))
-
-    monkeypatch.setattr(array_run, "InlineBackend", WithLanes)
-
-
-def jobs() -> list[Job]:
-    """Micro-batches, recomputation and two optimizers."""
-    return [
-        Job(0, 8, adamw, microbatches=2),
-        Job(1, 11, sgd, recompute=True),
-        Job(2, 8, adamw, precision="bf16"),
-    ]
-
-
-def run(array: ArrayTrainer, seed: int = 1, steps: int = STEPS, **how: Any) -> Any:
-    """Train in a random order that all jobs' settings allow."""
-    clipping = [j for j, job in enumerate(array.jobs) if job.clip_norm is not None]
-    schedule = random_schedule(
-        [job.microbatches for job in array.jobs], len(array.stages),
-        update=clipping, together=clipping, seed=seed,
-    )  # fmt: skip
-    return array.run(schedule, steps, on_error="raise", **how)
 
 
 @seeds(1, 3)
@@ -122,20 +79,15 @@ def test_clipping(machine: Machine) -> None:
 
 def upload(machine: Machine) -> None:
     """Bring page-locked batches of several layouts to a device, and use them."""
-    feed._upload_stream.cache_clear()
-    x, whole = torch.randn(4, 3), torch.randn(4, 6)
-    torch.cuda.synchronize()  # they are the host's
+    x, whole = (machine.lock_pages(torch.randn(4, n)) for n in (3, 6))
     machine.waits = 0
-    with pytest.MonkeyPatch.context() as patch, torch.cuda.stream(torch.cuda.Stream()):
-        patch.setattr(Tensor, "is_cuda", property(lambda t: False))
-        patch.setattr(Tensor, "is_pinned", lambda t: True)
+    with torch.cuda.stream(torch.cuda.Stream()):
         for value in (x, x.t(), whole[:, ::2], x[:1].expand(4, 3)):
-            there = feed.uploaded(value, CPU)
+            there = feed.uploaded(value, GPU)
             assert there.stride() == value.to("meta").stride()
             there.add_(1)
     assert machine.waits == 0
     torch.cuda.synchronize()  # the host's allocator waits for copies by itself
-    feed._upload_stream.cache_clear()
 
 
 def test_batches_come_beside_the_blocks(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +119,7 @@ def tied_model() -> nn.Sequential:
 
 def test_tied_weights(machine: Machine) -> None:
     """A weight is read late by the stage that borrows it, and not changed before."""
-    array = ArrayTrainer(tied_model, [Job(0, 8, adamw), Job(1, 8, sgd)], [2, 4], loss, data)
-    run(array)
+    run(trainer([Job(0, 8, adamw), Job(1, 8, sgd)], build_model=tied_model, stages=[2, 4]))
     assert machine.races == []
 
 
@@ -203,13 +154,7 @@ def test_waiting_jobs_take_no_place(machine: Machine, monkeypatch: pytest.Monkey
     def take_off(stage: JobStage) -> None:
         where[stage.job, stage.index].append("off")
         original[1](stage)
-        stage.away = True  # as on a GPU
 
-    class OnGpu(array_run.ArrayRun):
-        gpu = property(lambda self: True, lambda self, value: None)  # type: ignore[assignment]
-
-    monkeypatch.setattr(trainer_module, "ArrayRun", OnGpu)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     for module in (stages, inline, array_run):
         monkeypatch.setattr(module, "take_off", take_off)
     for module in (stages, inline):
@@ -230,7 +175,7 @@ def test_waiting_jobs_take_no_place(machine: Machine, monkeypatch: pytest.Monkey
 
 def test_what_leaves_a_gpu_waits_for_its_own_lanes(machine: Machine) -> None:
     """Other lanes go on; one more stream a device serves all who leave."""
-    three = lanes.Lanes([CPU] * 3)
+    three = lanes.Lanes(ONE)
     for stream in three.streams:
         stream.launch()  # type: ignore[attr-defined]
     count = len(machine.streams)
@@ -248,24 +193,6 @@ def test_checkpoints(machine: Machine, tmp_path: Any) -> None:
     assert machine.races == []
 
 
-def use_two_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give the inline backend two devices, between which tensors are copied."""
-
-    def copied(tensor: Tensor, device: torch.device, outward: Stream) -> Tensor:
-        # as torch does it: on the source's stream, with a barrier to the target's on both sides
-        tensor.record_stream(outward)
-        inward = machine.current
-        made = torch.empty_like(tensor)
-        outward.wait_stream(inward)
-        with torch.cuda.stream(outward):
-            made.copy_(tensor)
-        inward.wait_stream(outward)
-        return made
-
-    monkeypatch.setattr(lanes, "_copied", copied)
-    use_lanes(monkeypatch, torch.device("cpu", 0), torch.device("cpu", 1))
-
-
 def test_a_copy_has_the_strides_of_the_tensor() -> None:
     """And its alignment: kernels are chosen by both, and dropout draws by them."""
     whole = torch.arange(24.0 * 8 * 4).reshape(24, 8, 4)
@@ -275,19 +202,18 @@ def test_a_copy_has_the_strides_of_the_tensor() -> None:
         torch.ones(1).expand(24, 8), torch.ones(24, 1).expand(24, 8), mean.expand(0, 3),
         torch.arange(9.0).unfold(0, 3, 3), whole.to(torch.bfloat16)[:, 1:],
     ):  # fmt: skip
-        found = lanes._copied(t, CPU, None)
+        found = lanes._copied(t, GPU, None)
         assert torch.equal(found, t) and found.stride() == t.stride()
         at = found.storage_offset() * found.element_size()
         assert t.numel() == 0 or at % 256 == t.data_ptr() % 256  # a GPU allocates at 512
         assert t.numel() == 0 or found.data_ptr() != t.data_ptr()
     overlapping = torch.arange(9.0).unfold(0, 3, 1)
-    assert torch.equal(lanes._copied(overlapping, CPU, None), overlapping)
+    assert torch.equal(lanes._copied(overlapping, GPU, None), overlapping)
 
 
 def test_several_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies between GPUs run on streams of their own, ordered with the blocks on either side."""
-    use_two_gpus(machine, monkeypatch)
-    array = trainer(jobs())
+    array = trainer(jobs(), TWO)
     result = run(array)
     assert machine.races == []
     assert len(machine.streams) > 4
@@ -307,8 +233,7 @@ def test_several_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_long_run_remembers_its_end(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of streams stay with their blocks when others are forgotten, also those in flight."""
     monkeypatch.setattr(past, "MOST", 40)
-    use_two_gpus(machine, monkeypatch)
-    array = trainer(jobs())
+    array = trainer(jobs(), TWO)
     result = run(array, steps=8)
     assert machine.races == []
     trace, blocks = result.trace, result.replay.n_operations
@@ -320,26 +245,9 @@ def test_a_long_run_remembers_its_end(machine: Machine, monkeypatch: pytest.Monk
         assert differences(result.trained[j], array.train_alone(j, 8)) == []
 
 
-def slotted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train with states that take turns in slots, copied by the engine of GPUs."""
-    monkeypatch.setattr(memory, "HostEngine", lambda: cuda_engine.CudaEngine(CPU))
-    # a small part of all states, so that slots are few
-    array = trainer([dataclasses.replace(job, recompute=True) for job in jobs()], memory=17_500)
-    moved: list[str] = []
-    original = cuda_engine.CudaEngine.copy
-
-    def copy(self: Any, direction: str, *rest: Any) -> Any:
-        moved.append(direction)
-        return original(self, direction, *rest)
-
-    monkeypatch.setattr(cuda_engine.CudaEngine, "copy", copy)
-    run(array)
-    assert {"in", "out"} <= set(moved)
-
-
 def test_slots(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """No block runs before its state is there, no slot is overwritten before its block is over."""
-    slotted(machine, monkeypatch)
+    slotted()
     assert machine.races == []
 
 
@@ -388,7 +296,7 @@ def test_copies_out_of_turn_are_found(
         ),
     }
     monkeypatch.setattr(cuda_engine.CudaEngine, broken, mutants[broken])
-    slotted(machine, monkeypatch)
+    slotted()
     assert machine.races
 
 
@@ -441,7 +349,7 @@ def test_a_failed_job_keeps_no_memory_and_harms_nobody(machine: Machine) -> None
             given_back.append(Fragile.held is not None and Fragile.held() is None)
 
     broken = Job(0, 8, adamw, model={"calls": 2})
-    array = ArrayTrainer(fragile, [broken, Job(1, 8, sgd)], [1, 2], loss, data)
+    array = trainer([broken, Job(1, 8, sgd)], build_model=fragile, stages=[1, 2])
     result = array.run(random_schedule([1, 1], 3, seed=4), STEPS, on_step=on_step)
     assert machine.races == []
     assert given_back
@@ -473,11 +381,11 @@ def test_a_stage_that_is_away_visits_its_place() -> None:
     job = Job(0, 8, adamw)
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
     before = [p.detach().clone() for p in model.parameters()]
-    (stage,) = stages.fresh_stages(model, (("0", "1"),), job, 0, "a", [CPU], away=True)
+    (stage,) = stages.fresh_stages(model, (("0", "1"),), job, 0, "a", [GPU], away=True)
     assert stage.away
     with stages.in_place(stage):
         assert not stage.away
     stage.away = True
-    stages.move(stage, CPU)
+    stages.move(stage, GPU)
     assert not stage.away
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -8,8 +8,8 @@ the receiver gives a *credit* when it posts, the sender answers with the header 
 complete on its GPU and launches; the receiver launches as soon as it has the header. A thread per
 channel end does so in the channel's order, while the main thread goes on.
 
-With NCCL as backend this is not verified: NCCL refuses two ranks on one GPU, and no machine with
-two was at hand. The tests run the same code with gloo as backend.
+With NCCL this is not verified: NCCL refuses two ranks on one GPU, and no machine with two was at
+hand. The tests run the same code over groups that stage through the host's memory.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
+from optsched.arraypipe.devices import on_gpu
 from optsched.arraypipe.ranks.header import SIZE, TOMBSTONE, unpack
 from optsched.arraypipe.ranks.links import CREDITS, GlooLinks, Stalled
 from optsched.errors import InputError, OptschedError
@@ -66,27 +67,20 @@ class CreditedLinks(GlooLinks):
         All channels of the run, in the same order on all ranks.
     device
         Where the tensors of this rank are.
-    backend
-        ``"nccl"``, or ``"gloo"`` for tests without GPUs.
     """
 
     apart = True
 
-    def __init__(
-        self, timeout: float, lanes: Sequence[Lane], device: torch.device, backend: str = "nccl"
-    ) -> None:
+    def __init__(self, timeout: float, lanes: Sequence[Lane], device: torch.device) -> None:
         super().__init__(timeout)
         self.device = device
-        self._cuda = device.type == "cuda"
+        self._cuda = on_gpu(device)
         # or its watchdog would end the process before `abort` and the sentence that says why
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         self._every = frozenset(lanes)
         self._queues: dict[Lane, SimpleQueue[Any]] = {}
         self._threads: list[threading.Thread] = []
-        groups = {
-            lane: dist.new_group(sorted(lane[:2]), backend=backend, timeout=self.timeout)
-            for lane in lanes
-        }
+        groups = {lane: self._group(sorted(lane[:2])) for lane in lanes}
         for lane, group in groups.items():  # communicators are made at their first use: in order
             self._warm_up(lane, group)
         self._groups = [group for lane, group in groups.items() if self.rank in lane[:2]]
@@ -154,15 +148,30 @@ class CreditedLinks(GlooLinks):
         """End what was launched: a kernel whose partner is gone would run for ever."""
         if self._cuda:
             for group in self._groups:
-                _abort_process_group(group)
+                self._abort(group)
             self._groups = []
 
     def leave(self) -> None:
         """Leave all groups; threads that still wait for a message end with an error."""
         for group in self._groups:
-            dist.destroy_process_group(group)
+            self._destroy(group)
         self._groups = []
         super().leave()
+
+    # a group of two ranks; tests have others than NCCL's
+
+    def _group(self, ranks: Sequence[int]) -> Any:
+        return dist.new_group(ranks, backend="nccl", timeout=self.timeout)
+
+    def _abort(self, group: Any) -> None:
+        _abort_process_group(group)
+
+    def _destroy(self, group: Any) -> None:
+        dist.destroy_process_group(group)
+
+    def _in_group(self, peer: int) -> int:
+        """Its rank in a group with this one."""
+        return int(peer > self.rank)
 
     def _queue(self, lane: Lane) -> SimpleQueue[Any]:
         if lane not in self._queues:
@@ -182,7 +191,7 @@ class CreditedLinks(GlooLinks):
         byte = torch.zeros(1, dtype=torch.uint8, device=self.device)
         begin = group.send if self.rank == source else group.recv
         other = target if self.rank == source else source
-        begin([byte], dist.get_group_rank(group, other), 0).wait()
+        begin([byte], self._in_group(other), 0).wait()
         if self._cuda:
             torch.cuda.synchronize(self.device)
 
@@ -222,7 +231,7 @@ class CreditedLinks(GlooLinks):
         super().wait(self._begin(self.group.send, item.head, target, kind), target)
         if item.body is None:
             return None, at
-        return group.send([item.body], dist.get_group_rank(group, target), 0), at
+        return group.send([item.body], self._in_group(target), 0), at
 
     def _collect(
         self, item: _Posted, lane: Lane, group: Any
@@ -235,7 +244,7 @@ class CreditedLinks(GlooLinks):
         if found.flags & TOMBSTONE:
             return item.head, item.head[:SIZE], None
         buffer = torch.empty(SIZE + found.payload, dtype=torch.uint8, device=self.device)
-        group.recv([buffer], dist.get_group_rank(group, source), 0).wait()
+        group.recv([buffer], self._in_group(source), 0).wait()
         event = None
         if self._cuda:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
