@@ -11,7 +11,7 @@ import torch
 
 from optsched.arraypipe.course import Course
 from optsched.arraypipe.cutting.ties import restore_ties
-from optsched.arraypipe.devices import on_gpu, stage_devices
+from optsched.arraypipe.devices import gpu_settings, on_gpu, stage_devices
 from optsched.arraypipe.feed import Feed
 from optsched.arraypipe.inline import InlineBackend
 from optsched.arraypipe.interrupt import on_first_interrupt
@@ -162,9 +162,14 @@ class ArrayRun:
         return make() if self.ranks is None else self.ranks.same(make)
 
     def _refill(self, ended: Job) -> Job | None:
-        """Another job for a seat; the one that leaves it has its checkpoint before that is told."""
+        """Another job for a seat; the one that leaves it has its checkpoint before that is told.
+
+        And no room on a GPU any more, because the next one needs it for its first forward.
+        """
+        index = self.trainer.jobs.index(ended)
         if self.folder is not None:
-            self.folder.settle(self.trainer.jobs.index(ended))
+            self.folder.settle(index)
+        self.engine.unseat(index)
         assert self.settings.refill is not None
         return self.settings.refill(ended)
 
@@ -241,6 +246,8 @@ class ArrayRun:
             self._first_forward(run)
         except InputError as error:  # the others are in the midst of it
             run.fail(0, run.start, reason(error)).__cause__ = unbound(error)
+        if self.gpu:  # the streams of the blocks cannot use what this one has left
+            torch.cuda.empty_cache()
         if self.settings.strict and run.job.error is not None:
             raise run.job.error
         self.runs.append(run)
@@ -374,6 +381,7 @@ class ArrayRun:
             "threads": torch.get_num_threads(),
             "optsched": __version__,
             "plan_sha256": self.plan.schedule.sha256,
+            **gpu_settings(self.devices),
         }
         if self.ranks is not None:
             found |= {"executor": "process", "clock_error_ns": self.ranks.clock_error}

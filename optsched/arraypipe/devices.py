@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -115,13 +115,33 @@ def deterministic(devices: Sequence[torch.device]) -> None:
             "torch.utils.deterministic.fill_uninitialized_memory = False",
             stacklevel=2,
         )
-    kinds = {torch.cuda.get_device_properties(device).name for device in gpus}
+    kinds = _kinds(gpus)
     if len(kinds) > 1:
         warnings.warn(
-            f"devices: GPUs of several kinds ({', '.join(sorted(kinds))}) choose other kernels "
+            f"devices: GPUs of several kinds ({', '.join(kinds)}) choose other kernels "
             "and draw other random numbers; a job alone on one of them may end with other bits",
             stacklevel=2,
         )
+
+
+def gpu_settings(devices: Sequence[torch.device]) -> dict[str, Any]:
+    """What the bits of GPUs depend on beside the program, for the record; empty on CPUs."""
+    gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+    if not gpus:
+        return {}
+    matmul = torch.backends.cuda.matmul
+    legacy = not hasattr(matmul, "fp32_precision")  # before torch 2.9; later one may raise
+    return {
+        "gpus": _kinds(gpus),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul_tf32": matmul.allow_tf32 if legacy else matmul.fp32_precision == "tf32",
+    }
+
+
+def _kinds(gpus: Sequence[torch.device]) -> list[str]:
+    return sorted({torch.cuda.get_device_properties(device).name for device in gpus})
 
 
 def _check_one_type(devices: Sequence[torch.device]) -> None:

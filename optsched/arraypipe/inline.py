@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -75,23 +76,44 @@ class InlineBackend:
     def run(self) -> list[Record]:
         """Train until all jobs have ended; what was executed, in order, or the end of it."""
         try:
-            while True:
-                change = self._run_segment(self.course.now)
-                self.course.close()
-                if change is None:
-                    break
-                self._make_room(self.course.now, change.seats)
-                self.course.follow(change)
-            self._forget(self.past.close())
-            records = self.past.records
-            if self.lanes is None:
-                return records
-            self.launching = [record.end - record.start for record in records]
-            return self.lanes.finish(records)
-        finally:
-            if self.lanes is not None:  # the worker reads from the devices
-                self.lanes.synchronize()
-            self.worker.finish()
+            records = self._run()
+        except BaseException:
+            with suppress(Exception):  # a device that is lost raises again, and says less
+                self._finish()
+            raise
+        self._finish()
+        return records
+
+    def _run(self) -> list[Record]:
+        while True:
+            change = self._run_segment(self.course.now)
+            self.course.close()
+            if change is None:
+                break
+            for job in set(self.course.now.seats).difference(change.seats):
+                self.unseat(job)
+            self.course.follow(change)
+        self._forget(self.past.close())
+        records = self.past.records
+        if self.lanes is None:
+            return records
+        self.launching = [record.end - record.start for record in records]
+        return self.lanes.finish(records)
+
+    def _finish(self) -> None:
+        if self.lanes is not None:  # the worker reads from the devices
+            self.lanes.synchronize()
+        self.worker.finish()
+
+    def unseat(self, job: int) -> None:
+        """On GPUs: the states of a job that has ended go to the host."""
+        now, run = self.course.now, self.runs[job]
+        if self.lanes is None or self.worker.memory.moves or job not in now.seats or not run.over:
+            return
+        with self.lanes.aside(set(places(now.plan, now.seats.index(job)))):
+            for stage in run.stages:
+                if not stage.away:
+                    take_off(stage)
 
     def _run_segment(self, segment: Segment) -> Change | None:
         """Run a segment; the change that ended it early, or that is wanted after it."""
@@ -193,17 +215,6 @@ class InlineBackend:
                 if stage.away or stage.place != place:
                     move(stage, place)
         lanes.follow()
-
-    def _make_room(self, before: Segment, after: Sequence[int]) -> None:
-        """On GPUs: the states of jobs that have ended and left their seat go to the host."""
-        if self.lanes is None or self.worker.memory.moves:
-            return
-        for seat, job in enumerate(before.seats):
-            if job in after or not self.runs[job].over:
-                continue
-            with self.lanes.aside(set(places(before.plan, seat))):
-                for stage in self.runs[job].stages:
-                    take_off(stage)
 
     def _shorten(self, walk: Walk, seat: int, mail: dict[int, Any]) -> None:
         """The job ends earlier: its later blocks are passed, and what it left behind is dropped."""

@@ -86,6 +86,15 @@ class ProcessBackend:
         """Let every job end with the iteration that it is in (rank 0 decides when)."""
         self.interrupted = True
 
+    def unseat(self, job: int) -> None:
+        """On a GPU: the states of a job that has ended go to the host."""
+        run = self.runs[job]
+        if not on_gpu(self.links.device) or self.worker.memory.moves or not run.over:
+            return
+        for stage, home in zip(run.stages, self.homes.get(job, ()), strict=False):
+            if home == self.device and not stage.away:
+                take_off(stage)
+
     def run(self) -> list[Record]:
         """Train until all jobs have ended; what was executed here, in order, or the end of it."""
         try:
@@ -288,19 +297,11 @@ class ProcessBackend:
         if self.device:
             self.planner.join(found.joined)
             self.capacity.take(found.sizes)  # a first forward may have failed here alone
-        self._make_room(self.course.now.seats, found.change.seats)
+        for job in set(self.course.now.seats).difference(found.change.seats):
+            self.unseat(job)
         segment = self.course.follow(found.change)
         for seat, job in enumerate(segment.seats):
             segment.count[seat] = max(0, found.ends[job] - segment.first[seat])
-
-    def _make_room(self, before: Sequence[int], after: Sequence[int]) -> None:
-        """On a GPU: the states of jobs that have ended and left their seat go to the host."""
-        if not on_gpu(self.links.device) or self.worker.memory.moves:
-            return
-        for job in sorted(set(before) - set(after)):
-            for stage, home in zip(self.runs[job].stages, self.homes[job], strict=True):
-                if self.runs[job].over and home == self.device:
-                    take_off(stage)
 
     def _whereabouts(self) -> str:
         if self.now is None:

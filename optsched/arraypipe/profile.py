@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from optsched.arraypipe import blocks
+from optsched.arraypipe.devices import on_gpu
 from optsched.arraypipe.feed import Feed
 from optsched.arraypipe.profiling.bench import Case, Chain, Clock, Updater, iqr
 from optsched.arraypipe.profiling.bytes_kept import gradients_bytes, parameters_bytes, state_bytes
@@ -93,7 +94,7 @@ def measure(
     _check(sizes, repeats)
     where = [torch.device(device) for device in devices or ("cpu",)]
     bench = _Bench(build_model, list(jobs), list(titles), names, loss, data, where[0], exact)
-    with torch.cuda.device(where[0]) if where[0].type == "cuda" else nullcontext():
+    with torch.cuda.device(where[0]) if on_gpu(where[0]) else nullcontext():
         bench.set_up(None if sizes is None else sorted(set(sizes)))
         bench.weigh()
         bench.repeat(repeats)
@@ -171,6 +172,7 @@ class _Bench:
             self._round(everything)
         for case in _cases(everything):
             case.times.clear()
+            case.launches.clear()
         for _ in range(repeats):
             self._round(everything)
         began = perf_counter()
@@ -328,6 +330,7 @@ def _entry(case: Case, batch: int, job: int, dtype: str) -> BlockEntry:
         median_ns=max(1, round(median(case.times))),
         iqr_ns=round(iqr(case.times)),
         minimum_ns=min(case.times),
+        launch_ns=round(median(case.launches or [0])),
     )
 
 

@@ -161,14 +161,21 @@ def test_waiting_jobs_take_no_place(machine: Machine, monkeypatch: pytest.Monkey
         monkeypatch.setattr(module, "move", move)
     array = trainer([Job(0, 8, adamw), Job(1, 11, sgd), Job(2, 8, adamw, precision="bf16")])
     supply = iter([Job(7, 8, adamw)])
+    there: list[int] = []  # jobs on the GPU when another one is asked for
+
+    def refill(job: Job) -> Job | None:
+        there.extend(j for j, s in where if s == 0 and where[j, s][-1] == "on")
+        return next(supply, None)
+
     schedule = random_schedule([1, 1], 3, seed=1)
-    result = array.run(schedule, STEPS, queue=True, refill=lambda job: next(supply, None))
+    result = array.run(schedule, STEPS, queue=True, refill=refill)
     assert machine.races == []
+    assert 1 not in there
     for stage in range(3):
         # at the end all are brought to the host, wherever they are
         assert where[0, stage] == where[1, stage] == ["on", "off", "off"]
         # a rehearsal first
-        assert where[2, stage] == where[3, stage] == ["on", "off", "on", "off"]
+        assert where[2, stage] == where[3, stage] == ["on", "off", "on", "off", "off"]
     for j in range(4):
         assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
 
@@ -389,3 +396,12 @@ def test_a_stage_that_is_away_visits_its_place() -> None:
     stages.move(stage, GPU)
     assert not stage.away
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_profile_knows_what_launching_takes(machine: Machine) -> None:
+    """Simulated kernels take no time: every block is bound by its launch, and the table says so."""
+    profile = trainer(jobs()).profile()
+    assert machine.races == []
+    assert all(block.launch_bound for block in profile.blocks)
+    n = len(profile.blocks)
+    assert f"{n} of {n} blocks take no longer on the GPU" in str(profile)

@@ -124,15 +124,21 @@ def test_plans_change_on_the_way(answers: dict[Any, Any], ranks: int) -> None:
 def test_states_of_ended_jobs_leave_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are on this rank, of jobs that lost their seat; on a CPU and in slots none."""
     off: list[str] = []
-    monkeypatch.setattr(process, "take_off", off.append)
-    runs = [SimpleNamespace(stages=[f"{j}a", f"{j}b"], over=j < 2) for j in range(4)]
+    monkeypatch.setattr(process, "take_off", lambda stage: off.append(stage.name))
+    runs = [
+        SimpleNamespace(
+            stages=[SimpleNamespace(name=f"{j}{s}", away=False) for s in "ab"], over=j != 2
+        )
+        for j in range(10)
+    ]
     for kind, moves in (("cpu", False), ("cuda", True), ("cuda", False)):
         backend: Any = process.ProcessBackend.__new__(process.ProcessBackend)
         backend.links = SimpleNamespace(device=torch.device(kind))
         backend.worker = SimpleNamespace(memory=SimpleNamespace(moves=moves))
         backend.runs, backend.device, backend.homes = runs, 1, dict.fromkeys(range(4), (0, 1))
         assert off == []
-        backend._make_room((0, 1, 2), (1, 3))
+        for job in (0, 2, 9):
+            backend.unseat(job)
     assert off == ["0b"]
 
 

@@ -555,7 +555,7 @@ def test_entries_are_what_the_page_says() -> None:
     first = made().blocks[0]
     assert msgspec.json.decode(msgspec.json.encode(first)) == {
         "kind": "F", "stage": 0, "batch": 4, "job": -1, "dtype": "fp32", "n": 10,
-        "median_ns": 140_000, "iqr_ns": 14_000, "minimum_ns": 70_000,
+        "median_ns": 140_000, "iqr_ns": 14_000, "minimum_ns": 70_000, "launch_ns": 0,
     }  # fmt: skip
 
 

@@ -343,6 +343,11 @@ def test_gpus_that_may_give_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         warnings.simplefilter("error")
         devices.deterministic([first, first])
         devices.deterministic([torch.device("cpu")])
+    assert devices.gpu_settings([torch.device("cpu")]) == {}
+    assert (
+        devices.gpu_settings([first, first]).items()
+        >= {"gpus": ["A"], "deterministic": True}.items()
+    )
     with pytest.warns(UserWarning, match=r"several kinds \(A, B\)"):
         devices.deterministic([first, second])
     monkeypatch.setenv("LOCAL_RANK", "3")

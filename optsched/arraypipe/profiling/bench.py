@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from optsched.arraypipe import blocks
+from optsched.arraypipe.devices import on_gpu
 from optsched.arraypipe.profiling.bytes_kept import boundary_bytes, saved_bytes
 from optsched.arraypipe.profiling.entries import NOISY, BoundaryEntry, SavedEntry
 
@@ -28,6 +29,7 @@ class Case:
     kind: str
     stage: int
     times: list[int] = field(default_factory=list)
+    launches: list[int] = field(default_factory=list)  # of the host, on a GPU
 
     @property
     def noisy(self) -> bool:
@@ -39,12 +41,13 @@ class Clock:
     """Times calls: on a GPU between two events of its stream, else on the host."""
 
     def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
+        self.gpu = on_gpu(device)
         self.pending: list[tuple[Case, Any, Any]] = []
 
     def timed(self, case: Case, call: Callable[..., T], *given: Any) -> T:
         """Call a function and note what it took."""
-        if self.cuda:
+        began = perf_counter_ns()
+        if self.gpu:
             start, end = (
                 torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                 for _ in range(2)
@@ -52,9 +55,9 @@ class Clock:
             start.record()
             made = call(*given)
             end.record()
+            case.launches.append(perf_counter_ns() - began)
             self.pending.append((case, start, end))
             return made
-        began = perf_counter_ns()
         made = call(*given)
         case.times.append(perf_counter_ns() - began)
         return made

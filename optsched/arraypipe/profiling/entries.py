@@ -63,7 +63,8 @@ class ProfiledJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 class BlockEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Times of one block in nanoseconds; `batch` is the micro-batch size.
 
-    `job` is -1; for U the first job with that optimizer, and `batch` is 0.
+    `job` is -1; for U the first job with that optimizer, and `batch` is 0. `launch_ns` is what the
+    host needs to launch it on a GPU, 0 on a CPU.
     """
 
     kind: Literal["F", "B", "R", "U"]
@@ -75,6 +76,12 @@ class BlockEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     median_ns: Positive
     iqr_ns: Count
     minimum_ns: Count
+    launch_ns: Count = 0
+
+    @property
+    def launch_bound(self) -> bool:
+        """Whether the GPU may have waited for the host, so that the time is that of the launch."""
+        return 1.3 * self.launch_ns > self.median_ns
 
     @property
     def noisy(self) -> bool:

@@ -38,6 +38,11 @@ def table(profile: Profile) -> str:
     ]
     if noisy := len(profile.noisy()):
         lines.append(f"! {noisy} of {len(profile.blocks)} cases scatter by more than {NOISY:.0%}")
+    if bound := sum(block.launch_bound for block in profile.blocks):
+        lines.append(
+            f"{bound} of {len(profile.blocks)} blocks take no longer on the GPU than the host "
+            "needs to launch them: larger micro-batches or fewer stages"
+        )
     return "\n".join(lines)
 
 
