@@ -130,8 +130,6 @@ class Slotted:
         if self.ahead is not None and now is not None and self.ahead.is_over:
             self.transfers.renew()
             self.ahead.begin(now)
-            if self.ahead.reordered:
-                self.transfers.replacement.unmark()
         self.transfers.meet(Visit(state, kind, graph, operation=operation, iteration=iteration))
         decision = self.transfers.enter()
         assert decision is not None
@@ -399,7 +397,6 @@ class Ahead:
         self.memory, self.device = memory, device
         self.blocks: Iterator[Instance] = iter(())
         self._open(0)
-        self.plan = self.reader.plan  # of the first segment
 
     def __iter__(self) -> Ahead:
         return self
@@ -416,11 +413,6 @@ class Ahead:
     def is_over(self) -> bool:
         """Whether another segment has begun."""
         return len(self.memory.segments) > self.count
-
-    @property
-    def reordered(self) -> bool:
-        """Whether the blocks are not those of the plan that the rules were made for."""
-        return self.reader.plan is not self.plan
 
     def begin(self, now: Instance) -> None:
         """Go on with this block of the newest segment."""

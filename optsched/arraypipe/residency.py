@@ -9,7 +9,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from optsched.arraypipe.states.engines import Link, SimulatedEngine
-from optsched.arraypipe.states.replacement import Replacement, Rule
+from optsched.arraypipe.states.replacement import OutOfSlots, Replacement, Rule
 from optsched.arraypipe.states.transfers import Bytes, Transfers
 from optsched.arraypipe.states.visits import CHANGES, NEEDS, POOLS, most_pinned, next_uses
 from optsched.errors import InputError
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from optsched.arraypipe.states.visits import State, Visit
 
 _CHUNKS, _LATENCIES = 6, 32  # of the largest piece, for the fill; a chunk takes so many latencies
-_CLOSE = 1.002  # to what no rules go below
-_DIVISIONS, _MARKED = 3, 2  # how many ways to divide the room are tried, and with marks
+_DIVISIONS = 3  # how many ways to divide the room are tried
+_TRIAL_CYCLES, _CYCLES = 6, 12  # from empty slots; the later half counts
 _MOST_CYCLES = 64  # until the slots repeat; all cases met so far need fewer than ten
 
 
@@ -88,9 +88,9 @@ class ResidencyPlan:
     chunk
         Largest copy in bytes.
     copies
-        Per visit, in the first cycle of the steady state.
+        Per visit, in a cycle of the steady state.
     inward, outward
-        Bytes per cycle.
+        Bytes per cycle, in the mean.
     compute
         Time per cycle of blocks and of gaps that the schedule has anyway.
     period
@@ -135,8 +135,8 @@ class ResidencyPlan:
         """Decide between residence and slots, how many of which, and how they are replaced.
 
         The most promising ways to divide the room between weights and moments are tried with a few
-        rules each on the simulated engine, and the best of them with marks (`Rule.leaving`); the
-        fastest is taken, of equal ones that which copies least.
+        rules each on the simulated engine; the fastest is taken, of equal ones that which copies
+        least.
 
         Parameters
         ----------
@@ -172,7 +172,10 @@ class ResidencyPlan:
         divisions = [slots] if slots else divide(states, visits, room or 0, device)
         bounds = {d: copy_bound(states, visits, d, link) for d in divisions}
         ranked = sorted(divisions, key=lambda d: (bounds[d], d[0]))[:_DIVISIONS]
-        rules, steady = _fastest(states, visits, ranked, chunk, link)
+        trial = max(chunk, -(-largest // _CHUNKS)) if chunk else 0
+        search = _Search(states, visits, trial, link)
+        _, rules = min((search.best(d) for d in ranked), key=lambda row: row[0])
+        steady = _steady(states, visits, rules, chunk, link)
         bound = bounds[rules[0].slots, rules[1].slots]
         return cls(
             *row, rules, chunk, steady.copies, steady.inward, steady.outward, compute,
@@ -184,7 +187,7 @@ class ResidencyPlan:
             return f"{len(self.states)} states, all resident: nothing is copied"
         pools = ", ".join(
             f"{rule.slots} slots of {size} bytes for {name} (lead {rule.lead}, "
-            f"{len(rule.fixed)} fixed, {len(rule.leaving)} marked)"
+            f"{len(rule.fixed)} fixed)"
             for rule, size, name in zip(
                 self.rules, self.slot_bytes, ("weights", "moments"), strict=True
             )
@@ -336,41 +339,69 @@ def simulate(
     return ends, engine
 
 
+class _Tried(NamedTuple):
+    """About the time of a cycle, rounded so that equal rules are equal, and bytes copied."""
+
+    time: float
+    copied: int
+
+
+class _Search:
+    """Tries a few rules on one cycle of visits, by the clock of the simulated engine."""
+
+    def __init__(
+        self, states: Sequence[State], visits: Sequence[Visit], chunk: int, link: HostLink
+    ) -> None:
+        self.states, self.visits, self.chunk, self.link = states, visits, chunk, link
+
+    def best(self, slots: tuple[int, int]) -> tuple[_Tried, tuple[Rule, ...]]:
+        """Good rules for so many slots: one pool after the other, the other as it is."""
+        choices = [self._choices(pool, count) for pool, count in enumerate(slots)]
+        best = tuple(rows[0] for rows in choices)
+        for pool in (1, 0):
+            tries = [(*best[:pool], rule, *best[pool + 1 :]) for rule in choices[pool]]
+            best = min(tries, key=self._tried)
+        return self._tried(best), best
+
+    def _tried(self, rules: tuple[Rule, ...]) -> _Tried:
+        try:
+            ends, engine = simulate(
+                self.states, self.visits, rules, self.chunk, self.link, _TRIAL_CYCLES
+            )
+        except OutOfSlots:
+            return _Tried(math.inf, 0)
+        time = (ends[-1] - ends[_TRIAL_CYCLES // 2 - 1]) / (_TRIAL_CYCLES - _TRIAL_CYCLES // 2)
+        return _Tried(float(f"{time:.6g}"), sum(engine.copied.values()))
+
+    def _choices(self, pool: int, slots: int) -> list[Rule]:
+        """What is worth a try: a lead of one first, fixed states that leave one to three slots."""
+        found = []
+        for lead, left in ((1, slots), (0, slots), (2, slots), (1, 2), (2, 3), (0, 1)):
+            if not lead < left <= slots:
+                continue
+            fixed = self._spread(pool, slots - left)
+            if pool or most_pinned(self.visits, fixed)[0] <= left:
+                found.append(Rule(slots, lead, fixed))
+        return found or [Rule(slots)]
+
+    def _spread(self, pool: int, count: int) -> tuple[int, ...]:
+        """So many states, evenly spread over the cycle, the largest first where they differ."""
+        if not count:
+            return ()
+        order = list(dict.fromkeys(v.state for v in self.visits))
+        size = {s: sum(self.states[s].bytes[piece] for piece in POOLS[pool]) for s in order}
+        least = sorted(size.values())[-count]
+        sure = [s for s in order if size[s] > least]
+        rest = [s for s in order if size[s] == least]
+        left = count - len(sure)
+        return tuple(sorted(sure + [rest[k * len(rest) // left] for k in range(left)]))
+
+
 class _Steady(NamedTuple):
     copies: tuple[Copies, ...]
     inward: Fraction
     outward: Fraction
     period: float
-
-    @property
-    def copied(self) -> Fraction:
-        """Bytes per cycle in both directions."""
-        return self.inward + self.outward
-
-
-def _fastest(
-    states: Sequence[State],
-    visits: Sequence[Visit],
-    divisions: Sequence[tuple[int, int]],
-    chunk: int,
-    link: HostLink,
-) -> tuple[tuple[Rule, ...], _Steady]:
-    """The best rules that are found, and how they do."""
-    from optsched.arraypipe.states.rule_search import RuleSearch  # kernels, for slots only
-
-    compute = sum(v.duration + v.gap for v in visits)
-    largest = max(max(s.bytes) for s in states)
-    trial = max(chunk, -(-largest // _CHUNKS)) if chunk else 0
-    search = RuleSearch(states, visits, link.engine())
-    found = sorted((search.plain(d, trial) for d in divisions), key=lambda row: row[0])
-    tries = [found[0][1]]
-    for tried, rules in found[:_MARKED]:
-        slots = tuple(rule.slots for rule in rules)
-        floor = max(compute, copy_bound(states, visits, slots, link))
-        if tried.time > floor * _CLOSE:
-            tries.append(search.marked(rules, trial, floor * _CLOSE))
-    done = [(rules, _steady(states, visits, rules, chunk, link)) for rules in tries]
-    return min(done, key=lambda row: (float(f"{row[1].period:.6g}"), row[1].copied))
 
 
 def _steady(
@@ -380,53 +411,25 @@ def _steady(
     chunk: int,
     link: HostLink,
 ) -> _Steady:
-    """Decide on cycles until what the slots hold repeats, and simulate two such periods more."""
+    """The later half of some cycles from empty slots."""
     decisions = Replacement(cycle(visits), rules, 2 * len(visits) + 1)
-    seen: dict[Hashable, int] = {}
     rows: list[list[Copies]] = []
-    while (key := _held(decisions)) not in seen:
-        if len(rows) == _MOST_CYCLES:
-            break
-        seen[key] = len(rows)
-        row = []
+    for _ in range(_CYCLES):
+        rows.append([])
         for _ in visits:
             decision = decisions.decide()
             assert decision is not None
             here = states[decision.visit.state].bytes
-            row.append(
-                Copies(
-                    decision.visit.state,
-                    sum(here[piece] for move in decision.moves for piece in move.fetch),
-                    sum(
-                        states[move.victim].bytes[piece]
-                        for move in decision.moves
-                        for piece, _ in move.writes
-                    ),
-                )
+            there = sum(here[piece] for move in decision.moves for piece in move.fetch)
+            back = sum(
+                states[move.victim].bytes[piece]
+                for move in decision.moves
+                for piece, _ in move.writes
             )
-        rows.append(row)
-    first = seen.get(key, len(rows) // 2)
-    length = len(rows) - first
-    inward = Fraction(sum(c.inward for row in rows[first:] for c in row), length)
-    outward = Fraction(sum(c.outward for row in rows[first:] for c in row), length)
-    ends, _ = simulate(states, visits, rules, chunk, link, len(rows) + 3 * length)
-    period = (ends[-1] - ends[-1 - 2 * length]) / (2 * length)
-    return _Steady(tuple(rows[first]), inward, outward, period)
-
-
-def _held(decisions: Replacement) -> Hashable:
-    """What the slots hold and all that decides what they will, apart from their numbers."""
-    return tuple(
-        frozenset(
-            (
-                slot.state,
-                frozenset(slot.present),
-                frozenset(slot.changed),
-                min(pool.turn - slot.turn, len(pool.slots)),
-                slot.leaves and decisions.position - slot.last,
-            )
-            for slot in pool.slots
-            if slot.state >= 0
-        )
-        for pool in decisions.pools
-    )
+            rows[-1].append(Copies(decision.visit.state, there, back))
+    half = _CYCLES // 2
+    copied = [c for row in rows[half:] for c in row]
+    ends, _ = simulate(states, visits, rules, chunk, link, _CYCLES)
+    period = (ends[-1] - ends[half - 1]) / half
+    inward, outward = (Fraction(sum(c[k] for c in copied), half) for k in (1, 2))
+    return _Steady(tuple(rows[half]), inward, outward, period)

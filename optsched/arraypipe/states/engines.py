@@ -152,7 +152,6 @@ class SimulatedEngine:
         self.free = {IN: 0.0, OUT: 0.0}  # when the last copy of a direction ends
         self.copied = {IN: 0, OUT: 0}
         self.now = 0.0  # when the last block ends
-        self.computed = 0.0
         self.exposed = 0.0  # time that blocks waited for copies
         self.copies: list[Copy] = []
 
@@ -180,7 +179,6 @@ class SimulatedEngine:
 
     def block(self, duration: float) -> None:
         """Let a block run."""
-        self.computed += duration
         self.now += duration
 
     def idle(self, gap: float) -> None:

@@ -32,20 +32,11 @@ class Rule(NamedTuple):
     fixed
         States that stay, once loaded, for as long as they are needed at all. The others share the
         slots that are left, and their copies overlap with blocks of the fixed ones.
-    leaving
-        Visits (`mark`) after which a state is the first to leave, and of several the one that was
-        used longest ago.
     """
 
     slots: int
     lead: int = 0
     fixed: tuple[int, ...] = ()
-    leaving: frozenset[tuple[int, str, int]] = frozenset()
-
-
-def mark(visit: Visit) -> tuple[int, str, int]:
-    """What a visit has in common with that of the next cycle."""
-    return visit.state, visit.kind, visit.operation
 
 
 class Move(NamedTuple):
@@ -76,14 +67,13 @@ class _Slot:
         self.changed: dict[int, int] = {}  # piece -> visit that changed it last
         self.last = -1  # visit that used it last
         self.turn = -1  # number of the turn that used it last
-        self.leaves = False  # whether that visit is marked
 
 
 class Pool:
     """Slots for the same pieces."""
 
     def __init__(self, index: int, rule: Rule) -> None:
-        self.index, self.rule, self.leaving = index, rule, rule.leaving
+        self.index, self.rule = index, rule
         self.needs, self.changes = (
             {k: tuple(piece for piece in row if piece in POOLS[index]) for k, row in table.items()}
             for table in (NEEDS, CHANGES)
@@ -102,7 +92,7 @@ class Replacement:
     """Decides visit by visit; knows as much of the future as it has been told.
 
     The victim is the state whose next use is farthest away, a clean one among equals (Belady, IBM
-    Systems Journal 5, 1966), apart from what the rule of the pool spares and what it has marked.
+    Systems Journal 5, 1966), apart from what the rule of the pool spares.
 
     Parameters
     ----------
@@ -152,13 +142,6 @@ class Replacement:
     def skipped(self, visit: Visit) -> None:
         """A visit is not run: iterations end whole or with their job, so no graph is left."""
         self.graphs[visit.state] = 0
-
-    def unmark(self) -> None:
-        """The marks of the rules were for another order."""
-        for pool in self.pools:
-            pool.leaving = frozenset()
-            for slot in pool.slots:
-                slot.leaves = False
 
     def forget(self) -> None:
         """What was announced and not decided on does not hold any more; no graph is left."""
@@ -221,7 +204,6 @@ class Replacement:
         for piece in pool.changes[visit.kind]:
             slot.changed[piece] = self.position
         slot.last, slot.turn = self.position, pool.turn
-        slot.leaves = mark(visit) in pool.leaving
         return Move(pool.index, k, fetch, victim, writes, after)
 
     def _next_use(self, pool: Pool, state: int) -> float:
@@ -243,14 +225,9 @@ class Replacement:
             if (pinned or slot.state in pool.rule.fixed) and not (use == math.inf and self.known):
                 continue
             spared = pool.turn - slot.turn <= pool.rule.lead
-            rank: tuple[int, float, bool]
-            if slot.leaves or (pool.leaving and use == math.inf):
-                rank = (2, -slot.last, True)
-            elif spared:  # where all are, the one that was left longest ago
-                rank = (0, -slot.turn, not slot.changed)
-            else:
-                rank = (1, use, not slot.changed)
-            choices.append((rank, -k))
+            # where all are spared, the one that was left longest ago
+            rank = (0, -slot.turn) if spared else (1, use)
+            choices.append(((*rank, not slot.changed), -k))
         if not choices:
             raise OutOfSlots(
                 f"all {len(pool.slots)} slots hold states between a forward and its backward"
