@@ -21,6 +21,7 @@ from torch import Tensor, nn  # noqa: E402
 from optsched import verify  # noqa: E402
 from optsched.arraypipe import (  # noqa: E402
     Job,
+    JobFailed,
     array_run,
     feed,
     inline,
@@ -405,3 +406,18 @@ def test_a_profile_knows_what_launching_takes(machine: Machine) -> None:
     assert all(block.launch_bound for block in profile.blocks)
     n = len(profile.blocks)
     assert f"{n} of {n} blocks take no longer on the GPU" in str(profile)
+
+
+def test_the_first_error_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that is lost raises again when the run ends, and knows less of what happened."""
+
+    def lost(*_: Any) -> None:
+        raise RuntimeError("unspecified launch failure")
+
+    def build(calls: int) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(6, 6), Fragile(calls), nn.Linear(6, 4))
+
+    array = trainer([Job(0, 8, adamw, model={"calls": 2})], build_model=build, stages=[1, 2])
+    monkeypatch.setattr(lanes.Lanes, "synchronize", lost)
+    with pytest.raises(JobFailed, match="stage 1, iteration 2: RuntimeError: broken"):
+        run(array)

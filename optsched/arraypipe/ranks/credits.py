@@ -77,6 +77,8 @@ class CreditedLinks(GlooLinks):
         self._cuda = on_gpu(device)
         # or its watchdog would end the process before `abort` and the sentence that says why
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+        # every channel is such an operation, on a communicator of its own
+        os.environ.setdefault("TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING", "false")
         self._every = frozenset(lanes)
         self._queues: dict[Lane, SimpleQueue[Any]] = {}
         self._threads: list[threading.Thread] = []
