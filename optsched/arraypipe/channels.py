@@ -145,10 +145,6 @@ class DevicePort:
             for k, channel in self._inputs[instance.operation]
         ]
 
-    def makes(self, instance: Instance) -> tuple[tuple[int, int], ...]:
-        """Pairs (message, channel) that this block makes for other devices."""
-        return self._outputs[instance.operation]
-
     def ended(self, instance: Instance) -> None:
         """The block is over: its inputs are consumed, its outputs are in the outbox."""
         for channel, transfer in self.needs(instance):

@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from optsched.arraypipe.split import Names
 
 _FORMAT: Final = "optsched.train/2"
-_BEFORE: Final = "optsched.train/1"  # of jobs that had none of the newer settings
-_SETTINGS: Final = {"precision": "fp32", "clip_norm": None}
 _DIGITS: Final = 18  # of an iteration
-_MUST_AGREE: Final = ("seed", "batch_size", "microbatches", *_SETTINGS)
+_MUST_AGREE: Final = ("seed", "batch_size", "microbatches", "precision", "clip_norm")
 
 
 class CheckpointFolder:
@@ -280,7 +278,7 @@ class CheckpointFolder:
     def _restore(self, run: JobRun, at: int, place: Path) -> None:
         """Load a checkpoint of a job into its model, optimizers and schedulers."""
         train = load(place / "train.pt")
-        if not isinstance(train, dict) or train.get("format") not in (_FORMAT, _BEFORE):
+        if not isinstance(train, dict) or train.get("format") != _FORMAT:
             raise InputError(f"{place / 'train.pt'}: is not a checkpoint of format {_FORMAT}")
         if train["iteration"] != at:
             raise InputError(
@@ -288,22 +286,19 @@ class CheckpointFolder:
                 f"its name"
             )
         for key in _MUST_AGREE:
-            before = train.get(key, _SETTINGS.get(key))
-            if before != getattr(run.job, key):
+            if train[key] != getattr(run.job, key):
                 raise InputError(
-                    f"{place}: was written with {key} {before}, the job has {getattr(run.job, key)}"
+                    f"{place}: was written with {key} {train[key]}, the job has "
+                    f"{getattr(run.job, key)}"
                 )
         check_same_arguments(train, run.job.model, place)
         model = load(place / "model.pt")
         check_same_model(run.model, model, place / "model.pt")
         self._warn(train, place)
         now, title = self.makers[run.index], f"{place} of job {run.title}"
-        check_same_class(train.get("scheduler", {}), now["scheduler"], title)
-        # a file without the field tells the settings by the states alone
-        check_same_makers(
-            train["optimizer" if "optimizer" in train else "parameters"], now["optimizer"], title
-        )
-        check_same_settings(train.get("scheduler", {}), now["scheduler"], title)
+        check_same_class(train["scheduler"], now["scheduler"], title)
+        check_same_makers(train["optimizer"], now["optimizer"], title)
+        check_same_settings(train["scheduler"], now["scheduler"], title)
         restore(run, model, train, place)
 
     def _warn(self, train: Mapping[str, Any], place: Path) -> None:

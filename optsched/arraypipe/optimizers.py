@@ -223,15 +223,12 @@ def makers_by_name(
 def check_same_makers(
     saved: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], place: str
 ) -> None:
-    """Refuse an optimizer of another class or with other settings than the checkpoint's.
-
-    A checkpoint that was written before classes were kept has none to compare.
-    """
+    """Refuse an optimizer of another class or with other settings than the checkpoint's."""
     for name in (*now, *(name for name in saved if name not in now)):
         if name not in saved or name not in now:
             side = "the checkpoint" if name not in saved else "the job"
             raise InputError(f"{place}: the optimizer of {side} does not train {name!r}")
-        pairs = {"class": (saved[name].get("class", now[name]["class"]), now[name]["class"])}
+        pairs = {"class": (saved[name]["class"], now[name]["class"])}
         before, after = saved[name]["settings"], now[name]["settings"]
         for key in (*before, *(key for key in after if key not in before)):
             pairs[f"setting {key!r}"] = (before.get(key, _UNSET), after.get(key, _UNSET))

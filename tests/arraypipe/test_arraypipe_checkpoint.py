@@ -447,19 +447,6 @@ def test_resume_with_other_settings_is_refused(tmp_path: Path, change: Any, sent
         )
 
 
-def test_files_of_the_first_format_are_resumed(tmp_path: Path) -> None:
-    """They have no fields for what jobs could not have then."""
-    schedule, array = random_schedule([1], 3), trainer([Job(0, 8, adamw)])
-    array.run(schedule, 2, checkpoint=tmp_path)
-    place = tmp_path / "job0" / "2" / "train.pt"
-    train = torch.load(place, weights_only=True)
-    for key in ("precision", "clip_norm", "masters", "schedulers", "scheduler"):
-        del train[key]
-    torch.save({**train, "format": "optsched.train/1"}, place)
-    result = array.run(schedule, 4, checkpoint=tmp_path, resume=True)
-    assert same_state(result.trained[0], array.train_alone(0, 4)) == []
-
-
 def test_slots_and_views_leave_no_trace_in_the_files(tmp_path: Path) -> None:
     """Weights that are views of something larger are saved alone."""
     flat = torch.zeros(10**5)

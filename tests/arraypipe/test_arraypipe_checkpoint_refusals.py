@@ -213,23 +213,6 @@ def test_resume_compares_what_optimizers_were_made_with(tmp_path: Path) -> None:
     assert same_state(again.trained[0], array.train_alone(0, 5)) == []
 
 
-def test_checkpoint_without_the_optimizer_field_is_resumed(tmp_path: Path) -> None:
-    """A file of before that field: its settings are compared as they were saved."""
-    schedule, place = random_schedule([1], 3), tmp_path / "job0" / "2" / "train.pt"
-    array = trainer([Job(0, 8, adamw)])
-    array.run(schedule, 2, checkpoint=tmp_path)
-    train = torch.load(place, weights_only=True)
-    made = train.pop("optimizer")
-    assert made["0.weight"]["class"] == "torch.optim.adamw.AdamW"
-    assert made["0.weight"]["settings"]["lr"] == 1e-2
-    torch.save(train, place)
-    for other in (sgd, plain_adamw(lr=0.1)):
-        with pytest.raises(InputError, match=r"'lr' 0.01 for '0.weight', the job has 0.1"):
-            trainer([Job(0, 8, other)]).run(schedule, 3, checkpoint=tmp_path, resume=True)
-    result = array.run(schedule, 3, checkpoint=tmp_path, resume=True)
-    assert same_state(result.trained[0], array.train_alone(0, 3)) == []
-
-
 def test_resume_with_other_threads_warns(tmp_path: Path) -> None:
     """Sums may be split otherwise by another number of threads: the user is told."""
     schedule = random_schedule([1], 3)

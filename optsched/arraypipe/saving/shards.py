@@ -89,7 +89,7 @@ def restore(run: JobRun, model: Any, train: Mapping[str, Any], place: Path) -> N
         restore_states(stage.optimizer, own, states, str(place))
         if stage.masters is not None:
             _restore_masters(own, train["masters"], place / "train.pt")
-        restore_scheduler(stage, train.get("schedulers", {}), str(place))
+        restore_scheduler(stage, train["schedulers"], str(place))
 
 
 def _placed(
