@@ -301,7 +301,7 @@ class ArrayRun:
                 self.course, self.runs, self.worker, self.planner, self.settings.strict
             )
         self.worker.memory = self._memory()
-        lanes = Lanes(self.devices) if self.gpu else None
+        lanes = Lanes(self.devices, self.worker.memory.pauses) if self.gpu else None
         return InlineBackend(
             self.course, self.runs, self.worker, self.planner, self.settings.strict, lanes
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 AHEAD: Final = 32
 """Blocks of a device that the host launches ahead.
@@ -17,6 +17,7 @@ AHEAD: Final = 32
 Enough to keep it busy; few, because memory that another stream has used is free again only when
 that stream has got there, so that a host far ahead takes more and more of it.
 """
+Pause: TypeAlias = tuple[torch.cuda.Event, torch.cuda.Event]
 _NOWHERE: Final = -1
 _DRIFT: Final = 60 * 10**9  # after so long the host looks again how far the timers have drifted
 _FRESH: Final = 10**9  # events are compared with one of this second: differences are float32
@@ -64,30 +65,36 @@ class BlockTimes:
 
     def __init__(self, clock: GpuClock) -> None:
         self.clock, self.last = clock, 0
-        self.flying: deque[tuple[int, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self.flying: deque[tuple[int, Pause, Sequence[Pause]]] = deque()
 
     def __len__(self) -> int:
         """Blocks under way."""
         return len(self.flying)
 
-    def add(self, row: int, began: torch.cuda.Event, ended: torch.cuda.Event) -> None:
-        """Note the events around a block, and the row that its times are for."""
-        self.flying.append((row, began, ended))
+    def add(
+        self, row: int, began: torch.cuda.Event, ended: torch.cuda.Event, pauses: Sequence[Pause]
+    ) -> None:
+        """Note the events around a block and its pauses, and the row that its times are for."""
+        self.flying.append((row, (began, ended), pauses))
 
-    def land(self) -> tuple[int, int, int] | None:
-        """Wait for the oldest block; its row, start and end, None if it has been forgotten."""
-        row, began, ended = self.flying.popleft()
+    def land(self) -> tuple[int, int, int, int] | None:
+        """Wait for the oldest block; its row, start, end and pauses, None if it is forgotten.
+
+        As on a CPU what it waited for counts as before its start.
+        """
+        row, (began, ended), pauses = self.flying.popleft()
         self.clock.wait(ended)
         if row == _NOWHERE:
             return None
         # a host that has looked at the timers again may put back the clock by what they drifted
         start = max(self.last, self.clock.time(began))
         self.last = max(start, self.clock.time(ended))
-        return row, start, self.last
+        waited = round(sum(begin.elapsed_time(end) for begin, end in pauses) * 1e6)
+        return row, min(start + waited, self.last), self.last, waited
 
     def keep(self, place: Mapping[int, int]) -> None:
         """Rows have new numbers; forget those that have none."""
-        self.flying = deque((place.get(k, _NOWHERE), b, e) for k, b, e in self.flying)
+        self.flying = deque((place.get(k, _NOWHERE), both, p) for k, both, p in self.flying)
 
 
 def timer() -> torch.cuda.Event:

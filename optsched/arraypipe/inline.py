@@ -98,7 +98,10 @@ class InlineBackend:
         if self.lanes is None:
             return records
         self.launching = [record.end - record.start for record in records]
-        return self.lanes.finish(records)
+        records = self.lanes.finish(records)
+        if self.worker.memory.moves:
+            self.past.exposed = [waited for *_, waited in self.lanes.times]
+        return records
 
     def _finish(self) -> None:
         if self.lanes is not None:  # the worker reads from the devices

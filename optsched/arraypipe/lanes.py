@@ -16,11 +16,12 @@ from optsched.arraypipe.gpu_clock import AHEAD, BlockTimes, GpuClock, timer
 from optsched.arraypipe.ranks.wire import copied
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
     from optsched.arraypipe.course import Record
+    from optsched.arraypipe.gpu_clock import Pause
     from optsched.arraypipe.worker import Parcel
 
 _NOWHERE: Final = -1
@@ -54,16 +55,21 @@ class Lanes:
     ----------
     devices
         The GPU of every device of the schedule; entries may repeat.
+    pauses
+        Gives the events around what the block that is launched has to wait for.
     """
 
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        self.devices = tuple(devices)
+    def __init__(
+        self, devices: Sequence[torch.device], pauses: Callable[[], Sequence[Pause]] = list
+    ) -> None:
+        self.devices, self.pauses = tuple(devices), pauses
         self.streams = [_stream(device) for device in devices]
         self.links: dict[tuple[int, int], tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
         self.sides: dict[torch.device, torch.cuda.Stream] = {}  # of `aside`
         self.clocks = {device: GpuClock(device) for device in dict.fromkeys(devices)}
         self.flying = [BlockTimes(self.clocks[device]) for device in devices]
-        self.times: list[tuple[int, int]] = []  # of all blocks, in the order of their launch
+        # of all blocks, in the order of their launch: start, end, waited before the start
+        self.times: list[tuple[int, int, int]] = []
         self.carried: list[Carried] = []
         self._pushes: deque[tuple[tuple[int, int, int], _Push]] = deque()  # under way
 
@@ -109,8 +115,8 @@ class Lanes:
             began.record(stream)
             yield received
             ended.record(stream)
-        flying.add(len(self.times), began, ended)
-        self.times.append((0, 0))
+        flying.add(len(self.times), began, ended, self.pauses())
+        self.times.append((0, 0, 0))
 
     def post(
         self,
@@ -167,14 +173,13 @@ class Lanes:
             self._arrive()
         return [
             record._replace(start=start, end=end)
-            for record, (start, end) in zip(records, self.times, strict=True)
+            for record, (start, end, _) in zip(records, self.times, strict=True)
         ]
 
     def _land(self, lane: int) -> None:
         """Wait for the oldest block in flight, and read its times."""
         if landed := self.flying[lane].land():
-            k, start, end = landed
-            self.times[k] = start, end
+            self.times[landed[0]] = landed[1:]
 
     def _arrive(self) -> None:
         """Wait for the oldest copy between GPUs, and read its times."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from optsched.arraypipe.gpu_clock import Pause
     from optsched.arraypipe.job import JobStage
     from optsched.arraypipe.planning.segments import Instance, Segment
     from optsched.arraypipe.states.beside import MakeCriterion
@@ -324,6 +325,15 @@ class PerDevice:
     def exposed(self) -> int:
         """Nanoseconds that blocks of all devices have waited for copies."""
         return sum(memory.exposed for memory in self.slotted if memory is not None)
+
+    def pauses(self) -> list[Pause]:
+        """Events around what blocks have waited for on GPUs since the last call."""
+        found: list[Pause] = []
+        for memory in self.slotted:
+            if memory is not None and memory.engine.pauses:
+                found += memory.engine.pauses
+                memory.engine.pauses.clear()
+        return found
 
     @property
     def copies(self) -> list[Copied]:

@@ -136,8 +136,8 @@ class ProcessBackend:
         inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
         outer = [[k for k in row if channel_of[k] >= 0] for row in segment.routes.outputs]
         note, note_exposed = self.past.rows.append, self.past.exposed.append
-        memory, timed = worker.memory, worker.memory.moves and self.flying is None
-        exposed, flying = memory.exposed, self.flying
+        memory, flying, timed = worker.memory, self.flying, worker.memory.moves
+        exposed = memory.exposed
         self._seat(segment)  # before any message: it takes memory
         post.open(segment, number, self._windows(segment))
         cycle = -1
@@ -161,12 +161,12 @@ class ProcessBackend:
             if timed:  # what it waited for its state is not the block's time
                 waited, exposed = memory.exposed - exposed, memory.exposed
                 began = min(began + waited, ended)
-                note_exposed(waited)
+                note_exposed(waited)  # on a GPU it is known when the block is over
             if worker.aside:  # batches and callbacks are not the block's time
                 began, worker.aside = min(began + worker.aside, ended), 0
             note((number, now.operation, now.cycle, now.iteration, began, ended))
             if flying is not None and begin is not None:
-                flying.add(len(self.past.rows) - 1, begin, mark())
+                flying.add(len(self.past.rows) - 1, begin, mark(), memory.pauses())
                 self._land(AHEAD)
             away = {k: sent.pop(k) for k in outer[now.operation]}
             self.mail.update(sent)
@@ -185,8 +185,10 @@ class ProcessBackend:
         """Note the times of the GPU instead of the host's, until so many blocks are under way."""
         while self.flying is not None and len(self.flying) > most:
             if landed := self.flying.land():
-                k, start, end = landed
+                k, start, end, waited = landed
                 self.past.rows[k] = (*self.past.rows[k][:4], start, end)
+                if self.worker.memory.moves:
+                    self.past.exposed[k] = waited
 
     def _forget(self, kept: Sequence[int] | None) -> None:
         """If blocks are no longer remembered: what else there is of their time goes too."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from optsched.arraypipe.gpu_clock import Pause
     from optsched.arraypipe.job import JobStage, Loss
     from optsched.arraypipe.job_run import JobRun
     from optsched.arraypipe.planning.checks import Block
@@ -69,6 +70,9 @@ class Memory(Protocol):
     def copies(self) -> Sequence[Copied]:
         """Copies of states so far."""
 
+    def pauses(self) -> Sequence[Pause]:
+        """Events around what blocks have waited for on GPUs since the last call."""
+
     def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
         """Make the state of a job on a stage usable for a block."""
 
@@ -91,6 +95,10 @@ class Resident:
 
     def __init__(self, runs: Sequence[JobRun]) -> None:
         self.runs = runs
+
+    def pauses(self) -> Sequence[Pause]:
+        """None."""
+        return ()
 
     def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
         """The stage; nothing is moved, unless it is new on its device."""

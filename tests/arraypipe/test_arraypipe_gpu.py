@@ -181,15 +181,19 @@ def test_the_clock_follows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     times = gpu_clock.BlockTimes(clock)
     found = []
     for second in range(1, 600):
-        times.add(second, At((second - 1) * 1000.1), At(second * 1000.1))
+        times.add(second, At((second - 1) * 1000.1), At(second * 1000.1), ())
         now = second
         landed = times.land()
         assert landed is not None
         found.append(landed)
-    for (_, _, end), (second, start, _) in pairwise(found):
+    for (_, _, end, _), (second, start, _, _) in pairwise(found):
         assert start >= end
         assert abs(end - (second - 1) * 10**9) < 7_000_000  # a minute of drift
-    times.add(0, At(0), At(1))
+    begin = 600 * 1000.1
+    times.add(600, At(begin), At(begin + 10), [(At(begin + 1), At(begin + 4))])
+    _, start, end, waited = times.land()  # type: ignore[misc]
+    assert (waited, end - start) == (3_000_000, 7_000_000)
+    times.add(0, At(0), At(1), ())
     times.keep({1: 0})
     assert len(times) == 1
     assert times.land() is None

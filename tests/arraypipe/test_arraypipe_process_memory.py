@@ -23,6 +23,7 @@ SOME: dict[str, tuple[Any, ...]] = {
     "exact": (2, "tight", "exact", 0, 2),
     "four": (4, "tight", "exact", 100, 102),
     "replanned": (2, "tight_replanned", 0, 3),
+    "gpus": (2, "tight", "streamed", "exact", 0, 2),
     "too small": (2, "too_small"),
     "too large": (2, "too_large"),
     "reported": (2, "reported"),
@@ -56,9 +57,9 @@ def rare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return asked(tmp_path_factory.mktemp("rare"), [name for name in SOME if name in RARE])
 
 
-@pytest.mark.parametrize("case", ["exact", "replanned"])
+@pytest.mark.parametrize("case", ["exact", "replanned", "gpus"])
 def test_bit_identical_in_little_memory(answers: dict[str, Any], case: str) -> None:
-    """Random plans on 2 ranks, and plans that change on the way: no differing bit."""
+    """Random plans on 2 ranks, plans that change on the way, simulated GPUs: no differing bit."""
     assert answers[case]["answer"] == []
     assert answers[case]["moving"]
 

@@ -32,6 +32,7 @@ class CudaEngine:
         self.device = device
         self.exposed = 0.0
         self.waits: deque[tuple[Any, Any]] = deque()  # events around what blocks wait for
+        self.pauses: list[tuple[Any, Any]] = []  # the same, until somebody takes them
         self.copies: list[Copy] = []
         self.flying: deque[tuple[str, int, int, Any, Any]] = deque()  # and events around each
         self.clock = GpuClock(device)
@@ -85,6 +86,7 @@ class CudaEngine:
             stream.wait_event(event)
         end.record(stream)
         self.waits.append((begin, end))
+        self.pauses.append((begin, end))
         while self.waits and self.waits[0][1].query():
             self._count()
 

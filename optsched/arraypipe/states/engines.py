@@ -33,6 +33,7 @@ class CopyEngine(Protocol):
     """
 
     copies: list[Copy]  # in nanoseconds of the host's clock; empty if it measures none
+    pauses: list[tuple[Any, Any]]  # events around what blocks wait for on a GPU
 
     @property
     def exposed(self) -> float:
@@ -67,6 +68,7 @@ class HostEngine:
     def __init__(self) -> None:
         self.exposed = 0.0
         self.copies: list[Copy] = []
+        self.pauses: list[tuple[Any, Any]] = []
 
     def copy(
         self,
@@ -154,6 +156,7 @@ class SimulatedEngine:
         self.now = 0.0  # when the last block ends
         self.exposed = 0.0  # time that blocks waited for copies
         self.copies: list[Copy] = []
+        self.pauses: list[tuple[Any, Any]] = []
 
     def copy(
         self,
