@@ -124,7 +124,7 @@ def sliced(sizes: Sizes) -> Model:
 
     def build() -> nn.Module:
         return nn.Sequential(
-            nn.Linear(w, 4 * w), _Apply(lambda x: x.unflatten(1, (4, w))[:, 0]), nn.Dropout(0.3),
+            nn.Linear(w, 4 * w), _Apply(lambda x: x.view(-1, 4, w)[:, 0]), nn.Dropout(0.3),
             nn.Linear(w, 4 * w), nn.Unflatten(1, (4, w)), _Apply(lambda x: x.sum(1)),
             nn.Linear(w, w), nn.ReLU(), nn.Dropout(0.3), nn.Linear(w, CLASSES),
         )  # fmt: skip
@@ -244,7 +244,7 @@ class _Embedding(nn.Module):
 
 
 class _Block(nn.TransformerEncoderLayer):
-    """Attention to what came before, by `scaled_dot_product_attention`."""
+    """Its attention, to what came before, is `scaled_dot_product_attention`."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], x.device, x.dtype)

@@ -30,9 +30,10 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 import torch
+from torch.distributed import is_nccl_available
 
 from benchmarks.executor.gpu_cases import Row, Sizes, kernels, small
-from benchmarks.executor.gpu_exact import UNUSABLE, exactness
+from benchmarks.executor.gpu_exact import exactness
 from benchmarks.executor.gpu_memory import memory
 from benchmarks.executor.gpu_ranks import ranks
 from benchmarks.executor.gpu_speed import speed
@@ -54,7 +55,7 @@ _FIELDS = (
     "driver_version", "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current",
     "power.limit", "clocks.max.sm", "mig.mode.current", "ecc.mode.current",
 )  # fmt: skip
-_NOW = ("clocks.sm", "power.draw", "temperature.gpu")
+_NOW = ("clocks.sm", "power.draw", "temperature.gpu", "pcie.link.gen.current")
 
 
 class Table:
@@ -151,7 +152,7 @@ def run(table: Table, parts: Sequence[str], sizes: Sizes) -> None:
     for k, part in enumerate(parts):
         for name, rows in (*clocks[: k == 0], *PARTS[part](sizes), *clocks):
             table.begin(part, name)
-            faulthandler.dump_traceback_later(LIMIT, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(LIMIT, exit=True, file=2)
             kernels(part in ("exact", "ranks"))
             if not checked(table, part, name, rows):
                 sentence = "the device can do nothing more; the checks behind this were not run"
@@ -169,9 +170,9 @@ def checked(table: Table, part: str, name: str, rows: Callable[[], Iterable[Row]
             for row in rows():
                 table.add(part, row)
         except Exception as error:
-            usable = not isinstance(error, UNUSABLE)
             said = f"{type(error).__name__}: {error}".splitlines()[0]
             table.add(part, Row(name, said, "no error", False))
+            usable = works()
     for sentence in (str(message.message) for message in told):
         table.warnings.setdefault(sentence, table.running)
         if "AccumulateGrad node's stream" in sentence:  # said once in a process
@@ -182,6 +183,16 @@ def checked(table: Table, part: str, name: str, rows: Callable[[], Iterable[Row]
     return usable
 
 
+def works() -> bool:
+    """Whether the GPU, if one is used, still computes: after some errors it does not any more."""
+    try:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
+
+
 def about(cuda: bool) -> dict[str, str]:
     """Date, machine, versions and flags; what cannot be found out is empty."""
     here = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
@@ -190,7 +201,7 @@ def about(cuda: bool) -> dict[str, str]:
         "host": machine("torch", "numpy").removeprefix("# "),
         "commit": _said([*here, "--exclude=*", "--abbrev=12"]),
         "CUDA": torch.version.cuda or "",
-        "cuDNN": str(torch.backends.cudnn.version() or ""),
+        "cuDNN": str(torch.backends.cudnn.version() or ""),  # type: ignore[no-untyped-call]
         "flags": "deterministic kernels in exact and ranks, TF32 off unless a row says so",
         **{name: os.environ.get(name, "") for name in _VARIABLES},
     }
@@ -199,27 +210,29 @@ def about(cuda: bool) -> dict[str, str]:
         found |= {
             "GPU": f"{torch.cuda.device_count()} x {gpu.name}, {gpu.multi_processor_count} SMs, "
             f"{gpu.total_memory / 2**30:.1f} GiB",
-            "NCCL": ".".join(map(str, torch.cuda.nccl.version())),
+            "NCCL": str(torch.cuda.nccl.version()) if is_nccl_available() else "",  # type: ignore[no-untyped-call]
             **nvidia_smi(_FIELDS),
         }  # fmt: skip
     return found
 
 
 def clock() -> Iterator[Row]:
-    """SM clock, power and temperature while the GPU multiplies matrices."""
+    """What `nvidia-smi` says while the GPU multiplies matrices."""
     x = torch.randn(8192, 8192, device="cuda:0")
     for _ in range(50):  # a second
         torch.mm(x, x)
-    yield Row("SM clock, power, temperature", ", ".join(nvidia_smi(_NOW).values()))
+    yield Row("SM clock, power, temperature, PCIe generation", ", ".join(nvidia_smi(_NOW).values()))
     torch.cuda.synchronize()
 
 
 def nvidia_smi(fields: Sequence[str]) -> dict[str, str]:
     """What the driver says about the first GPU; nothing if it cannot be asked."""
-    uuid = torch.cuda.get_device_properties(0).uuid
-    asked = ["nvidia-smi", f"--id=GPU-{uuid}", f"--query-gpu={','.join(fields)}"]
-    said = [value.strip() for value in _said([*asked, "--format=csv,noheader"]).split(",")]
-    return dict(zip(fields, said, strict=True)) if len(said) == len(fields) else {}
+    asked = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    for gpu in (f"GPU-{torch.cuda.get_device_properties(0).uuid}", "0"):
+        said = [value.strip() for value in _said([*asked, f"--id={gpu}"]).split(",")]
+        if len(said) == len(fields):
+            return dict(zip(fields, said, strict=True))
+    return {}
 
 
 def _said(command: Sequence[str]) -> str:

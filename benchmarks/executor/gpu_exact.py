@@ -43,14 +43,11 @@ from optsched.arraypipe.states.cuda_engine import CudaEngine
 from optsched.arraypipe.states.engines import HostEngine
 from optsched.arraypipe.states.slots import layout_of
 from optsched.arraypipe.train_alone import Trained, differences
-from optsched.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 STEPS = 3
-UNUSABLE: type[Exception] = getattr(torch, "AcceleratorError", InternalError)
-"""An error after which a GPU computes nothing any more in this process."""
 _CYCLES = 1.8e6  # of a GPU in a millisecond, more or less
 _BLOCK, _COPY = 3.0, 1.0  # most milliseconds of a sleep; a state is copied in several parts
 _GAPS = "boundary with gaps, expanded gradient"
@@ -131,7 +128,8 @@ def slotted(sizes: Sizes) -> Case:
 def trained(sizes: Sizes, case: Case) -> Iterator[Row]:
     """A case in random orders."""
     kernels(True, **case.flags)
-    yield equal(case.name, found_in(sizes, case, range(sizes.of(3, 2))))
+    orders = sizes.of(3 if case.name.startswith("GPT") else 5, 2)
+    yield equal(case.name, found_in(sizes, case, range(orders)))
 
 
 def found_in(sizes: Sizes, case: Case, seeds: Sequence[int], **run: Any) -> list[str]:
@@ -331,7 +329,7 @@ def crowded(sizes: Sizes) -> Iterator[Row]:
 def _greedy(sizes: Sizes, name: str, many: int, loss: Any) -> Row:
     """The last of four jobs has so many samples in its second iteration, and fails alone."""
     jobs = [*_all(PLAIN), Job(9, 8, sgd, name="greedy")]
-    model = images(sizes)
+    model = images(sizes, "on the GPU")  # with no part of them in memory of the host
 
     def data(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         for iteration, (x, target) in enumerate(model.data(job, start), start):
@@ -387,7 +385,7 @@ def mutant(sizes: Sizes, name: str) -> Iterator[Row]:
             seed += 1
             try:
                 found = found_in(sizes, case, [seed])
-            except (InputError, UNUSABLE):
+            except InputError:
                 raise
             except Exception as error:  # by a loss that is no number
                 found = [f"{type(error).__name__}: {error}"]

@@ -63,7 +63,8 @@ def started(way: str) -> Iterator[Row]:
             )  # fmt: skip
             stack.callback(_end, processes[-1])
         rows = stack.enter_context((folder / "rows").open())
-        until, codes = time.monotonic() + LIMIT, [None] * _RANKS
+        until = time.monotonic() + LIMIT
+        codes: list[int | None] = [None] * _RANKS
         while None in codes and time.monotonic() < until:
             time.sleep(0.1)
             codes = [process.poll() for process in processes]
