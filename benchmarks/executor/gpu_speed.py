@@ -6,21 +6,14 @@ import dataclasses
 import statistics
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
 
 import optsched
-from benchmarks.executor.gpu_cases import (
-    Row,
-    Sizes,
-    adamw,
-    judged,
-    stack,
-    stack_array,
-    stack_batches,
-)
+from benchmarks.executor.gpu_cases import STAGES, Check, Row, Sizes, adamw, stack, trainer
 from optsched.arraypipe import Job, blocks, random_schedule
 from optsched.arraypipe.inline import InlineBackend
 from optsched.pipelines import one_f_one_b, uniform
@@ -28,138 +21,151 @@ from optsched.pipelines import one_f_one_b, uniform
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch import Tensor
+
     from optsched.arraypipe import ArrayTrainer
     from optsched.arraypipe.course import Record
     from optsched.arraypipe.job import JobStage
-    from optsched.arraypipe.plan import ExecutionPlan
+
+JOBS, STEPS = 4, 8
+_LEAST = 10**6  # nanoseconds that a block takes at least where the prediction is judged
 
 
-def speed(sizes: Sizes) -> list[Row]:
+def speed(sizes: Sizes) -> list[Check]:
     """All rows about time."""
-    return [*switches(sizes), *predicted(sizes), *throughput(sizes)]
+    return [
+        ("switch of a resident job", partial(switches, sizes)),
+        ("period", partial(predicted, sizes)),
+        ("throughput", partial(throughput, sizes)),
+    ]
 
 
-def siblings(sizes: Sizes, microbatches: int = 1) -> list[Job]:
+def siblings(sizes: Sizes, **changes: Any) -> list[Job]:
     """Equal jobs."""
-    return [
-        Job(j, sizes.batch, adamw, microbatches=microbatches, name=f"job{j}")
-        for j in range(sizes.jobs)
-    ]
+    return [Job(j, sizes.batch, adamw, name=f"job{j}", **changes) for j in range(JOBS)]
 
 
-def switches(sizes: Sizes) -> list[Row]:
-    """Host time of a block that does nothing; gap on the device between blocks of two jobs."""
+def switches(sizes: Sizes) -> Iterator[Row]:
+    """Host time of a block that does nothing but hand on a number."""
     tiny = dataclasses.replace(sizes, width=32, batch=2)
-    array = stack_array(tiny, siblings(tiny))
-    plan = array.plan(random_schedule([1] * sizes.jobs, sizes.stages, seed=0))
-    steps = 5 * sizes.steps
-    blocks = plan.schedule.n_operations * steps
-    with blocks_that_do_nothing():
-        inline(array, plan, 2)
-        host = [inline(array, plan, steps) / blocks for _ in range(sizes.repeats)]
-    per_block = statistics.median(host) / 1e3
-    rows = [Row("switch of a resident job, host time", f"{per_block:.1f} us",
-                "<= 60 us", judged(sizes, per_block <= 60))]  # fmt: skip
-    # all stages on one device: nothing is ever waited for, so gaps are those between kernels
-    array = stack_array(sizes, siblings(sizes))
-    schedule = random_schedule([1] * sizes.jobs, sizes.stages, place=[0] * sizes.stages, seed=1)
-    trace = array.run(schedule, sizes.steps).trace
-    assert trace.start is not None
-    ends = (trace.start + trace.duration)[:-1]
-    gap = float(statistics.median((trace.start[1:] - ends).tolist())) / 1e3
-    rows.append(Row("gap on the device between two blocks", f"{gap:.1f} us", "<= 20 us",
-                    judged(sizes, gap <= 20)))  # fmt: skip
-    return rows
+    array = trainer(tiny, stack(tiny), siblings(tiny))
+    schedule = random_schedule([1] * JOBS, STAGES)
+    steps = 5 * STEPS
+    with blocks_that_do_nothing(sizes):
+        inline(array, schedule, 2)
+        spent = [inline(array, schedule, steps) for _ in range(sizes.of(3, 1))]
+    each = statistics.median(spent) / (schedule.n_operations * steps) / 1e3
+    name = "switch of a resident job, host time"
+    yield sizes.row(name, f"{each:.1f} us", "<= 60 us", each <= 60)
 
 
-def predicted(sizes: Sizes) -> list[Row]:
-    """The period of a profiled problem, solved, against the measured one; one stream."""
-    array = stack_array(sizes, siblings(sizes))
-    array.devices = [sizes.device]
-    problem = array.problem(array.profile(), place=[0] * sizes.stages)
+def predicted(sizes: Sizes) -> Iterator[Row]:
+    """The period of a profiled problem, solved, against the measured one, and the gaps in it.
+
+    All stages are on one stream: there a block waits for nothing but its launch.
+    """
+    array = trainer(sizes, stack(sizes), siblings(sizes), devices=[sizes.device])
+    problem = array.problem(array.profile(), place=[0] * STAGES)
     schedule = optsched.solve(problem, time_limit=2).schedule
-    assert schedule is not None
-    steps = max(8, sizes.steps)
-    period = array.run(schedule, steps).report.period
-    if period is None or period.predicted is None or period.measured is None:
-        return [Row("period", "none was measured", "a period", False)]
-    error = period.measured / period.predicted - 1
-    return [
-        Row(
-            "period, all stages on one stream",
-            f"predicted {period.predicted / 1e6:.2f} ms, measured {period.measured / 1e6:.2f} ms, "
-            f"{100 * error:+.1f} %",
-            "within 10 %",
-            judged(sizes, abs(error) <= 0.1),
-        )
-    ]
+    assert schedule is not None, "no schedule was found"
+    result = array.run(schedule, STEPS, on_error="raise")
+    trace, report, shortest = result.trace, result.report, int(schedule.duration.min())
+    assert trace.start is not None
+    gaps = trace.start[1:] - (trace.start + trace.duration)[:-1]
+    gap = float(statistics.median(gaps.tolist())) / 1e3
+    yield sizes.row("gap on the device between blocks", f"{gap:.1f} us", "<= 20 us", gap <= 20)
+    if report.launching is not None:
+        launch = report.launching / schedule.n_operations
+        note = "; launch-bound" if shortest < launch else ""
+        value = f"{launch / 1e3:.0f} us, the shortest block takes {shortest / 1e3:.0f} us{note}"
+        yield Row("launch of a block, host time", value)
+    found, known = (
+        report.period and report.period.measured,
+        report.period and report.period.predicted,
+    )
+    assert found and known, "no period was measured"
+    row = sizes.row(
+        "period, all stages on one stream",
+        f"predicted {known / 1e6:.2f} ms, measured {found / 1e6:.2f} ms, "
+        f"{100 * (found / known - 1):+.1f} %",
+        "within 10 % where blocks take 1 ms", abs(found / known - 1) <= 0.1,
+    )  # fmt: skip
+    yield row if shortest >= _LEAST else row._replace(holds=None)
 
 
-def throughput(sizes: Sizes) -> list[Row]:
-    """Iterations a second of all jobs: array, one after the other, one pipelined at a time."""
-    micro = 4
-    array = stack_array(sizes, siblings(sizes))
-    rolling = random_schedule([1] * sizes.jobs, sizes.stages, seed=2)
-    piped = [stack_array(sizes, [job]) for job in siblings(sizes, micro)]
-    order = one_f_one_b(uniform("one_f_one_b", stages=sizes.stages, micro_batches=micro))
-    ways: dict[str, Callable[[int], float]] = {
-        "array, a stream per stage": lambda steps: _seconds(array, rolling, steps),
-        "jobs one after the other, unsplit": lambda steps: sum(
-            _plainly(sizes, job, steps) for job in siblings(sizes)
-        ),
-        f"one job at a time, 1F1B, {micro} micro-batches": lambda steps: sum(
-            _seconds(one, order, steps) for one in piped
-        ),
+def throughput(sizes: Sizes) -> Iterator[Row]:
+    """Time of a round of all jobs: an array, its variants, and the jobs without one."""
+    jobs, everyone = [1] * JOBS, range(JOBS)
+    rolling = random_schedule(jobs, STAGES, seed=2)
+    updates = random_schedule(jobs, STAGES, update=everyone, together=everyone, seed=2)
+    piped = one_f_one_b(uniform("one_f_one_b", stages=STAGES, micro_batches=4))
+    here = stack(sizes)
+    array = trainer(sizes, here, siblings(sizes))
+    clipped = trainer(sizes, here, siblings(sizes, clip_norm=1.0))
+    ones = [trainer(sizes, here, [job]) for job in siblings(sizes, microbatches=4)]
+    ways: dict[str, Callable[[], float]] = {
+        "array": partial(seconds, array, rolling),
+        "one after the other": lambda: sum(plainly(sizes, job) for job in siblings(sizes)),
+        "1F1B one at a time": lambda: sum(seconds(one, piped) for one in ones),
+        "own updates": partial(seconds, array, updates),
+        "clipping": partial(seconds, clipped, updates),
     }
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    for place in ("pageable", "page-locked"):
+        there = trainer(sizes, stack(sizes, place), siblings(sizes))
+        ways[f"batches of the host, {place}"] = partial(seconds, there, rolling)
+    times = medians(ways, sizes.of(2, 1))
+    for name in [*ways][:3]:
+        yield Row(name, f"{1e3 * times[name] / STEPS:.2f} ms a round of all jobs")
+    for name in [*ways][1:3]:
+        gain = times[name] / times["array"]
+        yield sizes.row(f"array against {name}", f"{gain:.2f}x", ">= 1.0x", gain >= 1)
+    for name in [*ways][4:]:
+        ratio = times[name] / times["own updates" if name == "clipping" else "array"]
+        yield sizes.row(f"{name}, time ratio", f"{ratio:.2f}x", "<= 1.1x", ratio <= 1.1)
+
+
+def medians(ways: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """Of several ways in turn, after one round to warm up."""
     for way in ways.values():
-        way(2)
-    for _ in range(sizes.repeats):
-        for name, way in ways.items():
-            found[name].append(way(sizes.steps) / sizes.steps)
-    best = {name: statistics.median(times) for name, times in found.items()}
-    first, second, third = ways
-    rows = [Row(name, f"{1e3 * value:.2f} ms a round of all jobs") for name, value in best.items()]
-    over, under = best[second] / best[first], best[third] / best[first]
-    rows.append(Row("array against one after the other", f"{over:.2f}x", ">= 0.9x",
-                    judged(sizes, over >= 0.9)))  # fmt: skip
-    rows.append(Row("array against 1F1B one at a time", f"{under:.2f}x", ">= 1.0x",
-                    judged(sizes, under >= 1.0)))  # fmt: skip
-    return rows
+        way()
+    rounds = [{name: way() for name, way in ways.items()} for _ in range(repeats)]
+    return {name: statistics.median(row[name] for row in rounds) for name in ways}
 
 
-def _seconds(array: ArrayTrainer, schedule: Any, steps: int) -> float:
+def seconds(array: ArrayTrainer, schedule: Any) -> float:
     """From the start of the first block to the end of the last, on the device's clock."""
-    return array.run(schedule, steps, on_error="raise").report.wall / 1e9
+    return array.run(schedule, STEPS, on_error="raise").report.wall / 1e9
 
 
-def _plainly(sizes: Sizes, job: Job, steps: int) -> float:
+def plainly(sizes: Sizes, job: Job) -> float:
     """Seconds of a plain loop; its losses are read at the end."""
     torch.manual_seed(job.seed)
-    model = stack(sizes).to(sizes.device)
+    given = stack(sizes)
+    model = given.build().to(sizes.device)
     optimizer = job.optimizer(list(model.named_parameters()))
-    batches, losses = stack_batches(sizes)(job, 0), []
-    _wait(sizes)
+    batches, losses = given.data(job, 0), []
+    x, target = next(batches)
+    wait(sizes)
     began = time.perf_counter()
-    for _ in range(steps):
-        x, target = next(batches)
-        value = nn.functional.mse_loss(model(x), target)
+    for _ in range(STEPS):
+        value = given.loss(model(x), target)
         value.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
         losses.append(value.detach())
-    _wait(sizes)
-    seconds = time.perf_counter() - began
+    wait(sizes)
+    spent = time.perf_counter() - began
     assert all(loss.isfinite() for loss in losses)
-    return seconds
+    return spent
 
 
-def _wait(sizes: Sizes) -> None:
+def wait(sizes: Sizes) -> None:
+    """Until the device has nothing left to do."""
     if sizes.cuda:
         torch.cuda.synchronize(sizes.device)
 
 
-def inline(array: ArrayTrainer, execution_plan: ExecutionPlan, steps: int) -> int:
+def inline(array: ArrayTrainer, schedule: Any, steps: int) -> int:
     """Nanoseconds of the backend's loop, from the first block to the last."""
     spent = []
     original = InlineBackend.run
@@ -170,18 +176,18 @@ def inline(array: ArrayTrainer, execution_plan: ExecutionPlan, steps: int) -> in
         spent.append(time.thread_time_ns() - began)
         return records
 
-    InlineBackend.run = run  # type: ignore[method-assign]
-    try:
-        array.run(execution_plan, steps)
-    finally:
-        InlineBackend.run = original  # type: ignore[method-assign]
+    with patch.object(InlineBackend, "run", run):
+        array.run(schedule, steps, on_error="raise")
     return spent[0]
 
 
 @contextmanager
-def blocks_that_do_nothing() -> Iterator[None]:
-    """Forward, backward and update are replaced by what returns at once."""
-    answer = (torch.zeros(()),)
+def blocks_that_do_nothing(sizes: Sizes) -> Iterator[None]:
+    """Forward, backward and update are replaced by what returns a number of the device at once.
+
+    Losses are still read late, and what goes to another stage is recorded there.
+    """
+    answer = (torch.zeros((), device=sizes.device),)
 
     class Nothing:
         roots = answer
@@ -190,13 +196,10 @@ def blocks_that_do_nothing() -> Iterator[None]:
         stage.kept[microbatch] = Nothing  # type: ignore[assignment]
         return answer
 
-    names = ("forward", "backward", "update")
-    kept = [getattr(blocks, name) for name in names]
-    stubs = (forward, lambda *_: answer, lambda *_: None)
-    try:
-        for name, stub in zip(names, stubs, strict=True):
-            setattr(blocks, name, stub)
+    stubs: dict[str, Any] = {
+        "forward": forward,
+        "backward": lambda *_: answer,
+        "update": lambda *_: None,
+    }
+    with patch.multiple(blocks, **stubs):
         yield
-    finally:
-        for name, function in zip(names, kept, strict=True):
-            setattr(blocks, name, function)
