@@ -133,8 +133,8 @@ def uploaded(value: Tensor, device: torch.device) -> Tensor:
 
 @cache
 def _upload_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all jobs: there are only so many."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    """One for all jobs; urgent ones are never the same as a lane, which torch deals out in turn."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def _row(value: Any) -> tuple[Any, ...]:

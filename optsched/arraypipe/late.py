@@ -29,5 +29,17 @@ class Late:
 
 
 def page_locked_like(value: Tensor) -> Tensor:
-    """Host memory for a tensor, with its strides; a copy to any other would make the host wait."""
-    return torch.empty_like(value, device="cpu", pin_memory=True)
+    """Host memory for a tensor, with its strides; a copy to any other would make the host wait.
+
+    Raises
+    ------
+    torch.OutOfMemoryError
+        There is not so much, which a GPU is none the worse for.
+    """
+    try:
+        return torch.empty_like(value, device="cpu", pin_memory=True)
+    except RuntimeError as error:  # torch takes it for an error of the GPU
+        if "out of memory" not in str(error).lower():
+            raise
+        size = value.numel() * value.element_size()
+        raise torch.OutOfMemoryError(f"the host cannot page-lock {size} bytes") from error

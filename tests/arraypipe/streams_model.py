@@ -446,7 +446,7 @@ def streams(monkeypatch: pytest.MonkeyPatch, delays: int | None = None) -> Itera
 
     Recorded.machine = Event.machine = machine
     replaced = {
-        "Stream": lambda device=None: Stream(machine, number(device)),
+        "Stream": lambda device=None, priority=0: Stream(machine, number(device)),
         "Event": Recorded,
         "stream": on,
         "device": chosen,

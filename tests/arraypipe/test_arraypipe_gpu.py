@@ -24,7 +24,7 @@ from optsched.arraypipe import gpu_clock  # noqa: E402
 from optsched.arraypipe.exchange import own_norms, total_norm  # noqa: E402
 from optsched.arraypipe.job import Job, Norms  # noqa: E402
 from optsched.arraypipe.job_run import JobRun  # noqa: E402
-from optsched.arraypipe.late import Late  # noqa: E402
+from optsched.arraypipe.late import Late, page_locked_like  # noqa: E402
 from optsched.arraypipe.profiling import links as profile_links  # noqa: E402
 from optsched.arraypipe.split import split  # noqa: E402
 from optsched.arraypipe.states import slots  # noqa: E402
@@ -430,3 +430,20 @@ def test_the_clock_follows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     times.keep({1: 0})
     assert len(times) == 1
     assert times.land() is None
+
+
+def test_memory_that_cannot_be_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job fails for want of it, as for want of memory on the GPU; the GPU is as it was."""
+
+    def refuse(said: str) -> Any:
+        def empty_like(*_: Any, **__: Any) -> Any:
+            raise torch.AcceleratorError(said)
+
+        return empty_like
+
+    monkeypatch.setattr(torch, "empty_like", refuse("CUDA error: out of memory"))
+    with pytest.raises(torch.OutOfMemoryError, match="cannot page-lock 12 bytes"):
+        page_locked_like(torch.ones(3))
+    monkeypatch.setattr(torch, "empty_like", refuse("CUDA error: unspecified launch failure"))
+    with pytest.raises(torch.AcceleratorError, match="unspecified"):
+        page_locked_like(torch.ones(3))

@@ -66,7 +66,7 @@ class GlooLinks:
 
     device = torch.device("cpu")
     apart = False  # whether headers and tensors travel apart, so that no length need be guessed
-    taken = 0  # bytes of the GPU that communicators have
+    taken = 0  # bytes of the GPU that communicators have, and contexts beyond `CUDA_CONTEXT`
 
     def __init__(self, timeout: float) -> None:
         self.timeout = timedelta(seconds=timeout)

@@ -28,6 +28,7 @@ from optsched.arraypipe.ranks.gather import (
 )
 from optsched.arraypipe.ranks.links import GlooLinks, PeerLost
 from optsched.arraypipe.ranks.timed import Noted, copies, messages
+from optsched.arraypipe.states.budget import CUDA_CONTEXT
 from optsched.arraypipe.worker import reason
 from optsched.errors import InputError
 
@@ -244,9 +245,9 @@ def links(
         )  # fmt: skip
     os.environ.update(SETTINGS | os.environ)
     torch.cuda.set_device(device)
-    free = torch.cuda.mem_get_info(device)[0]  # makes the context, which is counted apart
     made = CreditedLinks(timeout, lanes(routes), device)
-    made.taken = max(0, free - torch.cuda.mem_get_info(device)[0])
+    free, total = torch.cuda.mem_get_info(device)
+    made.taken = max(0, total - free - CUDA_CONTEXT)  # kernels that are loaded already, too
     return made
 
 

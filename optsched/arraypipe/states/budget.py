@@ -123,7 +123,7 @@ def reserved(device: torch.device, devices: Sequence[torch.device], taken: int =
     devices
         Of all devices of the plan in this process: those on one GPU share its context.
     taken
-        By communicators, as measured.
+        Beyond the context, by communicators and loaded kernels, as measured.
     """
     if device.type != "cuda":
         return 0

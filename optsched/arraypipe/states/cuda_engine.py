@@ -37,7 +37,8 @@ class CudaEngine:
         self.flying: deque[tuple[str, int, int, Any, Any]] = deque()  # and events around each
         self.clock = GpuClock(device)
         self.streams = {
-            direction: torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            # an urgent one is never the same as one of blocks, which torch deals out in turn
+            direction: torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
             for direction in (IN, OUT)
         }
 
