@@ -447,8 +447,8 @@ def test_tensors_survive_the_wire(tensors: list[Any], more: int, absent: list[in
         size = outbox.buffer.numel()
         assert size == SIZE + payload <= capacity(tensors) + ALIGNMENT + 4 * len(absent)
         rows = layouts(tensors, len(absent))
-        for row, t in zip(rows, tensors, strict=True):  # a GPU allocates at 512
-            assert row is None or row.place % 256 == t.data_ptr() % 256
+        for row, t in zip(rows, tensors, strict=True):  # behind where a host or a GPU allocates
+            assert row is None or row.place % 256 == t.data_ptr() % 64
         buffer = torch.full((size + more * ALIGNMENT,), 77, dtype=torch.uint8)
         buffer[:size] = outbox.buffer
         found, places = inbox.unpack(words(buffer), buffer)

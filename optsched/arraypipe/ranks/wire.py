@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ALIGNMENT: Final = 256  # cuBLASLt looks at up to so many bytes
+_OF_HOST: Final = 64  # where torch's memory begins on a CPU
 _CPU: Final = torch.device("cpu")
 _DTYPES: Final = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32,
@@ -162,11 +163,16 @@ def _signature(t: Tensor) -> tuple[object, ...]:
         raise OptschedError(
             f"a {t.dtype} tensor with layout {t.layout} cannot be sent to another process"
         )
-    return t.dtype, t.shape, t.stride(), t.data_ptr() % ALIGNMENT
+    return t.dtype, t.shape, t.stride(), _shift(t)
+
+
+def _shift(t: Tensor) -> int:
+    """How far it lies behind where memory of its device may begin; it differs with slices only."""
+    return t.data_ptr() % (ALIGNMENT if t.is_cuda else _OF_HOST)
 
 
 def layouts(tensors: Sequence[Tensor | None], absent: int = 0) -> list[Layout | None]:
-    """Places for the tensors in one buffer, each as far from a multiple of 256 bytes as before."""
+    """Places for the tensors in one buffer, each as far from where memory may begin as before."""
     table = sum(_ENTRY.size + (0 if t is None else 16 * t.dim()) for t in tensors) + 4 * absent
     place = SIZE + _COUNT.size + table
     rows: list[Layout | None] = []
@@ -174,7 +180,7 @@ def layouts(tensors: Sequence[Tensor | None], absent: int = 0) -> list[Layout | 
         if t is None:
             rows.append(None)
             continue
-        shift = t.data_ptr() % ALIGNMENT
+        shift = _shift(t)
         begin = _rounded(place) + shift - shift % t.dtype.itemsize
         row = Layout(t.dtype, begin, tuple(t.shape), t.stride(), _packed(t.shape, t.stride()))
         rows.append(row)
