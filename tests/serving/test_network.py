@@ -70,7 +70,9 @@ def test_padded_inputs_change_nothing() -> None:
         parts = inputs(k, 2)
         batch = pad([parts[i] for i in mix])
         alone = torch.cat([exact.segment(k, parts[i].double(), width, i) for i in mix])
-        assert torch.equal(exact.segment(k, batch.double(), width, max(mix)), alone), (k, width)
+        mixed = exact.segment(k, batch.double(), width, max(mix))
+        # the last one takes means, which are no integers any more
+        torch.testing.assert_close(mixed, alone, atol=1e-12 if k == 3 else 0.0, rtol=0)
         alone = torch.cat([net.segment(k, parts[i], width, i) for i in mix])
         mixed = net.segment(k, batch, width, max(mix))
         torch.testing.assert_close(mixed, alone, atol=1e-5, rtol=0)

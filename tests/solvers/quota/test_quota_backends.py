@@ -311,9 +311,8 @@ def test_limits_and_interrupts(name: str) -> None:
     assert result.seconds < 100  # on a busy machine
     assert result.schedule is not None and not result.interrupted
     result = optsched.solve(
-        hard, name, time_limit=600,
-        on_progress=lambda p: p.objective is not None and p.elapsed > 0.4,
-    )  # fmt: skip
+        hard, name, time_limit=600, on_progress=lambda p: p.objective is not None
+    )
     assert result.interrupted and result.seconds < 300
     assert result.schedule is not None
 
