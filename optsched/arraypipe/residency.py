@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _CHUNKS, _LATENCIES = 6, 32  # of the largest piece, for the fill; a chunk takes so many latencies
 _DIVISIONS = 3  # how many ways to divide the room are tried
-_TRIAL_CYCLES, _CYCLES = 6, 12  # from empty slots; the later half counts
+_TRIAL_CYCLES = 6  # from empty slots; the later half counts
+_CYCLES = 24  # from empty slots; the last ones that have been repeated count
 _MOST_CYCLES = 64  # until the slots repeat; all cases met so far need fewer than ten
 
 
@@ -411,7 +412,7 @@ def _steady(
     chunk: int,
     link: HostLink,
 ) -> _Steady:
-    """The later half of some cycles from empty slots."""
+    """The last cycles from empty slots that repeat those before, or else the later half."""
     decisions = Replacement(cycle(visits), rules, 2 * len(visits) + 1)
     rows: list[list[Copies]] = []
     for _ in range(_CYCLES):
@@ -428,8 +429,9 @@ def _steady(
             )
             rows[-1].append(Copies(decision.visit.state, there, back))
     half = _CYCLES // 2
-    copied = [c for row in rows[half:] for c in row]
+    last = next((n for n in range(1, half) if rows[-n:] == rows[-2 * n : -n]), half)
+    copied = [c for row in rows[-last:] for c in row]
     ends, _ = simulate(states, visits, rules, chunk, link, _CYCLES)
-    period = (ends[-1] - ends[half - 1]) / half
-    inward, outward = (Fraction(sum(c[k] for c in copied), half) for k in (1, 2))
-    return _Steady(tuple(rows[half]), inward, outward, period)
+    period = (ends[-1] - ends[-1 - last]) / last
+    inward, outward = (Fraction(sum(c[k] for c in copied), last) for k in (1, 2))
+    return _Steady(tuple(rows[-last]), inward, outward, period)
