@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from optsched.arraypipe import ArrayTrainer, Job
-from optsched.arraypipe.scheduling import schedule_for
 from optsched.arraypipe.train_alone import differences
+from optsched.arraypipe.trainer import schedule_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from optsched.arraypipe.profiling.document import (
+from optsched.arraypipe.profile.document import (
     BlockEntry,
     BoundaryEntry,
     DeviceEntry,

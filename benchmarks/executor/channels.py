@@ -4,7 +4,7 @@ One iteration of a random feasible schedule is run on one device per stage. ``bl
 ends when its messages have been received, and messages between two devices are told apart by
 nothing but their order (the released ArrayPipe code). ``sender``: they are sent when they are made,
 and a receiver holds up to w that it has not consumed. ``receiver``: they travel in the order in
-which the receiver consumes them (`optsched.arraypipe.channels`).
+which the receiver consumes them (`optsched.arraypipe.distributed.protocol`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from optsched.arraypipe import compile, random_schedule
-from optsched.arraypipe.channels import DevicePort
-from optsched.arraypipe.planning.messages import routes
-from optsched.arraypipe.planning.segments import Instance, Segment, device_stream
+from optsched.arraypipe.distributed.protocol import DevicePort
+from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.segments import Instance, Segment, device_stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,9 @@ import torch.utils.deterministic
 from torch import Tensor, nn
 from torch.nn import functional
 
-from optsched.arraypipe import ArrayTrainer, Job, devices, late, random_schedule
-from optsched.arraypipe.stages import waits_for_all
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule
+from optsched.arraypipe.runtime import cuda_streams, environment
+from optsched.arraypipe.runtime.stages import waits_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,7 +61,7 @@ class Sizes:
     @property
     def cuda(self) -> bool:
         """Whether it is a GPU."""
-        return devices.on_gpu(self.device)
+        return environment.on_gpu(self.device)
 
     def of(self, large: T, tiny: T) -> T:
         """One of two sizes."""
@@ -220,7 +221,7 @@ def _labelled(sizes: Sizes, place: str, *shape: int) -> Any:
 
 def _put(t: Tensor, place: str, sizes: Sizes) -> Tensor:
     if place == "page-locked" and sizes.cuda:
-        return late.page_locked_like(t).copy_(t)
+        return cuda_streams.page_locked_like(t).copy_(t)
     return t.to(sizes.device) if place == "on the GPU" else t
 
 

@@ -36,12 +36,14 @@ from benchmarks.executor.gpu_cases import (
 )
 from benchmarks.executor.staged_group import StagedGroup
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Job, blocks, feed, lanes
-from optsched.arraypipe.stages import fresh_model, fresh_stages
-from optsched.arraypipe.states.budget import reserved
-from optsched.arraypipe.states.cuda_engine import CudaEngine
-from optsched.arraypipe.states.engines import HostEngine
-from optsched.arraypipe.states.slots import layout_of
+from optsched.arraypipe import ArrayTrainer, Job
+from optsched.arraypipe.memory.budget import reserved
+from optsched.arraypipe.memory.cuda_engine import CudaEngine
+from optsched.arraypipe.memory.engines import HostEngine
+from optsched.arraypipe.memory.slots import layout_of
+from optsched.arraypipe.runtime import blocks, cuda_streams
+from optsched.arraypipe.runtime import data as feed
+from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages
 from optsched.arraypipe.train_alone import Trained, differences
 
 if TYPE_CHECKING:
@@ -190,7 +192,7 @@ def sleeping(sizes: Sizes, seed: int) -> Iterator[None]:
     parts = [
         *((blocks, name, None) for name in ("forward", "recompute", "backward", "update")),
         (feed, "uploaded", uploading),
-        (lanes, "_copied", lambda tensor, device, stream: stream),
+        (cuda_streams, "_copied", lambda tensor, device, stream: stream),
         (StagedGroup, "_copy", lambda self, *_: self.stream),
     ]
     with ExitStack() as stack:
@@ -356,7 +358,7 @@ def by_default(sizes: Sizes) -> Iterator[Row]:
     yield Row("exact: default flags, not judged", "; not: ".join([value, *different]))
 
 
-def taken_at_once(posted: lanes.Posted, lane: int, stream: torch.cuda.Stream) -> Any:
+def taken_at_once(posted: cuda_streams.Posted, lane: int, stream: torch.cuda.Stream) -> Any:
     """`lanes._taken` without its wait: a block does not wait for what other stages have sent."""
     for tensor in posted.parcel.tensors:
         if posted.lane != lane and tensor is not None and tensor.is_cuda:
@@ -369,7 +371,8 @@ def states_at_once(self: CudaEngine, events: Any) -> None:
 
 
 MUTANTS: dict[str, Any] = {
-    "inputs": (lanes, "_taken", taken_at_once), "states": (CudaEngine, "wait", states_at_once),
+    "inputs": (cuda_streams, "_taken", taken_at_once),
+    "states": (CudaEngine, "wait", states_at_once),
 }  # fmt: skip
 
 

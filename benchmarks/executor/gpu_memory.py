@@ -14,10 +14,10 @@ from benchmarks.executor.gpu_cases import STAGES, Check, Row, Sizes, adamw, stac
 from benchmarks.executor.gpu_exact import Case, copied, limit, state_bytes
 from benchmarks.executor.gpu_speed import medians, seconds, wait
 from optsched.arraypipe import Job, random_schedule
-from optsched.arraypipe.states.budget import reserved
-from optsched.arraypipe.states.cuda_engine import CudaEngine
-from optsched.arraypipe.states.engines import IN, OUT, HostEngine
-from optsched.arraypipe.states.slots import flat_bytes
+from optsched.arraypipe.memory.budget import reserved
+from optsched.arraypipe.memory.cuda_engine import CudaEngine
+from optsched.arraypipe.memory.engines import IN, OUT, HostEngine
+from optsched.arraypipe.memory.slots import flat_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -29,7 +29,7 @@ from benchmarks.executor import gpu_exact
 from benchmarks.executor.gpu_cases import STAGES, Check, Row, Sizes, kernels, small
 from benchmarks.executor.staged_group import StagedLinks
 from optsched import InputError
-from optsched.arraypipe.ranks import ranks as ranks_of_a_run
+from optsched.arraypipe.distributed import group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,8 +91,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def links(routes: Any, timeout: float, devices: object) -> StagedLinks:
-    """As `optsched.arraypipe.ranks.ranks.links` makes them, for two ranks on one GPU."""
-    return StagedLinks(timeout, ranks_of_a_run.lanes(routes), torch.device("cuda", 0))
+    """As `optsched.arraypipe.distributed.group.links` makes them, for two ranks on one GPU."""
+    return StagedLinks(timeout, group.lanes(routes), torch.device("cuda", 0))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -116,7 +116,7 @@ def main(arguments: Sequence[str]) -> None:
     with ExitStack() as stack, (folder / "rows").open("a") as rows:
         kernels(True)
         if way == "staged":
-            stack.enter_context(patch.object(ranks_of_a_run, "links", links))
+            stack.enter_context(patch.object(group, "links", links))
         for case in chosen:
             here = case._replace(how={**case.how, "devices": devices})
             row = _row(sizes, here, f"{_RANKS} ranks over {way}, {case.name}")

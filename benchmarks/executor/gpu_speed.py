@@ -14,8 +14,9 @@ import torch
 
 import optsched
 from benchmarks.executor.gpu_cases import STAGES, Check, Row, Sizes, adamw, stack, trainer
-from optsched.arraypipe import Job, blocks, random_schedule
-from optsched.arraypipe.inline import InlineBackend
+from optsched.arraypipe import Job, random_schedule
+from optsched.arraypipe.runtime import blocks
+from optsched.arraypipe.runtime.inline import InlineBackend
 from optsched.pipelines import one_f_one_b, uniform
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optsched.arraypipe import ArrayTrainer
-    from optsched.arraypipe.course import Record
     from optsched.arraypipe.job import JobStage
+    from optsched.arraypipe.plan.segments import Record
 
 JOBS, STEPS = 4, 8
 _LEAST = 10**6  # nanoseconds that a block takes at least where the prediction is judged

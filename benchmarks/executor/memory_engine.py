@@ -17,14 +17,14 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.machine import machine
-from optsched.arraypipe.residency import (
+from optsched.arraypipe.memory.residency import (
     HostLink,
     ResidencyPlan,
     copy_bound,
     divide,
     slot_bytes,
 )
-from optsched.arraypipe.states.visits import State, Visit
+from optsched.arraypipe.memory.types import State, Visit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

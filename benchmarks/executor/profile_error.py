@@ -23,14 +23,14 @@ from torch import Tensor, nn
 
 from benchmarks.machine import machine
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.profile import measure
-from optsched.arraypipe.profiling.fit import Curve
-from optsched.arraypipe.split import stage_names
+from optsched.arraypipe.model.split import stage_names
+from optsched.arraypipe.profile.fit import Curve
+from optsched.arraypipe.profile.measure import measure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.arraypipe.profiling.document import Profile
+    from optsched.arraypipe.profile.document import Profile
 
 KNOWN, BETWEEN, BEYOND = (4, 8, 16, 32), (6, 12, 24), (48,)
 LENGTH, WIDTH, BYTES = 32, 128, 64

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from optsched.arraypipe import late
-from optsched.arraypipe.ranks.credits import CreditedLinks
+from optsched.arraypipe.distributed.transport import CreditedLinks
+from optsched.arraypipe.runtime import cuda_streams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,7 @@ class StagedGroup:
     def send(self, tensors: Sequence[Tensor], target: int, tag: int) -> Work:
         """Begin to send; the tensor may change behind `Work.wait`."""
         (tensor,) = tensors
-        staged = late.page_locked_like(tensor)
+        staged = cuda_streams.page_locked_like(tensor)
         work = self._copy(staged, tensor, tensor)
         self.sender.submit(self._forward, staged, work, target)
         return work
@@ -52,7 +52,7 @@ class StagedGroup:
     def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Work:
         """Receive; the tensor is there behind `Work.wait`."""
         (tensor,) = tensors
-        staged = late.page_locked_like(tensor)
+        staged = cuda_streams.page_locked_like(tensor)
         self.group.recv([staged], source, 0).wait()
         return self._copy(tensor, staged, tensor)
 

@@ -8,25 +8,27 @@ from typing import TYPE_CHECKING, Any
 from optsched.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from optsched.arraypipe.advice import advise
-    from optsched.arraypipe.advising.option import Advice
+    from optsched.arraypipe.advice.advise import advise
+    from optsched.arraypipe.advice.options import Advice
     from optsched.arraypipe.demo import DemoResult, run_demo
     from optsched.arraypipe.job import Job, JobFailed
-    from optsched.arraypipe.plan import ExecutionPlan, compile
-    from optsched.arraypipe.planning.orders import random_schedule
-    from optsched.arraypipe.profiling.document import Profile
-    from optsched.arraypipe.reporting.report import Report
-    from optsched.arraypipe.run_result import RunResult
-    from optsched.arraypipe.split import SplitPoint
-    from optsched.arraypipe.sweep import ArraySweep, SweepResult
+    from optsched.arraypipe.model.split import SplitPoint
+    from optsched.arraypipe.plan.orders import random_schedule
+    from optsched.arraypipe.plan.plan import ExecutionPlan, compile
+    from optsched.arraypipe.profile.document import Profile
+    from optsched.arraypipe.report.report import Report
+    from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult
     from optsched.arraypipe.trainer import ArrayTrainer
+    from optsched.arraypipe.training_run import RunResult
 
 _HOME = {
-    "Advice": "advising.option", "ArraySweep": "sweep", "ArrayTrainer": "trainer",
-    "DemoResult": "demo", "ExecutionPlan": "plan", "Job": "job", "JobFailed": "job",
-    "Profile": "profiling.document", "Report": "reporting.report", "RunResult": "run_result",
-    "SplitPoint": "split", "SweepResult": "sweep", "advise": "advice", "compile": "plan",
-    "random_schedule": "planning.orders", "run_demo": "demo",
+    "Advice": "advice.options", "ArraySweep": "sweep.sweep", "ArrayTrainer": "trainer",
+    "DemoResult": "demo", "ExecutionPlan": "plan.plan", "Job": "job", "JobFailed": "job",
+    "Profile": "profile.document", "Report": "report.report",
+    "RunResult": "training_run",
+    "SplitPoint": "model.split", "SweepResult": "sweep.sweep", "advise": "advice.advise",
+    "compile": "plan.plan",
+    "random_schedule": "plan.orders", "run_demo": "demo",
 }  # fmt: skip
 
 __all__ = [

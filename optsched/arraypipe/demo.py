@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor, nn
 
-from optsched.arraypipe.advice import advise
-from optsched.arraypipe.command.files import made_folder
+from optsched.arraypipe.advice.advise import advise
+from optsched.arraypipe.cli.output import made_folder
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.reporting.gantt_text import gantt_text
-from optsched.arraypipe.scheduling import schedule_for
+from optsched.arraypipe.report.gantt_text import gantt_text
 from optsched.arraypipe.train_alone import NotIdentical, differences
-from optsched.arraypipe.trainer import ArrayTrainer
+from optsched.arraypipe.trainer import ArrayTrainer, schedule_for
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from optsched.arraypipe.profiling.document import Profile
-    from optsched.arraypipe.run_result import RunResult
+    from optsched.arraypipe.profile.document import Profile
+    from optsched.arraypipe.training_run import RunResult
     from optsched.model.schedule import Schedule
 
 WIDTH: Final = 64

@@ -225,7 +225,7 @@ class JobStage:
     _weights: dict[str, nn.Parameter] = field(default_factory=dict)
 
     def forget_weights(self) -> None:
-        """Its parameters are other objects now (`optsched.arraypipe.memory`)."""
+        """Its parameters are other objects now (`optsched.arraypipe.memory.manager`)."""
         self._weights.clear()
 
     def weight(self, name: str) -> nn.Parameter:

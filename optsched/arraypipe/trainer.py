@@ -3,38 +3,38 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Sequence
 from copy import copy
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from torch import nn
 
-from optsched.arraypipe.array_run import ArrayRun, Settings
-from optsched.arraypipe.checkpoint import CheckpointFolder
-from optsched.arraypipe.cutting.ties import ties
-from optsched.arraypipe.devices import (
+from optsched.arraypipe.checkpoint.folder import CheckpointFolder
+from optsched.arraypipe.job import PRECISIONS, Job
+from optsched.arraypipe.life.changes import check_problem, fits_seat
+from optsched.arraypipe.memory.budget import check_limit
+from optsched.arraypipe.model.split import Names, Stages, build, check_chain, split, stage_names
+from optsched.arraypipe.model.tied_weights import ties
+from optsched.arraypipe.plan.messages import Routes, routes
+from optsched.arraypipe.plan.orders import random_schedule
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile
+from optsched.arraypipe.profile.document import Profile
+from optsched.arraypipe.runtime.data import Feed
+from optsched.arraypipe.runtime.environment import (
     check_devices,
     check_seats_alike,
     deterministic,
+    global_state_kept,
     own_first,
     resolve,
 )
-from optsched.arraypipe.feed import Feed
-from optsched.arraypipe.global_state import global_state_kept
-from optsched.arraypipe.job import PRECISIONS, Job
-from optsched.arraypipe.plan import ExecutionPlan, compile
-from optsched.arraypipe.planning.messages import Routes, routes
-from optsched.arraypipe.planning.orders import random_schedule
-from optsched.arraypipe.planning.rescheduling import check_problem
-from optsched.arraypipe.planning.seating import fits_seat
-from optsched.arraypipe.profiling.document import Profile
-from optsched.arraypipe.split import Names, Stages, build, check_chain, split, stage_names
-from optsched.arraypipe.stages import waits_for_all
-from optsched.arraypipe.states.budget import check_limit
+from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
-from optsched.errors import InputError
+from optsched.arraypipe.training_run import ArrayRun, Settings
+from optsched.errors import InputError, InternalError
 from optsched.model.schedule import Schedule
 from optsched.pipelines.profiles import bytes_of
 
@@ -43,10 +43,11 @@ if TYPE_CHECKING:
 
     import torch
 
+    from optsched.arraypipe.distributed.group import Ranks
     from optsched.arraypipe.job import BuildModel, Data, Loss
-    from optsched.arraypipe.ranks.ranks import Ranks
-    from optsched.arraypipe.run_result import RunResult
+    from optsched.arraypipe.training_run import RunResult
     from optsched.problems.jobarray.problem import JobArray
+
 
 Checked: TypeAlias = "tuple[ExecutionPlan, CheckpointFolder | None, Settings]"
 """What a run is given, when it has been looked at."""
@@ -165,7 +166,7 @@ class ArrayTrainer:
         return made
 
     def profile(self, sizes: Sequence[int] | None = None, repeats: int = 10) -> Profile:
-        """Measure the blocks of all stages, and the links (`optsched.arraypipe.profile.measure`).
+        """Measure the blocks of all stages, and the links (`profile.measure.measure`).
 
         Parameters
         ----------
@@ -174,7 +175,7 @@ class ArrayTrainer:
         repeats
             Times each block is measured at least; up to 50 while it scatters.
         """
-        from optsched.arraypipe.profile import measure
+        from optsched.arraypipe.profile.measure import measure
 
         with global_state_kept():
             self.last_profile = measure(
@@ -419,7 +420,7 @@ class ArrayTrainer:
         window: int,
         timeout: float,
     ) -> Ranks:
-        from optsched.arraypipe.ranks.ranks import Ranks
+        from optsched.arraypipe.distributed.group import Ranks
 
         return Ranks(plan, self.routes(plan), window, timeout, self.devices)
 
@@ -485,8 +486,7 @@ def _checked_on_ranks(
     checked: Callable[[], Checked], devices: Sequence[str | torch.device] | None, timeout: float
 ) -> Checked:
     """On all ranks or on none: the others would wait for one that has been refused."""
-    from optsched.arraypipe.ranks.agreement import together
-    from optsched.arraypipe.ranks.ranks import check_gpus, check_size
+    from optsched.arraypipe.distributed.group import check_gpus, check_size, together
 
     def checked_here() -> Checked:
         found = checked()
@@ -517,3 +517,89 @@ def check_jobs(jobs: Sequence[Job]) -> None:
         raise InputError(f"jobs: expected a list, got {jobs!r:.60}")
     if not jobs:
         raise InputError("jobs: expected at least one")
+
+
+_PATIENCE: Final = 1800.0  # seconds that ranks wait for the measurements of the first one
+
+
+def schedule_for(
+    trainer: ArrayTrainer,
+    devices: int | None = None,
+    *,
+    time_limit: float = 5.0,
+    say: Callable[[str], object] = lambda line: None,
+) -> Schedule:
+    """A rolling schedule of a trainer's jobs by measured times.
+
+    Of several processes (`torchrun`) all call it alike; the first one measures and solves, and the
+    others get its schedule.
+
+    Parameters
+    ----------
+    trainer
+        Whose jobs.
+    devices
+        Number of them; stages next to each other share one. By default one per process, and one
+        per stage if there is but one process.
+    time_limit
+        Seconds for the solver.
+    say
+        Called with a line of progress.
+
+    Raises
+    ------
+    InputError
+        There are more devices than stages.
+    """
+    import torch.distributed as dist
+
+    grouped = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if grouped:
+        from optsched.arraypipe.distributed.group import join, together
+
+        join()
+    n_stages = len(trainer.stages)
+    count = devices or (dist.get_world_size() if grouped else n_stages)
+    first = not grouped or dist.get_rank() == 0
+
+    def found() -> Schedule | None:
+        if not 1 <= count <= n_stages:
+            raise InputError(
+                f"devices: the model has {n_stages} stages, which cannot fill {count} devices"
+            )
+        return _solved(trainer, count, time_limit, say) if first else None
+
+    if not grouped:
+        return cast("Schedule", found())
+    return cast("Schedule", together(found, _PATIENCE + time_limit, of_first=True))
+
+
+def placed_problem(trainer: ArrayTrainer, devices: int) -> JobArray:
+    """The trainer's problem with its stages on so many devices, neighbours together."""
+    n_stages = len(trainer.stages)
+    place = [stage * devices // n_stages for stage in range(n_stages)]
+    profile = trainer.last_profile or trainer.profile()
+    kind = "gpu" if profile.device.kind == "cuda" else "cpu"
+    names = tuple(f"{kind}{d}" for d in range(devices))
+    return trainer.problem(profile, place=place, devices=names)
+
+
+def _solved(
+    trainer: ArrayTrainer, devices: int, time_limit: float, say: Callable[[str], object]
+) -> Schedule:
+    from optsched.solving.solve import solve
+
+    say(f"measuring {len(trainer.stages)} stages of {len(trainer.jobs)} jobs")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer.profile()
+    if warned:
+        say("times scatter, the schedule may be off; results do not depend on it")
+    problem = placed_problem(trainer, devices)
+    say(f"solving for the order of {problem.n_jobs} jobs, up to {time_limit:g} s")
+    result = solve(problem, time_limit=time_limit)
+    if result.schedule is None:
+        raise InternalError("the solver found no schedule")
+    gap = "" if result.gap is None else f", at most {result.gap:.1%} above the best possible"
+    say(f"period {problem.describe(result.objective or 0)}{gap}")
+    return result.schedule

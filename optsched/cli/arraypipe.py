@@ -17,7 +17,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.arraypipe.run import RunOrder
+    from optsched.arraypipe.cli.run import RunOrder
 
 _SIZES: Final = {
     "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -56,7 +56,7 @@ def profile(
     ] = 10,
 ) -> None:
     """Measure the blocks of a script's jobs, and what they keep and send."""
-    from optsched.arraypipe.command.script import load_trainer, measured, script_parts
+    from optsched.arraypipe.cli.script import load_trainer, measured, script_parts
     from optsched.cli.output import wrote
     from optsched.io.files import check_outputs
 
@@ -95,7 +95,7 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Rank ways to train profiled jobs, in seconds per round of all jobs; may say: no job array."""
-    from optsched.arraypipe.advice import advise as advice_on
+    from optsched.arraypipe.advice.advise import advise as advice_on
 
     what_if = links(link or [])
     size = _size(memory)
@@ -113,8 +113,8 @@ def problem(
     memory: Memory = None,
 ) -> None:
     """Write the instance of profiled jobs, for `optsched solve`; needs no PyTorch."""
-    from optsched.arraypipe.command.plain_warnings import plain_warnings
-    from optsched.arraypipe.profiling.document import Profile
+    from optsched.arraypipe.cli.run import plain_warnings
+    from optsched.arraypipe.profile.document import Profile
     from optsched.cli.output import wrote
     from optsched.io.files import check_outputs
 
@@ -151,13 +151,13 @@ def plan(
     ] = None,
 ) -> None:
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
-    from optsched.arraypipe.plan import compile
-    from optsched.arraypipe.reporting.explain import explain, headline
+    from optsched.arraypipe.plan.plan import compile
+    from optsched.arraypipe.report.explain import explain, headline
     from optsched.model.schedule import Schedule
 
     known = None
     if profile is not None:
-        from optsched.arraypipe.profiling.document import Profile
+        from optsched.arraypipe.profile.document import Profile
 
         known = Profile.read(profile)
     schedule = Schedule.read(file)
@@ -207,9 +207,8 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a script's jobs by a schedule; Ctrl-C lets every job end its iteration and saves."""
-    from optsched.arraypipe.command.launch import launch
-    from optsched.arraypipe.command.plain_warnings import plain_warnings
-    from optsched.arraypipe.run import RunOrder, carry_out
+    from optsched.arraypipe.cli.run import RunOrder, carry_out, plain_warnings
+    from optsched.arraypipe.distributed.launch import launch
 
     order = RunOrder(
         script, schedule, steps, checkpoint, every, resume, out, time_limit, devices, quiet
@@ -236,7 +235,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """What a run did: jobs and losses, predicted against measured times, devices."""
-    from optsched.arraypipe.command.files import read_summary
+    from optsched.arraypipe.cli.output import read_summary
 
     summary = read_summary(path)
     print(json.dumps(summary.to_dict()) if as_json else summary)
@@ -263,8 +262,8 @@ def demo(
 
 def _ranks_of(order: RunOrder) -> int:
     """How many processes a run needs: one per device."""
-    from optsched.arraypipe.command.script import load_trainer
-    from optsched.arraypipe.plan import compile
+    from optsched.arraypipe.cli.script import load_trainer
+    from optsched.arraypipe.plan.plan import compile
     from optsched.model.schedule import Schedule
 
     if order.schedule is not None:

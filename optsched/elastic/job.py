@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optsched.arraypipe.command.script import imported
+from optsched.arraypipe.cli.script import imported
 from optsched.cluster.job_checks import ascending, line
 from optsched.elastic.micro import MicroController
 from optsched.errors import InputError

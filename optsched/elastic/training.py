@@ -19,7 +19,7 @@ try:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from optsched.arraypipe.saving.files import check_plain, copied, load, replace_file
+    from optsched.arraypipe.checkpoint.files import check_plain, copied, load, replace_file
 except ImportError:
     raise MissingExtra("elastic training", "torch") from None
 

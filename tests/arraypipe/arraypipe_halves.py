@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from optsched.arraypipe.checkpoint import CheckpointFolder
+from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 
 
 class Halves(CheckpointFolder):

@@ -15,11 +15,10 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.arraypipe import compile
-from optsched.arraypipe.channels import DevicePort
-from optsched.arraypipe.planning.messages import routes
-from optsched.arraypipe.planning.segments import Instance, Segment, device_stream
-from optsched.arraypipe.ranks.header import Header, Slot, check, slot_of, unpack
-from optsched.arraypipe.ranks.swap import Swap, first_cycle, is_heard, shorten
+from optsched.arraypipe.distributed.header import Header, Slot, check, slot_of, unpack
+from optsched.arraypipe.distributed.protocol import DevicePort, Swap, first_cycle, is_heard, shorten
+from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.segments import Instance, Segment, device_stream
 from optsched.model.schedule import Resource, Rows, Schedule
 
 if TYPE_CHECKING:

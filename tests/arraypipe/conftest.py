@@ -28,14 +28,14 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Every memory that a trainer makes."""
-    from optsched.arraypipe import memory  # torch may be missing
+    from optsched.arraypipe.memory import manager
 
     found: list[Any] = []
-    honest = memory.memory_of
+    honest = manager.memory_of
 
     def memory_of(*arguments: Any, **options: Any) -> Any:
         found.append(honest(*arguments, **options))
         return found[-1]
 
-    monkeypatch.setattr("optsched.arraypipe.array_run.memory_of", memory_of)
+    monkeypatch.setattr("optsched.arraypipe.training_run.memory_of", memory_of)
     return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.arraypipe.states.visits import State, Visit
+from optsched.arraypipe.memory.types import State, Visit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -54,23 +54,22 @@ from torch import Tensor, nn
 from benchmarks.executor.staged_group import StagedLinks
 from optsched import InputError, OptschedError, verify
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
-from optsched.arraypipe.course import Change
-from optsched.arraypipe.job_run import JobRun
-from optsched.arraypipe.planning.seating import Seating
-from optsched.arraypipe.process import ProcessBackend
-from optsched.arraypipe.ranks import changes
-from optsched.arraypipe.ranks import mail as process_mail
-from optsched.arraypipe.ranks import ranks as process_run
-from optsched.arraypipe.ranks.changes import Notices
-from optsched.arraypipe.ranks.header import Slot, slot_of, unpack
-from optsched.arraypipe.ranks.links import LANES, GlooLinks, PeerLost
+from optsched.arraypipe.distributed import group, mailbox
+from optsched.arraypipe.distributed import swaps as changes
+from optsched.arraypipe.distributed.backend import ProcessBackend
+from optsched.arraypipe.distributed.header import Slot, slot_of, unpack
+from optsched.arraypipe.distributed.swaps import Notices
+from optsched.arraypipe.distributed.transport import LANES, GlooLinks, PeerLost
+from optsched.arraypipe.life.changes import Seating
+from optsched.arraypipe.plan.segments import Change
+from optsched.arraypipe.runtime.state import JobRun
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.arraypipe.planning.messages import Routes
-    from optsched.arraypipe.planning.segments import Segment, Transfer
+    from optsched.arraypipe.plan.messages import Routes
+    from optsched.arraypipe.plan.segments import Segment, Transfer
 
 
 # what tests ask for; every rank runs it, the answer of rank 0 counts
@@ -99,12 +98,12 @@ def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
     """
 
     def links(routes: Routes, timeout: float, devices: object) -> StagedLinks:
-        return StagedLinks(timeout, process_run.lanes(routes), torch.device("cpu", 0))
+        return StagedLinks(timeout, group.lanes(routes), torch.device("cpu", 0))
 
     found = []
     for seed in range(first, last):
         with pytest.MonkeyPatch.context() as patch, streams(patch, ranks * seed) as machine:
-            patch.setattr(process_run, "links", links)
+            patch.setattr(group, "links", links)
             found += globals()[case](ranks, seed, seed + 1)
         found += machine.races
     return found
@@ -519,7 +518,7 @@ def ends_badly(ranks: int, how: str) -> str:
     diagnosis = Notices.diagnosis
     try:
         with (
-            patched(process_mail, "slot_of", wrong if how == "lies" else slot_of),
+            patched(mailbox, "slot_of", wrong if how == "lies" else slot_of),
             patched(Notices, "diagnosis", asks if how == "sleeps" else diagnosis),
             patched(changes, "_PATIENCE", 60.0 if how == "sleeps" else changes._PATIENCE),
         ):

@@ -18,18 +18,18 @@ from arraypipe_models import data
 from process_cases import PROCESSES, Row, alone, compared, main, patched, trainer
 
 from optsched import InputError, JobArray
-from optsched.arraypipe import ArrayTrainer, Job, array_run, random_schedule
-from optsched.arraypipe.course import Course
-from optsched.arraypipe.memory import PerDevice, memory_of
-from optsched.arraypipe.planning import rescheduling
-from optsched.arraypipe.planning.replan import Replanner
-from optsched.arraypipe.residency import slot_bytes
-from optsched.arraypipe.states.beside import beside_states
-from optsched.arraypipe.states.budget import budget
-from optsched.arraypipe.states.slots import layout_of
-from optsched.arraypipe.states.visits import State
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule, training_run
+from optsched.arraypipe.life import changes
+from optsched.arraypipe.life.replanner import Replanner
+from optsched.arraypipe.memory.budget import budget
+from optsched.arraypipe.memory.manager import PerDevice, memory_of
+from optsched.arraypipe.memory.residency import slot_bytes
+from optsched.arraypipe.memory.slots import layout_of
+from optsched.arraypipe.memory.stage_bytes import beside_states
+from optsched.arraypipe.memory.types import State
+from optsched.arraypipe.plan.segments import Course
+from optsched.arraypipe.runtime.worker import Worker
 from optsched.arraypipe.train_alone import differences, train_alone
-from optsched.arraypipe.worker import Worker
 from optsched.model.schedule import Rows
 from optsched.solving.solution import PeriodicOrders
 
@@ -69,7 +69,7 @@ def little(draw: random.Random) -> Iterator[list[Any]]:
                 made.append(found)
                 return found
 
-    with patched(array_run, "memory_of", limited):
+    with patched(training_run, "memory_of", limited):
         yield made
 
 
@@ -122,7 +122,7 @@ def too_small(ranks: int) -> dict[str, Any]:
 
     array = trainer(rows)
     try:
-        with patched(array_run, "memory_of", weighed):
+        with patched(training_run, "memory_of", weighed):
             array.run(schedule, 3, **PROCESSES)
     except InputError:
         pass
@@ -189,7 +189,7 @@ def one_slot(rank: int) -> Any:
         limit = rest + slot if share.device == rank else 10**9
         return memory_of(runs, segments, limit, criterion=criterion, share=share)
 
-    return patched(array_run, "memory_of", limited)
+    return patched(training_run, "memory_of", limited)
 
 
 def in_slots(run: Any) -> tuple[Any, dict[str, bool]]:
@@ -261,7 +261,7 @@ def solved(ranks: int) -> dict[str, Any]:
         if (job.seed, t) == (0, 1) or (len(plans) > 1 and t > 10) or time.monotonic() > until:
             job.stop()
 
-    with patched(Course, "follow", watched), patched(rescheduling, "gain", lambda *given: 1):
+    with patched(Course, "follow", watched), patched(changes, "gain", lambda *given: 1):
         result, seen = in_slots(
             lambda: array.run(
                 breadth_first(times, PLACE), 10**4, replan=problem, on_step=on_step, **PROCESSES
@@ -285,8 +285,8 @@ def moved(ranks: int) -> dict[str, Any]:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("optsched").addHandler(handler)
     with (
-        patched(rescheduling, "Replanner", Solver),
-        patched(rescheduling, "gain", lambda *given: 1),
+        patched(changes, "Replanner", Solver),
+        patched(changes, "gain", lambda *given: 1),
     ):
         result = array.run(
             breadth_first(times, PLACE), 6, on_step=lambda job, t, x: (
@@ -302,7 +302,7 @@ def swept(ranks: int) -> dict[str, Any]:
     """Five trials on two seats."""
     import optuna
 
-    from optsched.arraypipe.sweep import ArraySweep
+    from optsched.arraypipe.sweep.sweep import ArraySweep
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 

@@ -9,7 +9,8 @@ import torch.distributed as dist
 from process_cases import MAKERS, PROCESSES, Row, compared, main, patched, trainer
 
 from optsched import verify
-from optsched.arraypipe import Job, past, random_schedule
+from optsched.arraypipe import Job, random_schedule
+from optsched.arraypipe.runtime import inline
 
 
 def remembered(ranks: int, swaps: bool, most: int) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def remembered(ranks: int, swaps: bool, most: int) -> dict[str, Any]:
 
     place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
     schedule = random_schedule([1, 1], 4, place=place, seed=1)
-    with patched(past, "MOST", most * (1 + dist.get_rank())):
+    with patched(inline, "MOST", most * (1 + dist.get_rank())):
         result = array.run(schedule, 12, queue=swaps, on_step=on_step, **PROCESSES)
     trace, blocks = result.trace, result.replay.n_operations
     return {

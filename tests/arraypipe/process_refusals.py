@@ -27,13 +27,12 @@ from torch import nn
 
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
-from optsched.arraypipe.checkpoint import CheckpointFolder
-from optsched.arraypipe.ranks import gather
-from optsched.arraypipe.ranks import ranks as process_run
-from optsched.arraypipe.ranks.links import Stalled
-from optsched.arraypipe.scheduling import schedule_for
+from optsched.arraypipe.checkpoint.folder import CheckpointFolder
+from optsched.arraypipe.distributed import collect, group
+from optsched.arraypipe.distributed.transport import Stalled
+from optsched.arraypipe.runtime.worker import Worker
 from optsched.arraypipe.train_alone import differences
-from optsched.arraypipe.worker import Worker
+from optsched.arraypipe.trainer import schedule_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,10 +145,10 @@ def concluded(ranks: int) -> dict[str, Any]:
     ways: dict[str, tuple[int, Any, str]] = {  # the rank that fails, and where
         "checkpoint": (1, CheckpointFolder, "finish"),
         "worker": (1, Worker, "finish"),
-        "state": (1, gather, "_state"),
-        "taking": (0, gather, "_install"),
-        "records": (1, process_run, "gather_past"),
-        "pickle": (ranks, gather, "_state"),  # on rank 1, which cannot send a state
+        "state": (1, collect, "_state"),
+        "taking": (0, collect, "_install"),
+        "records": (1, group, "gather_past"),
+        "pickle": (ranks, collect, "_state"),  # on rank 1, which cannot send a state
     }
     for name, (failing, owner, attribute) in ways.items():
         said = "nothing"

@@ -12,7 +12,7 @@ import torch
 from arraypipe_models import adamw, sgd
 
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
-from optsched.arraypipe.states import cuda_engine
+from optsched.arraypipe.memory import cuda_engine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

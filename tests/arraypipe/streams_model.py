@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from optsched.arraypipe import feed
+from optsched.arraypipe.runtime import data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -498,7 +498,7 @@ def streams(monkeypatch: pytest.MonkeyPatch, delays: int | None = None) -> Itera
         "flat_bytes": flat_bytes,
         "seed_generator": seed_generator,
     }
-    feed._upload_stream.cache_clear()
+    data._upload_stream.cache_clear()
     with monkeypatch.context() as patch:
         patch.setattr(torch._C, "_group_tensors_by_device_and_dtype", by_device)
         for name, value in replaced.items():
@@ -512,4 +512,4 @@ def streams(monkeypatch: pytest.MonkeyPatch, delays: int | None = None) -> Itera
         machine.here.watched = True
         with machine:
             yield machine
-    feed._upload_stream.cache_clear()
+    data._upload_stream.cache_clear()

@@ -21,7 +21,7 @@ from arraypipe_models import build_model, data, loss
 from test_arraypipe_sweep import Doomed, states, study_of, suggest
 
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
-from optsched.arraypipe.sweep import ArraySweep, SweepResult
+from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult
 from optsched.arraypipe.train_alone import differences, train_alone
 
 CUTS = {2: [4], 4: [3, 4, 6]}

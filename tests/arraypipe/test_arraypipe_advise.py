@@ -17,10 +17,10 @@ from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.arraypipe.advice import advise
-from optsched.arraypipe.advising.groups import groupings, longest_first, moved
-from optsched.arraypipe.advising.option import Advice, Option
-from optsched.arraypipe.profiling.document import (
+from optsched.arraypipe.advice.advise import advise
+from optsched.arraypipe.advice.costs import groupings, longest_first, moved
+from optsched.arraypipe.advice.options import Advice, Option
+from optsched.arraypipe.profile.document import (
     BlockEntry,
     BoundaryEntry,
     DeviceEntry,
@@ -456,7 +456,7 @@ def test_smaller_micro_batches_if_the_array_does_not_fit_otherwise() -> None:
 
 def test_torch_is_not_imported() -> None:
     """Advice is for laptops too."""
-    code = "import sys, optsched.arraypipe.advice; sys.exit('torch' in sys.modules)"
+    code = "import sys, optsched.arraypipe.advice.advise; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -16,12 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import InputError, OptschedError
-from optsched.arraypipe import channels
-from optsched.arraypipe.channels import DevicePort, Receiver, Sender
-from optsched.arraypipe.planning.messages import KINDS
-from optsched.arraypipe.planning.segments import Segment, channel_stream, device_stream
-from optsched.arraypipe.ranks import header, swap
-from optsched.arraypipe.ranks.header import (
+from optsched.arraypipe.distributed import header, protocol
+from optsched.arraypipe.distributed.header import (
     FAILED,
     SIZE,
     STOP,
@@ -30,6 +26,9 @@ from optsched.arraypipe.ranks.header import (
     ProtocolError,
     Slot,
 )
+from optsched.arraypipe.distributed.protocol import DevicePort, Receiver, Sender
+from optsched.arraypipe.plan.messages import KINDS
+from optsched.arraypipe.plan.segments import Segment, channel_stream, device_stream
 from optsched.errors import InternalError
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -135,7 +134,12 @@ def test_noticed_sender_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_noticed_too_early_receives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Receives posted more cycles ahead than a swap counts on are left behind by it."""
-    monkeypatch.setattr(channels, "AHEAD", 5)
+    counted_on = protocol.AHEAD
+    monkeypatch.setattr(protocol, "AHEAD", 5)
+    monkeypatch.setattr(
+        "channel_model.first_cycle",
+        lambda segment, cycle: protocol.first_cycle(segment, cycle) - 5 + counted_on,
+    )
     with pytest.raises(AssertionError):
         for seed in range(100):
             run_swap(seed)
@@ -247,10 +251,10 @@ def test_a_swap_is_announced_only_if_all_will_hear_of_it() -> None:
     draw = random.Random(1)
     segment = segment_of(TIED, draw, [0], 5)
     segment.count[:] = [5 * segment.plan.copies[0]]
-    assert [swap.is_heard(segment, c) for c in range(5)] == [True, True, True, True, False]
+    assert [protocol.is_heard(segment, c) for c in range(5)] == [True, True, True, True, False]
     alone = segment_of(TIED._replace(places=((0, 0, 0),)), draw, [0], 5)
     alone.count[:] = [5]
-    assert not swap.is_heard(alone, 0)
+    assert not protocol.is_heard(alone, 0)
 
 
 # the header
@@ -328,8 +332,7 @@ def test_only_receivers_order_never_hangs() -> None:
 def test_the_state_machine_needs_no_torch() -> None:
     """Protocol, headers and swaps are planned without it."""
     code = (
-        "import sys; from optsched.arraypipe import channels; "
-        "from optsched.arraypipe.ranks import header, swap; "
+        "import sys; from optsched.arraypipe.distributed import header, protocol; "
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,16 +18,11 @@ from depth import seeds  # noqa: E402
 from torch import nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
-from optsched.arraypipe import (  # noqa: E402
-    Job,
-    JobFailed,
-    SplitPoint,
-    checkpoint,
-    optimizers,
-    random_schedule,
-)
+from optsched.arraypipe import Job, JobFailed, SplitPoint, random_schedule  # noqa: E402
 from optsched.arraypipe import trainer as trainer_module  # noqa: E402
-from optsched.arraypipe.saving import files as checkpoint_files  # noqa: E402
+from optsched.arraypipe.checkpoint import files as checkpoint_files  # noqa: E402
+from optsched.arraypipe.checkpoint import folder as checkpoint  # noqa: E402
+from optsched.arraypipe.model import optimizers  # noqa: E402
 from optsched.arraypipe.train_alone import Trained, differences  # noqa: E402
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from optsched.arraypipe import (  # noqa: E402
     Job,
     random_schedule,
 )
-from optsched.arraypipe.saving import files as checkpoint_files  # noqa: E402
+from optsched.arraypipe.checkpoint import files as checkpoint_files  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path

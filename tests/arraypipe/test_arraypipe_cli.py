@@ -21,8 +21,8 @@ from program import PATIENCE, PROGRAM, Cli, start
 
 import optsched
 from optsched.arraypipe import random_schedule
-from optsched.arraypipe.command import launch
-from optsched.arraypipe.profiling.document import Profile
+from optsched.arraypipe.distributed import launch
+from optsched.arraypipe.profile.document import Profile
 from optsched.cli.arraypipe import links
 from optsched.model.schedule import Schedule
 
@@ -52,7 +52,7 @@ def shop(cli: Cli) -> Cli:
 @pytest.fixture
 def quick_profiles(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Cases that scatter are not repeated: the machine may be busy, and times do not matter."""
-    profile = pytest.importorskip("optsched.arraypipe.profile")
+    profile = pytest.importorskip("optsched.arraypipe.profile.measure")
     monkeypatch.setattr(profile, "PATIENCE", 0.0)
     yield
 
@@ -124,7 +124,7 @@ def test_micro_batches_in_any_order(shop: Cli, monkeypatch: pytest.MonkeyPatch) 
     pytest.importorskip("torch")
     started = []
     monkeypatch.setattr(
-        "optsched.arraypipe.command.launch.launch", lambda *given: started.append(given) or 0
+        "optsched.arraypipe.distributed.launch.launch", lambda *given: started.append(given) or 0
     )
     random_schedule([3], 2, exact=False, seed=5).write("free.schedule.json")
     assert "exact=False" in shop.refused("arraypipe", "plan", "free.schedule.json")
@@ -562,9 +562,9 @@ def test_interrupted(shop: Cli, backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.torch
 def test_torchrun(shop: Cli) -> None:
-    """`torchrun -m optsched.arraypipe.run`: writes the results; too many ranks are refused."""
+    """`torchrun -m optsched.arraypipe.cli.run`: writes the results; too many ranks are refused."""
     pytest.importorskip("torch")
-    module = ["-m", "optsched.arraypipe.run", "t.py:make_trainer", "x.schedule.json"]
+    module = ["-m", "optsched.arraypipe.cli.run", "t.py:make_trainer", "x.schedule.json"]
     done = subprocess.run(
         [*TORCHRUN, "2", *module, "--steps", "4", "--out", "o"],
         capture_output=True,

@@ -20,7 +20,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "executor-cli.md").read_text(encodi
 @pytest.mark.torch
 def test_commands_on_the_page_run(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order of the page (the demo has a test of its own), with fewer steps."""
-    profile = pytest.importorskip("optsched.arraypipe.profile")
+    profile = pytest.importorskip("optsched.arraypipe.profile.measure")
     monkeypatch.setattr(profile, "PATIENCE", 0.0)
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     Path("train.py").write_text(code)

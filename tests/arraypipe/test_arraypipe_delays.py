@@ -16,15 +16,13 @@ from streams_cases import ONE, STEPS, TWO, jobs, run, slotted, trainer, without 
 from streams_model import streams  # noqa: E402
 from test_arraypipe_process import ask  # noqa: E402
 
-from optsched.arraypipe import (  # noqa: E402
-    JobFailed,
-    checkpoint,
-    feed,
-    lanes,
-    late,
-    random_schedule,
+from optsched.arraypipe import JobFailed, random_schedule  # noqa: E402
+from optsched.arraypipe.checkpoint import folder  # noqa: E402
+from optsched.arraypipe.memory import cuda_engine  # noqa: E402
+from optsched.arraypipe.runtime import (  # noqa: E402
+    cuda_streams,
+    data,
 )
-from optsched.arraypipe.states import cuda_engine  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 
-CREDITS = "optsched.arraypipe.ranks.credits"
+CREDITS = "optsched.arraypipe.distributed.transport"
 
 
 @cache
@@ -74,18 +72,18 @@ def test_delays_change_no_bit(way: str, tmp_path: Path) -> None:
 
 
 MUTANTS = [
-    ("lanes", lanes, "_taken", "stream.wait_event("),
-    ("lanes", lanes, "_taken", "tensor.record_stream("),
-    ("lanes", late.Late, "item", "self.there.synchronize()", "pass"),
-    ("lanes", feed, "uploaded", "now.wait_event("),
-    ("lanes", feed, "uploaded", "there.record_stream("),
-    ("links", lanes.Lanes, "_pushed", "outward.wait_event("),
-    ("links", lanes.Lanes, "_pushed", "_NOWHERE, arrived)", "_NOWHERE, ready)"),
-    ("links", lanes, "_copied", "tensor.record_stream("),
+    ("lanes", cuda_streams, "_taken", "stream.wait_event("),
+    ("lanes", cuda_streams, "_taken", "tensor.record_stream("),
+    ("lanes", cuda_streams.Late, "item", "self.there.synchronize()", "pass"),
+    ("lanes", data, "uploaded", "now.wait_event("),
+    ("lanes", data, "uploaded", "there.record_stream("),
+    ("links", cuda_streams.Lanes, "_pushed", "outward.wait_event("),
+    ("links", cuda_streams.Lanes, "_pushed", "_NOWHERE, arrived)", "_NOWHERE, ready)"),
+    ("links", cuda_streams, "_copied", "tensor.record_stream("),
     ("slots", cuda_engine.CudaEngine, "wait", "stream.wait_event("),
     ("slots", cuda_engine.CudaEngine, "copy", "stream.wait_event("),
     ("slots", cuda_engine.CudaEngine, "finish", "torch.cuda.synchronize("),
-    ("checkpoints", checkpoint._Noted, "wait", "self.there.synchronize()", "pass"),
+    ("checkpoints", folder._Noted, "wait", "self.there.synchronize()", "pass"),
 ]
 """What removes one wait of the product, or what tells the allocator of a use."""
 

@@ -10,7 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from optsched import InputError, Schedule, verify  # noqa: E402
-from optsched.arraypipe import demo, profile, random_schedule, run_demo  # noqa: E402
+from optsched.arraypipe import demo, random_schedule, run_demo  # noqa: E402
+from optsched.arraypipe.profile import measure  # noqa: E402
 from optsched.arraypipe.train_alone import NotIdentical  # noqa: E402
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.torch
 
 def test_demo_solves_trains_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way: measure, solve, train, compare, write everything, tell the story."""
-    monkeypatch.setattr(profile, "PATIENCE", 0.0)  # what scatters is not repeated here
+    monkeypatch.setattr(measure, "PATIENCE", 0.0)  # what scatters is not repeated here
     threads, lines = torch.get_num_threads(), []
     result = run_demo(tmp_path / "out", steps=4, time_limit=0.5, say=lines.append)
     assert result.profile is not None and result.profile.made(result.schedule)
@@ -83,7 +84,7 @@ def test_demo_ends_at_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_demo_fails_when_a_bit_differs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison is real: other random numbers are noticed."""
-    from optsched.arraypipe import blocks
+    from optsched.arraypipe.runtime import blocks
 
     monkeypatch.setattr(
         blocks, "seed_generator", lambda key: torch.default_generator.manual_seed(0)

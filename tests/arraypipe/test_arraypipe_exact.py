@@ -18,8 +18,9 @@ from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noq
 from torch import Tensor, nn  # noqa: E402
 
 from optsched import verify  # noqa: E402
-from optsched.arraypipe import Job, blocks, random_schedule  # noqa: E402
-from optsched.arraypipe.feed import Feed  # noqa: E402
+from optsched.arraypipe import Job, random_schedule  # noqa: E402
+from optsched.arraypipe.runtime import blocks  # noqa: E402
+from optsched.arraypipe.runtime.data import Feed  # noqa: E402
 from optsched.arraypipe.train_alone import Trained, differences, train_alone  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 
 import optsched
 from optsched.arraypipe import random_schedule
-from optsched.arraypipe.command.progress import RunProgress
-from optsched.arraypipe.plan import ExecutionPlan, compile
-from optsched.arraypipe.planning.messages import routes
-from optsched.arraypipe.planning.orders import random_rolling
-from optsched.arraypipe.planning.segments import Segment, Walk
-from optsched.arraypipe.reporting.explain import explain, headline
-from optsched.arraypipe.reporting.gantt_text import gantt_text
-from optsched.arraypipe.reporting.prediction import predict
+from optsched.arraypipe.cli.output import RunProgress
+from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.orders import random_rolling
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile
+from optsched.arraypipe.plan.segments import Segment, Walk
+from optsched.arraypipe.report.explain import explain, headline, predict
+from optsched.arraypipe.report.gantt_text import gantt_text
 
 
 def slope(plan: ExecutionPlan, iterations: int) -> float:
@@ -119,11 +118,11 @@ class Terminal(io.StringIO):
 
 def progress(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> tuple[RunProgress, list[Any]]:
     """Of two jobs, 20 ms a cycle by the clock of the test."""
-    from optsched.arraypipe.command import progress as run_progress
+    from optsched.arraypipe.cli import output
 
     clock = iter(range(10**6))
     time = SimpleNamespace(monotonic=lambda: next(clock) / 100)
-    monkeypatch.setattr(run_progress, "time", time)
+    monkeypatch.setattr(output, "time", time)
     jobs: list[Any] = [SimpleNamespace(status="running") for _ in range(2)]
     shown = RunProgress(
         jobs, ["slow", "fast"], 1000, copies=[1, 1], predicted=19e6, serial=False, stream=stream

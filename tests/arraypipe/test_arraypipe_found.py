@@ -17,7 +17,7 @@ from torch import nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe import ArrayTrainer, Job, JobFailed, random_schedule  # noqa: E402
-from optsched.arraypipe.checkpoint import CheckpointFolder  # noqa: E402
+from optsched.arraypipe.checkpoint.folder import CheckpointFolder  # noqa: E402
 from optsched.arraypipe.train_alone import differences, train_alone  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -20,14 +20,14 @@ torch = pytest.importorskip("torch")
 
 from streams_model import Machine, streams  # noqa: E402
 
-from optsched.arraypipe import gpu_clock  # noqa: E402
-from optsched.arraypipe.exchange import own_norms, total_norm  # noqa: E402
 from optsched.arraypipe.job import Job, Norms  # noqa: E402
-from optsched.arraypipe.job_run import JobRun  # noqa: E402
-from optsched.arraypipe.late import Late, page_locked_like  # noqa: E402
-from optsched.arraypipe.profiling import links as profile_links  # noqa: E402
-from optsched.arraypipe.split import split  # noqa: E402
-from optsched.arraypipe.states import slots  # noqa: E402
+from optsched.arraypipe.memory import slots  # noqa: E402
+from optsched.arraypipe.model.split import split  # noqa: E402
+from optsched.arraypipe.profile import measure  # noqa: E402
+from optsched.arraypipe.runtime import cuda_streams  # noqa: E402
+from optsched.arraypipe.runtime.blocks import own_norms, total_norm  # noqa: E402
+from optsched.arraypipe.runtime.cuda_streams import Late, page_locked_like  # noqa: E402
+from optsched.arraypipe.runtime.state import JobRun  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -358,8 +358,8 @@ def test_a_late_number() -> None:
 @needs_gpu
 def test_the_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events are in order, also when the origin has moved on."""
-    monkeypatch.setattr(gpu_clock, "_FRESH", 0)
-    clock = gpu_clock.GpuClock(torch.device("cuda:0"))
+    monkeypatch.setattr(cuda_streams, "_FRESH", 0)
+    clock = cuda_streams.GpuClock(torch.device("cuda:0"))
     x = torch.ones(1024, 1024, device="cuda")
     events = []
     for _ in range(6):
@@ -377,7 +377,7 @@ def test_the_clock_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_gpu
 def test_links_of_a_gpu() -> None:
     """Within a GPU is quicker than from the host."""
-    links = profile_links.measure_links([torch.device("cuda:0")])
+    links = measure.measure_links([torch.device("cuda:0")])
     assert links.activation.bandwidth > links.host.bandwidth > 10**9
 
 
@@ -406,12 +406,12 @@ class At:
 def test_the_clock_follows_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's timer that gains 100 us a second is put right once a minute; no block overlaps."""
     now = 0.0  # seconds
-    monkeypatch.setattr(gpu_clock.time, "perf_counter_ns", lambda: round(now * 1e9))
+    monkeypatch.setattr(cuda_streams.time, "perf_counter_ns", lambda: round(now * 1e9))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr(gpu_clock, "timer", lambda: At(0.0))
-    clock = gpu_clock.GpuClock(torch.device("cpu"))
-    times = gpu_clock.BlockTimes(clock)
+    monkeypatch.setattr(cuda_streams, "timer", lambda: At(0.0))
+    clock = cuda_streams.GpuClock(torch.device("cpu"))
+    times = cuda_streams.BlockTimes(clock)
     found = []
     for second in range(1, 600):
         times.add(second, At((second - 1) * 1000.1), At(second * 1000.1), ())

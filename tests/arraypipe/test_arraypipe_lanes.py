@@ -22,16 +22,17 @@ from optsched import verify  # noqa: E402
 from optsched.arraypipe import (  # noqa: E402
     Job,
     JobFailed,
-    array_run,
-    feed,
-    inline,
-    lanes,
-    past,
     random_schedule,
+    training_run,
+)
+from optsched.arraypipe.memory import cuda_engine  # noqa: E402
+from optsched.arraypipe.model.split import split  # noqa: E402
+from optsched.arraypipe.runtime import (  # noqa: E402
+    cuda_streams,
+    data,
+    inline,
     stages,
 )
-from optsched.arraypipe.split import split  # noqa: E402
-from optsched.arraypipe.states import cuda_engine  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def upload(machine: Machine) -> None:
     machine.waits = 0
     with torch.cuda.stream(torch.cuda.Stream()):
         for value in (x, x.t(), whole[:, ::2], x[:1].expand(4, 3)):
-            there = feed.uploaded(value, GPU)
+            there = data.uploaded(value, GPU)
             assert there.stride() == value.to("meta").stride()
             there.add_(1)
     assert machine.waits == 0
@@ -156,7 +157,7 @@ def test_waiting_jobs_take_no_place(machine: Machine, monkeypatch: pytest.Monkey
         where[stage.job, stage.index].append("off")
         original[1](stage)
 
-    for module in (stages, inline, array_run):
+    for module in (stages, inline, training_run):
         monkeypatch.setattr(module, "take_off", take_off)
     for module in (stages, inline):
         monkeypatch.setattr(module, "move", move)
@@ -183,7 +184,7 @@ def test_waiting_jobs_take_no_place(machine: Machine, monkeypatch: pytest.Monkey
 
 def test_what_leaves_a_gpu_waits_for_its_own_lanes(machine: Machine) -> None:
     """Other lanes go on; one more stream a device serves all who leave."""
-    three = lanes.Lanes(ONE)
+    three = cuda_streams.Lanes(ONE)
     for stream in three.streams:
         stream.launch()  # type: ignore[attr-defined]
     count = len(machine.streams)
@@ -210,13 +211,13 @@ def test_a_copy_has_the_strides_of_the_tensor() -> None:
         torch.ones(1).expand(24, 8), torch.ones(24, 1).expand(24, 8), mean.expand(0, 3),
         torch.arange(9.0).unfold(0, 3, 3), whole.to(torch.bfloat16)[:, 1:],
     ):  # fmt: skip
-        found = lanes._copied(t, GPU, None)
+        found = cuda_streams._copied(t, GPU, None)
         assert torch.equal(found, t) and found.stride() == t.stride()
         at = found.storage_offset() * found.element_size()
         assert t.numel() == 0 or at % 256 == t.data_ptr() % 256  # a GPU allocates at 512
         assert t.numel() == 0 or found.data_ptr() != t.data_ptr()
     overlapping = torch.arange(9.0).unfold(0, 3, 1)
-    assert torch.equal(lanes._copied(overlapping, GPU, None), overlapping)
+    assert torch.equal(cuda_streams._copied(overlapping, GPU, None), overlapping)
 
 
 def test_several_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +241,7 @@ def test_several_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_long_run_remembers_its_end(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times of streams stay with their blocks when others are forgotten, also those in flight."""
-    monkeypatch.setattr(past, "MOST", 40)
+    monkeypatch.setattr(inline, "MOST", 40)
     array = trainer(jobs(), TWO)
     result = run(array, steps=8)
     assert machine.races == []
@@ -264,23 +265,23 @@ def test_slots(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     assert verify(result.trace) == []
 
 
-def without_waiting(posted: lanes.Posted, lane: int, stream: Stream) -> Any:
+def without_waiting(posted: cuda_streams.Posted, lane: int, stream: Stream) -> Any:
     """A broken `lanes._taken`."""
     return posted.parcel
 
 
 def test_a_missing_wait_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model would have reported a block that does not wait for its input."""
-    monkeypatch.setattr(lanes, "_taken", without_waiting)
+    monkeypatch.setattr(cuda_streams, "_taken", without_waiting)
     run(trainer(jobs()))
     assert any("reads what is still written" in race for race in machine.races)
 
 
 def test_a_missing_beginning_is_found(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """... blocks that do not wait for the weights."""
-    monkeypatch.setattr(lanes.Lanes, "follow", lambda self: None)
-    monkeypatch.setattr(lanes, "GpuClock", lambda device: None)
-    monkeypatch.setattr(lanes.Lanes, "finish", lambda self, records: records)
+    monkeypatch.setattr(cuda_streams.Lanes, "follow", lambda self: None)
+    monkeypatch.setattr(cuda_streams, "GpuClock", lambda device: None)
+    monkeypatch.setattr(cuda_streams.Lanes, "finish", lambda self, records: records)
     array = trainer([Job(2, 8, adamw, precision="bf16")])
     schedule = random_schedule([1], 3)
     array.run(schedule, 1)
@@ -319,7 +320,7 @@ def test_the_host_does_not_wait_for_every_block(
     """Losses are read late and data are waited for on the device."""
     array = trainer([Job(j, 8, sgd) for j in range(3)])
     schedule = random_schedule([1] * 3, 3, seed=3)
-    monkeypatch.setattr(lanes, "AHEAD", 10**6)
+    monkeypatch.setattr(cuda_streams, "AHEAD", 10**6)
     array.run(schedule, 2)
     few = machine.waits
     machine.waits = 0
@@ -423,6 +424,6 @@ def test_the_first_error_is_told(machine: Machine, monkeypatch: pytest.MonkeyPat
         return nn.Sequential(nn.Linear(6, 6), Fragile(calls), nn.Linear(6, 4))
 
     array = trainer([Job(0, 8, adamw, model={"calls": 2})], build_model=build, stages=[1, 2])
-    monkeypatch.setattr(lanes.Lanes, "synchronize", lost)
+    monkeypatch.setattr(cuda_streams.Lanes, "synchronize", lost)
     with pytest.raises(JobFailed, match="stage 1, iteration 2: RuntimeError: broken"):
         run(array)

@@ -22,7 +22,7 @@ from torch import nn  # noqa: E402
 
 from optsched import InputError, JobArray  # noqa: E402
 from optsched.arraypipe import Job, JobFailed, random_schedule  # noqa: E402
-from optsched.arraypipe.planning.orders import random_rolling  # noqa: E402
+from optsched.arraypipe.plan.orders import random_rolling  # noqa: E402
 from optsched.arraypipe.train_alone import Trained, differences, train_alone  # noqa: E402
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from optsched import CyclicOrder, JobArray, Rows, Schedule
 from optsched.arraypipe import compile
-from optsched.arraypipe.planning.liveness import token_free_cycle
-from optsched.arraypipe.planning.messages import routes
-from optsched.arraypipe.planning.orders import random_rolling
-from optsched.arraypipe.planning.segments import Segment, Walk
+from optsched.arraypipe.plan.liveness import token_free_cycle
+from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.orders import random_rolling
+from optsched.arraypipe.plan.segments import Segment, Walk
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

@@ -20,21 +20,25 @@ from torch import Tensor, nn  # noqa: E402
 
 from optsched import InputError, Rows, Schedule, verify  # noqa: E402
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe.course import Change  # noqa: E402
-from optsched.arraypipe.memory import Ahead, PerDevice, Slotted  # noqa: E402
-from optsched.arraypipe.planning.seating import Seating  # noqa: E402
-from optsched.arraypipe.residency import slot_bytes  # noqa: E402
-from optsched.arraypipe.stages import fresh_model, fresh_stages, waits_for_all  # noqa: E402
-from optsched.arraypipe.states.beside import beside_states  # noqa: E402
-from optsched.arraypipe.states.budget import Budget, budget  # noqa: E402
-from optsched.arraypipe.states.engines import HostEngine  # noqa: E402
-from optsched.arraypipe.states.replacement import Replacement  # noqa: E402
-from optsched.arraypipe.states.slots import layout_of  # noqa: E402
-from optsched.arraypipe.states.state_store import Tenant  # noqa: E402
-from optsched.arraypipe.states.transfers import Transfers  # noqa: E402
-from optsched.arraypipe.states.visits import State, Visit  # noqa: E402
+from optsched.arraypipe.life.changes import Seating  # noqa: E402
+from optsched.arraypipe.memory.budget import Budget, budget  # noqa: E402
+from optsched.arraypipe.memory.copies import (  # noqa: E402
+    Replacement,
+    Transfers,
+)
+from optsched.arraypipe.memory.engines import HostEngine  # noqa: E402
+from optsched.arraypipe.memory.manager import Ahead, PerDevice, Slotted  # noqa: E402
+from optsched.arraypipe.memory.residency import slot_bytes  # noqa: E402
+from optsched.arraypipe.memory.slots import (  # noqa: E402
+    Tenant,
+    layout_of,
+)
+from optsched.arraypipe.memory.stage_bytes import beside_states  # noqa: E402
+from optsched.arraypipe.memory.types import State, Visit  # noqa: E402
+from optsched.arraypipe.plan.segments import Change  # noqa: E402
+from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, waits_for_all  # noqa: E402
+from optsched.arraypipe.runtime.worker import Resident  # noqa: E402
 from optsched.arraypipe.train_alone import Trained, differences  # noqa: E402
-from optsched.arraypipe.worker import Resident  # noqa: E402
 from optsched.formats import perfetto  # noqa: E402
 
 if TYPE_CHECKING:
@@ -76,7 +80,7 @@ def weigh(jobs: list[Job], schedule: Any, queue: bool = False, **changes: Any) -
         raise Weighed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("optsched.arraypipe.array_run.memory_of", memory_of)
+        patch.setattr("optsched.arraypipe.training_run.memory_of", memory_of)
         with pytest.raises(Weighed):
             trainer(jobs, memory=1, **changes).run(schedule, 1, queue=queue)
     return found

@@ -13,15 +13,15 @@ from test_arraypipe_memory import room, stages_of, weigh  # noqa: E402
 
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe import memory as memory_module  # noqa: E402
-from optsched.arraypipe.job_run import JobRun  # noqa: E402
-from optsched.arraypipe.profiling.entries import Link  # noqa: E402
-from optsched.arraypipe.residency import PCIE_4, HostLink, slot_bytes  # noqa: E402
-from optsched.arraypipe.states.budget import CUDA_CONTEXT, CUDA_STREAM, reserved  # noqa: E402
-from optsched.arraypipe.states.slots import layout_of  # noqa: E402
-from optsched.arraypipe.states.visits import State  # noqa: E402
+from optsched.arraypipe.memory import manager  # noqa: E402
+from optsched.arraypipe.memory.budget import CUDA_CONTEXT, CUDA_STREAM, reserved  # noqa: E402
+from optsched.arraypipe.memory.residency import PCIE_4, HostLink, slot_bytes  # noqa: E402
+from optsched.arraypipe.memory.slots import layout_of  # noqa: E402
+from optsched.arraypipe.memory.types import State  # noqa: E402
+from optsched.arraypipe.profile.document import Link  # noqa: E402
+from optsched.arraypipe.runtime.state import JobRun  # noqa: E402
+from optsched.arraypipe.runtime.worker import Resident  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
-from optsched.arraypipe.worker import Resident  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -55,7 +55,7 @@ def test_gradients_and_activations_count_without_bytes_in_the_schedule() -> None
 
 def test_gradients_of_all_micro_batches_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """At no moment of a run do more bytes of gradients exist than the budget has."""
-    from optsched.arraypipe import worker
+    from optsched.arraypipe.runtime import worker
 
     jobs = [Job(s, 8, sgd, microbatches=4) for s in range(3)]
     seen = []
@@ -74,7 +74,7 @@ def test_gradients_of_all_micro_batches_are_held(monkeypatch: pytest.MonkeyPatch
         honest(*arguments)
 
     runs: list[Any] = []
-    weighed = memory_module.memory_of
+    weighed = manager.memory_of
 
     def memory_of(given: Any, *rest: Any, **options: Any) -> Any:
         runs.extend(given)
@@ -87,7 +87,7 @@ def test_gradients_of_all_micro_batches_are_held(monkeypatch: pytest.MonkeyPatch
         runs.clear()
         with monkeypatch.context() as patch:
             patch.setattr(worker.blocks, "update", update)
-            patch.setattr("optsched.arraypipe.array_run.memory_of", memory_of)
+            patch.setattr("optsched.arraypipe.training_run.memory_of", memory_of)
             trainer(jobs, memory=10**6).run(schedule, 3, on_error="raise")
         assert max(seen) == table.gradients > 0
 
@@ -137,15 +137,15 @@ def test_devices_on_one_gpu_share_its_context_and_its_link(monkeypatch: pytest.M
     assert reserved(two, places, 2**20) == CUDA_CONTEXT + 2**20 + CUDA_STREAM
     assert reserved(cpu, [cpu] * 2, 2**20) == 0
     ways = [Link(bandwidth=b * 10**9, latency_ns=n) for b, n in ((40, 5000), (20, 7000))]
-    monkeypatch.setattr(memory_module, "measure_host", lambda device: ways)
+    monkeypatch.setattr(manager, "measure_host", lambda device: ways)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    assert memory_module._link_of(one, 4) == HostLink(10e9, 5e9, 7e-6)
-    assert memory_module._link_of(cpu, 4) is PCIE_4
+    assert manager._link_of(one, 4) == HostLink(10e9, 5e9, 7e-6)
+    assert manager._link_of(cpu, 4) is PCIE_4
 
 
 def test_weighing_changes_nothing() -> None:
     """The forward that measures leaves buffers and the generator as they were, and no graph."""
-    from optsched.arraypipe.states import beside as memory_bytes
+    from optsched.arraypipe.memory import stage_bytes
 
     jobs = [Job(s, 8, adamw) for s in range(2)]
     schedule = random_schedule([1] * 2, 3, seed=0)
@@ -154,7 +154,7 @@ def test_weighing_changes_nothing() -> None:
     def memory_of(runs: Any, segments: Any, limit: int, **options: Any) -> Any:
         before = [b.clone() for run in runs for s in run.stages for b in s.buffers()]
         state = torch.get_rng_state()
-        memory_bytes.beside_states(runs, segments[0], **options)
+        stage_bytes.beside_states(runs, segments[0], **options)
         after = [b for run in runs for s in run.stages for b in s.buffers()]
         checked.append(all(map(torch.equal, before, after)))
         checked.append(torch.equal(state, torch.get_rng_state()))
@@ -162,7 +162,7 @@ def test_weighing_changes_nothing() -> None:
         return Resident(runs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("optsched.arraypipe.array_run.memory_of", memory_of)
+        patch.setattr("optsched.arraypipe.training_run.memory_of", memory_of)
         trainer(jobs, memory=1).run(schedule, 1)
     assert checked == [True] * 3
 
@@ -196,7 +196,7 @@ def test_no_limit_weighs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> None:
         raise AssertionError("weighed")
 
-    monkeypatch.setattr(memory_module, "beside_states", refuse)
+    monkeypatch.setattr(manager, "beside_states", refuse)
     jobs = [Job(0, 8, sgd)]
     schedule = random_schedule([1], 3, seed=0)
     trainer(jobs).run(schedule, 1, on_error="raise")

@@ -17,9 +17,9 @@ from test_arraypipe_memory import alone, beside, job, room, slots_of  # noqa: E4
 from optsched import JobArray  # noqa: E402
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
 from optsched.arraypipe.job import JobFailed  # noqa: E402
-from optsched.arraypipe.planning import rescheduling  # noqa: E402
-from optsched.arraypipe.planning.replan import Replanner  # noqa: E402
-from optsched.arraypipe.planning.rescheduling import Rescheduling  # noqa: E402
+from optsched.arraypipe.life import changes  # noqa: E402
+from optsched.arraypipe.life.changes import Rescheduling  # noqa: E402
+from optsched.arraypipe.life.replanner import Replanner  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 from optsched.model.schedule import Rows  # noqa: E402
 from optsched.solving.solution import PeriodicOrders  # noqa: E402
@@ -69,8 +69,8 @@ def test_a_plan_that_needs_more_memory_is_not_adopted(
         changed.extend([] if change is None else [change])
         return change
 
-    monkeypatch.setattr(rescheduling, "Replanner", Solver)
-    monkeypatch.setattr(rescheduling, "gain", lambda *given: 1)
+    monkeypatch.setattr(changes, "Replanner", Solver)
+    monkeypatch.setattr(changes, "gain", lambda *given: 1)
     monkeypatch.setattr(Rescheduling, "poll", poll)
     array = trainer(jobs, memory=room(jobs, 1.0) + beside(jobs, start))
     with caplog.at_level(logging.WARNING, "optsched"):

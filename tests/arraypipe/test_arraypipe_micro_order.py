@@ -17,8 +17,8 @@ from test_arraypipe_settings import NAMES, Language, plateau, token_loss, tokens
 
 from optsched import InputError, JobArray, solve, verify  # noqa: E402
 from optsched.arraypipe import ArrayTrainer, Job, compile, random_schedule  # noqa: E402
-from optsched.arraypipe.planning.orders import random_rolling  # noqa: E402
-from optsched.arraypipe.planning.repair import with_job, without  # noqa: E402
+from optsched.arraypipe.plan.edits import with_job, without  # noqa: E402
+from optsched.arraypipe.plan.orders import random_rolling  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 from optsched.pipelines import gpipe  # noqa: E402
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from optsched import Schedule
-    from optsched.arraypipe.run_result import RunResult
     from optsched.arraypipe.train_alone import Trained
+    from optsched.arraypipe.training_run import RunResult
 
 pytestmark = pytest.mark.torch
 

@@ -17,20 +17,30 @@ from test_arraypipe_process import ask  # noqa: E402
 from test_arraypipe_trace import by_device, courses, simulate  # noqa: E402
 
 from optsched import verify  # noqa: E402
-from optsched.arraypipe import Job, array_run, past, random_schedule  # noqa: E402
-from optsched.arraypipe.inline import InlineBackend  # noqa: E402
-from optsched.arraypipe.past import Past, since  # noqa: E402
-from optsched.arraypipe.ranks.gather import in_topological_order  # noqa: E402
-from optsched.arraypipe.reporting.report import compare  # noqa: E402
-from optsched.arraypipe.reporting.virtual_clock import replayed  # noqa: E402
-from optsched.arraypipe.trace import measured  # noqa: E402
+from optsched.arraypipe import (  # noqa: E402
+    Job,
+    random_schedule,
+    training_run,
+)
+from optsched.arraypipe.distributed.collect import in_topological_order  # noqa: E402
+from optsched.arraypipe.report.report import compare  # noqa: E402
+from optsched.arraypipe.report.trace import (  # noqa: E402
+    measured,
+    replayed,
+)
+from optsched.arraypipe.runtime import inline  # noqa: E402
+from optsched.arraypipe.runtime.inline import (  # noqa: E402
+    InlineBackend,
+    Past,
+    since,
+)
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
     import random
 
     from optsched import Schedule
-    from optsched.arraypipe.course import Course
+    from optsched.arraypipe.plan.segments import Course
 
 pytestmark = pytest.mark.torch
 
@@ -76,7 +86,7 @@ def test_the_end_of_a_run(given_course: tuple[Course, random.Random], place: int
 def test_whole_cycles_are_left_out(most: int, ahead: list[int], draw: random.Random) -> None:
     """All blocks from some cycle on are remembered, and blocks are left out in big steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(past, "MOST", most)
+        patch.setattr(inline, "MOST", most)
         made, noted, trims = Past(), [], 0
         for k, cycles in enumerate(ahead):  # a device may be some cycles behind
             row = (k // 90, draw.randrange(4), max(0, k % 90 // 3 - cycles), k, k, k + 1)
@@ -110,7 +120,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[InlineBackend]:
             super().__init__(*args)
             made.append(self)
 
-    monkeypatch.setattr(array_run, "InlineBackend", Noted)
+    monkeypatch.setattr(training_run, "InlineBackend", Noted)
     return made
 
 
@@ -135,7 +145,7 @@ def test_an_inline_run_remembers_its_end(
         engine = engines[-1]
         sizes.append((len(engine.past.rows), len(engine.copies)))
 
-    monkeypatch.setattr(past, "MOST", 3 * blocks)
+    monkeypatch.setattr(inline, "MOST", 3 * blocks)
     array = trainer(jobs(7 if case == "queue" else 3), memory=array.memory)
     result = array.run(plan, 12, on_step=on_step, **options)
     for one, other in zip(result.trained, whole.trained, strict=True):

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from optsched import Arcs, CyclicOrder, InputError, JobArray, Resource, Rows, Schedule
 from optsched.arraypipe import compile, random_schedule
-from optsched.arraypipe.planning.messages import routes
-from optsched.arraypipe.planning.orders import random_rolling
-from optsched.arraypipe.planning.segments import Instance, Segment, Walk
+from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.orders import random_rolling
+from optsched.arraypipe.plan.segments import Instance, Segment, Walk
 
 if TYPE_CHECKING:
     from optsched.arraypipe import ExecutionPlan

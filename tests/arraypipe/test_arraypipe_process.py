@@ -20,16 +20,12 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 from optsched import InputError, OptschedError, Schedule, verify  # noqa: E402
-from optsched.arraypipe import process, random_schedule  # noqa: E402
-from optsched.arraypipe.array_run import ArrayRun  # noqa: E402
-from optsched.arraypipe.plan import compile  # noqa: E402
-from optsched.arraypipe.planning.messages import routes  # noqa: E402
-from optsched.arraypipe.planning.segments import Segment  # noqa: E402
-from optsched.arraypipe.ranks.capacity import Capacity  # noqa: E402
-from optsched.arraypipe.ranks.clocks import Reading, on_first_clock  # noqa: E402
-from optsched.arraypipe.ranks.header import SIZE, ProtocolError  # noqa: E402
-from optsched.arraypipe.ranks.timed import Noted, copies, messages  # noqa: E402
-from optsched.arraypipe.ranks.wire import (  # noqa: E402
+from optsched.arraypipe import random_schedule  # noqa: E402
+from optsched.arraypipe.distributed import backend as process  # noqa: E402
+from optsched.arraypipe.distributed.collect import Noted, Reading, copies, messages, on_first_clock  # noqa: E402  # noqa: E402
+from optsched.arraypipe.distributed.header import SIZE, ProtocolError  # noqa: E402
+from optsched.arraypipe.distributed.mailbox import Capacity  # noqa: E402
+from optsched.arraypipe.distributed.wire import (  # noqa: E402
     ALIGNMENT,
     Inbox,
     Outbox,
@@ -37,7 +33,11 @@ from optsched.arraypipe.ranks.wire import (  # noqa: E402
     layouts,
     words,
 )
-from optsched.arraypipe.trace import Copied, Moved  # noqa: E402
+from optsched.arraypipe.plan.messages import routes  # noqa: E402
+from optsched.arraypipe.plan.plan import compile  # noqa: E402
+from optsched.arraypipe.plan.segments import Segment  # noqa: E402
+from optsched.arraypipe.report.trace import Copied, Moved  # noqa: E402
+from optsched.arraypipe.training_run import ArrayRun  # noqa: E402
 from optsched.cli.app import app  # noqa: E402
 
 if TYPE_CHECKING:
@@ -500,7 +500,7 @@ def test_what_cannot_be_sent() -> None:
 @given(st.integers(-(10**12), 10**12), st.integers(-1000, 1000), st.integers(0, 10**9))
 def test_times_are_those_of_the_first_rank(offset: int, drift: int, t: int) -> None:
     """Offsets drift evenly between the readings; one within its error is none."""
-    from optsched.arraypipe.course import Record
+    from optsched.arraypipe.plan.segments import Record
 
     record = Record(0, 1, 2, 3, t, t + 5)
     before, after = Reading(0, offset, 10), Reading(10**9, offset + drift, 10)

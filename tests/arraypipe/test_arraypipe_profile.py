@@ -19,9 +19,9 @@ from torch import nn  # noqa: E402
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe import random_schedule  # noqa: E402
 from optsched.arraypipe.job import Job  # noqa: E402
-from optsched.arraypipe.profile import measure  # noqa: E402
-from optsched.arraypipe.profiling.document import Profile, from_text, to_bytes  # noqa: E402
-from optsched.arraypipe.split import stage_names  # noqa: E402
+from optsched.arraypipe.model.split import stage_names  # noqa: E402
+from optsched.arraypipe.profile.document import Profile, from_text, to_bytes  # noqa: E402
+from optsched.arraypipe.profile.measure import measure  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import optsched
 from optsched import InputError, JobArray
-from optsched.arraypipe.profiling.document import Profile, ProfiledJob, from_text, to_bytes
-from optsched.arraypipe.profiling.fit import Curve, fit_error, monotone
+from optsched.arraypipe.profile.document import Profile, ProfiledJob, from_text, to_bytes
+from optsched.arraypipe.profile.fit import Curve, fit_error, monotone
 
 if TYPE_CHECKING:
     from collections.abc import Callable

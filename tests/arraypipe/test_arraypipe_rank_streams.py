@@ -14,10 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from optsched.arraypipe.process import ProcessBackend  # noqa: E402
-from optsched.arraypipe.ranks import ranks  # noqa: E402
-from optsched.arraypipe.ranks.credits import CreditedLinks  # noqa: E402
-from optsched.arraypipe.ranks.links import PeerLost  # noqa: E402
+from optsched.arraypipe.distributed import group as ranks  # noqa: E402
+from optsched.arraypipe.distributed.backend import ProcessBackend  # noqa: E402
+from optsched.arraypipe.distributed.transport import (  # noqa: E402
+    CreditedLinks,
+    PeerLost,
+)
 from optsched.errors import InputError  # noqa: E402
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from optsched import InputError, JobArray, Resource, Rows, Schedule, verify
 from optsched.arraypipe import compile, random_schedule
-from optsched.arraypipe.planning.messages import routes
-from optsched.arraypipe.planning.orders import random_rolling
-from optsched.arraypipe.planning.repair import for_problem, with_graph, with_job, without
-from optsched.arraypipe.planning.segments import Segment, Walk
+from optsched.arraypipe.plan.edits import for_problem, with_graph, with_job, without
+from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.orders import random_rolling
+from optsched.arraypipe.plan.segments import Segment, Walk
 
 if TYPE_CHECKING:
     from optsched.arraypipe import ExecutionPlan

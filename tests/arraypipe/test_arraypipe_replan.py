@@ -17,9 +17,9 @@ import pytest
 
 import optsched
 from optsched import InputError, JobArray, Schedule, verify
-from optsched.arraypipe.planning.orders import random_rolling
-from optsched.arraypipe.planning.repair import with_job, without
-from optsched.arraypipe.planning.replan import _CHILD, Replanner, gain
+from optsched.arraypipe.life.replanner import _CHILD, Replanner, gain
+from optsched.arraypipe.plan.edits import with_job, without
+from optsched.arraypipe.plan.orders import random_rolling
 from optsched.model.schedule import Problem
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def test_exit_is_not_blocked_and_leaves_no_process() -> None:
     script = textwrap.dedent("""
         import time
         print("begin", flush=True)
-        from optsched.arraypipe.planning.replan import Replanner
+        from optsched.arraypipe.life.replanner import Replanner
         from optsched.formats import taillard
         replanner = Replanner()
         replanner.submit(taillard.instance("ta41"), None, 3000)

@@ -19,19 +19,23 @@ from arraypipe_models import adamw, build_model, data, loss, sgd, trainer  # noq
 from torch import nn  # noqa: E402
 
 from optsched import InputError, JobArray, verify  # noqa: E402
-from optsched.arraypipe import Job, array_run, random_schedule  # noqa: E402
-from optsched.arraypipe.course import Change  # noqa: E402
-from optsched.arraypipe.plan import compile  # noqa: E402
-from optsched.arraypipe.planning import rescheduling  # noqa: E402
-from optsched.arraypipe.planning.orders import random_rolling  # noqa: E402
-from optsched.arraypipe.planning.rescheduling import Rescheduling  # noqa: E402
+from optsched.arraypipe import (  # noqa: E402
+    Job,
+    random_schedule,
+    training_run,
+)
+from optsched.arraypipe.life import changes as rescheduling  # noqa: E402
+from optsched.arraypipe.life.changes import Rescheduling  # noqa: E402
+from optsched.arraypipe.plan.orders import random_rolling  # noqa: E402
+from optsched.arraypipe.plan.plan import compile  # noqa: E402
+from optsched.arraypipe.plan.segments import Change  # noqa: E402
 from optsched.arraypipe.train_alone import Trained, differences, train_alone  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from optsched.arraypipe.plan import ExecutionPlan
-    from optsched.arraypipe.planning.segments import Segment
+    from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.plan.segments import Segment
 
 pytestmark = pytest.mark.torch
 
@@ -147,7 +151,7 @@ def swap_and_compare(case: dict[str, Any]) -> int:
             array.add(late)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(array_run, "Rescheduling", planner)
+        patch.setattr(training_run, "Rescheduling", planner)
         result = array.run(
             any_plan(seated, case["seed"]), STEPS, on_step=on_step, queue=True, on_error="raise"
         )
@@ -253,7 +257,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
             changes.extend([] if change is None else [change])
             return change
 
-    monkeypatch.setattr(array_run, "Rescheduling", Watched)
+    monkeypatch.setattr(training_run, "Rescheduling", Watched)
     return changes
 
 

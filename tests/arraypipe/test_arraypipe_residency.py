@@ -16,8 +16,16 @@ from hypothesis import strategies as st
 
 from optsched import InputError, JobArray, solve
 from optsched.arraypipe import compile
-from optsched.arraypipe.planning.orders import random_rolling
-from optsched.arraypipe.residency import (
+from optsched.arraypipe.memory.budget import (
+    StageBytes,
+    budget,
+    most_at_once,
+    peak_held,
+    room_for_states,
+)
+from optsched.arraypipe.memory.copies import Bytes, OutOfSlots, Replacement, Rule, Transfers
+from optsched.arraypipe.memory.engines import IN, OUT, Link, SimulatedEngine
+from optsched.arraypipe.memory.residency import (
     HostLink,
     ResidencyPlan,
     copy_bound,
@@ -26,17 +34,8 @@ from optsched.arraypipe.residency import (
     simulate,
     slot_bytes,
 )
-from optsched.arraypipe.states.budget import (
-    StageBytes,
-    budget,
-    most_at_once,
-    peak_held,
-    room_for_states,
-)
-from optsched.arraypipe.states.engines import IN, OUT, Link, SimulatedEngine
-from optsched.arraypipe.states.replacement import OutOfSlots, Replacement, Rule
-from optsched.arraypipe.states.transfers import Bytes, Transfers
-from optsched.arraypipe.states.visits import CHANGES, MOMENTS, NEEDS, POOLS, State, Visit, cycle_of
+from optsched.arraypipe.memory.types import CHANGES, MOMENTS, NEEDS, POOLS, State, Visit, cycle_of
+from optsched.arraypipe.plan.orders import random_rolling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -537,7 +536,7 @@ def test_no_torch_is_imported() -> None:
     """Planning works where torch is not installed."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "import optsched.arraypipe.residency, optsched.arraypipe.states.budget"
+        "import optsched.arraypipe.memory.residency, optsched.arraypipe.memory.budget"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

@@ -6,12 +6,12 @@ import pytest
 from depth import depth
 from exact_residency import Device, Phase, TooLarge, drawn
 
-from optsched.arraypipe.residency import (
+from optsched.arraypipe.memory.residency import (
     HostLink,
     ResidencyPlan,
     copy_bound,
 )
-from optsched.arraypipe.states.visits import State, Visit
+from optsched.arraypipe.memory.types import State, Visit
 
 ONE = HostLink(1.0, 1.0)
 

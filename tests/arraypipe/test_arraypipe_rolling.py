@@ -15,7 +15,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 from optsched import JobArray, verify  # noqa: E402
 from optsched.arraypipe import Job  # noqa: E402
-from optsched.arraypipe.planning.orders import random_rolling  # noqa: E402
+from optsched.arraypipe.plan.orders import random_rolling  # noqa: E402
 from optsched.arraypipe.train_alone import Trained, differences  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -17,13 +17,8 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
-from optsched.arraypipe import (  # noqa: E402
-    ArrayTrainer,
-    Job,
-    SplitPoint,
-    devices,
-    random_schedule,
-)
+from optsched.arraypipe import ArrayTrainer, Job, SplitPoint, random_schedule  # noqa: E402
+from optsched.arraypipe.runtime import environment  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
@@ -337,20 +332,20 @@ def test_gpus_that_may_give_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     with pytest.warns(UserWarning, match=r"use_deterministic_algorithms\(True\)"):
-        devices.deterministic([first, first])
+        environment.deterministic([first, first])
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        devices.deterministic([first, first])
-        devices.deterministic([torch.device("cpu")])
-    assert devices.gpu_settings([torch.device("cpu")]) == {}
+        environment.deterministic([first, first])
+        environment.deterministic([torch.device("cpu")])
+    assert environment.gpu_settings([torch.device("cpu")]) == {}
     assert (
-        devices.gpu_settings([first, first]).items()
+        environment.gpu_settings([first, first]).items()
         >= {"gpus": ["A"], "deterministic": True}.items()
     )
     with pytest.warns(UserWarning, match=r"several kinds \(A, B\)"):
-        devices.deterministic([first, second])
+        environment.deterministic([first, second])
     monkeypatch.setenv("LOCAL_RANK", "3")
-    assert devices.own_first((first, second)) == (second, first)
+    assert environment.own_first((first, second)) == (second, first)
     monkeypatch.delenv("LOCAL_RANK")
-    assert devices.own_first((first, second)) == (first, second)
+    assert environment.own_first((first, second)) == (first, second)

@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe.siblings import check_sibling, shapes_of  # noqa: E402
+from optsched.arraypipe.model.checks import check_sibling, shapes_of  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:

@@ -20,12 +20,19 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from optsched import InputError  # noqa: E402
-from optsched.arraypipe import ArrayTrainer, Job, blocks, random_schedule  # noqa: E402
-from optsched.arraypipe import split as cutting  # noqa: E402
-from optsched.arraypipe.cutting.balance import balanced_cuts, counted_costs  # noqa: E402
-from optsched.arraypipe.cutting.cuts import traced_stages  # noqa: E402
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule  # noqa: E402
 from optsched.arraypipe.job import seed_generator  # noqa: E402
-from optsched.arraypipe.split import SplitPoint, split, stage_names  # noqa: E402
+from optsched.arraypipe.model import split as cutting  # noqa: E402
+from optsched.arraypipe.model import tied_weights  # noqa: E402
+from optsched.arraypipe.model.split import (  # noqa: E402  # noqa: E402
+    SplitPoint,
+    balanced_cuts,
+    counted_costs,
+    split,
+    stage_names,
+)
+from optsched.arraypipe.model.tracing import traced_stages  # noqa: E402
+from optsched.arraypipe.runtime import blocks  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
@@ -189,12 +196,12 @@ def test_state_dict_of_the_unsplit_model() -> None:
         model.load_state_dict(like.state_dict())
         names = stage_names(build_model(), stages, _sample(build_model))
         parts = split(model, names, JOBS[0], 0, "a")
-        merged = cutting.merge(model, parts)
+        merged = tied_weights.merge(model, parts)
         assert list(merged) == list(like.state_dict())
         assert all(torch.equal(merged[name], value) for name, value in like.state_dict().items())
-        shards = [cutting.shard(model, parts, s) for s in range(len(parts))]
+        shards = [tied_weights.shard(model, parts, s) for s in range(len(parts))]
         assert sorted(name for shard in shards for name in shard) == sorted(merged)
-        cutting.restore_ties(model, parts)
+        tied_weights.restore_ties(model, parts)
         assert [n for n, _ in model.named_parameters()] == [n for n, _ in like.named_parameters()]
         assert [n for n, _ in model.named_modules()] == [n for n, _ in like.named_modules()]
 
@@ -235,8 +242,8 @@ def test_owners_train_and_have_unsplit_names_in_order() -> None:
         trained = [id(p) for group in groups for p in group["params"]]
         assert trained == [id(p) for _, p in part.parameters]
     # a name that another one begins with is not confused with it
-    assert "pos" in cutting.shard(model, parts, 0)
-    passing = [cutting.passing_buffers(model, parts, s) for s in range(3)]
+    assert "pos" in tied_weights.shard(model, parts, 0)
+    passing = [tied_weights.passing_buffers(model, parts, s) for s in range(3)]
     assert [list(row) for row in passing] == [["mask"], [], []]
 
 
@@ -260,7 +267,7 @@ def test_tied_weights_are_lent() -> None:
     """The earliest stage owns; each later one has one copy in all its places; they come back."""
     model = Tied()
     parts = stages_of(model, [["pair.0", "pair.1"], ["middle"], ["last"]])
-    assert cutting.ties(parts) == ((0, 1), (1, 2))  # a chain
+    assert tied_weights.ties(parts) == ((0, 1), (1, 2))  # a chain
     assert [name for name, _ in parts[0].parameters][:1] == ["pair.0.weight"]
     owner = parts[0].weight("pair.0.weight")
     for part, module in zip(parts[1:], (model.middle, model.last), strict=True):
@@ -272,9 +279,9 @@ def test_tied_weights_are_lent() -> None:
         assert all(p is not lent.parameter for _, p in part.parameters)
     with torch.no_grad():
         owner.add_(1)
-    merged = cutting.merge(model, parts)
+    merged = tied_weights.merge(model, parts)
     assert all(torch.equal(merged[f"{m}.weight"], owner) for m in ("pair.1", "middle", "last"))
-    cutting.restore_ties(model, parts)
+    tied_weights.restore_ties(model, parts)
     assert model.pair[1].weight is model.middle.weight is model.last.weight is owner
 
 
@@ -284,7 +291,7 @@ def test_ties_inside_a_stage_are_no_ties() -> None:
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     parts = stages_of(model, [["pair.0"], ["pair.1", "middle", "last"]])
-    assert cutting.ties(parts) == ((0, 1),)
+    assert tied_weights.ties(parts) == ((0, 1),)
     (lent,) = parts[1].borrowed
     assert lent.parameter is model.pair[1].weight is model.middle.weight is model.last.weight
     assert not lent.parameter.requires_grad
@@ -296,7 +303,7 @@ def test_a_weight_read_by_the_models_own_forward_is_lent() -> None:
     model = functional_gpt()
     own = model.embed.weight
     parts = stages_of(model, points("blocks.1", "norm"))
-    assert cutting.ties(parts) == ((0, 2),)
+    assert tied_weights.ties(parts) == ((0, 2),)
     assert model.embed.weight is own
     names = [name for name, _ in parts[2].modules[0].named_parameters()]
     assert "embed.weight" in names
@@ -314,7 +321,7 @@ def test_recurrent_layers_hear_of_the_copy() -> None:
     parts = stages_of(model, [1])
     lent = parts[1].borrowed[0].parameter
     assert any(p is lent for p in model[1]._flat_weights)
-    cutting.restore_ties(model, parts)
+    tied_weights.restore_ties(model, parts)
     assert any(p is model[0].weight_hh_l0 for p in model[1]._flat_weights)
 
 
@@ -375,7 +382,7 @@ def test_what_the_forward_does_not_use_goes_along() -> None:
     model = unused()
     parts = stages_of(model, points("head"))
     assert "layers.1.weight" in dict(parts[0].parameters)
-    assert list(cutting.merge(model, parts)) == list(model.state_dict())
+    assert list(tied_weights.merge(model, parts)) == list(model.state_dict())
 
 
 @pytest.mark.parametrize("kind", [list, tuple, nn.ModuleList])

@@ -15,7 +15,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from optsched import InputError  # noqa: E402
 from optsched.arraypipe import Job  # noqa: E402
-from optsched.arraypipe.split import SplitPoint, split, stage_names  # noqa: E402
+from optsched.arraypipe.model.split import SplitPoint, split, stage_names  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

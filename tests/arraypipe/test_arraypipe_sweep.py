@@ -26,7 +26,7 @@ from optuna.trial import TrialState  # noqa: E402
 
 from optsched import InputError, MissingExtra  # noqa: E402
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule  # noqa: E402
-from optsched.arraypipe.sweep import ArraySweep, SweepResult  # noqa: E402
+from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult  # noqa: E402
 from optsched.arraypipe.train_alone import differences, train_alone  # noqa: E402
 
 if TYPE_CHECKING:
@@ -132,10 +132,10 @@ def test_any_sweep_is_exact(
 
 def test_optuna_is_imported_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it the module can be imported, and making a sweep says what to install."""
-    for name in [name for name in sys.modules if name.startswith("optsched.arraypipe.sweep")]:
+    for name in [name for name in sys.modules if name.startswith("optsched.arraypipe.sweep.sweep")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    fresh = import_module("optsched.arraypipe.sweep")
+    fresh = import_module("optsched.arraypipe.sweep.sweep")
     with pytest.raises(MissingExtra, match=r'pip install "optsched\[sweep\]"'):
         fresh.ArraySweep(make_trainer, None, suggest, 1, 1)
 
@@ -339,10 +339,10 @@ def test_a_value_that_is_no_number_fails_the_trial() -> None:
 
 def test_a_timeout_begins_no_more_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials that run when the time is over are trained to their end."""
-    from optsched.arraypipe.sweeping import supply as module
+    from optsched.arraypipe.sweep import trials
 
     now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trials.time, "monotonic", lambda: now[0])
 
     def later(job: Job, iteration: int, value: float) -> None:
         now[0] += 10.0 * (job.name == "trial3" and iteration == 0)

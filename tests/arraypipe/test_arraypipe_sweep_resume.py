@@ -30,7 +30,7 @@ from test_arraypipe_sweep import (  # noqa: E402
 )
 
 from optsched import InputError  # noqa: E402
-from optsched.arraypipe.sweep import ArraySweep, SweepResult  # noqa: E402
+from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult  # noqa: E402
 from optsched.arraypipe.train_alone import train_alone  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -16,17 +16,14 @@ from hypothesis import strategies as st
 
 import optsched
 from optsched import JobArray
-from optsched.arraypipe.course import Change, Course, Record
-from optsched.arraypipe.plan import ExecutionPlan, compile
-from optsched.arraypipe.planning.carried import blocks_only
-from optsched.arraypipe.planning.messages import routes
-from optsched.arraypipe.planning.orders import random_rolling, random_schedule
-from optsched.arraypipe.planning.repair import without
-from optsched.arraypipe.planning.segments import Walk
-from optsched.arraypipe.reporting.executed import executed
-from optsched.arraypipe.reporting.report import MessageTimes, compare
-from optsched.arraypipe.reporting.virtual_clock import replayed, virtual_starts
-from optsched.arraypipe.trace import Copied, Moved, measured
+from optsched.arraypipe.plan.edits import blocks_only, without
+from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.plan.orders import random_rolling, random_schedule
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile
+from optsched.arraypipe.plan.segments import Change, Course, Record, Walk
+from optsched.arraypipe.report.executed import executed
+from optsched.arraypipe.report.report import MessageTimes, compare
+from optsched.arraypipe.report.trace import Copied, Moved, measured, replayed, virtual_starts
 from optsched.formats import perfetto
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 
 from optsched import InputError, verify  # noqa: E402
 from optsched.arraypipe import Job, JobFailed, random_schedule  # noqa: E402
-from optsched.arraypipe.global_state import global_state_kept  # noqa: E402
+from optsched.arraypipe.runtime.environment import global_state_kept  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -1,0 +1,1 @@
+"""`advise`: the alternatives and what each costs."""

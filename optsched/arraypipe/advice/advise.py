@@ -1,0 +1,217 @@
+"""`advise`: what trains these jobs on these devices fastest, and does it fit.
+
+A *round* is one iteration of every job; with `samples` as many as make all jobs see their data
+equally often. All times are per round, in the steady state of long training.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from optsched.arraypipe.advice.alternatives import (
+    one_at_a_time,
+    one_per_device,
+    sharded_data,
+    sharded_tensors,
+    stacked,
+)
+from optsched.arraypipe.advice.array import job_array, prefetch
+from optsched.arraypipe.advice.costs import Asked, Seat, Situation, rolling_array
+from optsched.arraypipe.advice.options import Advice, Option
+from optsched.arraypipe.profile.document import Link, Profile
+from optsched.arraypipe.profile.problem import RESERVE, chosen
+from optsched.errors import InputError
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import format_value, integer
+from optsched.pipelines.profiles import bytes_of
+from optsched.problems.jobarray.reports import epoch_multiplicity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+MOST_DEVICES: Final = 4096
+_MOST_COPIES: Final = 16  # iterations of a job in a round
+
+
+def advise(
+    profile: Profile | str | os.PathLike[str],
+    jobs: Sequence[Any] | None = None,
+    devices: int | None = None,
+    *,
+    memory: str | int | None = None,
+    link: Mapping[str, Mapping[str, float]] | None = None,
+    fused: Mapping[int, float] | None = None,
+    samples: int | None = None,
+) -> Advice:
+    """Rank ways to train sibling jobs, in seconds per round of all jobs.
+
+    Ranked are one job per GPU, one job at a time through a pipeline (1F1B, interleaved, ZB-H1), the
+    job array, sharded data parallel (FSDP), and stacked jobs where measured. Tensor sharding and
+    ZB-H1 rest on what was not measured and are never the best. MPS and MIG are only named.
+
+    Parameters
+    ----------
+    profile
+        What was measured, or the path of its ``*.profile.json``.
+    jobs
+        As in `Profile.problem`: numbers of profiled jobs, `Job` objects, or anything with
+        ``batch_size``, ``microbatches`` and ``recompute``. All profiled jobs by default.
+    devices
+        Number of equal devices; by default one per profiled stage.
+    memory
+        Bytes of a device, or a size such as ``"40GB"``; by default the profiled device's. 5 % are
+        left for fragmentation.
+    link
+        What if links were others: ``{"activation": {"bandwidth": bytes per second, "latency_ns":
+        nanoseconds}, "host": {...}}``; what is not named stays as measured.
+    fused
+        Measured stacks (vmap, HFTA): seconds of one iteration of n jobs at once on one device, by
+        n. Without it fusing is not ranked.
+    samples
+        Of the data set: a round then has iterations of every job in proportion to its epoch.
+
+    Returns
+    -------
+    Advice
+        Its `options` are sorted, `best` is the fastest that fits, `too_close` whether the IQR of
+        the profile covers its lead; printing it shows a table.
+
+    Raises
+    ------
+    InputError
+        Naming the argument, its value and what was expected.
+    """
+    known = profile if isinstance(profile, Profile) else _read(profile)
+    situation = _situation(known, jobs, devices, memory, link, samples)
+    stacks = None if fused is None else _stacks(fused)
+    options = [
+        *one_per_device(situation),
+        *one_at_a_time(situation),
+        job_array(situation),
+        sharded_data(situation),
+        sharded_tensors(situation),
+        stacked(situation, stacks),
+        Option("MPS", None, "several jobs share a device's cores: for small models, try it"),
+        Option("MIG", None, "a device in fixed parts, one job each: for small models, try it"),
+    ]
+    return Advice(
+        tuple(sorted(options, key=_place)),
+        len(situation.jobs),
+        situation.devices,
+        situation.memory,
+        tuple(one.iterations for one in situation.jobs),
+        prefetch(situation),
+        tuple(_notes(situation, link)),
+    )
+
+
+def _read(path: Any) -> Profile:
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(
+            f"profile: expected a Profile or the path of one, got {format_value(path)}"
+        )
+    return Profile.read(path)
+
+
+def _situation(
+    profile: Profile,
+    jobs: Sequence[Any] | None,
+    devices: int | None,
+    memory: str | int | None,
+    link: Mapping[str, Mapping[str, float]] | None,
+    samples: int | None,
+) -> Situation:
+    """The arguments, checked."""
+    described, states = chosen(profile, jobs)
+    asked = [
+        Asked(job, tuple(stage.state[name] for stage in profile.stages), 1)
+        for job, name in zip(described, states, strict=True)
+    ]
+    count = profile.n_stages if devices is None else integer("devices", devices, 1, MOST_DEVICES)
+    there = profile.device.memory_bytes if memory is None else bytes_of(memory)
+    links = _links(profile, link)
+    made = Situation(
+        profile, tuple(asked), count, there, int(there * (1 - RESERVE)) if there else None, *links
+    )
+    if samples is None:
+        return made
+    integer("samples", samples, 1, MAX_INTEGER)
+    seats = [Seat(one, made.own(one), 1, one.job.recompute) for one in asked]
+    array = rolling_array(made, seats, batch_size=[one.job.batch_size for one in asked])
+    copies = epoch_multiplicity(array, samples, _MOST_COPIES).tolist()
+    rounds = [one._replace(iterations=n) for one, n in zip(asked, copies, strict=True)]
+    return Situation(profile, tuple(rounds), count, there, made.room, *links)
+
+
+def _links(profile: Profile, given: Mapping[str, Mapping[str, float]] | None) -> tuple[Link, Link]:
+    """The profile's links, changed as asked."""
+    found = {"activation": profile.links.activation, "host": profile.links.host}
+    changes = {} if given is None else given
+    if not isinstance(changes, Mapping):
+        raise InputError(f'link: expected {{"activation": {{...}}}}, got {format_value(changes)}')
+    for key, row in changes.items():
+        if key not in found:
+            raise InputError(f"link: expected activation or host, got {format_value(key)}")
+        if not isinstance(row, Mapping):
+            raise InputError(
+                f'link.{key}: expected {{"bandwidth": ..., "latency_ns": ...}}, '
+                f"got {format_value(row)}"
+            )
+        values = {"bandwidth": found[key].bandwidth, "latency_ns": found[key].latency_ns}
+        for name, value in row.items():
+            if name not in values:
+                raise InputError(
+                    f"link.{key}: expected bandwidth, latency_ns, got {format_value(name)}"
+                )
+            least = 1 if name == "bandwidth" else 0
+            good = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not good or not least <= value <= MAX_INTEGER:
+                raise InputError(
+                    f"link.{key}.{name}: expected at least {least}, got {format_value(value)}"
+                )
+            values[name] = round(value)
+        found[key] = Link(**values)
+    return found["activation"], found["host"]
+
+
+def _stacks(fused: Mapping[int, float]) -> dict[int, float]:
+    """Measured stacks, checked."""
+    if not isinstance(fused, Mapping) or not fused:
+        raise InputError(
+            f"fused: expected {{n: seconds}} of measured stacks, got {format_value(fused)}"
+        )
+    for n, seconds in fused.items():
+        integer("fused: number of jobs", n, 1, MAX_INTEGER)
+        good = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not good or not 0 < seconds < math.inf:
+            raise InputError(f"fused[{n}]: expected seconds above 0, got {format_value(seconds)}")
+    return dict(fused)
+
+
+def _place(option: Option) -> tuple[int, float]:
+    """Compared times first, then those that are not, then none; equal ones stay in order."""
+    if option.seconds is None:
+        return 2, 0.0
+    return int(not option.counts), option.seconds
+
+
+def _notes(situation: Situation, link: object) -> Iterable[str]:
+    """What the numbers rest on."""
+    profile = situation.profile
+    if situation.room is None:
+        yield "device memory is not known, so everything is taken to fit; say memory="
+    if situation.devices < situation.n_stages:
+        yield f"{situation.n_stages} profiled stages are merged into {situation.devices}"
+    sizes = {one.size(one.job.microbatches) for one in situation.jobs}
+    measured = {n for one in situation.jobs for n in profile.sizes(one.job.precision)}
+    if len(measured) == 1 or min(measured) >= min(sizes) > 1:
+        yield (
+            "no micro-batches smaller than the jobs' own were measured: times of more of them "
+            "are predicted; profile smaller sizes to know"
+        )
+    if profile.device.kind == "cpu" and link is None:
+        yield "links are those of a CPU profile: say link= for devices that you mean"

@@ -1,1 +1,0 @@
-"""Parts of `advise`: the alternatives and what each costs."""

@@ -1,0 +1,1 @@
+"""Checkpoints: whole folders, and what a stage brings to them."""

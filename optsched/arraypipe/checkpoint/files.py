@@ -1,0 +1,161 @@
+"""Files of checkpoints: written through to the disk, and under their name only whole."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from optsched.arraypipe.runtime.cuda_streams import page_locked_like
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+def write_folder(target: Path, contents: Mapping[str, Any]) -> None:
+    """Make a folder of `torch.save` files; it appears under its name with all of them, or not.
+
+    A folder of that name is replaced: it was left by a run that was killed before it moved the
+    pointer. `InputError` if it cannot be written.
+    """
+    place = target.parent
+    with _as_input_error(place):
+        temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=place))
+        try:
+            for name, value in contents.items():
+                save(value, temporary / name)
+            temporary.chmod(0o777 & ~_mask())
+            sync_folder(temporary)
+            if target.exists():
+                shutil.rmtree(target)
+            temporary.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        sync_folder(place)
+
+
+def replace_file(target: Path, value: Any) -> None:
+    """Write one file by way of a temporary neighbour: a string as text, else by `torch.save`."""
+    with _as_input_error(target.parent):
+        handle, name = tempfile.mkstemp(prefix=".tmp-", dir=target.parent)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            save(value, temporary)
+            temporary.chmod(0o666 & ~_mask())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(target.parent)
+
+
+def save(value: Any, path: Path) -> None:
+    """Write a file through to the disk."""
+    with path.open("wb") as stream:
+        if isinstance(value, str):
+            stream.write(value.encode())
+        else:
+            torch.save(value, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def load(path: Path) -> Any:
+    """What `save` has written, on the CPU; `InputError` with the name of the file if it cannot."""
+    try:
+        return torch.load(path, weights_only=True, map_location="cpu")
+    except FileNotFoundError:
+        raise InputError(f"{path}: no such file") from None
+    except Exception as error:
+        raise InputError(f"{path}: cannot be read ({type(error).__name__})") from error
+
+
+def check_writable(place: Path) -> None:
+    """Make a folder and try to write in it."""
+    with _as_input_error(place):
+        place.mkdir(parents=True, exist_ok=True)
+        probe = tempfile.mkdtemp(prefix=".tmp-", dir=place)
+        with suppress(FileNotFoundError):  # another process tidies up at this moment
+            os.rmdir(probe)
+
+
+def make_folder(place: Path) -> None:
+    """Make a folder, unless somebody else just has."""
+    with _as_input_error(place):
+        place.mkdir(exist_ok=True)
+
+
+def sweep(place: Path) -> None:
+    """Remove what a killed run has left half done."""
+    with _as_input_error(place):
+        for entry in [*place.iterdir()]:
+            if entry.name.startswith((".tmp-", ".parts-", ".merging")):
+                with suppress(FileNotFoundError):  # the probe of another process
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+
+
+def copied(value: Any) -> Any:
+    """A copy of nested containers, tensors as dense ones of their own on the CPU.
+
+    A view of a larger storage would be saved with all of it. What is on a GPU is copied in the
+    current stream, before whatever changes it next, and is there when that has got so far.
+    """
+    if isinstance(value, Tensor):
+        return off_gpu(value.detach()) if value.is_cuda else value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        pairs = {key: copied(inner) for key, inner in value.items()}
+        return pairs if type(value) is dict else type(value)(pairs)
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(copied, value))
+    return value
+
+
+def off_gpu(value: Tensor) -> Tensor:
+    """A copy in page-locked memory, for which the host does not wait."""
+    target = page_locked_like(value)
+    # by way of a temporary the host would read it before the copy is there
+    return target.copy_(value, non_blocking=target.stride() == value.stride())
+
+
+def check_plain(value: Any, place: str) -> None:
+    """Only what `torch.load(weights_only=True)` reads again."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            check_plain(inner, f"{place}: {key}")
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            check_plain(inner, place)
+    elif not (value is None or isinstance(value, (Tensor, bool, int, float, complex, str))):
+        raise InputError(f"{place}: a {type(value).__name__} cannot be kept in a checkpoint")
+
+
+def sync_folder(folder: Path) -> None:
+    """Write a folder's list of names through to the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _mask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+@contextmanager
+def _as_input_error(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"checkpoint: {place} cannot be written ({error.strerror or error})"
+        ) from None

@@ -1,0 +1,1 @@
+"""The command line of the executor and of torchrun: scripts, progress, files."""

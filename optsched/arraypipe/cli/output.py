@@ -1,0 +1,329 @@
+"""What a run shows while it trains and leaves in a folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import deque
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TextIO
+
+import msgspec
+
+from optsched.arraypipe.report.report import (
+    Report,
+    duration,
+)
+from optsched.errors import InputError
+from optsched.io.files import read_text, write_atomic
+from optsched.io.strict_json import check_format, decode, parse
+from optsched.io.text import plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    from optsched.arraypipe.job import Job
+    from optsched.arraypipe.trainer import ArrayTrainer
+    from optsched.arraypipe.training_run import RunResult
+    from optsched.model.schedule import Schedule
+
+
+FORMAT: Final = "optsched.run/1"
+
+
+class RunFiles(NamedTuple):
+    """Paths of the files of a run."""
+
+    plan: Path
+    trace: Path
+    replay: Path
+    summary: Path
+
+    @classmethod
+    def within(cls, folder: Path) -> RunFiles:
+        """The paths, in a folder that need not be there."""
+        return cls(
+            folder / "plan.schedule.json",
+            folder / "trace.schedule.json",
+            folder / "replay.schedule.json",
+            folder / "summary.json",
+        )
+
+    def write(self, summary: RunSummary, plan: Schedule, result: RunResult) -> None:
+        """Write all of them; the summary last, so that it only stands beside a whole run."""
+        plan.write(self.plan)
+        result.trace.write(self.trace)
+        result.replay.write(self.replay)
+        write_atomic(self.summary, msgspec.json.format(msgspec.json.encode(summary), indent=1))
+
+
+class JobSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a job ended; `iterations` are those of this run."""
+
+    name: str
+    status: str
+    iterations: int
+    first_loss: float | None
+    last_loss: float | None
+    error: str = ""
+
+
+class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A run in short; `str` gives what is printed at its end."""
+
+    format: str = FORMAT
+    backend: str
+    steps: int
+    seconds: float
+    jobs: tuple[JobSummary, ...]
+    report: Report
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a job was stopped before its last iteration."""
+        return any(job.status == "stopped" for job in self.jobs)
+
+    @property
+    def failures(self) -> list[str]:
+        """Why jobs failed, a sentence each."""
+        return [job.error for job in self.jobs if job.status == "failed"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    def __str__(self) -> str:
+        lines = [*_jobs(self.jobs), ""]
+        if self.interrupted:
+            lines.append("interrupted: jobs ended with whole iterations")
+        ways = f"{self.backend} backend, {duration(self.seconds * 1e9)}"
+        return "\n".join([*lines, ways, "", str(self.report)])
+
+
+def summary_of(
+    trainer: ArrayTrainer, result: RunResult, *, backend: str, steps: int, seconds: float
+) -> RunSummary:
+    """The summary of a run that is over (on rank 0, if there are several)."""
+    jobs = []
+    for job, title, losses in zip(trainer.jobs, trainer.titles, result.losses, strict=True):
+        first, last = (losses[0], losses[-1]) if losses else (None, None)
+        error = "" if job.error is None else str(job.error)
+        jobs.append(JobSummary(title, job.status, len(losses), first, last, error))
+    return RunSummary(
+        backend=backend, steps=steps, seconds=seconds, jobs=tuple(jobs), report=result.report
+    )
+
+
+def read_summary(path: str | os.PathLike[str]) -> RunSummary:
+    """Read the summary of a run, given as its folder or as the file itself.
+
+    Raises
+    ------
+    InputError
+        It is not there or not one; the sentence names place, rule and value.
+    """
+    file = RunFiles.within(Path(path)).summary if Path(path).is_dir() else Path(path)
+    name = str(file)
+    if file != Path(path) and not file.exists():
+        raise InputError(f"{name}: no such file; `optsched arraypipe run --out` writes it")
+    tree = parse(read_text(file), name)
+    check_format(tree, FORMAT, name)
+    return decode(tree, RunSummary, name)
+
+
+@contextmanager
+def made_folder(folder: Path | None) -> Iterator[None]:
+    """Make the folder for results, or say why that is impossible, before anything is trained.
+
+    If what follows raises, folders that were made for it and are empty go again; None: no folder.
+    """
+    if folder is None:
+        yield
+        return
+    try:
+        missing = [place for place in (folder, *folder.parents) if not place.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"{folder}: cannot be made ({reason})") from None
+    if not os.access(folder, os.W_OK):
+        raise InputError(f"{folder}: cannot be written to (no permission)")
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for place in missing:
+                place.rmdir()
+        raise
+
+
+def _jobs(jobs: Sequence[JobSummary]) -> list[str]:
+    width = max(3, *(len(job.name) for job in jobs)) if jobs else 3
+    lines = [f"{'job':{width}}  status   iterations  first loss  last loss"]
+    for job in jobs:
+        losses = ["-" if x is None else f"{x:.4f}" for x in (job.first_loss, job.last_loss)]
+        lines.append(
+            f"{plain(job.name):{width}}  {plain(job.status, 7):7}  {job.iterations:>10}  "
+            f"{losses[0]:>10}  {losses[1]:>9}"
+        )
+        if job.error:
+            lines.append(f"  {plain(job.error, 500)}")
+    return lines
+
+
+FIRST_AFTER: Final = 1.0  # seconds of silence
+EVERY: Final = 5.0  # seconds between plain lines
+LIVE_EVERY: Final = 0.25  # seconds between two states of the table
+_RECENT: Final = 33  # iterations from which the time of a cycle is taken
+
+
+@dataclass(eq=False)
+class Row:
+    """What is known of one job."""
+
+    job: Job
+    title: str
+    copies: int  # iterations a cycle
+    iteration: int = -1
+    loss: float = float("nan")
+    ends: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    told: int = -1
+
+    @property
+    def cycle(self) -> float | None:
+        """Seconds a cycle, from the last iterations."""
+        if len(self.ends) < 2 or self.job.status != "running":
+            return None
+        return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1) * self.copies
+
+    def cells(self, steps: int) -> tuple[str, str, str, str]:
+        """Name, iterations, loss, status."""
+        done = f"{self.iteration + 1} of {steps}"
+        loss = "-" if self.iteration < 0 else f"{self.loss:.4f}"
+        return self.title, done, loss, self.job.status
+
+
+class RunProgress:
+    """Callable for ``on_step``; prints on stderr from time to time.
+
+    Parameters
+    ----------
+    jobs, titles
+        Those of the trainer.
+    steps
+        Iterations of every job.
+    copies
+        Iterations a cycle of every job.
+    predicted
+        Nanoseconds a cycle.
+    serial
+        Devices take turns, so that the measured time of a cycle is no period.
+    enabled
+        False: say nothing.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        titles: Sequence[str],
+        steps: int,
+        *,
+        copies: Sequence[int],
+        predicted: float,
+        serial: bool,
+        enabled: bool = True,
+        stream: TextIO | None = None,
+    ) -> None:
+        self.rows = [Row(*known) for known in zip(jobs, titles, copies, strict=True)]
+        self.steps, self.predicted, self.serial = steps, predicted, serial
+        self.stream = stream or sys.stderr
+        self.enabled = enabled
+        self.by_job = {id(row.job): row for row in self.rows}
+        self.began = time.monotonic()
+        self.next = self.began + FIRST_AFTER
+        self.live: Any = None
+        self.open = enabled and self.stream.isatty()
+
+    def __call__(self, job: Job, iteration: int, loss: float) -> None:
+        """Note a loss, and show the state if it is time to."""
+        now = time.monotonic()
+        row = self.by_job[id(job)]
+        row.iteration, row.loss = iteration, loss
+        row.ends.append(now)
+        if self.enabled and now >= self.next:
+            self._show(now)
+
+    @property
+    def cycle(self) -> float | None:
+        """Seconds of a cycle now: the median over the jobs that run."""
+        known = [row.cycle for row in self.rows]
+        rates = [value for value in known if value is not None]
+        return median(rates) if rates else None
+
+    def period(self) -> str:
+        """The time of a cycle against its prediction."""
+        cycle = self.cycle
+        measured = "-" if cycle is None else duration(cycle * 1e9)
+        turns = " (devices take turns)" if self.serial else ""
+        return f"a cycle: {measured}{turns}, predicted {duration(self.predicted)}"
+
+    def lines(self) -> list[str]:
+        """One line per job that has news, and one for the period."""
+        news = [row for row in self.rows if row.told != row.iteration]
+        width = max((len(row.title) for row in news), default=0)
+        found = []
+        for row in news:
+            title, done, loss, status = row.cells(self.steps)
+            found.append(f"{title:{width}}  iteration {done}  loss {loss}  {status}")
+            row.told = row.iteration
+        return [*found, self.period()] if found else []
+
+    def _show(self, now: float) -> None:
+        try:
+            if self.live is not None:
+                self.next = now + LIVE_EVERY
+                self.live.update(self._table(), refresh=True)
+                return
+            self.next = now + EVERY
+            text = "\n".join(f"{now - self.began:7.1f} s  {line}" for line in self.lines())
+            print(text, file=self.stream, flush=True)
+        except OSError:  # nobody looks any more: no reason to lose the run
+            self.enabled = False
+
+    def _table(self) -> Any:
+        from rich import box
+        from rich.table import Table
+
+        table = Table("job", "iteration", "loss", "status", box=box.SIMPLE)
+        table.caption = self.period()
+        for row in self.rows:
+            table.add_row(*row.cells(self.steps))
+        return table
+
+    def __enter__(self) -> Self:
+        if self.open:
+            from rich.console import Console
+            from rich.live import Live
+
+            # no thread of its own: it would cost the run time at moments that nobody chose
+            console = Console(file=self.stream, highlight=False)
+            self.live = Live(console=console, auto_refresh=False, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.live is not None:
+            with suppress(OSError):
+                self.live.stop()
+            self.live = None

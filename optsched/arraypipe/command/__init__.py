@@ -1,1 +1,0 @@
-"""Parts of the command line and of torchrun: scripts, ranks, progress, files."""

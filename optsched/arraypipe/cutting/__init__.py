@@ -1,1 +1,0 @@
-"""Parts of `split`: tied weights, balanced cuts, traced models."""

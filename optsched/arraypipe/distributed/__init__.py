@@ -1,0 +1,1 @@
+"""One device a process: channels on torch.distributed, the ranks as one."""

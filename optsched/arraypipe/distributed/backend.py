@@ -1,0 +1,319 @@
+"""The process backend: every device is a process of its own, blocks wait for messages alone."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from optsched.arraypipe.distributed.collect import drop
+from optsched.arraypipe.distributed.mailbox import Post
+from optsched.arraypipe.distributed.protocol import Swap, first_cycle, is_heard, shorten
+from optsched.arraypipe.distributed.swaps import Announcement, Notices, stay_in_place
+from optsched.arraypipe.distributed.transport import PeerLost, Stalled
+from optsched.arraypipe.plan.segments import Change, device_stream, places
+from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, GpuClock, timer
+from optsched.arraypipe.runtime.environment import on_gpu
+from optsched.arraypipe.runtime.inline import Past
+from optsched.arraypipe.runtime.stages import move, take_off
+from optsched.arraypipe.runtime.worker import reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from optsched.arraypipe.distributed.mailbox import Capacity
+    from optsched.arraypipe.distributed.transport import GlooLinks
+    from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.plan.segments import Course, Instance, Planner, Record, Segment
+    from optsched.arraypipe.report.trace import Copied, Moved
+    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.runtime.worker import Parcel, Worker
+
+
+class ProcessBackend:
+    """Runs the part of a course that one device has; all ranks run the same course.
+
+    Parameters
+    ----------
+    course, runs, worker, planner, strict
+        As for the inline backend; only the planner of rank 0 is asked, and the others are told.
+    links
+        To the other devices; device d is rank d.
+    capacity
+        How long messages are expected to be.
+    window
+        Blocks whose messages are posted ahead, per channel; more of small messages.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        runs: Sequence[JobRun],
+        worker: Worker,
+        planner: Planner,
+        links: GlooLinks,
+        capacity: Capacity,
+        window: int = 2,
+        strict: bool = False,
+    ) -> None:
+        self.course, self.runs, self.worker, self.planner = course, runs, worker, planner
+        self.links, self.strict, self.device = links, strict, links.rank
+        self.capacity = capacity
+        self.notices = Notices(links)
+        self.homes: dict[int, tuple[int, ...]] = {}  # device of every stage, by job
+        self.window, self.post = window, Post(links, capacity.of, self._hear)
+        self.past = Past()
+        self.messages: Sequence[Moved] = ()  # of all ranks, on the first when they have been told
+        self.copies: Sequence[Copied] = ()  # of this rank when it is over; then as `messages`
+        self.mail: dict[int, Parcel] = {}
+        self.interrupted = False
+        self.flying: BlockTimes | None = None  # on a GPU, where launching is no block's time
+        if on_gpu(links.device):
+            self.flying = BlockTimes(GpuClock(links.device))
+        self.now: Instance | None = None
+        self.wish: Change | None = None  # what cannot be announced any more waits for the end
+
+    @property
+    def reads_late(self) -> bool:
+        """Whether losses are read, and so travel, one iteration late (`JobRun.note_loss`)."""
+        return on_gpu(self.links.device)
+
+    def interrupt(self) -> None:
+        """Let every job end with the iteration that it is in (rank 0 decides when)."""
+        self.interrupted = True
+
+    def unseat(self, job: int) -> None:
+        """On a GPU: the states of a job that has ended go to the host."""
+        run = self.runs[job]
+        if not on_gpu(self.links.device) or self.worker.memory.moves or not run.over:
+            return
+        for stage, home in zip(run.stages, self.homes.get(job, ()), strict=False):
+            if home == self.device and not stage.away:
+                take_off(stage)
+
+    def run(self) -> list[Record]:
+        """Train until all jobs have ended; what was executed here, in order, or the end of it."""
+        try:
+            while True:
+                number = len(self.course.segments) - 1
+                self._run_segment(self.course.now, number)
+                self.course.close()
+                following = self._following(number + 1)
+                if following is None:
+                    self.notices.assemble()
+                    self.post.flush()
+                    self._land(0)
+                    self._forget(self.past.close())
+                    return self.past.records
+                self._begin(following)
+        except (Stalled, PeerLost) as error:
+            self.links.abort()
+            text = self.notices.diagnosis(self._whereabouts(), str(error))
+            raise type(error)(text) from error
+        except Exception as error:  # the others will only see that this process is gone
+            self.links.abort()
+            self.notices.tell(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            self.post.abandon()
+            self._finish()
+
+    def _finish(self) -> None:
+        try:
+            self.worker.finish()
+        except Exception as error:
+            self.notices.tell(reason(error))
+            raise
+        self.copies = self.worker.memory.copies
+
+    def _run_segment(self, segment: Segment, number: int) -> None:
+        worker, post, clock = self.worker, self.post, time.perf_counter_ns
+        execute = worker.execute
+        inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
+        outer = [[k for k in row if channel_of[k] >= 0] for row in segment.routes.outputs]
+        note, note_exposed = self.past.rows.append, self.past.exposed.append
+        memory, flying, timed = worker.memory, self.flying, worker.memory.moves
+        exposed = memory.exposed
+        self._seat(segment)  # before any message: it takes memory
+        post.open(segment, number, self._windows(segment))
+        cycle = -1
+        for now in device_stream(segment, self.device):
+            self.now = now
+            if now.cycle != cycle:
+                cycle = now.cycle
+                self._steer(segment, number, cycle)
+                self._forget(self.past.trim())
+            post.post(cycle)
+            received = {
+                k: self.mail.pop(k) if channel_of[k] < 0 else post.receive(k, now.iteration)
+                for k in inputs[now.operation]
+            }
+            self._listen(segment, now, received)
+            begin = None if flying is None else mark()
+            began = clock()
+            sent = execute(segment, now, received)
+            ended = clock()
+            self.notices.beat(ended)
+            if timed:  # what it waited for its state is not the block's time
+                waited, exposed = memory.exposed - exposed, memory.exposed
+                began = min(began + waited, ended)
+                note_exposed(waited)  # on a GPU it is known when the block is over
+            if worker.aside:  # batches and callbacks are not the block's time
+                began, worker.aside = min(began + worker.aside, ended), 0
+            note((number, now.operation, now.cycle, now.iteration, began, ended))
+            if flying is not None and begin is not None:
+                flying.add(len(self.past.rows) - 1, begin, mark(), memory.pauses())
+                self._land(AHEAD)
+            away = {k: sent.pop(k) for k in outer[now.operation]}
+            self.mail.update(sent)
+            post.ended(now, away)
+            self._check(segment, now)
+        self.now = None
+        post.close()
+
+    def _windows(self, segment: Segment) -> int | Sequence[int]:
+        """Blocks whose messages are posted ahead; with a limit of memory no more than promised."""
+        if self.links.apart or self.worker.memory.limits is not None:
+            return self.window
+        return self.capacity.windows(segment, self.device, self.window)
+
+    def _land(self, most: int) -> None:
+        """Note the times of the GPU instead of the host's, until so many blocks are under way."""
+        while self.flying is not None and len(self.flying) > most:
+            if landed := self.flying.land():
+                k, start, end, waited = landed
+                self.past.rows[k] = (*self.past.rows[k][:4], start, end)
+                if self.worker.memory.moves:
+                    self.past.exposed[k] = waited
+
+    def _forget(self, kept: Sequence[int] | None) -> None:
+        """If blocks are no longer remembered: what else there is of their time goes too."""
+        if kept is None:
+            return
+        if self.flying is not None:
+            self.flying.keep({old: new for new, old in enumerate(kept)})
+        self.post.forget(self.past.cut)
+        self.worker.memory.forget(self.past.begin)
+        self.course.forget(self.past.cut[0])
+
+    def _seat(self, segment: Segment) -> None:
+        """Drop the states of jobs that are new here and live elsewhere, bring the others in."""
+        for seat, job in enumerate(segment.seats):
+            if job not in self.homes:
+                self.homes[job] = places(segment.plan, seat)
+                self.runs[job].local = self.homes[job].count(self.device)
+                for stage, home in zip(self.runs[job].stages, self.homes[job], strict=True):
+                    if home != self.device:
+                        drop(stage)
+                    elif stage.away and not self.worker.memory.moves:
+                        move(stage, stage.device)
+
+    def _steer(self, segment: Segment, number: int, cycle: int) -> None:
+        """Rank 0, once a cycle: announce the next segment if a change is wanted and possible."""
+        if self.device or self.post.swap.number > number:
+            return
+        self.wish = self.wish or self.planner.poll(segment)
+        change = self.wish
+        if change is None and self._has_deletions(segment, cycle):
+            change = Change(segment.plan, segment.seats)
+        if (change is None and not self.interrupted) or not is_heard(segment, cycle):
+            return  # what cannot be heard any more is said at the end
+        swap = Swap(number + 1, first_cycle(segment, cycle))
+        self._announce(swap.number, change)
+        self._hear(swap)
+
+    def _has_deletions(self, segment: Segment, cycle: int) -> bool:
+        """Whether a job has ended and would send tombstones beyond the next possible swap."""
+        swap = first_cycle(segment, cycle)
+        for seat, job in enumerate(segment.seats):
+            kept = max(self.runs[job].end - segment.first[seat], swap * segment.plan.copies[seat])
+            if kept < segment.count[seat]:
+                return True
+        return False
+
+    def _announce(self, number: int, change: Change | None) -> None:
+        if change is not None:
+            stay_in_place(change, self.homes, self.runs, self.links.size)
+        ends = [run.end for run in self.runs]
+        sizes = self.capacity.rows(() if change is None else change.seats)
+        news = Announcement(change, ends, self.interrupted, [*self.planner.joined], sizes)
+        self.notices.put(number, news, self._plans())
+        self.wish = None
+
+    def _plans(self) -> list[ExecutionPlan]:
+        return [segment.plan for segment in self.course.segments]
+
+    def _hear(self, swap: Swap) -> None:
+        """The segment ends early, with all iterations that begin before the swap."""
+        if swap.number <= self.post.swap.number:
+            return
+        self.post.swap = swap
+        shorten(self.course.now, swap.first_cycle)
+
+    def _listen(self, segment: Segment, now: Instance, received: dict[int, Parcel]) -> None:
+        """Rank 0 hears the loss of an iteration on its way back; what is decided on it holds."""
+        block = segment.plan.blocks[now.operation]
+        if self.device or block.kind != "B":
+            return
+        messages, last = segment.routes.messages, segment.plan.micro_order.last_backwards
+        if not any(messages[k].producer in last for k in received):
+            return
+        run = self.runs[segment.seats[block.job]]
+        iteration = now.iteration - (self.reads_late and not run.needs_metric)
+        for parcel in received.values():
+            if not math.isnan(parcel.loss) and run.reported < iteration:
+                run.reported = iteration
+                self.worker.on_loss(run, iteration, parcel.loss)
+        if run.job.life.stopping:
+            run.stop_after(now.iteration)
+
+    def _check(self, segment: Segment, now: Instance) -> None:
+        """A job that has failed keeps nothing; the whole run ends if that is wanted."""
+        run = self.runs[segment.seats[segment.plan.blocks[now.operation].job]]
+        if run.job.life.status == "failed":
+            if self.strict and run.job.error is not None:
+                raise run.job.error
+            run.drop_kept()
+
+    def _following(self, number: int) -> Announcement | None:
+        """What comes after the segment that is over; None at the end of the run."""
+        for job in self.course.now.seats:
+            run = self.runs[job]
+            if not run.local:  # nothing of it is here to count
+                run.updates = run.begin - run.start
+        if self.device == 0 and self.post.swap.number < number:
+            self._announce(number, self.wish or self.planner.poll(self.course.now))
+        found = self.notices.get(number, self._plans())
+        if found.halts:
+            for run in self.runs:
+                run.stop_after(run.begin - 1)
+        return None if found.halts or found.change is None else found
+
+    def _begin(self, found: Announcement) -> None:
+        """Append the next segment; counts follow from what rank 0 knew, not from what this does."""
+        assert found.change is not None
+        if self.device:
+            self.planner.join(found.joined)
+            self.capacity.take(found.sizes)  # a first forward may have failed here alone
+        for job in set(self.course.now.seats).difference(found.change.seats):
+            self.unseat(job)
+        segment = self.course.follow(found.change)
+        for seat, job in enumerate(segment.seats):
+            segment.count[seat] = max(0, found.ends[job] - segment.first[seat])
+
+    def _whereabouts(self) -> str:
+        if self.now is None:
+            return "between two segments, or at the end"
+        block = self.course.now.plan.blocks[self.now.operation]
+        slot = self.post.waiting_for
+        missing = "" if slot is None else f", which waits for the {slot}"
+        return f"in cycle {self.now.cycle} before {block}{missing}"
+
+
+def mark() -> torch.cuda.Event:
+    """An event after what the current stream has been given so far."""
+    event = timer()
+    event.record()
+    return event

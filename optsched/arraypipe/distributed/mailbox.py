@@ -1,0 +1,352 @@
+"""What crosses the border of a device: parcels in and out of messages, in the receiver's order."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from optsched.arraypipe.distributed import header
+from optsched.arraypipe.distributed.header import LONG, SIZE, TOMBSTONE, Header, Slot, slot_of
+from optsched.arraypipe.distributed.protocol import DevicePort, Swap
+from optsched.arraypipe.distributed.transport import LANES, hearing
+from optsched.arraypipe.distributed.wire import Inbox, Outbox, capacity, words
+from optsched.arraypipe.plan.messages import KINDS
+from optsched.arraypipe.plan.segments import Transfer
+from optsched.arraypipe.runtime.worker import Parcel, rehearse
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from torch import Tensor
+
+    from optsched.arraypipe.distributed.collect import CameRow, SentRow
+    from optsched.arraypipe.distributed.transport import GlooLinks
+    from optsched.arraypipe.plan.messages import Channel
+    from optsched.arraypipe.plan.segments import Instance, Segment
+    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.runtime.worker import Worker
+
+
+_NORM: Final = torch.float64
+_MANY, _LITTLE = 16, 1 << 18  # blocks, and bytes of their messages, that are posted together
+_FACTOR: Final = capacity([torch.empty((), dtype=_NORM)])
+
+
+class Capacity:
+    """Bytes of the longest message of every slot, from a first forward of every job.
+
+    A message that turns out longer (a later batch of another shape) goes in two parts; only sender
+    and receiver must not differ about what is longer.
+    """
+
+    def __init__(self) -> None:
+        self._boundary: dict[tuple[int, int], int] = {}  # (job, stage) -> bytes of its output
+        self._weights: dict[tuple[int, int, int], int] = {}  # (job, owner, user)
+        self._known: set[int] = set()  # jobs of which all are known
+
+    def of(self, slot: Slot) -> int:
+        """Bytes to be ready for, the header included."""
+        low, high = sorted((slot.origin, slot.stage))
+        if slot.kind in ("tied", "weight"):
+            return self._weights[slot.job, low, high]
+        if slot.kind == "factor":
+            return _FACTOR
+        return self._boundary[slot.job, low]
+
+    def held(
+        self, segment: Segment, device: int, window: int, seats: Collection[int]
+    ) -> tuple[int, int]:
+        """Most bytes of a device's receive windows, and of its outboxes, for some seats.
+
+        A window has the messages of so many blocks, however large they are; an outbox has one
+        message of every block that sends any.
+        """
+        windows, outboxes = 0, 0
+        for channel in segment.routes.channels:
+            if device not in (channel.source, channel.target):
+                continue
+            blocks = self._blocks(segment, channel, seats)
+            if channel.source == device:
+                outboxes += sum(blocks)
+            else:
+                windows += window * max(blocks, default=0)
+        return windows, outboxes
+
+    def windows(self, segment: Segment, device: int, window: int) -> list[int]:
+        """Blocks whose messages to post at a time, by channel: `window`, more of small messages.
+
+        For devices with room to spare: every receive that is posted wakes the process that sends,
+        which costs about as much as a small message.
+        """
+        seats, found = range(len(segment.seats)), []
+        for channel in segment.routes.channels:
+            mine = channel.target == device
+            most = max(self._blocks(segment, channel, seats), default=0) if mine else 0
+            found.append(max(window, min(_MANY, _LITTLE // most)) if most else window)
+        return found
+
+    def _blocks(self, segment: Segment, channel: Channel, seats: Collection[int]) -> list[int]:
+        """Bytes that every block takes from a channel, for some seats."""
+        blocks: dict[int, int] = defaultdict(int)
+        for k in channel.messages:
+            consumer = segment.routes.messages[k].consumer
+            seat = segment.plan.blocks[consumer].job
+            if seat in seats and self._is_known(segment.seats[seat]):
+                blocks[consumer] += self.of(slot_of(segment, 0, Transfer(k, 0, 0)))
+        return [*blocks.values()]
+
+    def _is_known(self, job: int) -> bool:
+        """False for a job that sends nothing: it is complete, or its first forward has failed."""
+        return job in self._known
+
+    def measure(self, run: JobRun, worker: Worker) -> None:
+        """Look at the first forward of a job; the first micro-batch is the largest."""
+        norms = torch.empty(len(run.unsplit_order) if run.job.clip_norm else 0, dtype=_NORM)
+        for stage, output in enumerate(rehearse(run, worker)):
+            self._boundary[run.index, stage] = capacity([*output, norms])
+        if run.feed is not None:
+            self._known.add(run.index)
+        for (owner, user), names in run.lent.items():
+            weights = [run.stages[owner].weight(name) for name in names]
+            self._weights[run.index, owner, user] = capacity(weights)
+
+    def rows(self, jobs: Collection[int]) -> list[list[list[int]]]:
+        """The sizes of some jobs: rows (job, stage, bytes), and rows (job, owner, user, bytes)."""
+        return [
+            [[*key, size] for key, size in sorted(sizes.items()) if key[0] in jobs]
+            for sizes in (self._boundary, self._weights)
+        ]
+
+    def take(self, rows: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Use the sizes that another rank has measured."""
+        for job, stage, size in rows[0]:
+            self._boundary[job, stage] = size
+        for job, owner, user, size in rows[1]:
+            self._weights[job, owner, user] = size
+
+    def agree(self, jobs: Collection[int], group: Any) -> None:
+        """`InputError` if another rank has measured other sizes of these jobs (collective)."""
+        rows: list[object] = [None] * dist.get_world_size()
+        with hearing():
+            dist.all_gather_object(rows, self.rows(jobs), group)
+        for rank, row in enumerate(rows):
+            if row != rows[0]:
+                raise InputError(
+                    f"data: rank {rank} sees other shapes in the first batches than rank 0; all "
+                    f"ranks must build the same models and read the same data"
+                )
+
+
+_LANE: Final = {kind: lane for lane, kind in enumerate(KINDS)}
+_QUIET: Final = Swap(-1, -1)
+
+_Key = tuple[str, int, int, int, int]
+"""Kind, seat, micro-batch, from which stage, to which: what has an outbox of its own."""
+
+
+class _Line(NamedTuple):
+    """What is the same of a message in every cycle of a segment."""
+
+    peer: int  # the device at the other end
+    lane: int
+    key: _Key
+
+
+class _Expected(NamedTuple):
+    """A message that is to be posted."""
+
+    transfer: Transfer
+    slot: Slot
+    peer: int
+    lane: int
+    size: int
+
+
+class _Letter(NamedTuple):
+    """A parcel that waits for its turn; the tensors are in the outbox."""
+
+    flags: int
+    loss: float
+    payload: int
+
+
+class Post:
+    """The post office of one device; lives as long as the run.
+
+    Parameters
+    ----------
+    links
+        To the other devices; device d is rank d.
+    capacity
+        Bytes to be ready for, of a message; both ends must know the same.
+    hear
+        Called with every announced swap that a message tells of.
+    """
+
+    def __init__(
+        self,
+        links: GlooLinks,
+        capacity: Callable[[Slot], int],
+        hear: Callable[[Swap], None],
+    ) -> None:
+        self.links, self.capacity, self.hear = links, capacity, hear
+        self.device = links.rank
+        self.swap = _QUIET
+        self.inbox = Inbox()
+        # the lines of the segment that have been used, and what is posted on them
+        self.lines: dict[int, _Line] = {}
+        self.coming: dict[tuple[int, int], tuple[Slot, Any, int, int]] = {}
+        # by seat, so that jobs that come later take no more
+        self.outboxes: dict[_Key, Outbox] = {}
+        self.leaving: dict[_Key, list[tuple[Any, int, Tensor, SentRow]]] = {}
+        self.waiting_for: Slot | None = None
+        # one row a message, in nanoseconds of this rank's clock; plain, because there are many
+        self.sent: list[SentRow] = []
+        self.came: list[CameRow] = []
+
+    def open(self, segment: Segment, number: int, window: int | Sequence[int]) -> None:
+        """Begin a segment; `window` as for `DevicePort`."""
+        self.segment, self.number, self.swap = segment, number, _QUIET
+        self.port = DevicePort(segment, self.device, window)
+        self.lines, self.coming = {}, {}
+        self.finished: dict[tuple[int, int], _Letter] = {}
+
+    def close(self) -> None:
+        """End it."""
+        self.port.close()
+
+    def post(self, cycle: int) -> None:
+        """Be ready for the messages of the blocks to come."""
+        if expected := self.port.post(cycle):
+            self._post(self._expected(expected))
+
+    def receive(self, message: int, iteration: int) -> Parcel:
+        """The parcel of a message that was posted; waits for it."""
+        slot, incoming, cycle, posted = self.coming.pop((message, iteration))
+        peer, lane, _ = self._line(message)
+        self.waiting_for = slot
+        asked = time.perf_counter_ns()
+        head, buffer = self.links.receive(incoming, peer)
+        there = time.perf_counter_ns()
+        raw = words(head)
+        found = header.unpack(raw)
+        header.check(slot, found, buffer.numel(), self.segment.plan.devices[peer])
+        if found.swap > self.number:
+            self.hear(Swap(found.swap, found.first_cycle))
+        if found.flags & LONG:
+            incoming = self.links.post(peer, lane + LANES, SIZE + found.payload)
+            head, buffer = self.links.receive(incoming, peer)
+            there = time.perf_counter_ns()
+            raw = words(head)
+        self.waiting_for = None
+        self.came.append((self.number, message, cycle, posted, asked, there))
+        flags = found.flags & ~LONG
+        if flags & TOMBSTONE:
+            return Parcel((), flags, found.loss)
+        tensors, absent = self.inbox.unpack(raw, buffer)
+        return Parcel(tensors, flags, found.loss, absent)
+
+    def ended(self, now: Instance, sent: dict[int, Parcel]) -> None:
+        """A block is over: send what the receivers' orders let go."""
+        for message, parcel in sent.items():
+            self.finished[message, now.iteration] = self._packed(message, parcel)
+        self.port.ended(now)
+        expected = self._expected(self.port.post(now.cycle))
+        for _, transfer in self.port.send():
+            self._send(transfer, self.finished.pop((transfer.message, transfer.iteration)))
+        self._post(expected)  # close behind: the same process need not be woken twice
+
+    def forget(self, before: tuple[int, int]) -> None:
+        """Forget the times of messages that blocks before (segment, cycle) take."""
+        self.sent = [row for row in self.sent if (row[0], row[2]) >= before]
+        self.came = [row for row in self.came if (row[0], row[2]) >= before]
+
+    def flush(self) -> None:
+        """Wait until everything has left."""
+        for key in list(self.leaving):
+            self._retire(key)
+
+    def abandon(self) -> None:
+        """After the run, however it has ended: forget all that is on its way, and whom to tell.
+
+        Receives that are still posted would hold the connections open, so that peers would wait.
+        """
+        self.coming, self.leaving, self.hear = {}, {}, lambda swap: None
+
+    def _expected(self, row: Sequence[tuple[int, Transfer]]) -> list[_Expected]:
+        """What there is to know of messages before they are posted."""
+        found = []
+        for _, transfer in row:
+            slot = slot_of(self.segment, self.number, transfer)
+            peer, lane, _ = self._line(transfer.message)
+            found.append(_Expected(transfer, slot, peer, lane, self.capacity(slot)))
+        return found
+
+    def _post(self, row: Sequence[_Expected]) -> None:
+        for transfer, slot, peer, lane, size in row:
+            incoming, key = (
+                self.links.post(peer, lane, size),
+                (transfer.message, transfer.iteration),
+            )
+            self.coming[key] = slot, incoming, transfer.cycle, time.perf_counter_ns()
+
+    def _line(self, message: int) -> _Line:
+        found = self.lines.get(message)
+        if found is None:
+            routes, blocks = self.segment.routes, self.segment.plan.blocks
+            source, target, kind, _ = routes.channels[routes.channel_of[message]]
+            taker = blocks[routes.messages[message].consumer]
+            origin = blocks[routes.messages[message].producer].stage
+            key = kind, taker.job, taker.microbatch, origin, taker.stage
+            peer = source if target == self.device else target
+            found = self.lines[message] = _Line(peer, _LANE[kind], key)
+        return found
+
+    def _packed(self, message: int, parcel: Parcel) -> _Letter:
+        """Copy a parcel into its outbox: nothing else is kept of it until its turn comes."""
+        key = self._line(message).key
+        # what this block sent in its last iteration has been consumed, by the plan: no wait; if
+        # that was another job of another segment, this comes after all of it in that order too
+        self._retire(key)
+        payload = 0
+        if not parcel.flags & TOMBSTONE:
+            outbox = self.outboxes.get(key)
+            if outbox is None:
+                outbox = self.outboxes[key] = Outbox(self.links.device, self.links.apart)
+            payload = outbox.pack(parcel.tensors, parcel.absent)
+        return _Letter(parcel.flags, parcel.loss, payload)
+
+    def _send(self, transfer: Transfer, letter: _Letter) -> None:
+        slot = slot_of(self.segment, self.number, transfer)
+        peer, lane, key = self._line(transfer.message)
+        flags, links = letter.flags, self.links
+        row: list[tuple[int, Tensor, Tensor | None]] = []
+        outbox = None if flags & TOMBSTONE else self.outboxes[key]
+        if outbox and not links.apart and outbox.buffer.numel() > self.capacity(slot):
+            row.append((lane + LANES, outbox.head, outbox.buffer))
+            flags |= LONG
+            outbox = None
+        if outbox:
+            head, body, raw = outbox.head, outbox.buffer, outbox.words
+        else:  # a header alone
+            head, body = torch.empty(SIZE, dtype=torch.uint8), None
+            raw = words(head)
+        Header(slot, flags, letter.loss, letter.payload, *self.swap).pack_into(raw)
+        row.append((lane, head, body))
+        now = self.number, transfer.message, transfer.cycle, time.perf_counter_ns()
+        if not links.apart:  # else it may not be complete yet
+            self.sent.append(now)
+        self.leaving[key] = [
+            (links.send(peer, way, first, rest), peer, first, now) for way, first, rest in row
+        ]
+
+    def _retire(self, key: _Key) -> None:
+        for work, peer, _, now in self.leaving.pop(key, ()):
+            at = self.links.wait(work, peer)
+            if at is not None:
+                self.sent.append((*now[:3], at))

@@ -1,0 +1,408 @@
+"""Who sits on which seat of a plan, jobs that join, and better orders for those that are left."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from optsched.arraypipe.job import JobFailed
+from optsched.arraypipe.life.replanner import Replanner, gain
+from optsched.arraypipe.plan.edits import with_job, without
+from optsched.arraypipe.plan.plan import compile
+from optsched.arraypipe.plan.segments import Change
+from optsched.arraypipe.runtime.stages import waits_for_all
+from optsched.errors import InputError, OptschedError
+from optsched.problems.jobarray.fields import fields_of
+from optsched.problems.jobarray.problem import JobArray
+from optsched.solving.progress import LOGGER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from optsched.arraypipe.job import Job
+    from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.model.schedule import Schedule
+
+
+Refusal: TypeAlias = "Callable[[Change, Mapping[int, int]], str]"
+"""(change, new job -> the one whose place it takes) -> why it cannot be made, or nothing."""
+
+UNMADE: Final = -1
+"""Where a job begins that `refill` has given and that could not be made."""
+
+
+class Seating:
+    """Fills seats; a `Planner` of the course.
+
+    Parameters
+    ----------
+    runs
+        All jobs; those beyond the seats of the plan wait.
+    plan
+        The first plan; job j sits on seat j.
+    start
+        Makes the run of a new job and appends it to `runs`: ``start(job)``, or ``start(job, at)``
+        if another rank has said from which iteration.
+    refill
+        Called with a job that has ended when none is waiting; may give another one.
+    refusal
+        Why the devices cannot make a change (`Admission.refusal`): a job that cannot take its seat
+        therefore fails.
+    strict
+        Raise when a job fails.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[JobRun],
+        plan: ExecutionPlan,
+        start: Callable[..., JobRun],
+        refill: Callable[[Job], Job | None] | None,
+        refusal: Refusal | None = None,
+        strict: bool = False,
+    ) -> None:
+        self.runs, self.start, self.refill = runs, start, refill
+        self.refusal, self.strict = refusal, strict
+        self.waiting = list(range(plan.n_jobs, len(runs)))
+        self.joined: list[tuple[int, int]] = []  # by refill: after which job, from which iteration
+        self.asked: set[int] = set()  # jobs that have ended and left their seat, or found no heir
+
+    def poll(self, segment: Segment) -> Change | None:
+        """Other jobs on the same plan, if a seat has become free and somebody wants it."""
+        seats = list(segment.seats)
+        for seat, job in enumerate(segment.seats):
+            if job in self.asked or not self.runs[job].over:
+                continue
+            self.asked.add(job)
+            heir = self._heir(self.runs[job], Change(segment.plan, tuple(seats)), seat)
+            if heir is not None:
+                seats[seat] = heir
+        return None if tuple(seats) == segment.seats else Change(segment.plan, tuple(seats))
+
+    def _heir(self, ended: JobRun, present: Change, seat: int) -> int | None:
+        plan = present.plan
+        for job in list(self.waiting):
+            if fits_seat(self.runs[job].job, plan, seat):
+                self.waiting.remove(job)
+                if not self.runs[job].over and self.sits(present, seat, job):
+                    return job
+        while self.refill is not None and (following := self.refill(ended.job)) is not None:
+            if not fits_seat(following, plan, seat):
+                raise InputError(
+                    f"refill: the job needs a seat with {following.microbatches} micro-batches"
+                    f"{', and update blocks' if waits_for_all(following) else ''}; the one that "
+                    f"has become free has {plan.microbatches[seat]}"
+                )
+            try:
+                run = self.start(following)
+            except Exception as error:
+                if following.error is None or isinstance(error, JobFailed):  # told to raise
+                    raise
+                self.joined.append((ended.index, UNMADE))
+                continue
+            self.joined.append((ended.index, run.start))
+            if not run.over and self.sits(present, seat, run.index):
+                return run.index
+            self.asked.add(run.index)  # its first forward has failed
+            ended = run
+        return None
+
+    def sits(self, present: Change, seat: int, job: int) -> bool:
+        """Whether the devices have room for a job on a seat; else it has failed."""
+        seats = (*present.seats[:seat], job, *present.seats[seat + 1 :])
+        like = {job: present.seats[seat]}
+        why = "" if self.refusal is None else self.refusal(Change(present.plan, seats), like)
+        if not why:
+            return True
+        run = self.runs[job]
+        error = run.fail(0, run.start, why)
+        if self.strict:
+            raise error
+        return False
+
+    def join(self, rows: Sequence[tuple[int, int]]) -> None:
+        """On another rank: take in the jobs that `refill` has given on the first one.
+
+        Raises
+        ------
+        InputError
+            It gives none here.
+        """
+        for ended, at in rows[len(self.joined) :]:
+            run = self.runs[ended]
+            following = self.refill(run.job) if self.refill is not None else None
+            if following is None:
+                raise InputError(
+                    f"refill: gave a job after {run.title} on the first rank and none on this one; "
+                    f"it has to give the same job on all ranks"
+                )
+            self.joined.append((ended, at))
+            if at != UNMADE:
+                self.start(following, at)
+
+
+def fits_seat(job: Job, plan: ExecutionPlan, seat: int) -> bool:
+    """Whether a job can take the place of another: equal micro-batches, and what updates need."""
+    return job.microbatches == plan.microbatches[seat] and (
+        not waits_for_all(job) or seat in plan.together
+    )
+
+
+TIME_LIMIT: Final = 5.0
+"""Seconds for the solver."""
+
+
+class Rescheduling:
+    """Changes of plan and seats; a `Planner` of the course.
+
+    Parameters
+    ----------
+    seating
+        Fills seats that become free.
+    plan
+        The first plan.
+    runs
+        All jobs; may grow.
+    start
+        Makes the run of a new job and appends it to `runs`.
+    problem
+        The job array that the plan was made for, one job per seat; None: no re-planning.
+    """
+
+    def __init__(
+        self,
+        seating: Seating,
+        plan: ExecutionPlan,
+        runs: Sequence[JobRun],
+        start: Callable[..., JobRun],
+        problem: JobArray | None = None,
+    ) -> None:
+        if problem is not None:
+            check_problem(problem, plan)
+        self.seating, self.plan, self.runs, self.start = seating, plan, runs, start
+        self.problem = problem
+        self.solver = Replanner() if problem is not None else None
+        self.rows = {plan: tuple(range(plan.n_jobs))}  # job of the problem that a seat is made for
+        self.given: Change | None = None  # what was answered last
+        self.added: list[int] = []  # jobs that wait for a seat, if need be a new one
+        self.full: set[tuple[ExecutionPlan, int]] = set()  # where a job has found no room
+        self.settled = (plan, tuple(range(plan.n_jobs)))  # live seats that the plan is good for
+        self.asked: tuple[ExecutionPlan, tuple[int, ...]] | None = None  # the solver works on
+        self.repaired: Schedule | None = None  # what runs while it does
+
+    def add(self, job: Job) -> None:
+        """Take in another job: it gets a free seat, or else a new one if there is memory for it.
+
+        Raises
+        ------
+        InputError
+            No seat of the plan has as many micro-batches (and update blocks, if it needs them).
+        """
+        if _like(job, self.plan, None) is None:
+            raise InputError(
+                f"add: the job needs a seat with {job.microbatches} micro-batches, and update "
+                f"blocks if it clips gradients; the plan has none like it"
+            )
+        self.added.append(self.start(job).index)
+
+    def poll(self, segment: Segment) -> Change | None:
+        """The change that is wanted now, if any; never waits."""
+        if self.given is not None and self.given != (segment.plan, segment.seats):
+            return None  # the last one has not come into force yet
+        self.plan = segment.plan
+        change = self.seating.poll(segment) or self._seat_added(segment) or self._improved(segment)
+        if change is not None:
+            self.given, self.plan = change, change.plan
+        return change
+
+    @property
+    def joined(self) -> Sequence[tuple[int, int]]:
+        """See `Seating.join`."""
+        return self.seating.joined
+
+    def join(self, rows: Sequence[tuple[int, int]]) -> None:
+        """See `Seating.join`."""
+        self.seating.join(rows)
+
+    def close(self) -> None:
+        """End the solver."""
+        if self.solver is not None:
+            self.solver.close()
+
+    def _seat_added(self, segment: Segment) -> Change | None:
+        """A seat for the first job that waits for one and can have it."""
+        plan = segment.plan
+        for index in list(self.added):
+            run = self.runs[index]
+            if run.over:  # its checkpoint was complete
+                self.added.remove(index)
+                continue
+            for seat, sitting in enumerate(segment.seats):
+                if self.runs[sitting].over and fits_seat(run.job, plan, seat):
+                    self.added.remove(index)
+                    if not self.seating.sits(Change(plan, segment.seats), seat, index):
+                        break
+                    return Change(plan, (*segment.seats[:seat], index, *segment.seats[seat + 1 :]))
+            larger = None if run.over else self._with_seat(segment, run)
+            if larger is not None:
+                self.added.remove(index)
+                return Change(larger, (*segment.seats, index))
+        return None
+
+    def _with_seat(self, segment: Segment, run: JobRun) -> ExecutionPlan | None:
+        """The plan with one more seat, None if the memory does not allow it."""
+        plan = segment.plan
+        like = _like(run.job, plan, [self.runs[job].job for job in segment.seats])
+        if like is None or (plan, run.index) in self.full:
+            return None
+        document = with_job(plan.schedule, like)
+        if document is None:
+            self.full = {entry for entry in self.full if entry[0] is plan} | {(plan, run.index)}
+            return None
+        together = plan.together | ({plan.n_jobs} if like in plan.together else set())
+        larger = compile(document, barrier=plan.barrier, together=together, exact=plan.exact)
+        change = Change(larger, (*segment.seats, run.index))
+        if self._is_refused(change, {run.index: segment.seats[like]}, f"job {run.title} waits"):
+            self.full = {entry for entry in self.full if entry[0] is plan} | {(plan, run.index)}
+            return None
+        rows = self.rows[plan]
+        self.rows = {plan: rows, larger: (*rows, rows[like])}  # older plans do not come back
+        return larger
+
+    def _improved(self, segment: Segment) -> Change | None:
+        """A better plan for the jobs that are left, as soon as there is one."""
+        if self.solver is None:
+            return None
+        live = tuple([s for s, job in enumerate(segment.seats) if not self.runs[job].over])
+        key = (segment.plan, live)
+        if not live or key == self.settled:
+            return None
+        if key != self.asked:
+            self._ask(segment, live)
+            return None
+        if failure := self.solver.failure():
+            logging.getLogger(LOGGER).warning("%s", failure)
+            self.settled = key
+        answer = self.solver.poll()
+        return None if answer is None else self._adopted(segment, live, answer)
+
+    def _ask(self, segment: Segment, live: tuple[int, ...]) -> None:
+        """Begin to look for a better plan, unless even the best could not pay any more."""
+        assert self.problem is not None and self.solver is not None
+        plan = segment.plan
+        ended = [seat for seat in range(plan.n_jobs) if seat not in live]
+        self.repaired = without(plan.schedule, ended) if ended else plan.schedule
+        if self._gain(segment, live, _load(self.repaired)) <= 0:
+            self.solver.cancel()
+            self.settled = (plan, live)
+            return
+        self.asked = (plan, live)
+        left = _problem_of(self.problem, [self.rows[plan][seat] for seat in live])
+        self.solver.submit(left, self.repaired, TIME_LIMIT)
+
+    def _adopted(self, segment: Segment, live: tuple[int, ...], answer: Schedule) -> Change | None:
+        """The solver's plan, if the time that it saves is more than changing over costs."""
+        plan = segment.plan
+        self.settled = (plan, live)
+        if self._gain(segment, live, _cycle(answer)) <= 0:
+            return None
+        together = [k for k, seat in enumerate(live) if seat in plan.together]
+        try:
+            better = compile(answer, barrier=plan.barrier, together=together, exact=plan.exact)
+        except OptschedError as error:
+            logging.getLogger(LOGGER).warning("the solver's plan cannot be run: %s", error)
+            return None
+        change = Change(better, tuple(segment.seats[seat] for seat in live))
+        if self._is_refused(change, {}, "the solver's plan is not adopted"):
+            return None
+        rows = self.rows[plan]
+        self.rows = {plan: rows, better: tuple(rows[seat] for seat in live)}
+        self.settled = (better, tuple(range(len(live))))
+        return change
+
+    def _is_refused(self, change: Change, like: Mapping[int, int], what: str) -> bool:
+        """Whether the devices cannot make a change; the log says why."""
+        refusal = self.seating.refusal
+        why = "" if refusal is None else refusal(change, like)
+        if why:
+            logging.getLogger(LOGGER).warning("%s: %s", what, why)
+        return bool(why)
+
+    def _gain(self, segment: Segment, live: tuple[int, ...], period: int) -> int:
+        """Time that a plan of this period would save."""
+        assert self.repaired is not None
+        left = [(segment.plan.copies[seat], self.runs[segment.seats[seat]]) for seat in live]
+        cycles = max(
+            -(-(run.end - run.start - run.updates // max(1, run.local)) // copies)
+            for copies, run in left
+        )
+        return gain(_cycle(self.repaired), period, max(0, cycles), _drain(self.repaired))
+
+
+def check_problem(problem: JobArray, plan: ExecutionPlan) -> None:
+    """Refuse a job array that is not the one of a plan."""
+    if not isinstance(problem, JobArray):
+        raise InputError(f"replan: expected the JobArray of the schedule, got {problem!r:.60}")
+    for what, has, wanted in (
+        ("jobs", problem.n_jobs, plan.n_jobs),
+        ("stages", problem.n_stages, plan.n_stages),
+    ):
+        if has != wanted:
+            raise InputError(f"replan: the JobArray has {has} {what}, the schedule {wanted}")
+    try:
+        problem.answer(plan.schedule)
+    except OptschedError as error:
+        raise InputError(f"replan: the schedule is not one of this JobArray ({error})") from error
+
+
+def _problem_of(problem: JobArray, rows: Sequence[int]) -> JobArray:
+    """The array of some jobs, of which one may come several times."""
+    distinct = sorted(set(rows))
+    part = problem.subset(distinct)
+    if list(rows) == distinct:
+        return part
+    place = [distinct.index(row) for row in rows]
+    changes: dict[str, Any] = {
+        key: None if getattr(part, key) is None else getattr(part, key)[place]
+        for key in fields_of("job", "stage", "cut")
+    }
+    names = [part.names[k] for k in place]
+    changes["names"] = [
+        name if name not in names[:k] else f"{name} (seat {k})" for k, name in enumerate(names)
+    ]
+    for key in ("recompute_mode", "place"):
+        value = getattr(part, key)
+        if not isinstance(value, str) and not isinstance(value[0], int | np.integer):
+            changes[key] = [value[k] for k in place]
+    return part.replace(**changes)
+
+
+def _like(job: Job, plan: ExecutionPlan, sitting: Sequence[Job] | None) -> int | None:
+    """A seat that the job could take; of several the one of the most similar batch size."""
+    seats = [seat for seat in range(plan.n_jobs) if fits_seat(job, plan, seat)]
+    if sitting is None or not seats:
+        return seats[0] if seats else None
+    return min(seats, key=lambda seat: abs(sitting[seat].batch_size - job.batch_size))
+
+
+def _cycle(schedule: Schedule) -> int:
+    return schedule.period or schedule.makespan
+
+
+def _load(schedule: Schedule) -> int:
+    """Time that the busiest device is busy in a cycle: no period is shorter."""
+    users = schedule.op_resources
+    of = np.repeat(np.arange(schedule.n_operations), np.diff(users.indptr))
+    return int(np.bincount(users.ids, schedule.duration[of]).max(initial=0))
+
+
+def _drain(schedule: Schedule) -> int:
+    """Time from the end of the last cycle's period to the end of its last block."""
+    cycle = _cycle(schedule)
+    assert schedule.start is not None
+    ends = schedule.start + schedule.duration + schedule.offset * cycle
+    return max(0, int(np.max(ends, initial=0)) - cycle)

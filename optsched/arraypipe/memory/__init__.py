@@ -1,0 +1,1 @@
+"""Devices that cannot hold all states: the account of bytes, slots, copies."""

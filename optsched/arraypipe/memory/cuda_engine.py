@@ -1,0 +1,113 @@
+"""The copy engine of a GPU: one stream per direction beside the stream of the blocks."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from optsched.arraypipe.memory.engines import IN, OUT, Copy
+from optsched.arraypipe.runtime.cuda_streams import GpuClock, timer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from torch import Tensor
+
+
+class CudaEngine:
+    """Copies between pinned host memory and a GPU, ordered with its blocks by events.
+
+    Blocks are whatever is launched on the device's current stream. A copy into a slot waits for
+    the event after the last block there (*free*), a block for the event after the copy (*ready*).
+
+    Parameters
+    ----------
+    device
+        A CUDA device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.exposed = 0.0
+        self.waits: deque[tuple[Any, Any]] = deque()  # events around what blocks wait for
+        self.pauses: list[tuple[Any, Any]] = []  # the same, until somebody takes them
+        self.copies: list[Copy] = []
+        self.flying: deque[tuple[str, int, int, Any, Any]] = deque()  # and events around each
+        self.clock = GpuClock(device)
+        self.streams = {
+            # an urgent one is never the same as one of blocks, which torch deals out in turn
+            direction: torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+            for direction in (IN, OUT)
+        }
+
+    def adopt(self, flats: Collection[Tensor]) -> None:
+        """Tell the allocator that these tensors are used on the copy streams too.
+
+        The streams wait for what the current stream does to them, such as filling new memory.
+        """
+        for stream in self.streams.values():
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            for flat in flats:
+                flat.record_stream(stream)
+
+    def copy(
+        self,
+        direction: str,
+        size: int,
+        action: Callable[[], None],
+        after: Iterable[Any],
+        state: int = -1,
+    ) -> Any:
+        """Launch a copy on the stream of its direction; the event at its end."""
+        stream = self.streams[direction]
+        for event in after:
+            if event is not None:
+                stream.wait_event(event)
+        begin, end = timer(), timer()
+        begin.record(stream)
+        with torch.cuda.stream(stream):
+            action()
+        end.record(stream)
+        self.flying.append((direction, state, size, begin, end))
+        while self.flying and self.flying[0][-1].query():
+            self._land()
+        return end
+
+    def wait(self, events: Iterable[Any]) -> None:
+        """Let blocks that are launched from now on wait for events."""
+        row = [event for event in events if event is not None and not event.query()]
+        if not row:
+            return
+        stream = torch.cuda.current_stream(self.device)
+        begin, end = timer(), timer()
+        begin.record(stream)
+        for event in row:
+            stream.wait_event(event)
+        end.record(stream)
+        self.waits.append((begin, end))
+        self.pauses.append((begin, end))
+        while self.waits and self.waits[0][1].query():
+            self._count()
+
+    def ran(self) -> Any:
+        """The event after all blocks launched so far."""
+        return torch.cuda.current_stream(self.device).record_event()
+
+    def finish(self) -> None:
+        """Wait until the device has nothing left to do."""
+        torch.cuda.synchronize(self.device)
+        while self.waits:
+            self._count()
+        while self.flying:
+            self._land()
+
+    def _land(self) -> None:
+        direction, state, size, begin, end = self.flying.popleft()
+        start = self.clock.time(begin)
+        self.copies.append(Copy(direction, state, size, start, max(start, self.clock.time(end))))
+
+    def _count(self) -> None:
+        begin, end = self.waits.popleft()
+        self.exposed += begin.elapsed_time(end) * 1e6  # from milliseconds

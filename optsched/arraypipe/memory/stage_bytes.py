@@ -1,0 +1,200 @@
+"""Bytes of a stage: kept from F to B, across its boundary, owned there, and beside its states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from optsched.arraypipe.memory.budget import StageBytes, has_bytes
+from optsched.arraypipe.runtime import blocks
+from optsched.arraypipe.runtime.blocks import Criterion, tensors_of
+from optsched.arraypipe.runtime.data import brought
+from optsched.arraypipe.runtime.stages import in_place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from optsched.arraypipe.job import JobStage, Tensors
+    from optsched.arraypipe.plan.segments import Segment
+
+
+MakeCriterion = Callable[[Any, "JobStage", int], Criterion | None]
+"""(run, stage, micro-batch) -> the loss on the last stage (`Worker.criterion`)."""
+
+
+def beside_states(
+    runs: Sequence[Any], segment: Segment, criterion: MakeCriterion | None = None
+) -> dict[tuple[int, int], StageBytes]:
+    """Bytes by job and stage of the segment's plan.
+
+    Activations are measured only if the schedule has no bytes, by a forward of the first
+    micro-batch (no other is larger), which changes nothing of the job. One whose first forward has
+    failed counts like the largest of the others, as another one may take its seat.
+
+    Parameters
+    ----------
+    runs
+        All jobs (`JobRun`), rehearsed.
+    segment
+        Whose seats are counted, each as large as the job that has it.
+    criterion
+        The loss; None: one that keeps a tensor as large as the output of the model.
+    """
+    measured = {
+        j: _saved(runs[j], criterion or _stand_in)
+        for j in (() if has_bytes(segment.plan) else segment.seats)
+        if runs[j].feed is not None and runs[j].job.error is None
+    }
+    largest = [
+        (max(saved for saved, _ in rows), max(inputs for _, inputs in rows))
+        for rows in zip(*measured.values(), strict=True)
+    ]
+    found = {}
+    for seat, j in enumerate(segment.seats):
+        run = runs[j]
+        kept = measured.get(j, [(0, 0)] * len(run.stages))
+        if run.job.error is not None and largest:
+            kept = largest
+        for stage, (saved, inputs) in zip(run.stages, kept, strict=True):
+            gradients = _trained(p for _, p in stage.parameters)
+            borrowed = _trained(b.parameter for b in stage.borrowed)
+            if segment.routes.summed and run.job.microbatches > 1:  # they stay till the last B
+                gradients, borrowed = gradients + borrowed, 0
+            found[seat, stage.index] = StageBytes(
+                gradients,
+                borrowed,
+                _trained(p for _, p in stage.masters or ()),
+                saved,
+                inputs,
+                bool(run.job.recompute),
+            )
+    return found
+
+
+def _trained(parameters: Iterable[Tensor]) -> int:
+    return boundary_bytes(p for p in parameters if p.requires_grad)
+
+
+def _saved(run: Any, criterion: MakeCriterion) -> list[tuple[int, int]]:
+    """Bytes kept of the first micro-batch on every stage, without and with recomputation."""
+    run.feed.draw(run.start)
+    x = tensors_of(run.feed.input(0, run.stages[0].device), "data: the input")
+    devices = {stage.device for stage in run.stages if stage.device.type == "cuda"}
+    rows = []
+    with torch.random.fork_rng([device.index for device in devices]):
+        for stage in run.stages:
+            x = tuple(brought(t, stage.device) for t in x)
+            with in_place(stage):
+                own = stage.buffers()
+                stage.set_buffers([buffer.clone() for buffer in own])
+                try:
+                    saved, inputs, x = saved_bytes(stage, x, criterion(run, stage, 0))
+                finally:
+                    stage.set_buffers(own)
+                    stage.kept.clear()
+            rows.append((saved, inputs))
+    if devices:  # the streams of the blocks cannot use what this one has left
+        torch.cuda.empty_cache()
+    return rows
+
+
+def _stand_in(run: Any, stage: JobStage, microbatch: int) -> Criterion | None:
+    return Criterion(_like_cross_entropy, None, 1.0) if stage.last else None
+
+
+def _like_cross_entropy(output: Any, target: Any) -> Tensor:
+    """A loss that keeps one tensor as large as the output."""
+    rows = [t for t in _tensors(output) if t.is_floating_point()]
+    return sum((t.exp().sum().float() for t in rows), torch.zeros((), device=_device(rows)))
+
+
+def _device(rows: Sequence[Tensor]) -> torch.device:
+    return rows[0].device if rows else torch.device("cpu")
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, dict):
+        output = tuple(output.values())
+    return [t for part in output for t in _tensors(part)] if isinstance(output, tuple) else []
+
+
+def saved_bytes(
+    stage: JobStage, x: Tensors, end: blocks.Criterion | None
+) -> tuple[int, int, Tensors]:
+    """Run F; bytes kept until B without and with recomputation, and the output.
+
+    Every storage counts once; those of parameters and buffers not at all, as they are there
+    anyway. The stage keeps the graph, for `blocks.backward`.
+    """
+    own = {_place(t) for t in _owned(stage)}
+    found: dict[int, int] = {}
+
+    def note(t: Tensor) -> Tensor:
+        _count(t, found, own)
+        return t.detach()  # not the tensor itself, which would keep itself alive
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        output = blocks.forward(stage, 0, x, 1, end, False)
+    inputs: dict[int, int] = {}
+    for t in x:
+        _count(t, inputs, own)
+    for t in (*x, *output):
+        _count(t, found, own)
+    buffers = sum(t.numel() * t.element_size() for t in stage.buffers())
+    return sum(found.values()), sum(inputs.values()) + buffers, output
+
+
+def boundary_bytes(tensors: Iterable[Tensor | None]) -> int:
+    """Payload of a message."""
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+def parameters_bytes(stage: JobStage) -> int:
+    """Parameters on the stage, borrowed ones included."""
+    return boundary_bytes(_parameters(stage))
+
+
+def gradients_bytes(stage: JobStage) -> int:
+    """Gradients of all parameters that are trained."""
+    return boundary_bytes(p for p in _parameters(stage) if p.requires_grad)
+
+
+def state_bytes(stage: JobStage) -> int:
+    """Parameters, their masters, buffers, and the moments of the optimizer."""
+    masters: Sequence[Any] = [p for _, p in stage.masters or ()]
+    moments: list[Tensor] = []
+    if stage.optimizer is not None:
+        for entry in stage.optimizer.state.values():
+            moments += [value for value in entry.values() if isinstance(value, Tensor)]
+    return boundary_bytes([*_owned(stage), *masters, *moments])
+
+
+def _parameters(stage: JobStage) -> list[Tensor]:
+    seen: dict[int, Tensor] = {}
+    for module in stage.modules:
+        seen.update((id(p), p) for p in module.parameters())
+    return list(seen.values())
+
+
+def _owned(stage: JobStage) -> list[Tensor]:
+    return [*_parameters(stage), *stage.buffers()]
+
+
+def _place(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+def _count(t: Tensor, found: dict[int, int], without: set[int]) -> None:
+    """Note the storage of a tensor, unless it has none that is plain memory."""
+    try:
+        storage = t.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # sparse and other wrapped tensors
+        found[id(t)] = t.numel() * t.element_size()
+        return
+    if storage.data_ptr() not in without and storage.nbytes():
+        found[storage.data_ptr()] = storage.nbytes()

@@ -1,0 +1,1 @@
+"""One model cut into stages: modules, traces, tied weights, optimizers."""

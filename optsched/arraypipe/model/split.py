@@ -1,0 +1,322 @@
+"""Cutting a model into stages: which modules run where, and the unsplit names of all they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from optsched.arraypipe.job import JobStage, buffer_holders
+from optsched.arraypipe.model.optimizers import (
+    align_groups,
+    check_per_tensor,
+    check_same_settings,
+    make_optimizer,
+)
+from optsched.arraypipe.model.tied_weights import (
+    check_hooks,
+    share_out,
+)
+from optsched.errors import InputError
+from optsched.pipelines.partition import balanced
+
+if TYPE_CHECKING:
+    from optsched.arraypipe.job import BuildModel, Job
+
+
+@dataclass(frozen=True)
+class SplitPoint:
+    """A cut in front of the call of a module, for a model with a forward of its own."""
+
+    name: str
+
+
+Stages: TypeAlias = int | Sequence[int] | Sequence[Sequence[str]] | Sequence[SplitPoint]
+Names: TypeAlias = tuple[tuple[str, ...], ...]
+"""What `split` cuts by, and what a checkpoint notes: a row for every stage.
+
+Either the names of the modules that the stage calls, or, if the first row is ``("",)`` and there
+are more, the one module in front of whose call the stage begins (``""`` is the model itself). In
+both cases the stage begins with the call of ``row[0]``.
+"""
+
+
+def build(build_model: BuildModel, job: Job) -> nn.Module:
+    """The unsplit model of a job, with the weights it would start from alone.
+
+    A list of modules (also an `nn.ModuleList`) becomes an `nn.Sequential` of them.
+    """
+    torch.manual_seed(job.seed)
+    model: Any = build_model(**job.model)
+    if isinstance(model, (list, tuple, nn.ModuleList)):
+        if not model or not all(isinstance(module, nn.Module) for module in model):
+            raise InputError("build_model: expected a list of nn.Modules, the stages")
+        return nn.Sequential(*model)
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"build_model: returned {type(model).__name__}, expected an nn.Module or a list of them"
+        )
+    return model
+
+
+def stage_names(model: nn.Module, stages: Stages, sample: Any) -> Names:
+    """Names of the modules of every stage, from any of the forms that `ArrayTrainer` takes.
+
+    Parameters
+    ----------
+    model
+        An `nn.Sequential` for cut indices; the model is not changed, except that a forward may
+        update its buffers.
+    stages
+        A number of stages (balanced by counted floating point operations, which unlike times give
+        the same cuts in every run), the indices that start the second, third, ... stage, the
+        names of the modules of every stage, or a `SplitPoint` for every cut.
+    sample
+        An input of the model, for counting, and for comparing a traced model with itself; None
+        leaves out the comparison.
+
+    Raises
+    ------
+    InputError
+        The stages do not fit the model, or it cannot be traced.
+    """
+    if isinstance(stages, (bool, str, bytes, Mapping, SplitPoint)):
+        raise InputError(
+            f"stages: expected a number, cut indices, names or SplitPoints: {stages!r}"
+        )
+    if not isinstance(stages, (int, Iterable)):
+        raise InputError(f"stages: expected a number, cut indices or names, got {stages!r}")
+    rows: list[Any] = [] if isinstance(stages, int) else list(stages)
+    if any(isinstance(row, SplitPoint) for row in rows):
+        return _by_points(model, rows, sample)
+    if rows and not isinstance(rows[0], int):
+        names = _by_names(model, rows)
+    elif type(model).forward is nn.Sequential.forward:
+        names = _by_cuts(model, stages, rows, sample)
+    elif isinstance(stages, int):
+        return _by_number(model, stages, sample)
+    else:
+        raise InputError(
+            f"stages: a {type(model).__name__} is no nn.Sequential; name the modules of every "
+            f'stage, e.g. [["embed", "block0"], ["block1", "head"]], or the modules to cut at, '
+            f'e.g. [SplitPoint("block1")]'
+        )
+    _check_beginnings(model, names)
+    return names
+
+
+def split(
+    model: nn.Module, names: Names, job: Job, index: int, title: str, *, exact: bool = True
+) -> list[JobStage]:
+    """The stages of one job, each with its own optimizer; refuses what would not be exact.
+
+    If not `exact`, optimizers may round otherwise on a stage than over all parameters.
+
+    A parameter that several stages use belongs to the earliest; the others get a copy in its
+    place (`JobStage.borrowed`), so the model is whole again only after `restore_ties`.
+    """
+    if _is_traced(names):
+        from optsched.arraypipe.model.tracing import traced_stages
+
+        points = [_module_name(model, row[0], title) for row in names[1:]]
+        traced = traced_stages(model, points, title)
+        modules: list[tuple[nn.Module, ...]] = [(stage,) for stage in traced]
+        prefixes = [stage._plan.prefixes for stage in traced]
+    else:
+        modules = [tuple(_module(model, name, title) for name in row) for row in names]
+        prefixes = [tuple(f"{name}." for name in row) for row in names]
+    check_hooks(model, modules, title)
+    parameters, borrowed = share_out(model, modules, title)
+    owned = {name for row in parameters for name, _ in row}
+    unsplit = [entry for entry in model.named_parameters() if entry[0] in owned]
+    whole = check_per_tensor(job.optimizer, unsplit, title, exact)
+    optimizers = [make_optimizer(job.optimizer, row, title, unsplit) for row in parameters]
+    check_same_settings(whole.makers, optimizers, parameters, title)
+    if job.scheduler is not None:
+        for optimizer, row in zip(optimizers, parameters, strict=True):
+            align_groups(optimizer, row, whole.groups)
+    return [
+        JobStage(
+            job=index,
+            index=s,
+            last=s == len(names) - 1,
+            modules=modules[s],
+            parameters=parameters[s],
+            prefixes=prefixes[s],
+            optimizer=optimizers[s],
+            holders=buffer_holders(modules[s]),
+            borrowed=borrowed[s],
+        )
+        for s in range(len(names))
+    ]
+
+
+def _is_traced(names: Names) -> bool:
+    return len(names) > 1 and names[0] == ("",)
+
+
+def _by_cuts(model: nn.Module, stages: Stages, cuts: list[int], sample: Any) -> Names:
+    """Cuts of an `nn.Sequential`."""
+    children = list(model._modules)
+    if isinstance(stages, int):
+        if not 1 <= stages <= len(children):
+            raise InputError(f"stages: expected 1..{len(children)} (the modules), got {stages}")
+        cuts = balanced_cuts(counted_costs(model, list(model), sample), stages)  # type: ignore[call-overload]
+    bounds = [0, *cuts, len(children)]
+    if not all(isinstance(c, int) for c in cuts) or any(b <= a for a, b in pairwise(bounds)):
+        raise InputError(
+            f"stages: expected ascending cut indices in 1..{len(children) - 1}, got {cuts}"
+        )
+    return tuple(tuple(children[a:b]) for a, b in pairwise(bounds))
+
+
+def _by_names(model: nn.Module, stages: Sequence[Sequence[str]]) -> Names:
+    rows: list[tuple[str, ...]] = []
+    seen: set[str] = set()
+    for s, row in enumerate(stages):
+        named = isinstance(row, Iterable) and not isinstance(row, str)
+        if not named or not row or not all(isinstance(n, str) for n in row):
+            raise InputError(f"stages[{s}]: expected a list of module names, got {row!r}")
+        for name in row:
+            _module(model, name, "0")
+            if name in seen:
+                raise InputError(f"stages[{s}]: module {name!r} is named twice")
+            if not name and len(stages) > 1:
+                raise InputError(f"stages[{s}]: '' is the whole model, which is no part of it")
+            seen.add(name)
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def check_chain(model: nn.Module, names: Names, sample: Any) -> None:
+    """Refuse names whose modules, called one after the other, are not the model's forward."""
+    from optsched.arraypipe.model.checks import compare, runs
+
+    if sample is None or _is_traced(names) or type(model).forward is nn.Module.forward:
+        return
+    if not runs(model, sample):
+        return  # it is called in another way, so there is nothing to compare with
+    stages = [nn.Sequential(*(model.get_submodule(name) for name in row)) for row in names]
+    sentence = (
+        f"stages: the modules of the stages, called one after the other, do not give what the "
+        f"forward of {type(model).__name__} gives; name them in the order in which it calls them, "
+        f'or cut it by SplitPoints, e.g. [SplitPoint("{names[-1][0]}")]'
+    )
+    try:
+        compare(model, stages, [row[0] for row in names[1:]], sample, sentence)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{sentence} ({error})") from error
+
+
+def _by_points(model: nn.Module, points: Sequence[Any], sample: Any) -> Names:
+    """Cuts of a traced model; it is traced here only to refuse what does not fit."""
+    from optsched.arraypipe.model.checks import compare
+    from optsched.arraypipe.model.tracing import traced_stages
+
+    for k, point in enumerate(points):
+        if not isinstance(point, SplitPoint):
+            raise InputError(f"stages[{k}]: expected a SplitPoint like the others, got {point!r}")
+    names = [_module_name(model, point.name, "0") for point in points]
+    stages = traced_stages(model, names, "0")
+    if sample is not None:
+        compare(model, stages, names, sample)
+    return (("",), *((point.name,) for point in points))
+
+
+def _by_number(model: nn.Module, stages: int, sample: Any) -> Names:
+    """Balanced cuts at the modules that the model's own forward calls, each called once."""
+    from optsched.arraypipe.model.tracing import called_modules
+
+    called = called_modules(model, "0")
+    places = [name for name in called if called.count(name) == 1]
+    if not 1 <= stages <= len(places):
+        raise InputError(
+            f"stages: the forward of {type(model).__name__}, which is no nn.Sequential, calls "
+            f"{len(places)} modules once each, too few for {stages} stages; give SplitPoints"
+        )
+    if stages == 1:
+        return (("",),)
+    costs = counted_costs(model, [model.get_submodule(name) for name in places], sample)
+    cuts = balanced_cuts(costs, stages)
+    return _by_points(model, [SplitPoint(places[cut]) for cut in cuts], sample)
+
+
+def _check_beginnings(model: nn.Module, names: Names) -> None:
+    """A stage must begin with a module that is called nowhere else: there the random key is set."""
+    called = [(s, name, model.get_submodule(name)) for s, row in enumerate(names) for name in row]
+    home: dict[nn.Module, int] = {}
+    for s, name, module in called:
+        has_tensors = next(module.parameters(), next(module.buffers(), None)) is not None
+        first = name == names[s][0] and s > 0 and sum(m is module for _, _, m in called) > 1
+        if first or (has_tensors and home.setdefault(module, s) != s):
+            raise InputError(
+                f"stages: module {name!r} occurs twice in the model, and once in stage {s}; make "
+                f"one for each place (they may share weights)"
+            )
+
+
+def _module(model: nn.Module, name: str, title: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        raise InputError(f"stages: the model of job {title} has no module {name!r}") from None
+
+
+def _module_name(model: nn.Module, name: str, title: str) -> str:
+    """A name for a cut, after a look whether there is such a module."""
+    if not isinstance(name, str) or not name:
+        raise InputError(f"stages: expected the name of a module in SplitPoint({name!r})")
+    _module(model, name, title)
+    return name
+
+
+def balanced_cuts(costs: Sequence[int], stages: int) -> list[int]:
+    """Indices that start the second, third, ... stage; the earliest among equally good ones."""
+    return balanced(costs, stages)[1:-1]
+
+
+def counted_costs(model: nn.Module, modules: Sequence[nn.Module], sample: Any) -> list[int]:
+    """Work from the call of each module to the call of the next one, on a sample.
+
+    Counted floating point operations, unlike times, are the same in every run. To them the size of
+    the module's output is added, so that no module is free.
+
+    Parameters
+    ----------
+    model
+        Called once with the sample; its buffers may change.
+    modules
+        Parts of the model, in the order in which it calls them. What the model does before the
+        first call counts with the first.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    begins: list[int] = []
+    sizes: list[int] = []
+    counter = FlopCounterMode(display=False)
+
+    def before(module: nn.Module, arguments: Any) -> None:
+        begins.append(int(counter.get_total_flops()))
+
+    def after(module: nn.Module, arguments: Any, output: Any) -> None:
+        row = output if isinstance(output, tuple) else (output,)
+        sizes.append(sum(t.numel() for t in row if isinstance(t, Tensor)))
+
+    distinct = list(dict.fromkeys(modules))  # one without tensors may stand at several places
+    handles = [module.register_forward_pre_hook(before) for module in distinct]
+    handles += [module.register_forward_hook(after) for module in distinct]
+    try:
+        with torch.no_grad(), counter:
+            model(sample)
+        ends = [*begins[1:], int(counter.get_total_flops())]
+    finally:
+        for handle in handles:
+            handle.remove()
+    begins[0] = 0
+    return [b - a + size for a, b, size in zip(begins, ends, sizes, strict=True)]

@@ -1,0 +1,235 @@
+"""Which stage owns a tensor: tied weights get a copy in every later stage, and go back together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from optsched.arraypipe.job import Borrowed
+from optsched.arraypipe.model.traced_stage import Part
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from optsched.arraypipe.job import JobStage, NamedParameters
+
+
+class Shares(NamedTuple):
+    """What every stage owns and what it borrows, in the order of the unsplit model."""
+
+    parameters: list[NamedParameters]
+    borrowed: list[tuple[Borrowed, ...]]
+
+
+def share_out(model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str) -> Shares:
+    """Give every parameter to the earliest stage that uses it, and later users a copy.
+
+    The copies are put into the modules, one copy for all places of a stage; `restore_ties` puts
+    the shared parameter back.
+
+    Parameters
+    ----------
+    modules
+        Those of every stage.
+    title
+        Of the job, for messages.
+
+    Raises
+    ------
+    InputError
+        A tensor belongs to no stage; a buffer, or a module with tensors, is used by two stages.
+    """
+    _check_modules(model, modules, title)
+    parameters: dict[int, dict[int, list[tuple[nn.Module, str]]]] = {}  # id -> stage -> places
+    buffers: dict[int, int] = {}
+    for s, row in enumerate(modules):
+        for module in _all_modules(row):
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    places = parameters.setdefault(id(parameter), {})
+                    places.setdefault(s, []).append((module, name))
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffers.setdefault(id(buffer), s) != s:
+                    raise InputError(
+                        f"stages: buffer {_name_of(model, buffer, name)!r} of job {title} is used "
+                        f"by stages {buffers[id(buffer)]} and {s}; give each a buffer of its own"
+                    )
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if id(tensor) not in parameters and id(tensor) not in buffers:
+            raise InputError(
+                f"stages: {name} of job {title} belongs to no stage; name the "
+                f"module that holds it, or cut the model by SplitPoints"
+            )
+    _check_storages(model, {id_: set(p) for id_, p in parameters.items()}, title)
+    owned: list[NamedParameters] = [[] for _ in modules]
+    borrowed: list[list[Borrowed]] = [[] for _ in modules]
+    for name, parameter in list(model.named_parameters()):
+        places = parameters[id(parameter)]
+        owner = min(places)
+        owned[owner].append((name, parameter))
+        if len(places) == 1:
+            continue
+        for module, attribute in (place for row in places.values() for place in row):
+            if isinstance(module, Part):
+                module.detach_parameter(attribute)
+        for s in sorted(places.keys() - {owner}):
+            twin = nn.Parameter(parameter.detach().clone(), parameter.requires_grad)
+            for module, attribute in places[s]:
+                _put(module, attribute, twin)
+            borrowed[s].append(Borrowed(name, owner, twin))
+    return Shares(owned, [tuple(row) for row in borrowed])
+
+
+def lent(stages: Sequence[JobStage]) -> dict[tuple[int, int], list[str]]:
+    """Names of the tied weights by pairs (stage, next stage that uses them), in their order.
+
+    Values go down this chain and gradients up: so every stage adds what comes from later ones
+    first, as the backward of the unsplit model does.
+    """
+    found: dict[tuple[int, int], list[str]] = {}
+    holder: dict[str, int] = {}
+    for stage in stages:
+        for entry in stage.borrowed:
+            lender = holder.get(entry.name, entry.owner)
+            found.setdefault((lender, stage.index), []).append(entry.name)
+            holder[entry.name] = stage.index
+    return found
+
+
+def ties(stages: Sequence[JobStage]) -> tuple[tuple[int, int], ...]:
+    """Pairs (stage, next stage that uses one of its weights), sorted."""
+    return tuple(sorted(lent(stages)))
+
+
+def merge(model: nn.Module, stages: Sequence[JobStage]) -> dict[str, Any]:
+    """The state dict of the unsplit model: its keys and order, a tied weight under all its names.
+
+    The values are references to the tensors of the stages, detached, as in
+    `torch.nn.Module.state_dict`.
+    """
+    return {name: _detached(value) for name, _, value in _held(model, stages)}
+
+
+def shard(model: nn.Module, stages: Sequence[JobStage], index: int) -> dict[str, Any]:
+    """The entries of `merge` that stage `index` holds; all shards together are the state dict."""
+    return {name: _detached(value) for name, s, value in _held(model, stages) if s == index}
+
+
+def passing_buffers(model: nn.Module, stages: Sequence[JobStage], index: int) -> dict[str, Tensor]:
+    """Buffers of stage `index` that a state dict does not have (``persistent=False``)."""
+    kept = model.state_dict()
+    own = {id(buffer) for buffer in stages[index].buffers()}
+    return {
+        name: buffer.detach()
+        for name, buffer in model.named_buffers(remove_duplicate=False)
+        if name not in kept and id(buffer) in own
+    }
+
+
+def restore_ties(model: nn.Module, stages: Sequence[JobStage]) -> None:
+    """Put the shared parameter back to all its places; the stages must not be used after that."""
+    shared = _originals(stages)
+    for module in _all_modules([model, *(m for stage in stages for m in stage.modules)]):
+        for name, parameter in list(module._parameters.items()):
+            if id(parameter) in shared:
+                _put(module, name, shared[id(parameter)])
+
+
+def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    if isinstance(module, Part):
+        module._parameters[name] = parameter
+    else:  # recurrent layers keep a list of their own, and hear of changes this way only
+        setattr(module, name, parameter)
+
+
+def _originals(stages: Sequence[JobStage]) -> dict[int, nn.Parameter]:
+    """The owner's parameter by the identity of every copy."""
+    own = [dict(stage.parameters) for stage in stages]
+    return {id(b.parameter): own[b.owner][b.name] for stage in stages for b in stage.borrowed}
+
+
+def _held(model: nn.Module, stages: Sequence[JobStage]) -> Iterator[tuple[str, int, Any]]:
+    """Every entry of the state dict with the stage that holds it."""
+    shared = _originals(stages)
+    owner: dict[int, int] = {}
+    for stage in stages:
+        held = [*(p for _, p in stage.parameters), *stage.buffers()]
+        owner.update((id(tensor), stage.index) for tensor in held)
+    for name, value in model.state_dict(keep_vars=True).items():
+        value = shared.get(id(value), value)
+        if id(value) in owner:
+            yield name, owner[id(value)], value
+        else:  # not a tensor of a module: what its `get_extra_state` gave
+            places = (stage.index for stage in stages if name.startswith(stage.prefixes))
+            yield name, next(places, 0), value
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _all_modules(roots: Sequence[nn.Module]) -> list[nn.Module]:
+    """Every module below the roots, once."""
+    seen: dict[int, nn.Module] = {}
+    for root in roots:
+        seen.update((id(module), module) for module in root.modules())
+    return list(seen.values())
+
+
+def check_hooks(model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str) -> None:
+    """Refuse hooks on modules that no stage calls as a whole: they would never be called."""
+    called = {id(module) for row in modules for module in _all_modules(row)}
+    for name, module in model.named_modules():
+        hooks = (
+            *module._forward_hooks, *module._forward_pre_hooks, *module._backward_hooks,
+            *module._backward_pre_hooks,
+        )  # fmt: skip
+        if hooks and id(module) not in called:
+            raise InputError(
+                f"stages: {name or 'the model itself'!r} of job {title} has hooks, and no stage "
+                f"calls it as a whole; put them on modules inside of a stage"
+            )
+
+
+def _check_modules(model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str) -> None:
+    """Refuse a module that two stages call, unless it has no tensors."""
+    home: dict[int, int] = {}
+    for s, row in enumerate(modules):
+        for module in _all_modules(row):
+            has_tensors = any(
+                t is not None for t in (*module._parameters.values(), *module._buffers.values())
+            )
+            if has_tensors and home.setdefault(id(module), s) != s:
+                name = next((n for n, m in model.named_modules() if m is module), "")
+                raise InputError(
+                    f"stages: module {name!r} of job {title} occurs twice, in stages "
+                    f"{home[id(module)]} and {s}; make one for each place (they may share weights)"
+                )
+
+
+def _check_storages(model: nn.Module, stages: dict[int, set[int]], title: str) -> None:
+    """Refuse parameters of different stages that are views of the same memory."""
+    seen: dict[int, tuple[str, int]] = {}
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InputError(
+                f"build_model: {name!r} of job {title} has no shape yet; run the lazy modules once "
+                f"on a batch when the model is built"
+            )
+        if parameter.is_meta or not parameter.numel():
+            continue
+        first, home = seen.setdefault(
+            parameter.untyped_storage().data_ptr(), (name, min(stages[id(parameter)]))
+        )
+        if home != min(stages[id(parameter)]):
+            raise InputError(
+                f"stages: {name!r} and {first!r} of job {title} share their memory and are in "
+                f"different stages; use one Parameter in both places, or make a copy"
+            )
+
+
+def _name_of(model: nn.Module, buffer: Tensor, default: str) -> str:
+    return next((name for name, b in model.named_buffers() if b is buffer), default)

@@ -1,0 +1,1 @@
+"""A schedule compiled for execution: checks, liveness, messages, segments of a run."""

@@ -1,0 +1,375 @@
+"""A run as segments of plans: the streams of blocks and messages, and which segment follows."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from optsched.errors import InternalError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from optsched.arraypipe.plan.messages import Routes
+    from optsched.arraypipe.plan.plan import ExecutionPlan
+
+
+_AHEAD: Final = 64  # blocks a walk works out in one go, while its tables are in the cache
+
+
+class Instance(NamedTuple):
+    """One execution of an operation: in which cycle, and which iteration of its job it is."""
+
+    operation: int
+    cycle: int
+    iteration: int
+
+
+class Transfer(NamedTuple):
+    """One message on its way; `cycle` is that of the block that takes it."""
+
+    message: int
+    cycle: int
+    iteration: int
+
+
+@dataclass(eq=False)
+class Segment:
+    """A plan with the jobs on its seats and how many iterations of each it runs.
+
+    Every device does its segments one after the other, without waiting for other devices in
+    between. Each segment runs whole iterations by a live plan, so their succession is live too:
+    all blocks of one and then all of the next is a topological order.
+
+    Parameters
+    ----------
+    plan, routes
+        What is repeated.
+    seats
+        Job (its index in the run) of every job of the plan.
+    first
+        Iteration of that job with which the seat begins.
+    count
+        Iterations of the seat; may shrink while the segment runs, but not below what has begun.
+    """
+
+    plan: ExecutionPlan
+    routes: Routes
+    seats: tuple[int, ...]
+    first: list[int]
+    count: list[int]
+
+    @cached_property
+    def turns(self) -> tuple[tuple[int, int, int], ...]:
+        """Per operation (seat, rate, shift): cycle c runs iteration ``c * rate + shift``."""
+        copies = self.plan.copies
+        return tuple(
+            (b.job, copies[b.job], b.copy - b.offset * copies[b.job]) for b in self.plan.blocks
+        )
+
+    @cached_property
+    def updates(self) -> tuple[bool, ...]:
+        """Per operation whether it is the update of its stage, or a B that ends with it."""
+        plan = self.plan
+        return tuple(
+            b.kind == "U"
+            or (b.operation in plan.micro_order.last_backwards and b.job not in plan.updated)
+            for b in plan.blocks
+        )
+
+    @cached_property
+    def told(self) -> tuple[bool, ...]:
+        """Per operation whether callers hear of it: forwards of the last stage, and updates."""
+        last = self.plan.n_stages - 1
+        rows = zip(self.plan.blocks, self.updates, strict=True)
+        return tuple(updates or (b.kind == "F" and b.stage == last) for b, updates in rows)
+
+    @cached_property
+    def latest(self) -> tuple[int, ...]:
+        """Largest offset of every seat."""
+        rows = [0] * self.plan.n_jobs
+        for block in self.plan.blocks:
+            rows[block.job] = max(rows[block.job], block.offset)
+        return tuple(rows)
+
+    def drop_tables(self) -> None:
+        """Give back the memory of what is worked out anew when it is asked for."""
+        for name in ("turns", "updates", "told", "latest"):
+            self.__dict__.pop(name, None)
+
+    def runs(self, operation: int, cycle: int) -> int:
+        """The job's iteration that this instance runs, or -1 if it is skipped."""
+        seat, rate, shift = self.turns[operation]
+        turn = cycle * rate + shift
+        return self.first[seat] + turn if 0 <= turn < self.count[seat] else -1
+
+    @property
+    def cycles(self) -> int:
+        """Cycles until all iterations are over on all devices."""
+        rows = zip(self.count, self.plan.copies, self.latest, strict=True)
+        return max((-(-n // rate) + latest for n, rate, latest in rows if n), default=0)
+
+
+def device_stream(segment: Segment, device: int, cycle: int = 0) -> Iterator[Instance]:
+    """Blocks of one device in the order of its list, from a cycle on.
+
+    `count` is read as they are asked for.
+    """
+    row = segment.plan.sequences[device]
+    while cycle < segment.cycles:
+        for operation in row:
+            iteration = segment.runs(operation, cycle)
+            if iteration >= 0:
+                yield Instance(operation, cycle, iteration)
+        cycle += 1
+
+
+def channel_stream(segment: Segment, channel: int) -> Iterator[Transfer]:
+    """Messages of one channel in the order in which the receiver's list consumes them."""
+    cycle = 0
+    while cycle < segment.cycles:
+        for k in segment.routes.channels[channel].messages:
+            iteration = segment.runs(segment.routes.messages[k].consumer, cycle)
+            if iteration >= 0:
+                yield Transfer(k, cycle, iteration)
+        cycle += 1
+
+
+def places(plan: ExecutionPlan, seat: int) -> tuple[int, ...]:
+    """Device of every stage of a seat."""
+    row = [-1] * plan.n_stages
+    for block in plan.blocks:
+        if block.kind == "F" and block.job == seat:
+            row[block.stage] = block.device
+    return tuple(row)
+
+
+class Walk:
+    """All blocks of a segment in a topological order.
+
+    Of the blocks that may run next the one with the earliest predicted start comes first; starts
+    decide nothing else. Marks (operations without a device) are passed in silence. With `cycle`
+    everything before that cycle counts as over.
+    """
+
+    def __init__(self, segment: Segment, cycle: int = 0) -> None:
+        self.segment = segment
+        plan = self.plan = segment.plan
+        marks = [[b.operation] for b in plan.blocks if b.device < 0]
+        self.lines: list[Sequence[int]] = [row for row in (*plan.sequences, *marks) if row]
+        line_of = {i: k for k, row in enumerate(self.lines) for i in row}
+        followers: list[set[int]] = [set() for _ in plan.blocks]
+        for arc in plan.arcs:
+            followers[arc.tail].add(line_of[arc.head])
+        self.followers = [  # whose head may be free once an operation is over, its own line first
+            (line_of[i], *sorted(lines - {line_of[i]})) for i, lines in enumerate(followers)
+        ]
+        start = np.asarray(plan.schedule.start).tolist()
+        self.predicted = [
+            s + b.offset * plan.cycle_time for s, b in zip(start, plan.blocks, strict=True)
+        ]
+        self.waits = [[(arc.tail, arc.tokens) for arc in row] for row in plan.waits]
+        self.cycle_time = plan.cycle_time
+        self.cycles = segment.cycles
+        self.begun = [0] * plan.n_jobs  # iterations of every seat that have a block behind them
+        self.finished = [cycle] * len(plan.blocks)  # cycles of every operation that are over
+        self.position = [0] * len(self.lines)
+        self.cycle = [cycle] * len(self.lines)
+        self.queued = [False] * len(self.lines)
+        self.ready: list[tuple[int, int]] = []
+        self._release(range(len(self.lines)))
+        self._stream = self._instances()
+
+    def __iter__(self) -> Iterator[Instance]:
+        return self._stream
+
+    def __next__(self) -> Instance:
+        return next(self._stream)
+
+    def _instances(self) -> Iterator[Instance]:
+        begun, count, first = self.begun, self.segment.count, self.segment.first
+        order = self._order()
+        while ahead := list(islice(order, _AHEAD)):
+            for operation, cycle, seat, turn in ahead:
+                if turn >= count[seat]:  # deleted in the meantime
+                    continue
+                if turn >= begun[seat]:
+                    begun[seat] = turn + 1
+                yield Instance(operation, cycle, first[seat] + turn)
+        if any(cycle < self.cycles for cycle in self.cycle):
+            raise InternalError("a plan that passed the liveness check came to a halt")
+
+    def _order(self) -> Iterator[tuple[int, int, int, int]]:
+        """Operation, cycle, seat and turn of every block."""
+        ready, queued, lines = self.ready, self.queued, self.lines
+        position, cycles, followers = self.position, self.cycle, self.followers
+        turns, count = self.segment.turns, self.segment.count
+        runs = [block.device >= 0 for block in self.plan.blocks]
+        while ready:
+            line = heapq.heappop(ready)[1]
+            queued[line] = False
+            operation, cycle = lines[line][position[line]], cycles[line]
+            seat, rate, shift = turns[operation]
+            turn = cycle * rate + shift
+            if turn >= count[seat]:  # deleted while it was queued
+                self._release((line,))
+                continue
+            # what follows is released before this block is run: it comes later all the same
+            self._step(line, operation)
+            self._release(followers[operation])
+            if runs[operation]:
+                yield operation, cycle, seat, turn
+
+    def shorten(self, seat: int, count: int) -> None:
+        """Run only so many iterations of a seat; what waited for the others is released."""
+        if count < self.segment.count[seat]:
+            self.segment.count[seat] = count
+            self._release(range(len(self.lines)))
+
+    def _step(self, line: int, operation: int) -> None:
+        self.finished[operation] = self.cycle[line] + 1
+        self.position[line] += 1
+        if self.position[line] == len(self.lines[line]):
+            self.position[line] = 0
+            self.cycle[line] += 1
+
+    def _release(self, lines: Sequence[int]) -> None:
+        """Pass skipped blocks and queue the head of a line if it has to wait for nothing."""
+        turns, count, finished = self.segment.turns, self.segment.count, self.finished
+        for line in lines:
+            if self.queued[line]:
+                continue
+            row = self.lines[line]
+            while (cycle := self.cycle[line]) < self.cycles:
+                operation = row[self.position[line]]
+                seat, rate, shift = turns[operation]
+                if 0 <= cycle * rate + shift < count[seat]:
+                    break
+                self._step(line, operation)
+            else:
+                continue
+            for tail, tokens in self.waits[operation]:
+                if finished[tail] <= cycle - tokens:
+                    seat, rate, shift = turns[tail]
+                    if 0 <= (cycle - tokens) * rate + shift < count[seat]:
+                        break
+            else:
+                self.queued[line] = True
+                predicted = self.predicted[operation] + cycle * self.cycle_time
+                heapq.heappush(self.ready, (predicted, line))
+
+
+class Runner(Protocol):
+    """What the course has to know of a job."""
+
+    begin: int  # first iteration that no segment has run yet
+    end: int  # first iteration that will not be run
+
+    @property
+    def over(self) -> bool:
+        """Whether it has done all its iterations, or failed."""
+
+    def rest(self) -> None:
+        """No segment will run it any more."""
+
+
+class Change(NamedTuple):
+    """Another plan, or other jobs on its seats, from the next possible moment on."""
+
+    plan: ExecutionPlan
+    seats: tuple[int, ...]
+
+
+class Planner(Protocol):
+    """Wishes for a change of plan or seats."""
+
+    def poll(self, segment: Segment) -> Change | None:
+        """A change, if one is wanted now; asked once a cycle and at the end, never waited for."""
+
+    @property
+    def joined(self) -> Sequence[tuple[int, int]]:
+        """New jobs so far: after which job each has come, and from which iteration it goes on."""
+
+    def join(self, rows: Sequence[tuple[int, int]]) -> None:
+        """On another rank: make the jobs that have joined on the first one."""
+
+
+class Record(NamedTuple):
+    """One executed block; times in nanoseconds of a monotonic clock."""
+
+    segment: int  # its position in the course
+    operation: int
+    cycle: int
+    iteration: int
+    start: int
+    end: int
+
+
+class Course:
+    """Makes the segments of a run.
+
+    Parameters
+    ----------
+    plan
+        The first plan; seat j is job j.
+    runs
+        All jobs; may grow while the run goes on.
+    routes_of
+        Messages of a plan.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        runs: Sequence[Runner],
+        routes_of: Callable[[ExecutionPlan], Routes],
+    ) -> None:
+        self.runs, self.routes_of = runs, routes_of
+        self.segments: list[Segment] = []
+        self.name = plan.schedule.name
+        self.forgotten = 0  # segments of which only the number is left
+        self.follow(Change(plan, tuple(range(plan.n_jobs))))
+
+    @property
+    def now(self) -> Segment:
+        """The segment that was begun last."""
+        return self.segments[-1]
+
+    def close(self) -> None:
+        """Note that the segment is over: its jobs have done what it ran."""
+        segment = self.now
+        for seat, job in enumerate(segment.seats):
+            run = self.runs[job]
+            run.begin = segment.first[seat] + segment.count[seat]
+            if run.begin >= run.end:
+                run.rest()
+        segment.drop_tables()
+
+    def follow(self, change: Change) -> Segment:
+        """Begin another segment; jobs go on where the one before has left them."""
+        self.segments.append(self.segment(change))
+        return self.now
+
+    def forget(self, number: int) -> None:
+        """Keep nothing of the segments before this one: no block of theirs is remembered."""
+        if number > self.forgotten:
+            here = self.segments[number]
+            empty = Segment(here.plan, here.routes, (), [], [])
+            self.segments[self.forgotten : number] = [empty] * (number - self.forgotten)
+            self.forgotten = number
+
+    def segment(self, change: Change) -> Segment:
+        """What would follow if the present segment were over."""
+        plan = change.plan
+        runs = [self.runs[job] for job in change.seats]
+        known = [s.routes for s in self.segments[-1:] if s.plan is plan]
+        routes = known[0] if known else self.routes_of(plan)
+        return Segment(
+            plan, routes, change.seats, [run.begin for run in runs],
+            [max(0, run.end - run.begin) for run in runs],
+        )  # fmt: skip

@@ -1,1 +1,0 @@
-"""Parts of a plan: checks, liveness, messages, segments, repair, seats, other schedules."""

@@ -1,0 +1,1 @@
+"""What blocks take: measuring, the document, the problem it makes."""

@@ -1,1 +1,0 @@
-"""Parts of the process backend: channels on torch.distributed, swaps, gathering, clocks."""

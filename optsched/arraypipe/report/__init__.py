@@ -1,0 +1,1 @@
+"""What was run: records as arrays, the trace, where the time went."""

@@ -1,0 +1,258 @@
+"""A plan in words: what it promises, what every device runs, what they send each other, bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from optsched.arraypipe.plan.messages import routes
+from optsched.arraypipe.report.executed import unit
+from optsched.arraypipe.report.report import duration
+from optsched.errors import InputError
+from optsched.io.text import bytes_text, plain
+from optsched.kernels.cycle_ratio import cycle_time
+from optsched.model.schedule import Arcs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched.arraypipe.plan.messages import Channel, Routes
+    from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.profile.document import Profile
+    from optsched.model.schedule import Schedule
+
+
+class Prediction(NamedTuple):
+    """Times of one cycle, in the unit of the plan's schedule."""
+
+    period: int
+    """Least period of the plan's orders: what a long run needs per cycle by these durations."""
+    load: tuple[int, ...]
+    """Durations of the blocks of every device."""
+    chain: int
+    """What the job with the longest iterations needs per cycle if it never waits for a device."""
+    chain_job: int
+    """That job; -1 if no job takes any time."""
+
+    @property
+    def bound(self) -> int:
+        """No order of these blocks has a shorter period."""
+        return max(*self.load, self.chain)
+
+
+def predict(plan: ExecutionPlan) -> Prediction:
+    """Period and bounds of a plan when it is repeated for ever.
+
+    The period is the maximum cycle ratio of the plan's arcs and device orders
+    (`optsched.kernels.cycle_ratio`). With a barrier its arcs count in both.
+    """
+    schedule = plan.schedule
+    graph = _recurrent(plan)
+    found = cycle_time(graph, schedule.sequences, schedule.offset)
+    free = cycle_time(graph, None, schedule.offset)
+    duration = schedule.duration.tolist()
+    jobs = [plan.blocks[i].job for i in free.critical]
+    return Prediction(
+        period=found.period,
+        load=tuple(sum(duration[i] for i in row) for row in plan.sequences),
+        chain=free.period if jobs else 0,
+        chain_job=jobs[0] if jobs else -1,
+    )
+
+
+def _recurrent(plan: ExecutionPlan) -> Schedule:
+    """The graph of the schedule with all arcs of the plan, those between iterations included."""
+    offset = plan.schedule.offset.tolist()
+    rows = [(a.tail, a.head, a.lag, a.tokens - offset[a.head] + offset[a.tail]) for a in plan.arcs]
+    period = plan.schedule.period or plan.cycle_time  # distances are for periodic graphs
+    return replace(
+        plan.schedule.graph(), arcs=Arcs.of(rows), period=period, offset=plan.schedule.offset
+    )
+
+
+_SHOWN: Final = 24  # blocks of a device
+
+
+def headline(plan: ExecutionPlan) -> str:
+    """Size and kind of a plan."""
+    parts = ", ".join(map(str, plan.microbatches[:8])) + ", ..." * (plan.n_jobs > 8)
+    how = "rolling"
+    if plan.barrier:
+        how = "jobs wait for each other after every iteration"
+    elif plan.schedule.period is None:
+        how = "one iteration, repeated rolling"
+    return (
+        f"{_many(plan.n_jobs, 'job')} in {_many(plan.n_stages, 'stage')} on "
+        f"{_many(len(plan.devices), 'device')}, micro-batches {parts}; {how}"
+    )
+
+
+def explain(plan: ExecutionPlan, *, window: int = 2, profile: Profile | None = None) -> str:
+    """Everything that is known of a plan before it runs.
+
+    Parameters
+    ----------
+    plan
+        Compiled, hence complete and free of deadlock.
+    window
+        Messages that a receiver posts ahead, per channel.
+    profile
+        Bytes of states and messages, which the plan does not have.
+
+    Raises
+    ------
+    InputError
+        The profile has other jobs or stages than the plan.
+    """
+    if profile is not None:
+        _check_profile(plan, profile)
+    told = routes(plan, (), plan.together)
+    prediction = predict(plan)
+    lines = [headline(plan), "", *_period(plan, prediction), ""]
+    lines += [line for d in range(len(plan.devices)) for line in _device(plan, prediction, d)]
+    lines += ["", *_channels(plan, told, window)]
+    lines += ["", *_bytes(plan, told, window, profile)]
+    return "\n".join(lines)
+
+
+def _check_profile(plan: ExecutionPlan, profile: Profile) -> None:
+    if len(profile.jobs) != plan.n_jobs or profile.n_stages != plan.n_stages:
+        raise InputError(
+            f"profile: has {len(profile.jobs)} jobs in {profile.n_stages} stages, the schedule "
+            f"{plan.n_jobs} in {plan.n_stages}"
+        )
+
+
+def _period(plan: ExecutionPlan, prediction: Prediction) -> Iterator[str]:
+    def time(value: int) -> str:
+        return duration(value * unit(plan))
+
+    busiest = max(range(len(plan.devices)), key=prediction.load.__getitem__)
+    gap = prediction.period / prediction.bound - 1 if prediction.bound else 0.0
+    yield f"predicted period  {time(prediction.period)}, {gap:.1%} above the bound"
+    yield f"bound             {time(prediction.bound)}, the larger of"
+    yield f"  load            {time(prediction.load[busiest])} on {_name(plan, busiest)}"
+    if prediction.chain_job >= 0:
+        yield f"  longest chain   {time(prediction.chain)} of job {prediction.chain_job}"
+    claimed = plan.schedule.period
+    if claimed is not None and claimed > prediction.period:
+        yield f"the document claims {time(claimed)}; its orders allow the shorter period"
+
+
+def _device(plan: ExecutionPlan, prediction: Prediction, device: int) -> Iterator[str]:
+    row = plan.sequences[device]
+    share = prediction.load[device] / prediction.period if prediction.period else 0.0
+    stages = sorted({plan.blocks[i].stage for i in row})
+    on = f"stage{'s' * (len(stages) != 1)} {_ranges(stages)}" if stages else "nothing"
+    yield (
+        f"{_name(plan, device)}: {on}, {_many(len(row), 'block')} a cycle, load "
+        f"{duration(prediction.load[device] * unit(plan))} ({share:.0%})"
+    )
+    words = [_word(plan, i) for i in row[:_SHOWN]]
+    if len(row) > _SHOWN:
+        words.append(f"... and {len(row) - _SHOWN} more")
+    if words:
+        yield "  " + " ".join(words)
+
+
+def _word(plan: ExecutionPlan, operation: int) -> str:
+    """``F3.1'`` is the forward of job 3, micro-batch 1; a stroke for every cycle of offset."""
+    b = plan.blocks[operation]
+    word = f"{b.kind}{b.job}"
+    if b.kind != "U" and plan.microbatches[b.job] > 1:
+        word += f".{b.microbatch}"
+    if plan.copies[b.job] > 1:
+        word += f"#{b.copy}"
+    crowded = len({plan.blocks[i].stage for i in plan.sequences[b.device]}) > 1
+    word += f"@{b.stage}" if crowded else ""
+    return word + ("'" * b.offset if b.offset <= 3 else f"'{b.offset}")
+
+
+def _channels(plan: ExecutionPlan, told: Routes, window: int) -> Iterator[str]:
+    if not told.channels:
+        yield "channels: none, everything stays on its device"
+        return
+    yield f"channels, messages in the order in which they are consumed, {window} posted ahead"
+    for channel in told.channels:
+        yield (
+            f"  {_name(plan, channel.source)} -> {_name(plan, channel.target)}  "
+            f"{channel.kind:10} {_many(len(channel.messages), 'message')} a cycle"
+        )
+
+
+def _bytes(
+    plan: ExecutionPlan, told: Routes, window: int, profile: Profile | None
+) -> Iterator[str]:
+    rows = [["bytes", "activations", "workspace", "states", "windows", "outboxes", "sum", "limit"]]
+    workspace = plan.schedule.workspace.tolist()
+    for d, resource in enumerate(plan.schedule.resources):
+        held = plan.held[d]
+        most = max((workspace[i] for i in plan.sequences[d]), default=0)
+        states = None if profile is None else _states(plan, d, profile)
+        posted = sent = None
+        if profile is not None:
+            posted, sent = _messages(plan, told, d, window, profile)
+        total = held + most + (states or 0) + (posted or 0) + (sent or 0)
+        cells = [held, most, states, posted, sent, total]
+        limit = bytes_text(resource.memory) if resource.memory else "none"
+        known = ["?" if c is None else bytes_text(c) for c in cells]
+        rows.append([_name(plan, d), *known, limit])
+    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
+    for row in rows:
+        first, *rest = (
+            cell.rjust(w) if c else cell.ljust(w)
+            for c, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        yield "  ".join((first, *rest))
+    if profile is None:
+        yield "(bytes of states and messages are in a profile: --profile x.profile.json)"
+    if any(r.memory for r in plan.schedule.resources):
+        yield "(the limit is what the schedule leaves to activations and workspace)"
+
+
+def _states(plan: ExecutionPlan, device: int, profile: Profile) -> int:
+    pairs = {(plan.blocks[i].job, plan.blocks[i].stage) for i in plan.sequences[device]}
+    return sum(profile.state_bytes(stage, job) for job, stage in pairs)
+
+
+def _messages(
+    plan: ExecutionPlan, told: Routes, device: int, window: int, profile: Profile
+) -> tuple[int, int]:
+    """Bytes of activations and gradients: buffers posted, and one message of every sender."""
+
+    def size(channel: Channel, message: int) -> int:
+        b = plan.blocks[told.messages[message].producer]
+        job = profile.jobs[b.job]
+        stage = b.stage if channel.kind == "activation" else b.stage - 1
+        what = "output" if channel.kind == "activation" else "gradient"
+        batch = -(-job.batch_size // plan.microbatches[b.job])
+        return profile.bytes_of(what, stage, batch, job.precision)
+
+    windows = outboxes = 0
+    for channel in told.channels:
+        if channel.kind not in ("activation", "gradient"):
+            continue
+        if channel.target == device:
+            windows += window * max(size(channel, k) for k in channel.messages)
+        if channel.source == device:
+            outboxes += sum(size(channel, k) for k in channel.messages)
+    return windows, outboxes
+
+
+def _name(plan: ExecutionPlan, device: int) -> str:
+    return plain(plan.devices[device], 24)
+
+
+def _ranges(numbers: list[int]) -> str:
+    """0, 1, 2, 5 as ``0-2, 5``."""
+    parts: list[list[int]] = []
+    for n in numbers:
+        if parts and parts[-1][-1] + 1 == n:
+            parts[-1].append(n)
+        else:
+            parts.append([n])
+    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+def _many(n: int, what: str) -> str:
+    return f"{n} {what}{'s' * (n != 1)}"

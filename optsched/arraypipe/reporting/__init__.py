@@ -1,1 +1,0 @@
-"""Parts of trace and report: records as arrays, the virtual clock, prediction."""

@@ -1,0 +1,1 @@
+"""What trains: state of jobs, blocks, one process with all devices."""

@@ -1,0 +1,372 @@
+"""The four blocks of training on one stage, and what stages owe each other beside activations."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from optsched.arraypipe.job import (
+    JobStage,
+    Kept,
+    Loss,
+    Norms,
+    Tensors,
+    buffer_holders,
+    seed_generator,
+)
+from optsched.arraypipe.model.checks import attributes_kept
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch.autograd.graph import Node
+
+    from optsched.arraypipe.runtime.state import JobRun
+
+
+def weights_to_send(run: JobRun, stage: JobStage, user: int) -> Tensors:
+    """Values of the weights that the next stage to use them borrows from this one (no copies).
+
+    They do not change before the user's backward has come back, so they may be read late.
+    """
+    return tuple(stage.weight(name).detach() for name in run.lent[stage.index, user])
+
+
+def receive_weights(
+    run: JobRun, stage: JobStage, lender: int, values: Sequence[Tensor | None]
+) -> None:
+    """Bring the borrowed copies up to date."""
+    with torch.no_grad():
+        for name, value in zip(run.lent[lender, stage.index], values, strict=True):
+            assert value is not None
+            stage.weight(name).copy_(value)
+
+
+def take_borrowed(stage: JobStage) -> dict[str, Tensor | None]:
+    """Gradients on the borrowed copies, of one micro-batch or all; the copies keep none."""
+    found: dict[str, Tensor | None] = {}
+    for entry in stage.borrowed:
+        found[entry.name] = entry.parameter.grad
+        entry.parameter.grad = None
+    return found
+
+
+def tied_roots(
+    run: JobRun, stage: JobStage, tied: Sequence[tuple[int, Sequence[Tensor | None]]]
+) -> list[tuple[nn.Parameter, Tensor]]:
+    """Weights that later stages borrow, with the gradients that have come from there.
+
+    They become roots of this stage's backward, so that autograd adds them before the stage's own
+    uses, as it does alone: sums of floating point numbers depend on the order.
+
+    Parameters
+    ----------
+    tied
+        Pairs (user stage, gradients of its copies), of one micro-batch or summed over all.
+    """
+    return [
+        (stage.weight(name), gradient)
+        for user, gradients in tied
+        for name, gradient in zip(run.lent[stage.index, user], gradients, strict=True)
+        if gradient is not None
+    ]
+
+
+def own_norms(stage: JobStage, later: Norms) -> Norms:
+    """Norms of the gradients of this stage and all later ones."""
+    gradients = gradients_of(stage)
+    present = [g for g in gradients if g is not None]
+    if not gradients:
+        return later
+    # as `get_total_norm` has them: on a GPU many at once, which other kernels do
+    norms = (
+        torch._foreach_norm(present)
+        if present and present[0].is_cuda
+        else [torch.linalg.vector_norm(g) for g in present]
+    )
+    rest = iter(norms)
+    like = present[0] if present else gradients_like(stage)
+    nothing = torch.zeros((), dtype=like.dtype, device=like.device)
+    vector = torch.stack([nothing if g is None else next(rest) for g in gradients])
+    absent = [k for k, g in enumerate(gradients) if g is None]
+    absent += [k + len(gradients) for k in later.absent]
+    if later.vector is not None:
+        vector = torch.cat([vector, later.vector.to(vector)])
+    return Norms(vector, tuple(absent))
+
+
+def total_norm(run: JobRun, norms: Norms) -> Tensor:
+    """Norm of all gradients as `torch.nn.utils.get_total_norm` has it on the unsplit model.
+
+    The norms come in the order of the stages; they are taken in that of the unsplit model.
+    """
+    if norms.vector is None:
+        return torch.tensor(0.0)
+    rows, absent = norms.vector.unbind(), frozenset(norms.absent)
+    present = [rows[k] for k in run.unsplit_order if k not in absent]
+    return torch.linalg.vector_norm(torch.stack(present)) if present else torch.tensor(0.0)
+
+
+def gradients_of(stage: JobStage) -> list[Tensor | None]:
+    """Gradients of the parameters as the optimizer will see them."""
+    rows = [parameter.grad for _, parameter in stage.parameters]
+    if stage.masters is None:
+        return rows
+    return [g if g is None else g.float() for g in rows]
+
+
+def gradients_like(stage: JobStage) -> Tensor:
+    """A tensor with the type and the device of the gradients that the optimizer will see."""
+    return stage.trained[0][1].detach()
+
+
+def load_masters(stage: JobStage) -> None:
+    """Give the float32 masters the gradients of the bfloat16 weights."""
+    assert stage.masters is not None
+    for (_, master), gradient in zip(stage.masters, gradients_of(stage), strict=True):
+        master.grad = gradient
+
+
+def store_masters(stage: JobStage) -> None:
+    """Round the masters into the weights."""
+    assert stage.masters is not None
+    with torch.no_grad():
+        for (_, parameter), (_, master) in zip(stage.parameters, stage.masters, strict=True):
+            parameter.copy_(master)
+            master.grad = None
+
+
+class Criterion:
+    """The end of the last stage: the loss of a micro-batch, weighted by its share of the batch."""
+
+    def __init__(self, loss: Loss, target: Any, share: float) -> None:
+        self.loss, self.target, self.share = loss, target, share
+
+    def __call__(self, output: Any) -> Tensor:
+        """Part of the iteration's loss."""
+        value = self.loss(output, self.target)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise InputError("loss: expected a function that returns a tensor with one element")
+        return value * self.share
+
+
+def forward(
+    stage: JobStage, microbatch: int, x: Tensors, key: int, end: Criterion | None, recompute: bool
+) -> Tensors:
+    """Run the stage on one micro-batch and keep what the backward needs.
+
+    Parameters
+    ----------
+    x
+        Output of the stage before; the input of the model on stage 0.
+    key
+        Seed of the random numbers (`Job.key`).
+    end
+        Turns the output into the loss, on the last stage.
+    recompute
+        Keep the inputs only.
+
+    Returns
+    -------
+    Tensors
+        The output, cut off the graph; on the last stage the weighted loss.
+    """
+    leaves = zip(x, stage.needs_gradient, strict=True)
+    kept = Kept(tuple(t.detach().requires_grad_(need) for t, need in leaves), key, end)
+    if recompute:
+        kept.buffers = _copied(stage.buffers())
+    # with a graph even if it is thrown away: kernels may depend on whether there is one
+    output = _run(stage, kept)
+    if not recompute:
+        kept.roots = output
+    stage.kept[microbatch] = kept
+    if stage.clones_output:
+        return tuple(t.detach().clone() for t in output)
+    return tuple(t.detach() for t in output)
+
+
+def recompute(stage: JobStage, microbatch: int) -> None:
+    """Run the forward again, with the random numbers and buffers it had, and keep its graph.
+
+    The statistics of normalisation layers were updated by F: here the modules point at copies.
+    """
+    kept = stage.kept[microbatch]
+    with _borrowed(stage, kept.buffers):
+        kept.roots = _run(stage, kept)
+    kept.buffers = ()
+
+
+def backward(
+    stage: JobStage,
+    microbatch: int,
+    gradients: Sequence[Tensor | None] | None,
+    tied: Sequence[tuple[Tensor, Tensor]] = (),
+) -> tuple[Tensor | None, ...]:
+    """Backward of one micro-batch; parameters accumulate, gradients of the inputs are returned.
+
+    `gradients` are those of the outputs, None on the last stage; `tied` those of weights that later
+    stages borrow. The gradients of the inputs are
+    caught before autograd stores them, because storing copies them and may change their strides,
+    and with them the kernels that the stage before would run.
+    """
+    kept = stage.kept.pop(microbatch)
+    assert kept.roots is not None, "backward before recompute"
+    found: dict[int, Tensor] = {}
+    # kept here, because a leaf that no graph uses would lose its node, and the hook with it
+    nodes = [_accumulator(t) if t.requires_grad else None for t in kept.inputs]
+    for i, node in enumerate(nodes):
+        if node is not None:
+            node.register_prehook(_Catch(found, i))
+    if gradients is None:
+        torch.autograd.backward(kept.roots[0])
+    else:
+        pairs = [
+            (root, gradient)
+            for root, gradient in (*zip(kept.roots, gradients, strict=True), *tied)
+            if gradient is not None and root.requires_grad
+        ]
+        if pairs:
+            torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
+    return tuple(found.get(i) for i in range(len(kept.inputs)))
+
+
+def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: float) -> None:
+    """Step of the stage's optimizer and scheduler, after its last micro-batch.
+
+    Parameters
+    ----------
+    clip_norm, norm
+        Clip to this norm; the norm that all gradients of the job have.
+    loss
+        Of the iteration, for a scheduler that looks at it.
+    """
+    if stage.optimizer is not None:
+        if stage.masters is not None:
+            load_masters(stage)
+        if clip_norm is not None:
+            assert norm is not None
+            nn.utils.clip_grads_with_norm_([p for _, p in stage.trained], clip_norm, norm)
+        stage.optimizer.step()
+        if stage.scheduler is not None:
+            stage.scheduler.step(loss) if stage.needs_metric else stage.scheduler.step()
+        if stage.masters is not None:
+            store_masters(stage)
+    for _, parameter in stage.parameters:
+        parameter.grad = None
+
+
+def rehearse(stage: JobStage, x: Any, needs: Sequence[bool], end: Criterion | None) -> Any:
+    """One forward of a stage that changes nothing of it, to see what its boundary looks like.
+
+    Finds whether the stage changes its input in place: it gets a copy from then on, because a
+    leaf of the graph must not change, and recompute would start from a destroyed input.
+
+    Returns
+    -------
+    Any
+        The output, still on the graph; `InputError` if it is not a tensor or a tuple of tensors.
+    """
+    stage.packed = isinstance(x, tuple)
+    stage.needs_gradient = tuple(needs)
+    leaves = zip(tensors_of(x, "data: the input"), needs, strict=True)
+    fresh = _copied(stage.buffers())
+    with _borrowed(stage, fresh), attributes_kept(stage.modules):
+        copies = tuple(t.detach().requires_grad_(need).clone() for t, need in leaves)
+        versions = [copy._version for copy in copies]
+        output = stage.run(copies)
+        _check_buffers(stage)
+        row = output if isinstance(output, tuple) else (output,)
+        own = {b.untyped_storage().data_ptr() for b in stage.buffers()}
+        stage.clones_output = any(
+            isinstance(t, Tensor) and t.untyped_storage().data_ptr() in own for t in row
+        )
+    stage.clones_input = any(c._version != v for c, v in zip(copies, versions, strict=True))
+    if stage.clones_input and _share_storage(tensors_of(x, "data: the input")):
+        raise InputError(
+            f"stages: stage {stage.index} changes its input in place, and two of its inputs are "
+            f"views of one tensor; put the in-place layer before the cut, or make it inplace=False"
+        )
+    if end is not None:
+        return end(output)
+    tensors_of(output, f"stages: the output of stage {stage.index}")
+    return output
+
+
+def _check_buffers(stage: JobStage) -> None:
+    """Refuse buffers that come into being in a forward: they would be in no checkpoint."""
+    known = {(id(module), name) for module, name in stage.holders}
+    for module, name in buffer_holders(stage.modules):
+        if (id(module), name) not in known:
+            module._buffers[name] = None
+            raise InputError(
+                f"stages: the forward of stage {stage.index} makes the buffer {name!r} of a "
+                f"{type(module).__name__}; register it as a tensor when the model is built"
+            )
+
+
+def _share_storage(row: Tensors) -> bool:
+    return len({t.untyped_storage().data_ptr() for t in row}) < len(row)
+
+
+def tensors_of(x: Any, place: str) -> Tensors:
+    """A tensor or tuple of tensors as a tuple; `InputError` for anything else."""
+    row = x if isinstance(x, tuple) else (x,)
+    for t in row:
+        if not isinstance(t, Tensor):
+            raise InputError(
+                f"{place} is a {type(x).__name__}"
+                + (f" with a {type(t).__name__} in it" if isinstance(x, tuple) else "")
+                + ", expected a tensor or a tuple of tensors"
+            )
+    return row
+
+
+def _run(stage: JobStage, kept: Kept) -> Tensors:
+    seed_generator(kept.key, stage.device)
+    inputs = tuple(t.clone() for t in kept.inputs) if stage.clones_input else kept.inputs
+    output = stage.run(inputs)
+    if kept.end is not None:
+        return (kept.end(output),)
+    return tensors_of(output, f"stages: the output of stage {stage.index}")
+
+
+def _copied(buffers: Tensors) -> Tensors:
+    """Copies of buffers; one that hangs in several places is one tensor there again."""
+    copies = {id(buffer): buffer.clone() for buffer in buffers}
+    return tuple(copies[id(buffer)] for buffer in buffers)
+
+
+@contextmanager
+def _borrowed(stage: JobStage, values: Sequence[Tensor]) -> Iterator[None]:
+    """Point the modules at other buffers for a while, and then back at their own."""
+    own = stage.buffers()
+    stage.set_buffers(values)
+    try:
+        yield
+    finally:
+        stage.set_buffers(own)
+
+
+def _accumulator(leaf: Tensor) -> Node:
+    """The node that stores the gradient of a leaf (`get_gradient_edge` takes twice as long)."""
+    view = leaf.view_as(leaf).grad_fn
+    assert view is not None
+    node = view.next_functions[0][0]
+    assert node is not None
+    return node
+
+
+class _Catch:
+    """Hook before `AccumulateGrad` that takes the gradient, so that nothing is stored."""
+
+    def __init__(self, found: dict[int, Tensor], index: int) -> None:
+        self.found, self.index = found, index
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> tuple[None]:
+        if gradients[0] is not None:
+            self.found[self.index] = gradients[0]
+        return (None,)

@@ -1,0 +1,367 @@
+"""GPU streams of the inline backend, the clock of their events, numbers that come late."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from optsched.arraypipe.distributed.wire import copied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+    from optsched.arraypipe.plan.segments import Record
+    from optsched.arraypipe.runtime.worker import Parcel
+
+
+class Late:
+    """The value of a tensor with one element, copied behind what its stream has been given so far.
+
+    Reading it waits for that alone, on whichever stream and at whatever time it is read.
+
+    Parameters
+    ----------
+    value
+        On a GPU, made on its current stream.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = page_locked_like(value)
+        self.value.copy_(value.detach(), non_blocking=True)
+        self.there = torch.cuda.current_stream(value.device).record_event()
+
+    def item(self) -> float:
+        """The number."""
+        self.there.synchronize()
+        return float(self.value.item())
+
+
+def page_locked_like(value: Tensor) -> Tensor:
+    """Host memory for a tensor, with its strides; a copy to any other would make the host wait.
+
+    Raises
+    ------
+    torch.OutOfMemoryError
+        There is not so much, which a GPU is none the worse for.
+    """
+    try:
+        return torch.empty_like(value, device="cpu", pin_memory=True)
+    except RuntimeError as error:  # torch takes it for an error of the GPU
+        if "out of memory" not in str(error).lower():
+            raise
+        size = value.numel() * value.element_size()
+        raise torch.OutOfMemoryError(f"the host cannot page-lock {size} bytes") from error
+
+
+AHEAD: Final = 32
+"""Blocks of a device that the host launches ahead.
+
+Enough to keep it busy; few, because memory that another stream has used is free again only when
+that stream has got there, so that a host far ahead takes more and more of it.
+"""
+Pause: TypeAlias = tuple[torch.cuda.Event, torch.cuda.Event]
+_NOWHERE: Final = -1
+_DRIFT: Final = 60 * 10**9  # after so long the host looks again how far the timers have drifted
+_FRESH: Final = 10**9  # events are compared with one of this second: differences are float32
+
+
+class GpuClock:
+    """Nanoseconds of the host's monotonic clock at which events of one GPU were.
+
+    Events of two GPUs cannot be subtracted, so each is compared with the host once: they agree up
+    to the time that the host needs to notice that an event is over.
+
+    Parameters
+    ----------
+    device
+        A CUDA device; the host waits for it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+        self.origin = timer()
+        self.origin.record(torch.cuda.current_stream(device))
+        self.origin.synchronize()
+        self.passed = self.looked = time.perf_counter_ns()
+
+    def wait(self, event: torch.cuda.Event) -> None:
+        """Wait for an event; if the host had to, it knows now when that was, once a minute."""
+        before = time.perf_counter_ns()
+        over = event.query()  # type: ignore[no-untyped-call]
+        event.synchronize()
+        if not over and before - self.looked > _DRIFT:
+            self.origin, self.passed = event, time.perf_counter_ns()
+            self.looked = self.passed
+
+    def time(self, event: torch.cuda.Event) -> int:
+        """When an event was that is over."""
+        since: int = round(self.origin.elapsed_time(event) * 1e6)
+        now = self.passed + since
+        if since > _FRESH:
+            self.origin, self.passed = event, now
+        return now
+
+
+class BlockTimes:
+    """When blocks ran on one stream: read when they are over, not waited for earlier."""
+
+    def __init__(self, clock: GpuClock) -> None:
+        self.clock, self.last = clock, 0
+        self.flying: deque[tuple[int, Pause, Sequence[Pause]]] = deque()
+
+    def __len__(self) -> int:
+        """Blocks under way."""
+        return len(self.flying)
+
+    def add(
+        self, row: int, began: torch.cuda.Event, ended: torch.cuda.Event, pauses: Sequence[Pause]
+    ) -> None:
+        """Note the events around a block and its pauses, and the row that its times are for."""
+        self.flying.append((row, (began, ended), pauses))
+
+    def land(self) -> tuple[int, int, int, int] | None:
+        """Wait for the oldest block; its row, start, end and pauses, None if it is forgotten.
+
+        As on a CPU what it waited for counts as before its start.
+        """
+        row, (began, ended), pauses = self.flying.popleft()
+        self.clock.wait(ended)
+        if row == _NOWHERE:
+            return None
+        # a host that has looked at the timers again may put back the clock by what they drifted
+        start = max(self.last, self.clock.time(began))
+        self.last = max(start, self.clock.time(ended))
+        waited = round(sum(begin.elapsed_time(end) for begin, end in pauses) * 1e6)
+        return row, min(start + waited, self.last), self.last, waited
+
+    def keep(self, place: Mapping[int, int]) -> None:
+        """Rows have new numbers; forget those that have none."""
+        self.flying = deque((place.get(k, _NOWHERE), both, p) for k, both, p in self.flying)
+
+
+def timer() -> torch.cuda.Event:
+    """An event whose time can be read."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+class Posted(NamedTuple):
+    """A parcel, the lane whose stream made its tensors (-1: that of a link), and when."""
+
+    parcel: Parcel
+    lane: int
+    ready: torch.cuda.Event
+
+
+class Carried(NamedTuple):
+    """When a parcel went from one GPU to another, on the clock of the host.
+
+    Its message has number `message` in the routes of `segment`, and was made in `cycle`.
+    """
+
+    segment: int
+    message: int
+    cycle: int
+    start: int
+    end: int
+
+
+class Lanes:
+    """One stream per device of the schedule.
+
+    Parameters
+    ----------
+    devices
+        The GPU of every device of the schedule; entries may repeat.
+    pauses
+        Gives the events around what the block that is launched has to wait for.
+    """
+
+    def __init__(
+        self, devices: Sequence[torch.device], pauses: Callable[[], Sequence[Pause]] = list
+    ) -> None:
+        self.devices, self.pauses = tuple(devices), pauses
+        self.streams = [_stream(device) for device in devices]
+        self.links: dict[tuple[int, int], tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
+        self.sides: dict[torch.device, torch.cuda.Stream] = {}  # of `aside`
+        self.clocks = {device: GpuClock(device) for device in dict.fromkeys(devices)}
+        self.flying = [BlockTimes(self.clocks[device]) for device in devices]
+        # of all blocks, in the order of their launch: start, end, waited before the start
+        self.times: list[tuple[int, int, int]] = []
+        self.carried: list[Carried] = []
+        self._pushes: deque[tuple[tuple[int, int, int], _Push]] = deque()  # under way
+
+    def follow(self) -> None:
+        """Let blocks launched from now on find what the host has put on the devices itself."""
+        for stream, device in zip(self.streams, self.devices, strict=True):
+            stream.wait_stream(torch.cuda.current_stream(device))
+
+    def gather(self) -> None:
+        """Let what the host itself launches from now on find what all blocks have made."""
+        for device in self.clocks:
+            current = torch.cuda.current_stream(device)
+            for stream in self.streams:
+                current.wait_stream(stream)
+
+    @contextmanager
+    def aside(self, lanes: Collection[int]) -> Iterator[None]:
+        """What is launched inside finds what blocks of some lanes have made; no later one waits.
+
+        On streams that are only used here: the host has to wait for them before it goes on.
+        """
+        with ExitStack() as stack:
+            for device in dict.fromkeys(self.devices[lane] for lane in lanes):
+                if device not in self.sides:
+                    self.sides[device] = _stream(device)
+                for lane in lanes:
+                    self.sides[device].wait_stream(self.streams[lane])
+                stack.enter_context(torch.cuda.stream(self.sides[device]))
+            yield
+
+    @contextmanager
+    def block(self, lane: int, posted: Mapping[int, Posted]) -> Iterator[dict[int, Parcel]]:
+        """Launch everything inside on the stream of a device, and note when it runs there.
+
+        Gives the parcels, from whichever device they are; waiting for them is not the block's time.
+        """
+        flying, stream = self.flying[lane], self.streams[lane]
+        if len(flying) == AHEAD:
+            self._land(lane)
+        began, ended = timer(), timer()
+        with torch.cuda.device(self.devices[lane]), torch.cuda.stream(stream):
+            received = {k: _taken(one, lane, stream) for k, one in posted.items()}
+            began.record(stream)
+            yield received
+            ended.record(stream)
+        flying.add(len(self.times), began, ended, self.pauses())
+        self.times.append((0, 0, 0))
+
+    def post(
+        self,
+        sent: Mapping[int, Parcel],
+        lane: int,
+        targets: Sequence[int],
+        segment: int = 0,
+        cycle: int = 0,
+    ) -> dict[int, Posted]:
+        """Inside `block`: what the block has made, on its way to the lanes that want it.
+
+        Parameters
+        ----------
+        sent
+            Parcels by message.
+        targets
+            Lane of every message.
+        segment, cycle
+            Of the block, for `carried`.
+        """
+        if not sent:
+            return {}
+        ready = _event()
+        ready.record(self.streams[lane])
+        found = {}
+        for k, parcel in sent.items():
+            if parcel.tensors and self.devices[targets[k]] != self.devices[lane]:
+                found[k], push = self._pushed(parcel, lane, targets[k], ready)
+                self._pushes.append(((segment, k, cycle), push))
+            else:
+                found[k] = Posted(parcel, lane, ready)
+        return found
+
+    def keep(self, blocks: Sequence[int], since: tuple[int, int]) -> None:
+        """Forget the times of all other blocks, and of parcels made before (segment, cycle)."""
+        place = {old: new for new, old in enumerate(blocks)}
+        self.times = [self.times[k] for k in blocks]
+        for flying in self.flying:
+            flying.keep(place)
+        self.carried = [c for c in self.carried if (c.segment, c.cycle) >= since]
+
+    def synchronize(self) -> None:
+        """Wait for all devices."""
+        for device in self.clocks:
+            torch.cuda.synchronize(device)
+
+    def finish(self, records: Sequence[Record]) -> list[Record]:
+        """Wait for all devices; the records with the times of the GPU instead of the host's."""
+        self.synchronize()
+        for lane, flying in enumerate(self.flying):
+            while flying:
+                self._land(lane)
+        while self._pushes:
+            self._arrive()
+        return [
+            record._replace(start=start, end=end)
+            for record, (start, end, _) in zip(records, self.times, strict=True)
+        ]
+
+    def _land(self, lane: int) -> None:
+        """Wait for the oldest block in flight, and read its times."""
+        if landed := self.flying[lane].land():
+            self.times[landed[0]] = landed[1:]
+
+    def _arrive(self) -> None:
+        """Wait for the oldest copy between GPUs, and read its times."""
+        key, push = self._pushes.popleft()
+        self.clocks[push.target].wait(push.ended)
+        start = self.clocks[push.source].time(push.began)
+        end = self.clocks[push.target].time(push.ended)
+        self.carried.append(Carried(*key, start, max(start, end)))
+
+    def _pushed(
+        self, parcel: Parcel, lane: int, target: int, ready: torch.cuda.Event
+    ) -> tuple[Posted, _Push]:
+        """Copy to another GPU, beside the blocks of both; a stream on either side does it.
+
+        A copy between GPUs runs on the source's current stream, and waits for that of the target.
+        """
+        device = self.devices[target]
+        if (lane, target) not in self.links:
+            self.links[lane, target] = _stream(self.devices[lane]), _stream(device)
+        outward, inward = self.links[lane, target]
+        if len(self._pushes) >= AHEAD * len(self.devices):  # older than all blocks in flight
+            self._arrive()
+        began, arrived = timer(), timer()
+        outward.wait_event(ready)
+        began.record(outward)
+        with torch.cuda.stream(outward), torch.cuda.stream(inward):
+            tensors = tuple(
+                None if t is None else _copied(t, device, outward) for t in parcel.tensors
+            )
+            arrived.record(inward)
+        push = _Push(self.devices[lane], device, began, arrived)
+        return Posted(parcel._replace(tensors=tensors), _NOWHERE, arrived), push
+
+
+class _Push(NamedTuple):
+    source: torch.device
+    target: torch.device
+    began: torch.cuda.Event
+    ended: torch.cuda.Event
+
+
+def _taken(posted: Posted, lane: int, stream: torch.cuda.Stream) -> Parcel:
+    """A parcel, for what is launched on the stream from now on."""
+    if posted.lane != lane:
+        stream.wait_event(posted.ready)
+        for tensor in posted.parcel.tensors:
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(stream)  # its memory is not used again before that
+    return posted.parcel
+
+
+def _copied(tensor: Tensor, device: torch.device, stream: torch.cuda.Stream) -> Tensor:
+    if tensor.is_cuda:
+        tensor.record_stream(stream)
+    return copied(tensor, device)
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]

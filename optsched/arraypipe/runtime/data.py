@@ -1,0 +1,164 @@
+"""The batches of one job, in order and ahead of nobody: iteration t exists while it is trained."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from optsched.arraypipe.job import PRECISIONS
+from optsched.arraypipe.runtime.blocks import tensors_of
+from optsched.arraypipe.runtime.cuda_streams import page_locked_like
+from optsched.arraypipe.runtime.environment import on_gpu
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from optsched.arraypipe.job import Data, Job, Tensors
+
+
+class DataEnded(InputError):
+    """The iterator of a job has no batch for an iteration."""
+
+
+class Feed:
+    """Draws the batches of a job from its own iterator and cuts them into micro-batches."""
+
+    def __init__(self, data: Data, job: Job, title: str, start: int) -> None:
+        self.job, self.title = job, title
+        try:
+            self.batches = iter(data(job, start))
+        except TypeError as error:
+            raise InputError(
+                f"data: job {title}: expected an iterator of pairs ({error})"
+            ) from error
+        self.iteration = start - 1
+        self.whole: Any = None
+        self.inputs: list[Any] = []
+        self.targets: list[Any] = []
+        self.shares: list[float] = []
+        self.ready: dict[torch.device, Any] = {}  # of a batch on GPUs: when it is made
+
+    def draw(self, iteration: int) -> None:
+        """Make the batch of an iteration the current one (nothing happens if it is)."""
+        if iteration == self.iteration:
+            return
+        assert iteration == self.iteration + 1, "batches are drawn in order"
+        try:
+            pair = next(self.batches)
+        except StopIteration:
+            raise DataEnded(
+                f"data: job {self.title} has no batch for iteration {iteration}"
+            ) from None
+        self._cut(pair, iteration)
+        self.iteration = iteration
+
+    def input(self, microbatch: int, device: torch.device) -> Any:
+        """Input of a micro-batch of the current batch."""
+        x = self._there(self.inputs[microbatch])
+        return brought(cast(x, self.job.precision), device)  # after the cut, as alone
+
+    def target(self, microbatch: int, device: torch.device) -> Any:
+        """Target of a micro-batch of the current batch."""
+        return brought(self._there(self.targets[microbatch]), device)
+
+    def peek(self) -> Any:
+        """Input of the first batch, whole."""
+        self.draw(self.iteration + 1)
+        return cast(self.whole, self.job.precision)
+
+    def _there(self, value: Any) -> Any:
+        """A part of the batch, for the streams that are current now; one of them has made it."""
+        for t in _row(value) if self.ready else ():
+            if isinstance(t, Tensor) and t.device in self.ready:
+                stream = torch.cuda.current_stream(t.device)
+                stream.wait_event(self.ready[t.device])
+                t.record_stream(stream)
+        return value
+
+    def _cut(self, pair: Any, iteration: int) -> None:
+        parts = self.job.microbatches
+        place = f"data: job {self.title}, iteration {iteration}"
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise InputError(f"{place}: expected a pair (input, target), got {type(pair).__name__}")
+        x, target = pair
+        self.ready = {
+            t.device: torch.cuda.current_stream(t.device).record_event()
+            for t in (*_row(x), *_row(target))
+            if isinstance(t, Tensor) and t.is_cuda
+        }
+        self.whole = x
+        inputs = tensors_of(x, f"{place}: the input")
+        if parts == 1:
+            self.inputs, self.targets, self.shares = [x], [target], [1.0]
+            return
+        targets = tensors_of(target, f"{place}: the target")
+        size = _length(inputs[0])
+        if any(_length(t) != size for t in (*inputs, *targets)):
+            raise InputError(f"{place}: inputs and targets differ in their first dimension")
+        if size < parts:
+            raise InputError(f"{place}: {size} samples cannot be cut into {parts} micro-batches")
+        self.inputs, self.targets = _split(x, inputs, parts), _split(target, targets, parts)
+        lengths = [_length(t) for t in torch.tensor_split(inputs[0], parts)]
+        self.shares = [length / size for length in lengths]
+
+
+def brought(value: Any, device: torch.device) -> Any:
+    """Tensors of an input or a target on a device."""
+    if isinstance(value, tuple):
+        return tuple(brought(part, device) for part in value)
+    if not isinstance(value, Tensor) or value.device == device:
+        return value
+    return uploaded(value, device) if on_gpu(device) else value.to(device)
+
+
+def uploaded(value: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on a GPU, for what its current stream is given from now on.
+
+    It goes through page-locked memory on a stream of its own: a copy from any other memory makes
+    the host wait for all that the stream has been given before.
+    """
+    if value.is_cuda:
+        return value.to(device, non_blocking=True)
+    if not value.is_pinned():
+        value = page_locked_like(value).copy_(value)
+    stream, now = _upload_stream(device), torch.cuda.current_stream(device)
+    with torch.cuda.stream(stream):
+        there = torch.empty_like(value, device=device).copy_(value, non_blocking=True)
+    now.wait_event(stream.record_event())
+    there.record_stream(now)
+    return there
+
+
+@cache
+def _upload_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all jobs; urgent ones are never the same as a lane, which torch deals out in turn."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+
+def _row(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def cast(x: Any, precision: str) -> Any:
+    """Floating point inputs in the precision of a job; ``"fp32"`` leaves them as they are."""
+    if precision == "fp32":
+        return x
+    if isinstance(x, tuple):
+        return tuple(cast(t, precision) for t in x)
+    return x.to(PRECISIONS[precision]) if _is_float(x) else x
+
+
+def _is_float(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _length(t: Tensor) -> int:
+    return t.shape[0] if t.dim() else 0
+
+
+def _split(whole: Any, tensors: Tensors, parts: int) -> list[Any]:
+    """Micro-batches in the form of the whole: a tensor, or a tuple of tensors."""
+    pieces = list(zip(*(torch.tensor_split(t, parts) for t in tensors), strict=True))
+    return pieces if isinstance(whole, tuple) else [piece[0] for piece in pieces]

@@ -1,0 +1,230 @@
+"""Devices of a schedule, what a run changes in its process and puts back, Ctrl-C."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from optsched.arraypipe.plan.plan import ExecutionPlan
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Whether what a device is given runs later, in streams."""
+    return device.type == "cuda"
+
+
+def check_devices(devices: Sequence[str | torch.device] | None) -> None:
+    """Refuse what cannot be the devices of a trainer anywhere; whether they exist a run sees."""
+    if devices is None:
+        return
+    if isinstance(devices, (str, torch.device)) or not isinstance(devices, Sequence):
+        raise InputError(
+            f"devices: expected a list, one for every device of the schedule (they may repeat), "
+            f"got {devices!r:.60}; e.g. devices=['cuda:0', 'cuda:1']"
+        )
+    if not devices:
+        raise InputError("devices: expected at least one, got none")
+    _check_one_type([_named(k, device) for k, device in enumerate(devices)])
+
+
+def resolve(
+    devices: Sequence[str | torch.device] | None, names: Sequence[str] | None = None
+) -> tuple[torch.device, ...]:
+    """The torch device of every device of a schedule; entries may repeat (logical devices).
+
+    Parameters
+    ----------
+    devices
+        One for each, by position; None: the GPUs of the host, one GPU for all if there is but one,
+        else the CPU.
+    names
+        Of the schedule's devices; None: there is no schedule yet, all that there are.
+
+    Raises
+    ------
+    InputError
+        There are fewer devices than the schedule has, or one does not exist.
+    """
+    n = 1 if names is None else len(names)
+    if devices is None:
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if count == 0:
+            return (torch.device("cpu"),) * n
+        if count == 1:
+            return (torch.device("cuda:0"),) * n
+        devices = [f"cuda:{k}" for k in range(count)]
+    found = tuple(_device(k, device) for k, device in enumerate(devices))
+    _check_one_type(found)
+    if names is None:
+        return found
+    if len(found) < n:
+        raise InputError(
+            f"devices: the schedule has {n} ({', '.join(names)}), there are {len(found)}; name one "
+            f"for each, they may repeat: devices={[str(d) for d in found]} + [...]"
+        )
+    return found[:n]
+
+
+def own_first(devices: tuple[torch.device, ...]) -> tuple[torch.device, ...]:
+    """The same, from that of LOCAL_RANK on: processes of one host measure each on its own."""
+    own = int(os.environ.get("LOCAL_RANK", "0")) % len(devices)
+    return devices[own:] + devices[:own]
+
+
+def stage_devices(
+    plan: ExecutionPlan, seat: int, devices: Sequence[torch.device]
+) -> list[torch.device]:
+    """The torch device of every stage of the job on a seat."""
+    found = [devices[0]] * plan.n_stages
+    for block in plan.blocks:
+        if block.job == seat and block.device >= 0:
+            found[block.stage] = devices[block.device]
+    return found
+
+
+def check_seats_alike(plan: ExecutionPlan, devices: Sequence[torch.device]) -> None:
+    """Refuse seats whose stages are on other devices: a waiting job could not take any of them."""
+    rows = {tuple(stage_devices(plan, seat, devices)) for seat in range(plan.n_jobs)}
+    if len(rows) > 1:
+        raise InputError(
+            "queue: the schedule places the stages of its jobs on different devices, so that a "
+            "waiting job cannot take any seat"
+        )
+
+
+def deterministic(devices: Sequence[torch.device]) -> None:
+    """Refuse settings with which a GPU does not give the same bits twice, and warn of others."""
+    gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+    if not gpus:
+        return
+    if torch.backends.cudnn.benchmark:
+        raise InputError(
+            "torch.backends.cudnn.benchmark is on: kernels would be chosen by time; switch it off"
+        )
+    if not torch.are_deterministic_algorithms_enabled():
+        warnings.warn(
+            "some kernels of GPUs add in any order, so that a job may end with other bits than "
+            "alone; for the same ones call torch.use_deterministic_algorithms(True) and set "
+            "torch.utils.deterministic.fill_uninitialized_memory = False",
+            stacklevel=2,
+        )
+    kinds = _kinds(gpus)
+    if len(kinds) > 1:
+        warnings.warn(
+            f"devices: GPUs of several kinds ({', '.join(kinds)}) choose other kernels "
+            "and draw other random numbers; a job alone on one of them may end with other bits",
+            stacklevel=2,
+        )
+
+
+def gpu_settings(devices: Sequence[torch.device]) -> dict[str, Any]:
+    """What the bits of GPUs depend on beside the program, for the record; empty on CPUs."""
+    gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
+    if not gpus:
+        return {}
+    matmul = torch.backends.cuda.matmul
+    legacy = not hasattr(matmul, "fp32_precision")  # before torch 2.9; later one may raise
+    return {
+        "gpus": _kinds(gpus),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul_tf32": matmul.allow_tf32 if legacy else matmul.fp32_precision == "tf32",
+    }
+
+
+def _kinds(gpus: Sequence[torch.device]) -> list[str]:
+    return sorted({torch.cuda.get_device_properties(device).name for device in gpus})
+
+
+def _check_one_type(devices: Sequence[torch.device]) -> None:
+    if len({device.type for device in devices}) > 1:
+        raise InputError("devices: expected all on the CPU or all on GPUs, got both")
+
+
+def _named(place: int, device: str | torch.device) -> torch.device:
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"devices[{place}]: {device!r} is no torch device") from error
+    if found.type not in ("cpu", "cuda"):
+        raise InputError(f"devices[{place}]: expected cpu or cuda, got {device!r}")
+    return found
+
+
+def _device(place: int, device: str | torch.device) -> torch.device:
+    found = _named(place, device)
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        found = torch.device("cuda", found.index or 0)
+        if found.index >= count:
+            raise InputError(f"devices[{place}]: there is no {found}; this host has {count} GPUs")
+    return found
+
+
+@contextmanager
+def global_state_kept() -> Iterator[None]:
+    """Gradients on; afterwards random states, default type, modes and GPU are as before."""
+    generator, python, legacy = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    dtype = torch.get_default_dtype()
+    begun = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = torch.cuda.get_rng_state_all() if begun else []
+    gpu = torch.cuda.current_device() if begun else -1
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        if begun and torch.cuda.current_device() != gpu:  # else it would make a context on GPU 0
+            torch.cuda.set_device(gpu)
+        torch.set_rng_state(generator)
+        if gpus:
+            torch.cuda.set_rng_state_all(gpus)
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+        torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def on_first_interrupt(note: Callable[[], object]) -> Iterator[None]:
+    """Call `note` at the first Ctrl-C; another one, a second later, raises `KeyboardInterrupt`.
+
+    Outside of the main thread, where Python takes no signals, nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    first = math.inf
+
+    def once(number: int, frame: Any) -> None:
+        nonlocal first
+        if first == math.inf:
+            first = time.monotonic()
+            note()
+        elif time.monotonic() - first > 1.0:  # torchrun passes on what the terminal has sent too
+            signal.signal(signal.SIGINT, before)
+            signal.default_int_handler(number, frame)
+
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, once)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is once:
+            signal.signal(signal.SIGINT, before)

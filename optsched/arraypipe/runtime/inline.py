@@ -1,0 +1,298 @@
+"""The inline backend: one host thread launches all blocks of all devices in a topological order."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from optsched.arraypipe.plan.segments import Record, Walk, places
+from optsched.arraypipe.report.trace import Moved
+from optsched.arraypipe.runtime.environment import stage_devices
+from optsched.arraypipe.runtime.stages import move, take_off
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from optsched.arraypipe.plan.segments import Change, Course, Instance, Planner, Segment
+    from optsched.arraypipe.report.trace import Copied
+    from optsched.arraypipe.runtime.cuda_streams import Carried, Lanes
+    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.runtime.worker import Worker
+
+
+MOST: Final = 200_000
+"""Blocks that a process remembers at most, unless half a cycle has more.
+
+With their messages they take some 100 MB; thousands of cycles are enough for medians and slopes.
+"""
+
+Moment = tuple[int, int]
+"""Segment and cycle."""
+
+Row = tuple[int, int, int, int, int, int]
+"""A block as in `Record`; plain, because there are many."""
+
+
+class Past:
+    """Blocks from a cycle on, in the order in which they were run here.
+
+    When there are too many, the older half is left out, whole cycles of all devices, so that a
+    block costs the same however long the run is.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.exposed: list[int] = []  # of every row, where states move: waited for copies before
+        self.cut: Moment = (0, 0)  # everything before it has been left out
+        self.left_out = 0  # blocks
+        self._limit = MOST
+
+    def trim(self) -> list[int] | None:
+        """Forget the older half if there are too many; which rows stay, None if all do."""
+        if len(self.rows) < self._limit:
+            return None
+        segment, _, cycle, *_ = self.rows[-(MOST // 2)]
+        self.cut = max(self.cut, (segment, cycle))
+        kept = self.close()
+        self._limit = max(MOST, 2 * len(self.rows))
+        return kept
+
+    def close(self) -> list[int] | None:
+        """Forget also blocks that came after others of later cycles, and now begin before all."""
+        if self.cut == (0, 0):
+            return None
+        kept = [k for k, row in enumerate(self.rows) if (row[0], row[2]) >= self.cut]
+        self.left_out += len(self.rows) - len(kept)
+        # in place: whoever notes blocks holds these lists
+        self.rows[:] = [self.rows[k] for k in kept]
+        if self.exposed:
+            self.exposed[:] = [self.exposed[k] for k in kept]
+        return kept
+
+    @property
+    def begin(self) -> int:
+        """When the first block that is remembered began."""
+        return min((row[4] for row in self.rows), default=0)
+
+    @property
+    def records(self) -> list[Record]:
+        """The blocks that are remembered."""
+        return [*map(Record._make, self.rows)]
+
+
+def since(cut: Moment, records: Sequence[Record]) -> list[Record]:
+    """Those from a cycle on."""
+    return [r for r in records if (r.segment, r.cycle) >= cut]
+
+
+class InlineBackend:
+    """Runs a course in this process; on a CPU devices are logical and time is serial.
+
+    Parameters
+    ----------
+    course
+        What to run.
+    runs
+        All jobs, in the order of the trainer's.
+    worker
+        Executes the blocks.
+    planner
+        May change plan and seats on the way.
+    strict
+        Raise when a job fails.
+    lanes
+        Streams of the devices, on GPUs.
+    """
+
+    def __init__(
+        self,
+        course: Course,
+        runs: Sequence[JobRun],
+        worker: Worker,
+        planner: Planner,
+        strict: bool = False,
+        lanes: Lanes | None = None,
+    ) -> None:
+        self.course, self.runs, self.worker, self.planner = course, runs, worker, planner
+        self.strict, self.lanes = strict, lanes
+        self.past = Past()
+        self.launching: list[int] | None = None  # host time of every record, on GPUs
+        self.interrupted = False  # let every job end with the iteration that it is in
+
+    @property
+    def messages(self) -> list[Moved]:
+        """What went from one GPU to another; between logical devices nothing has to go."""
+        carried, cut = [] if self.lanes is None else self.lanes.carried, self.past.cut
+        return [self._moved(c) for c in carried if (c.segment, c.cycle) >= cut]
+
+    @property
+    def copies(self) -> Sequence[Copied]:
+        """Copies of states."""
+        return self.worker.memory.copies
+
+    def interrupt(self) -> None:
+        """Let every job end with the iteration that it is in; `run` returns then."""
+        self.interrupted = True
+
+    def run(self) -> list[Record]:
+        """Train until all jobs have ended; what was executed, in order, or the end of it."""
+        try:
+            records = self._run()
+        except BaseException:
+            with suppress(Exception):  # a device that is lost raises again, and says less
+                self._finish()
+            raise
+        self._finish()
+        return records
+
+    def _run(self) -> list[Record]:
+        while True:
+            change = self._run_segment(self.course.now)
+            self.course.close()
+            if change is None:
+                break
+            for job in set(self.course.now.seats).difference(change.seats):
+                self.unseat(job)
+            self.course.follow(change)
+        self._forget(self.past.close())
+        records = self.past.records
+        if self.lanes is None:
+            return records
+        self.launching = [record.end - record.start for record in records]
+        records = self.lanes.finish(records)
+        if self.worker.memory.moves:
+            self.past.exposed = [waited for *_, waited in self.lanes.times]
+        return records
+
+    def _finish(self) -> None:
+        if self.lanes is not None:  # the worker reads from the devices
+            self.lanes.synchronize()
+        self.worker.finish()
+
+    def unseat(self, job: int) -> None:
+        """On GPUs: the states of a job that has ended go to the host."""
+        now, run = self.course.now, self.runs[job]
+        if self.lanes is None or self.worker.memory.moves or job not in now.seats or not run.over:
+            return
+        with self.lanes.aside(set(places(now.plan, now.seats.index(job)))):
+            for stage in run.stages:
+                if not stage.away:
+                    take_off(stage)
+
+    def _run_segment(self, segment: Segment) -> Change | None:
+        """Run a segment; the change that ended it early, or that is wanted after it."""
+        walk = Walk(segment)
+        mail: dict[int, Any] = {}
+        place = len(self.course.segments) - 1
+        inputs, rows = segment.routes.inputs, segment.plan.blocks
+        runs = [self.runs[job] for job in segment.seats]
+        self._settle(segment)
+        first, count, seat_of = segment.first, segment.count, [block.job for block in rows]
+        execute, clock = self._executor(segment), time.perf_counter_ns
+        past = self.past
+        note, note_exposed = past.rows.append, past.exposed.append
+        change: Change | None = None
+        draining, latest = False, -1
+        worker, memory = self.worker, self.worker.memory
+        exposed, waits = memory.exposed, memory.moves and self.lanes is None
+        for now in walk:
+            operation, cycle, iteration = now
+            received = {}
+            for k in inputs[operation]:
+                received[k] = mail.pop(k)
+            began = clock()
+            sent = execute(now, received)
+            ended = clock()
+            if waits:  # what it waited for its state is not the block's time
+                waited, exposed = memory.exposed - exposed, memory.exposed
+                began = min(began + waited, ended)
+                note_exposed(waited)
+            if worker.aside:
+                began, worker.aside = min(began + worker.aside, ended), 0
+            note((place, operation, cycle, iteration, began, ended))
+            mail.update(sent)
+            seat = seat_of[operation]
+            if runs[seat].end - first[seat] < count[seat]:
+                self._shorten(walk, seat, mail)
+            if draining:
+                continue
+            if cycle > latest:  # devices are in different cycles: asked once for each
+                latest, change = cycle, self.planner.poll(segment)
+                self._forget(past.trim())
+            if change is not None or self.interrupted:
+                draining = True
+                for other, begun in enumerate(walk.begun):
+                    walk.shorten(other, begun)
+        if self.interrupted:
+            for seat, run in enumerate(runs):
+                run.stop_after(first[seat] + count[seat] - 1)
+            return None
+        return change or self.planner.poll(segment)
+
+    def _forget(self, kept: Sequence[int] | None) -> None:
+        """If blocks are no longer remembered: what else there is of their time goes too."""
+        if kept is None:
+            return
+        past = self.past
+        if self.lanes is not None:
+            self.lanes.keep(kept, past.cut)
+        self.worker.memory.forget(past.begin)
+        self.course.forget(past.cut[0])
+
+    def _executor(self, segment: Segment) -> Callable[[Instance, dict[int, Any]], dict[int, Any]]:
+        """What runs a block: the worker itself, on GPUs in the stream of the block's device."""
+        execute, lanes, rows = self.worker.execute, self.lanes, segment.plan.blocks
+        if lanes is None:
+            return partial(execute, segment)
+
+        targets = [rows[message.consumer].device for message in segment.routes.messages]
+        place = len(self.course.segments) - 1
+
+        def launch(now: Instance, posted: dict[int, Any]) -> dict[int, Any]:
+            lane = rows[now.operation].device
+            with lanes.block(lane, posted) as received:
+                sent = execute(segment, now, received)
+                return lanes.post(sent, lane, targets, place, now.cycle)
+
+        return launch
+
+    def _moved(self, c: Carried) -> Moved:
+        """A message with the cycle of the block that took it, instead of the one that made it."""
+        part = self.course.segments[c.segment]
+        message, blocks = part.routes.messages[c.message], part.plan.blocks
+        later = blocks[message.consumer].offset - blocks[message.producer].offset
+        return Moved(c.segment, c.message, c.cycle + later, c.start, c.end)
+
+    def _settle(self, segment: Segment) -> None:
+        """On GPUs: jobs that come in now are put on their devices, and streams wait for that."""
+        lanes = self.lanes
+        if lanes is None:
+            return
+        before = self.course.segments[-2:][0].plan
+        if before is not segment.plan:  # stages may have another device now
+            lanes.gather()
+        for seat, job in enumerate(segment.seats if not self.worker.memory.moves else ()):
+            if not segment.count[seat]:
+                continue
+            places = stage_devices(segment.plan, seat, lanes.devices)
+            for stage, place in zip(self.runs[job].stages, places, strict=True):
+                if stage.away or stage.place != place:
+                    move(stage, place)
+        lanes.follow()
+
+    def _shorten(self, walk: Walk, seat: int, mail: dict[int, Any]) -> None:
+        """The job ends earlier: its later blocks are passed, and what it left behind is dropped."""
+        segment = walk.segment
+        run = self.runs[segment.seats[seat]]
+        walk.shorten(seat, max(0, run.end - segment.first[seat]))
+        if run.job.error is None:
+            return
+        if self.strict:
+            raise run.job.error
+        run.drop_kept()
+        messages, rows = segment.routes.messages, segment.plan.blocks
+        for k in [k for k in mail if rows[messages[k].consumer].job == seat]:
+            if messages[k].kind != "factor":  # later stages may owe the update of the one before
+                del mail[k]

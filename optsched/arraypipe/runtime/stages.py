@@ -1,0 +1,185 @@
+"""The stages of a job ready for training: weights, precision, optimizers, schedulers, devices."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from optsched.arraypipe.job import PRECISIONS, buffer_holders
+from optsched.arraypipe.model.optimizers import align_groups, groups_of, make_optimizer
+from optsched.arraypipe.model.split import build, split
+from optsched.arraypipe.runtime.environment import on_gpu
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from os import PathLike
+
+    from optsched.arraypipe.job import BuildModel, Job, JobStage
+    from optsched.arraypipe.model.split import Names
+
+
+_MOST_GROUPS: Final = 16
+
+
+def fresh_model(build_model: BuildModel, job: Job) -> nn.Module:
+    """The unsplit model of a job in its precision, with the weights that it starts from."""
+    model = build(build_model, job)
+    if job.init is not None:
+        _load(model, job.init)
+    if job.precision != "fp32":
+        model.to(PRECISIONS[job.precision])
+    return model
+
+
+def fresh_stages(
+    model: nn.Module,
+    names: Names,
+    job: Job,
+    index: int,
+    title: str,
+    devices: Sequence[torch.device] = (),
+    away: bool = False,
+    exact: bool = True,
+) -> list[JobStage]:
+    """The stages of a model with everything that trains them.
+
+    Parameters
+    ----------
+    devices
+        Of every stage; none = where the model is.
+    away
+        Leave the tensors on the host for now.
+    exact
+        As for `split`.
+    """
+    stages = split(model, names, job, index, title, exact=exact)
+    owned = {name for stage in stages for name, _ in stage.parameters}
+    for stage in stages:
+        if job.precision == "bf16":
+            stage.masters = [
+                (name, nn.Parameter(p.detach().float(), requires_grad=p.requires_grad))
+                for name, p in stage.parameters
+            ]
+            before = stage.optimizer
+            unsplit = [
+                (name, nn.Parameter(torch.empty_like(p, dtype=torch.float32), p.requires_grad))
+                for name, p in model.named_parameters()
+                if name in owned
+            ]
+            stage.optimizer = make_optimizer(job.optimizer, stage.masters, title, unsplit)
+            if job.scheduler is not None and before is not None:
+                align_groups(stage.optimizer, stage.masters, groups_of(before, stage.parameters))
+        if job.scheduler is not None and stage.optimizer is not None:
+            stage.scheduler = _scheduler(job, stage, title)
+        if devices and away:
+            stage.place, stage.away = _numbered(devices[stage.index]), True
+        elif devices:  # with what has been made of it on the host
+            move(stage, devices[stage.index])
+    return stages
+
+
+def move(stage: JobStage, device: torch.device) -> None:
+    """Put all tensors of a stage on a device, its place from now on; parameters stay the same."""
+    stage.place, stage.away = _numbered(device), False
+    _carry(stage, stage.place)
+
+
+def take_off(stage: JobStage) -> None:
+    """Put all tensors of a stage on the host; its place stays where it is."""
+    stage.away = stage.place is not None and on_gpu(stage.place)
+    _carry(stage, torch.device("cpu"))
+
+
+@contextmanager
+def in_place(stage: JobStage) -> Iterator[None]:
+    """Have the tensors of a stage in their place for a while."""
+    if not stage.away:
+        yield
+        return
+    move(stage, stage.device)
+    try:
+        yield
+    finally:
+        take_off(stage)
+
+
+def _carry(stage: JobStage, device: torch.device) -> None:
+    for module in stage.modules:
+        module.to(device)
+    stage.holders = buffer_holders(stage.modules)
+    for _, master in stage.masters or ():
+        master.data = master.data.to(device)
+    if stage.optimizer is None:
+        return
+    for group in stage.optimizer.param_groups:
+        # step counters stay on the host unless kernels read them, as in `load_state_dict`
+        counted = bool(group.get("capturable") or group.get("fused"))
+        for parameter in group["params"]:
+            entry = stage.optimizer.state.get(parameter, {})
+            for key, value in entry.items():
+                if isinstance(value, Tensor) and (key != "step" or counted):
+                    entry[key] = value.to(device)
+
+
+def _numbered(device: torch.device) -> torch.device:
+    """A GPU by its number, which generators are found by."""
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def waits_for_all(job: Job) -> bool:
+    """Whether the updates of a job wait for the gradients or the loss of all its stages."""
+    if job.clip_norm is not None:
+        return True
+    if job.scheduler is None:
+        return False
+    probe = [("probe", nn.Parameter(torch.zeros(1)))]
+    try:
+        optimizer = job.optimizer(probe)
+    except Exception:  # one of its groups may be empty then; what a scheduler is needs no other
+        optimizer = SGD(probe, lr=0.1, momentum=0.9)
+    named = any("param_names" in group for group in optimizer.param_groups)
+    for k in range(_MOST_GROUPS):  # it may have a value for each of several groups
+        try:
+            return isinstance(job.scheduler(optimizer), ReduceLROnPlateau)
+        except Exception:
+            more = nn.Parameter(torch.zeros(1))
+            optimizer.add_param_group({"params": [(f"probe{k}", more)] if named else [more]})
+    return False
+
+
+def _scheduler(job: Job, stage: JobStage, title: str) -> Any:
+    assert job.scheduler is not None
+    assert stage.optimizer is not None
+    try:
+        scheduler = job.scheduler(stage.optimizer)
+    except Exception as error:
+        raise InputError(f"job {title}: the scheduler cannot be made ({error})") from error
+    if isinstance(scheduler, ReduceLROnPlateau) and not waits_for_all(job):
+        raise InputError(
+            f"job {title}: the scheduler looks at the loss, and cannot be made for an optimizer of "
+            f"one other parameter, by which such schedulers are known; let it take any optimizer"
+        )
+    if not callable(getattr(scheduler, "step", None)):
+        raise InputError(
+            f"job {title}: scheduler returned {type(scheduler).__name__}, no scheduler"
+        )
+    return scheduler
+
+
+def _load(model: nn.Module, path: str | PathLike[str]) -> None:
+    try:
+        state = torch.load(path, weights_only=True, map_location="cpu")
+        model.load_state_dict(state)
+    except FileNotFoundError:
+        raise InputError(f"init: {path}: no such file") from None
+    except Exception as error:
+        line = str(error).splitlines()[0]
+        raise InputError(f"init: {path} is no state dict of this model ({line})") from error

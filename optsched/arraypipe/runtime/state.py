@@ -1,0 +1,169 @@
+"""A job while it is trained: its stages, its batches, its losses, and whether it goes on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from optsched.arraypipe.distributed.header import FAILED, STOP, TOMBSTONE
+from optsched.arraypipe.job import JobFailed, Norms
+from optsched.arraypipe.model.tied_weights import lent
+from optsched.arraypipe.runtime.cuda_streams import Late
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from optsched.arraypipe.job import Job, JobStage
+    from optsched.arraypipe.runtime.data import Feed
+
+
+class NotFinite(ArithmeticError):
+    """A loss is not a number or infinite."""
+
+
+@dataclass(eq=False)
+class JobRun:
+    """One job of a run.
+
+    Parameters
+    ----------
+    stages
+        All stages; in a run of several processes those of other devices have no tensors.
+    start
+        Iterations that it had at the beginning.
+    target
+        Iterations that it is to have at the end.
+    feed
+        Its batches, where a first or last stage needs them.
+    """
+
+    job: Job
+    index: int
+    title: str
+    model: nn.Module
+    stages: list[JobStage]
+    start: int
+    target: int
+    feed: Feed | None
+    begin: int = -1  # first iteration that no segment has run yet
+    end: int = -1  # first iteration that will not be run
+    losses: list[float] = field(default_factory=list)
+    unread: list[Tensor | Late] = field(
+        default_factory=list
+    )  # parts of the loss not read from the device
+    reported: int = -1  # last iteration whose loss was told to the caller
+    updates: int = 0  # of stages, in this process
+    total_norm: Tensor | None = None  # of all gradients of the iteration
+    metric: float = math.nan  # the loss, for schedulers that need it
+
+    def __post_init__(self) -> None:
+        self.local = len(self.stages)  # stages in this process
+        self.begin_at(self.start)
+        self.lent = lent(self.stages)
+        by_stage = [name for stage in self.stages for name, _ in stage.parameters]
+        place = {name: k for k, name in enumerate(by_stage)}
+        # where to find the norms of the unsplit model's parameters among those of the stages
+        self.unsplit_order = [place[n] for n, _ in self.model.named_parameters() if n in place]
+
+    def begin_at(self, iteration: int) -> None:
+        """Go on from an iteration that a checkpoint has."""
+        self.start = self.begin = iteration
+        self.end, self.reported = self.target, iteration - 1
+        if iteration < self.target:
+            self.job.life.status = "running"
+
+    def conclude(self, iterations: int) -> None:
+        """The run is over; it has done so many iterations, counted from its seed."""
+        if self.job.life.status in ("ready", "running"):
+            self.job.life.status = "done" if iterations >= self.target else "stopped"
+
+    @property
+    def over(self) -> bool:
+        """Whether it has done all its iterations on all stages of this process, or failed."""
+        done = self.start + self.updates // max(1, self.local)
+        return self.job.life.status == "failed" or done >= self.end
+
+    @property
+    def needs_metric(self) -> bool:
+        """Whether its learning-rate scheduler looks at the loss."""
+        return any(stage.needs_metric for stage in self.stages)
+
+    def note_loss(self, value: Tensor) -> None:
+        """Take the loss of a micro-batch; they come in the order in which they are run.
+
+        A GPU's is read when the next iteration has its loss, so that the host need not wait for
+        the device; unless a scheduler needs it at once.
+        """
+        if value.is_cuda and not self.needs_metric:
+            if len(self.unread) == self.job.microbatches:
+                self.read_loss()
+            self.unread.append(Late(value))
+            return
+        self.unread.append(value)
+        if not math.isfinite(value.item()):
+            raise NotFinite(f"the loss is {value.item()}")
+        if len(self.unread) == self.job.microbatches:
+            self.read_loss()
+
+    def read_loss(self) -> None:
+        """Add up the parts of an iteration's loss; `NotFinite` if that is no number."""
+        total = 0.0
+        for value in self.unread:
+            total += value.item()
+        self.unread.clear()
+        if not math.isfinite(total):
+            raise NotFinite(f"the loss is {total}")
+        self.losses.append(total)
+
+    def fail(self, stage: int, iteration: int, reason: str) -> JobFailed:
+        """Mark it as failed: nothing of this iteration and later ones is run any more."""
+        error = JobFailed(self.title, self.index, stage, iteration, reason)
+        if self.job.life.error is None:
+            self.job.life.error = error
+        self.job.life.status = "failed"
+        self.end = min(self.end, iteration)
+        return error
+
+    def stop_after(self, iteration: int) -> None:
+        """Let this be its last iteration."""
+        if iteration + 1 < self.end:
+            self.end = iteration + 1
+            if self.job.life.status == "running":
+                self.job.life.status = "stopped"
+
+    def hear(self, flags: int, iteration: int) -> None:
+        """Note what another device says about the job."""
+        if flags & FAILED:
+            self.job.life.status = "failed"
+            self.end = min(self.end, iteration)
+        elif flags & STOP:
+            self.stop_after(iteration - 1 if flags & TOMBSTONE else iteration)
+
+    def word(self, iteration: int) -> int:
+        """Flags of a message of this iteration that has a payload."""
+        if iteration + 1 >= self.end and self.job.life.status == "stopped":
+            return STOP
+        return 0
+
+    def last_word(self) -> int:
+        """Flags of a message that has none."""
+        failed = self.job.life.status == "failed"
+        return TOMBSTONE | (FAILED if failed else STOP)
+
+    def rest(self) -> None:
+        """It has ended: its batches are let go, and with them the processes that may load them."""
+        self.feed = None
+
+    def drop_kept(self) -> None:
+        """Forget activations of blocks that will never run, and gradients that no update needs."""
+        for stage in self.stages:
+            stage.kept.clear()
+        if self.updates < self.local * (self.end - self.start):  # stages behind have one to make
+            return
+        self.total_norm = None
+        for stage in self.stages:
+            stage.later_norms = Norms()
+            borrowed = [b.parameter for b in stage.borrowed]
+            for p in (*borrowed, *(p for _, p in (*stage.parameters, *stage.trained))):
+                p.grad = None

@@ -1,0 +1,402 @@
+"""Running one block of a plan on one device: what it receives, does and sends."""
+
+from __future__ import annotations
+
+import math
+import time
+from traceback import format_tb
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+
+from optsched.arraypipe.distributed.header import ProtocolError
+from optsched.arraypipe.job import Norms
+from optsched.arraypipe.memory.copies import OutOfSlots
+from optsched.arraypipe.runtime import blocks
+from optsched.arraypipe.runtime.blocks import (
+    own_norms,
+    receive_weights,
+    take_borrowed,
+    tied_roots,
+    total_norm,
+    weights_to_send,
+)
+from optsched.arraypipe.runtime.data import DataEnded, brought
+from optsched.arraypipe.runtime.stages import in_place, move
+from optsched.arraypipe.runtime.state import NotFinite
+from optsched.errors import InputError, InternalError, OptschedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from optsched.arraypipe.job import JobStage, Loss
+    from optsched.arraypipe.memory.admission import Limits
+    from optsched.arraypipe.plan.checks import Block
+    from optsched.arraypipe.plan.segments import Instance, Segment
+    from optsched.arraypipe.report.trace import Copied
+    from optsched.arraypipe.runtime.cuda_streams import Pause
+    from optsched.arraypipe.runtime.state import JobRun
+
+
+# not the fault of a job, or of a device that does nothing any more: the array cannot go on
+_FATAL = (
+    OutOfSlots, ProtocolError, InternalError, getattr(torch, "AcceleratorError", InternalError)
+)  # fmt: skip
+
+
+class Parcel(NamedTuple):
+    """What a message carries: tensors (none in a tombstone), flags, and the loss if it is known.
+
+    `absent` are the places of gradients that there are none of, in a vector of their norms.
+    """
+
+    tensors: tuple[Tensor | None, ...]
+    flags: int = 0
+    loss: float = math.nan
+    absent: tuple[int, ...] = ()
+
+
+class Memory(Protocol):
+    """Where the states of the jobs are; see `optsched.arraypipe.memory.manager`."""
+
+    moves: bool  # whether a state may leave its place while another job's block runs
+    limits: Limits | None  # None: all states fit
+
+    @property
+    def exposed(self) -> int:
+        """Nanoseconds that blocks have waited for copies of states so far."""
+
+    @property
+    def copies(self) -> Sequence[Copied]:
+        """Copies of states so far."""
+
+    def pauses(self) -> Sequence[Pause]:
+        """Events around what blocks have waited for on GPUs since the last call."""
+
+    def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
+        """Make the state of a job on a stage usable for a block."""
+
+    def leave(self, job: int, stage: int, kind: str) -> None:
+        """The block is over."""
+
+    def forget(self, before: int) -> None:
+        """Forget the times of copies that ended before a time."""
+
+    def close(self) -> None:
+        """Put all states back where `JobRun.stages` has them."""
+
+
+class Resident:
+    """Everything stays on its device: a switch is an index into a list."""
+
+    moves, exposed = False, 0
+    copies: Sequence[Copied] = ()
+    limits: Limits | None = None
+
+    def __init__(self, runs: Sequence[JobRun]) -> None:
+        self.runs = runs
+
+    def pauses(self) -> Sequence[Pause]:
+        """None."""
+        return ()
+
+    def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
+        """The stage; nothing is moved, unless it is new on its device."""
+        found = self.runs[job].stages[stage]
+        if found.away:
+            move(found, found.device)
+        return found
+
+    def leave(self, job: int, stage: int, kind: str) -> None:
+        """Nothing to do."""
+
+    def forget(self, before: int) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class Worker:
+    """Executes blocks; which ones and in which order is the business of a backend.
+
+    Parameters
+    ----------
+    runs
+        All jobs.
+    memory
+        Where their states are.
+    loss
+        ``loss(output, target)``.
+    on_update
+        Called with ``(run, stage, iteration)`` after every update of a stage.
+    on_loss
+        Called with ``(run, iteration, loss)`` when the loss of an iteration is known, before its
+        backward: what the caller decides now holds for the next iteration.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[JobRun],
+        memory: Memory,
+        loss: Loss,
+        on_update: Callable[[JobRun, int, int], None],
+        on_loss: Callable[[JobRun, int, float], None],
+    ) -> None:
+        self.runs, self.memory, self.loss = runs, memory, loss
+        self.on_update, self.on_loss = on_update, on_loss
+        self.aside = 0  # nanoseconds of the last block for batches and callbacks, not its work
+
+    def execute(
+        self, segment: Segment, now: Instance, received: Mapping[int, Parcel]
+    ) -> dict[int, Parcel]:
+        """Run a block on what its messages brought; the messages that it sends, by their index.
+
+        A block of a job that has ended sends tombstones. One that raises ends its job and no other.
+        """
+        operation, _, iteration = now
+        block = segment.plan.blocks[operation]
+        kind, place, memory = block.kind, block.stage, self.memory
+        run = self.runs[segment.seats[block.job]]
+        for parcel in received.values():
+            if parcel.flags:
+                run.hear(parcel.flags, iteration)
+        begins = place == 0 and operation in segment.plan.micro_order.first_forwards
+        if begins and run.job.life.stopping:
+            run.stop_after(iteration - 1)
+        if iteration < run.end:
+            try:
+                stage = memory.enter(run.index, place, kind, now)
+                sent = self._run(_Visit(segment, now, block, run, received), stage)
+            except _FATAL:
+                raise
+            except Exception as error:
+                run.fail(place, iteration, reason(error)).__cause__ = unbound(error)
+                memory.leave(run.index, place, kind)
+            else:
+                if segment.told[operation]:
+                    began = time.perf_counter_ns()
+                    self._report(block, run, iteration)
+                    self.aside += time.perf_counter_ns() - began
+                memory.leave(run.index, place, kind)
+                return sent
+        tombstone = Parcel((), run.last_word())
+        return dict.fromkeys(segment.routes.outputs[operation], tombstone)
+
+    def finish(self) -> None:
+        """Read losses that a device was still computing; put all states back."""
+        for run in self.runs:
+            if run.unread:
+                try:
+                    run.read_loss()
+                except ArithmeticError as error:
+                    run.fail(len(run.stages) - 1, run.start + len(run.losses), reason(error))
+                else:
+                    self.report_loss(run)
+        self.memory.close()
+
+    def criterion(self, run: JobRun, stage: JobStage, m: int) -> blocks.Criterion | None:
+        """The loss of a micro-batch, on the last stage."""
+        if not stage.last:
+            return None
+        assert run.feed is not None
+        return blocks.Criterion(self.loss, run.feed.target(m, stage.device), run.feed.shares[m])
+
+    def _run(self, visit: _Visit, stage: JobStage) -> dict[int, Parcel]:
+        segment, now, block, run, received = visit
+        kind = block.kind
+        if kind == "F":
+            return self._forward(visit, stage)
+        if kind == "R":
+            blocks.recompute(stage, block.microbatch)
+            return {}
+        sent = self._backward(visit, stage) if kind == "B" else {}
+        if segment.updates[block.operation]:
+            if kind == "B":  # the rest of the state is needed only now
+                stage = self.memory.enter(run.index, block.stage, "U", now)
+            norm, metric = run.total_norm, run.metric
+            for parcel in received.values() if kind == "U" else ():
+                norm, metric = parcel.tensors[0], parcel.loss
+            blocks.update(stage, run.job.clip_norm, norm, metric)
+        return sent
+
+    def _forward(self, visit: _Visit, stage: JobStage) -> dict[int, Parcel]:
+        segment, now, block, run, received = visit
+        m, iteration, messages = block.microbatch, now.iteration, segment.routes.messages
+        index, last = stage.index, stage.last
+        x: Any = ()
+        for k, parcel in received.items():
+            message = messages[k]
+            if message.kind == "activation":
+                x = parcel.tensors
+            else:
+                lender = segment.plan.blocks[message.producer].stage
+                receive_weights(run, stage, lender, parcel.tensors)
+        if index == 0 or last:
+            assert run.feed is not None
+            if run.feed.iteration != iteration:
+                began = time.perf_counter_ns()
+                run.feed.draw(iteration)
+                self.aside += time.perf_counter_ns() - began
+            if index == 0:
+                x = blocks.tensors_of(run.feed.input(m, stage.device), "data: the input")
+        recomputed = run.job.recompute or (block.job, index) in segment.plan.recomputed
+        key = run.job.key(iteration, m, index)
+        end = self.criterion(run, stage, m) if last else None
+        output = blocks.forward(stage, m, x, key, end, recomputed)
+        if last:
+            run.note_loss(output[0])
+        word = run.word(iteration)
+        sent = {}
+        for k in segment.routes.outputs[now.operation]:
+            message = messages[k]
+            if message.kind == "activation":
+                sent[k] = Parcel(output, word)
+            else:
+                user = segment.plan.blocks[message.consumer].stage
+                weights = weights_to_send(run, stage, user)
+                if self.memory.moves:
+                    weights = tuple(weight.clone() for weight in weights)
+                sent[k] = Parcel(weights, word)
+        return sent
+
+    def _backward(self, visit: _Visit, stage: JobStage) -> dict[int, Parcel]:
+        segment, now, block, run, received = visit
+        m, messages = block.microbatch, segment.routes.messages
+        last_backwards = segment.plan.micro_order.last_backwards
+        ends = now.operation in last_backwards
+        clips = run.job.clip_norm is not None
+        gradients: Any = None
+        if stage.last and ends:
+            run.metric = run.losses[-1] if run.losses else math.nan
+        tied = []
+        for k, parcel in received.items():
+            message = messages[k]
+            if message.kind != "gradient":
+                tied.append((segment.plan.blocks[message.producer].stage, parcel.tensors))
+                continue
+            gradients = parcel.tensors
+            if message.producer in last_backwards:  # this B need not be the last one here
+                run.metric = parcel.loss
+                if clips:
+                    *gradients, vector = gradients
+                    stage.later_norms = Norms(vector, parcel.absent)
+        if stage.kept[m].roots is None:
+            blocks.recompute(stage, m)
+        returned = blocks.backward(stage, m, gradients, tied_roots(run, stage, tied))
+        summed = segment.routes.summed
+        borrowed = take_borrowed(stage) if ends or not summed else {}
+        norms = Norms()
+        if ends and clips:
+            norms = own_norms(stage, stage.later_norms)
+            returned = (*returned, norms.vector)
+            if stage.index == 0:
+                run.total_norm = total_norm(run, norms)
+        loss = run.metric if ends else math.nan
+        word = run.word(now.iteration) if ends else 0
+        sent = {}
+        for k in segment.routes.outputs[now.operation]:
+            message = messages[k]
+            if message.kind == "gradient":
+                sent[k] = Parcel(returned, word, loss, norms.absent)
+            elif message.kind == "tied":
+                lender = segment.plan.blocks[message.consumer].stage
+                names = run.lent[lender, stage.index]
+                sent[k] = Parcel(tuple(borrowed[name] for name in names), word)
+            else:
+                sent[k] = Parcel((run.total_norm,), word, loss)
+        return sent
+
+    def _report(self, block: Block, run: JobRun, iteration: int) -> None:
+        """Callbacks after a last forward or an update, outside of what may fail a job."""
+        if block.kind == "F":
+            self.report_loss(run)
+        else:
+            run.updates += 1
+            if run.job.life.status == "failed":
+                run.drop_kept()
+            self.on_update(run, block.stage, iteration)
+
+    def report_loss(self, run: JobRun) -> None:
+        """Tell the newest loss that is known, once; the caller may stop the job on it."""
+        iteration = run.start + len(run.losses) - 1
+        if iteration <= run.reported:
+            return
+        run.reported = iteration
+        self.on_loss(run, iteration, run.losses[-1])
+        if run.job.life.stopping:
+            run.stop_after(iteration + bool(run.unread))  # a loss read late has a successor begun
+
+
+class _Visit(NamedTuple):
+    """A block with all that it is run on."""
+
+    segment: Segment
+    now: Instance
+    block: Block
+    run: JobRun
+    received: Mapping[int, Parcel]
+
+
+def unbound(error: BaseException) -> BaseException:
+    """The error without frames, which would keep the tensors and jobs of the whole run alive.
+
+    Where it was raised is a note of it.
+    """
+    rest: list[BaseException | None] = [error]
+    while rest:
+        found = rest.pop()
+        if found is None or found.__traceback__ is None:
+            continue
+        found.add_note("".join(format_tb(found.__traceback__)).rstrip())
+        found.__traceback__ = None
+        rest += [found.__cause__, found.__context__]
+    return error
+
+
+def reason(error: BaseException) -> str:
+    """Why a block failed, in words."""
+    if isinstance(error, (OptschedError, NotFinite)):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
+    """Run the first micro-batch through all stages; the outputs of each, the loss of the last.
+
+    Raises
+    ------
+    InputError
+        A boundary is not a tensor or a tuple of tensors, or there is not even a first batch.
+    JobFailed
+        The iterator of the data or the forward raised, or the data end where a checkpoint was
+        written: alone the job would have failed there.
+    """
+    if run.feed is None:
+        return []
+    outputs: list[tuple[Tensor, ...]] = []
+    here = run.stages[0].index
+    try:
+        run.feed.draw(run.start)
+        x = run.feed.input(0, run.stages[0].device)
+        needs = (False,) * len(blocks.tensors_of(x, "data: the input"))
+        for stage in run.stages:
+            here = stage.index
+            x = brought(x, stage.device)
+            with in_place(stage):
+                x = blocks.rehearse(stage, x, needs, worker.criterion(run, stage, 0))
+            needs = tuple(t.requires_grad for t in (x if isinstance(x, tuple) else (x,)))
+            # the graph goes with its stage
+            x = tuple(t.detach() for t in x) if isinstance(x, tuple) else x.detach()
+            outputs.append(x if isinstance(x, tuple) else (x,))
+    except DataEnded as error:
+        if not run.start:
+            raise
+        raise run.fail(here, run.start, reason(error)) from error
+    except InputError:
+        raise
+    except Exception as error:
+        raise run.fail(here, run.start, reason(error)) from error
+    return outputs

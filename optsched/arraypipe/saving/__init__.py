@@ -1,1 +1,0 @@
-"""Parts of checkpoints: files, shards, states of schedulers."""

@@ -1,0 +1,1 @@
+"""`ArraySweep`: trials of a study side by side in a job array."""

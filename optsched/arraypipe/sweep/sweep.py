@@ -1,0 +1,479 @@
+"""`ArraySweep`: the trials of an Optuna study train side by side in a job array."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
+
+from optsched.arraypipe.job import Job, JobFailed
+from optsched.arraypipe.life.changes import fits_seat
+from optsched.arraypipe.plan.edits import without
+from optsched.arraypipe.plan.plan import compile
+from optsched.arraypipe.runtime.stages import waits_for_all
+from optsched.arraypipe.sweep.trials import Asked
+from optsched.errors import InputError, MissingExtra
+from optsched.model.schedule import Schedule
+from optsched.solving.solve import solve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+    from torch import nn
+
+    from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.sweep.trials import Entry, Suggest, Supply, Trials, Value
+    from optsched.arraypipe.train_alone import Trained
+    from optsched.arraypipe.trainer import ArrayTrainer
+    from optsched.arraypipe.training_run import RunResult
+
+
+FORWARD: Final = 2
+BACKWARD: Final = 4
+UPDATE: Final = 1
+
+
+def even_schedule(jobs: Sequence[Job], n_stages: int) -> Schedule:
+    """A rolling schedule for stages and jobs that take equally long, one device per stage.
+
+    Trials come and go, so the times of the first ones say little about the later ones. Updates are
+    blocks of their own if one of these jobs clips its gradients.
+    """
+    from optsched.problems.jobarray.problem import JobArray
+
+    waits = any(waits_for_all(job) for job in jobs)
+    shape = (len(jobs), n_stages)
+    problem = JobArray(
+        [[FORWARD] * shape[1]] * shape[0],
+        [[BACKWARD] * shape[1]] * shape[0],
+        update=UPDATE if waits else 0,
+        update_mode="global" if waits else "fused",
+        update_blocks_gradient=True,
+        micro_batches=[job.microbatches for job in jobs],
+        objective="period",
+        name=f"sweep of width {len(jobs)}",
+    )
+    found = solve(problem, "dispatch").schedule
+    assert found is not None
+    return found
+
+
+def plan_of(trainer: ArrayTrainer, schedule: Schedule | None, width: int) -> ExecutionPlan:
+    """The plan for the first jobs, which may be fewer than the seats of the schedule."""
+    jobs = trainer.jobs
+    if schedule is None:
+        schedule = even_schedule(jobs, len(trainer.stages))
+    elif len(jobs) < width:
+        schedule = without(schedule, range(len(jobs), width))
+    if not any(waits_for_all(job) for job in jobs):
+        return trainer.plan(schedule)
+    # whoever takes the seat later may clip its gradients too
+    seats = sorted(set(schedule.job[schedule.kind == "U"].tolist()))
+    return compile(schedule, together=seats, exact=trainer.exact)
+
+
+class Seats:
+    """Who sits where, by who sat there before."""
+
+    def __init__(self, plan: ExecutionPlan, jobs: Sequence[Job]) -> None:
+        self.plan = plan
+        self._of = {job: seat for seat, job in enumerate(jobs)}
+
+    def take(self, job: Job, after: Job, number: int) -> None:
+        """Give the seat of a job that has ended to another.
+
+        Raises
+        ------
+        InputError
+            It does not fit.
+        """
+        seat = self._of[job] = self._of[after]
+        if fits_seat(job, self.plan, seat):
+            return
+        wanted = self.plan.microbatches[seat]
+        if job.microbatches != wanted:
+            raise InputError(
+                f"suggest: trial {number} has {job.microbatches} micro-batches, and the seat that "
+                f"is free has {wanted}; all jobs of a sweep must have equally many"
+            )
+        raise InputError(
+            f"suggest: trial {number} clips its gradients or adapts its learning rate to the loss, "
+            f"and the seat that is free has no update blocks that wait for all stages; let the "
+            f"first {self.plan.n_jobs} trials do so too, or give a schedule of a JobArray with "
+            f'update_mode="global" and clip by a large norm instead of not at all'
+        )
+
+
+def check_schedule(schedule: Schedule | None, width: int) -> None:
+    """Refuse what is no schedule for so many jobs."""
+    if schedule is None:
+        return
+    if not isinstance(schedule, Schedule):
+        raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
+    n_jobs = int(schedule.job.max(initial=-1)) + 1
+    if n_jobs != width:
+        raise InputError(f"schedule: has {n_jobs} jobs, expected as many as the width, {width}")
+
+
+Made = TypeVar("Made")
+
+
+class TrialResult(NamedTuple):
+    """One trial of a sweep.
+
+    Parameters
+    ----------
+    trial
+        What the study has of it: number, parameters, state, value.
+    job
+        Its job; `Job.status` and `Job.error` say how it ended.
+    losses
+        Of all its iterations.
+    model
+        The unsplit model as it was when the job ended; None if it has not run in this process.
+    trained
+        Parameters, buffers and optimizer states under unsplit names, and the losses of this run.
+    """
+
+    trial: FrozenTrial
+    job: Job
+    losses: tuple[float, ...]
+    model: nn.Module | None
+    trained: Trained | None
+
+
+@dataclass(frozen=True, eq=False)
+class SweepResult:
+    """What a sweep made.
+
+    Parameters
+    ----------
+    trials
+        Those of this call, in the order in which they were begun.
+    best
+        The best that was trained to its end; None if there is none.
+    run
+        Trace and report of the run; None if no job was left to run.
+    """
+
+    trials: tuple[TrialResult, ...]
+    best: TrialResult | None
+    run: RunResult | None
+
+
+class ArraySweep:
+    """Trains the trials of a study in a job array; a seat that becomes free asks for another.
+
+    Parameters
+    ----------
+    trainer
+        Whose model, stages, loss and data are used; its jobs are examples and are not trained. Or a
+        function that makes the trainer of the first jobs, such as
+        ``functools.partial(ArrayTrainer, build_model, stages=4, loss=loss, data=data)``.
+    study
+        An Optuna study of one objective, with any sampler and pruner.
+    suggest
+        ``suggest(trial) -> Job`` for every trial. A job without a name is called ``trial<number>``.
+        Raising `optuna.TrialPruned` refuses a combination. All jobs need as many micro-batches;
+        batch sizes may differ.
+    width
+        Number of seats: jobs that train at the same time.
+    steps
+        Iterations of a job that is not pruned.
+    rungs
+        Numbers of iterations after which a job's value is reported and the pruner is asked; one
+        that is pruned does not begin another iteration (on a GPU it does one more). In any order.
+    schedule
+        For `width` jobs; job j of it is seat j. By default a rolling one for equal block times.
+    value
+        ``value(job, losses) -> float`` of the losses so far: reported at rungs, told at the end.
+        By default the mean of the last ten losses.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong, or the study has several objectives.
+    MissingExtra
+        Optuna is not installed.
+    """
+
+    def __init__(
+        self,
+        trainer: ArrayTrainer | Callable[[Sequence[Job]], ArrayTrainer],
+        study: Study | None,
+        suggest: Suggest,
+        width: int,
+        steps: int,
+        rungs: Sequence[int] = (),
+        *,
+        schedule: Schedule | None = None,
+        value: Value | None = None,
+    ) -> None:
+        _require_optuna()
+        from optsched.arraypipe.sweep.trials import mean_of_last
+
+        make_trainer = getattr(trainer, "with_jobs", trainer)
+        if not callable(make_trainer):
+            raise InputError(
+                f"trainer: expected an ArrayTrainer, or a function that makes one of jobs, got "
+                f"{trainer!r:.60}"
+            )
+        if not callable(suggest):
+            raise InputError(f"suggest: expected a function, got {suggest!r:.60}")
+        if study is not None or not _is_follower():
+            _check_study(study)
+        for key, number in (("width", width), ("steps", steps)):
+            _check_count(key, number)
+        if isinstance(rungs, (str, bytes)) or not isinstance(rungs, Iterable):
+            raise InputError(f"rungs: expected a list of iterations, got {rungs!r:.60}")
+        if value is not None and not callable(value):
+            raise InputError(f"value: expected a function, got {value!r:.60}")
+        rungs = tuple(rungs)
+        for number in rungs:
+            _check_count("rungs", number, steps)
+            if rungs.count(number) > 1:
+                raise InputError(f"rungs: expected each once, got {number} twice")
+        check_schedule(schedule, width)
+        self.make_trainer, self.study, self.suggest = make_trainer, study, suggest
+        self.width, self.steps, self.rungs = width, steps, tuple(sorted(rungs))
+        self.schedule, self.value = schedule, mean_of_last if value is None else value
+
+    def run(
+        self,
+        n_trials: int | None = None,
+        timeout: float | None = None,
+        *,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        resume: bool = False,
+        on_step: Callable[[Job, int, float], object] | None = None,
+        backend: Literal["inline", "process"] = "inline",
+    ) -> SweepResult:
+        """Train until enough trials have been begun and all of them have ended.
+
+        Every trial is told as soon as it is known how it ended: its value, ``PRUNED``, or ``FAIL``
+        (its loss is not finite or a block raised; the trial's attribute ``failure`` says why).
+        The others go on.
+
+        Parameters
+        ----------
+        n_trials
+            Trials to begin; those in a folder that is resumed count.
+        timeout
+            Seconds after which no trial is begun any more.
+        checkpoint, checkpoint_every
+            As for `ArrayTrainer.run`. Interrupted trials stay unfinished in the study then.
+        resume
+            Go on with the unfinished trials of that folder; finished ones are not repeated. Needs
+            the study's storage on disk.
+        on_step
+            Called with ``(job, iteration, loss)``; ``job.stop()`` ends the trial with the value
+            that it has.
+        backend
+            As for `ArrayTrainer.run`. With ``"process"`` all ranks make the sweep and run it. The
+            first one asks and tells the study and has the trials in its result; the others (their
+            `study` may be None) make the same jobs by
+            ``suggest(optuna.trial.FixedTrial(params, number))``.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong, or `suggest` or `value` gave something that cannot be used.
+        """
+        _check_end(n_trials, timeout)
+        if backend not in ("inline", "process"):
+            raise InputError(f'backend: expected "inline" or "process", got {backend!r}')
+        options = {
+            "checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "resume": resume,
+            "backend": backend,
+        }  # fmt: skip
+        if backend == "process":
+            from optsched.arraypipe.sweep import ranks
+
+            letters = ranks.Letters()
+            if _is_follower():
+                _on_all_ranks(lambda: None)  # the first one has its trials
+                supply: Supply = ranks.Following(self.suggest, letters)
+                _, run = self._train(supply, None, on_step, options)
+                return SweepResult((), None, run)
+        begin = partial(self._trials, checkpoint, checkpoint_every, resume)
+        trials = begin() if backend == "inline" else _on_all_ranks(begin)
+        supply = Asked(trials, n_trials, timeout, resume)
+        if backend == "process":
+            supply = ranks.Leading(supply, letters)
+        try:
+            jobs, run = self._train(supply, trials, on_step, options)
+            trials.close("interrupted")
+        except BaseException as error:
+            trials.abandon(f"{type(error).__name__}: {error}")
+            raise
+        return self._result(trials.entries, jobs, run)
+
+    def _trials(
+        self, checkpoint: str | os.PathLike[str] | None, every: int | None, resume: bool
+    ) -> Trials:
+        from optsched.arraypipe.sweep.trials import TrialFiles, Trials
+
+        assert self.study is not None
+        files = None
+        if checkpoint is not None:
+            files = TrialFiles(checkpoint, self.study.study_name, every)
+            if not resume and files.count:
+                raise InputError(
+                    f"checkpoint: a sweep has been written to {files.folder}; choose another "
+                    f"folder, or resume=True to go on with it"
+                )
+        elif every is not None or resume:
+            raise InputError("checkpoint: expected a folder to write to or resume from")
+        return Trials(self.study, self.suggest, self.steps, self.rungs, self.value, files)
+
+    def _train(
+        self,
+        supply: Supply,
+        trials: Trials | None,
+        on_step: Callable[[Job, int, float], object] | None,
+        options: dict[str, Any],
+    ) -> tuple[Sequence[Job], RunResult | None]:
+        """Run the array; jobs of the run in its order. Only the first rank has `trials`."""
+
+        def hear(job: Job, iteration: int, loss: float) -> None:
+            if trials is not None:
+                trials.hear(job, iteration, loss)
+            if on_step is not None:
+                on_step(job, iteration, loss)
+
+        def settle(ended: Job) -> None:
+            if trials is not None:
+                trials.settle(ended)
+
+        jobs = [offer.job for offer in supply.first(self.width)]
+        while jobs:
+            make = partial(self._made, jobs, options["backend"])
+            trainer, plan = make() if options["backend"] == "inline" else _on_all_ranks(make)
+            seats = Seats(plan, jobs)
+
+            given: list[Job] = []
+
+            def refill(ended: Job, seats: Seats = seats, given: list[Job] = given) -> Job | None:
+                settle(ended)
+                if given and given[-1].error is not None:  # it could not be made
+                    settle(given[-1])
+                offer = supply.next()
+                if offer is None:
+                    return None
+                seats.take(offer.job, ended, offer.number)
+                given.append(offer.job)
+                return offer.job
+
+            try:
+                run = trainer.run(plan, self.steps, on_step=hear, refill=refill, **options)
+            except JobFailed as error:
+                # only a first forward of the first jobs raises: nothing has been trained
+                settle(jobs.pop(error.job))
+                following = supply.instead()
+                jobs += [] if following is None else [following.job]
+            else:
+                return trainer.jobs, run
+        return (), None
+
+    def _made(self, jobs: Sequence[Job], backend: str) -> tuple[ArrayTrainer, ExecutionPlan]:
+        """A trainer of these jobs, and the plan for it."""
+        trainer = self.make_trainer(jobs)
+        _check_trainer(trainer)
+        plan = plan_of(trainer, self.schedule, self.width)
+        if backend == "process":
+            from optsched.arraypipe.sweep.ranks import check_hears
+
+            check_hears(plan)
+        return trainer, plan
+
+    def _result(
+        self, entries: Sequence[Entry], jobs: Sequence[Job], run: RunResult | None
+    ) -> SweepResult:
+        assert self.study is not None
+        place = {job: k for k, job in enumerate(jobs)}
+        frozen = self.study.get_trials(deepcopy=False)
+        rows = []
+        for entry in entries:
+            k = place.get(entry.job) if run is not None and run.models else None
+            model, trained = (
+                (None, None) if k is None or run is None else (run.models[k], run.trained[k])
+            )
+            rows.append(
+                TrialResult(
+                    frozen[entry.trial.number], entry.job, tuple(entry.losses), model, trained
+                )
+            )
+        return SweepResult(tuple(rows), _best(rows, self.study), run)
+
+
+def _best(rows: Sequence[TrialResult], study: Study) -> TrialResult | None:
+    from optuna.study import StudyDirection
+    from optuna.trial import TrialState
+
+    done = [row for row in rows if row.trial.state == TrialState.COMPLETE]
+    sign = -1 if study.direction == StudyDirection.MAXIMIZE else 1
+    return min(done, key=lambda row: sign * (row.trial.value or 0.0), default=None)
+
+
+def _require_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "optuna":
+            raise
+        raise MissingExtra("ArraySweep", "sweep") from None
+
+
+def _on_all_ranks(make: Callable[[], Made]) -> Made:
+    from optsched.arraypipe.distributed.group import together
+
+    return together(make)
+
+
+def _is_follower() -> bool:
+    """Whether this process is a rank, and not the first."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        return int(dist.get_rank()) > 0
+    return os.environ.get("RANK", "0") != "0"
+
+
+def _check_study(study: Any) -> None:
+    from optuna.study import Study
+
+    if not isinstance(study, Study):
+        raise InputError(f"study: expected an optuna.Study, got {study!r:.60}")
+    if len(study.directions) > 1:
+        raise InputError(
+            f"study: has {len(study.directions)} objectives, and pruning knows only one; make a "
+            f"study with one direction, or fold them into one in value()"
+        )
+
+
+def _check_trainer(made: Any) -> None:
+    from optsched.arraypipe.trainer import ArrayTrainer
+
+    if not isinstance(made, ArrayTrainer):
+        raise InputError(f"trainer: expected to get an ArrayTrainer, got {made!r:.60}")
+
+
+def _check_count(key: str, value: Any, most: int = 2**53) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        span = f"in 1..{most}" if most < 2**53 else ">= 1"
+        raise InputError(f"{key}: expected an integer {span}, got {value!r:.60}")
+
+
+def _check_end(n_trials: int | None, timeout: float | None) -> None:
+    if n_trials is None and timeout is None:
+        raise InputError("n_trials: expected a number of trials, or a timeout in seconds")
+    if n_trials is not None:
+        _check_count("n_trials", n_trials)
+    if timeout is not None and not (isinstance(timeout, (int, float)) and 0 < timeout < math.inf):
+        raise InputError(f"timeout: expected seconds > 0, got {timeout!r:.60}")

@@ -1,1 +1,0 @@
-"""Parts of `ArraySweep`: trials, seats, files."""

@@ -1,0 +1,447 @@
+"""One call of `ArrayTrainer.run`: makes the jobs, has a backend train them, draws up the result."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from optsched.arraypipe.job import JobFailed
+from optsched.arraypipe.life.changes import Rescheduling, Seating
+from optsched.arraypipe.memory.admission import Admission
+from optsched.arraypipe.memory.manager import memory_of
+from optsched.arraypipe.model.checks import check_apart, check_sibling, shapes_of
+from optsched.arraypipe.model.optimizers import states_by_name
+from optsched.arraypipe.model.tied_weights import restore_ties
+from optsched.arraypipe.plan.segments import Course
+from optsched.arraypipe.report.report import compare
+from optsched.arraypipe.report.trace import measured, replayed
+from optsched.arraypipe.runtime.cuda_streams import Lanes
+from optsched.arraypipe.runtime.data import Feed
+from optsched.arraypipe.runtime.environment import (
+    gpu_settings,
+    on_first_interrupt,
+    on_gpu,
+    stage_devices,
+)
+from optsched.arraypipe.runtime.inline import InlineBackend
+from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages, take_off
+from optsched.arraypipe.runtime.state import JobRun
+from optsched.arraypipe.runtime.worker import Resident, Worker, reason, rehearse, unbound
+from optsched.arraypipe.train_alone import Trained
+from optsched.errors import InputError
+from optsched.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import nn
+
+    from optsched.arraypipe.checkpoint.folder import CheckpointFolder
+    from optsched.arraypipe.distributed.backend import ProcessBackend
+    from optsched.arraypipe.distributed.group import Ranks
+    from optsched.arraypipe.job import Job
+    from optsched.arraypipe.model.checks import Owners, Shapes
+    from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.plan.segments import Change, Record
+    from optsched.arraypipe.report.report import Report
+    from optsched.arraypipe.runtime.worker import Memory
+    from optsched.arraypipe.trainer import ArrayTrainer
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.problem import JobArray
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """What a run made; with one process per device, `models` and `trained` are rank 0's alone.
+
+    Parameters
+    ----------
+    models
+        The trained unsplit model of every job.
+    trained
+        Per job all parameters, buffers and optimizer states under unsplit names, and the losses.
+    trace
+        The run as it was, a schedule document (serial, in nanoseconds).
+    replay
+        The same blocks on a virtual clock, as parallel devices would have run them.
+    report
+        Predicted against measured.
+    """
+
+    models: tuple[nn.Module, ...]
+    trained: tuple[Trained, ...]
+    trace: Schedule
+    replay: Schedule
+    report: Report
+
+    @property
+    def losses(self) -> tuple[tuple[float, ...], ...]:
+        """Loss of every iteration that was run, per job; empty on ranks above 0."""
+        return tuple(t.losses for t in self.trained)
+
+
+def trained(run: JobRun) -> Trained:
+    """All that training has changed of a job (references)."""
+    states = states_by_name(
+        [stage.optimizer for stage in run.stages], [stage.trained for stage in run.stages]
+    )
+    return Trained(
+        parameters={name: p.detach() for name, p in run.model.named_parameters()},
+        buffers=dict(run.model.named_buffers()),
+        optimizer={
+            name: states[name]["state"] if name in states else {}
+            for name, _ in run.model.named_parameters()
+        },
+        losses=tuple(run.losses),
+    )
+
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of `ArrayTrainer.run` that say how a run goes on."""
+
+    steps: int
+    resume: bool
+    strict: bool  # raise when a job fails
+    on_step: Callable[[Job, int, float], object] | None
+    refill: Callable[[Job], Job | None] | None
+    replan: JobArray | None
+
+
+class ArrayRun:
+    """Trains the jobs of a trainer once.
+
+    Parameters
+    ----------
+    trainer
+        Whose jobs; it may get more while the run goes on.
+    plan
+        The first plan.
+    devices
+        The torch device of every device of the plan.
+    ranks
+        Of the process backend; None: inline.
+    folder
+        For checkpoints.
+    settings
+        How it goes on.
+    """
+
+    def __init__(
+        self,
+        trainer: ArrayTrainer,
+        plan: ExecutionPlan,
+        devices: Sequence[torch.device],
+        ranks: Ranks | None,
+        folder: CheckpointFolder | None,
+        settings: Settings,
+    ) -> None:
+        self.trainer, self.plan, self.devices = trainer, plan, devices
+        self.ranks, self.folder, self.settings = ranks, folder, settings
+        self.gpu = on_gpu(devices[0])
+        self.shapes: Shapes = {}  # of the first job
+        self.owners: Owners = {}
+        self.trains = False
+        try:
+            self._begin()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _begin(self) -> None:
+        """Make all that is needed; nothing is trained."""
+        trainer, plan, settings, ranks = self.trainer, self.plan, self.settings, self.ranks
+        # iterations from which jobs go on, as the first rank says
+        begun = self._same(partial(self._latest, trainer.titles))
+        self._begun = begun if ranks is None else ranks.all(begun)[0]
+        self.runs: list[JobRun] = self._same(self._made)
+        self.worker = Worker(
+            self.runs, Resident(self.runs), trainer.loss, self._on_update, self._on_loss
+        )
+        self._rehearse()
+        self.course = Course(plan, self.runs, trainer.routes)
+        refill = settings.refill and self._refill
+        seating = Seating(self.runs, plan, self._join, refill, self._refusal, settings.strict)
+        self.planner = Rescheduling(seating, plan, self.runs, self._join, settings.replan)
+        self.engine = self._engine()
+
+    def train(self) -> RunResult:
+        """Run to the end, or to the end of all iterations after Ctrl-C; only once."""
+        try:
+            return self._train()
+        except BaseException:
+            self._give_up()
+            raise
+        finally:  # parts that call back would keep models and states alive until they are collected
+            self.__dict__.clear()
+
+    def _train(self) -> RunResult:
+        self._prepare_folder()
+        self.trains = True
+        self.trainer.add_to_run = self.planner.add if self.ranks is None else _refuse_to_add
+        try:
+            with on_first_interrupt(self.engine.interrupt):
+                records = self.engine.run()
+                with nullcontext() if self.ranks is None else self.ranks.concluding():
+                    self._finish_folder()
+        finally:
+            self.trainer.add_to_run = None
+            self.planner.close()
+            if self.folder is not None:
+                self.folder.close()
+        if self.ranks is not None:
+            with self.ranks.concluding():
+                records = self.ranks.collect(records)
+            for run in self.runs:  # no message has told a last loss that was read late
+                self.worker.report_loss(run)
+        for run in self.runs:
+            run.conclude(run.begin)
+            for stage in run.stages if self.gpu and self.ranks is None else ():
+                take_off(stage)
+            restore_ties(run.model, run.stages)
+            run.model.cpu()
+        return self._result(records)
+
+    def _same(self, make: Callable[[], Made]) -> Made:
+        """What it makes; on several ranks all end with what one of them raises."""
+        return make() if self.ranks is None else self.ranks.same(make)
+
+    def _refill(self, ended: Job) -> Job | None:
+        """Another job for a seat; the one that leaves it has its checkpoint before that is told.
+
+        And no room on a GPU any more, because the next one needs it for its first forward.
+        """
+        index = self.trainer.jobs.index(ended)
+        if self.folder is not None:
+            self.folder.settle(index)
+        self.engine.unseat(index)
+        assert self.settings.refill is not None
+        return self.settings.refill(ended)
+
+    def _made(self) -> list[JobRun]:
+        """The jobs that the trainer has, with a folder from the iterations that it has."""
+        # states that take turns in slots, jobs that wait, and on ranks the stages of the others
+        # have no place on a GPU yet
+        n, away = self.plan.n_jobs, bool(self.trainer.memory) or self.ranks is not None
+        return [
+            self._make(j, at, min(j, n - 1), away=j >= n or away)
+            for j, at in enumerate(self._begun)
+        ]
+
+    def _give_up(self) -> None:
+        """The run raises: no job runs any more, and none is ready if it has been trained."""
+        if self.trains:
+            for run in self.runs:
+                run.conclude(max(run.begin, run.start + run.updates // max(1, run.local)))
+            return
+        for job in self.trainer.jobs:
+            if job.life.status == "running":
+                job.life.status = "ready"
+
+    def _latest(self, titles: Sequence[str]) -> list[int]:
+        """Iterations that the checkpoints have, as this process sees them."""
+        folder, resume = self.folder, self.settings.resume
+        return [folder.latest(t) if folder is not None and resume else 0 for t in titles]
+
+    def _make(self, index: int, at: int, seat: int, away: bool) -> JobRun:
+        """A job, ready to go on from iteration `at` on the devices of a seat."""
+        trainer, steps = self.trainer, self.settings.steps
+        job, title = trainer.jobs[index], trainer.titles[index]
+        job.life.begin()
+        model = fresh_model(trainer.build_model, job)
+        shapes = shapes_of(model)
+        self.shapes = shapes if index == 0 else self.shapes
+        check_sibling(shapes, title, self.shapes, trainer.titles[0])
+        cast = any(other.precision != "fp32" for other in trainer.jobs)
+        moved = cast or trainer.memory is not None
+        check_apart(model, title, self.owners, frozen=moved)
+        places = stage_devices(self.plan, seat, self.devices)
+        away = away and self.gpu
+        stages = fresh_stages(
+            model, trainer.stages, job, index, title, places, away, exact=trainer.exact
+        )
+        run = JobRun(job, index, title, model, stages, 0, steps, None)
+        if self.folder is not None:
+            run.start = self.folder.begin(run, at)
+            if run.start > steps:
+                raise InputError(
+                    f"steps: job {title} has already done {run.start} iterations, got {steps}"
+                )
+        run.begin_at(run.start)
+        if run.start < steps:
+            run.feed = Feed(trainer.data, job, title, run.start)
+        return run
+
+    def _join(self, job: Job, at: int | None = None) -> JobRun:
+        """Take in a job while the run goes on.
+
+        What making it raises is raised on; unless the run is strict, the job has the error then.
+        """
+        trainer, index = self.trainer, len(self.trainer.jobs)
+        trainer.take_in(job)
+        try:
+            begun = self._latest(trainer.titles[-1:])[0] if at is None else at
+            run = self._made_or_failed(index, begun)
+            if self.folder is not None and self.folder.is_first:
+                self.folder.prepare([run.title], self.settings.resume)
+        except Exception:
+            trainer.jobs, trainer.titles[index:] = trainer.jobs[:-1], []
+            raise
+        try:
+            self._first_forward(run)
+        except InputError as error:  # the others are in the midst of it
+            run.fail(0, run.start, reason(error)).__cause__ = unbound(error)
+        if self.gpu:  # the streams of the blocks cannot use what this one has left
+            torch.cuda.empty_cache()
+        if self.settings.strict and run.job.error is not None:
+            raise run.job.error
+        self.runs.append(run)
+        return run
+
+    def _made_or_failed(self, index: int, begun: int) -> JobRun:
+        """A job that joins; unless the run is strict, it notes what making it raises."""
+        try:
+            return self._make(index, begun, 0, away=True)
+        except Exception as error:
+            if not self.settings.strict:
+                life = self.trainer.jobs[index].life
+                failed = JobFailed(self.trainer.titles[index], index, 0, begun, reason(error))
+                life.status, life.error = "failed", failed
+            raise
+
+    def _rehearse(self) -> None:
+        """Run the first forward of all jobs without changing anything of them."""
+        self._same(self._first_forwards)
+        if self.ranks is not None:
+            self.ranks.share_failures(self.runs)
+        errors = [run.job.error for run in self.runs]
+        found = [error for error in errors if error is not None]
+        if found and (self.settings.strict or None not in errors):  # or no job has anything to give
+            raise found[0]
+
+    def _first_forwards(self) -> None:
+        for run in self.runs:
+            self._first_forward(run)
+
+    def _first_forward(self, run: JobRun) -> None:
+        """If it raises, the job has the error."""
+        try:
+            if self.ranks is None:
+                rehearse(run, self.worker)
+            else:
+                self.ranks.welcome(run, self.worker)
+        except JobFailed as error:
+            unbound(error)
+
+    def _engine(self) -> InlineBackend | ProcessBackend:
+        if self.gpu:  # the streams of the blocks cannot use what this one has left
+            torch.cuda.empty_cache()
+        if self.ranks is not None:
+            self.worker.memory = self.ranks.same(
+                partial(self._memory, share=self.ranks.share(self.course.now))
+            )
+            if self.worker.memory.limits is not None:
+                self.ranks.pool(self.worker.memory.limits)
+            return self.ranks.connect(
+                self.course, self.runs, self.worker, self.planner, self.settings.strict
+            )
+        self.worker.memory = self._memory()
+        lanes = Lanes(self.devices, self.worker.memory.pauses) if self.gpu else None
+        return InlineBackend(
+            self.course, self.runs, self.worker, self.planner, self.settings.strict, lanes
+        )
+
+    def _refusal(self, change: Change, like: Mapping[int, int]) -> str:
+        """Why the devices cannot make a change (`Admission.refusal`)."""
+        ranks, memory = self.ranks, self.worker.memory
+        settled = ranks is not None or memory.moves
+        if ranks is not None and (sentence := ranks.unserved(self.course.segment(change))):
+            return sentence
+        held = None if ranks is None else ranks.held
+        return Admission(self.runs, self.course, memory.limits, settled, held).refusal(change, like)
+
+    def _memory(self, **more: Any) -> Memory:
+        return memory_of(
+            self.runs, self.course.segments, self.trainer.memory,
+            criterion=self.worker.criterion, **more,
+        )  # fmt: skip
+
+    def _prepare_folder(self) -> None:
+        if self.folder is None:
+            return
+        if self.ranks is not None:
+            self.folder.share(self.ranks.stages_of, self.ranks.is_first)
+        titles, resume = self.trainer.titles, self.settings.resume
+        # nobody writes before the first has tidied up
+        self._same(partial(self.folder.prepare, titles, resume))
+
+    def _finish_folder(self) -> None:
+        if self.folder is not None:
+            for run in self.runs:
+                self.folder.finish(run)
+
+    def _on_update(self, run: JobRun, stage: int, iteration: int) -> None:
+        if self.folder is not None:
+            self.folder.note(run, stage, iteration)
+
+    def _on_loss(self, run: JobRun, iteration: int, loss: float) -> None:
+        told = self.settings.on_step
+        if told is not None and (self.ranks is None or self.ranks.tells(run)):
+            told(run.job, iteration, loss)
+
+    def _result(self, records: list[Record]) -> RunResult:
+        ranks, course = self.ranks, self.course
+        parallel = ranks is not None or self.gpu
+        exposed = launching = None
+        if isinstance(self.engine, InlineBackend):
+            exposed, launching = self.engine.past.exposed or None, self.engine.launching
+        elif ranks is not None:
+            exposed = ranks.exposed or None
+        whole = self.runs if ranks is None or ranks.is_first else []
+        left_out = self.engine.past.left_out if ranks is None else ranks.left_out
+        provenance = self._provenance()
+        if left_out:
+            provenance["blocks_left_out"] = left_out
+        return RunResult(
+            models=tuple(run.model for run in whole),
+            trained=tuple(trained(run) for run in whole),
+            trace=measured(
+                course, records, provenance, parallel=parallel,
+                messages=self.engine.messages, copies=self.engine.copies,
+                uncertainty=0 if ranks is None else ranks.clock_error,
+            ),
+            replay=replayed(course, records, provenance),
+            report=compare(
+                course, records, parallel=parallel, exposed=exposed, launching=launching,
+                messages=self.engine.messages, left_out=left_out,
+            ),
+        )  # fmt: skip
+
+    def _provenance(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "executor": "inline",
+            "barrier": self.plan.barrier,
+            "jobs": self.trainer.titles,
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "optsched": __version__,
+            "plan_sha256": self.plan.schedule.sha256,
+            **gpu_settings(self.devices),
+        }
+        if self.ranks is not None:
+            found |= {"executor": "process", "clock_error_ns": self.ranks.clock_error}
+        profile = self.trainer.last_profile or self.trainer.problem_profile
+        if profile is not None and profile.made(self.plan.schedule):
+            found["profile_sha256"] = profile.sha256
+        return found
+
+
+def _refuse_to_add(job: Job) -> None:
+    raise InputError("add: other ranks cannot make the job; use queue=True or refill")
