@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from optsched.arraypipe import compile, random_schedule
 from optsched.arraypipe.distributed.protocol import DevicePort
 from optsched.arraypipe.plan.messages import routes
-from optsched.arraypipe.plan.segments import Instance, Segment, device_stream
+from optsched.arraypipe.plan.segments import Segment, device_stream
+from optsched.arraypipe.plan.types import Instance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

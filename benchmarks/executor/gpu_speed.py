@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe import ArrayTrainer
     from optsched.arraypipe.job import JobStage
-    from optsched.arraypipe.plan.segments import Record
+    from optsched.arraypipe.plan.types import Record
 
 JOBS, STEPS = 4, 8
 _LEAST = 10**6  # nanoseconds that a block takes at least where the prediction is judged

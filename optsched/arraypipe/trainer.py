@@ -18,7 +18,7 @@ from optsched.arraypipe.life.changes import check_problem, fits_seat
 from optsched.arraypipe.memory.budget import check_limit
 from optsched.arraypipe.model.split import Names, Stages, build, check_chain, split, stage_names
 from optsched.arraypipe.model.tied_weights import ties
-from optsched.arraypipe.plan.messages import Routes, routes
+from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile
 from optsched.arraypipe.profile.document import Profile
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.distributed.group import Ranks
     from optsched.arraypipe.job import BuildModel, Data, Loss
+    from optsched.arraypipe.plan.types import Routes
     from optsched.arraypipe.training_run import RunResult
     from optsched.problems.jobarray.problem import JobArray
 

@@ -18,12 +18,14 @@ from optsched.arraypipe import compile
 from optsched.arraypipe.distributed.header import Header, Slot, check, slot_of, unpack
 from optsched.arraypipe.distributed.protocol import DevicePort, Swap, first_cycle, is_heard, shorten
 from optsched.arraypipe.plan.messages import routes
-from optsched.arraypipe.plan.segments import Instance, Segment, device_stream
+from optsched.arraypipe.plan.segments import Segment, device_stream
 from optsched.model.schedule import Resource, Rows, Schedule
 
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterator, Sequence
+
+    from optsched.arraypipe.plan.types import Instance
 
 PERIOD = 10**6
 SLOWNESS = (1.0, 1.0, 1.0, 10.0, 1000.0)

@@ -68,8 +68,8 @@ from optsched.arraypipe.train_alone import differences
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.arraypipe.plan.messages import Routes
-    from optsched.arraypipe.plan.segments import Segment, Transfer
+    from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.plan.types import Routes, Transfer
 
 
 # what tests ask for; every rank runs it, the answer of rank 0 counts

@@ -27,8 +27,8 @@ from optsched.arraypipe.distributed.header import (
     Slot,
 )
 from optsched.arraypipe.distributed.protocol import DevicePort, Receiver, Sender
-from optsched.arraypipe.plan.messages import KINDS
 from optsched.arraypipe.plan.segments import Segment, channel_stream, device_stream
+from optsched.arraypipe.plan.types import MESSAGES
 from optsched.errors import InternalError
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -263,7 +263,7 @@ def test_a_swap_is_announced_only_if_all_will_hear_of_it() -> None:
 def slots() -> st.SearchStrategy[Slot]:
     """Any slot."""
     small, large = st.integers(0, 2**15), st.integers(0, 2**62)
-    return st.builds(Slot, small, st.sampled_from(KINDS), small, large, small, small, small)
+    return st.builds(Slot, small, st.sampled_from(MESSAGES), small, large, small, small, small)
 
 
 @given(
@@ -297,7 +297,7 @@ def test_hostile_bytes_are_no_header(data: bytes) -> None:
 def test_damaged_headers_are_refused() -> None:
     """Wrong release, unknown kinds and flags."""
     data = bytearray(Header(Slot(0, "gradient", 1, 2, 3, 4, 5), STOP | FAILED).pack())
-    for place, value in ((4, 9), (5, len(KINDS)), (6, 16)):
+    for place, value in ((4, 9), (5, len(MESSAGES)), (6, 16)):
         damaged = bytearray(data)
         damaged[place] = value
         with pytest.raises(ProtocolError):

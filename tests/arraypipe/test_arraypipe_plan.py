@@ -17,10 +17,11 @@ from optsched import Arcs, CyclicOrder, InputError, JobArray, Resource, Rows, Sc
 from optsched.arraypipe import compile, random_schedule
 from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.orders import random_rolling
-from optsched.arraypipe.plan.segments import Instance, Segment, Walk
+from optsched.arraypipe.plan.segments import Segment, Walk
 
 if TYPE_CHECKING:
     from optsched.arraypipe import ExecutionPlan
+    from optsched.arraypipe.plan.types import Instance
 
 
 @st.composite

@@ -36,7 +36,7 @@ from optsched.arraypipe.distributed.wire import (  # noqa: E402
 from optsched.arraypipe.plan.messages import routes  # noqa: E402
 from optsched.arraypipe.plan.plan import compile  # noqa: E402
 from optsched.arraypipe.plan.segments import Segment  # noqa: E402
-from optsched.arraypipe.report.trace import Copied, Moved  # noqa: E402
+from optsched.arraypipe.plan.types import Copied, Moved  # noqa: E402
 from optsched.arraypipe.training_run import ArrayRun  # noqa: E402
 from optsched.cli.app import app  # noqa: E402
 
@@ -500,7 +500,7 @@ def test_what_cannot_be_sent() -> None:
 @given(st.integers(-(10**12), 10**12), st.integers(-1000, 1000), st.integers(0, 10**9))
 def test_times_are_those_of_the_first_rank(offset: int, drift: int, t: int) -> None:
     """Offsets drift evenly between the readings; one within its error is none."""
-    from optsched.arraypipe.plan.segments import Record
+    from optsched.arraypipe.plan.types import Record
 
     record = Record(0, 1, 2, 3, t, t + 5)
     before, after = Reading(0, offset, 10), Reading(10**9, offset + drift, 10)

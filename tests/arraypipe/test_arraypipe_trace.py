@@ -20,10 +20,11 @@ from optsched.arraypipe.plan.edits import blocks_only, without
 from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.orders import random_rolling, random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile
-from optsched.arraypipe.plan.segments import Change, Course, Record, Walk
+from optsched.arraypipe.plan.segments import Change, Course, Walk
+from optsched.arraypipe.plan.types import Copied, Moved, Record
 from optsched.arraypipe.report.executed import executed
 from optsched.arraypipe.report.report import MessageTimes, compare
-from optsched.arraypipe.report.trace import Copied, Moved, measured, replayed, virtual_starts
+from optsched.arraypipe.report.trace import measured, replayed, virtual_starts
 from optsched.formats import perfetto
 
 if TYPE_CHECKING:

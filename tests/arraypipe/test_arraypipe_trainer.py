@@ -57,11 +57,14 @@ def test_trace_replay_and_report() -> None:
 def _prediction(schedule: Any, steps: int) -> int:
     """Makespan of the repeated schedule in nanoseconds, by plain relaxation."""
     from optsched.arraypipe import compile
+    from optsched.arraypipe.plan.messages import routes
+    from optsched.arraypipe.plan.segments import Segment, Walk
 
     plan = compile(schedule)
     free = [0] * len(plan.devices)
     ends: dict[tuple[int, int], int] = {}
-    for i, cycle, _ in plan.unroll([steps] * plan.n_jobs):
+    seats, begins = tuple(range(plan.n_jobs)), [0] * plan.n_jobs
+    for i, cycle, _ in Walk(Segment(plan, routes(plan), seats, begins, [steps] * plan.n_jobs)):
         device = plan.blocks[i].device
         waits = [ends.get((a.tail, cycle - a.tokens), 0) for a in plan.waits[i]]
         free[device] = ends[i, cycle] = max(free[device], *waits) + int(schedule.duration[i])

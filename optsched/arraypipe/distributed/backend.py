@@ -26,10 +26,11 @@ if TYPE_CHECKING:
     from optsched.arraypipe.distributed.mailbox import Capacity
     from optsched.arraypipe.distributed.transport import GlooLinks
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.segments import Course, Instance, Planner, Record, Segment
-    from optsched.arraypipe.report.trace import Copied, Moved
+    from optsched.arraypipe.plan.segments import Course, Planner, Segment
+    from optsched.arraypipe.plan.types import Copied, Instance, Moved, Record
     from optsched.arraypipe.runtime.state import JobRun
-    from optsched.arraypipe.runtime.worker import Parcel, Worker
+    from optsched.arraypipe.runtime.types import Parcel
+    from optsched.arraypipe.runtime.worker import Worker
 
 
 class ProcessBackend:

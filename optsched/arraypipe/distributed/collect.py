@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from optsched.arraypipe.distributed.transport import hearing
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.plan.segments import Walk
-from optsched.arraypipe.report.trace import Copied, Moved
+from optsched.arraypipe.plan.types import Copied, Moved
 from optsched.arraypipe.runtime.inline import Past
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.distributed.transport import GlooLinks
     from optsched.arraypipe.job import JobStage
-    from optsched.arraypipe.plan.segments import Course, Record
+    from optsched.arraypipe.plan.segments import Course
+    from optsched.arraypipe.plan.types import Record
     from optsched.arraypipe.runtime.inline import Moment
     from optsched.arraypipe.runtime.state import JobRun
 

@@ -37,7 +37,7 @@ from optsched.arraypipe.distributed.transport import (
 )
 from optsched.arraypipe.memory.budget import CUDA_CONTEXT
 from optsched.arraypipe.memory.manager import Share
-from optsched.arraypipe.plan.messages import KINDS
+from optsched.arraypipe.plan.types import MESSAGES
 from optsched.arraypipe.runtime.inline import since
 from optsched.arraypipe.runtime.worker import reason
 from optsched.errors import InputError
@@ -46,11 +46,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from optsched.arraypipe.distributed.transport import Lane
-    from optsched.arraypipe.memory.admission import Limits
-    from optsched.arraypipe.memory.budget import MessageBytes
-    from optsched.arraypipe.plan.messages import Routes
+    from optsched.arraypipe.memory.budget import Limits, MessageBytes
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.segments import Course, Planner, Record, Segment
+    from optsched.arraypipe.plan.segments import Course, Planner, Segment
+    from optsched.arraypipe.plan.types import Record, Routes
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
 
@@ -219,8 +218,8 @@ class Ranks:
             return ""
         source, target, kind = missing[0]
         return (
-            f"the new plan has messages of {KINDS[kind]} from rank {source} to rank {target}, for "
-            "which the first plan had no channel"
+            f"the new plan has messages of {MESSAGES[kind]} from rank {source} to rank {target}, "
+            "for which the first plan had no channel"
         )
 
     def pool(self, limits: Limits) -> None:
@@ -411,4 +410,4 @@ def _processes_here() -> int:
 
 def lanes(routes: Routes) -> list[Lane]:
     """The channels of a plan as the links number them."""
-    return [(c.source, c.target, KINDS.index(c.kind)) for c in routes.channels]
+    return [(c.source, c.target, MESSAGES.index(c.kind)) for c in routes.channels]

@@ -6,11 +6,12 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from optsched.arraypipe.plan.messages import KINDS
+from optsched.arraypipe.plan.types import MESSAGES
 from optsched.errors import OptschedError
 
 if TYPE_CHECKING:
-    from optsched.arraypipe.plan.segments import Segment, Transfer
+    from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.plan.types import Transfer
 
 
 SIZE: Final = 64
@@ -71,7 +72,7 @@ class Header(NamedTuple):
         """Write the header into the first `SIZE` bytes."""
         s = self.slot
         _LAYOUT.pack_into(
-            buffer, 0, MAGIC, VERSION, KINDS.index(s.kind), self.flags, s.job, s.microbatch,
+            buffer, 0, MAGIC, VERSION, MESSAGES.index(s.kind), self.flags, s.job, s.microbatch,
             s.iteration, s.origin, s.stage, s.segment, self.loss, self.payload, self.swap,
             self.first_cycle,
         )  # fmt: skip
@@ -94,11 +95,11 @@ def unpack(data: bytes | bytearray | memoryview) -> Header:
             f"expected a message that begins with {MAGIC!r}, version {VERSION}, received "
             f"{magic!r}, version {version}; do all ranks run the same release?"
         )
-    if kind >= len(KINDS) or flags & ~_FLAGS or payload < 0:
+    if kind >= len(MESSAGES) or flags & ~_FLAGS or payload < 0:
         raise ProtocolError(
             f"received a damaged header: kind {kind}, flags {flags}, payload {payload} bytes"
         )
-    slot = Slot(segment, KINDS[kind], job, iteration, origin, stage, microbatch)
+    slot = Slot(segment, MESSAGES[kind], job, iteration, origin, stage, microbatch)
     return Header(slot, flags, loss, payload, swap, first_cycle)
 
 

@@ -14,9 +14,9 @@ from optsched.arraypipe.distributed.header import LONG, SIZE, TOMBSTONE, Header,
 from optsched.arraypipe.distributed.protocol import DevicePort, Swap
 from optsched.arraypipe.distributed.transport import LANES, hearing
 from optsched.arraypipe.distributed.wire import Inbox, Outbox, capacity, words
-from optsched.arraypipe.plan.messages import KINDS
-from optsched.arraypipe.plan.segments import Transfer
-from optsched.arraypipe.runtime.worker import Parcel, rehearse
+from optsched.arraypipe.plan.types import MESSAGES, Transfer
+from optsched.arraypipe.runtime.types import Parcel
+from optsched.arraypipe.runtime.worker import rehearse
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.distributed.collect import CameRow, SentRow
     from optsched.arraypipe.distributed.transport import GlooLinks
-    from optsched.arraypipe.plan.messages import Channel
-    from optsched.arraypipe.plan.segments import Instance, Segment
+    from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.plan.types import Channel, Instance
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
 
@@ -142,7 +142,7 @@ class Capacity:
                 )
 
 
-_LANE: Final = {kind: lane for lane, kind in enumerate(KINDS)}
+_LANE: Final = {kind: lane for lane, kind in enumerate(MESSAGES)}
 _QUIET: Final = Swap(-1, -1)
 
 _Key = tuple[str, int, int, int, int]

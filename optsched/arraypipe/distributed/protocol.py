@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from optsched.arraypipe.plan.segments import Transfer, channel_stream
+from optsched.arraypipe.plan.segments import channel_stream
+from optsched.arraypipe.plan.types import Transfer
 from optsched.errors import InputError, InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from optsched.arraypipe.plan.segments import Instance, Segment
+    from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.plan.types import Instance
 
 
 AHEAD: Final = 1

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from optsched.arraypipe.memory.budget import StageBytes, budget
+from optsched.arraypipe.memory.budget import Limits, Room, StageBytes, budget
 from optsched.arraypipe.memory.slots import layout_of
 from optsched.arraypipe.memory.types import cycle_of, most_pinned
 from optsched.arraypipe.plan.segments import places
@@ -17,59 +17,6 @@ if TYPE_CHECKING:
     from optsched.arraypipe.memory.budget import MessageBytes
     from optsched.arraypipe.plan.segments import Change, Course, Segment
     from optsched.arraypipe.runtime.state import JobRun
-
-
-class Room(NamedTuple):
-    """Memory of one device as it was divided for the first plan.
-
-    Parameters
-    ----------
-    limit
-        Bytes of the device.
-    cuda
-        Bytes of them for the context and the like (`budget.reserved`); 0 on a CPU.
-    slots
-        For weights; 0: all states are resident.
-    taken
-        Bytes of all slots.
-    fixed
-        (job, stage) of the states that keep their slots.
-    """
-
-    limit: int
-    cuda: int
-    slots: int = 0
-    taken: int = 0
-    fixed: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(eq=False)
-class Limits:
-    """What is known of bytes in a run with limited memory.
-
-    Parameters
-    ----------
-    rooms
-        By device; None: that of another rank, until it has been told.
-    sizes
-        Bytes of a state, by (job, stage).
-    beside
-        Bytes of a job of the first plan beside its states, by (job, stage).
-    like
-        For a job that has come in later the one that it is counted as.
-    """
-
-    rooms: list[Room | None]
-    sizes: dict[tuple[int, int], int]
-    beside: Mapping[tuple[int, int], StageBytes]
-    like: dict[int, int] = field(default_factory=dict)
-
-    def take_in(self, run: JobRun, other: int) -> None:
-        """Count a job as another one, apart from its states and its recomputation."""
-        for stage in run.stages if (run.index, 0) not in self.sizes else ():
-            size = sum(layout_of(stage, run.title).bytes)
-            self.sizes[run.index, stage.index] = size
-        self.like[run.index] = self.like.get(other, other)
 
 
 class Admission:
@@ -120,7 +67,10 @@ class Admission:
             return ""
         try:
             for job, other in like.items():
-                limits.take_in(self.runs[job], other)
+                run = self.runs[job]
+                known = (job, 0) in limits.sizes
+                sizes = () if known else (sum(layout_of(s, run.title).bytes) for s in run.stages)
+                limits.take_in(job, sizes, other)
         except InputError as error:
             return str(error)
         found = (

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     import torch
 
     from optsched.arraypipe.memory.types import State
-    from optsched.arraypipe.plan.checks import Block
     from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.plan.types import Block
 
 
 CUDA_CONTEXT: Final = 536 * 2**20
@@ -344,3 +344,55 @@ def _kept(
     if block.kind == "B":
         return (0, here.saved, 0) if apart or not less else (0, here.inputs, here.saved)
     return 0, 0, 0
+
+
+class Room(NamedTuple):
+    """Memory of one device as it was divided for the first plan.
+
+    Parameters
+    ----------
+    limit
+        Bytes of the device.
+    cuda
+        Bytes of them for the context and the like (`budget.reserved`); 0 on a CPU.
+    slots
+        For weights; 0: all states are resident.
+    taken
+        Bytes of all slots.
+    fixed
+        (job, stage) of the states that keep their slots.
+    """
+
+    limit: int
+    cuda: int
+    slots: int = 0
+    taken: int = 0
+    fixed: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(eq=False)
+class Limits:
+    """What is known of bytes in a run with limited memory.
+
+    Parameters
+    ----------
+    rooms
+        By device; None: that of another rank, until it has been told.
+    sizes
+        Bytes of a state, by (job, stage).
+    beside
+        Bytes of a job of the first plan beside its states, by (job, stage).
+    like
+        For a job that has come in later the one that it is counted as.
+    """
+
+    rooms: list[Room | None]
+    sizes: dict[tuple[int, int], int]
+    beside: Mapping[tuple[int, int], StageBytes]
+    like: dict[int, int] = field(default_factory=dict)
+
+    def take_in(self, job: int, sizes: Iterable[int], other: int) -> None:
+        """Count a job as another one, apart from its states and its recomputation."""
+        for stage, size in enumerate(sizes):
+            self.sizes.setdefault((job, stage), size)
+        self.like[job] = self.like.get(other, other)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from optsched.arraypipe.memory.admission import Limits, Room
-from optsched.arraypipe.memory.budget import check_limit, reserved, room_for_states
+from optsched.arraypipe.memory.budget import Limits, Room, check_limit, reserved, room_for_states
 from optsched.arraypipe.memory.copies import Replacement, Transfers
 from optsched.arraypipe.memory.cuda_engine import CudaEngine
 from optsched.arraypipe.memory.engines import IN, OUT, HostEngine
@@ -29,8 +28,8 @@ from optsched.arraypipe.memory.types import (
     cycle_of,
 )
 from optsched.arraypipe.plan.segments import device_stream
+from optsched.arraypipe.plan.types import Copied
 from optsched.arraypipe.profile.measure import measure_host
-from optsched.arraypipe.report.trace import Copied
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.worker import Resident
 from optsched.errors import InputError, InternalError
@@ -44,8 +43,9 @@ if TYPE_CHECKING:
     from optsched.arraypipe.memory.budget import MessageBytes, StageBytes
     from optsched.arraypipe.memory.engines import CopyEngine
     from optsched.arraypipe.memory.stage_bytes import MakeCriterion
-    from optsched.arraypipe.plan.segments import Instance, Segment
-    from optsched.arraypipe.runtime.cuda_streams import Pause
+    from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.plan.types import Instance
+    from optsched.arraypipe.runtime.types import Pause
 
 
 class Run(Protocol):

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from optsched.arraypipe.memory.budget import StageBytes, has_bytes
 from optsched.arraypipe.runtime import blocks
-from optsched.arraypipe.runtime.blocks import Criterion, tensors_of
+from optsched.arraypipe.runtime.blocks import Criterion
 from optsched.arraypipe.runtime.data import brought
 from optsched.arraypipe.runtime.stages import in_place
+from optsched.arraypipe.runtime.types import tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

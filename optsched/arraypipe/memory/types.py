@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from optsched.arraypipe.plan.checks import Block
     from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.plan.types import Block
 
 
 PIECES: Final = ("weights", "borrowed", "buffers", "moments")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from optsched.arraypipe.plan.types import KINDS, MARK, Block, Labels
 from optsched.errors import InputError
 from optsched.io.strict_json import format_json
 
@@ -17,37 +18,7 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
 
 
-KINDS: Final = {"F": "forward", "B": "backward", "R": "recompute", "U": "update"}
-MARK: Final = "end"  # an operation without a resource: the end of a job, no work
 MOST_CYCLES: Final = 10_000  # largest offset: a run looks at so many cycles more
-
-
-class Block(NamedTuple):
-    """One operation of the schedule as the executor sees it; `copy` counts within one cycle."""
-
-    operation: int
-    kind: str
-    job: int
-    stage: int
-    microbatch: int
-    copy: int
-    device: int
-    offset: int
-
-    def __str__(self) -> str:
-        copy = f", copy {self.copy}" if self.copy else ""
-        part = "" if self.kind in ("U", MARK) else f", micro-batch {self.microbatch}"
-        where = "" if self.kind == MARK else f", stage {self.stage}"
-        return f"{self.kind} of job {self.job}{where}{part}{copy} (operation {self.operation})"
-
-
-class Labels(NamedTuple):
-    """Every operation with its place in training, and the shape of the job array."""
-
-    blocks: tuple[Block, ...]
-    n_stages: int
-    microbatches: tuple[int, ...]
-    copies: tuple[int, ...]
 
 
 def identify(schedule: Schedule) -> Labels:

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from optsched.arraypipe.plan.checks import (
-    Block,
-    Labels,
     check_memory,
     check_orders,
     check_together,
@@ -20,15 +18,12 @@ from optsched.arraypipe.plan.checks import (
 )
 from optsched.arraypipe.plan.edits import blocks_only
 from optsched.arraypipe.plan.liveness import token_free_cycle
-from optsched.arraypipe.plan.messages import MicroOrder, micro_order, routes
-from optsched.arraypipe.plan.segments import Segment, Walk
+from optsched.arraypipe.plan.types import Block, Labels, MicroOrder, micro_order
 from optsched.errors import CyclicOrder, InputError
 from optsched.model.schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
-
-    from optsched.arraypipe.plan.segments import Instance
 
 
 class RecurrentArc(NamedTuple):
@@ -144,11 +139,6 @@ class ExecutionPlan:
                 raise InputError(
                     f"job {job}: the schedule has {planned} micro-batches, the job {wanted}"
                 )
-
-    def unroll(self, lengths: Sequence[int]) -> Iterator[Instance]:
-        """All blocks of a run with ``lengths[j]`` iterations of job j, in a topological order."""
-        seats = tuple(range(self.n_jobs))
-        return Walk(Segment(self, routes(self), seats, [0] * self.n_jobs, list(lengths)))
 
 
 _SHOWN = 24  # blocks of a cycle that a message lists

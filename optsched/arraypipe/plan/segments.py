@@ -10,32 +10,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import numpy as np
 
+from optsched.arraypipe.plan.types import Instance, Transfer
 from optsched.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from optsched.arraypipe.plan.messages import Routes
     from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.plan.types import Routes
 
 
 _AHEAD: Final = 64  # blocks a walk works out in one go, while its tables are in the cache
-
-
-class Instance(NamedTuple):
-    """One execution of an operation: in which cycle, and which iteration of its job it is."""
-
-    operation: int
-    cycle: int
-    iteration: int
-
-
-class Transfer(NamedTuple):
-    """One message on its way; `cycle` is that of the block that takes it."""
-
-    message: int
-    cycle: int
-    iteration: int
 
 
 @dataclass(eq=False)
@@ -297,17 +282,6 @@ class Planner(Protocol):
 
     def join(self, rows: Sequence[tuple[int, int]]) -> None:
         """On another rank: make the jobs that have joined on the first one."""
-
-
-class Record(NamedTuple):
-    """One executed block; times in nanoseconds of a monotonic clock."""
-
-    segment: int  # its position in the course
-    operation: int
-    cycle: int
-    iteration: int
-    start: int
-    end: int
 
 
 class Course:

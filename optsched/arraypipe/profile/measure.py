@@ -39,6 +39,7 @@ from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.stages import fresh_model, fresh_stages
+from optsched.arraypipe.runtime.types import tensors_of
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.version import __version__
@@ -489,7 +490,7 @@ class _Bench:
                 feed = Feed(self.data, job, self.titles[of[0]], 0)
             feed.draw(0)
             x = feed.input(0, self.device)
-            shape = tuple(t.shape for t in blocks.tensors_of(x, "data: the input"))
+            shape = tuple(t.shape for t in tensors_of(x, "data: the input"))
             if sizes is not None and shapes.setdefault(shape, size) != size:
                 raise InputError(
                     f"sizes: data gives inputs of one shape for batch sizes {shapes[shape]} and "
@@ -497,11 +498,11 @@ class _Bench:
                 )
             end = blocks.Criterion(self.loss, feed.target(0, self.device), feed.shares[0])
             self._rehearse(stages, x, end)
-            row = blocks.tensors_of(x, "data: the input")
+            row = tensors_of(x, "data: the input")
             self.chains.append(Chain(stages, size, precision, row, end, size in accumulating))
 
     def _rehearse(self, stages: Sequence[JobStage], x: Any, end: blocks.Criterion) -> None:
-        needs: Sequence[bool] = (False,) * len(blocks.tensors_of(x, "data: the input"))
+        needs: Sequence[bool] = (False,) * len(tensors_of(x, "data: the input"))
         for stage in stages:
             x = blocks.rehearse(stage, x, needs, end if stage.last else None)
             needs = tuple(t.requires_grad for t in (x if isinstance(x, tuple) else (x,)))

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.segments import Course, Record, Segment
+    from optsched.arraypipe.plan.segments import Course, Segment
+    from optsched.arraypipe.plan.types import Record
     from optsched.model.schedule import IntArray
 
 

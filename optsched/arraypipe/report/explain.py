@@ -16,8 +16,8 @@ from optsched.model.schedule import Arcs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.arraypipe.plan.messages import Channel, Routes
     from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.plan.types import Channel, Routes
     from optsched.arraypipe.profile.document import Profile
     from optsched.model.schedule import Schedule
 

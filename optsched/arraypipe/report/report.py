@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.arraypipe.plan.edits import without
-from optsched.arraypipe.plan.messages import KINDS
+from optsched.arraypipe.plan.types import MESSAGES
 from optsched.arraypipe.report.executed import executed, grouped, unit
 from optsched.arraypipe.report.trace import makespan, virtual_starts
 from optsched.io.text import plain
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.segments import Course, Record, Segment
+    from optsched.arraypipe.plan.segments import Course, Segment
+    from optsched.arraypipe.plan.types import Moved, Record
     from optsched.arraypipe.report.executed import Executed
-    from optsched.arraypipe.report.trace import Moved
     from optsched.model.schedule import IntArray
 
 
@@ -576,7 +576,7 @@ def _messages(course: Course, given: Sequence[Moved]) -> tuple[MessageTimes, ...
     for m in given:
         kind = course.segments[m.segment].routes.messages[m.message].kind
         kinds.setdefault(kind, []).append(m)
-    return tuple(_times(kind, kinds[kind]) for kind in KINDS if kind in kinds)
+    return tuple(_times(kind, kinds[kind]) for kind in MESSAGES if kind in kinds)
 
 
 def _times(kind: str, given: Sequence[Moved]) -> MessageTimes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,38 +14,10 @@ from optsched.model.schedule import Arcs, Objective, Resource, Rows, Schedule
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from optsched.arraypipe.plan.segments import Course, Record
+    from optsched.arraypipe.plan.segments import Course
+    from optsched.arraypipe.plan.types import Copied, Moved, Record
     from optsched.arraypipe.report.executed import Executed
     from optsched.model.schedule import IntArray
-
-
-class Moved(NamedTuple):
-    """A message that went from one device to another; `cycle` is that of the block that took it.
-
-    Times are in nanoseconds of the records' clock; a `start` before the message was there, such as
-    that of a receive posted early, is moved to where it was. `asked` is when the block that took it
-    began to wait for it, so that an `end` behind it was seen when it came; None if nothing waits on
-    a host.
-    """
-
-    segment: int
-    message: int  # its index in the segment's routes
-    cycle: int
-    start: int
-    end: int
-    asked: int | None = None
-
-
-class Copied(NamedTuple):
-    """Bytes of a job's state that went from the host to a device (``"in"``), or back."""
-
-    device: int
-    direction: str  # "in" or "out"
-    job: int
-    stage: int
-    start: int
-    end: int
-    size: int = 0
 
 
 SERIAL = "monotonic, blocks of all devices one after the other"

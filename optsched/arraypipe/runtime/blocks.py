@@ -18,6 +18,7 @@ from optsched.arraypipe.job import (
     seed_generator,
 )
 from optsched.arraypipe.model.checks import attributes_kept
+from optsched.arraypipe.runtime.types import tensors_of
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -310,19 +311,6 @@ def _check_buffers(stage: JobStage) -> None:
 
 def _share_storage(row: Tensors) -> bool:
     return len({t.untyped_storage().data_ptr() for t in row}) < len(row)
-
-
-def tensors_of(x: Any, place: str) -> Tensors:
-    """A tensor or tuple of tensors as a tuple; `InputError` for anything else."""
-    row = x if isinstance(x, tuple) else (x,)
-    for t in row:
-        if not isinstance(t, Tensor):
-            raise InputError(
-                f"{place} is a {type(x).__name__}"
-                + (f" with a {type(t).__name__} in it" if isinstance(x, tuple) else "")
-                + ", expected a tensor or a tuple of tensors"
-            )
-    return row
 
 
 def _run(stage: JobStage, kept: Kept) -> Tensors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from optsched.arraypipe.distributed.wire import copied
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from optsched.arraypipe.plan.segments import Record
-    from optsched.arraypipe.runtime.worker import Parcel
+    from optsched.arraypipe.plan.types import Record
+    from optsched.arraypipe.runtime.types import Parcel, Pause
 
 
 class Late:
@@ -64,7 +64,6 @@ AHEAD: Final = 32
 Enough to keep it busy; few, because memory that another stream has used is free again only when
 that stream has got there, so that a host far ahead takes more and more of it.
 """
-Pause: TypeAlias = tuple[torch.cuda.Event, torch.cuda.Event]
 _NOWHERE: Final = -1
 _DRIFT: Final = 60 * 10**9  # after so long the host looks again how far the timers have drifted
 _FRESH: Final = 10**9  # events are compared with one of this second: differences are float32

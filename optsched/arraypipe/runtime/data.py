@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from optsched.arraypipe.job import PRECISIONS
-from optsched.arraypipe.runtime.blocks import tensors_of
 from optsched.arraypipe.runtime.cuda_streams import page_locked_like
 from optsched.arraypipe.runtime.environment import on_gpu
+from optsched.arraypipe.runtime.types import tensors_of
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from optsched.arraypipe.plan.segments import Record, Walk, places
-from optsched.arraypipe.report.trace import Moved
+from optsched.arraypipe.plan.segments import Walk, places
+from optsched.arraypipe.plan.types import Moved, Record
 from optsched.arraypipe.runtime.environment import stage_devices
 from optsched.arraypipe.runtime.stages import move, take_off
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from optsched.arraypipe.plan.segments import Change, Course, Instance, Planner, Segment
-    from optsched.arraypipe.report.trace import Copied
+    from optsched.arraypipe.plan.segments import Change, Course, Planner, Segment
+    from optsched.arraypipe.plan.types import Copied, Instance
     from optsched.arraypipe.runtime.cuda_streams import Carried, Lanes
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from traceback import format_tb
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -24,6 +24,7 @@ from optsched.arraypipe.runtime.blocks import (
 from optsched.arraypipe.runtime.data import DataEnded, brought
 from optsched.arraypipe.runtime.stages import in_place, move
 from optsched.arraypipe.runtime.state import NotFinite
+from optsched.arraypipe.runtime.types import Memory, Parcel, tensors_of
 from optsched.errors import InputError, InternalError, OptschedError
 
 if TYPE_CHECKING:
@@ -32,60 +33,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optsched.arraypipe.job import JobStage, Loss
-    from optsched.arraypipe.memory.admission import Limits
-    from optsched.arraypipe.plan.checks import Block
-    from optsched.arraypipe.plan.segments import Instance, Segment
-    from optsched.arraypipe.report.trace import Copied
-    from optsched.arraypipe.runtime.cuda_streams import Pause
+    from optsched.arraypipe.memory.budget import Limits
+    from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.plan.types import Block, Copied, Instance
     from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.runtime.types import Pause
 
 
 # not the fault of a job, or of a device that does nothing any more: the array cannot go on
 _FATAL = (
     OutOfSlots, ProtocolError, InternalError, getattr(torch, "AcceleratorError", InternalError)
 )  # fmt: skip
-
-
-class Parcel(NamedTuple):
-    """What a message carries: tensors (none in a tombstone), flags, and the loss if it is known.
-
-    `absent` are the places of gradients that there are none of, in a vector of their norms.
-    """
-
-    tensors: tuple[Tensor | None, ...]
-    flags: int = 0
-    loss: float = math.nan
-    absent: tuple[int, ...] = ()
-
-
-class Memory(Protocol):
-    """Where the states of the jobs are; see `optsched.arraypipe.memory.manager`."""
-
-    moves: bool  # whether a state may leave its place while another job's block runs
-    limits: Limits | None  # None: all states fit
-
-    @property
-    def exposed(self) -> int:
-        """Nanoseconds that blocks have waited for copies of states so far."""
-
-    @property
-    def copies(self) -> Sequence[Copied]:
-        """Copies of states so far."""
-
-    def pauses(self) -> Sequence[Pause]:
-        """Events around what blocks have waited for on GPUs since the last call."""
-
-    def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
-        """Make the state of a job on a stage usable for a block."""
-
-    def leave(self, job: int, stage: int, kind: str) -> None:
-        """The block is over."""
-
-    def forget(self, before: int) -> None:
-        """Forget the times of copies that ended before a time."""
-
-    def close(self) -> None:
-        """Put all states back where `JobRun.stages` has them."""
 
 
 class Resident:
@@ -241,7 +199,7 @@ class Worker:
                 run.feed.draw(iteration)
                 self.aside += time.perf_counter_ns() - began
             if index == 0:
-                x = blocks.tensors_of(run.feed.input(m, stage.device), "data: the input")
+                x = tensors_of(run.feed.input(m, stage.device), "data: the input")
         recomputed = run.job.recompute or (block.job, index) in segment.plan.recomputed
         key = run.job.key(iteration, m, index)
         end = self.criterion(run, stage, m) if last else None
@@ -381,7 +339,7 @@ def rehearse(run: JobRun, worker: Worker) -> list[tuple[Tensor, ...]]:
     try:
         run.feed.draw(run.start)
         x = run.feed.input(0, run.stages[0].device)
-        needs = (False,) * len(blocks.tensors_of(x, "data: the input"))
+        needs = (False,) * len(tensors_of(x, "data: the input"))
         for stage in run.stages:
             here = stage.index
             x = brought(x, stage.device)

@@ -1,0 +1,197 @@
+"""What a plan is made of and what a run leaves: blocks, messages, channels, records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+KINDS: Final = {"F": "forward", "B": "backward", "R": "recompute", "U": "update"}
+
+
+MARK: Final = "end"  # an operation without a resource: the end of a job, no work
+
+
+class Block(NamedTuple):
+    """One operation of the schedule as the executor sees it; `copy` counts within one cycle."""
+
+    operation: int
+    kind: str
+    job: int
+    stage: int
+    microbatch: int
+    copy: int
+    device: int
+    offset: int
+
+    def __str__(self) -> str:
+        copy = f", copy {self.copy}" if self.copy else ""
+        part = "" if self.kind in ("U", MARK) else f", micro-batch {self.microbatch}"
+        where = "" if self.kind == MARK else f", stage {self.stage}"
+        return f"{self.kind} of job {self.job}{where}{part}{copy} (operation {self.operation})"
+
+
+class Labels(NamedTuple):
+    """Every operation with its place in training, and the shape of the job array."""
+
+    blocks: tuple[Block, ...]
+    n_stages: int
+    microbatches: tuple[int, ...]
+    copies: tuple[int, ...]
+
+
+MESSAGES: Final = ("activation", "gradient", "tied", "weight", "factor")
+
+
+class Message(NamedTuple):
+    """What one block makes and another takes, both in the same iteration of their job.
+
+    ``"activation"`` F(s) to F(s+1), ``"gradient"`` B(s+1) to B(s), ``"tied"`` the gradient of a
+    borrowed weight from B(user) to B(lender) (if summed, from the last of the one to the last of
+    the other), ``"weight"`` its value from the lender's first F to the user's, ``"factor"`` (the
+    norm of all gradients) from the last B(0) to U(s). First and last are those that are run first
+    and last. All of them follow from the chain of the blocks, so they add no precedence.
+    """
+
+    kind: str
+    producer: int
+    consumer: int
+
+
+class Channel(NamedTuple):
+    """Messages of one kind from one device to another, in the order in which they are consumed."""
+
+    source: int
+    target: int
+    kind: str
+    messages: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Routes:
+    """All messages of a plan.
+
+    Parameters
+    ----------
+    messages
+        One per cycle each.
+    inputs, outputs
+        Messages by consuming and by producing operation.
+    channels
+        Those between different devices.
+    channel_of
+        Channel of every message, -1 if it stays on its device.
+    summed
+        Gradients of tied weights are summed over the micro-batches before they are sent.
+    """
+
+    messages: tuple[Message, ...]
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    channels: tuple[Channel, ...]
+    channel_of: tuple[int, ...]
+    summed: bool = False
+
+
+Place = tuple[int, int, int]
+"""Job, stage, copy."""
+
+
+class MicroOrder(NamedTuple):
+    """What follows from the orders of the devices; ascending micro-batches are a special case.
+
+    Parameters
+    ----------
+    following
+        Of a forward or backward block, the next one of its kind, job, stage and copy.
+    first_forward, last_backward
+        The operation that begins an iteration of a job on a stage, and the backward that ends it.
+    first_forwards, last_backwards
+        The same operations as sets.
+    """
+
+    following: dict[int, int]
+    first_forward: dict[Place, int]
+    last_backward: dict[Place, int]
+    first_forwards: frozenset[int]
+    last_backwards: frozenset[int]
+
+
+def micro_order(blocks: Sequence[Block], sequences: Sequence[Sequence[int]]) -> MicroOrder:
+    """Read the orders; within one iteration what has the smaller offset runs earlier."""
+    groups: dict[tuple[str, int, int, int], list[int]] = {}
+    for row in sequences:
+        for i in row:
+            b = blocks[i]
+            if b.kind in ("F", "B"):
+                groups.setdefault((b.kind, b.job, b.stage, b.copy), []).append(i)
+    following: dict[int, int] = {}
+    first: dict[Place, int] = {}
+    last: dict[Place, int] = {}
+    for (kind, job, stage, copy), group in groups.items():
+        group.sort(key=lambda i: blocks[i].offset)  # stable: the order of the device within a cycle
+        following.update(pairwise(group))
+        if kind == "F":
+            first[job, stage, copy] = group[0]
+        else:
+            last[job, stage, copy] = group[-1]
+    return MicroOrder(following, first, last, frozenset(first.values()), frozenset(last.values()))
+
+
+class Instance(NamedTuple):
+    """One execution of an operation: in which cycle, and which iteration of its job it is."""
+
+    operation: int
+    cycle: int
+    iteration: int
+
+
+class Transfer(NamedTuple):
+    """One message on its way; `cycle` is that of the block that takes it."""
+
+    message: int
+    cycle: int
+    iteration: int
+
+
+class Record(NamedTuple):
+    """One executed block; times in nanoseconds of a monotonic clock."""
+
+    segment: int  # its position in the course
+    operation: int
+    cycle: int
+    iteration: int
+    start: int
+    end: int
+
+
+class Moved(NamedTuple):
+    """A message that went from one device to another; `cycle` is that of the block that took it.
+
+    Times are in nanoseconds of the records' clock; a `start` before the message was there, such as
+    that of a receive posted early, is moved to where it was. `asked` is when the block that took it
+    began to wait for it, so that an `end` behind it was seen when it came; None if nothing waits on
+    a host.
+    """
+
+    segment: int
+    message: int  # its index in the segment's routes
+    cycle: int
+    start: int
+    end: int
+    asked: int | None = None
+
+
+class Copied(NamedTuple):
+    """Bytes of a job's state that went from the host to a device (``"in"``), or back."""
+
+    device: int
+    direction: str  # "in" or "out"
+    job: int
+    stage: int
+    start: int
+    end: int
+    size: int = 0
