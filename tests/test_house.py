@@ -24,7 +24,7 @@ FLOORS = (
 
 MOST: dict[str, dict[str, int]] = {
     "lines": {
-        "analysis": 1000, "arraypipe": 22350, "bandwidth": 11200, "bench": 1200, "cli": 4100,
+        "analysis": 1000, "arraypipe": 21850, "bandwidth": 11200, "bench": 1200, "cli": 4100,
         "cluster": 13000, "elastic": 2600, "errors": 100, "formats": 4000, "io": 800,
         "kernels": 1500, "model": 2600, "optsched": 200, "optsched_solvers": 17200,
         "pipelines": 1800, "plots": 1400, "problems": 7700, "serving": 4000, "solving": 1400,
@@ -32,10 +32,10 @@ MOST: dict[str, dict[str, int]] = {
     },
     "files over 700 lines": {},
     "files of a folder over 24": {
-        "optsched/arraypipe": 39, "optsched/bandwidth": 56, "optsched/cluster": 53,
+        "optsched/bandwidth": 56, "optsched/cluster": 53,
     },
     "imports upward": {"cluster -> formats": 1, "problems -> bandwidth": 24},
-    "modules in circles of imports": {"arraypipe": 12, "cluster": 8},
+    "modules in circles of imports": {"arraypipe": 2, "cluster": 8},
     "compiled entries": {
         "bandwidth": 11, "cluster": 26, "kernels": 4, "optsched_solvers": 20,
         "serving": 3,

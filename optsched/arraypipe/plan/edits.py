@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.arraypipe.plan.checks import check_memory, identify
-from optsched.arraypipe.plan.types import MESSAGES
+from optsched.arraypipe.plan.types import KINDS, MESSAGES
 from optsched.errors import InputError
 from optsched.model.schedule import COLUMNS, Arcs, Rows, Schedule
 from optsched.solving.solution import PeriodicOrders
@@ -239,7 +239,7 @@ def _alone(job: Schedule) -> list[int]:
 
     Micro-batches one after the other, forward down the stages and back up; then the updates.
     """
-    blocks = [i for i, kind in enumerate(job.kind.tolist()) if kind in MESSAGES]
+    blocks = [i for i, kind in enumerate(job.kind.tolist()) if kind in KINDS]
 
     def turn(i: int) -> tuple[int, bool, int, bool, int, bool]:
         stage, forward = int(job.stage[i]), str(job.kind[i]) in ("F", "U")
