@@ -135,7 +135,6 @@ class ArrayTrainer:
         self.last_profile: Profile | None = None  # measured here
         self.problem_profile: Profile | None = None  # of the problem made last
         self.jobs = ()
-        self.add_to_run: Callable[[Job], None] | None = None
         check_jobs(jobs)
         self.titles: list[str] = []
         for job in jobs:
@@ -161,7 +160,7 @@ class ArrayTrainer:
         """A trainer of other jobs, with the model, stages, loss, data and devices of this one."""
         check_jobs(jobs)
         made = copy(self)
-        made.jobs, made.titles, made.add_to_run = (), [], None
+        made.jobs, made.titles = (), []
         for job in jobs:
             made.take_in(job)
         return made
@@ -322,22 +321,6 @@ class ArrayTrainer:
             finally:
                 if ranks is not None:
                     ranks.links.leave()
-
-    def add(self, job: Job) -> None:
-        """Take in one more job.
-
-        During a run (from `on_step`) it gets a seat that is free, or a new one if the memory of the
-        devices allows it, from the next cycle on; or else it waits for one.
-
-        Raises
-        ------
-        InputError
-            Another job has its name, or the plan that runs has no seat like the one it needs.
-        """
-        if self.add_to_run is None:
-            self.take_in(job)
-        else:
-            self.add_to_run(job)
 
     def train_alone(self, job: int, steps: int) -> Trained:
         """The reference for job number `job` (`optsched.testing.train_alone`), on the first device.

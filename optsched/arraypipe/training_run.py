@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from optsched.arraypipe.job import JobFailed
-from optsched.arraypipe.life.changes import Rescheduling, Seating
+from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.memory.admission import Admission
 from optsched.arraypipe.memory.manager import memory_of
 from optsched.arraypipe.model.checks import check_apart, check_sibling, shapes_of
@@ -169,8 +169,9 @@ class ArrayRun:
         self._rehearse()
         self.course = Course(plan, self.runs, trainer.routes)
         refill = settings.refill and self._refill
-        seating = Seating(self.runs, plan, self._join, refill, self._refusal, settings.strict)
-        self.planner = Rescheduling(seating, plan, self.runs, self._join, settings.replan)
+        self.planner = Rescheduling(
+            self.runs, plan, self._join, refill, self._refusal, settings.strict, settings.replan
+        )
         self.engine = self._engine()
 
     def train(self) -> RunResult:
@@ -186,14 +187,12 @@ class ArrayRun:
     def _train(self) -> RunResult:
         self._prepare_folder()
         self.trains = True
-        self.trainer.add_to_run = self.planner.add if self.ranks is None else _refuse_to_add
         try:
             with on_first_interrupt(self.engine.interrupt):
                 records = self.engine.run()
                 with nullcontext() if self.ranks is None else self.ranks.concluding():
                     self._finish_folder()
         finally:
-            self.trainer.add_to_run = None
             self.planner.close()
             if self.folder is not None:
                 self.folder.close()
@@ -442,7 +441,3 @@ class ArrayRun:
         if profile is not None and profile.made(self.plan.schedule):
             found["profile_sha256"] = profile.sha256
         return found
-
-
-def _refuse_to_add(job: Job) -> None:
-    raise InputError("add: other ranks cannot make the job; use queue=True or refill")

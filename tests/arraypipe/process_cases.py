@@ -60,7 +60,7 @@ from optsched.arraypipe.distributed.backend import ProcessBackend
 from optsched.arraypipe.distributed.header import Slot, slot_of, unpack
 from optsched.arraypipe.distributed.swaps import Notices
 from optsched.arraypipe.distributed.transport import LANES, GlooLinks, PeerLost
-from optsched.arraypipe.life.changes import Seating
+from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.runtime.state import JobRun
 from optsched.arraypipe.train_alone import differences
@@ -139,7 +139,7 @@ def replanned(ranks: int, first: int, last: int) -> list[str]:
             waits[0] -= 1
             return None
 
-        with patched(Seating, "poll", poll):
+        with patched(Rescheduling, "_seated", poll):
             result = array.run(plans[0], 12, window=draw.choice([1, 2, 5]), **PROCESSES)
         if dist.get_rank() == 0:
             found += [f"seed {seed}: {d}" for d in compared(result, rows, [12] * len(rows))]

@@ -508,23 +508,3 @@ def test_processes_leave_the_files_that_one_leaves(
             assert one.keys() == leaves(torch.load(two / name, weights_only=True)).keys()
             for key, value in leaves(torch.load(two / name, weights_only=True)).items():
                 assert optimizers.same(value, one[key]), f"{name}: {key}"
-
-
-def test_refused_addition_leaves_no_trace(tmp_path: Path) -> None:
-    """A job that cannot join because its folder is taken does not count as one of the run."""
-    taken = tmp_path / "late" / "latest"
-    taken.parent.mkdir()
-    taken.write_text("3\n")
-    array = trainer([Job(0, 8, adamw), Job(1, 8, sgd)])
-
-    def on_step(job: Job, iteration: int, loss: float) -> None:
-        if (job.seed, iteration) != (0, 0):
-            return
-        with pytest.raises(InputError, match="already has checkpoints"):
-            array.add(Job(7, 8, adamw, name="late"))
-        array.add(Job(8, 8, adamw, name="other"))
-
-    result = array.run(random_schedule([1, 1], 3), 3, checkpoint=tmp_path, on_step=on_step)
-    assert array.titles == ["job0", "job1", "other"]
-    for j in range(3):
-        assert differences(result.trained[j], array.train_alone(j, 3)) == []

@@ -20,7 +20,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from optsched import InputError, Rows, Schedule, verify  # noqa: E402
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe.life.changes import Seating  # noqa: E402
+from optsched.arraypipe.life.changes import Rescheduling  # noqa: E402
 from optsched.arraypipe.memory.budget import Budget, budget  # noqa: E402
 from optsched.arraypipe.memory.copies import (  # noqa: E402
     Replacement,
@@ -489,7 +489,7 @@ def test_orders_that_change_on_the_way(
             return None
 
         with monkeypatch.context() as patch:
-            patch.setattr(Seating, "poll", poll)
+            patch.setattr(Rescheduling, "_seated", poll)
             watched = Watched(patch)
             result = array.run(plans[0], 8, on_error="raise")
         assert slots_of(made[-1])

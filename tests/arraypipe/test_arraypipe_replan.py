@@ -12,13 +12,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 import optsched
 from optsched import InputError, JobArray, Schedule, verify
 from optsched.arraypipe.life.replanner import _CHILD, Replanner, gain
-from optsched.arraypipe.plan.edits import with_job, without
+from optsched.arraypipe.plan.edits import without
 from optsched.arraypipe.plan.orders import random_rolling
 from optsched.model.schedule import Problem
 
@@ -64,16 +63,6 @@ def test_the_repaired_order_is_improved() -> None:
         assert replanner.poll() is None and replanner.failure() == ""
     assert found is not None and not verify(found)
     assert smaller.evaluate(found) <= start.period == smaller.evaluate(start)
-
-
-def test_an_added_job_makes_a_warm_start() -> None:
-    """The schedule with one more job belongs to the array with one more job."""
-    fields = {key: np.concatenate([getattr(ARRAY, key), getattr(ARRAY, key)[:1]])
-              for key in ("forward", "backward")}  # fmt: skip
-    larger = JobArray(**fields, objective="period")
-    start = with_job(START, 0)
-    assert start is not None
-    larger.answer(start)  # raises if it is of another instance
 
 
 @pytest.mark.slow
