@@ -470,12 +470,11 @@ def _checked_on_ranks(
     checked: Callable[[], Checked], devices: Sequence[str | torch.device] | None, timeout: float
 ) -> Checked:
     """On all ranks or on none: the others would wait for one that has been refused."""
-    from optsched.arraypipe.distributed.group import check_gpus, check_size, together
+    from optsched.arraypipe.distributed.group import check_size, together
 
     def checked_here() -> Checked:
         found = checked()
         check_size(len(found[0].devices))
-        check_gpus(devices)
         return found
 
     try:

@@ -169,10 +169,13 @@ def test_waiting_jobs_take_no_place(machine: Machine, monkeypatch: pytest.Monkey
         there.extend(j for j, s in where if s == 0 and where[j, s][-1] == "on")
         return next(supply, None)
 
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     schedule = random_schedule([1, 1], 3, seed=1)
     result = array.run(schedule, STEPS, queue=True, refill=refill)
     assert machine.races == []
     assert 1 not in there
+    assert len(emptied) == 2  # before the blocks, and when the first forward of a new job is over
     for stage in range(3):
         # at the end all are brought to the host, wherever they are
         assert where[0, stage] == where[1, stage] == ["on", "off", "off"]

@@ -22,7 +22,8 @@ from hypothesis import strategies as st  # noqa: E402
 from optsched import InputError, OptschedError, Schedule, verify  # noqa: E402
 from optsched.arraypipe import random_schedule  # noqa: E402
 from optsched.arraypipe.distributed import backend as process  # noqa: E402
-from optsched.arraypipe.distributed.collect import Noted, Reading, copies, messages, on_first_clock  # noqa: E402  # noqa: E402
+from optsched.arraypipe.distributed import wire  # noqa: E402
+from optsched.arraypipe.distributed.collect import Noted, Reading, copies, messages, on_first_clock  # noqa: E402
 from optsched.arraypipe.distributed.header import SIZE, ProtocolError  # noqa: E402
 from optsched.arraypipe.distributed.mailbox import Capacity  # noqa: E402
 from optsched.arraypipe.distributed.wire import (  # noqa: E402
@@ -335,7 +336,7 @@ def test_losses_read_late_are_told_with_their_iteration(answers: dict[Any, Any])
 def test_gpus_that_are_not_there_are_refused(answers: dict[Any, Any]) -> None:
     """The CPU does not take their place unasked."""
     (sentence,) = answers[2, "devices"]
-    assert sentence.startswith("devices: every process needs a GPU of its own; this host has 0")
+    assert sentence.startswith("devices: every process needs a GPU of its own; rank 0 sees 0")
 
 
 def test_nothing_is_left_of_a_run(answers: dict[Any, Any]) -> None:
@@ -436,6 +437,14 @@ def odd_tensors(draw: st.DrawFn) -> Any:
             t = t.narrow(dim, 0, min(1, t.shape[dim]))
             t = t.expand([3 if k == dim and n == 1 else n for k, n in enumerate(t.shape)])
     return t.permute(draw(st.permutations(range(t.dim()))))
+
+
+def test_alignment_is_that_of_the_device() -> None:
+    """A GPU allocates at multiples of 256 bytes, a host at multiples of 64."""
+    place = 3 * 256 + 192
+    for is_cuda, shift in ((True, 192), (False, 0)):
+        tensor: Any = SimpleNamespace(data_ptr=lambda: place, is_cuda=is_cuda)
+        assert wire._shift(tensor) == shift
 
 
 @given(st.lists(odd_tensors(), max_size=4), st.integers(0, 3), st.lists(st.integers(0, 999)))

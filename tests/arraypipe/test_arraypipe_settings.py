@@ -349,3 +349,14 @@ def test_gpus_that_may_give_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.own_first((first, second)) == (second, first)
     monkeypatch.delenv("LOCAL_RANK")
     assert environment.own_first((first, second)) == (first, second)
+
+
+def test_ranks_measure_on_their_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`profile` takes the GPU of the process first."""
+    from optsched.arraypipe import trainer as trainer_module
+    from optsched.arraypipe.profile import measure
+
+    monkeypatch.setattr(trainer_module, "own_first", lambda devices: ("its own", *devices))
+    monkeypatch.setattr(measure, "measure", lambda *given, devices, **more: devices)
+    found: Any = trainer([Job(0, 8, adamw)]).profile()
+    assert found == ("its own", torch.device("cpu"))

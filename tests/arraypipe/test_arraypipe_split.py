@@ -24,7 +24,7 @@ from optsched.arraypipe import ArrayTrainer, Job, random_schedule  # noqa: E402
 from optsched.arraypipe.job import seed_generator  # noqa: E402
 from optsched.arraypipe.model import split as cutting  # noqa: E402
 from optsched.arraypipe.model import tied_weights  # noqa: E402
-from optsched.arraypipe.model.split import (  # noqa: E402  # noqa: E402
+from optsched.arraypipe.model.split import (  # noqa: E402
     SplitPoint,
     balanced_cuts,
     counted_costs,

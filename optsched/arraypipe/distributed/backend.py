@@ -96,6 +96,7 @@ class ProcessBackend:
 
     def run(self) -> list[Record]:
         """Train until all jobs have ended; what was executed here, in order, or the end of it."""
+        lost = True
         try:
             while True:
                 number = len(self.course.segments) - 1
@@ -107,24 +108,28 @@ class ProcessBackend:
                     self.post.flush()
                     self._land(0)
                     self._forget(self.past.close())
+                    lost = False
                     return self.past.records
                 self._begin(following)
         except (Stalled, PeerLost) as error:
             self.links.abort()
             text = self.notices.diagnosis(self._whereabouts(), str(error))
             raise type(error)(text) from error
-        except Exception as error:  # the others will only see that this process is gone
+        except BaseException as error:  # the others will only see that this process is gone
             self.links.abort()
             self.notices.tell(f"{type(error).__name__}: {error}")
             raise
         finally:
             self.post.abandon()
-            self._finish()
+            self._finish(lost)
 
-    def _finish(self) -> None:
+    def _finish(self, lost: bool) -> None:
+        """Wait for what was launched; an error of a run that is lost already hides the first."""
         try:
             self.worker.finish()
         except Exception as error:
+            if lost:
+                return
             self.notices.tell(reason(error))
             raise
         self.copies = self.worker.memory.copies

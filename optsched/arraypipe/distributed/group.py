@@ -38,6 +38,7 @@ from optsched.arraypipe.distributed.transport import (
 from optsched.arraypipe.memory.budget import CUDA_CONTEXT
 from optsched.arraypipe.memory.manager import Share
 from optsched.arraypipe.plan.types import MESSAGES
+from optsched.arraypipe.runtime.environment import SETTINGS, set_queues
 from optsched.arraypipe.runtime.inline import since
 from optsched.arraypipe.runtime.worker import reason
 from optsched.errors import InputError
@@ -132,6 +133,7 @@ def join() -> None:
     InputError
         There is no `torchrun`.
     """
+    set_queues()
     if not dist.is_available():
         raise InputError("backend: this torch has no torch.distributed; use the inline backend")
     if dist.is_initialized():
@@ -328,10 +330,6 @@ class Ranks:
         return ordered
 
 
-SETTINGS: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
-"""A queue for every stream, and no loading of kernels that waits for those that run."""
-
-
 def links(
     routes: Routes, timeout: float, devices: Sequence[str | torch.device] | None
 ) -> GlooLinks:
@@ -339,15 +337,14 @@ def links(
     device = own_gpu(devices)
     if device is None:
         return GlooLinks(timeout)
-    missing = [f"{key}={value}" for key, value in SETTINGS.items() if key not in os.environ]
-    if torch.cuda.is_initialized() and missing:  # type: ignore[no-untyped-call]
+    if missing := [f"{key}={value}" for key, value in SETTINGS.items() if key not in os.environ]:
         warnings.warn(
             f"streams of this rank may wait for each other: set {' '.join(missing)} before CUDA "
             "starts", stacklevel=2,
         )  # fmt: skip
-    os.environ.update(SETTINGS | os.environ)
     torch.cuda.set_device(device)
     made = CreditedLinks(timeout, lanes(routes), device)
+    torch.cuda.empty_cache()  # or what this process keeps for itself would count as taken
     free, total = torch.cuda.mem_get_info(device)
     made.taken = max(0, total - free - CUDA_CONTEXT)  # kernels that are loaded already, too
     return made
@@ -363,49 +360,47 @@ def check_size(n_devices: int) -> None:
 
 
 def own_gpu(devices: Sequence[str | torch.device] | None) -> torch.device | None:
-    """The GPU of this process, by name or by LOCAL_RANK; None: CPUs (collective)."""
-    rank, local = dist.get_rank(), _processes_here()
+    """The GPU of this process, by name or by LOCAL_RANK; None: CPUs. All ranks decide alike.
+
+    Raises
+    ------
+    InputError
+        `devices` names GPUs, and not every process has one for itself.
+    """
+    rank = dist.get_rank()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if check_gpus(devices):
-        named = None if devices is None else torch.device(devices[rank % len(devices)]).index
-        index = int(os.environ.get("LOCAL_RANK", rank % local))
-        return torch.device("cuda", index if named is None else named)
-    if not there or (devices is not None and not _names_gpus(devices)):
-        return None
-    # a launcher may show every process one GPU: are they different ones?
+    named = None if devices is None else torch.device(devices[rank % len(devices)])
+    index = None
+    if named is None or named.type == "cuda":
+        index = None if named is None else named.index
+        if index is None:  # a launcher may show every process its own alone
+            index = 0 if there == 1 else int(os.environ.get("LOCAL_RANK", rank % local))
+    found = index is not None and index < there
+    uuid = str(torch.cuda.get_device_properties(index).uuid) if found else ""
     group = dist.new_group(backend="gloo")
-    rows = everybody((there, str(torch.cuda.get_device_properties(0).uuid)), group)
+    rows = everybody((there, uuid, named and named.type), group)
     dist.destroy_process_group(group)
-    if len(set(rows)) == len(rows) and {n for n, _ in rows} == {1}:
-        return torch.device("cuda", 0)
-    if devices is not None:
-        raise InputError(f"devices: {len(rows)} processes share the GPU that each of them sees")
-    warnings.warn(
-        f"trains on CPUs: this host has {there} GPUs and {local} processes; start one per GPU",
-        stacklevel=2,
-    )
-    return None
-
-
-def _names_gpus(devices: Sequence[str | torch.device]) -> bool:
-    return any(torch.device(d).type == "cuda" for d in devices)
-
-
-def check_gpus(devices: Sequence[str | torch.device] | None) -> bool:
-    """Whether this host has a GPU for every process; `InputError` if it must have and cannot."""
-    local = _processes_here()
-    named = devices is not None and _names_gpus(devices)
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if named and there < local and there != 1:  # of one `own_gpu` asks whether it is the same
+    uuids = [uuid for _, uuid, _ in rows]
+    if all(uuids) and len(set(uuids)) == len(rows):
+        assert index is not None
+        return torch.device("cuda", index)
+    kinds = [kind for _, _, kind in rows]
+    if "cuda" in kinds:
         raise InputError(
-            f"devices: every process needs a GPU of its own; this host has {there} GPUs and "
-            f"{local} processes (devices=None uses the CPU then)"
+            "devices: every process needs a GPU of its own; "
+            + "; ".join(
+                f"rank {r} sees {n} and takes {f'GPU {u}' if u else 'none'}"
+                for r, (n, u, _) in enumerate(rows)
+            )
+            + " (devices=None uses the CPU then)"
         )
-    return there >= local and (devices is None or named)
-
-
-def _processes_here() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    if there and "cpu" not in kinds:
+        warnings.warn(
+            f"trains on CPUs: this host has {there} GPUs and {local} processes; start one per GPU",
+            stacklevel=2,
+        )
+    return None
 
 
 def lanes(routes: Routes) -> list[Lane]:
