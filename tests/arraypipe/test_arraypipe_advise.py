@@ -133,7 +133,7 @@ def test_one_job_too_many_moves_between_devices() -> None:
     option = advise(profile(batches=(8,) * 5))["one job per GPU"]
     job = advise(profile(batches=(8,)))["one job per GPU"].seconds
     assert option.seconds == pytest.approx(5 / 4 * job)
-    assert f"move once by checkpoint (else {2 * job:.4g})" in option.reason
+    assert f"up to 3 jobs move once, by checkpoint (else {2 * job:.4g})" in option.reason
 
 
 def test_the_array_wins_where_jobs_need_several_devices_and_batches_are_small() -> None:

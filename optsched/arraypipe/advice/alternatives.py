@@ -109,7 +109,8 @@ def _side_by_side(times: Sequence[int], groups: int, width: int) -> tuple[int, s
     even = max(*times, -(-sum(times) // groups))
     if still <= 1.01 * even:
         return still, text
-    return even, f"{text}, up to {groups - 1} move once by checkpoint (else {still / 1e9:.4g})"
+    movers = "one job moves" if groups == 2 else f"up to {groups - 1} jobs move"
+    return even, f"{text}; {movers} once, by checkpoint (else {still / 1e9:.4g})"
 
 
 def _best(situation: Situation, ways: Iterable[Way]) -> Way:
@@ -143,12 +144,12 @@ def _option(
     return Option(name, seconds, reason, situation.fits(needed), needed, spread * seconds)
 
 
-def _misfit(situation: Situation, name: str, what: str, needed: int) -> Option:
+def _misfit(situation: Situation, name: str, what: str, needed: int, helps: str = "") -> Option:
     """An option for which devices are too small."""
     assert situation.room is not None
     reason = (
         f"{what} needs {bytes_text(needed)} on a device, at best, and there are "
-        f"{bytes_text(situation.room)}: smaller micro-batches, larger devices, or more of them"
+        f"{bytes_text(situation.room)}: {helps or 'cut it over more devices, or take larger ones'}"
     )
     return Option(name, None, reason, False, needed)
 
@@ -377,7 +378,8 @@ def stacked(situation: Situation, fused: Mapping[int, float] | None) -> Option:
     for n, seconds in sorted(fused.items()):
         needed = sum(each[-n:])
         if situation.fits(needed) is False:
-            misfits.append(_misfit(situation, name, f"a stack of {n}", needed))
+            helps = "measure smaller stacks"
+            misfits.append(_misfit(situation, name, f"a stack of {n}", needed, helps))
             continue
         stacks = -(-len(jobs) // n)
         rounds = -(-stacks // situation.devices) * max(one.iterations for one in jobs)
