@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from optsched.cli.options import AsJson, Quiet, ScheduleFile, group, numbers, pairs, quantity
+from optsched.cli.options import AsJson, Quiet, ScheduleFile, group, numbers, quantity
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from optsched.arraypipe.cli.run import RunOrder
 
 _SIZES: Final = {
@@ -82,10 +80,9 @@ def advise(
     ] = None,
     memory: Memory = None,
     link: Annotated[
-        list[str] | None,
+        str | None,
         typer.Option(
-            help="What if: activation=BANDWIDTH[,LATENCY] between devices or host=... from the "
-            "host, such as activation=25GB/s,5us; may be repeated."
+            help="What if: BANDWIDTH[,LATENCY] between devices, such as 25GB/s or 25GB/s,5us."
         ),
     ] = None,
     samples: Annotated[
@@ -97,9 +94,9 @@ def advise(
     """Rank ways to train profiled jobs, in seconds per round of all jobs; may say: no job array."""
     from optsched.arraypipe.advice.advise import advise as advice_on
 
-    what_if = links(link or [])
+    what_if = None if link is None else read_link(link)
     size = _size(memory)
-    advice = advice_on(file, devices=devices, memory=size, link=what_if or None, samples=samples)
+    advice = advice_on(file, devices=devices, memory=size, link=what_if, samples=samples)
     print(json.dumps(advice.as_dict()) if as_json else advice)
 
 
@@ -290,23 +287,13 @@ def _named(file: Path, error: InputError) -> tuple[object, ...]:
     return (sentence,) if cycle is None else (sentence, cycle)
 
 
-def links(given: Sequence[str]) -> dict[str, dict[str, float]]:
-    """What `advise` takes as ``link``; GB is 10^9 bytes here, as in the data sheets of links.
-
-    Raises
-    ------
-    InputError
-        An option cannot be read, or names a link twice.
-    """
-    found: dict[str, dict[str, float]] = {}
-    for name, value in pairs("link", given, "activation=BANDWIDTH[,LATENCY] or host=...").items():
-        rate, comma, delay = value.partition(",")
-        bandwidth = quantity(rate.removesuffix("/s"), _SIZES)
-        latency = quantity(delay.strip(), _TIMES) if comma else 0.0
-        if name not in ("activation", "host") or bandwidth is None or latency is None:
-            raise InputError(
-                f"link: expected activation=BANDWIDTH[,LATENCY] or host=..., such as "
-                f"activation=25GB/s,5us, got {f'{name}={value}'!r:.60}"
-            )
-        found[name] = {"bandwidth": bandwidth, **({"latency_ns": latency} if comma else {})}
-    return found
+def read_link(given: str) -> dict[str, float]:
+    """What `advise` takes as ``link``; GB is 10^9 bytes here, as in the data sheets of links."""
+    rate, comma, delay = given.partition(",")
+    bandwidth = quantity(rate.strip().removesuffix("/s"), _SIZES)
+    latency = quantity(delay.strip(), _TIMES) if comma else 0.0
+    if bandwidth is None or latency is None:
+        raise InputError(
+            f"link: expected BANDWIDTH[,LATENCY], such as 25GB/s,5us, got {given!r:.60}"
+        )
+    return {"bandwidth": bandwidth, **({"latency_ns": latency} if comma else {})}
