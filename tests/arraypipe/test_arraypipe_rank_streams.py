@@ -14,7 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from optsched.arraypipe.distributed import group as ranks  # noqa: E402
+from optsched.arraypipe.distributed import ranks  # noqa: E402
 from optsched.arraypipe.distributed.backend import ProcessBackend  # noqa: E402
 from optsched.arraypipe.distributed.transport import (  # noqa: E402
     CreditedLinks,
@@ -189,7 +189,7 @@ def test_a_run_that_raises_first_ends_what_was_launched(error: Exception) -> Non
     backend: Any = object.__new__(ProcessBackend)
     backend.__dict__.update(
         links=SimpleNamespace(abort=note("abort")), course=SimpleNamespace(segments=[0], now=None),
-        notices=SimpleNamespace(tell=note("tell"), diagnosis=lambda *_: "lost"),
+        group=SimpleNamespace(abort=note("tell"), diagnosis=lambda *_: "lost"),
         post=SimpleNamespace(abandon=note("abandon")), _run_segment=broken,
         _whereabouts=list, _finish=note("finish"),
     )  # fmt: skip
@@ -222,7 +222,8 @@ def test_the_gpu_of_a_rank(
     monkeypatch.setattr(ranks.dist, "get_rank", lambda: 1)
     monkeypatch.setattr(ranks.dist, "new_group", lambda backend: None)
     monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda group: None)
-    monkeypatch.setattr(ranks, "everybody", lambda own, group: [(own[0], u) for u in uuids])
+    rows = [(there, uuid) for uuid in uuids]
+    monkeypatch.setattr(ranks, "Group", lambda group: SimpleNamespace(all=lambda own: rows))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     monkeypatch.setattr(
