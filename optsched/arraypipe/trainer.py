@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from optsched.arraypipe.distributed.group import Ranks
+    from optsched.arraypipe.distributed.ranks import Ranks
     from optsched.arraypipe.job import BuildModel, Data, Loss
     from optsched.arraypipe.plan.types import Routes
     from optsched.arraypipe.training_run import RunResult
@@ -320,7 +320,7 @@ class ArrayTrainer:
                 return ArrayRun(self, plan, devices, ranks, folder, settings).train()
             finally:
                 if ranks is not None:
-                    ranks.links.leave()
+                    ranks.leave()
 
     def train_alone(self, job: int, steps: int) -> Trained:
         """The reference for job number `job` (`optsched.testing.train_alone`), on the first device.
@@ -404,7 +404,7 @@ class ArrayTrainer:
         window: int,
         timeout: float,
     ) -> Ranks:
-        from optsched.arraypipe.distributed.group import Ranks
+        from optsched.arraypipe.distributed.ranks import Ranks
 
         return Ranks(plan, self.routes(plan), window, timeout, self.devices)
 
@@ -470,7 +470,8 @@ def _checked_on_ranks(
     checked: Callable[[], Checked], devices: Sequence[str | torch.device] | None, timeout: float
 ) -> Checked:
     """On all ranks or on none: the others would wait for one that has been refused."""
-    from optsched.arraypipe.distributed.group import check_size, together
+    from optsched.arraypipe.distributed.group import agree
+    from optsched.arraypipe.distributed.ranks import check_size
 
     def checked_here() -> Checked:
         found = checked()
@@ -480,8 +481,8 @@ def _checked_on_ranks(
     try:
         check_waiting(1, timeout)
     except InputError:  # which `checked` says
-        return together(checked_here)
-    return together(checked_here, timeout)
+        return agree(checked_here)
+    return agree(checked_here, timeout)
 
 
 def check_waiting(window: int, timeout: float) -> None:
@@ -538,7 +539,7 @@ def schedule_for(
 
     grouped = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if grouped:
-        from optsched.arraypipe.distributed.group import join, together
+        from optsched.arraypipe.distributed.group import agree, join
 
         join()
     n_stages = len(trainer.stages)
@@ -554,7 +555,7 @@ def schedule_for(
 
     if not grouped:
         return cast("Schedule", found())
-    return cast("Schedule", together(found, _PATIENCE + time_limit, of_first=True))
+    return cast("Schedule", agree(found, _PATIENCE + time_limit, of_first=True))
 
 
 def placed_problem(trainer: ArrayTrainer, devices: int) -> JobArray:

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.checkpoint.folder import CheckpointFolder
     from optsched.arraypipe.distributed.backend import ProcessBackend
-    from optsched.arraypipe.distributed.group import Ranks
+    from optsched.arraypipe.distributed.ranks import Ranks
     from optsched.arraypipe.job import Job
     from optsched.arraypipe.model.checks import Owners, Shapes
     from optsched.arraypipe.plan.plan import ExecutionPlan

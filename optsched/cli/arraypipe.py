@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import warnings
@@ -133,9 +134,6 @@ def plan(
     barrier: Annotated[
         bool, typer.Option("--barrier", help="Jobs wait for each other after every iteration.")
     ] = False,
-    exact: Annotated[
-        bool, typer.Option(help="Micro-batches of a job ascend; --no-exact: in any order.")
-    ] = True,
     window: Annotated[
         int, typer.Option(help="Messages that receivers post ahead, per channel.", min=1)
     ] = 2,
@@ -159,7 +157,7 @@ def plan(
         known = Profile.read(profile)
     schedule = Schedule.read(file)
     try:
-        compiled = compile(schedule, barrier=barrier, exact=exact)
+        compiled = compile(schedule, barrier=barrier)
         text = explain(compiled, window=window, profile=known) if in_full else headline(compiled)
     except InputError as error:
         raise type(error)(*_named(file, error)) from None
@@ -189,7 +187,8 @@ def run(
     backend: Annotated[
         str,
         typer.Option(
-            help="inline: all devices in this process; process: a process per device, started here."
+            help="inline: all devices in this process; process: a process per device, started here "
+            "unless torchrun has done it."
         ),
     ] = "inline",
     out: Annotated[
@@ -204,23 +203,23 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a script's jobs by a schedule; Ctrl-C lets every job end its iteration and saves."""
-    from optsched.arraypipe.cli.run import RunOrder, carry_out, plain_warnings
+    from optsched.arraypipe.cli.run import RunOrder, as_rank, carry_out, plain_warnings
     from optsched.arraypipe.distributed.launch import launch
 
     order = RunOrder(
         script, schedule, steps, checkpoint, every, resume, out, time_limit, devices, quiet
     )
-    order.check()
     if backend not in ("inline", "process"):
         raise InputError(f"backend: expected inline or process, got {backend!r:.40}")
+    if backend == "process" and "RANK" in os.environ:  # by torchrun, or by ourselves
+        as_rank(order)
+    order.check()
     if backend == "process":
         with plain_warnings(speaks=False):  # the first rank warns
             ranks = _ranks_of(order)
-        raise typer.Exit(launch(ranks, order.words()))
-    failures = carry_out(order).failures
-    for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    if failures:
+        program = [sys.executable, "-c", "from optsched.cli import main; main()", *sys.argv[1:]]
+        raise typer.Exit(launch(ranks, program))
+    if carry_out(order).failures:
         raise typer.Exit(1)
 
 
@@ -264,14 +263,7 @@ def _ranks_of(order: RunOrder) -> int:
     from optsched.model.schedule import Schedule
 
     if order.schedule is not None:
-        given = Schedule.read(order.schedule)
-        try:
-            plan = compile(given)
-        except InputError:  # the script may allow what is wrong with it
-            if load_trainer(order.script).exact:
-                raise
-            plan = compile(given, exact=False)
-        return len(plan.devices)
+        return len(compile(Schedule.read(order.schedule)).devices)
     return order.devices or len(load_trainer(order.script).stages)
 
 

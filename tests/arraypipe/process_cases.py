@@ -55,10 +55,10 @@ from benchmarks.executor.staged_group import StagedLinks
 from optsched import InputError, OptschedError, verify
 from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.distributed import group, mailbox
-from optsched.arraypipe.distributed import swaps as changes
+from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.distributed.backend import ProcessBackend
+from optsched.arraypipe.distributed.group import Group
 from optsched.arraypipe.distributed.header import Slot, slot_of, unpack
-from optsched.arraypipe.distributed.swaps import Notices
 from optsched.arraypipe.distributed.transport import LANES, GlooLinks, PeerLost
 from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.plan.segments import Change
@@ -99,13 +99,13 @@ def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
     """
 
     def links(routes: Routes, timeout: float, devices: object) -> StagedLinks:
-        return StagedLinks(timeout, group.lanes(routes), torch.device("cpu", 0))
+        return StagedLinks(timeout, run_of_ranks.lanes(routes), torch.device("cpu", 0))
 
     found, landed = [], []
     land = BlockTimes.land
     for seed in range(first, last):
         with pytest.MonkeyPatch.context() as patch, streams(patch, ranks * seed) as machine:
-            patch.setattr(group, "links", links)
+            patch.setattr(run_of_ranks, "links", links)
             patch.setattr(BlockTimes, "land", lambda self: landed.append(1) or land(self))
             found += globals()[case](ranks, seed, seed + 1)
         found += machine.races
@@ -495,7 +495,7 @@ def ends_badly(ranks: int, how: str) -> str:
     rank = dist.get_rank()
     noticed = Path(sys.argv[1]) / f"{how}.noticed"
 
-    def asks(notices: Notices, *words: str) -> str:
+    def asks(notices: Group, *words: str) -> str:
         noticed.touch()
         return diagnosis(notices, *words)
 
@@ -518,12 +518,12 @@ def ends_badly(ranks: int, how: str) -> str:
     array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, troubled)
     schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=4)
     timeout = 5.0 if how == "sleeps" else 30.0  # how long rank 1 may be late by accident
-    diagnosis = Notices.diagnosis
+    diagnosis = Group.diagnosis
     try:
         with (
             patched(mailbox, "slot_of", wrong if how == "lies" else slot_of),
-            patched(Notices, "diagnosis", asks if how == "sleeps" else diagnosis),
-            patched(changes, "_PATIENCE", 60.0 if how == "sleeps" else changes._PATIENCE),
+            patched(Group, "diagnosis", asks if how == "sleeps" else diagnosis),
+            patched(group, "_SOON", 60.0 if how == "sleeps" else group._SOON),
         ):
             array.run(schedule, 5, backend="process", timeout=timeout)
     except OptschedError as error:

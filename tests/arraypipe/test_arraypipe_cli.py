@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -119,38 +120,18 @@ def test_plan_warns_of_another_profile(shop: Cli) -> None:
     assert (ran.code, ran.err) == (0, "")
 
 
-def test_micro_batches_in_any_order(shop: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script says whether they may; `plan` is told by an option; processes are told first."""
-    pytest.importorskip("torch")
-    started = []
-    monkeypatch.setattr(
-        "optsched.arraypipe.distributed.launch.launch", lambda *given: started.append(given) or 0
-    )
-    random_schedule([3], 2, exact=False, seed=5).write("free.schedule.json")
-    assert "exact=False" in shop.refused("arraypipe", "plan", "free.schedule.json")
-    ran = shop("arraypipe", "plan", "free.schedule.json", "--no-exact", "--explain")
-    assert ran.code == 0 and "predicted period" in ran.out
-    run = ("arraypipe", "run", "t.py:loose", "free.schedule.json", "--steps", 2)
-    assert shop(*run, "--out", "o").code == 0
-    assert shop("arraypipe", "report", "o").code == 0
-    assert shop(*run, "--backend", "process").code == 0 and started[0][0] == 2
-    for words in ([], ["--backend", "process"]):
-        said = shop.refused(
-            "arraypipe", "run", "t.py:strict", "free.schedule.json", "--out", "p", *words
-        )
-        assert "exact=False" in said
-    assert len(started) == 1 and not Path("p").exists()
-
-
-def test_wrong_checkpoint_leaves_no_folder(shop: Cli) -> None:
-    """What only the run itself finds out is refused without a trace of the folder for results."""
-    pytest.importorskip("torch")
-    Path("file").write_text("")
-    Path("there").mkdir()
-    run = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", "--checkpoint", "file")
-    for out in ("new", "deep/er", "there"):
-        assert "file" in shop.refused(*run, "--out", out)
-    assert not Path("new").exists() and not Path("deep").exists() and Path("there").exists()
+def test_processes_are_started_for_a_schedule_that_fits(
+    shop: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for every device, with the same command; none for orders that can never be run."""
+    started: list[Any] = []
+    monkeypatch.setattr(launch, "launch", lambda *given: started.append(given) or 0)
+    run = ("arraypipe", "run", "t.py:make_trainer")
+    assert shop(*run, "x.schedule.json", "--backend", "process").code == 0
+    ((ranks, command),) = started
+    assert ranks == 2 and command[3:] == [*run, "x.schedule.json", "--backend", "process"]
+    said = shop.refused(*run, "cyclic.schedule.json", "--backend", "process")
+    assert "can never be run" in said and len(started) == 1
 
 
 def test_commands_without_torch(shop: Cli) -> None:
@@ -326,17 +307,16 @@ def test_orders_refused(shop: Cli, words: list[str], sentence: str) -> None:
 def test_refused_run_leaves_no_folder(shop: Cli) -> None:
     """What only the run itself refuses leaves no empty folders for its results behind."""
     pytest.importorskip("torch")
+    Path("file").write_text("")
+    os.mkdir("there")
     run = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", "--steps", "1")
     assert shop(*run, "--checkpoint", "c", "--quiet").code == 0
-    told = shop.refused(*run, "--checkpoint", "c", "--out", "deep/o")
-    assert "already has checkpoints" in told
-    assert not Path("deep").exists()
-    os.mkdir("there")
-    shop.refused(*run, "--checkpoint", "c", "--out", "there/o")
-    assert os.listdir("there") == []
+    for checkpoint, sentence in (("file", "file"), ("c", "already has checkpoints")):
+        for out in ("new", "deep/er", "there", "there/o"):
+            assert sentence in shop.refused(*run, "--checkpoint", checkpoint, "--out", out)
     demo = ("arraypipe", "demo", "--schedule", "x.schedule.json", "--out", "there/d")
     assert "3 jobs, the trainer 4" in shop.refused(*demo)
-    assert os.listdir("there") == []
+    assert os.listdir("there") == [] and not Path("new").exists() and not Path("deep").exists()
 
 
 @pytest.mark.torch
@@ -449,12 +429,12 @@ def test_processes_agree_with_inline(shop: Cli) -> None:
 @pytest.mark.parametrize(
     ("function", "code", "sentence"),
     [
-        ("only_on_rank_1", 2, "raises ValueError: not here (rank 1)"),
-        ("late_on_rank_1", 2, "raises ValueError: not here, late (rank 1)"),
-        ("late_on_rank_0", 2, "raises ValueError: not here, late"),
-        ("exits_on_rank_1", 1, "failed: rank 1: SystemExit: 5"),
+        ("only_on_rank_1", 2, "error: rank 1: t.py:{}: raises ValueError: not here"),
+        ("late_on_rank_1", 2, "error: rank 1: t.py:{}: raises ValueError: not here, late"),
+        ("late_on_rank_0", 2, "error: rank 0: t.py:{}: raises ValueError: not here, late"),
+        ("exits_on_rank_1", 1, "failed: the script ends the program (5) (rank 1)"),
         ("first_batch_on_rank_1", 1, "stage 0, iteration 0: OSError: unreadable (rank 1)"),
-        ("raises", 2, "raises KeyError: 'learning rate'"),
+        ("raises", 2, "error: t.py:{}: raises KeyError: 'learning rate'"),
         ("two_jobs", 2, "error: the schedule has 3 jobs, the trainer 2"),
         ("not_finite", 1, "failed: job job1, stage 1, iteration 3: the loss is nan"),
     ],
@@ -466,12 +446,8 @@ def test_errors_of_ranks(shop: Cli, function: str, code: int, sentence: str) -> 
     done = ranks("arraypipe", "run", f"t.py:{function}", "x.schedule.json", "--steps", 6,
                  "--backend", "process", "--quiet")  # fmt: skip
     assert done.returncode == code, done.stderr
-    said = done.stderr.removesuffix("\n")
-    if not function.endswith(
-        "on_rank_1"
-    ):  # what is wrong everywhere the slower rank 0 may hear of first
-        said = said.removesuffix(" (rank 1)")
-    assert said.endswith(sentence) and done.stderr.count("\n") == 1, done.stderr
+    said = re.sub(r"(?<=t\.py:)\d+", "{}", done.stderr)
+    assert said.endswith(f"{sentence}\n") and said.count("\n") == 1, said
 
 
 @pytest.mark.slow
@@ -558,25 +534,14 @@ def test_interrupted(shop: Cli, backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.torch
 def test_torchrun(shop: Cli) -> None:
-    """`torchrun -m optsched.arraypipe.cli.run`: writes the results; too many ranks are refused."""
+    """Ranks that `torchrun` has started write the results; too many are refused."""
     pytest.importorskip("torch")
-    module = ["-m", "optsched.arraypipe.cli.run", "t.py:make_trainer", "x.schedule.json"]
-    done = subprocess.run(
-        [*TORCHRUN, "2", *module, "--steps", "4", "--out", "o"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(os.listdir("o")) == RESULTS
-    done = subprocess.run(
-        [*TORCHRUN, "3", *module, "--steps", "4", "--out", "p"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode != 0
-    assert "error: the schedule has 2 devices, there are 3 processes" in done.stderr
-    assert not Path("p").exists()
-    alone = subprocess.run([sys.executable, *module], capture_output=True, text=True)
-    assert alone.returncode == 2 and "torchrun" in alone.stderr and alone.stderr.count("\n") == 1
+    run = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", "--backend", "process")
+    for ranks, out in ((2, "o"), (3, "p")):
+        done = subprocess.run(
+            [*TORCHRUN, str(ranks), "--no-python", *PROGRAM, *run, "--steps", "4", "--out", out],
+            capture_output=True, text=True, timeout=PATIENCE,
+        )  # fmt: skip
+        assert (done.returncode == 0) == (ranks == 2), done.stderr
+    assert sorted(os.listdir("o")) == RESULTS and not Path("p").exists()
+    assert done.stderr.count("error: backend: the schedule has 2 devices, there are 3") == 1

@@ -545,12 +545,12 @@ def test_more_small_messages_are_posted_at_once(size: int, window: int, expected
     """Together up to 256 KiB and 16 blocks, never fewer than the window; of own channels only."""
     plan = compile(random_schedule([1, 1], 2))
     segment = Segment(plan, routes(plan), (0, 1), [0, 0], [3, 3])
-    found = Capacity()
+    found = Capacity(window)
     found.take([[[job, stage, size] for job in range(2) for stage in range(2)], []])
     found._known = {0, 1}  # as after a first forward
     for device in range(2):
         own = [channel.target == device for channel in segment.routes.channels]
         assert any(own)
-        windows = found.windows(segment, device, window)
+        windows = found.windows(segment, device)
         assert windows == [expected if mine else window for mine in own]
-    assert found.held(segment, 0, window, range(2)) == (window * size, 2 * size)
+    assert found.held(segment, 0, range(2)) == (window * size, 2 * size)

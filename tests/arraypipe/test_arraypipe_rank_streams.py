@@ -19,8 +19,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from optsched.arraypipe import training_run  # noqa: E402
-from optsched.arraypipe.distributed import group as ranks  # noqa: E402
-from optsched.arraypipe.distributed import transport  # noqa: E402
+from optsched.arraypipe.distributed import (  # noqa: E402
+    ranks,
+    transport,
+)
 from optsched.arraypipe.distributed.backend import ProcessBackend  # noqa: E402
 from optsched.arraypipe.distributed.transport import (  # noqa: E402
     CreditedLinks,
@@ -192,7 +194,7 @@ def lost(**given: Any) -> tuple[Any, list[str]]:
     backend: Any = object.__new__(ProcessBackend)
     backend.__dict__.update(
         links=SimpleNamespace(abort=note("abort")), course=SimpleNamespace(segments=[0], now=None),
-        notices=SimpleNamespace(tell=note("tell"), diagnosis=lambda *_: "lost"),
+        group=SimpleNamespace(abort=note("tell"), diagnosis=lambda *_: "lost"),
         post=SimpleNamespace(abandon=note("abandon")), _whereabouts=list,
         worker=SimpleNamespace(finish=note("finish"), memory=SimpleNamespace(copies=[])), **given,
     )  # fmt: skip
@@ -365,7 +367,9 @@ def test_the_gpu_of_a_rank(
     monkeypatch.setattr(ranks.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(ranks.dist, "new_group", lambda backend: None)
     monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda group: None)
-    monkeypatch.setattr(ranks, "everybody", everybody)
+    monkeypatch.setattr(
+        ranks, "Group", lambda group: SimpleNamespace(all=lambda own: everybody(own, group))
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     monkeypatch.setattr(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from optsched.arraypipe.distributed.collect import drop
 from optsched.arraypipe.distributed.mailbox import Post
 from optsched.arraypipe.distributed.protocol import Swap, first_cycle, is_heard, shorten
-from optsched.arraypipe.distributed.swaps import Announcement, Notices, stay_in_place
+from optsched.arraypipe.distributed.swaps import Announcement
 from optsched.arraypipe.distributed.transport import PeerLost, Stalled
 from optsched.arraypipe.plan.segments import Change, device_stream, places
 from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, GpuClock, timer
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from optsched.arraypipe.distributed.group import Group
     from optsched.arraypipe.distributed.mailbox import Capacity
     from optsched.arraypipe.distributed.transport import GlooLinks
     from optsched.arraypipe.plan.plan import ExecutionPlan
@@ -40,12 +41,10 @@ class ProcessBackend:
     ----------
     course, runs, worker, planner, strict
         As for the inline backend; only the planner of rank 0 is asked, and the others are told.
-    links
+    links, group
         To the other devices; device d is rank d.
     capacity
-        How long messages are expected to be.
-    window
-        Blocks whose messages are posted ahead, per channel; more of small messages.
+        How long messages are expected to be, and how many are posted ahead.
     """
 
     def __init__(
@@ -55,16 +54,16 @@ class ProcessBackend:
         worker: Worker,
         planner: Planner,
         links: GlooLinks,
+        group: Group,
         capacity: Capacity,
-        window: int = 2,
         strict: bool = False,
     ) -> None:
         self.course, self.runs, self.worker, self.planner = course, runs, worker, planner
-        self.links, self.strict, self.device = links, strict, links.rank
-        self.capacity = capacity
-        self.notices = Notices(links)
+        self.links, self.group, self.device = links, group, links.rank
+        self.capacity, self.strict = capacity, strict
+        self.announced: Announcement | None = None  # by this rank, the first
         self.homes: dict[int, tuple[int, ...]] = {}  # device of every stage, by job
-        self.window, self.post = window, Post(links, capacity.of, self._hear)
+        self.post = Post(links, capacity.of, self._hear)
         self.past = Past()
         self.messages: Sequence[Moved] = ()  # of all ranks, on the first when they have been told
         self.copies: Sequence[Copied] = ()  # of this rank when it is over; then as `messages`
@@ -104,7 +103,7 @@ class ProcessBackend:
                 self.course.close()
                 following = self._following(number + 1)
                 if following is None:
-                    self.notices.assemble()
+                    self.group.assemble()
                     self.post.flush()
                     self._land(0)
                     self._forget(self.past.close())
@@ -113,11 +112,11 @@ class ProcessBackend:
                 self._begin(following)
         except (Stalled, PeerLost) as error:
             self.links.abort()
-            text = self.notices.diagnosis(self._whereabouts(), str(error))
+            text = self.group.diagnosis(self._whereabouts(), str(error))
             raise type(error)(text) from error
         except BaseException as error:  # the others will only see that this process is gone
             self.links.abort()
-            self.notices.tell(f"{type(error).__name__}: {error}")
+            self.group.abort(f"{type(error).__name__}: {error}")
             raise
         finally:
             self.post.abandon()
@@ -130,7 +129,7 @@ class ProcessBackend:
         except Exception as error:
             if lost:
                 return
-            self.notices.tell(reason(error))
+            self.group.abort(reason(error))
             raise
         self.copies = self.worker.memory.copies
 
@@ -161,7 +160,7 @@ class ProcessBackend:
             began = clock()
             sent = execute(segment, now, received)
             ended = clock()
-            self.notices.beat(ended)
+            self.group.beat(ended)
             if timed:  # what it waited for its state is not the block's time
                 waited, exposed = memory.exposed - exposed, memory.exposed
                 began = min(began + waited, ended)
@@ -182,8 +181,8 @@ class ProcessBackend:
     def _windows(self, segment: Segment) -> int | Sequence[int]:
         """Blocks whose messages are posted ahead; with a limit of memory no more than promised."""
         if self.links.apart or self.worker.memory.limits is not None:
-            return self.window
-        return self.capacity.windows(segment, self.device, self.window)
+            return self.capacity.window
+        return self.capacity.windows(segment, self.device)
 
     def _land(self, most: int) -> None:
         """Note the times of the GPU instead of the host's, until so many blocks are under way."""
@@ -227,7 +226,7 @@ class ProcessBackend:
         if (change is None and not self.interrupted) or not is_heard(segment, cycle):
             return  # what cannot be heard any more is said at the end
         swap = Swap(number + 1, first_cycle(segment, cycle))
-        self._announce(swap.number, change)
+        self._announce(change)
         self._hear(swap)
 
     def _has_deletions(self, segment: Segment, cycle: int) -> bool:
@@ -239,13 +238,11 @@ class ProcessBackend:
                 return True
         return False
 
-    def _announce(self, number: int, change: Change | None) -> None:
-        if change is not None:
-            stay_in_place(change, self.homes, self.runs, self.links.size)
+    def _announce(self, change: Change | None) -> None:
         ends = [run.end for run in self.runs]
         sizes = self.capacity.rows(() if change is None else change.seats)
-        news = Announcement(change, ends, self.interrupted, [*self.planner.joined], sizes)
-        self.notices.put(number, news, self._plans())
+        self.announced = Announcement(change, ends, self.interrupted, self.planner.joined, sizes)
+        self.group.broadcast(self.announced.write(self._plans()))
         self.wish = None
 
     def _plans(self) -> list[ExecutionPlan]:
@@ -290,8 +287,9 @@ class ProcessBackend:
             if not run.local:  # nothing of it is here to count
                 run.updates = run.begin - run.start
         if self.device == 0 and self.post.swap.number < number:
-            self._announce(number, self.wish or self.planner.poll(self.course.now))
-        found = self.notices.get(number, self._plans())
+            self._announce(self.wish or self.planner.poll(self.course.now))
+        found = self.announced or Announcement.read(self.group.hear(), self._plans())
+        self.announced = None
         if found.halts:
             for run in self.runs:
                 run.stop_after(run.begin - 1)

@@ -7,17 +7,15 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from optsched.arraypipe.distributed import header
 from optsched.arraypipe.distributed.header import LONG, SIZE, TOMBSTONE, Header, Slot, slot_of
 from optsched.arraypipe.distributed.protocol import DevicePort, Swap
-from optsched.arraypipe.distributed.transport import LANES, hearing
+from optsched.arraypipe.distributed.transport import LANES
 from optsched.arraypipe.distributed.wire import Inbox, Outbox, capacity, words
 from optsched.arraypipe.plan.types import MESSAGES, Transfer
 from optsched.arraypipe.runtime.types import Parcel
 from optsched.arraypipe.runtime.worker import rehearse
-from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -44,7 +42,8 @@ class Capacity:
     and receiver must not differ about what is longer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 2) -> None:
+        self.window = window  # blocks whose messages are posted ahead, per channel
         self._boundary: dict[tuple[int, int], int] = {}  # (job, stage) -> bytes of its output
         self._weights: dict[tuple[int, int, int], int] = {}  # (job, owner, user)
         self._known: set[int] = set()  # jobs of which all are known
@@ -58,9 +57,7 @@ class Capacity:
             return _FACTOR
         return self._boundary[slot.job, low]
 
-    def held(
-        self, segment: Segment, device: int, window: int, seats: Collection[int]
-    ) -> tuple[int, int]:
+    def held(self, segment: Segment, device: int, seats: Collection[int]) -> tuple[int, int]:
         """Most bytes of a device's receive windows, and of its outboxes, for some seats.
 
         A window has the messages of so many blocks, however large they are; an outbox has one
@@ -74,11 +71,11 @@ class Capacity:
             if channel.source == device:
                 outboxes += sum(blocks)
             else:
-                windows += window * max(blocks, default=0)
+                windows += self.window * max(blocks, default=0)
         return windows, outboxes
 
-    def windows(self, segment: Segment, device: int, window: int) -> list[int]:
-        """Blocks whose messages to post at a time, by channel: `window`, more of small messages.
+    def windows(self, segment: Segment, device: int) -> list[int]:
+        """Blocks whose messages to post at a time, by channel: the window, more of small messages.
 
         For devices with room to spare: every receive that is posted wakes the process that sends,
         which costs about as much as a small message.
@@ -87,7 +84,7 @@ class Capacity:
         for channel in segment.routes.channels:
             mine = channel.target == device
             most = max(self._blocks(segment, channel, seats), default=0) if mine else 0
-            found.append(max(window, min(_MANY, _LITTLE // most)) if most else window)
+            found.append(max(self.window, min(_MANY, _LITTLE // most)) if most else self.window)
         return found
 
     def _blocks(self, segment: Segment, channel: Channel, seats: Collection[int]) -> list[int]:
@@ -128,18 +125,6 @@ class Capacity:
             self._boundary[job, stage] = size
         for job, owner, user, size in rows[1]:
             self._weights[job, owner, user] = size
-
-    def agree(self, jobs: Collection[int], group: Any) -> None:
-        """`InputError` if another rank has measured other sizes of these jobs (collective)."""
-        rows: list[object] = [None] * dist.get_world_size()
-        with hearing():
-            dist.all_gather_object(rows, self.rows(jobs), group)
-        for rank, row in enumerate(rows):
-            if row != rows[0]:
-                raise InputError(
-                    f"data: rank {rank} sees other shapes in the first batches than rank 0; all "
-                    f"ranks must build the same models and read the same data"
-                )
 
 
 _LANE: Final = {kind: lane for lane, kind in enumerate(MESSAGES)}
