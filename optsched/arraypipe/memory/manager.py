@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import deque
 from functools import partial
 from itertools import dropwhile
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from optsched.arraypipe.memory.budget import Limits, Room, check_limit, reserved, room_for_states
+from optsched.arraypipe.memory.budget import Limits, Room, check_limit, reserved
 from optsched.arraypipe.memory.copies import Replacement, Transfers
 from optsched.arraypipe.memory.cuda_engine import CudaEngine
-from optsched.arraypipe.memory.engines import IN, OUT, HostEngine
-from optsched.arraypipe.memory.residency import PCIE_4, UNITS, HostLink, ResidencyPlan
-from optsched.arraypipe.memory.slots import Tenant, flat_bytes, layout_of
+from optsched.arraypipe.memory.engines import IN, OUT, PCIE_4, HostEngine, HostLink
+from optsched.arraypipe.memory.residency import ResidencyPlan
+from optsched.arraypipe.memory.slots import MovingState, flat_bytes, layout_of
 from optsched.arraypipe.memory.stage_bytes import beside_states
 from optsched.arraypipe.memory.types import (
     BUFFERS,
@@ -35,82 +35,57 @@ from optsched.arraypipe.runtime.worker import Resident
 from optsched.errors import InputError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
     from optsched.arraypipe.job import JobStage
-    from optsched.arraypipe.memory.budget import MessageBytes, StageBytes
+    from optsched.arraypipe.memory.budget import MessageBytes
     from optsched.arraypipe.memory.engines import CopyEngine
     from optsched.arraypipe.memory.stage_bytes import MakeCriterion
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Instance
+    from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.types import Pause
 
 
-class Run(Protocol):
-    """What the memory has to know of a job (`JobRun`)."""
-
-    job: Any
-    title: str
-    stages: list[JobStage]
-    end: int
+_SECONDS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 class Slotted:
     """States of one device that take turns in slots; the rest of them waits in host memory.
 
-    Nothing that a job computes depends on it: what is moved are bytes.
-
-    Parameters
-    ----------
-    runs
-        All jobs; may grow.
-    plan
-        Sizes of the slots and how to replace; made for the first segment.
-    pairs
-        (job, stage) of every state of the plan.
-    future
-        The visits to come; a job's later ones may be missing from it, and it may go on after it
-        seemed over.
-    device
-        Where the slots are.
-    engine
-        Runs the copies; by default the one of the device.
-    ahead
-        Where the future comes from, if it may change on the way.
+    Nothing that a job computes depends on it: what is moved are bytes. Sizes of the slots and how
+    to replace are those of `plan`, made for the first segment. A job's later visits may be missing
+    from `future`, and it may go on after it seemed over.
     """
-
-    moves = True
 
     def __init__(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[JobRun],
         plan: ResidencyPlan,
         pairs: Sequence[tuple[int, int]],
         future: Iterator[Visit],
         device: torch.device,
-        engine: CopyEngine | None = None,
-        ahead: Ahead | None = None,
     ) -> None:
-        self.runs, self.plan, self.device, self.ahead = runs, plan, device, ahead
-        cuda = on_gpu(device)
+        self.runs, self.plan, self.device = runs, plan, device
+        self.ahead = future if isinstance(future, Ahead) else None
         self.capacity = [max(s.bytes[piece] for s in plan.states) for piece in range(len(PIECES))]
         # by pool and slot: flat bytes of its pieces
         self.slots = [
             [self._flats(pool) for _ in range(rule.slots)]
             for pool, rule in zip(POOLS, plan.rules, strict=True)
         ]
-        self.engine: CopyEngine = engine or (CudaEngine(device) if cuda else HostEngine())
-        if isinstance(self.engine, CudaEngine):
+        self.engine: CopyEngine = HostEngine()
+        if on_gpu(device):
+            self.engine = engine = CudaEngine(device)
             for flats in (*self.slots[0], *self.slots[1]):
-                self.engine.adopt(flats.values())
-        self.index: dict[tuple[int, int], int] = {}
-        self.tenants: list[Tenant] = []
+                engine.adopt(flats.values())
+        self.index: dict[tuple[int, int], int] = {}  # of a state, by (job, stage)
+        self.states: list[MovingState] = []
         for pair in pairs:
             self.state_of(*pair)
-        horizon = 2 * len(plan.visits) + 1
-        replacement = Replacement(future, plan.rules, horizon)
+        replacement = Replacement(future, plan.rules, 2 * len(plan.visits) + 1)
         self.transfers = Transfers(replacement, self.engine, self, plan.chunk)
         self.open: Visit | None = None
         self.version = 0  # of the weights when they were entered
@@ -120,8 +95,7 @@ class Slotted:
 
         An update after the B of the same block is a visit of its own.
         """
-        if self.open is not None:
-            self._leave()
+        self._leave()
         operation, iteration = (-1, -1) if now is None else (now.operation, now.iteration)
         state = self.state_of(job, stage)
         # whether there is a graph is known of announced visits only; of others it is assumed
@@ -134,24 +108,23 @@ class Slotted:
         assert decision is not None
         assert decision.visit.state == state
         self.open = decision.visit
-        tenant, slot = self.tenants[state], decision.moves[0].slot
-        if kind == "B" and tenant.graph_slot not in (-1, slot) and _graphs(tenant.stage):
+        moving, slot = self.states[state], decision.moves[0].slot
+        if kind == "B" and moving.graph_slot not in (-1, slot) and _graphs(moving.stage):
             raise InternalError(
-                f"the state of job {tenant.title}, stage {stage} has left its slot between "
+                f"the state of job {moving.title}, stage {stage} has left its slot between "
                 f"forward and backward"
             )
         flats = self.slots[0][slot]
-        tenant.bind(slot, [flats[piece] for piece in POOLS[0]])
+        moving.bind(slot, [flats[piece] for piece in POOLS[0]])
         self.version = flats[WEIGHTS]._version
         if kind == "U":
-            shelf = decision.moves[1].slot
-            tenant.bind_optimizer(shelf, self.slots[1][shelf][MOMENTS])
-        return tenant.stage
+            slot = decision.moves[1].slot
+            moving.bind_optimizer(slot, self.slots[1][slot][MOMENTS])
+        return moving.stage
 
     def leave(self, job: int, stage: int, kind: str) -> None:
         """The block has been launched; start the copies that had to wait for it."""
-        if self.open is not None:
-            self._leave()
+        self._leave()
 
     @property
     def exposed(self) -> int:
@@ -160,44 +133,43 @@ class Slotted:
 
     def close(self) -> None:
         """Bring every state back into host memory, and point its job there."""
-        if self.open is not None:
-            self._leave()
+        self._leave()
         self.transfers.flush()
-        for tenant in self.tenants:
-            tenant.park()
-            tenant.park_optimizer()
+        for moving in self.states:
+            moving.park()
+            moving.park_optimizer()
 
     def state_of(self, job: int, stage: int) -> int:
         """Index of a state; a new one is moved into a store."""
         pair = (job, stage)
         if pair not in self.index:
             run = self.runs[job]
-            tenant = Tenant(run.stages[stage], run.title, on_gpu(self.device))
-            for piece, (size, room) in enumerate(
-                zip(tenant.layout.bytes, self.capacity, strict=True)
-            ):
+            moving = MovingState(run.stages[stage], run.title, on_gpu(self.device))
+            sizes = zip(PIECES, moving.layout.bytes, self.capacity, strict=True)
+            for piece, size, room in sizes:
                 if size > room:
                     raise InputError(
-                        f"memory: the {PIECES[piece]} of job {run.title}, stage {stage} take "
+                        f"memory: the {piece} of job {run.title}, stage {stage} take "
                         f"{size} bytes, a slot has {room}"
                     )
-            self.index[pair] = len(self.tenants)
-            self.tenants.append(tenant)
+            self.index[pair] = len(self.states)
+            self.states.append(moving)
         return self.index[pair]
 
     def _leave(self) -> None:
         visit, self.open = self.open, None
-        assert visit is not None
-        tenant = self.tenants[visit.state]
+        if visit is None:
+            return
+        moving = self.states[visit.state]
         if visit.kind == "U":
-            tenant.absorb()
-        elif self.slots[0][tenant.slot][WEIGHTS]._version != self.version:
+            moving.absorb()
+        elif self.slots[0][moving.slot][WEIGHTS]._version != self.version:
             raise InputError(
-                f"job {tenant.title}: stage {tenant.stage.index} changes its weights in place "
+                f"job {moving.title}: stage {moving.stage.index} changes its weights in place "
                 f"outside of the update; run without a memory limit"
             )
-        if visit.kind in ("F", "R") and _graphs(tenant.stage):
-            tenant.graph_slot = tenant.slot
+        if visit.kind in ("F", "R") and _graphs(moving.stage):
+            moving.graph_slot = moving.slot
         self.transfers.leave()
 
     # what `Transfers` asks of a carrier
@@ -206,12 +178,12 @@ class Slotted:
         self, direction: str, slot: int, state: int, piece: int, start: int, stop: int
     ) -> Callable[[], None]:
         """The copy of a range of bytes between a state's store and a slot."""
-        tenant = self.tenants[state]
+        moving = self.states[state]
         here = self.slots[int(piece == MOMENTS)][slot][piece][start:stop]
-        there = tenant.bytes[piece][start:stop]
+        there = moving.bytes[piece][start:stop]
         pairs = [(here, there) if direction == IN else (there, here)]
-        if direction == OUT and piece == BUFFERS and stop == tenant.size(piece):
-            pairs += tenant.replaced()
+        if direction == OUT and piece == BUFFERS and stop == moving.size(piece):
+            pairs += moving.replaced()
 
         def move() -> None:
             for target, source in pairs:
@@ -224,90 +196,104 @@ class Slotted:
 
     def size(self, state: int, piece: int) -> int:
         """Bytes to copy of a piece."""
-        return self.tenants[state].size(piece)
+        return self.states[state].size(piece)
 
     def leaves(self, pool: int, slot: int, state: int) -> None:
         """A state is out of a slot."""
-        tenant = self.tenants[state]
-        if pool == 0 and tenant.slot == slot:
-            tenant.park()
-        if pool == 1 and tenant.shelf == slot:
-            tenant.park_optimizer()
+        moving = self.states[state]
+        if pool == 0 and moving.slot == slot:
+            moving.park()
+        if pool == 1 and moving.moments_slot == slot:
+            moving.park_optimizer()
 
     def _flats(self, pool: Sequence[int]) -> dict[int, Tensor]:
         made = flat_bytes([self.capacity[piece] for piece in pool], self.device, False)
         return dict(zip(pool, made, strict=True))
 
 
-class PerDevice:
-    """Memories of all devices of a process.
+class Share(NamedTuple):
+    """The part of a process that has one of the devices."""
 
-    Parameters
-    ----------
-    runs
-        All jobs; may grow.
-    segments
-        What is run, one after the other; may grow.
-    limit
-        Bytes of every device.
-    link
-        To the host, in bytes per second, for predictions; by default measured on GPUs.
-    devices
-        Where the slots are, by device of the plan; by default where the stages are.
-    criterion
-        The loss of a micro-batch, for what it keeps (`beside_states`).
-    share
-        The only device of this process, if others have the rest.
-    """
+    device: int
+    bytes: MessageBytes  # receive windows and outboxes of so many jobs of the plan
+    taken: int = 0  # bytes of its GPU that communicators have taken
+
+
+class Work(NamedTuple):
+    """What a device does in a cycle of the first segment."""
+
+    pairs: list[tuple[int, int]]  # (job, stage) of its states
+    visits: list[Visit]
+    place: torch.device
+
+
+class PerDevice:
+    """Memories of all devices of a process; parameters as of `memory_of`."""
 
     moves = True
 
     def __init__(
         self,
-        runs: Sequence[Run],
+        runs: Sequence[JobRun],
         segments: Sequence[Segment],
         limit: int,
-        link: HostLink | None = None,
-        devices: Sequence[torch.device] = (),
-        criterion: MakeCriterion | None = None,
+        criterion: MakeCriterion,
         share: Share | None = None,
     ) -> None:
-        self.runs, self.segments = runs, segments
-        self.resident = Resident(runs)  # type: ignore[arg-type]
-        self.plans: list[ResidencyPlan] = []
-        self.home: dict[tuple[int, int], Slotted | None] = {}
+        self.runs, self.segments, self.share = runs, segments, share
+        self.resident = Resident(runs)
+        self.home: dict[tuple[int, int], Slotted | None] = {}  # None: it is resident
         self.refused: dict[tuple[int, int], InputError] = {}  # too large for the slots
-        segment = segments[0]
-        beside = beside_states(runs, segment, criterion)
-        prepared = []
-        n = len(segment.plan.sequences)
-        self.slotted: list[Slotted | None] = [None] * n  # by device; None: all are resident
-        limits = _limits(runs, segment, beside, n)
-        self.limits: Limits | None = limits
-        self.resident.limits = limits
-        here = range(n) if share is None else (share.device,)
-        for d in here:
-            pairs, visits = cycle_of(segment.plan, d, lambda seat: self._recomputes(segment, seat))
-            pairs = [(segment.seats[seat], stage) for seat, stage in pairs]
-            prepared.append((pairs, visits, devices[d] if devices else _device(runs, pairs)))
-        places = [device for *_, device in prepared]
-        links = {place: link or _link_of(place, places.count(place)) for place in set(places)}
-        taken, messages = (0, None) if share is None else (share.taken, share.bytes)
-        for d, (pairs, visits, device) in zip(here, prepared, strict=True):
-            cuda = reserved(device, places, taken)
-            plan = residency(
-                runs, segment, d, pairs, visits, limit, links[device], cuda, beside, messages
-            )
+        first = segments[0]
+        beside = beside_states(runs, first, criterion)
+        self.sizes = {
+            (job, stage.index): layout_of(stage, runs[job].title).bytes
+            for job in first.seats
+            for stage in runs[job].stages
+        }
+        self.limits = self.resident.limits = Limits(
+            runs,
+            [None] * len(first.plan.sequences),
+            {pair: sum(sizes) for pair, sizes in self.sizes.items()},
+            lambda job, stage: sum(layout_of(runs[job].stages[stage], runs[job].title).bytes),
+            {(first.seats[seat], stage): row for (seat, stage), row in beside.items()},
+        )
+        here = range(len(first.plan.sequences)) if share is None else (share.device,)
+        work = {d: self._work(first, d) for d in here}
+        places = [one.place for one in work.values()]
+        links = {place: _link_of(place, places.count(place)) for place in set(places)}
+        self.plans: list[ResidencyPlan] = []
+        for d, one in work.items():
+            room = Room(limit, reserved(one.place, places, share.taken if share else 0))
+            left = room.for_states(first.plan, d, beside, share and share.bytes)
+            plan = self._plan(first, d, one, left, links[one.place])
             self.plans.append(plan)
-            limits.rooms[d] = _room(plan, limit, cuda)
+            self.limits.rooms[d] = _divided(room, plan)
         # all devices have been checked: nothing has been moved before
-        for d, plan, (pairs, _, device) in zip(here, self.plans, prepared, strict=True):
-            made = None
+        self.slotted: list[Slotted | None] = [None] * len(first.plan.sequences)
+        for (d, one), plan in zip(work.items(), self.plans, strict=True):
             if plan.rules:
-                ahead = Ahead(self, d)
-                made = Slotted(runs, plan, pairs, ahead, device, ahead=ahead)
-            self.slotted[d] = made
-            self.home.update(dict.fromkeys(pairs, made))
+                self.slotted[d] = Slotted(runs, plan, one.pairs, Ahead(self, d), one.place)
+            self.home.update(dict.fromkeys(one.pairs, self.slotted[d]))
+
+    def _work(self, segment: Segment, device: int) -> Work:
+        seats, visits = cycle_of(
+            segment.plan, device, lambda seat: self.recomputes(segment.seats[seat])
+        )
+        pairs = [(segment.seats[seat], stage) for seat, stage in seats]
+        place = torch.device("cpu")
+        if pairs:
+            place = self.runs[pairs[0][0]].stages[pairs[0][1]].device
+        return Work(pairs, visits, place)
+
+    def _plan(
+        self, segment: Segment, device: int, work: Work, room: int, link: HostLink
+    ) -> ResidencyPlan:
+        """The residency plan of a device for the real tensors of its jobs."""
+        states = [State(*pair, self.sizes[pair]) for pair in work.pairs]
+        unit = _SECONDS[segment.plan.schedule.time_unit]
+        name = segment.plan.devices[device]
+        return ResidencyPlan.compile(states, work.visits, room, link.scaled(unit), device=name)
 
     def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
         """Ask the memory of the state's device."""
@@ -381,9 +367,6 @@ class PerDevice:
         """Whether a job keeps inputs only."""
         return bool(self.runs[job].job.recompute)
 
-    def _recomputes(self, segment: Segment, seat: int) -> bool:
-        return self.recomputes(segment.seats[seat])
-
     def _of(self, job: int, stage: int) -> Slotted | Resident:
         pair = (job, stage)
         if pair not in self.home:  # it has come in with the newest segment
@@ -437,30 +420,11 @@ class Ahead:
         self.ready: deque[Visit] = deque()
 
 
-class Share(NamedTuple):
-    """The part of a process that has one of the devices.
-
-    Parameters
-    ----------
-    device
-        Which one.
-    bytes
-        Receive windows and outboxes of so many jobs of the plan.
-    taken
-        Bytes of its GPU that communicators have taken.
-    """
-
-    device: int
-    bytes: MessageBytes
-    taken: int = 0
-
-
 def memory_of(
-    runs: Sequence[Run],
+    runs: Sequence[JobRun],
     segments: Sequence[Segment],
     limit: int | None,
-    devices: Sequence[torch.device] = (),
-    criterion: MakeCriterion | None = None,
+    criterion: MakeCriterion,
     share: Share | None = None,
 ) -> Resident | PerDevice:
     """The memory of a run: everything resident if it fits, else slots.
@@ -471,8 +435,6 @@ def memory_of(
         Jobs and what is run; both may grow.
     limit
         Bytes of every device for states, gradients, activations and reserve; None: all states fit.
-    devices
-        Where the slots are, by device of the plan; by default where the stages are.
     criterion
         The loss of a micro-batch, for what it keeps (`beside_states`).
     share
@@ -484,60 +446,20 @@ def memory_of(
         It does not fit, not even in slots; nothing has been moved.
     """
     if limit is None:
-        return Resident(runs)  # type: ignore[arg-type]
+        return Resident(runs)
     check_limit(limit)
-    memory = PerDevice(runs, segments, limit, devices=devices, criterion=criterion, share=share)
+    memory = PerDevice(runs, segments, limit, criterion, share)
     return memory if any(memory.slotted) else memory.resident
 
 
-def residency(
-    runs: Sequence[Run],
-    segment: Segment,
-    device: int,
-    pairs: Sequence[tuple[int, int]],
-    visits: Sequence[Visit],
-    limit: int,
-    link: HostLink,
-    cuda: int,
-    beside: Mapping[tuple[int, int], StageBytes],
-    messages: MessageBytes | None = None,
-) -> ResidencyPlan:
-    """The residency plan of a device for the real tensors of its jobs."""
-    states = []
-    for job, stage in pairs:
-        sizes = layout_of(runs[job].stages[stage], runs[job].title).bytes
-        states.append(State(job, stage, sizes))
-    room = room_for_states(
-        segment.plan, device, states, limit, cuda=cuda, beside=beside, messages=messages
-    )
-    unit = UNITS.get(segment.plan.schedule.time_unit, 1e-6)
-    name = segment.plan.devices[device]
-    return ResidencyPlan.compile(states, visits, room, link.scaled(unit), device=name)
-
-
-def _limits(
-    runs: Sequence[Run],
-    segment: Segment,
-    beside: Mapping[tuple[int, int], StageBytes],
-    devices: int,
-) -> Limits:
-    """The bytes of all jobs of the first segment, while their stages are still here."""
-    sizes = {
-        (job, stage.index): sum(layout_of(stage, runs[job].title).bytes)
-        for job in segment.seats
-        for stage in runs[job].stages
-    }
-    by_job = {(segment.seats[seat], stage): row for (seat, stage), row in beside.items()}
-    return Limits([None] * devices, sizes, by_job)
-
-
-def _room(plan: ResidencyPlan, limit: int, cuda: int) -> Room:
+def _divided(room: Room, plan: ResidencyPlan) -> Room:
+    """The room as a plan divides it."""
     if not plan.rules:
-        return Room(limit, cuda)
+        return room
     taken = sum(rule.slots * size for rule, size in zip(plan.rules, plan.slot_bytes, strict=True))
-    states, weights = plan.states, plan.rules[0]
-    fixed = tuple((states[k].job, states[k].stage) for k in weights.fixed)
-    return Room(limit, cuda, weights.slots, taken, fixed)
+    weights = plan.rules[0]
+    fixed = tuple((plan.states[k].job, plan.states[k].stage) for k in weights.fixed)
+    return room._replace(slots=weights.slots, taken=taken, fixed=fixed)
 
 
 def _link_of(device: torch.device, shared: int) -> HostLink:
@@ -548,10 +470,6 @@ def _link_of(device: torch.device, shared: int) -> HostLink:
     torch.cuda.empty_cache()  # the streams of the blocks cannot use what this one has left
     latency = max(inward.latency_ns, outward.latency_ns) / 1e9
     return HostLink(inward.bandwidth / shared, outward.bandwidth / shared, latency)
-
-
-def _device(runs: Sequence[Run], pairs: Sequence[tuple[int, int]]) -> torch.device:
-    return runs[pairs[0][0]].stages[pairs[0][1]].device if pairs else torch.device("cpu")
 
 
 def _graphs(stage: JobStage) -> bool:

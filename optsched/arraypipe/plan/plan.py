@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from optsched.analysis.occupancy import held_bytes
 from optsched.arraypipe.plan.checks import (
     check_memory,
     check_orders,
     check_together,
     counted_from_zero,
-    held_bytes,
     identify_all,
 )
 from optsched.arraypipe.plan.edits import blocks_only
@@ -115,8 +115,8 @@ class ExecutionPlan:
         The peak of a prefix sum over one cycle that begins with what crosses its start; workspaces
         are not in it. Where a device gains bytes with every cycle, it is that of the first.
         """
-        levels = held_bytes(self.schedule, self.blocks, self.sequences)
-        return tuple(max(level, default=0) for level in levels)
+        levels = (held_bytes(self.schedule, row) for row in self.sequences)
+        return tuple(int(level.max(initial=0)) for level in levels)
 
     @cached_property
     def waits(self) -> tuple[tuple[RecurrentArc, ...], ...]:
