@@ -218,7 +218,7 @@ def test_copies_are_in_the_trace(
     assert set(names[2:]) <= {f"{d} {w} host" for d in names[:2] for w in ("from", "to")}
     assert trace.duration[blocks:].min() > 0
     # what was measured beside the blocks is what they have waited for, and what was flushed
-    exposed = sum(one.engine.exposed for one in memory.slotted if one is not None)
+    exposed = sum(one.engine.exposed for one in memory.slotted.values())
     assert trace.duration[blocks:].sum() == exposed >= result.report.exposed > 0
     pairs = {(int(trace.job[i]), int(trace.stage[i])) for i in range(blocks, trace.n_operations)}
     assert pairs <= {(j, s) for j in range(4) for s in range(3)}

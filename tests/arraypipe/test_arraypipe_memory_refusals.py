@@ -46,8 +46,7 @@ def alone_in_slots(
     visits = [Visit(j, "R") for j in range(len(jobs))]
     plan = ResidencyPlan.compile(states, visits, None, link, slots=(slots, slots))
     plan = dataclasses.replace(plan, rules=(Rule(slots, slots - 1), Rule(slots, slots - 1)))
-    pairs = [(j, 0) for j in range(len(jobs))]
-    return Slotted(runs, plan, pairs, future or iter(()), torch.device("cpu")), runs
+    return Slotted(runs, plan, future or iter(()), torch.device("cpu")), runs
 
 
 def test_a_wrong_eviction_trips_the_version_counter() -> None:

@@ -35,7 +35,7 @@ from optsched.arraypipe.runtime.worker import Resident
 from optsched.errors import InputError, InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -64,7 +64,6 @@ class Slotted:
         self,
         runs: Sequence[JobRun],
         plan: ResidencyPlan,
-        pairs: Sequence[tuple[int, int]],
         future: Iterator[Visit],
         device: torch.device,
     ) -> None:
@@ -83,8 +82,8 @@ class Slotted:
                 engine.adopt(flats.values())
         self.index: dict[tuple[int, int], int] = {}  # of a state, by (job, stage)
         self.states: list[MovingState] = []
-        for pair in pairs:
-            self.state_of(*pair)
+        for state in plan.states:
+            self.state_of(state.job, state.stage)
         replacement = Replacement(future, plan.rules, 2 * len(plan.visits) + 1)
         self.transfers = Transfers(replacement, self.engine, self, plan.chunk)
         self.open: Visit | None = None
@@ -125,11 +124,6 @@ class Slotted:
     def leave(self, job: int, stage: int, kind: str) -> None:
         """The block has been launched; start the copies that had to wait for it."""
         self._leave()
-
-    @property
-    def exposed(self) -> int:
-        """Nanoseconds that blocks have waited for copies; on a GPU those that are over."""
-        return int(self.engine.exposed)
 
     def close(self) -> None:
         """Bring every state back into host memory, and point its job there."""
@@ -219,14 +213,6 @@ class Share(NamedTuple):
     taken: int = 0  # bytes of its GPU that communicators have taken
 
 
-class Work(NamedTuple):
-    """What a device does in a cycle of the first segment."""
-
-    pairs: list[tuple[int, int]]  # (job, stage) of its states
-    visits: list[Visit]
-    place: torch.device
-
-
 class PerDevice:
     """Memories of all devices of a process; parameters as of `memory_of`."""
 
@@ -242,58 +228,54 @@ class PerDevice:
     ) -> None:
         self.runs, self.segments, self.share = runs, segments, share
         self.resident = Resident(runs)
-        self.home: dict[tuple[int, int], Slotted | None] = {}  # None: it is resident
+        self.slotted: dict[int, Slotted] = {}  # by device; the states of others are resident
+        self.home: dict[tuple[int, int], Slotted | None] = {}  # by (job, stage)
         self.refused: dict[tuple[int, int], InputError] = {}  # too large for the slots
         first = segments[0]
-        beside = beside_states(runs, first, criterion)
-        self.sizes = {
+        sizes = {
             (job, stage.index): layout_of(stage, runs[job].title).bytes
             for job in first.seats
             for stage in runs[job].stages
         }
+        beside = beside_states(runs, first, criterion)
         self.limits = self.resident.limits = Limits(
             runs,
             [None] * len(first.plan.sequences),
-            {pair: sum(sizes) for pair, sizes in self.sizes.items()},
+            {pair: sum(row) for pair, row in sizes.items()},
             lambda job, stage: sum(layout_of(runs[job].stages[stage], runs[job].title).bytes),
             {(first.seats[seat], stage): row for (seat, stage), row in beside.items()},
         )
         here = range(len(first.plan.sequences)) if share is None else (share.device,)
-        work = {d: self._work(first, d) for d in here}
-        places = [one.place for one in work.values()]
+        states = {d: _states(first, d, sizes) for d in here}
+        places = [self._place(states[d]) for d in here]
         links = {place: _link_of(place, places.count(place)) for place in set(places)}
         self.plans: list[ResidencyPlan] = []
-        for d, one in work.items():
-            room = Room(limit, reserved(one.place, places, share.taken if share else 0))
+        for d, place in zip(here, places, strict=True):
+            room = Room(limit, reserved(place, places, share.taken if share else 0))
             left = room.for_states(first.plan, d, beside, share and share.bytes)
-            plan = self._plan(first, d, one, left, links[one.place])
-            self.plans.append(plan)
-            self.limits.rooms[d] = _divided(room, plan)
+            self.plans.append(self._residency(first, d, states[d], left, links[place]))
+            self.limits.rooms[d] = _divided(room, self.plans[-1])
         # all devices have been checked: nothing has been moved before
-        self.slotted: list[Slotted | None] = [None] * len(first.plan.sequences)
-        for (d, one), plan in zip(work.items(), self.plans, strict=True):
+        for d, place, plan in zip(here, places, self.plans, strict=True):
             if plan.rules:
-                self.slotted[d] = Slotted(runs, plan, one.pairs, Ahead(self, d), one.place)
-            self.home.update(dict.fromkeys(one.pairs, self.slotted[d]))
+                self.slotted[d] = Slotted(runs, plan, Ahead(self, d), place)
+            home = self.slotted.get(d)
+            self.home.update(((state.job, state.stage), home) for state in plan.states)
 
-    def _work(self, segment: Segment, device: int) -> Work:
-        seats, visits = cycle_of(
-            segment.plan, device, lambda seat: self.recomputes(segment.seats[seat])
-        )
-        pairs = [(segment.seats[seat], stage) for seat, stage in seats]
-        place = torch.device("cpu")
-        if pairs:
-            place = self.runs[pairs[0][0]].stages[pairs[0][1]].device
-        return Work(pairs, visits, place)
+    def _place(self, states: Sequence[State]) -> torch.device:
+        """Where the states of a device are."""
+        for state in states:
+            return self.runs[state.job].stages[state.stage].device
+        return torch.device("cpu")
 
-    def _plan(
-        self, segment: Segment, device: int, work: Work, room: int, link: HostLink
+    def _residency(
+        self, segment: Segment, device: int, states: Sequence[State], room: int, link: HostLink
     ) -> ResidencyPlan:
-        """The residency plan of a device for the real tensors of its jobs."""
-        states = [State(*pair, self.sizes[pair]) for pair in work.pairs]
-        unit = _SECONDS[segment.plan.schedule.time_unit]
-        name = segment.plan.devices[device]
-        return ResidencyPlan.compile(states, work.visits, room, link.scaled(unit), device=name)
+        """The residency plan of a device."""
+        plan, seats = segment.plan, segment.seats
+        _, visits = cycle_of(plan, device, lambda seat: self.recomputes(seats[seat]))
+        link = link.scaled(_SECONDS[plan.schedule.time_unit])
+        return ResidencyPlan.compile(states, visits, room, link, device=plan.devices[device])
 
     def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
         """Ask the memory of the state's device."""
@@ -308,49 +290,45 @@ class PerDevice:
     @property
     def exposed(self) -> int:
         """Nanoseconds that blocks of all devices have waited for copies."""
-        return sum(memory.exposed for memory in self.slotted if memory is not None)
+        return int(sum(memory.engine.exposed for memory in self.slotted.values()))
 
     def pauses(self) -> list[Pause]:
         """Events around what blocks have waited for on GPUs since the last call."""
         found: list[Pause] = []
-        for memory in self.slotted:
-            if memory is not None and memory.engine.pauses:
-                found += memory.engine.pauses
-                memory.engine.pauses.clear()
+        for memory in self.slotted.values():
+            found += memory.engine.pauses
+            memory.engine.pauses.clear()
         return found
 
     @property
     def copies(self) -> list[Copied]:
         """All copies so far, device by device; on a GPU those that are known to be over."""
         found = []
-        for d, memory in enumerate(self.slotted):
-            if memory is not None:
-                pairs = list(memory.index)
-                found += [
-                    Copied(d, c.direction, *pairs[c.state], c.start, c.end, c.size)
-                    for c in memory.engine.copies
-                ]
+        for d, memory in self.slotted.items():
+            pairs = list(memory.index)
+            found += [
+                Copied(d, c.direction, *pairs[c.state], c.start, c.end, c.size)
+                for c in memory.engine.copies
+            ]
         return found
 
     def forget(self, before: int) -> None:
         """Forget the times of copies that ended before a time."""
-        for memory in self.slotted:
-            if memory is not None:
-                copies = memory.engine.copies
-                copies[:] = [c for c in copies if c.end >= before]
+        for memory in self.slotted.values():
+            copies = memory.engine.copies
+            copies[:] = [c for c in copies if c.end >= before]
 
     def close(self) -> None:
         """Bring all states back to their jobs."""
-        for memory in self.slotted:
-            if memory is not None:
-                memory.close()
+        for memory in self.slotted.values():
+            memory.close()
 
     def state(self, device: int, job: int, stage: int) -> int:
         """Index of a state in the memory of a device; -1: it belongs to another, or to none.
 
         What does not fit into a slot is nothing to prepare for: its job fails when it is its turn.
         """
-        made, pair = self.slotted[device], (job, stage)
+        made, pair = self.slotted.get(device), (job, stage)
         if made is None or self.home.setdefault(pair, made) is not made or pair in self.refused:
             return -1
         try:
@@ -358,10 +336,6 @@ class PerDevice:
         except InputError as error:
             self.refused[pair] = error
             return -1
-
-    def runs_still(self, job: int, iteration: int) -> bool:
-        """Whether a job has this iteration before it, as far as is known here."""
-        return iteration < self.runs[job].end
 
     def recomputes(self, job: int) -> bool:
         """Whether a job keeps inputs only."""
@@ -372,7 +346,7 @@ class PerDevice:
         if pair not in self.home:  # it has come in with the newest segment
             segment = self.segments[-1]
             blocks = (b for b in segment.plan.blocks if segment.seats[b.job] == job)
-            self.home[pair] = self.slotted[next(b.device for b in blocks if b.stage == stage)]
+            self.home[pair] = self.slotted.get(next(b.device for b in blocks if b.stage == stage))
         return self.home[pair] or self.resident
 
 
@@ -396,7 +370,7 @@ class Ahead:
         while not self.ready:
             now = next(self.blocks)
             block = self.reader.plan.blocks[now.operation]
-            if self.memory.runs_still(self.reader.seats[block.job], now.iteration):
+            if now.iteration < self.memory.runs[self.reader.seats[block.job]].end:
                 self.ready.extend(self.reader.visits(block, now.iteration))
         return self.ready.popleft()
 
@@ -449,7 +423,15 @@ def memory_of(
         return Resident(runs)
     check_limit(limit)
     memory = PerDevice(runs, segments, limit, criterion, share)
-    return memory if any(memory.slotted) else memory.resident
+    return memory if memory.slotted else memory.resident
+
+
+def _states(
+    segment: Segment, device: int, sizes: Mapping[tuple[int, int], tuple[int, int, int, int]]
+) -> list[State]:
+    blocks = [segment.plan.blocks[i] for i in segment.plan.sequences[device]]
+    pairs = [(segment.seats[seat], s) for seat, s in sorted({(b.job, b.stage) for b in blocks})]
+    return [State(*pair, sizes[pair]) for pair in pairs]
 
 
 def _divided(room: Room, plan: ResidencyPlan) -> Room:
