@@ -77,10 +77,11 @@ class Bytes(NamedTuple):
         return "\n".join(f"{name:38} {size:>16,}" for name, size in rows)
 
 
-def standing(states: Sequence[int], gradients: Sequence[int], in_turn: bool) -> Bytes:
-    """What does not come and go of jobs on a device, by job; `in_turn`: one gradient at a time."""
-    held = max(gradients, default=0) if in_turn else sum(gradients)
-    return Bytes(states=sum(states), gradients=held)
+def standing(states: IntArray, gradients: IntArray, in_turn: bool) -> IntArray:
+    """Bytes of every device that do not come and go; by job and device. In turn: one gradient."""
+    held: IntArray = gradients.max(axis=0, initial=0) if in_turn else gradients.sum(axis=0)
+    total: IntArray = states.sum(axis=0) + held
+    return total
 
 
 def budget(

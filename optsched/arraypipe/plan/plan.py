@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.analysis.occupancy import held_bytes
 from optsched.arraypipe.plan.checks import (
     check_memory,
     check_orders,
@@ -107,16 +106,6 @@ class ExecutionPlan:
     def max_offset(self) -> int:
         """Largest offset: so many cycles after a job's first block its last one may begin."""
         return max((b.offset for b in self.blocks), default=0)
-
-    @cached_property
-    def held(self) -> tuple[int, ...]:
-        """Most bytes that the blocks of a device keep at once in the steady state, per device.
-
-        The peak of a prefix sum over one cycle that begins with what crosses its start; workspaces
-        are not in it. Where a device gains bytes with every cycle, it is that of the first.
-        """
-        levels = (held_bytes(self.schedule, row) for row in self.sequences)
-        return tuple(int(level.max(initial=0)) for level in levels)
 
     @cached_property
     def waits(self) -> tuple[tuple[RecurrentArc, ...], ...]:
