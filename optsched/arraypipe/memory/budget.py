@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from optsched.analysis.occupancy import held_bytes, jobs_that_fit
-from optsched.arraypipe.memory.types import cycle_of, most_pinned
+from optsched.arraypipe.memory.types import PIECES, cycle_of, most_pinned
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -183,6 +183,7 @@ class Room(NamedTuple):
     limit: int  # bytes
     cuda: int = 0  # of them for the context and the like (`reserved`); 0 on a CPU
     slots: int = 0  # for weights; 0: all states are resident
+    slot: tuple[int, ...] = ()  # most bytes of every piece (`PIECES`) in a slot
     taken: int = 0  # bytes of all slots
     fixed: tuple[tuple[int, int], ...] = ()  # (job, stage) of the states that keep their slots
 
@@ -229,8 +230,8 @@ class Limits:
 
     runs: Sequence[JobRun]  # may grow
     rooms: list[Room | None]  # by device; None: that of another rank, until it has been told
-    sizes: dict[tuple[int, int], int]  # bytes of a state, by (job, stage)
-    measure: Callable[[int, int], int]  # the same of a job that has come in later
+    sizes: dict[tuple[int, int], Sequence[int]]  # of the pieces of a state, by (job, stage)
+    measure: Callable[[int, int], Sequence[int]]  # the same of a job that has come in later
     known: Beside  # of the jobs of the first plan
     like: dict[int, int] = field(default_factory=dict)  # the one that a later job is counted as
 
@@ -286,20 +287,34 @@ class Limits:
         plan, seats = segment.plan, segment.seats
         pairs, visits = cycle_of(plan, device, partial(self._recomputes, segment))
         here = {k: (seats[seat], stage) for k, (seat, stage) in enumerate(pairs) if seat in live}
-        needed = beside + room.taken
-        if room.slots:
+        needed, name = beside + room.taken, plan.devices[device]
+        if not room.slots:
+            needed += sum(sum(self.sizes[pair]) for pair in here.values())
+        elif sentence := self._unslotted(room, [*here.values()]):
+            return sentence
+        else:
             fixed = [k for k, pair in here.items() if pair in room.fixed]
             need = most_pinned([v for v in visits if v.state in here], fixed)[0] + len(fixed)
             if need > room.slots:
                 return (
-                    f"memory: {need} states could not leave their slots on {plan.devices[device]}, "
-                    f"which has {room.slots}; use recompute=True"
+                    f"memory: {need} states could not leave their slots on {name}, which has "
+                    f"{room.slots}; use recompute=True"
                 )
-        else:
-            needed += sum(self.sizes[pair] for pair in here.values())
         if needed <= room.limit:
             return ""
-        return f"memory: {plan.devices[device]} would need {needed} bytes and has {room.limit}"
+        return f"memory: {name} would need {needed} bytes and has {room.limit}"
+
+    def _unslotted(self, room: Room, pairs: Sequence[tuple[int, int]]) -> str:
+        """What is larger than a slot."""
+        for job, stage in pairs:
+            sizes = zip(PIECES, self.sizes[job, stage], room.slot, strict=True)
+            for piece, size, most in sizes:
+                if size > most:
+                    return (
+                        f"memory: the {piece} of job {self.runs[job].title}, stage {stage} take "
+                        f"{size} bytes, a slot has {most}"
+                    )
+        return ""
 
     def _recomputes(self, segment: Segment, seat: int) -> bool:
         return bool(self.runs[segment.seats[seat]].job.recompute)

@@ -19,7 +19,6 @@ from optsched.arraypipe.memory.stage_bytes import beside_states
 from optsched.arraypipe.memory.types import (
     BUFFERS,
     MOMENTS,
-    PIECES,
     POOLS,
     WEIGHTS,
     Reader,
@@ -69,10 +68,9 @@ class Slotted:
     ) -> None:
         self.runs, self.plan, self.device = runs, plan, device
         self.ahead = future if isinstance(future, Ahead) else None
-        self.capacity = [max(s.bytes[piece] for s in plan.states) for piece in range(len(PIECES))]
         # by pool and slot: flat bytes of its pieces
         self.slots = [
-            [self._flats(pool) for _ in range(rule.slots)]
+            [_flats(plan, pool, device) for _ in range(rule.slots)]
             for pool, rule in zip(POOLS, plan.rules, strict=True)
         ]
         self.engine: CopyEngine = HostEngine()
@@ -138,16 +136,8 @@ class Slotted:
         pair = (job, stage)
         if pair not in self.index:
             run = self.runs[job]
-            moving = MovingState(run.stages[stage], run.title, on_gpu(self.device))
-            sizes = zip(PIECES, moving.layout.bytes, self.capacity, strict=True)
-            for piece, size, room in sizes:
-                if size > room:
-                    raise InputError(
-                        f"memory: the {piece} of job {run.title}, stage {stage} take "
-                        f"{size} bytes, a slot has {room}"
-                    )
             self.index[pair] = len(self.states)
-            self.states.append(moving)
+            self.states.append(MovingState(run.stages[stage], run.title, on_gpu(self.device)))
         return self.index[pair]
 
     def _leave(self) -> None:
@@ -200,10 +190,6 @@ class Slotted:
         if pool == 1 and moving.moments_slot == slot:
             moving.park_optimizer()
 
-    def _flats(self, pool: Sequence[int]) -> dict[int, Tensor]:
-        made = flat_bytes([self.capacity[piece] for piece in pool], self.device, False)
-        return dict(zip(pool, made, strict=True))
-
 
 class Share(NamedTuple):
     """The part of a process that has one of the devices."""
@@ -230,9 +216,8 @@ class PerDevice:
         self.resident = Resident(runs)
         self.slotted: dict[int, Slotted] = {}  # by device; the states of others are resident
         self.home: dict[tuple[int, int], Slotted | None] = {}  # by (job, stage)
-        self.refused: dict[tuple[int, int], InputError] = {}  # too large for the slots
         first = segments[0]
-        sizes = {
+        sizes: dict[tuple[int, int], Sequence[int]] = {
             (job, stage.index): layout_of(stage, runs[job].title).bytes
             for job in first.seats
             for stage in runs[job].stages
@@ -241,8 +226,8 @@ class PerDevice:
         self.limits = self.resident.limits = Limits(
             runs,
             [None] * len(first.plan.sequences),
-            {pair: sum(row) for pair, row in sizes.items()},
-            lambda job, stage: sum(layout_of(runs[job].stages[stage], runs[job].title).bytes),
+            sizes,
+            lambda job, stage: layout_of(runs[job].stages[stage], runs[job].title).bytes,
             {(first.seats[seat], stage): row for (seat, stage), row in beside.items()},
         )
         here = range(len(first.plan.sequences)) if share is None else (share.device,)
@@ -279,8 +264,6 @@ class PerDevice:
 
     def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
         """Ask the memory of the state's device."""
-        if (job, stage) in self.refused:
-            raise self.refused[job, stage]
         return self._of(job, stage).enter(job, stage, kind, now)
 
     def leave(self, job: int, stage: int, kind: str) -> None:
@@ -324,18 +307,11 @@ class PerDevice:
             memory.close()
 
     def state(self, device: int, job: int, stage: int) -> int:
-        """Index of a state in the memory of a device; -1: it belongs to another, or to none.
-
-        What does not fit into a slot is nothing to prepare for: its job fails when it is its turn.
-        """
-        made, pair = self.slotted.get(device), (job, stage)
-        if made is None or self.home.setdefault(pair, made) is not made or pair in self.refused:
+        """Index of a state in the memory of a device; -1: it belongs to another, or to none."""
+        made = self.slotted.get(device)
+        if made is None or self.home.setdefault((job, stage), made) is not made:
             return -1
-        try:
-            return made.state_of(job, stage)
-        except InputError as error:
-            self.refused[pair] = error
-            return -1
+        return made.state_of(job, stage)
 
     def recomputes(self, job: int) -> bool:
         """Whether a job keeps inputs only."""
@@ -426,8 +402,14 @@ def memory_of(
     return memory if memory.slotted else memory.resident
 
 
+def _flats(plan: ResidencyPlan, pool: Sequence[int], device: torch.device) -> dict[int, Tensor]:
+    """A slot."""
+    made = flat_bytes([plan.capacity[piece] for piece in pool], device, False)
+    return dict(zip(pool, made, strict=True))
+
+
 def _states(
-    segment: Segment, device: int, sizes: Mapping[tuple[int, int], tuple[int, int, int, int]]
+    segment: Segment, device: int, sizes: Mapping[tuple[int, int], Sequence[int]]
 ) -> list[State]:
     blocks = [segment.plan.blocks[i] for i in segment.plan.sequences[device]]
     pairs = [(segment.seats[seat], s) for seat, s in sorted({(b.job, b.stage) for b in blocks})]
@@ -441,7 +423,7 @@ def _divided(room: Room, plan: ResidencyPlan) -> Room:
     taken = sum(rule.slots * size for rule, size in zip(plan.rules, plan.slot_bytes, strict=True))
     weights = plan.rules[0]
     fixed = tuple((plan.states[k].job, plan.states[k].stage) for k in weights.fixed)
-    return room._replace(slots=weights.slots, taken=taken, fixed=fixed)
+    return Room(room.limit, room.cuda, weights.slots, plan.capacity, taken, fixed)
 
 
 def _link_of(device: torch.device, shared: int) -> HostLink:

@@ -52,6 +52,11 @@ class ResidencyPlan:
         return self.period - self.compute
 
     @property
+    def capacity(self) -> tuple[int, ...]:
+        """Most bytes of every piece."""
+        return tuple(max(sizes) for sizes in zip(*(s.bytes for s in self.states), strict=True))
+
+    @property
     def slot_bytes(self) -> tuple[int, ...]:
         """Bytes of a slot of every pool."""
         return slot_bytes(self.states)

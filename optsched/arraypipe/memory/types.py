@@ -42,7 +42,7 @@ class State(NamedTuple):
 
     job: int
     stage: int
-    bytes: tuple[int, int, int, int]
+    bytes: Sequence[int]
 
     @property
     def total(self) -> int:
