@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from optsched.analysis.occupancy import held_bytes, jobs_that_fit
-from optsched.arraypipe.memory.types import PIECES, cycle_of, most_pinned
+from optsched.arraypipe.memory.types import PIECES, cycle_of, ends_with_update, most_pinned
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,12 +101,12 @@ def budget(
     jobs
         Count only these; None: all.
     """
-    schedule, later = plan.schedule, {*plan.micro_order.following.values()}
+    schedule = plan.schedule
     row = [i for i in plan.sequences[device] if jobs is None or plan.blocks[i].job in jobs]
     blocks = [plan.blocks[i] for i in row]
     known = [beside.get((b.job, b.stage), StageBytes()) for b in blocks]
     pairs = [*zip(blocks, known, strict=True)]
-    made, dropped, passing = _columns(_gradients(plan, b, here, later) for b, here in pairs)
+    made, dropped, passing = _columns(_gradients(plan, b, here) for b, here in pairs)
     gradients = held_bytes(schedule, row, (made, dropped)) + passing
     workspace = schedule.workspace[row]
     if has_bytes(plan):
@@ -140,20 +140,17 @@ def _kept(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int
     return 0, 0, 0
 
 
-def _gradients(
-    plan: ExecutionPlan, block: Block, here: StageBytes, later: Collection[int]
-) -> tuple[int, int, int]:
+def _gradients(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int, int]:
     """Bytes of gradients that a block makes, drops and needs meanwhile.
 
     The first B of an iteration makes them, the update (the last B without a block of its own) drops
     them. Those of tied copies and of masters live in one block only.
     """
     backward = block.kind == "B"
-    last = block.operation in plan.micro_order.last_backwards
-    updates = block.kind == "U" or (last and block.job not in plan.updated)
-    made = here.gradients if backward and block.operation not in later else 0
+    updates = block.kind == "U" or ends_with_update(plan, block)
     passing = max(here.borrowed * backward, here.masters * updates)
-    return made, here.gradients * updates, passing
+    made = backward and not block.microbatch
+    return here.gradients * made, here.gradients * updates, passing
 
 
 def reserved(device: torch.device, devices: Sequence[torch.device], taken: int = 0) -> int:

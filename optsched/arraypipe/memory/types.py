@@ -68,6 +68,12 @@ class Visit(NamedTuple):
         return self.state, self.operation, self.iteration, self.kind
 
 
+def ends_with_update(plan: ExecutionPlan, block: Block) -> bool:
+    """Whether it is a last B that holds the update, because there is no U."""
+    last = block.kind == "B" and block.microbatch == plan.microbatches[block.job] - 1
+    return last and block.job not in plan.updated
+
+
 @dataclass
 class Reader:
     """Turns blocks of a plan into visits."""
@@ -81,7 +87,7 @@ class Reader:
         self, block: Block, iteration: int = -1, duration: float = 0, gap: float = 0
     ) -> tuple[Visit, ...]:
         """The visits of one block: one, or two where a last B holds the update; none elsewhere."""
-        job, i, order = self.seats[block.job], block.operation, self.plan.micro_order
+        job, i = self.seats[block.job], block.operation
         state = self.state(job, block.stage)
         if state < 0:
             return ()
@@ -90,9 +96,9 @@ class Reader:
             graph = {"R": 1, "B": -1}.get(block.kind, 0)
         elif not self.recompute(job):
             graph = {"F": 1, "B": -1}.get(block.kind, 0)
-        first = i in order.first_forwards
+        first = block.kind == "F" and not block.microbatch
         visit = Visit(state, block.kind, graph, first, duration, gap, i, iteration)
-        if i in order.last_backwards and block.job not in self.plan.updated:
+        if ends_with_update(self.plan, block):
             return visit, Visit(state, "U", operation=i, iteration=iteration)
         return (visit,)
 
