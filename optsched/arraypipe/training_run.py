@@ -11,12 +11,11 @@ import torch
 
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.life.changes import Rescheduling
-from optsched.arraypipe.memory.admission import Admission
 from optsched.arraypipe.memory.manager import memory_of
 from optsched.arraypipe.model.checks import check_apart, check_sibling, shapes_of
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
-from optsched.arraypipe.plan.segments import Course
+from optsched.arraypipe.plan.segments import Course, moved
 from optsched.arraypipe.report.report import compare
 from optsched.arraypipe.report.trace import measured, replayed
 from optsched.arraypipe.runtime.cuda_streams import Lanes
@@ -359,19 +358,24 @@ class ArrayRun:
         )
 
     def _refusal(self, change: Change, like: Mapping[int, int]) -> str:
-        """Why the devices cannot make a change (`Admission.refusal`)."""
-        ranks, memory = self.ranks, self.worker.memory
-        settled = ranks is not None or memory.moves
-        if ranks is not None and (sentence := ranks.unserved(self.course.segment(change))):
+        """Why the devices cannot make a change, as a sentence; ``""`` if they can."""
+        ranks, memory, segment = self.ranks, self.worker.memory, self.course.segment(change)
+        if ranks is not None and (sentence := ranks.unserved(segment)):
             return sentence
+        live = [seat for seat, job in enumerate(segment.seats) if not self.runs[job].over]
+        if ranks is not None or memory.moves:
+            titles = [run.title for run in self.runs]
+            if sentence := moved(self.course.now, segment, live, titles):
+                return sentence
+        if memory.limits is None:
+            return ""
         held = None if ranks is None else ranks.held
-        return Admission(self.runs, self.course, memory.limits, settled, held).refusal(change, like)
+        return str(memory.limits.refusal(segment, live, like, held))
 
     def _memory(self, **more: Any) -> Memory:
         return memory_of(
-            self.runs, self.course.segments, self.trainer.memory,
-            criterion=self.worker.criterion, **more,
-        )  # fmt: skip
+            self.runs, self.course.segments, self.trainer.memory, self.worker.criterion, **more
+        )
 
     def _prepare_folder(self) -> None:
         if self.folder is None:

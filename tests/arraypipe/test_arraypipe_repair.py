@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from optsched import InputError, JobArray, Resource, Rows, Schedule, verify
 from optsched.arraypipe import compile, random_schedule
+from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.edits import for_problem, without
 from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.orders import random_rolling
@@ -52,7 +53,8 @@ def random_document(seed: int) -> tuple[JobArray, Schedule]:
     schedule = random_rolling(array.with_objective("period"), seed=seed)
     if array.objective == "makespan":
         schedule = _once(array, draw)
-    held = compile(schedule).held
+    plan = compile(schedule)
+    held = [budget(plan, d, {}).activations for d in range(len(plan.devices))]
     return array, limited(schedule, [bytes_ + draw.choice([0, 5]) for bytes_ in held])
 
 

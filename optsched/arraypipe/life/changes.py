@@ -53,7 +53,7 @@ class Rescheduling:
     refill
         Called with a job that has ended when none is waiting; may give another one.
     refusal
-        Why the devices cannot make a change (`Admission.refusal`): a job that cannot take its seat
+        Why the devices cannot make a change: a job that cannot take its seat
         therefore fails.
     strict
         Raise when a job fails.

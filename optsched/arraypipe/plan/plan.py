@@ -13,7 +13,6 @@ from optsched.arraypipe.plan.checks import (
     check_orders,
     check_together,
     counted_from_zero,
-    held_bytes,
     identify_all,
 )
 from optsched.arraypipe.plan.edits import blocks_only
@@ -107,16 +106,6 @@ class ExecutionPlan:
     def max_offset(self) -> int:
         """Largest offset: so many cycles after a job's first block its last one may begin."""
         return max((b.offset for b in self.blocks), default=0)
-
-    @cached_property
-    def held(self) -> tuple[int, ...]:
-        """Most bytes that the blocks of a device keep at once in the steady state, per device.
-
-        The peak of a prefix sum over one cycle that begins with what crosses its start; workspaces
-        are not in it. Where a device gains bytes with every cycle, it is that of the first.
-        """
-        levels = held_bytes(self.schedule, self.blocks, self.sequences)
-        return tuple(max(level, default=0) for level in levels)
 
     @cached_property
     def waits(self) -> tuple[tuple[RecurrentArc, ...], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.report.executed import unit
 from optsched.arraypipe.report.report import duration
@@ -184,19 +185,19 @@ def _bytes(
     plan: ExecutionPlan, told: Routes, window: int, profile: Profile | None
 ) -> Iterator[str]:
     rows = [["bytes", "activations", "workspace", "states", "windows", "outboxes", "sum", "limit"]]
-    workspace = plan.schedule.workspace.tolist()
     for d, resource in enumerate(plan.schedule.resources):
-        held = plan.held[d]
-        most = max((workspace[i] for i in plan.sequences[d]), default=0)
-        states = None if profile is None else _states(plan, d, profile)
-        posted = sent = None
+        found = budget(plan, d, {})
         if profile is not None:
             posted, sent = _messages(plan, told, d, window, profile)
-        total = held + most + (states or 0) + (posted or 0) + (sent or 0)
-        cells = [held, most, states, posted, sent, total]
+            states = _states(plan, d, profile)
+            found = found._replace(states=states, windows=posted, outboxes=sent)
         limit = bytes_text(resource.memory) if resource.memory else "none"
-        known = ["?" if c is None else bytes_text(c) for c in cells]
-        rows.append([_name(plan, d), *known, limit])
+        told_by_profile = (found.states, found.windows, found.outboxes)
+        rows.append([
+            _name(plan, d), bytes_text(found.activations), bytes_text(found.workspace),
+            *("?" if profile is None else bytes_text(size) for size in told_by_profile),
+            bytes_text(found.total), limit,
+        ])  # fmt: skip
     widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
     for row in rows:
         first, *rest = (

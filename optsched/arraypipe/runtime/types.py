@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.arraypipe.job import JobStage, Tensors
-    from optsched.arraypipe.memory.budget import Limits
     from optsched.arraypipe.plan.types import Copied, Instance
 
 
@@ -34,7 +33,7 @@ class Memory(Protocol):
     """Where the states of the jobs are; see `optsched.arraypipe.memory.manager`."""
 
     moves: bool  # whether a state may leave its place while another job's block runs
-    limits: Limits | None  # None: all states fit
+    limits: Any  # what is known of bytes (`memory.budget.Limits`); None: all states fit
 
     @property
     def exposed(self) -> int:

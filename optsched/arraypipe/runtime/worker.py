@@ -11,7 +11,6 @@ import torch
 
 from optsched.arraypipe.distributed.header import ProtocolError
 from optsched.arraypipe.job import Norms
-from optsched.arraypipe.memory.copies import OutOfSlots
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.blocks import (
     own_norms,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optsched.arraypipe.job import JobStage, Loss
-    from optsched.arraypipe.memory.budget import Limits
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Block, Copied, Instance
     from optsched.arraypipe.runtime.state import JobRun
@@ -41,9 +39,7 @@ if TYPE_CHECKING:
 
 
 # not the fault of a job, or of a device that does nothing any more: the array cannot go on
-_FATAL = (
-    OutOfSlots, ProtocolError, InternalError, getattr(torch, "AcceleratorError", InternalError)
-)  # fmt: skip
+_FATAL = (ProtocolError, InternalError, getattr(torch, "AcceleratorError", InternalError))
 
 
 class Resident:
@@ -51,7 +47,7 @@ class Resident:
 
     moves, exposed = False, 0
     copies: Sequence[Copied] = ()
-    limits: Limits | None = None
+    limits: Any = None
 
     def __init__(self, runs: Sequence[JobRun]) -> None:
         self.runs = runs
