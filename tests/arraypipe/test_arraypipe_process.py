@@ -59,7 +59,7 @@ SOME: tuple[Any, ...] = (
                     "queued": [], "interrupted": [], "longer": [], "refused": [], "uneven": [],
                     "first_forwards": [], "unlike": [], "nothing_left": [], "caught": [],
                     "one_rank_cannot": [], "concluded": [], "used_up": [],
-                    "late": [], "devices": [], "carried": [],
+                    "late": [], "devices": [], "carried": [], "outputs": [],
                     "streamed": ["exact", 20, 22], "loose": [0, 2]}),
     (4, "several", {"exact": [100, 102], "replanned": [100, 102], "stopped": [],
                     "streamed": ["replanned", 120, 122], "loose": [100, 102]}),
@@ -93,6 +93,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
         else:
             rows[rest[0] if rest else name] = answer
     return rows
+
+
+def test_outputs_keep_their_type(answers: dict[Any, Any]) -> None:
+    """The last rank's loss gets what the model returns, not a plain dict."""
+    assert answers[2, "outputs"] == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

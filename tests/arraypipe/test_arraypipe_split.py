@@ -87,6 +87,40 @@ def test_traced_models_reach_the_same_bits(case: str) -> None:
     assert array.check_exact(3) == []
 
 
+OUTPUTS = [models.Output, models.Registered, models.Attributes, models.Row, models.Frozen]
+
+
+@pytest.mark.parametrize("kind", OUTPUTS, ids=lambda kind: kind.__name__)
+def test_outputs_keep_their_type(kind: type) -> None:
+    """The loss gets what the model returns, and a module what the forward gives it."""
+    kinds = []
+
+    def loss(output: Any, target: Tensor) -> Tensor:
+        kinds.append((type(output), type(output.hidden[1])))
+        return models.named_loss(output, target)
+
+    array = ArrayTrainer(
+        lambda: models.Named(kind), JOBS, points("second", "head"), loss, models.rows
+    )
+    assert array.check_exact(3) == []
+    assert set(kinds) == {(kind, models.Attributes)}
+
+
+def test_named_stages_give_the_type_that_the_model_gives() -> None:
+    """The loss would get a tensor where the forward of the model makes an object of it."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> models.Output:
+            return models.Output(self.b(self.a(x)))
+
+    with pytest.raises(InputError, match="do not give what the forward of Whole gives"):
+        ArrayTrainer(Whole, JOBS, [["a"], ["b"]], models.loss, models.rows)
+
+
 def chain() -> nn.Sequential:
     """One weight for five layers."""
     layers = [nn.Linear(4, 4) for _ in range(5)]
