@@ -265,9 +265,7 @@ class ArrayRun:
         check_apart(model, title, self.owners, frozen=moved)
         places = stage_devices(self.plan, seat, self.devices)
         away = away and self.gpu
-        stages = fresh_stages(
-            model, trainer.stages, job, index, title, places, away, exact=trainer.exact
-        )
+        stages = fresh_stages(model, trainer.stages, job, index, title, places, away)
         run = JobRun(job, index, title, model, stages, 0, steps, None)
         if self.folder is not None:
             run.start = self.folder.begin(run, at)

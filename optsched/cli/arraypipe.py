@@ -136,9 +136,6 @@ def plan(
     barrier: Annotated[
         bool, typer.Option("--barrier", help="Jobs wait for each other after every iteration.")
     ] = False,
-    exact: Annotated[
-        bool, typer.Option(help="Micro-batches of a job ascend; --no-exact: in any order.")
-    ] = True,
     window: Annotated[
         int, typer.Option(help="Messages that receivers post ahead, per channel.", min=1)
     ] = 2,
@@ -162,7 +159,7 @@ def plan(
         known = Profile.read(profile)
     schedule = Schedule.read(file)
     try:
-        compiled = compile(schedule, barrier=barrier, exact=exact)
+        compiled = compile(schedule, barrier=barrier)
         text = explain(compiled, window=window, profile=known) if in_full else headline(compiled)
     except InputError as error:
         raise type(error)(*_named(file, error)) from None
@@ -267,14 +264,7 @@ def _ranks_of(order: RunOrder) -> int:
     from optsched.model.schedule import Schedule
 
     if order.schedule is not None:
-        given = Schedule.read(order.schedule)
-        try:
-            plan = compile(given)
-        except InputError:  # the script may allow what is wrong with it
-            if load_trainer(order.script).exact:
-                raise
-            plan = compile(given, exact=False)
-        return len(plan.devices)
+        return len(compile(Schedule.read(order.schedule)).devices)
     return order.devices or len(load_trainer(order.script).stages)
 
 

@@ -20,11 +20,13 @@ from hypothesis import strategies as st
 from program import PATIENCE, PROGRAM, Cli, start
 
 import optsched
+from optsched import JobArray
 from optsched.arraypipe import random_schedule
 from optsched.arraypipe.distributed import launch
 from optsched.arraypipe.profile.document import Profile
 from optsched.cli.arraypipe import links
 from optsched.model.schedule import Schedule
+from optsched.pipelines import gpipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,27 +121,17 @@ def test_plan_warns_of_another_profile(shop: Cli) -> None:
     assert (ran.code, ran.err) == (0, "")
 
 
-def test_micro_batches_in_any_order(shop: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script says whether they may; `plan` is told by an option; processes are told first."""
+def test_micro_batches_that_do_not_ascend(shop: Cli) -> None:
+    """Such an order would not be training alone: refused wherever a schedule is read."""
     pytest.importorskip("torch")
-    started = []
-    monkeypatch.setattr(
-        "optsched.arraypipe.distributed.launch.launch", lambda *given: started.append(given) or 0
-    )
-    random_schedule([3], 2, exact=False, seed=5).write("free.schedule.json")
-    assert "exact=False" in shop.refused("arraypipe", "plan", "free.schedule.json")
-    ran = shop("arraypipe", "plan", "free.schedule.json", "--no-exact", "--explain")
-    assert ran.code == 0 and "predicted period" in ran.out
-    run = ("arraypipe", "run", "t.py:loose", "free.schedule.json", "--steps", 2)
-    assert shop(*run, "--out", "o").code == 0
-    assert shop("arraypipe", "report", "o").code == 0
-    assert shop(*run, "--backend", "process").code == 0 and started[0][0] == 2
-    for words in ([], ["--backend", "process"]):
-        said = shop.refused(
-            "arraypipe", "run", "t.py:strict", "free.schedule.json", "--out", "p", *words
-        )
-        assert "exact=False" in said
-    assert len(started) == 1 and not Path("p").exists()
+    gpipe(
+        JobArray([[1, 1]], [[2, 2]], micro_batches=[3], microbatch_order="free"), reverse=True
+    ).write("free.schedule.json")
+    for words in (["plan"], ["run", "t.py:strict"], ["run", "t.py:strict", "--backend", "process"]):
+        options = ["--out", "p"] if words[0] == "run" else []
+        said = shop.refused("arraypipe", *words[:2], "free.schedule.json", *words[2:], *options)
+        assert "must ascend" in said
+    assert not Path("p").exists()
 
 
 def test_wrong_checkpoint_leaves_no_folder(shop: Cli) -> None:

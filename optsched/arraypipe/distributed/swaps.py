@@ -71,7 +71,6 @@ class Notices:
             row["plan"] = next(same, -1)
             if row["plan"] < 0:
                 row["barrier"], row["together"] = plan.barrier, sorted(plan.together)
-                row["exact"] = plan.exact
                 row["schedule"] = document.write(plan.schedule).decode()
         self._own[number] = news
         self._store.set(f"segment/{number}", json.dumps(row))
@@ -160,7 +159,7 @@ class Notices:
 
 def _compiled(row: dict[str, Any]) -> ExecutionPlan:
     schedule = document.read(row["schedule"])
-    return compile(schedule, barrier=row["barrier"], together=row["together"], exact=row["exact"])
+    return compile(schedule, barrier=row["barrier"], together=row["together"])
 
 
 def stay_in_place(

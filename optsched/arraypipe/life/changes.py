@@ -264,7 +264,7 @@ class Rescheduling:
             self.full = {entry for entry in self.full if entry[0] is plan} | {(plan, run.index)}
             return None
         together = plan.together | ({plan.n_jobs} if like in plan.together else set())
-        larger = compile(document, barrier=plan.barrier, together=together, exact=plan.exact)
+        larger = compile(document, barrier=plan.barrier, together=together)
         change = Change(larger, (*segment.seats, run.index))
         if self._is_refused(change, {run.index: segment.seats[like]}, f"job {run.title} waits"):
             self.full = {entry for entry in self.full if entry[0] is plan} | {(plan, run.index)}
@@ -312,7 +312,7 @@ class Rescheduling:
             return None
         together = [k for k, seat in enumerate(live) if seat in plan.together]
         try:
-            better = compile(answer, barrier=plan.barrier, together=together, exact=plan.exact)
+            better = compile(answer, barrier=plan.barrier, together=together)
         except OptschedError as error:
             logging.getLogger(LOGGER).warning("the solver's plan cannot be run: %s", error)
             return None

@@ -292,14 +292,12 @@ def _gradients(
     The first B of an iteration makes them, the update (the last B without a block of its own)
     drops them. Those of tied copies and of masters live in one block only.
     """
-    order = plan.micro_order
-    later = set(order.following.values())
     taken, given, passing = [], [], []
     for i in row:
         b = plan.blocks[i]
         here = beside.get((b.job, b.stage), _NOTHING)
-        first = b.kind == "B" and i not in later
-        last = i in order.last_backwards
+        first = b.kind == "B" and not b.microbatch
+        last = i in plan.last_backwards
         updates = b.kind == "U" or (last and b.job not in plan.updated)
         taken.append(here.gradients if first else 0)
         given.append(here.gradients if updates else 0)

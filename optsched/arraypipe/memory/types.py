@@ -122,10 +122,9 @@ class Reader:
             graph = {"R": 1, "B": -1}.get(block.kind, 0)
         else:
             graph = 0 if self.recompute(job) else {"F": 1, "B": -1}.get(block.kind, 0)
-        order = self.plan.micro_order
-        first = i in order.first_forwards
+        first = i in self.plan.first_forwards
         visit = Visit(state, block.kind, graph, first, duration, gap, i, iteration)
-        if i in order.last_backwards and block.job not in self.plan.updated:
+        if i in self.plan.last_backwards and block.job not in self.plan.updated:
             return visit, Visit(state, "U", operation=i, iteration=iteration)
         return (visit,)
 

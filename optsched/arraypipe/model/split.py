@@ -109,12 +109,8 @@ def stage_names(model: nn.Module, stages: Stages, sample: Any) -> Names:
     return names
 
 
-def split(
-    model: nn.Module, names: Names, job: Job, index: int, title: str, *, exact: bool = True
-) -> list[JobStage]:
+def split(model: nn.Module, names: Names, job: Job, index: int, title: str) -> list[JobStage]:
     """The stages of one job, each with its own optimizer; refuses what would not be exact.
-
-    If not `exact`, optimizers may round otherwise on a stage than over all parameters.
 
     A parameter that several stages use belongs to the earliest; the others get a copy in its
     place (`JobStage.borrowed`), so the model is whole again only after `restore_ties`.
@@ -133,7 +129,7 @@ def split(
     parameters, borrowed = share_out(model, modules, title)
     owned = {name for row in parameters for name, _ in row}
     unsplit = [entry for entry in model.named_parameters() if entry[0] in owned]
-    whole = check_per_tensor(job.optimizer, unsplit, title, exact)
+    whole = check_per_tensor(job.optimizer, unsplit, title)
     optimizers = [make_optimizer(job.optimizer, row, title, unsplit) for row in parameters]
     check_same_settings(whole.makers, optimizers, parameters, title)
     if job.scheduler is not None:

@@ -45,7 +45,6 @@ def fresh_stages(
     title: str,
     devices: Sequence[torch.device] = (),
     away: bool = False,
-    exact: bool = True,
 ) -> list[JobStage]:
     """The stages of a model with everything that trains them.
 
@@ -55,10 +54,8 @@ def fresh_stages(
         Of every stage; none = where the model is.
     away
         Leave the tensors on the host for now.
-    exact
-        As for `split`.
     """
-    stages = split(model, names, job, index, title, exact=exact)
+    stages = split(model, names, job, index, title)
     owned = {name for stage in stages for name, _ in stage.parameters}
     for stage in stages:
         if job.precision == "bf16":

@@ -121,7 +121,7 @@ class Worker:
         for parcel in received.values():
             if parcel.flags:
                 run.hear(parcel.flags, iteration)
-        begins = place == 0 and operation in segment.plan.micro_order.first_forwards
+        begins = place == 0 and operation in segment.plan.first_forwards
         if begins and run.job.life.stopping:
             run.stop_after(iteration - 1)
         if iteration < run.end:
@@ -223,7 +223,7 @@ class Worker:
     def _backward(self, visit: _Visit, stage: JobStage) -> dict[int, Parcel]:
         segment, now, block, run, received = visit
         m, messages = block.microbatch, segment.routes.messages
-        last_backwards = segment.plan.micro_order.last_backwards
+        last_backwards = segment.plan.last_backwards
         ends = now.operation in last_backwards
         clips = run.job.clip_norm is not None
         gradients: Any = None
