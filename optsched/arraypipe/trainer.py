@@ -137,7 +137,7 @@ class ArrayTrainer:
             cuts = isinstance(stages, Sequence) and all(isinstance(s, int) for s in stages)
             sample = None if cuts else feed.peek()
             self.stages: Names = stage_names(model, stages, sample)
-            parts = split(model, self.stages, jobs[0], 0, self.titles[0])
+            parts = split(model, self.stages, jobs[0], self.titles[0])
             self.ties = ties(parts)
             check_chain(model, self.stages, sample)
 

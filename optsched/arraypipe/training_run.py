@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan.segments import Change
     from optsched.arraypipe.plan.types import Record
     from optsched.arraypipe.report.report import Report
-    from optsched.arraypipe.runtime.types import Memory
+    from optsched.arraypipe.runtime.worker import Memory
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray

@@ -33,13 +33,14 @@ from optsched.arraypipe.model.split import (  # noqa: E402  # noqa: E402
 )
 from optsched.arraypipe.model.tracing import traced_stages  # noqa: E402
 from optsched.arraypipe.runtime import blocks  # noqa: E402
+from optsched.arraypipe.runtime.stages import fresh_stages  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from optsched.arraypipe.job import JobStage
+    from optsched.arraypipe.runtime.state import JobStage
 
 pytestmark = pytest.mark.torch
 
@@ -55,7 +56,7 @@ def points(*names: str) -> list[SplitPoint]:
 
 def stages_of(model: nn.Module, stages: Any, sample: Any = None) -> list[JobStage]:
     """The stages of a model for a job with AdamW."""
-    return split(model, stage_names(model, stages, sample), JOBS[0], 0, "a")
+    return fresh_stages(model, stage_names(model, stages, sample), JOBS[0], 0, "a")
 
 
 def functional_gpt() -> models.Gpt:
@@ -229,7 +230,7 @@ def test_state_dict_of_the_unsplit_model() -> None:
         model, like = build_model(), build_model()
         model.load_state_dict(like.state_dict())
         names = stage_names(build_model(), stages, _sample(build_model))
-        parts = split(model, names, JOBS[0], 0, "a")
+        parts = split(model, names, JOBS[0], "a")
         merged = tied_weights.merge(model, parts)
         assert list(merged) == list(like.state_dict())
         assert all(torch.equal(merged[name], value) for name, value in like.state_dict().items())

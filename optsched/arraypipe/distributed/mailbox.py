@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 
 from optsched.arraypipe.distributed import header
-from optsched.arraypipe.distributed.header import LONG, SIZE, TOMBSTONE, Header, Slot, slot_of
+from optsched.arraypipe.distributed.header import LONG, SIZE, Header, Slot, slot_of
 from optsched.arraypipe.distributed.protocol import DevicePort, Swap
 from optsched.arraypipe.distributed.transport import LANES, hearing
 from optsched.arraypipe.distributed.wire import Inbox, Outbox, capacity, words
-from optsched.arraypipe.plan.types import MESSAGES, Transfer
+from optsched.arraypipe.plan.types import MESSAGES, TOMBSTONE, Transfer
 from optsched.arraypipe.runtime.types import Parcel
 from optsched.arraypipe.runtime.worker import rehearse
 from optsched.errors import InputError

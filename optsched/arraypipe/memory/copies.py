@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from optsched.arraypipe.memory.engines import IN, OUT
 from optsched.arraypipe.memory.types import CHANGES, NEEDS, POOLS
-from optsched.errors import OptschedError
+from optsched.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.memory.types import State, Visit
 
 
-class OutOfSlots(OptschedError):
+class OutOfSlots(InternalError):
     """Every slot holds a state between a forward and its backward."""
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from optsched.arraypipe.job import buffer_holders, seed_generator
+from optsched.arraypipe.job import seed_generator
+from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.errors import InputError
 
 if TYPE_CHECKING:

@@ -40,6 +40,9 @@ class Labels(NamedTuple):
 
 
 MESSAGES: Final = ("activation", "gradient", "tied", "weight", "factor")
+STOP: Final = 1  # flags of a message: its job ends with this iteration,
+FAILED: Final = 2  # it has failed,
+TOMBSTONE: Final = 4  # and nothing is carried
 
 
 class Message(NamedTuple):

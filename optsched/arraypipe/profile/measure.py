@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.arraypipe.job import BuildModel, Data, Job, JobStage, Loss, Tensors
+    from optsched.arraypipe.job import BuildModel, Data, Job, Loss, Tensors
     from optsched.arraypipe.model.checks import Shapes
+    from optsched.arraypipe.runtime.state import JobStage
 
 
 T = TypeVar("T")
