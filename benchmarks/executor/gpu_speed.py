@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optsched.arraypipe import ArrayTrainer
-    from optsched.arraypipe.job import JobStage
     from optsched.arraypipe.plan.types import Record
+    from optsched.arraypipe.runtime.state import JobStage
 
 JOBS, STEPS = 4, 8
 _LEAST = 10**6  # nanoseconds that a block takes at least where the prediction is judged

@@ -85,19 +85,12 @@ class ArrayTrainer:
         updates it. ``"exact"``: with every micro-batch, so that sums are rounded as in training
         alone. ``"sum"``: once an iteration, summed over the micro-batches, which is less to send
         and bit for bit the same for one micro-batch only.
-    exact
-        Every job reaches the bits that it would reach alone. With False schedules may run the
-        micro-batches of a job in any order, such as a GPipe backward from the last to the first,
-        and an optimizer may round otherwise on a stage than over all parameters: sums of gradients
-        and of losses are then those of training alone up to rounding, and running statistics of
-        normalisation layers are those of the order in which the forwards run. The same schedule
-        still gives the same bits every time.
 
     Raises
     ------
     InputError
-        The stages do not fit the model, two jobs have one name, or `devices`, `memory`, `tied` or
-        `exact` is no such value. What `build_model` and `data` raise comes through as it is, here
+        The stages do not fit the model, two jobs have one name, or `devices`, `memory` or `tied` is
+        no such value. What `build_model` and `data` raise comes through as it is, here
         and at the beginning of a run.
     """
 
@@ -114,7 +107,6 @@ class ArrayTrainer:
         devices: Sequence[str | torch.device] | None = None,
         memory: int | str | None = None,
         tied: Literal["exact", "sum"] = "exact",
-        exact: bool = True,
     ) -> None:
         for key, value in (("build_model", build_model), ("loss", loss), ("data", data)):
             if not callable(value):
@@ -123,11 +115,8 @@ class ArrayTrainer:
             raise InputError("build_model: expected a function that makes a model, got a model")
         if tied not in ("exact", "sum"):
             raise InputError(f'tied: expected "exact" or "sum", got {tied!r:.60}')
-        if not isinstance(exact, bool):
-            raise InputError(f"exact: expected True or False, got {exact!r:.60}")
         self.build_model, self.loss, self.data = build_model, loss, data
-        self.tied, self.exact = tied, exact
-        self.devices = devices
+        self.tied, self.devices = tied, devices
         self.memory = bytes_of(memory) if isinstance(memory, str) else memory
         if memory is not None:
             check_limit(self.memory)
@@ -147,7 +136,7 @@ class ArrayTrainer:
             cuts = isinstance(stages, Sequence) and all(isinstance(s, int) for s in stages)
             sample = None if cuts else feed.peek()
             self.stages: Names = stage_names(model, stages, sample)
-            parts = split(model, self.stages, jobs[0], 0, self.titles[0], exact=exact)
+            parts = split(model, self.stages, jobs[0], self.titles[0])
             self.ties = ties(parts)
             check_chain(model, self.stages, sample)
 
@@ -180,7 +169,7 @@ class ArrayTrainer:
         with global_state_kept():
             self.last_profile = measure(
                 self.build_model, self.jobs, self.titles, self.stages, self.loss, self.data,
-                sizes=sizes, repeats=repeats, exact=self.exact,
+                sizes=sizes, repeats=repeats,
                 devices=own_first(resolve(self.devices)),
             )  # fmt: skip
         return self.last_profile
@@ -347,15 +336,13 @@ class ArrayTrainer:
 
         An empty list means that all parameters, buffers, optimizer states and losses are equal bit
         by bit. It finds layers that no rule foresees, such as one that keeps its own counter. A
-        trainer with ``exact=False`` is tried with micro-batches in a random order too, one with
-        ``tied="sum"`` as it trains: what it lists then is what they cost.
+        trainer with ``tied="sum"`` is tried as it trains: what it lists then is what that costs.
         """
         together = [j for j, job in enumerate(self.jobs) if waits_for_all(job)]
         counts = [job.microbatches for job in self.jobs]
         schedule = random_schedule(
-            counts, len(self.stages), update=together, together=together, exact=self.exact,
-            seed=seed,
-        )  # fmt: skip
+            counts, len(self.stages), update=together, together=together, seed=seed
+        )
         result = self.run(schedule, steps, on_error="raise")
         return [
             f"job {title}: {sentence}"
@@ -416,15 +403,10 @@ class ArrayTrainer:
             )
         n_jobs = int(schedule.job.max()) + 1 if schedule.n_operations else 0
         together = [j for j, job in enumerate(self.jobs[:n_jobs]) if waits_for_all(job)]
-        return compile(schedule, barrier=barrier, together=together, exact=self.exact)
+        return compile(schedule, barrier=barrier, together=together)
 
     def _check(self, plan: ExecutionPlan, queue: bool) -> None:
         """The plan is one of these jobs, and those beyond its seats can take one."""
-        if self.exact and not plan.exact:
-            raise InputError(
-                "the plan was compiled with exact=False, so that micro-batches may run in any "
-                "order; make the trainer with exact=False too, or compile it by trainer.plan()"
-            )
         n = plan.n_jobs if queue else len(self.jobs)
         plan.check_fits([job.microbatches for job in self.jobs[:n]], len(self.stages))
         for j, job in enumerate(self.jobs[:n]):
@@ -453,7 +435,6 @@ class ArrayTrainer:
             "memory": self.memory,
             "stages": self.stages,
             "tied": self.tied,
-            "exact": self.exact,
             "jobs": [
                 (title, j.seed, j.batch_size, j.microbatches, j.precision, j.clip_norm, j.recompute)
                 for title, j in zip(self.titles, self.jobs, strict=True)

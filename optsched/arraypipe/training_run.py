@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.plan.segments import Change
     from optsched.arraypipe.plan.types import Record
     from optsched.arraypipe.report.report import Report
-    from optsched.arraypipe.runtime.types import Memory
+    from optsched.arraypipe.runtime.worker import Memory
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
@@ -263,9 +263,7 @@ class ArrayRun:
         check_apart(model, title, self.owners, frozen=moved)
         places = stage_devices(self.plan, seat, self.devices)
         away = away and self.gpu
-        stages = fresh_stages(
-            model, trainer.stages, job, index, title, places, away, exact=trainer.exact
-        )
+        stages = fresh_stages(model, trainer.stages, job, index, title, places, away)
         run = JobRun(job, index, title, model, stages, 0, steps, None)
         if self.folder is not None:
             run.start = self.folder.begin(run, at)

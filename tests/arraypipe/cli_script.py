@@ -60,6 +60,12 @@ def warns() -> ArrayTrainer:
     return trainer()
 
 
+def strict() -> ArrayTrainer:
+    """One job whose micro-batches ascend."""
+    job = Job(seed=0, batch_size=8, optimizer=adamw, microbatches=3)
+    return ArrayTrainer(build_model, [job], [2], nn.functional.cross_entropy, batches)
+
+
 def two_jobs() -> ArrayTrainer:
     """Another array."""
     return trainer(jobs=2)

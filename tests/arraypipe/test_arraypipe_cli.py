@@ -21,11 +21,13 @@ from hypothesis import strategies as st
 from program import PATIENCE, PROGRAM, Cli, start
 
 import optsched
+from optsched import JobArray
 from optsched.arraypipe import random_schedule
 from optsched.arraypipe.distributed import launch
 from optsched.arraypipe.profile.document import Profile
 from optsched.cli.arraypipe import read_link
 from optsched.model.schedule import Schedule
+from optsched.pipelines import gpipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,6 +134,19 @@ def test_processes_are_started_for_a_schedule_that_fits(
     assert ranks == 2 and command[3:] == [*run, "x.schedule.json", "--backend", "process"]
     said = shop.refused(*run, "cyclic.schedule.json", "--backend", "process")
     assert "can never be run" in said and len(started) == 1
+
+
+def test_micro_batches_that_do_not_ascend(shop: Cli) -> None:
+    """Such an order would not be training alone: refused wherever a schedule is read."""
+    pytest.importorskip("torch")
+    gpipe(
+        JobArray([[1, 1]], [[2, 2]], micro_batches=[3], microbatch_order="free"), reverse=True
+    ).write("free.schedule.json")
+    for words in (["plan"], ["run", "t.py:strict"], ["run", "t.py:strict", "--backend", "process"]):
+        options = ["--out", "p"] if words[0] == "run" else []
+        said = shop.refused("arraypipe", *words[:2], "free.schedule.json", *words[2:], *options)
+        assert "must ascend" in said
+    assert not Path("p").exists()
 
 
 def test_commands_without_torch(shop: Cli) -> None:

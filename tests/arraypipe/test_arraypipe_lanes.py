@@ -26,7 +26,6 @@ from optsched.arraypipe import (  # noqa: E402
     training_run,
 )
 from optsched.arraypipe.memory import cuda_engine  # noqa: E402
-from optsched.arraypipe.model.split import split  # noqa: E402
 from optsched.arraypipe.runtime import (  # noqa: E402
     cuda_streams,
     data,
@@ -38,7 +37,7 @@ from optsched.arraypipe.train_alone import differences  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.arraypipe.job import JobStage
+    from optsched.arraypipe.runtime.state import JobStage
 
 pytestmark = pytest.mark.torch
 
@@ -380,7 +379,7 @@ def test_what_a_stage_has_goes_along() -> None:
     """Optimizer states made before a move are where the weights are; counters stay on the host."""
     job = Job(0, 8, lambda named: torch.optim.Adagrad(named, lr=0.1))
     model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU())
-    plain, empty = split(model, (("0", "1"), ("2",)), job, 0, "a")
+    plain, empty = stages.fresh_stages(model, (("0", "1"), ("2",)), job, 0, "a")
     own = [p for _, p in plain.parameters]
     for stage in (plain, empty):
         stages.move(stage, torch.device("meta"))

@@ -44,7 +44,7 @@ from optsched.formats import perfetto  # noqa: E402
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from optsched.arraypipe.job import JobStage
+    from optsched.arraypipe.runtime.state import JobStage
 
 pytestmark = pytest.mark.torch
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn  # noqa: E402
 
 from optsched import InputError, InternalError  # noqa: E402
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe.job import Kept  # noqa: E402
 from optsched.arraypipe.memory.copies import Rule  # noqa: E402
 from optsched.arraypipe.memory.engines import HostLink  # noqa: E402
 from optsched.arraypipe.memory.manager import Slotted  # noqa: E402
 from optsched.arraypipe.memory.residency import ResidencyPlan  # noqa: E402
 from optsched.arraypipe.memory.slots import layout_of, moves  # noqa: E402
 from optsched.arraypipe.memory.types import MOMENTS, WEIGHTS, State, Visit  # noqa: E402
+from optsched.arraypipe.runtime.types import Kept  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from optsched.arraypipe.job import JobStage, NamedParameters
-    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.job import NamedParameters
+    from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
 _PLAIN: Final = (str, int, float, bool, type(None))

@@ -260,7 +260,7 @@ class ProcessBackend:
         block = segment.plan.blocks[now.operation]
         if self.device or block.kind != "B":
             return
-        messages, last = segment.routes.messages, segment.plan.micro_order.last_backwards
+        messages, last = segment.routes.messages, segment.plan.last_backwards
         if not any(messages[k].producer in last for k in received):
             return
         run = self.runs[segment.seats[block.job]]

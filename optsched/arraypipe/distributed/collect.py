@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from optsched.arraypipe.distributed.transport import GlooLinks
-    from optsched.arraypipe.job import JobStage
     from optsched.arraypipe.plan.segments import Course
     from optsched.arraypipe.plan.types import Record
     from optsched.arraypipe.runtime.inline import Moment
-    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
 _ROUNDS = 5

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 
 from optsched.arraypipe.distributed import header
-from optsched.arraypipe.distributed.header import LONG, SIZE, TOMBSTONE, Header, Slot, slot_of
+from optsched.arraypipe.distributed.header import LONG, SIZE, Header, Slot, slot_of
 from optsched.arraypipe.distributed.protocol import DevicePort, Swap
 from optsched.arraypipe.distributed.transport import LANES
 from optsched.arraypipe.distributed.wire import Inbox, Outbox, capacity, words
-from optsched.arraypipe.plan.types import MESSAGES, Transfer
+from optsched.arraypipe.plan.types import MESSAGES, TOMBSTONE, Transfer
 from optsched.arraypipe.runtime.types import Parcel
 from optsched.arraypipe.runtime.worker import rehearse
 

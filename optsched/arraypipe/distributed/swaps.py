@@ -40,7 +40,6 @@ class Announcement(NamedTuple):
             row["plan"] = next(same, -1)
             if row["plan"] < 0:
                 row["barrier"], row["together"] = plan.barrier, sorted(plan.together)
-                row["exact"] = plan.exact
                 row["schedule"] = document.write(plan.schedule).decode()
         return row
 
@@ -57,4 +56,4 @@ class Announcement(NamedTuple):
 
 def _compiled(row: dict[str, Any]) -> ExecutionPlan:
     schedule = document.read(row["schedule"])
-    return compile(schedule, barrier=row["barrier"], together=row["together"], exact=row["exact"])
+    return compile(schedule, barrier=row["barrier"], together=row["together"])

@@ -210,7 +210,7 @@ class Rescheduling:
             return None
         together = [k for k, seat in enumerate(live) if seat in plan.together]
         try:
-            better = compile(answer, barrier=plan.barrier, together=together, exact=plan.exact)
+            better = compile(answer, barrier=plan.barrier, together=together)
         except OptschedError as error:
             logging.getLogger(LOGGER).warning("the solver's plan cannot be run: %s", error)
             return None

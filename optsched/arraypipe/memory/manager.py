@@ -38,13 +38,12 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.arraypipe.job import JobStage
     from optsched.arraypipe.memory.budget import MessageBytes
     from optsched.arraypipe.memory.engines import CopyEngine
     from optsched.arraypipe.memory.stage_bytes import MakeCriterion
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Instance
-    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.runtime.state import JobRun, JobStage
     from optsched.arraypipe.runtime.types import Pause
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from optsched.arraypipe.job import JobStage
+    from optsched.arraypipe.runtime.state import JobStage
 
 
 _ALIGNMENT: Final = 256  # bytes; as CUDA allocates, so that kernels choose as they would alone

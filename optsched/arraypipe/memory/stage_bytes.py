@@ -18,8 +18,9 @@ from optsched.arraypipe.runtime.types import tensors_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from optsched.arraypipe.job import JobStage, Tensors
+    from optsched.arraypipe.job import Tensors
     from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.runtime.state import JobStage
 
 
 MakeCriterion = Callable[[Any, "JobStage", int], Criterion | None]

@@ -55,13 +55,8 @@ def identify(schedule: Schedule) -> Labels:
     return Labels(blocks, n_stages, tuple(microbatches), tuple(copies))
 
 
-def check_orders(
-    schedule: Schedule, blocks: tuple[Block, ...], exact: bool = True
-) -> tuple[tuple[int, ...], ...]:
-    """The sequences, after making sure that each device has its own operations, each once.
-
-    If `exact`, micro-batches have to ascend on every stage.
-    """
+def check_orders(schedule: Schedule, blocks: tuple[Block, ...]) -> tuple[tuple[int, ...], ...]:
+    """The sequences: each device has its own operations, each once; micro-batches ascend."""
     assert schedule.sequences is not None
     sequences = tuple(tuple(row) for row in schedule.sequences.to_lists())
     position: dict[int, int] = {}
@@ -79,8 +74,7 @@ def check_orders(
     for block in blocks:
         if block.device >= 0 and block.operation not in position:
             raise InputError(f"sequences[{block.device}]: {block} is missing")
-    if exact:
-        _check_microbatch_order(blocks, position)
+    _check_microbatch_order(blocks, position)
     return sequences
 
 
@@ -236,8 +230,8 @@ def _check_microbatch_order(blocks: tuple[Block, ...], position: dict[int, int])
             ):
                 raise InputError(
                     f"sequences[{b.device}]: {following} comes before {b}; micro-batches of a "
-                    f"stage must ascend, or the results differ from training alone; if they may "
-                    f"differ in rounding, say exact=False"
+                    f"stage must ascend, or the results differ from training alone; solve the "
+                    f'problem with microbatch_order="fixed"'
                 )
 
 

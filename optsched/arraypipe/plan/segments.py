@@ -62,8 +62,7 @@ class Segment:
         """Per operation whether it is the update of its stage, or a B that ends with it."""
         plan = self.plan
         return tuple(
-            b.kind == "U"
-            or (b.operation in plan.micro_order.last_backwards and b.job not in plan.updated)
+            b.kind == "U" or (b.operation in plan.last_backwards and b.job not in plan.updated)
             for b in plan.blocks
         )
 

@@ -49,8 +49,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.arraypipe.job import BuildModel, Data, Job, JobStage, Loss, Tensors
+    from optsched.arraypipe.job import BuildModel, Data, Job, Loss, Tensors
     from optsched.arraypipe.model.checks import Shapes
+    from optsched.arraypipe.runtime.state import JobStage
 
 
 T = TypeVar("T")
@@ -291,7 +292,6 @@ def measure(
     sizes: Sequence[int] | None = None,
     repeats: int = LEAST_REPEATS,
     devices: Sequence[torch.device | str] | None = None,
-    exact: bool = True,
 ) -> Profile:
     """Measure forward, backward, recompute and update of every stage, and the bytes they keep.
 
@@ -311,8 +311,6 @@ def measure(
         quarter of its median there are more, up to 50 and for up to 10 seconds.
     devices
         Blocks are measured on the first; the link is the one between the first two.
-    exact
-        As `ArrayTrainer` has it.
 
     Raises
     ------
@@ -321,7 +319,7 @@ def measure(
     """
     _check(sizes, repeats)
     where = [torch.device(device) for device in devices or ("cpu",)]
-    bench = _Bench(build_model, list(jobs), list(titles), names, loss, data, where[0], exact)
+    bench = _Bench(build_model, list(jobs), list(titles), names, loss, data, where[0])
     with torch.cuda.device(where[0]) if on_gpu(where[0]) else nullcontext():
         bench.set_up(None if sizes is None else sorted(set(sizes)))
         bench.weigh()
@@ -358,9 +356,7 @@ class _Bench:
         loss: Loss,
         data: Data,
         device: torch.device,
-        exact: bool,
     ) -> None:
-        self.exact = exact
         self.build_model, self.jobs, self.titles, self.names = build_model, jobs, titles, names
         self.loss, self.data, self.device = loss, data, device
         self.clock = Clock(device)
@@ -469,9 +465,7 @@ class _Bench:
         self.shapes = shapes if j == 0 else self.shapes
         check_sibling(shapes, self.titles[j], self.shapes, self.titles[0])
         where = [self.device] * len(self.names)
-        return fresh_stages(
-            model, self.names, self.jobs[j], j, self.titles[j], where, exact=self.exact
-        )
+        return fresh_stages(model, self.names, self.jobs[j], j, self.titles[j], where)
 
     def _add_chains(
         self, precision: str, stages: list[JobStage], sizes: Sequence[int] | None

@@ -169,7 +169,7 @@ class _Table:
                 given.setup_out * scale,
                 given.family,
                 [_ends_iteration(plan, b.operation) for b in blocks],
-                [b.operation in plan.micro_order.first_forwards for b in blocks],
+                [b.operation in plan.first_forwards for b in blocks],
             ],
             np.int64,
         )
@@ -241,7 +241,7 @@ def _ends_iteration(plan: ExecutionPlan, operation: int) -> bool:
     block = plan.blocks[operation]
     if block.kind != "B" or block.job in plan.updated:
         return block.kind == "U"
-    return operation in plan.micro_order.last_backwards
+    return operation in plan.last_backwards
 
 
 def _seat(part: Segment, columns: IntArray, own: IntArray) -> None:

@@ -74,7 +74,7 @@ def plan_of(trainer: ArrayTrainer, schedule: Schedule | None, width: int) -> Exe
         return trainer.plan(schedule)
     # whoever takes the seat later may clip its gradients too
     seats = sorted(set(schedule.job[schedule.kind == "U"].tolist()))
-    return compile(schedule, together=seats, exact=trainer.exact)
+    return compile(schedule, together=seats)
 
 
 class Seats:
