@@ -81,6 +81,7 @@ def groupings(devices: int, most: int) -> list[tuple[int, int]]:
     return [(groups, width) for width, groups in found.items()]
 
 
+_NO_SUMS: Final = ("spread", "predicted", "overhead", "workspace", "output", "gradient")
 WINDOW: Final = 2
 """Messages that a device may have received ahead, of every incoming channel."""
 
@@ -119,7 +120,8 @@ class Costs:
     `kept` and `checkpoint` are held from F to B, without and with recomputation; `workspace` is
     what a recomputing block needs besides. `output` leaves a stage, `gradient` comes back for it.
     `state` (parameters, optimizer, buffers), `gradients` and `weights` do not depend on the
-    micro-batch. `spread` is the relative error of the times: the IQR over the median, or that of
+    micro-batch. `overhead` is what the executor adds to a block, once stages are `merged` to
+    blocks. `spread` is the relative error of the times: the IQR over the median, or that of
     predicting sizes if this one was `predicted`.
     """
 
@@ -137,19 +139,20 @@ class Costs:
     weights: IntArray
     spread: float
     predicted: bool
+    overhead: int = 0
 
     def merged(self, cuts: Sequence[int]) -> Costs:
-        """The costs when stages ``cuts[v] .. cuts[v + 1] - 1`` are one."""
-        if len(cuts) == len(self.forward) + 1:
-            return self
+        """The costs of blocks when stages ``cuts[v] .. cuts[v + 1] - 1`` are one."""
         first, last = np.array(cuts[:-1]), np.array(cuts[1:]) - 1
         changes: dict[str, Any] = {
             key.name: np.add.reduceat(getattr(self, key.name), first)
             for key in fields(self)
-            if key.name not in ("spread", "predicted", "workspace", "output", "gradient")
+            if key.name not in _NO_SUMS
         }
         changes["workspace"] = np.maximum.reduceat(self.workspace, first)
-        changes |= {"output": self.output[last], "gradient": self.gradient[last]}
+        changes |= {"output": self.output[last], "gradient": self.gradient[last], "overhead": 0}
+        changes["forward"] += self.overhead
+        changes["backward"] += self.overhead
         return replace(self, **changes)
 
     def passes(self, recompute: bool) -> IntArray:
@@ -304,6 +307,7 @@ def _costs(profile: Profile, asked: Asked, size: int) -> Costs:
         gradients=np.array([stage.gradients_bytes for stage in profile.stages], np.int64),
         weights=np.array([stage.parameters_bytes for stage in profile.stages], np.int64),
         spread=max(spread, _doubt(profile)) if predicted else spread, predicted=predicted,
+        overhead=profile.device.block_overhead_ns,
     )  # fmt: skip
 
 

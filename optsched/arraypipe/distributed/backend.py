@@ -147,7 +147,7 @@ class ProcessBackend:
                 cycle = now.cycle
                 self._steer(segment, number, cycle)
                 self._forget(self.past.trim())
-            post.post(cycle)
+                post.post(cycle)  # later ones of this cycle are posted when a block has ended
             post.waited = 0
             received = {
                 k: self.mail.pop(k) if channel_of[k] < 0 else post.receive(k, now.iteration)
