@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from optsched.arraypipe.advice.advise import advise
 from optsched.arraypipe.cli.output import made_folder
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.report.gantt_text import gantt_text
 from optsched.arraypipe.train_alone import NotIdentical, differences
 from optsched.arraypipe.trainer import ArrayTrainer, schedule_for
 from optsched.errors import InputError
@@ -157,6 +156,8 @@ class DemoResult:
 
     def _chart(self) -> str:
         """Two cycles from the middle of the replay, or all of a short one."""
+        from optsched.plots.gantt_text import gantt_text
+
         replay, period = self.result.replay, self.result.report.period
         begin, end = 0, max(1, replay.makespan)
         if period is not None and period.replayed is not None and period.cycles > 4:
