@@ -13,7 +13,6 @@ from torch.optim import SGD, AdamW
 from optsched.arraypipe.advice.advise import advise
 from optsched.arraypipe.cli.output import made_folder
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.report.gantt_text import gantt_text
 from optsched.arraypipe.tiny_gpt import Size, batches_of, build_gpt, corpus, next_byte_loss
 from optsched.arraypipe.train_alone import NotIdentical, differences
 from optsched.arraypipe.trainer import ArrayTrainer, schedule_for
@@ -53,6 +52,8 @@ class DemoResult:
     @property
     def story(self) -> str:
         """Chart, report, advice, and the table of jobs."""
+        from optsched.plots.gantt_text import gantt_text
+
         replay, period = self.result.replay, self.result.report.period
         begin, end = 0, max(1, replay.makespan)
         if period is not None and period.replayed is not None and period.cycles > 4:

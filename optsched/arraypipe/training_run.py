@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from optsched.arraypipe.model.checks import check_apart, check_sibling, shapes_o
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
 from optsched.arraypipe.plan.segments import Course, moved
+from optsched.arraypipe.report.executed import RunLog
 from optsched.arraypipe.report.report import compare
 from optsched.arraypipe.report.trace import measured, replayed
 from optsched.arraypipe.runtime.cuda_streams import Lanes
@@ -64,19 +65,29 @@ class RunResult:
         The trained unsplit model of every job.
     trained
         Per job all parameters, buffers and optimizer states under unsplit names, and the losses.
-    trace
-        The run as it was, a schedule document (serial, in nanoseconds).
-    replay
-        The same blocks on a virtual clock, as parallel devices would have run them.
-    report
-        Predicted against measured.
+    log
+        What is remembered of the blocks; `trace`, `replay` and `report` are made of it when they
+        are asked for.
     """
 
     models: tuple[nn.Module, ...]
     trained: tuple[Trained, ...]
-    trace: Schedule
-    replay: Schedule
-    report: Report
+    log: RunLog
+
+    @cached_property
+    def trace(self) -> Schedule:
+        """The run as it was, a schedule document in nanoseconds."""
+        return measured(self.log)
+
+    @cached_property
+    def replay(self) -> Schedule:
+        """The same blocks on a virtual clock, as parallel devices would have run them."""
+        return replayed(self.log)
+
+    @cached_property
+    def report(self) -> Report:
+        """Predicted against measured."""
+        return compare(self.log)
 
     @property
     def losses(self) -> tuple[tuple[float, ...], ...]:
@@ -399,32 +410,20 @@ class ArrayRun:
             told(run.job, iteration, loss)
 
     def _result(self, records: list[Record]) -> RunResult:
-        ranks, course = self.ranks, self.course
-        parallel = ranks is not None or self.gpu
-        exposed = launching = None
-        if isinstance(self.engine, InlineBackend):
-            exposed, launching = self.engine.past.exposed or None, self.engine.launching
-        elif ranks is not None:
-            exposed = ranks.exposed or None
+        ranks, course, provenance = self.ranks, self.course, self._provenance()
+        exposed = self.engine.past.exposed if ranks is None else ranks.exposed
         whole = self.runs if ranks is None or ranks.is_first else []
         left_out = self.engine.past.left_out if ranks is None else ranks.left_out
-        provenance = self._provenance()
         if left_out:
             provenance["blocks_left_out"] = left_out
-        return RunResult(
-            models=tuple(run.model for run in whole),
-            trained=tuple(trained(run) for run in whole),
-            trace=measured(
-                course, records, provenance, parallel=parallel,
-                messages=self.engine.messages, copies=self.engine.copies,
-                uncertainty=0 if ranks is None else ranks.clock_error,
-            ),
-            replay=replayed(course, records, provenance),
-            report=compare(
-                course, records, parallel=parallel, exposed=exposed, launching=launching,
-                messages=self.engine.messages, left_out=left_out,
-            ),
+        log = RunLog(
+            course.name, tuple(course.segments), records, provenance, tuple(self.engine.copies),
+            exposed=exposed or None, parallel=ranks is not None or self.gpu,
+            uncertainty=0 if ranks is None else ranks.clock_error, left_out=left_out,
         )  # fmt: skip
+        return RunResult(
+            tuple(run.model for run in whole), tuple(trained(run) for run in whole), log
+        )
 
     def _provenance(self) -> dict[str, Any]:
         found: dict[str, Any] = {

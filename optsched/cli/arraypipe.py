@@ -139,10 +139,7 @@ def plan(
     ] = 2,
     profile: Annotated[
         Path | None,
-        typer.Option(
-            help="Of these jobs: warns if the schedule is of another one; adds bytes of states and "
-            "messages to --explain."
-        ),
+        typer.Option(help="Of these jobs: warns if the schedule is of another one."),
     ] = None,
 ) -> None:
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
@@ -158,7 +155,7 @@ def plan(
     schedule = Schedule.read(file)
     try:
         compiled = compile(schedule, barrier=barrier)
-        text = explain(compiled, window=window, profile=known) if in_full else headline(compiled)
+        text = explain(compiled, window=window) if in_full else headline(compiled)
     except InputError as error:
         raise type(error)(*_named(file, error)) from None
     if known is not None and (gap := known.gap(schedule)):

@@ -7,7 +7,6 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -228,15 +227,7 @@ def test_several_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None
     result = run(array)
     assert machine.races == []
     assert len(machine.streams) > 4
-    trace = result.trace
-    links = np.flatnonzero(np.isin(trace.kind, ("activation", "gradient")))
-    # three jobs of four micro-batches together, two boundaries, there and back
-    assert len(links) == STEPS * 4 * 2 * 2
-    assert trace.duration[links].max() > 0
-    assert verify(trace) == []
-    assert {m.kind: m.number for m in result.report.messages} == {
-        kind: int((trace.kind == kind).sum()) for kind in ("activation", "gradient")
-    }
+    assert verify(result.trace) == []
     for j in range(len(array.jobs)):
         assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
 
@@ -250,7 +241,7 @@ def test_a_long_run_remembers_its_end(machine: Machine, monkeypatch: pytest.Monk
     trace, blocks = result.trace, result.replay.n_operations
     assert verify(trace) == []
     assert trace.provenance["blocks_left_out"] == result.report.left_out > blocks >= 20
-    assert trace.n_operations > blocks  # and messages
+    assert trace.n_operations == blocks
     assert trace.duration[:blocks].min() > 0  # of the streams: every block has been read
     for j in range(len(array.jobs)):
         assert differences(result.trained[j], array.train_alone(j, 8)) == []

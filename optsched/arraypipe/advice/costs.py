@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
 
+_NO_SUMS: Final = ("spread", "predicted", "overhead", "workspace", "output", "gradient")
 WINDOW: Final = 2
 """Messages that a device may have received ahead, of every incoming channel."""
 
@@ -77,19 +78,20 @@ class Costs:
     weights: IntArray
     spread: float  # relative error of the times: IQR over median, or that of predicted ones
     predicted: bool  # this micro-batch size was not measured
+    overhead: int = 0  # nanoseconds that the executor adds to a block
 
     def merged(self, cuts: Sequence[int]) -> Costs:
-        """The costs when stages ``cuts[v] .. cuts[v + 1] - 1`` are one."""
-        if len(cuts) == len(self.forward) + 1:
-            return self
+        """The costs of blocks when stages ``cuts[v] .. cuts[v + 1] - 1`` are one."""
         first, last = np.array(cuts[:-1]), np.array(cuts[1:]) - 1
         changes: dict[str, Any] = {
             key.name: np.add.reduceat(getattr(self, key.name), first)
             for key in fields(self)
-            if key.name not in ("spread", "predicted", "workspace", "output", "gradient")
+            if key.name not in _NO_SUMS
         }
         changes["workspace"] = np.maximum.reduceat(self.workspace, first)
-        changes |= {"output": self.output[last], "gradient": self.gradient[last]}
+        changes |= {"output": self.output[last], "gradient": self.gradient[last], "overhead": 0}
+        changes["forward"] += self.overhead
+        changes["backward"] += self.overhead
         return replace(self, **changes)
 
     def passes(self, recompute: bool) -> IntArray:
@@ -256,6 +258,7 @@ def _costs(profile: Profile, asked: Asked, size: int) -> Costs:
         gradients=np.array([stage.gradients_bytes for stage in profile.stages], np.int64),
         weights=np.array([stage.parameters_bytes for stage in profile.stages], np.int64),
         spread=spread, predicted=predicted,
+        overhead=profile.device.block_overhead_ns,
     )  # fmt: skip
 
 

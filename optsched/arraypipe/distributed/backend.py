@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.distributed.transport import GlooLinks
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Course, Planner, Segment
-    from optsched.arraypipe.plan.types import Copied, Instance, Moved, Record
+    from optsched.arraypipe.plan.types import Copied, Instance, Record
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.types import Parcel
     from optsched.arraypipe.runtime.worker import Worker
@@ -65,8 +65,9 @@ class ProcessBackend:
         self.homes: dict[int, tuple[int, ...]] = {}  # device of every stage, by job
         self.post = Post(links, capacity.of, self._hear)
         self.past = Past()
-        self.messages: Sequence[Moved] = ()  # of all ranks, on the first when they have been told
-        self.copies: Sequence[Copied] = ()  # of this rank when it is over; then as `messages`
+        self.copies: Sequence[
+            Copied
+        ] = ()  # of this rank when it is over; then of all, on the first
         self.mail: dict[int, Parcel] = {}
         self.interrupted = False
         self.flying: BlockTimes | None = None  # on a GPU, where launching is no block's time
@@ -150,7 +151,8 @@ class ProcessBackend:
                 cycle = now.cycle
                 self._steer(segment, number, cycle)
                 self._forget(self.past.trim())
-            post.post(cycle)
+                post.post(cycle)  # later ones of this cycle are posted when a block has ended
+            post.waited = 0
             received = {
                 k: self.mail.pop(k) if channel_of[k] < 0 else post.receive(k, now.iteration)
                 for k in inputs[now.operation]
@@ -167,7 +169,7 @@ class ProcessBackend:
                 note_exposed(waited)  # on a GPU it is known when the block is over
             if worker.aside:  # batches and callbacks are not the block's time
                 began, worker.aside = min(began + worker.aside, ended), 0
-            note((number, now.operation, now.cycle, now.iteration, began, ended))
+            note((number, now.operation, now.cycle, now.iteration, began, ended, post.waited))
             if flying is not None and begin is not None:
                 flying.add(len(self.past.rows) - 1, begin, mark(), memory.pauses())
                 self._land(AHEAD)
@@ -189,7 +191,7 @@ class ProcessBackend:
         while self.flying is not None and len(self.flying) > most:
             if landed := self.flying.land():
                 k, start, end, waited = landed
-                self.past.rows[k] = (*self.past.rows[k][:4], start, end)
+                self.past.rows[k] = (*self.past.rows[k][:4], start, end, self.past.rows[k][6])
                 if self.worker.memory.moves:
                     self.past.exposed[k] = waited
 
@@ -199,7 +201,6 @@ class ProcessBackend:
             return
         if self.flying is not None:
             self.flying.keep({old: new for new, old in enumerate(kept)})
-        self.post.forget(self.past.cut)
         self.worker.memory.forget(self.past.begin)
         self.course.forget(self.past.cut[0])
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.arraypipe.distributed.collect import CameRow, SentRow
     from optsched.arraypipe.distributed.transport import GlooLinks
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Channel, Instance
@@ -185,14 +184,12 @@ class Post:
         self.inbox = Inbox()
         # the lines of the segment that have been used, and what is posted on them
         self.lines: dict[int, _Line] = {}
-        self.coming: dict[tuple[int, int], tuple[Slot, Any, int, int]] = {}
+        self.coming: dict[tuple[int, int], tuple[Slot, Any]] = {}
         # by seat, so that jobs that come later take no more
         self.outboxes: dict[_Key, Outbox] = {}
-        self.leaving: dict[_Key, list[tuple[Any, int, Tensor, SentRow]]] = {}
+        self.leaving: dict[_Key, list[tuple[Any, int, Tensor]]] = {}
         self.waiting_for: Slot | None = None
-        # one row a message, in nanoseconds of this rank's clock; plain, because there are many
-        self.sent: list[SentRow] = []
-        self.came: list[CameRow] = []
+        self.waited = 0  # nanoseconds at receives, since somebody has set it to 0
 
     def open(self, segment: Segment, number: int, window: int | Sequence[int]) -> None:
         """Begin a segment; `window` as for `DevicePort`."""
@@ -212,12 +209,12 @@ class Post:
 
     def receive(self, message: int, iteration: int) -> Parcel:
         """The parcel of a message that was posted; waits for it."""
-        slot, incoming, cycle, posted = self.coming.pop((message, iteration))
+        slot, incoming = self.coming.pop((message, iteration))
         peer, lane, _ = self._line(message)
         self.waiting_for = slot
         asked = time.perf_counter_ns()
         head, buffer = self.links.receive(incoming, peer)
-        there = time.perf_counter_ns()
+        self.waited += time.perf_counter_ns() - asked
         raw = words(head)
         found = header.unpack(raw)
         header.check(slot, found, buffer.numel(), self.segment.plan.devices[peer])
@@ -226,10 +223,8 @@ class Post:
         if found.flags & LONG:
             incoming = self.links.post(peer, lane + LANES, SIZE + found.payload)
             head, buffer = self.links.receive(incoming, peer)
-            there = time.perf_counter_ns()
             raw = words(head)
         self.waiting_for = None
-        self.came.append((self.number, message, cycle, posted, asked, there))
         flags = found.flags & ~LONG
         if flags & TOMBSTONE:
             return Parcel((), flags, found.loss)
@@ -245,11 +240,6 @@ class Post:
         for _, transfer in self.port.send():
             self._send(transfer, self.finished.pop((transfer.message, transfer.iteration)))
         self._post(expected)  # close behind: the same process need not be woken twice
-
-    def forget(self, before: tuple[int, int]) -> None:
-        """Forget the times of messages that blocks before (segment, cycle) take."""
-        self.sent = [row for row in self.sent if (row[0], row[2]) >= before]
-        self.came = [row for row in self.came if (row[0], row[2]) >= before]
 
     def flush(self) -> None:
         """Wait until everything has left."""
@@ -274,11 +264,8 @@ class Post:
 
     def _post(self, row: Sequence[_Expected]) -> None:
         for transfer, slot, peer, lane, size in row:
-            incoming, key = (
-                self.links.post(peer, lane, size),
-                (transfer.message, transfer.iteration),
-            )
-            self.coming[key] = slot, incoming, transfer.cycle, time.perf_counter_ns()
+            incoming = self.links.post(peer, lane, size)
+            self.coming[transfer.message, transfer.iteration] = slot, incoming
 
     def _line(self, message: int) -> _Line:
         found = self.lines.get(message)
@@ -323,15 +310,10 @@ class Post:
             raw = words(head)
         Header(slot, flags, letter.loss, letter.payload, *self.swap).pack_into(raw)
         row.append((lane, head, body))
-        now = self.number, transfer.message, transfer.cycle, time.perf_counter_ns()
-        if not links.apart:  # else it may not be complete yet
-            self.sent.append(now)
         self.leaving[key] = [
-            (links.send(peer, way, first, rest), peer, first, now) for way, first, rest in row
+            (links.send(peer, way, first, rest), peer, first) for way, first, rest in row
         ]
 
     def _retire(self, key: _Key) -> None:
-        for work, peer, _, now in self.leaving.pop(key, ()):
-            at = self.links.wait(work, peer)
-            if at is not None:
-                self.sent.append((*now[:3], at))
+        for work, peer, _ in self.leaving.pop(key, ()):
+            self.links.wait(work, peer)

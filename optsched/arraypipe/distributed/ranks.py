@@ -13,14 +13,12 @@ import torch.distributed as dist
 
 from optsched.arraypipe.distributed.backend import ProcessBackend
 from optsched.arraypipe.distributed.collect import (
-    Noted,
-    copies,
+    copies_on,
     gather,
+    gather_copies,
     gather_exposed,
-    gather_noted,
     gather_past,
     in_topological_order,
-    messages,
     on_first_clock,
     read_clocks,
     to_first,
@@ -196,17 +194,17 @@ class Ranks:
     def collect(self, records: list[Record]) -> list[Record]:
         """Everything that was trained, and all records in a topological order, on rank 0.
 
-        Its backend gets the messages and copies of all ranks. Other ranks keep their own records.
+        Its backend gets the copies of all ranks. Other ranks keep their own records.
         Of a long run all that is from the cycle on from which every rank remembers it.
         """
         after = read_clocks(self.links)
         gather(self.runs, self.backend.homes, self.links)
-        past, post = self.backend.past, self.backend.post
+        past = self.backend.past
         pasts = gather_past(past, self.links)
-        noted = gather_noted(Noted(post.sent, post.came, self.backend.copies), self.links)
+        copied = gather_copies(self.backend.copies, self.links)
         waited = gather_exposed(records, past.exposed, self.links)
         self.links.close()
-        if pasts is None or noted is None or waited is None:
+        if pasts is None or copied is None or waited is None:
             self.exposed, self.left_out = past.exposed, past.left_out
             return records
         self.clock_error = max(r.error for r in (*self.before, *after))
@@ -217,11 +215,10 @@ class Ranks:
             for p, early, late in zip(pasts, self.before, after, strict=True)
         ]
         clocks = [to_first(*pair) for pair in zip(self.before, after, strict=True)]
-        noted = [row.on(clock) for row, clock in zip(noted, clocks, strict=True)]
         ordered = in_topological_order(self.course, rows, cut)
         self.left_out = sum(p.left_out + len(p.rows) for p in pasts) - len(ordered)
-        self.backend.messages = [m for m in messages(noted) if (m.segment, m.cycle) >= cut]
-        self.backend.copies = copies(noted)
+        rows_of = zip(clocks, copied, strict=True)
+        self.backend.copies = [c for clock, rows in rows_of for c in copies_on(clock, rows)]
         if self.left_out:
             early = min(r.start for r in ordered)
             self.backend.copies = [c for c in self.backend.copies if c.end >= early]

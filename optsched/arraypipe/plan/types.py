@@ -120,23 +120,7 @@ class Record(NamedTuple):
     iteration: int
     start: int
     end: int
-
-
-class Moved(NamedTuple):
-    """A message that went from one device to another; `cycle` is that of the block that took it.
-
-    Times are in nanoseconds of the records' clock; a `start` before the message was there, such as
-    that of a receive posted early, is moved to where it was. `asked` is when the block that took it
-    began to wait for it, so that an `end` behind it was seen when it came; None if nothing waits on
-    a host.
-    """
-
-    segment: int
-    message: int  # its index in the segment's routes
-    cycle: int
-    start: int
-    end: int
-    asked: int | None = None
+    waited: int = 0  # for messages, before the start
 
 
 class Copied(NamedTuple):

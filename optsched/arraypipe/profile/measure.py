@@ -35,6 +35,7 @@ from optsched.arraypipe.profile.document import (
     SavedEntry,
     StageEntry,
 )
+from optsched.arraypipe.profile.overhead import block_overhead
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import on_gpu
@@ -325,7 +326,7 @@ def measure(
         bench.weigh()
         bench.repeat(repeats)
     profile = Profile(
-        device=_device(where[0]),
+        device=_device(where[0], len(names)),
         stages=bench.stage_entries(),
         jobs=bench.job_entries(),
         blocks=tuple(bench.block_entries()),
@@ -560,7 +561,7 @@ def _cases(parts: Iterable[Chain | Updater]) -> Iterable[Case]:
     return (case for part in parts for case in part.cases.values())
 
 
-def _device(device: torch.device) -> DeviceEntry:
+def _device(device: torch.device, n_stages: int) -> DeviceEntry:
     cuda = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if cuda else None
     return DeviceEntry(
@@ -568,6 +569,7 @@ def _device(device: torch.device) -> DeviceEntry:
         kind="cuda" if cuda else "cpu",
         memory_bytes=properties.total_memory if properties is not None else 0,
         threads=torch.get_num_threads(),
+        block_overhead_ns=0 if cuda else block_overhead(n_stages),
         torch=str(torch.__version__),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         optsched=__version__,

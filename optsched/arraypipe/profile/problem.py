@@ -104,9 +104,15 @@ def job_array(
     devices = flat(placed)
     _no_gaps(devices, options)
     _say_extrapolated(profile, picked)
+    # what is no block of its own is part of a backward block
+    inside = {"update": mode == "fused", "recompute": not options.get("recompute_as_block")}
     times = {
         field: [
-            [profile.duration_of(kind, s, job.batch, job).median_ns for s in _stages(profile)]
+            [
+                profile.duration_of(kind, s, job.batch, job).median_ns
+                + (0 if inside.get(field) else profile.device.block_overhead_ns)
+                for s in _stages(profile)
+            ]
             for job in picked
         ]
         for field, kind in _KINDS.items()
