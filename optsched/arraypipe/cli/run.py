@@ -65,8 +65,9 @@ class RunOrder:
         A schedule document; None: blocks are measured and ordered first.
     steps
         Iterations of every job, counted from its seed.
-    checkpoint, every, resume
-        Folder of checkpoints, iterations between two of them, whether to go on from the latest.
+    checkpoint, every, keep, resume
+        Folder of checkpoints, iterations between two of them, how many of a job stay, whether to
+        go on from the latest.
     out
         Folder for plan, trace, replay and summary.
     time_limit
@@ -82,6 +83,7 @@ class RunOrder:
     steps: int = 100
     checkpoint: Path | None = None
     every: int | None = None
+    keep: int = 2
     resume: bool = False
     out: Path | None = None
     time_limit: float = 10.0
@@ -91,10 +93,10 @@ class RunOrder:
     def check(self) -> None:
         """Refuse what can be seen to be wrong before anything is loaded or made."""
         script_parts(self.script)
-        if self.steps < 1:
-            raise InputError(f"steps: expected an integer >= 1, got {self.steps}")
-        if self.every is not None and self.every < 1:
-            raise InputError(f"every: expected an integer >= 1, got {self.every}")
+        for key in ("steps", "every", "keep"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise InputError(f"{key}: expected an integer >= 1, got {value}")
         if self.checkpoint is None and (self.every is not None or self.resume):
             what = "resume" if self.resume else "every"
             raise InputError(f"{what}: say where checkpoints are, with --checkpoint DIR")
@@ -157,7 +159,7 @@ def _carried_out(order: RunOrder, group: RankGroup | None) -> RunSummary:
     with made_folder(order.out if is_first else None), progress:
         result = trainer.run(
             plan, order.steps, checkpoint=order.checkpoint, checkpoint_every=order.every,
-            resume=order.resume, on_step=progress, backend=backend,
+            keep=order.keep, resume=order.resume, on_step=progress, backend=backend,
         )  # fmt: skip
     seconds = time.perf_counter() - began
     if not is_first:
@@ -222,6 +224,7 @@ def _parsed(words: Sequence[str] | None) -> RunOrder:
         ("steps", {"type": int, "help": "iterations of every job [default: 100]"}),
         ("checkpoint", {"type": Path, "help": "folder for checkpoints"}),
         ("every", {"type": int, "help": "iterations between checkpoints [default: at the end]"}),
+        ("keep", {"type": int, "help": "newest checkpoints that are not removed [default: 2]"}),
         ("resume", {"action": "store_true", "help": "go on from the latest checkpoints"}),
         ("out", {"type": Path, "help": "folder for plan, trace, replay and summary"}),
         ("time_limit", {"type": float, "help": "seconds for the solver, without a schedule"}),
