@@ -205,6 +205,7 @@ class ArrayTrainer:
         *,
         checkpoint: str | PathLike[str] | None = None,
         checkpoint_every: int | None = None,
+        keep: int = 2,
         resume: bool = False,
         on_step: Callable[[Job, int, float], object] | None = None,
         on_error: Literal["continue", "raise"] = "continue",
@@ -229,9 +230,13 @@ class ArrayTrainer:
             Folder for checkpoints; each job writes its last state there.
         checkpoint_every
             Also write after every so many iterations of the job.
+        keep
+            Newest checkpoints of a job that stay; when one is whole on the disk, those before them
+            are removed.
         resume
-            Go on from the latest checkpoints in that folder, where there are any. Job settings
-            that change the bits, the optimizers' included, must be those of the checkpoints.
+            Go on from the latest checkpoints in that folder, where there are any; from the one
+            before, with a warning, if that is damaged. Job settings that change the bits, the
+            optimizers' included, must be those of the checkpoints, and so must the data.
         on_step
             Called with ``(job, iteration, loss)`` when the loss of an iteration is known; after
             ``job.stop()`` this iteration is the job's last (on a GPU the next one).
@@ -283,7 +288,7 @@ class ArrayTrainer:
             self._check(plan, queue)
             if replan is not None:
                 check_problem(replan, plan)
-            folder = self._folder(steps, checkpoint, checkpoint_every, resume)
+            folder = self._folder(steps, checkpoint, checkpoint_every, keep, resume)
             settings = Settings(steps, resume, on_error == "raise", on_step, refill, replan)
             return plan, folder, settings
 
@@ -299,6 +304,7 @@ class ArrayTrainer:
                     saves = {
                         "checkpoint": "given" if folder else "not given",
                         "checkpoint_every": checkpoint_every,
+                        "keep": keep,
                         "resume": resume,
                     }
                     ranks.agree(self._description(plan, steps, queue, on_error) | saves)
@@ -355,10 +361,11 @@ class ArrayTrainer:
         steps: int,
         checkpoint: str | PathLike[str] | None,
         every: int | None,
+        keep: int,
         resume: bool,
     ) -> CheckpointFolder | None:
-        for key, value in (("steps", steps), ("checkpoint_every", every)):
-            if value is None:
+        for key, value in (("steps", steps), ("checkpoint_every", every), ("keep", keep)):
+            if key == "checkpoint_every" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{key}: expected an integer >= 1, got {value!r}")
@@ -368,7 +375,7 @@ class ArrayTrainer:
             return None
         if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
             raise InputError(f"checkpoint: expected a folder, got {checkpoint!r}")
-        return CheckpointFolder(checkpoint, self.stages, every)
+        return CheckpointFolder(checkpoint, self.stages, every, keep)
 
     def routes(self, plan: ExecutionPlan) -> Routes:
         """The messages that a plan of these jobs sends."""

@@ -256,9 +256,10 @@ class ArrayRun:
                 job.life.status = "ready"
 
     def _latest(self, titles: Sequence[str]) -> list[int]:
-        """Iterations that the checkpoints have, as this process sees them."""
-        folder, resume = self.folder, self.settings.resume
-        return [folder.latest(t) if folder is not None and resume else 0 for t in titles]
+        """Iterations that the checkpoints have, which the first process alone looks up."""
+        folder, asks = self.folder, self.settings.resume
+        asks &= self.ranks is None or self.ranks.is_first
+        return [folder.latest(t) if folder is not None and asks else 0 for t in titles]
 
     def _make(self, index: int, at: int, seat: int, away: bool) -> JobRun:
         """A job, ready to go on from iteration `at` on the devices of a seat."""
@@ -284,7 +285,8 @@ class ArrayRun:
                 )
         run.begin_at(run.start)
         if run.start < steps:
-            run.feed = Feed(trainer.data, job, title, run.start)
+            data = trainer.data if self.folder is None else self.folder.watched(run, trainer.data)
+            run.feed = Feed(data, job, title, run.start)
         return run
 
     def _join(self, job: Job, at: int | None = None) -> JobRun:

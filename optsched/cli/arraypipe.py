@@ -178,6 +178,9 @@ def run(
     every: Annotated[
         int | None, typer.Option(help="Iterations between checkpoints [default: only the last].")
     ] = None,
+    keep: Annotated[
+        int, typer.Option(help="Newest checkpoints of a job that are not removed.", min=1)
+    ] = 2,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the latest checkpoints there.")
     ] = False,
@@ -204,7 +207,7 @@ def run(
     from optsched.arraypipe.distributed.launch import launch
 
     order = RunOrder(
-        script, schedule, steps, checkpoint, every, resume, out, time_limit, devices, quiet
+        script, schedule, steps, checkpoint, every, keep, resume, out, time_limit, devices, quiet
     )
     if backend not in ("inline", "process"):
         raise InputError(f"backend: expected inline or process, got {backend!r:.40}")

@@ -166,8 +166,9 @@ def test_every_checkpoint_is_an_iteration_boundary(tmp_path: Path, update: Any) 
     """In rolling execution stages run ahead; what is written is still one moment of the job."""
     array = trainer(JOBS)
     array.run(
-        random_schedule(**ORDER, update=update, seed=3), 4, checkpoint=tmp_path, checkpoint_every=1
-    )
+        random_schedule(**ORDER, update=update, seed=3), 4, checkpoint=tmp_path,
+        checkpoint_every=1, keep=4,
+    )  # fmt: skip
     for steps in (1, 2, 3, 4):
         for j, title in enumerate(array.titles):
             alone = array.train_alone(j, steps)
@@ -199,7 +200,7 @@ def test_resume_continues_bit_by_bit(tmp_path: Path, seed: int) -> None:
 def test_jobs_resume_from_different_iterations(tmp_path: Path) -> None:
     """Every job goes on from its own latest checkpoint, or from its seed."""
     array = trainer(JOBS)
-    array.run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1)
+    array.run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
     (tmp_path / "first" / "latest").write_text("1\n")
     (tmp_path / "job2" / "latest").unlink()
     result = trainer(JOBS).run(random_schedule(**ORDER), 4, checkpoint=tmp_path, resume=True)
@@ -210,7 +211,7 @@ def test_jobs_resume_from_different_iterations(tmp_path: Path) -> None:
 
 def test_the_trace_of_a_resumed_run_is_a_plan(tmp_path: Path) -> None:
     """Also where jobs have begun at different iterations; it trains other jobs exactly."""
-    trainer(JOBS).run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1)
+    trainer(JOBS).run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
     (tmp_path / "first" / "latest").write_text("1\n")
     run = trainer(JOBS).run(random_schedule(**ORDER), 5, checkpoint=tmp_path, resume=True)
     array = trainer(JOBS)
@@ -457,7 +458,7 @@ def test_states_that_take_turns_in_slots_are_saved(tmp_path: Path) -> None:
     order: Any = {"microbatches": [1, 2, 1], "n_stages": 3, "place": [0, 1, 0]}
     jobs = [Job(s, 8, adamw, microbatches=1 + s % 2, recompute=True) for s in range(3)]
     array = trainer(jobs, memory=16_000)  # of six states on the first device two fit
-    array.run(random_schedule(**order), 3, checkpoint=tmp_path, checkpoint_every=1)
+    array.run(random_schedule(**order), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
     for j in range(3):
         for steps in (1, 2, 3):
             alone = array.train_alone(j, steps)

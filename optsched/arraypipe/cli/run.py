@@ -59,6 +59,7 @@ class RunOrder:
     steps: int = 100  # iterations of every job, counted from its seed
     checkpoint: Path | None = None  # folder
     every: int | None = None  # iterations between two checkpoints
+    keep: int = 2  # newest checkpoints of a job that stay
     resume: bool = False  # from the latest checkpoints
     out: Path | None = None  # folder for plan, trace, replay and summary
     time_limit: float = 10.0  # seconds for the solver, if there is no schedule
@@ -68,10 +69,10 @@ class RunOrder:
     def check(self) -> None:
         """Refuse what can be seen to be wrong before anything is loaded or made."""
         script_parts(self.script)
-        if self.steps < 1:
-            raise InputError(f"steps: expected an integer >= 1, got {self.steps}")
-        if self.every is not None and self.every < 1:
-            raise InputError(f"every: expected an integer >= 1, got {self.every}")
+        for key in ("steps", "every", "keep"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise InputError(f"{key}: expected an integer >= 1, got {value}")
         if self.checkpoint is None and (self.every is not None or self.resume):
             what = "resume" if self.resume else "every"
             raise InputError(f"{what}: say where checkpoints are, with --checkpoint DIR")
@@ -131,7 +132,7 @@ def _trained(
     with progress:
         result = trainer.run(
             plan, order.steps, checkpoint=order.checkpoint, checkpoint_every=order.every,
-            resume=order.resume, on_step=progress, backend=backend,
+            keep=order.keep, resume=order.resume, on_step=progress, backend=backend,
         )  # fmt: skip
     seconds = time.perf_counter() - began
     summary = summary_of(trainer, result, backend=backend, steps=order.steps, seconds=seconds)

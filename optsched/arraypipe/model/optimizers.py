@@ -249,18 +249,18 @@ def restore_states(
                 raise InputError(f"{place}: there is no optimizer state of parameter {name!r}")
             assert optimizer is not None
             if saved[name]["state"]:
+                # as in `load_state_dict`: counters stay on the CPU unless kernels read them
+                settings = saved[name]["settings"]
+                counts = bool(settings.get("capturable") or settings.get("fused"))
                 optimizer.state[parameter] = {
-                    key: _placed(key, value, parameter)
+                    key: value.to(
+                        "cpu" if key == "step" and not counts else parameter.device, copy=True
+                    )
+                    if isinstance(value, Tensor)
+                    else value
                     for key, value in saved[name]["state"].items()
                 }
             group.update(saved[name]["settings"])
-
-
-def _placed(key: str, value: Any, parameter: Tensor) -> Any:
-    """A copy of a saved state where the optimizer would have it: counters stay on the CPU."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.clone() if key == "step" else value.to(parameter.device, copy=True)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,6 +271,8 @@ def same(a: Any, b: Any) -> bool:
     """Whether two settings or states are equal, tensors bit by bit."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         both = isinstance(a, Tensor) and isinstance(b, Tensor)
         return both and a.dtype == b.dtype and torch.equal(a, b)
