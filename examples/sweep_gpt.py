@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from optsched.arraypipe import ArrayTrainer, Job
+from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.train_alone import differences
-from optsched.arraypipe.trainer import schedule_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -184,7 +184,7 @@ def make_trainer(
         for lr in rates
     ]
     data = batches_of(corpus(text), size.context)
-    return ArrayTrainer(build_gpt, jobs, stages, next_byte_loss, data)
+    return ArrayTrainer(build_gpt, data, jobs=jobs, stages=stages, loss=next_byte_loss)
 
 
 def main() -> None:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from optsched.arraypipe.advice.advise import advise
 from optsched.arraypipe.cli.output import made_folder
+from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.report.gantt_text import gantt_text
 from optsched.arraypipe.train_alone import NotIdentical, differences
-from optsched.arraypipe.trainer import ArrayTrainer, schedule_for
+from optsched.arraypipe.trainer import ArrayTrainer
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class DemoResult:
 def demo_trainer() -> ArrayTrainer:
     """The four siblings in four stages."""
     jobs = [sibling.job(seed) for seed, sibling in enumerate(SIBLINGS)]
-    return ArrayTrainer(build_model, jobs, CUTS, next_byte_loss, batches)
+    return ArrayTrainer(build_model, batches, jobs=jobs, stages=CUTS, loss=next_byte_loss)
 
 
 def run_demo(

@@ -265,7 +265,9 @@ def test_slots_change_no_bit(recompute: bool, seed: int, memory: int) -> None:
     schedule = random_schedule([3, 2, 1], 4, place=[0, 0, 0, 0], exact=False, seed=seed)
     rows = []
     for limit in (None, memory):
-        array = ArrayTrainer(Language, jobs, NAMES, token_loss, tokens, memory=limit, **given_)
+        array = ArrayTrainer(
+            Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss, memory=limit, **given_
+        )
         rows.append(array.run(schedule, STEPS, on_error="raise"))
     assert bits(*rows) == []
     assert rows[1].report.exposed > 0  # states have moved

@@ -142,7 +142,7 @@ def _carried_out(order: RunOrder, group: RankGroup | None) -> RunSummary:
     trainer = load_trainer(order.script)
     say = _say if is_first and not order.quiet else _nothing
     if given is None:
-        from optsched.arraypipe.trainer import schedule_for
+        from optsched.arraypipe.fit import schedule_for
 
         measure = partial(
             schedule_for, trainer, order.devices, time_limit=order.time_limit, say=say
