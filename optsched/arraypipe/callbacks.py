@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TextIO
 
 from optsched.arraypipe.checkpoint.files import check_writable, load, replace_file
 from optsched.errors import InputError, OptschedError
+from optsched.io.files import write_atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -60,8 +60,8 @@ class Callback:
         """The run is over, also if it has raised."""
 
 
-class Watcher(Callback):
-    """Base of those that look at the values, or at the losses of a fit that does not evaluate."""
+class Listener(Callback):
+    """Base of the ready-made ones: losses and values come by one way."""
 
     fit: FitInfo
 
@@ -70,16 +70,19 @@ class Watcher(Callback):
         self.fit = fit
 
     def on_step(self, job: Job, iteration: int, loss: float) -> None:
-        """Watch the loss if there are no values."""
-        if not self.fit.evaluates:
-            self.watch(job, iteration, loss)
+        """Hear a loss."""
+        self.hear(job, iteration, "loss", loss)
 
     def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
-        """Watch the value."""
-        self.watch(job, iteration, value)
+        """Hear a value."""
+        self.hear(job, iteration, "value", value)
 
-    def watch(self, job: Job, iteration: int, value: float) -> None:
-        """A new value."""
+    def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
+        """A new ``"loss"`` or ``"value"``."""
+
+    def judges(self, kind: str) -> bool:
+        """Whether it is what jobs are judged by: values, or losses if nothing is evaluated."""
+        return kind == ("value" if self.fit.evaluates else "loss")
 
 
 def _sign(mode: str) -> int:
@@ -88,7 +91,7 @@ def _sign(mode: str) -> int:
     return 1 if mode == "min" else -1
 
 
-class EarlyStopping(Watcher):
+class EarlyStopping(Listener):
     """Stops a job when its value (without `evaluate`: its loss) has not become better for long.
 
     Parameters
@@ -107,22 +110,22 @@ class EarlyStopping(Watcher):
         if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
             raise InputError(f"patience: expected an integer >= 1, got {patience!r:.60}")
         self.patience, self.sign, self.min_delta = patience, _sign(mode), min_delta
-        self.best: dict[str, tuple[float, int]] = {}  # by job: value, values since
+        self.best: dict[Job, tuple[float, int]] = {}  # value, values since
 
-    def watch(self, job: Job, iteration: int, value: float) -> None:
+    def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
         """Count, and stop the job."""
-        name = self.fit.name(job)
-        best, since = self.best.get(name, (math.inf, 0))
-        better = self.sign * value < best - self.min_delta
-        self.best[name] = (self.sign * value, 0) if better else (best, since + 1)
-        if self.best[name][1] >= self.patience:
-            job.stop()
+        if self.judges(kind):
+            best, since = self.best.get(job, (math.inf, 0))
+            better = self.sign * value < best - self.min_delta
+            self.best[job] = (self.sign * value, 0) if better else (best, since + 1)
+            if self.best[job][1] >= self.patience:
+                job.stop()
 
 
-class OptunaPruning(Watcher):
+class OptunaPruning(Listener):
     """Reports values (without `evaluate`: losses) to Optuna's trials and stops what is pruned.
 
-    Telling the study is left to the caller; `pruned` has the names of the jobs.
+    The caller tells the study; `pruned` has the names of the jobs.
 
     Parameters
     ----------
@@ -133,19 +136,17 @@ class OptunaPruning(Watcher):
     def __init__(self, trials: Mapping[str, Any]) -> None:
         self.trials, self.pruned = trials, set[str]()
 
-    def watch(self, job: Job, iteration: int, value: float) -> None:
+    def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
         """Report and ask."""
         name = self.fit.name(job)
-        trial = self.trials.get(name)
-        if trial is None or name in self.pruned:
-            return
-        trial.report(value, iteration)
-        if trial.should_prune():
-            self.pruned.add(name)
-            job.stop()
+        if self.judges(kind) and name in self.trials and name not in self.pruned:
+            self.trials[name].report(value, iteration)
+            if self.trials[name].should_prune():
+                self.pruned.add(name)
+                job.stop()
 
 
-class BestCheckpoint(Watcher):
+class BestCheckpoint(Listener):
     """Keeps the merged state dict of the best value of every job.
 
     ``<folder>/<job>.best.pt`` has ``iteration``, ``value`` and ``model``; it is replaced as a
@@ -180,8 +181,7 @@ class BestCheckpoint(Watcher):
     def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
         """Write the model if it is the best so far."""
         name = self.fit.name(job)
-        known = self.best.get(name)
-        if known is None or self.sign * value < self.sign * known:
+        if self.sign * value < self.sign * self.best.get(name, self.sign * math.inf):
             self.best[name] = value
             content = {"iteration": iteration, "value": value, "model": model.state_dict()}
             replace_file(self.path(name), content)
@@ -190,74 +190,58 @@ class BestCheckpoint(Watcher):
 _COLUMNS: Final = ("job", "iteration", "loss", "value")
 
 
-@dataclass(eq=False)
-class RunLog(Callback):
+class RunLog(Listener):
     """Losses and values as rows of a file, ``.csv`` or ``.jsonl``; begun anew unless resumed."""
 
-    path: str | PathLike[str]
-    fit: FitInfo | None = field(default=None, init=False)
-    stream: Any = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.lines = Path(self.path).suffix == ".jsonl"
-        if Path(self.path).suffix not in (".csv", ".jsonl"):
-            raise InputError(f"RunLog: expected a .csv or .jsonl file, got {self.path!r:.60}")
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = Path(path)
+        self.stream: TextIO | None = None
+        if self.path.suffix not in (".csv", ".jsonl"):
+            raise InputError(f"RunLog: expected a .csv or .jsonl file, got {str(path)!r:.60}")
 
     def on_start(self, fit: FitInfo) -> None:
         """Keep the rows before the checkpoints that the jobs go on from."""
-        self.fit, path, kept = fit, Path(self.path), []
+        super().on_start(fit)
+        lines = [] if self.path.suffix == ".jsonl" else [",".join(_COLUMNS)]
         try:
+            if any(fit.starts.values()) and self.path.exists():
+                text = self.path.read_text(encoding="utf-8").splitlines()
+                lines += [line for line in text if self._is_kept(line)]
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             if fit.is_first:
-                if any(fit.starts.values()) and path.exists():
-                    kept = [row for row in self._rows(path) if self._is_kept(row)]
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text("" if self.lines else ",".join(_COLUMNS) + "\n", encoding="utf-8")
-            self.stream = path.open("a", buffering=1, encoding="utf-8", newline="")
+                write_atomic(self.path, "".join(f"{line}\n" for line in lines).encode())
         except OSError as error:
-            raise InputError(f"RunLog: {path} cannot be written ({error.strerror})") from None
-        for row in kept:
-            self._write(row)
+            raise InputError(f"RunLog: {self.path} cannot be written ({error.strerror})") from None
 
-    def on_step(self, job: Job, iteration: int, loss: float) -> None:
-        """A row with the loss."""
-        assert self.fit is not None
-        self._write({"job": self.fit.name(job), "iteration": iteration, "loss": loss})
-
-    def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
-        """A row with the value."""
-        assert self.fit is not None
-        self._write({"job": self.fit.name(job), "iteration": iteration, "value": value})
+    def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
+        """Write a row."""
+        row = {"job": self.fit.name(job), "iteration": iteration, kind: value}
+        line = json.dumps(row)
+        if self.path.suffix == ".csv":
+            line = ",".join(str(row.get(column, "")) for column in _COLUMNS)
+        if self.stream is None:  # the first rank has begun the file by now
+            self.stream = self.path.open("a", buffering=1, encoding="utf-8")
+        self.stream.write(f"{line}\n")
 
     def on_finish(self) -> None:
         """Close the file."""
         if self.stream is not None:
             self.stream.close()
 
-    def _write(self, row: dict[str, Any]) -> None:
-        if self.lines:
-            self.stream.write(json.dumps(row) + "\n")
-        else:
-            csv.DictWriter(self.stream, _COLUMNS, lineterminator="\n").writerow(row)
-
-    def _rows(self, path: Path) -> list[dict[str, Any]]:
-        with path.open(encoding="utf-8", newline="") as stream:
-            try:
-                if not self.lines:
-                    return list(csv.DictReader(stream))
-                whole = [line for line in stream if line.endswith("\n")]  # a kill may cut one
-                return [json.loads(line) for line in whole]
-            except ValueError as error:
-                raise InputError(f"RunLog: {path} is no log of a run ({error})") from None
-
-    def _is_kept(self, row: dict[str, Any]) -> bool:
-        assert self.fit is not None
+    def _is_kept(self, line: str) -> bool:
+        """Not what a killed run has left after its checkpoint, or half written."""
         try:
-            return int(row["iteration"]) < self.fit.starts.get(row["job"], 0)
+            row = json.loads(line) if self.path.suffix == ".jsonl" else _row(line)
+            return bool(int(row["iteration"]) < self.fit.starts[row["job"]])
         except (KeyError, TypeError, ValueError):
             return False
 
 
-class TensorBoard(Callback):
+def _row(line: str) -> dict[str, str]:
+    return dict(zip(_COLUMNS, line.split(","), strict=True))
+
+
+class TensorBoard(Listener):
     """Losses and values as scalars ``loss/<job>`` and ``value/<job>``; needs ``tensorboard``."""
 
     def __init__(self, folder: str | PathLike[str]) -> None:
@@ -268,21 +252,10 @@ class TensorBoard(Callback):
                 "TensorBoard needs the package tensorboard: pip install tensorboard"
             ) from None
         self.writer: Any = SummaryWriter(str(folder))
-        self.fit: FitInfo | None = None
 
-    def on_start(self, fit: FitInfo) -> None:
-        """Keep what is told."""
-        self.fit = fit
-
-    def on_step(self, job: Job, iteration: int, loss: float) -> None:
-        """Add the loss."""
-        assert self.fit is not None
-        self.writer.add_scalar(f"loss/{self.fit.name(job)}", loss, iteration)
-
-    def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
-        """Add the value."""
-        assert self.fit is not None
-        self.writer.add_scalar(f"value/{self.fit.name(job)}", value, iteration)
+    def hear(self, job: Job, iteration: int, kind: str, value: float) -> None:
+        """Add a scalar."""
+        self.writer.add_scalar(f"{kind}/{self.fit.name(job)}", value, iteration)
 
     def on_finish(self) -> None:
         """Write what is left."""

@@ -309,6 +309,7 @@ class ArrayTrainer:
         """
         from optsched.arraypipe.profile.measure import measure
 
+        check_jobs(self.jobs)
         with global_state_kept():
             self.last_profile = measure(
                 self.build_model, self.jobs, self.titles, self.stages, self.loss, self.data,
@@ -503,6 +504,7 @@ class ArrayTrainer:
         trainer with ``exact=False`` is tried with micro-batches in a random order too, one with
         ``tied="sum"`` as it trains: what it lists then is what they cost.
         """
+        check_jobs(self.jobs)
         together = [j for j, job in enumerate(self.jobs) if waits_for_all(job)]
         counts = [job.microbatches for job in self.jobs]
         schedule = random_schedule(
@@ -574,6 +576,7 @@ class ArrayTrainer:
 
     def _check(self, plan: ExecutionPlan, queue: bool) -> None:
         """The plan is one of these jobs, and those beyond its seats can take one."""
+        check_jobs(self.jobs)
         if self.exact and not plan.exact:
             raise InputError(
                 "the plan was compiled with exact=False, so that micro-batches may run in any "

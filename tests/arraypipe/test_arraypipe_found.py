@@ -235,7 +235,7 @@ def test_memory_may_be_said_in_words() -> None:
         ({"devices": []}, "devices: expected at least one"),
         ({"devices": ["cpu", "cuda:0"]}, "devices: expected all on the CPU or all on GPUs"),
         ({"loss": None}, "loss: expected a function, got None"),
-        ({"data": [1]}, r"data: expected a function, got \[1\]"),
+        ({"data": 7}, "data: expected a dataset, a DataLoader or a function"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
