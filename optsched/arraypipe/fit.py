@@ -139,10 +139,9 @@ class Fit:
                 lambda: self._prepare(plan, count) if first else (None, None), _PATIENCE, True
             )
         plan = plan or trainer._compile(cast("Schedule", schedule))
-        found = predict(plan)
-        period, bound = (duration(t * unit(plan)) for t in (found.period, found.bound))
-        above = f"{found.period / max(1, found.bound) - 1:.1%} above the bound of {bound}"
-        self._say(f"predicted: {period} a cycle, {above}")
+        if given is not None:
+            found = predict(plan)
+            self._say(_predicted(found.period * unit(plan), found.bound * unit(plan)))
         return plan
 
     def _prepare(
@@ -161,10 +160,10 @@ class Fit:
         if trainer.tied == "sum":
             self._say('not checked: tied="sum" gives up the last bits')
             return
-        checked = trainer.with_jobs(trainer.jobs[:seats])
+        checked, there = trainer.with_jobs(trainer.jobs[:seats]), resolve(trainer.devices)
         if self.backend == "process":  # all stages are here for once
-            checked.devices = own_first(resolve(trainer.devices))[:1] * len(trainer.stages)
-            checked.memory = None
+            there, checked.memory = own_first(there)[:1], None
+        checked.devices = (there * len(trainer.stages))[: len(trainer.stages)]
         try:
             found = checked.check_exact(steps)
         except (JobFailed, torch.OutOfMemoryError) as error:
@@ -326,10 +325,13 @@ def solved(
     schedule, bound = result.schedule, problem.lower_bound()
     if problem.evaluate(schedule) > (1 + _GOOD) * bound:  # kernels may not be there yet
         schedule = min([schedule, *by_hand(problem)], key=problem.evaluate)
-    period = problem.evaluate(schedule)
-    above = period / max(1, result.lower_bound or bound) - 1
-    say(f"period {problem.describe(period)}, at most {above:.1%} above the best possible")
+    say(_predicted(problem.evaluate(schedule), result.lower_bound or bound))
     return schedule, problem
+
+
+def _predicted(period: float, bound: float) -> str:
+    above = f"{period / max(1, bound) - 1:.1%} above the bound of {duration(bound)}"
+    return f"predicted: {duration(period)} a cycle, {above}"
 
 
 def by_hand(problem: JobArray) -> list[Schedule]:

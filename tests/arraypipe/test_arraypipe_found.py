@@ -260,7 +260,7 @@ def test_stages_of_no_known_form(stages: Any) -> None:
         trainer([Job(0, 8, sgd)], stages=stages)
 
 
-@pytest.mark.parametrize("jobs", [7, None, [], [3], {}, Job(0, 8, sgd)])
+@pytest.mark.parametrize("jobs", [7, [], [3], {}, Job(0, 8, sgd)])
 def test_jobs_that_are_none(jobs: Any) -> None:
     """Also those of another trainer's model."""
     for make in (trainer, trainer([Job(0, 8, sgd)]).with_jobs):
