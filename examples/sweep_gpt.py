@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from optsched.arraypipe import ArrayTrainer, Job
+from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.tiny_gpt import Size, batches_of, build_gpt, corpus, next_byte_loss
 from optsched.arraypipe.train_alone import differences
-from optsched.arraypipe.trainer import schedule_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def make_trainer(
         for lr in rates
     ]
     data = batches_of(corpus(text), size.context)
-    return ArrayTrainer(build_gpt, jobs, stages, next_byte_loss, data)
+    return ArrayTrainer(build_gpt, data, jobs=jobs, stages=stages, loss=next_byte_loss)
 
 
 def main() -> None:

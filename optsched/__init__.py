@@ -20,6 +20,9 @@ if TYPE_CHECKING:
         serving,
         testing,
     )
+    from optsched.arraypipe.job import Job as Job
+    from optsched.arraypipe.trainer import ArrayTrainer as ArrayTrainer
+    from optsched.arraypipe.trainer import RunConfig as RunConfig
     from optsched.errors import (
         CyclicOrder,
         InputError,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 _HOME = {
     name: module
     for module, names in {
+        "arraypipe": "ArrayTrainer Job RunConfig",  # not in `__all__`: they need torch
         "errors": "CyclicOrder InputError InternalError MissingExtra OptschedError "
         "UnsupportedProblem",
         "model.schedule": "Arcs Objective Resource Rows Schedule",

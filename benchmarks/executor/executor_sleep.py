@@ -182,8 +182,8 @@ def sleepers(times: list[list[int]], n_stages: int) -> ArrayTrainer:
         for j, (f, b) in enumerate(times)
     ]
     return ArrayTrainer(
-        build_model, jobs, list(range(1, n_stages)), nn.functional.mse_loss, data
-    )  # fmt: skip
+        build_model, data, jobs=jobs, stages=list(range(1, n_stages)), loss=nn.functional.mse_loss
+    )
 
 
 class Nap(nn.Module):

@@ -176,7 +176,9 @@ def stack(sizes: Sizes, place: str = "on the GPU") -> Model:
 def trainer(sizes: Sizes, model: Model, jobs: Sequence[Job], **how: Any) -> ArrayTrainer:
     """A logical device per stage, unless told otherwise."""
     how = {"devices": [sizes.device] * STAGES, **how}
-    return ArrayTrainer(model.build, jobs, model.cuts, model.loss, model.data, **how)
+    return ArrayTrainer(
+        model.build, model.data, jobs=jobs, stages=model.cuts, loss=model.loss, **how
+    )
 
 
 def order(jobs: Sequence[Job], seed: int, place: Sequence[int] | None = None) -> Schedule:

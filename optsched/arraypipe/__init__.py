@@ -10,6 +10,7 @@ from optsched.errors import MissingExtra
 if TYPE_CHECKING:
     from optsched.arraypipe.advice.advise import advise
     from optsched.arraypipe.advice.options import Advice
+    from optsched.arraypipe.callbacks import Callback
     from optsched.arraypipe.demo import DemoResult, run_demo
     from optsched.arraypipe.job import Job, JobFailed
     from optsched.arraypipe.model.split import SplitPoint
@@ -18,23 +19,23 @@ if TYPE_CHECKING:
     from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.report.report import Report
     from optsched.arraypipe.sweep.sweep import ArraySweep, SweepResult
-    from optsched.arraypipe.trainer import ArrayTrainer
+    from optsched.arraypipe.trainer import ArrayTrainer, RunConfig
     from optsched.arraypipe.training_run import RunResult
 
 _HOME = {
     "Advice": "advice.options", "ArraySweep": "sweep.sweep", "ArrayTrainer": "trainer",
-    "DemoResult": "demo", "ExecutionPlan": "plan.plan", "Job": "job", "JobFailed": "job",
-    "Profile": "profile.document", "Report": "report.report",
-    "RunResult": "training_run",
+    "Callback": "callbacks", "DemoResult": "demo", "ExecutionPlan": "plan.plan", "Job": "job",
+    "JobFailed": "job", "Profile": "profile.document", "Report": "report.report",
+    "RunConfig": "trainer", "RunResult": "training_run",
     "SplitPoint": "model.split", "SweepResult": "sweep.sweep", "advise": "advice.advise",
     "compile": "plan.plan",
     "random_schedule": "plan.orders", "run_demo": "demo",
 }  # fmt: skip
 
 __all__ = [
-    "Advice", "ArraySweep", "ArrayTrainer", "DemoResult", "ExecutionPlan", "Job", "JobFailed",
-    "Profile", "Report", "RunResult", "SplitPoint", "SweepResult", "advise", "compile",
-    "random_schedule", "run_demo",
+    "Advice", "ArraySweep", "ArrayTrainer", "Callback", "DemoResult", "ExecutionPlan", "Job",
+    "JobFailed", "Profile", "Report", "RunConfig", "RunResult", "SplitPoint", "SweepResult",
+    "advise", "compile", "random_schedule", "run_demo",
 ]  # fmt: skip
 
 

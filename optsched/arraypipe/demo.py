@@ -12,10 +12,11 @@ from torch.optim import SGD, AdamW
 
 from optsched.arraypipe.advice.advise import advise
 from optsched.arraypipe.cli.output import made_folder
+from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.tiny_gpt import Size, batches_of, build_gpt, corpus, next_byte_loss
 from optsched.arraypipe.train_alone import NotIdentical, differences
-from optsched.arraypipe.trainer import ArrayTrainer, schedule_for
+from optsched.arraypipe.trainer import ArrayTrainer
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import integer
 

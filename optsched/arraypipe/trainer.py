@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
 
@@ -23,6 +23,7 @@ from optsched.arraypipe.plan.orders import random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile
 from optsched.arraypipe.profile.document import Profile
 from optsched.arraypipe.runtime.data import Feed
+from optsched.arraypipe.runtime.datasets import batches_of, check_resumable
 from optsched.arraypipe.runtime.environment import (
     check_devices,
     check_seats_alike,
@@ -34,7 +35,7 @@ from optsched.arraypipe.runtime.environment import (
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 from optsched.arraypipe.training_run import ArrayRun, Settings
-from optsched.errors import InputError, InternalError
+from optsched.errors import InputError
 from optsched.model.schedule import Schedule
 from optsched.pipelines.profiles import bytes_of
 
@@ -42,12 +43,70 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+    from torch.utils.data import DataLoader, Dataset
 
+    from optsched.arraypipe.callbacks import Callback
     from optsched.arraypipe.distributed.ranks import Ranks
+    from optsched.arraypipe.evaluation import Evaluation
     from optsched.arraypipe.job import BuildModel, Data, Loss
     from optsched.arraypipe.plan.types import Routes
     from optsched.arraypipe.training_run import RunResult
     from optsched.problems.jobarray.problem import JobArray
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How `ArrayTrainer.fit` runs.
+
+    Parameters
+    ----------
+    backend
+        ``"inline"``: all devices in this process; ``"process"``: one per rank of `torchrun`. None:
+        ``"process"`` under `torchrun`.
+    devices, memory, tied
+        Instead of those of the trainer.
+    window, timeout, on_error
+        As for `ArrayTrainer.run`.
+    replan
+        Look for a better order when a job has ended and nobody takes its seat.
+    every
+        Iterations between two evaluations, and between two checkpoints. None: at the end only.
+    keep
+        Newest checkpoints of a job that are not removed.
+    check
+        Iterations over which the jobs are compared with training alone first; 0: none.
+    verbose
+        Say what is done, and show progress.
+    """
+
+    backend: Literal["inline", "process"] | None = None
+    devices: Sequence[str | torch.device] | None = None
+    memory: int | str | None = None
+    tied: Literal["exact", "sum"] | None = None
+    window: int = 2
+    timeout: float = 600.0
+    on_error: Literal["continue", "raise"] = "continue"
+    replan: bool = False
+    every: int | None = None
+    keep: int = 2
+    check: int = 2
+    verbose: bool = True
+
+    def __post_init__(self) -> None:
+        check_devices(self.devices)
+        if self.backend not in (None, "inline", "process"):
+            raise InputError(f'backend: expected "inline" or "process", got {self.backend!r:.60}')
+        if self.tied not in (None, "exact", "sum"):
+            raise InputError(f'tied: expected "exact" or "sum", got {self.tied!r:.60}')
+        for key, least in (("every", 1), ("keep", 1), ("check", 0)):
+            value = getattr(self, key)
+            if value is None and key == "every":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise InputError(f"{key}: expected an integer >= {least}, got {value!r:.60}")
+        for key in ("replan", "verbose"):
+            if not isinstance(getattr(self, key), bool):
+                raise InputError(f"{key}: expected True or False, got {getattr(self, key)!r:.60}")
 
 
 Checked: TypeAlias = "tuple[ExecutionPlan, CheckpointFolder | None, Settings]"
@@ -57,22 +116,28 @@ Checked: TypeAlias = "tuple[ExecutionPlan, CheckpointFolder | None, Settings]"
 class ArrayTrainer:
     """Trains a job array in the order of a schedule.
 
+    ``ArrayTrainer(build_model, data, stages=..., loss=...)``, with ``jobs=...`` or with jobs for
+    `fit`; or all by position, ``ArrayTrainer(build_model, jobs, stages, loss, data)``.
+
     Parameters
     ----------
     build_model
         ``build_model(**job.model)`` makes the unsplit model; called after
         ``torch.manual_seed(job.seed)``.
-    jobs
-        The siblings; job j of a schedule is ``jobs[j]``.
+    data
+        A dataset with indices: shuffled by the seed of every job, in batches of its size, epoch
+        after epoch. A DataLoader: its dataset, collate function and workers, in its own order if
+        it does not shuffle. An iterable dataset, in its own order (no checkpoints). Or
+        ``data(job, start)``, an iterator of ``(input, target)`` pairs that begins with iteration
+        `start` and depends on nothing else (not on the global random state).
     stages
         A number of stages or the cut indices (for an `nn.Sequential`), or the names of the modules
         of every stage, which are then called one after the other.
     loss
         ``loss(output, target)``, a mean over the samples; micro-batches are weighted by their
         share of the batch.
-    data
-        ``data(job, start)`` gives an iterator of ``(input, target)`` pairs that begins with
-        iteration `start` and depends on nothing else (not on the global random state).
+    jobs
+        The siblings; job j of a schedule is ``jobs[j]``. None: `fit` or `with_jobs` gets them.
     devices
         The torch device of every device of a schedule, by position; entries may repeat. None: the
         GPUs of the host, one for all if there is but one, else the CPU.
@@ -99,46 +164,68 @@ class ArrayTrainer:
     def __init__(
         self,
         build_model: BuildModel,
-        jobs: Sequence[Job],
-        stages: Stages,
-        loss: Loss,
-        data: Data,
-        *,
+        *parts: Any,
+        jobs: Sequence[Job] | None = None,
+        stages: Stages | None = None,
+        loss: Loss | None = None,
+        data: Data | Dataset[Any] | DataLoader[Any] | Sequence[Any] | None = None,
         devices: Sequence[str | torch.device] | None = None,
         memory: int | str | None = None,
         tied: Literal["exact", "sum"] = "exact",
     ) -> None:
-        for key, value in (("build_model", build_model), ("loss", loss), ("data", data)):
-            if not callable(value):
-                raise InputError(f"{key}: expected a function, got {value!r:.60}")
+        if len(parts) == 1 and data is None:
+            (data,) = parts
+        elif parts:
+            given = dict(zip(("jobs", "stages", "loss", "data"), parts, strict=False))
+            jobs, stages = given.get("jobs", jobs), given.get("stages", stages)
+            loss, data = given.get("loss", loss), given.get("data", data)
+        if stages is None or data is None:
+            raise InputError(
+                "expected ArrayTrainer(build_model, data, stages=..., loss=...), and jobs=... "
+                f"unless fit gets them; {'stages' if stages is None else 'data'} is missing"
+            )
+        if not callable(build_model):
+            raise InputError(f"build_model: expected a function, got {build_model!r:.60}")
+        if not callable(loss):
+            raise InputError(f"loss: expected a function, got {loss!r:.60}")
         if isinstance(build_model, nn.Module):
             raise InputError("build_model: expected a function that makes a model, got a model")
         if tied not in ("exact", "sum"):
             raise InputError(f'tied: expected "exact" or "sum", got {tied!r:.60}')
-        self.build_model, self.loss, self.data = build_model, loss, data
+        self.build_model, self.loss, self.data = build_model, loss, batches_of(data)
         self.tied, self.devices = tied, devices
-        self.memory = bytes_of(memory) if isinstance(memory, str) else memory
-        if memory is not None:
-            check_limit(self.memory)
+        self.memory = None if memory is None else _bytes(memory)
         check_devices(devices)
         self.last_profile: Profile | None = None  # measured here
         self.problem_profile: Profile | None = None  # of the problem made last
         self.jobs = ()
-        check_jobs(jobs)
         self.titles: list[str] = []
+        self.given_stages = stages
+        self.stages: Names = ()
+        self.ties: tuple[tuple[int, int], ...] = ()
+        if jobs is not None:
+            self._take(jobs)
+
+    def _take(self, jobs: Sequence[Job]) -> None:
+        """Have these jobs; the first ones say where the model is cut."""
+        check_jobs(jobs)
+        self.jobs, self.titles = (), []
         for job in jobs:
             self.take_in(job)
+        if self.stages:
+            return
         with global_state_kept():
-            model = build(build_model, jobs[0])
-            if jobs[0].precision != "fp32":  # as its inputs are
-                model.to(PRECISIONS[jobs[0].precision])
-            feed = Feed(data, jobs[0], self.titles[0], 0)
+            first, stages = jobs[0], self.given_stages
+            model = build(self.build_model, first)
+            if first.precision != "fp32":  # as its inputs are
+                model.to(PRECISIONS[first.precision])
+            feed = Feed(self.data, first, self.titles[0], 0)
             cuts = isinstance(stages, Sequence) and all(isinstance(s, int) for s in stages)
             sample = None if cuts else feed.peek()
-            self.stages: Names = stage_names(model, stages, sample)
-            parts = split(model, self.stages, jobs[0], self.titles[0])
-            self.ties = ties(parts)
-            check_chain(model, self.stages, sample)
+            names = stage_names(model, stages, sample)
+            parts = split(model, names, first, self.titles[0])
+            check_chain(model, names, sample)
+            self.stages, self.ties = names, ties(parts)
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -147,12 +234,73 @@ class ArrayTrainer:
 
     def with_jobs(self, jobs: Sequence[Job]) -> ArrayTrainer:
         """A trainer of other jobs, with the model, stages, loss, data and devices of this one."""
-        check_jobs(jobs)
         made = copy(self)
-        made.jobs, made.titles = (), []
-        for job in jobs:
-            made.take_in(job)
+        made._take(jobs)
         return made
+
+    def fit(
+        self,
+        jobs: Sequence[Job],
+        steps: int,
+        *,
+        schedule: Schedule | ExecutionPlan | None = None,
+        checkpoint: str | PathLike[str] | None = None,
+        resume: bool = False,
+        callbacks: Sequence[Callback] = (),
+        evaluate: Any = None,
+        config: RunConfig | None = None,
+    ) -> RunResult:
+        """Measure, find an order, check exactness on two iterations, train, show progress, save.
+
+        Afterwards `jobs` are these, and those that callbacks have given. Ctrl-C ends every job
+        with its iteration; the result has what was trained. Under `torchrun` all ranks call it
+        alike, one per device, and the first one measures, solves and shows.
+
+        Parameters
+        ----------
+        jobs
+            What to train.
+        steps
+            Iterations of every job, counted from its seed (not from the checkpoint).
+        schedule
+            To train by. If it has fewer jobs, the others wait and take the seats of those that
+            have ended. None: one of all jobs, by measured times.
+        checkpoint
+            Folder; each job writes its last state there, and one after every `RunConfig.every`.
+        resume
+            Go on from the latest checkpoints in that folder, where there are any.
+        callbacks
+            Objects of `Callback`, told in this order.
+        evaluate
+            A function ``evaluate(model) -> float``; or a dataset or DataLoader of pairs, on which
+            the mean of the loss is taken; or ``(dataset, metric)`` with another
+            ``metric(output, target)``. Called with the merged model in evaluation mode, after
+            every `RunConfig.every` iterations and the last one; `Callback.on_evaluate` gets the
+            value. Inline backend only.
+        config
+            How it runs.
+
+        Raises
+        ------
+        InputError
+            An argument is wrong, or something does not fit; nothing has been trained then.
+        NotIdentical
+            The jobs do not reach the bits that they reach alone.
+        JobFailed
+            The first forward of all jobs raised; with ``on_error="raise"`` any block.
+        """
+        from optsched.arraypipe.fit import Fit
+
+        config = config or RunConfig()
+        made = self.with_jobs(jobs)
+        made.devices = config.devices or made.devices
+        made.memory = made.memory if config.memory is None else _bytes(config.memory)
+        made.tied = config.tied or made.tied
+        self.stages, self.ties = made.stages, made.ties
+        try:
+            return Fit(made, steps, schedule, checkpoint, resume, callbacks, evaluate, config).run()
+        finally:
+            self.jobs, self.titles, self.last_profile = made.jobs, made.titles, made.last_profile
 
     def profile(self, sizes: Sequence[int] | None = None, repeats: int = 10) -> Profile:
         """Measure the blocks of all stages, and the links (`profile.measure.measure`).
@@ -166,6 +314,7 @@ class ArrayTrainer:
         """
         from optsched.arraypipe.profile.measure import measure
 
+        check_jobs(self.jobs)
         with global_state_kept():
             self.last_profile = measure(
                 self.build_model, self.jobs, self.titles, self.stages, self.loss, self.data,
@@ -215,6 +364,7 @@ class ArrayTrainer:
         backend: Literal["inline", "process"] = "inline",
         window: int = 2,
         timeout: float = 600.0,
+        evaluation: Evaluation | None = None,
     ) -> RunResult:
         """Train every job until it has done `steps` iterations.
 
@@ -263,6 +413,8 @@ class ArrayTrainer:
         window, timeout
             Of the process backend: blocks whose messages are received ahead, and seconds after
             which a message counts as lost.
+        evaluation
+            As `fit` makes it.
 
         Raises
         ------
@@ -289,7 +441,9 @@ class ArrayTrainer:
             if replan is not None:
                 check_problem(replan, plan)
             folder = self._folder(steps, checkpoint, checkpoint_every, keep, resume)
-            settings = Settings(steps, resume, on_error == "raise", on_step, refill, replan)
+            settings = Settings(
+                steps, resume, on_error == "raise", on_step, refill, replan, evaluation
+            )
             return plan, folder, settings
 
         if backend == "inline":
@@ -344,6 +498,7 @@ class ArrayTrainer:
         by bit. It finds layers that no rule foresees, such as one that keeps its own counter. A
         trainer with ``tied="sum"`` is tried as it trains: what it lists then is what that costs.
         """
+        check_jobs(self.jobs)
         together = [j for j, job in enumerate(self.jobs) if waits_for_all(job)]
         counts = [job.microbatches for job in self.jobs]
         schedule = random_schedule(
@@ -375,6 +530,7 @@ class ArrayTrainer:
             return None
         if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
             raise InputError(f"checkpoint: expected a folder, got {checkpoint!r}")
+        check_resumable(self.data)
         return CheckpointFolder(checkpoint, self.stages, every, keep)
 
     def routes(self, plan: ExecutionPlan) -> Routes:
@@ -414,6 +570,7 @@ class ArrayTrainer:
 
     def _check(self, plan: ExecutionPlan, queue: bool) -> None:
         """The plan is one of these jobs, and those beyond its seats can take one."""
+        check_jobs(self.jobs)
         n = plan.n_jobs if queue else len(self.jobs)
         plan.check_fits([job.microbatches for job in self.jobs[:n]], len(self.stages))
         for j, job in enumerate(self.jobs[:n]):
@@ -483,95 +640,16 @@ def check_waiting(window: int, timeout: float) -> None:
         raise InputError(f"timeout: expected seconds in 0..1000000, got {timeout!r}")
 
 
+def _bytes(memory: int | str) -> int:
+    """A limit of memory in bytes."""
+    found = bytes_of(memory) if isinstance(memory, str) else memory
+    check_limit(found)
+    return found
+
+
 def check_jobs(jobs: Sequence[Job]) -> None:
     """Refuse what is no list of jobs, or an empty one."""
     if not isinstance(jobs, Sequence):
         raise InputError(f"jobs: expected a list, got {jobs!r:.60}")
     if not jobs:
         raise InputError("jobs: expected at least one")
-
-
-_PATIENCE: Final = 1800.0  # seconds that ranks wait for the measurements of the first one
-
-
-def schedule_for(
-    trainer: ArrayTrainer,
-    devices: int | None = None,
-    *,
-    time_limit: float = 5.0,
-    say: Callable[[str], object] = lambda line: None,
-) -> Schedule:
-    """A rolling schedule of a trainer's jobs by measured times.
-
-    Of several processes (`torchrun`) all call it alike; the first one measures and solves, and the
-    others get its schedule.
-
-    Parameters
-    ----------
-    trainer
-        Whose jobs.
-    devices
-        Number of them; stages next to each other share one. By default one per process, and one
-        per stage if there is but one process.
-    time_limit
-        Seconds for the solver.
-    say
-        Called with a line of progress.
-
-    Raises
-    ------
-    InputError
-        There are more devices than stages.
-    """
-    import torch.distributed as dist
-
-    grouped = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if grouped:
-        from optsched.arraypipe.distributed.group import agree, join
-
-        join()
-    n_stages = len(trainer.stages)
-    count = devices or (dist.get_world_size() if grouped else n_stages)
-    first = not grouped or dist.get_rank() == 0
-
-    def found() -> Schedule | None:
-        if not 1 <= count <= n_stages:
-            raise InputError(
-                f"devices: the model has {n_stages} stages, which cannot fill {count} devices"
-            )
-        return _solved(trainer, count, time_limit, say) if first else None
-
-    if not grouped:
-        return cast("Schedule", found())
-    return cast("Schedule", agree(found, _PATIENCE + time_limit, of_first=True))
-
-
-def placed_problem(trainer: ArrayTrainer, devices: int) -> JobArray:
-    """The trainer's problem with its stages on so many devices, neighbours together."""
-    n_stages = len(trainer.stages)
-    place = [stage * devices // n_stages for stage in range(n_stages)]
-    profile = trainer.last_profile or trainer.profile()
-    kind = "gpu" if profile.device.kind == "cuda" else "cpu"
-    names = tuple(f"{kind}{d}" for d in range(devices))
-    return trainer.problem(profile, place=place, devices=names)
-
-
-def _solved(
-    trainer: ArrayTrainer, devices: int, time_limit: float, say: Callable[[str], object]
-) -> Schedule:
-    from optsched.solving.solve import solve
-
-    say(f"measuring {len(trainer.stages)} stages of {len(trainer.jobs)} jobs")
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        trainer.profile()
-    if warned:
-        say("times scatter, the schedule may be off; results do not depend on it")
-    problem = placed_problem(trainer, devices)
-    say(f"solving for the order of {problem.n_jobs} jobs, up to {time_limit:g} s")
-    result = solve(problem, time_limit=time_limit)
-    if result.schedule is None:
-        raise InternalError("the solver found no schedule")
-    gap = "" if result.gap is None else f", at most {result.gap:.1%} above the best possible"
-    say(f"period {problem.describe(result.objective or 0)}{gap}")
-    return result.schedule

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.checkpoint.folder import CheckpointFolder
     from optsched.arraypipe.distributed.backend import ProcessBackend
     from optsched.arraypipe.distributed.ranks import Ranks
+    from optsched.arraypipe.evaluation import Evaluation
     from optsched.arraypipe.job import Job
     from optsched.arraypipe.model.checks import Owners, Shapes
     from optsched.arraypipe.plan.plan import ExecutionPlan
@@ -124,6 +125,7 @@ class Settings:
     on_step: Callable[[Job, int, float], object] | None
     refill: Callable[[Job], Job | None] | None
     replan: JobArray | None
+    evaluation: Evaluation | None = None
 
 
 class ArrayRun:
@@ -405,6 +407,8 @@ class ArrayRun:
     def _on_update(self, run: JobRun, stage: int, iteration: int) -> None:
         if self.folder is not None:
             self.folder.note(run, stage, iteration)
+        if self.settings.evaluation is not None:
+            self.settings.evaluation.note(run, stage, iteration)
 
     def _on_loss(self, run: JobRun, iteration: int, loss: float) -> None:
         told = self.settings.on_step

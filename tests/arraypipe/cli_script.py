@@ -44,7 +44,9 @@ def adamw(named: Any) -> torch.optim.Optimizer:
 def trainer(data: Any = batches, jobs: int = 3) -> ArrayTrainer:
     """Three jobs of several batch sizes."""
     siblings = [Job(seed=j, batch_size=8 * (1 + j), optimizer=adamw) for j in range(jobs)]
-    return ArrayTrainer(build_model, siblings, [2], nn.functional.cross_entropy, data)
+    return ArrayTrainer(
+        build_model, data, jobs=siblings, stages=[2], loss=nn.functional.cross_entropy
+    )
 
 
 def make_trainer() -> ArrayTrainer:
@@ -63,7 +65,9 @@ def warns() -> ArrayTrainer:
 def strict() -> ArrayTrainer:
     """One job whose micro-batches ascend."""
     job = Job(seed=0, batch_size=8, optimizer=adamw, microbatches=3)
-    return ArrayTrainer(build_model, [job], [2], nn.functional.cross_entropy, batches)
+    return ArrayTrainer(
+        build_model, batches, jobs=[job], stages=[2], loss=nn.functional.cross_entropy
+    )
 
 
 def two_jobs() -> ArrayTrainer:
@@ -138,7 +142,7 @@ def exits_on_rank_1() -> ArrayTrainer:
 
     job = Job(seed=0, batch_size=8, optimizer=adamw)
     siblings = [job, replace(job, seed=1), replace(job, seed=2)]
-    return ArrayTrainer(build, siblings, [2], nn.functional.cross_entropy, batches)
+    return ArrayTrainer(build, batches, jobs=siblings, stages=[2], loss=nn.functional.cross_entropy)
 
 
 def first_batch_on_rank_1() -> ArrayTrainer:
@@ -160,7 +164,7 @@ def raises() -> ArrayTrainer:
 
 def refuses() -> ArrayTrainer:
     """Gets a sentence from the library."""
-    return ArrayTrainer(build_model, [], [2], nn.functional.cross_entropy, batches)
+    return ArrayTrainer(build_model, batches, jobs=[], stages=[2], loss=nn.functional.cross_entropy)
 
 
 def wrong_loss() -> ArrayTrainer:
@@ -169,7 +173,7 @@ def wrong_loss() -> ArrayTrainer:
     def loss(output: Tensor, target: Tensor) -> Tensor:
         raise ValueError("no such loss")
 
-    return ArrayTrainer(build_model, [Job(0, 8, adamw)], [2], loss, batches)
+    return ArrayTrainer(build_model, batches, jobs=[Job(0, 8, adamw)], stages=[2], loss=loss)
 
 
 def gives_a_number() -> int:

@@ -242,7 +242,9 @@ def failed(ranks: int) -> dict[str, Any]:
                 x = x * float("nan")
             yield x, y + 100 * (job.seed == 1 and t == 3)
 
-    array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, bad_data)
+    array = ArrayTrainer(
+        build_model, bad_data, jobs=[row.job for row in rows], stages=CUTS, loss=loss
+    )
     place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
     result = array.run(random_schedule([1, 1, 1], 4, place=place, seed=8), 12, **PROCESSES)
     found = []
@@ -269,7 +271,11 @@ def first_forwards(ranks: int) -> dict[str, Any]:
             yield x[:, : 5 if job.seed == 1 + dist.get_rank() else 6], y
 
     array = ArrayTrainer(
-        build_model, [row.job for row in (*rows[:2], rows[4])], CUTS, loss, bad_data
+        build_model,
+        bad_data,
+        jobs=[row.job for row in (*rows[:2], rows[4])],
+        stages=CUTS,
+        loss=loss,
     )
     late = [row.job for row in rows[2:4]]
     result = array.run(
@@ -298,14 +304,14 @@ def unlike(ranks: int) -> dict[str, Any]:
     schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=8)
     said = "nothing"
     try:
-        ArrayTrainer(build, [job(0, 12), job(1, 13)], stages, loss, data).run(
+        ArrayTrainer(build, data, jobs=[job(0, 12), job(1, 13)], stages=stages, loss=loss).run(
             schedule, 2, **PROCESSES
         )
     except InputError as error:
         said = str(error)
     everywhere = [""] * ranks
     dist.all_gather_object(everywhere, said)
-    array = ArrayTrainer(build, [job(0, 12), job(1, 12)], stages, loss, data)
+    array = ArrayTrainer(build, data, jobs=[job(0, 12), job(1, 12)], stages=stages, loss=loss)
     late = [job(2, 13), job(3, 12)]
     result = array.run(
         schedule, 3, refill=lambda job: late.pop(0) if late else None, **PROCESSES
@@ -350,7 +356,12 @@ def late(ranks: int) -> dict[str, Any]:
 def devices(ranks: int) -> list[str]:
     """Ways in which GPUs that are not there are refused, and not replaced by CPUs."""
     array = ArrayTrainer(
-        build_model, [Row(0).job], CUTS, loss, data, devices=[f"cuda:{k}" for k in range(ranks)]
+        build_model,
+        data,
+        jobs=[Row(0).job],
+        stages=CUTS,
+        loss=loss,
+        devices=[f"cuda:{k}" for k in range(ranks)],
     )
     try:
         array.run(random_schedule([1], 4, place=[0, 1, 0, 1]), 1, **PROCESSES)
@@ -402,7 +413,9 @@ def longer(ranks: int) -> list[str]:
         for t, (x, y) in enumerate(data(job, start), start):
             yield torch.cat([x] * (1 + 3 * t)), torch.cat([y] * (1 + 3 * t))
 
-    array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, growing)
+    array = ArrayTrainer(
+        build_model, growing, jobs=[row.job for row in rows], stages=CUTS, loss=loss
+    )
     place = [1, 0, 1, 0] if ranks == 2 else [2, 0, 3, 1]
     schedule = random_schedule([2, 1], 4, place=place, seed=2, update=[1], together=[1])
     result = array.run(schedule, 4, **PROCESSES)
@@ -420,7 +433,7 @@ def nothing_left(ranks: int) -> list[int]:
         models.append(weakref.ref(model))
         return model
 
-    array = ArrayTrainer(build, [Row(0, optimizer="adamw").job], CUTS, loss, data)
+    array = ArrayTrainer(build, data, jobs=[Row(0, optimizer="adamw").job], stages=CUTS, loss=loss)
     schedule = random_schedule([1], 4, place=[0, 1, 0, 1])
     gc.collect()
     gc.disable()
@@ -447,7 +460,9 @@ def caught(ranks: int) -> dict[str, Any]:
     schedule = random_schedule([1, 1], 4, place=[0, 0, 1, 1], seed=8)
     said, began = "nothing", time.monotonic()
     try:
-        array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, bad_data)
+        array = ArrayTrainer(
+            build_model, bad_data, jobs=[row.job for row in rows], stages=CUTS, loss=loss
+        )
         array.run(schedule, 9, on_error="raise", **PROCESSES)
     except OptschedError as error:
         said = str(error).splitlines()[-1]
@@ -467,7 +482,9 @@ def killed(ranks: int) -> str:
                 os._exit(0)  # nothing is flushed, nobody is told
             yield pair
 
-    array = ArrayTrainer(build_model, [row.job for row in CHECKPOINTED], CUTS, loss, deadly)
+    array = ArrayTrainer(
+        build_model, deadly, jobs=[row.job for row in CHECKPOINTED], stages=CUTS, loss=loss
+    )
     schedule = random_schedule([2, 1], 4, place=[0, 1, 0, 1], seed=4)
     try:
         array.run(
@@ -520,7 +537,9 @@ def ends_badly(ranks: int, how: str) -> str:
         lies = segment.plan.blocks[message.producer].device == rank == 1
         return slot._replace(iteration=slot.iteration + 7 * (lies and slot.iteration == 2))
 
-    array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, troubled)
+    array = ArrayTrainer(
+        build_model, troubled, jobs=[row.job for row in rows], stages=CUTS, loss=loss
+    )
     schedule = random_schedule([1, 1], 4, place=[0, 1, 0, 1], seed=4)
     timeout = 5.0 if how == "sleeps" else 30.0  # how long rank 1 may be late by accident
     diagnosis = Group.diagnosis

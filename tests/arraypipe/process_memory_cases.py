@@ -309,7 +309,9 @@ def swept(ranks: int) -> dict[str, Any]:
         return Job(trial.number, 8, lambda named: torch.optim.AdamW(named, lr=lr), recompute=True)
 
     def make_trainer(jobs: Any) -> ArrayTrainer:
-        return ArrayTrainer(process_cases.build_model, jobs, [5], process_cases.loss, data)
+        return ArrayTrainer(
+            process_cases.build_model, data, jobs=jobs, stages=[5], loss=process_cases.loss
+        )
 
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     sweep = ArraySweep(make_trainer, study, suggest, 2, 4)

@@ -31,9 +31,9 @@ from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 from optsched.arraypipe.distributed import collect
 from optsched.arraypipe.distributed import ranks as run_of_ranks
 from optsched.arraypipe.distributed.transport import Stalled
+from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.runtime.worker import Worker
 from optsched.arraypipe.train_alone import differences
-from optsched.arraypipe.trainer import schedule_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,7 +158,7 @@ def concluded(ranks: int) -> dict[str, Any]:
                 patch.setattr(owner, attribute, full)
             folder = {"checkpoint": f"{sys.argv[1]}/{name}"} if name == "checkpoint" else {}
             jobs = [Job(j, 8, odd if name == "pickle" and j else sgd) for j in range(2)]
-            array = ArrayTrainer(build_model, jobs, CUTS, loss, data)
+            array = ArrayTrainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss)
             try:
                 array.run(schedule, 2, **PROCESSES, **folder)
             except Exception as error:
@@ -182,7 +182,9 @@ def used_up(ranks: int) -> dict[str, Any]:
     def ending(job: Job, start: int) -> Any:
         return islice(data(job, start), max(0, (2 if job.seed else 4) - start))
 
-    array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, ending)
+    array = ArrayTrainer(
+        build_model, ending, jobs=[row.job for row in rows], stages=CUTS, loss=loss
+    )
     result = array.run(schedule, STEPS, resume=True, **PROCESSES, **folder)
     found = []
     if dist.get_rank() == 0:
@@ -230,7 +232,9 @@ def uneven(ranks: int) -> list[str]:
             yield pair
 
     for busy in range(2):
-        array = ArrayTrainer(build_model, [row.job for row in rows], CUTS, loss, slow)
+        array = ArrayTrainer(
+            build_model, slow, jobs=[row.job for row in rows], stages=CUTS, loss=loss
+        )
         shape = Shape(
             n_stages=4, n_devices=2, microbatches=(1, 1), places=((0, 1, 0, 1), (busy,) * 4),
             recomputed=(False, False), updated=(False, False), together=(), ties=(),

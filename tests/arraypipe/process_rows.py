@@ -101,8 +101,8 @@ def trainer(rows: Sequence[Row], language: bool = False, **options: Any) -> Arra
     jobs = [row.job for row in rows]
     if language:
         stages = [["embed"], ["middle"], ["third"], ["head"]]
-        return ArrayTrainer(Language, jobs, stages, token_loss, tokens, **options)
-    return ArrayTrainer(build_model, jobs, CUTS, loss, data, **options)
+        return ArrayTrainer(Language, tokens, jobs=jobs, stages=stages, loss=token_loss, **options)
+    return ArrayTrainer(build_model, data, jobs=jobs, stages=CUTS, loss=loss, **options)
 
 
 def random_rows(draw: random.Random, most: int) -> list[Row]:

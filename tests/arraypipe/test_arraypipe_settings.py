@@ -235,7 +235,7 @@ def test_tied_weights(
         )
         for j, m in enumerate(microbatches)
     ]  # fmt: skip
-    array = ArrayTrainer(Language, jobs, NAMES, token_loss, tokens)
+    array = ArrayTrainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss)
     assert found(array, seed, place=place) == []
 
 
@@ -259,7 +259,7 @@ def test_summed_tied_gradients(
         for j, m in enumerate(microbatches)
     ]  # fmt: skip
     everyone = range(len(jobs))
-    array = ArrayTrainer(Language, jobs, NAMES, token_loss, tokens, tied="sum")
+    array = ArrayTrainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss, tied="sum")
     schedule = random_schedule(
         microbatches, 4, place=place, update=everyone, together=everyone, seed=seed
     )
@@ -278,7 +278,7 @@ def test_what_summing_saves_and_costs() -> None:
     jobs = [Job(j, 8, adamw, microbatches=m) for j, m in enumerate([4, 2, 1])]
     counts = {}
     for tied in ("exact", "sum"):
-        array = ArrayTrainer(Language, jobs, NAMES, token_loss, tokens, tied=tied)  # type: ignore[arg-type]
+        array = ArrayTrainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss, tied=tied)  # type: ignore[arg-type]
         plan = array.plan(random_schedule([4, 2, 1], 4, seed=1))
         kinds = [message.kind for message in array.routes(plan).messages]
         counts[tied] = (kinds.count("tied"), kinds.count("weight"), kinds.count("gradient"))
@@ -311,12 +311,14 @@ def test_slots_change_no_bit_of_sums(recompute: bool, seed: int, memory: int) ->
 def test_ways_to_tie_refused(tied: Any) -> None:
     """Only two words mean something."""
     with pytest.raises(InputError, match=r'tied: expected "exact" or "sum", got'):
-        ArrayTrainer(Language, [Job(0, 6, sgd)], NAMES, token_loss, tokens, tied=tied)
+        ArrayTrainer(
+            Language, tokens, jobs=[Job(0, 6, sgd)], stages=NAMES, loss=token_loss, tied=tied
+        )
 
 
 def test_model_is_tied_again_after_the_run() -> None:
     """The trained unsplit models share the weight as they did before."""
-    array = ArrayTrainer(Language, [Job(0, 6, sgd)], NAMES, token_loss, tokens)
+    array = ArrayTrainer(Language, tokens, jobs=[Job(0, 6, sgd)], stages=NAMES, loss=token_loss)
     result = array.run(random_schedule([1], 4), 2)
     model = result.models[0]
     assert model.head.weight is model.embed.table.weight
@@ -326,7 +328,7 @@ def test_model_is_tied_again_after_the_run() -> None:
 def test_frozen_tied_weight() -> None:
     """A tied weight that is not trained has no gradient to send."""
     jobs = [Job(0, 6, sgd, microbatches=2, model={"frozen": True})]
-    assert found(ArrayTrainer(Language, jobs, NAMES, token_loss, tokens), 0) == []
+    assert found(ArrayTrainer(Language, tokens, jobs=jobs, stages=NAMES, loss=token_loss), 0) == []
 
 
 def test_data_is_that_of_the_module() -> None:

@@ -84,7 +84,7 @@ TRACED: dict[str, tuple[Any, Any, Any]] = {
 def test_traced_models_reach_the_same_bits(case: str) -> None:
     """Micro-batches, recompute, dropout, statistics, skips, ties: all as trained alone."""
     build_model, stages, data = TRACED[case]
-    array = ArrayTrainer(build_model, JOBS, stages, models.loss, data)
+    array = ArrayTrainer(build_model, data, jobs=JOBS, stages=stages, loss=models.loss)
     assert array.check_exact(3) == []
 
 
@@ -134,7 +134,7 @@ def chain() -> nn.Sequential:
 @pytest.mark.parametrize("cuts", [[4, 8], [2, 6], [3, 5]])
 def test_weights_used_by_several_layers_of_several_stages(cuts: list[int]) -> None:
     """Gradients of all uses are summed as alone, whether a stage has one use or two."""
-    array = ArrayTrainer(chain, JOBS, cuts, models.loss, models.rows)
+    array = ArrayTrainer(chain, models.rows, jobs=JOBS, stages=cuts, loss=models.loss)
     assert array.check_exact(3) == []
 
 
@@ -175,7 +175,7 @@ def test_any_skips_are_exact(drawn: tuple[list[tuple[int, int, int]], list[int]]
     """Values used in any later stages, any number of times, ride along with exact gradients."""
     steps, cuts = drawn
     where = points(*(f"layers.{cut}" for cut in cuts))
-    array = ArrayTrainer(lambda: Web(steps), JOBS, where, models.loss, models.rows)
+    array = ArrayTrainer(lambda: Web(steps), models.rows, jobs=JOBS, stages=where, loss=models.loss)
     assert array.check_exact(2) == []
 
 
@@ -243,7 +243,9 @@ def test_state_dict_of_the_unsplit_model() -> None:
 
 def test_checkpoints_of_a_traced_model(tmp_path: Path) -> None:
     """They load into the unsplit model, ties included, and resuming gives the same bits."""
-    array = ArrayTrainer(models.Gpt, JOBS, points("blocks.1", "head"), models.loss, models.tokens)
+    array = ArrayTrainer(
+        models.Gpt, models.tokens, jobs=JOBS, stages=points("blocks.1", "head"), loss=models.loss
+    )
     schedule = random_schedule([2, 1], 3, seed=1)
     straight = array.run(schedule, 3)
     array.run(schedule, 2, checkpoint=tmp_path)
@@ -412,7 +414,7 @@ def test_what_the_forward_does_not_use_goes_along() -> None:
     def unused() -> Unused:
         return Unused([(0, 0, 0)] * 2)
 
-    array = ArrayTrainer(unused, JOBS, points("head"), models.loss, models.rows)
+    array = ArrayTrainer(unused, models.rows, jobs=JOBS, stages=points("head"), loss=models.loss)
     assert array.check_exact(2) == []
     model = unused()
     parts = stages_of(model, points("head"))
@@ -433,7 +435,7 @@ def test_a_list_of_stages(kind: Any) -> None:
             ]
         )
 
-    array = ArrayTrainer(build_model, JOBS, 3, models.loss, models.rows)
+    array = ArrayTrainer(build_model, models.rows, jobs=JOBS, stages=3, loss=models.loss)
     assert array.stages == (("0",), ("1",), ("2",))
     assert array.check_exact(2) == []
     model = cutting.build(build_model, JOBS[0])

@@ -250,6 +250,11 @@ class RunProgress:
         self.live: Any = None
         self.open = enabled and self.stream.isatty()
 
+    def add(self, job: Job, title: str) -> None:
+        """A job joins."""
+        self.rows.append(Row(job, title, 1))
+        self.by_job[id(job)] = self.rows[-1]
+
     def __call__(self, job: Job, iteration: int, loss: float) -> None:
         """Note a loss, and show the state if it is time to."""
         now = time.monotonic()

@@ -114,7 +114,7 @@ def carry_out(order: RunOrder, group: Group | None = None) -> RunSummary:
 def _trained(
     order: RunOrder, trainer: ArrayTrainer, given: Schedule | None, group: Group | None
 ) -> RunSummary:
-    from optsched.arraypipe.trainer import schedule_for
+    from optsched.arraypipe.fit import schedule_for
 
     is_first = group is None or group.rank == 0
     backend: Literal["inline", "process"] = "inline" if group is None else "process"

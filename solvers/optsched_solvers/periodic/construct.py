@@ -7,13 +7,15 @@ least period is found exactly. It often is the lower bound itself.
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
+from time import monotonic
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from optsched.errors import CyclicOrder
+from optsched.kernels.plain_python import in_python
 from optsched.model.schedule import Arcs, Rows, Schedule
 from optsched.solving.result import Result
 from optsched.solving.solution import PeriodicOrders
@@ -58,6 +60,12 @@ MAX_CAPPED: Final = 10_000
 
 LOOK: Final = 3e-9
 """Seconds for a look of a list schedule at a micro-batch."""
+
+QUICK: Final = 400
+"""Operations of a cycle that insertion and rules take in plain Python."""
+
+QUICK_TIME: Final = 0.5
+"""Seconds after which no other rule is tried in plain Python."""
 
 SLACK: Final = (1.0, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.2, 1.3, 1.5, 1.75, 2.0)
 """Lengths of the circle that insertion tries, over the lower bound."""
@@ -161,7 +169,7 @@ def _is_over(monitor: Monitor) -> bool:
 
 
 def offer_quick(graph: Schedule, monitor: Monitor) -> None:
-    """One job after the other, and the first rule's order of one iteration, repeated.
+    """One job after the other, the first rule's order of one iteration, insertion, rolling rules.
 
     Made in plain Python, while the kernels are compiled.
     """
@@ -180,6 +188,16 @@ def offer_quick(graph: Schedule, monitor: Monitor) -> None:
         if schedule.sequences is not None and schedule.period is not None and not verify(schedule):
             orders = PeriodicOrders(schedule.sequences, schedule.offset)
             monitor.incumbent(orders, schedule.period, source)
+    if graph.n_operations > QUICK or graph.memory.any() or _is_over(monitor):
+        return
+    folder, until = Folder(graph, monitor.lower_bound or busiest(graph)), monotonic() + QUICK_TIME
+    with in_python():
+        rolled = _rolled(folder, CYCLES, RULES, monitor)
+        for found, source in chain(_inserted(folder, monitor), rolled):
+            if found is not None:
+                monitor.incumbent(found.orders, found.period, f"dispatch {source}")
+            if _is_over(monitor) or monotonic() > until:
+                return
 
 
 # orders from starts

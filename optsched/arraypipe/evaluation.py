@@ -1,0 +1,108 @@
+"""Values of the merged model while it is trained, on copies: no bit of the training changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from optsched.arraypipe.checkpoint.files import copied
+from optsched.arraypipe.model.tied_weights import passing_buffers, shard
+from optsched.arraypipe.runtime.data import brought, cast
+from optsched.arraypipe.runtime.datasets import as_tuples
+from optsched.arraypipe.runtime.environment import global_state_kept, on_gpu
+from optsched.arraypipe.runtime.stages import fresh_model
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from optsched.arraypipe.job import BuildModel, Job, Loss
+    from optsched.arraypipe.runtime.state import JobRun
+
+Measure: TypeAlias = "Callable[[Job, nn.Module, torch.device], float]"
+
+
+@dataclass(eq=False)
+class Evaluation:
+    """Copies every stage right after its update, and evaluates when it has all of a job."""
+
+    build_model: BuildModel
+    measure: Measure
+    every: int | None  # iterations between two; None: only after the last one
+    tell: Callable[[Job, int, float, nn.Module], object]
+    on_host: bool = False  # the memory of the devices is counted
+    noted: dict[tuple[int, int], dict[int, dict[str, Any]]] = field(default_factory=dict)
+
+    def note(self, run: JobRun, stage: int, iteration: int) -> None:
+        """A stage has just finished an iteration; what this raises ends the run."""
+        done = iteration + 1
+        if done != run.target and (self.every is None or done % self.every):
+            return
+        device = run.stages[stage].device
+        shards = self.noted.setdefault((run.index, iteration), {})
+        parts = shard(run.model, run.stages, stage), passing_buffers(run.model, run.stages, stage)
+        shards[stage] = {"model": copied(parts[0]), "buffers": copied(parts[1])}
+        if on_gpu(device):
+            torch.cuda.current_stream(device).synchronize()
+        if len(shards) < len(run.stages):
+            return
+        del self.noted[run.index, iteration]
+        place = torch.device("cpu") if self.on_host else run.stages[0].device
+        with global_state_kept():
+            model = self._model(run.job, [*shards.values()]).to(place).eval()
+            with torch.no_grad():
+                value = float(self.measure(run.job, model, place))
+        self.tell(run.job, iteration, value, model)
+
+    def _model(self, job: Job, shards: list[dict[str, Any]]) -> nn.Module:
+        model = fresh_model(self.build_model, job)
+        model.load_state_dict({name: x for part in shards for name, x in part["model"].items()})
+        for name, value in (pair for part in shards for pair in part["buffers"].items()):
+            owner, _, last = name.rpartition(".")
+            model.get_submodule(owner)._buffers[last] = value
+        return model
+
+
+def measure_of(given: Any, loss: Loss) -> Measure:
+    """What `fit` takes as `evaluate`: a function of the model, a data set, or one with a metric.
+
+    Raises
+    ------
+    InputError
+        It is none of these.
+    """
+    data, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, loss)
+    if data is given and callable(data) and not hasattr(data, "__getitem__"):
+        return lambda job, model, place: given(model)
+    indexed = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    readable = indexed or isinstance(data, (DataLoader, IterableDataset))
+    if isinstance(data, tuple) or not readable or not callable(metric):
+        raise InputError(
+            f"evaluate: expected a function of the model, a dataset, or (dataset, metric), got "
+            f"{given!r:.60}"
+        )
+
+    def mean(job: Job, model: nn.Module, place: torch.device) -> float:
+        """Of the metric over all samples."""
+        total, samples = 0.0, 0
+        batches = data
+        if not isinstance(data, DataLoader):
+            batches = DataLoader(data, batch_size=job.batch_size)
+        for pair in batches:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise InputError(
+                    f"evaluate: expected pairs (input, target), got {type(pair).__name__}"
+                )
+            x, target = (brought(part, place) for part in as_tuples(pair))
+            value = float(metric(model(cast(x, job.precision)), target))
+            size = len(x[0] if isinstance(x, tuple) else x)
+            total, samples = total + value * size, samples + size
+        if not samples:
+            raise InputError("evaluate: the dataset is empty")
+        return total / samples
+
+    return mean

@@ -1,0 +1,346 @@
+"""`ArrayTrainer.fit`: measures, orders, checks, trains, shows and saves."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+
+from optsched.arraypipe.callbacks import Callback, FitInfo
+from optsched.arraypipe.evaluation import Evaluation, measure_of
+from optsched.arraypipe.job import JobFailed
+from optsched.arraypipe.plan.plan import ExecutionPlan
+from optsched.arraypipe.report.executed import unit
+from optsched.arraypipe.report.explain import predict
+from optsched.arraypipe.report.report import duration
+from optsched.arraypipe.runtime.environment import own_first, resolve
+from optsched.arraypipe.train_alone import NotIdentical
+from optsched.errors import InputError, InternalError, OptschedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from os import PathLike
+
+    from torch import nn
+
+    from optsched.arraypipe.cli.output import RunProgress
+    from optsched.arraypipe.job import Job
+    from optsched.arraypipe.trainer import ArrayTrainer, RunConfig
+    from optsched.arraypipe.training_run import RunResult
+    from optsched.model.schedule import Schedule
+    from optsched.problems.jobarray.problem import JobArray
+
+_GOOD: Final = 0.02  # above the bound: no reason to look for a better order
+_LEAST: Final = 1.0  # seconds to look for one; rules need a tenth of it, compiled or not
+_MOST: Final = 30.0
+_PATIENCE: Final = 1800.0  # seconds that ranks wait for the measurements of the first one
+
+
+@dataclass(eq=False)
+class Fit:
+    """One call of `ArrayTrainer.fit`: the trainer has the jobs, and devices and memory of `config`.
+
+    The other fields are the arguments of the call.
+    """
+
+    trainer: ArrayTrainer
+    steps: int
+    schedule: Schedule | ExecutionPlan | None
+    checkpoint: str | PathLike[str] | None
+    resume: bool
+    callbacks: Sequence[Callback]
+    evaluate: Any
+    config: RunConfig
+
+    def __post_init__(self) -> None:
+        config = self.config
+        torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+        self.backend = config.backend or ("process" if torchrun else "inline")
+        if not isinstance(self.callbacks, (list, tuple)):
+            raise InputError(f"callbacks: expected a list, got {self.callbacks!r:.60}")
+        for k, callback in enumerate(self.callbacks):
+            if not isinstance(callback, Callback):
+                raise InputError(f"callbacks[{k}]: expected a Callback, got {callback!r:.60}")
+        self.is_first = self.backend == "inline" or os.environ.get("RANK", "0") == "0"
+        self.ended: set[Job] = set()
+        self.problem: JobArray | None = None  # what the schedule was made for
+        self.progress: RunProgress
+
+    def run(self) -> RunResult:
+        """All of it."""
+        trainer, config = self.trainer, self.config
+        every = None if self.checkpoint is None else config.every
+        trainer._folder(self.steps, self.checkpoint, every, config.keep, self.resume)  # refuses
+        evaluation = self._evaluation()
+        plan = self._plan()
+        queue = plan.n_jobs < len(trainer.jobs)
+        refills = any(type(c).on_end is not Callback.on_end for c in self.callbacks)
+        info = self._info(every)
+        try:
+            for callback in self.callbacks:
+                callback.on_start(info)
+            with self._progress(plan):
+                result = trainer.run(
+                    plan, self.steps, checkpoint=self.checkpoint, checkpoint_every=every,
+                    keep=config.keep, resume=self.resume, on_step=self._on_step, on_error=config.on_error,
+                    queue=queue, refill=self._on_end if refills else None,
+                    replan=self.problem if config.replan else None, backend=self.backend,
+                    window=config.window, timeout=config.timeout, evaluation=evaluation,
+                )  # fmt: skip
+            for job in trainer.jobs:
+                if job not in self.ended:
+                    self._on_end(job)
+        finally:
+            for callback in self.callbacks:
+                callback.on_finish()
+        return result
+
+    def _evaluation(self) -> Evaluation | None:
+        if self.evaluate is None:
+            return None
+        if self.backend == "process":
+            raise InputError(
+                "evaluate: a rank has only its stages of the model; fit inline, or evaluate the "
+                "checkpoints"
+            )
+        trainer = self.trainer
+        measure = measure_of(self.evaluate, trainer.loss)
+        return Evaluation(
+            trainer.build_model, measure, self.config.every, self._on_evaluate,
+            on_host=trainer.memory is not None,
+        )  # fmt: skip
+
+    def _plan(self) -> ExecutionPlan:
+        """The plan to train by, on all ranks, when it has been checked."""
+        trainer, given = self.trainer, self.schedule
+        plan = (
+            given if given is None or isinstance(given, ExecutionPlan) else trainer._compile(given)
+        )
+        if plan is not None:
+            trainer._check(plan, queue=plan.n_jobs < len(trainer.jobs))
+            if self.config.replan:
+                raise InputError("replan: expected no schedule, so that its problem is known")
+        count = _devices(trainer)
+        if self.backend == "inline":
+            schedule, self.problem = self._prepare(plan, count)
+        else:
+            import torch.distributed as dist
+
+            from optsched.arraypipe.distributed.group import agree, join
+
+            join()
+            count, first = dist.get_world_size(), dist.get_rank() == 0
+            schedule, self.problem = agree(
+                lambda: self._prepare(plan, count) if first else (None, None), _PATIENCE, True
+            )
+        plan = plan or trainer._compile(cast("Schedule", schedule))
+        if given is not None:
+            found = predict(plan)
+            self._say(_predicted(found.period * unit(plan), found.bound * unit(plan)))
+        return plan
+
+    def _prepare(
+        self, plan: ExecutionPlan | None, devices: int
+    ) -> tuple[Schedule | None, JobArray | None]:
+        schedule = problem = None
+        if plan is None:
+            schedule, problem = solved(self.trainer, devices, None, self._say, self.steps)
+        if self.config.check:
+            self._check_exact(len(self.trainer.jobs) if plan is None else plan.n_jobs)
+        return schedule, problem
+
+    def _check_exact(self, seats: int) -> None:
+        """Refuse layers and data with which a job does not reach the bits that it reaches alone."""
+        trainer, steps = self.trainer, min(self.config.check, self.steps)
+        if trainer.tied == "sum":
+            self._say('not checked: tied="sum" gives up the last bits')
+            return
+        checked, there = trainer.with_jobs(trainer.jobs[:seats]), resolve(trainer.devices)
+        if self.backend == "process":  # all stages are here for once
+            there, checked.memory = own_first(there)[:1], None
+        checked.devices = (there * len(trainer.stages))[: len(trainer.stages)]
+        try:
+            found = checked.check_exact(steps)
+        except (JobFailed, torch.OutOfMemoryError) as error:
+            self._say(f"not checked against training alone: {error}".splitlines()[0])
+            return
+        if found:
+            raise NotIdentical(
+                f"an array does not reach the bits of training alone in {steps} iterations, and "
+                f"RunConfig(check=0) would train it all the same; {len(found)} differences, the "
+                f"first: {found[0]}"
+            )
+        self._say(f"checked: the bits of training alone, over {steps} iterations")
+
+    def _info(self, every: int | None) -> FitInfo:
+        trainer = self.trainer
+        folder = trainer._folder(self.steps, self.checkpoint, every, self.config.keep, self.resume)
+        starts = {
+            title: folder.latest(title) if folder is not None and self.resume else 0
+            for title in trainer.titles
+        }
+        return FitInfo(
+            lambda job: trainer.titles[trainer.jobs.index(job)], self.steps,
+            self.evaluate is not None, starts, self.is_first,
+        )  # fmt: skip
+
+    def _progress(self, plan: ExecutionPlan) -> RunProgress:
+        from optsched.arraypipe.cli.output import RunProgress
+
+        trainer, last = self.trainer, plan.n_jobs - 1
+        inline = self.backend == "inline"
+        devices = resolve(trainer.devices, plan.devices) if inline else ()
+        self.progress = RunProgress(
+            trainer.jobs, trainer.titles, self.steps,
+            copies=[plan.copies[min(j, last)] for j in range(len(trainer.jobs))],
+            predicted=predict(plan).period * unit(plan),
+            serial=len(devices) > 1 and len(set(devices)) == 1,
+            enabled=self.is_first and self.config.verbose,
+        )  # fmt: skip
+        return self.progress
+
+    def _on_step(self, job: Job, iteration: int, loss: float) -> None:
+        self.progress(job, iteration, loss)
+        for callback in self.callbacks:
+            callback.on_step(job, iteration, loss)
+
+    def _on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
+        for callback in self.callbacks:
+            callback.on_evaluate(job, iteration, value, model)
+
+    def _on_end(self, job: Job) -> Job | None:
+        """All callbacks are told; the first job that one gives is taken."""
+        self.ended.add(job)
+        given = [callback.on_end(job) for callback in self.callbacks]
+        following = next((other for other in given if other is not None), None)
+        if following is not None:
+            self.progress.add(following, following.name or f"job{len(self.trainer.jobs)}")
+        return following
+
+    def _say(self, line: str) -> None:
+        if self.is_first and self.config.verbose:
+            print(line, file=sys.stderr, flush=True)
+
+
+def _devices(trainer: ArrayTrainer) -> int:
+    """How many a schedule gets in one process: one a stage, if there are so many."""
+    found = resolve(trainer.devices)
+    shared = trainer.devices is None and len(found) == 1  # logical devices
+    return len(trainer.stages) if shared else min(len(trainer.stages), len(found))
+
+
+def schedule_for(
+    trainer: ArrayTrainer,
+    devices: int | None = None,
+    *,
+    time_limit: float = 5.0,
+    say: Callable[[str], object] = lambda line: None,
+) -> Schedule:
+    """A rolling schedule of a trainer's jobs by measured times.
+
+    Of several processes (`torchrun`) all call it alike; the first one measures and solves, and the
+    others get its schedule.
+
+    Parameters
+    ----------
+    trainer
+        Whose jobs.
+    devices
+        Number of them; stages next to each other share one. By default one per process, and one
+        per stage if there is but one process.
+    time_limit
+        Seconds for the solver.
+    say
+        Called with a line of progress.
+
+    Raises
+    ------
+    InputError
+        There are more devices than stages.
+    """
+    import torch.distributed as dist
+
+    grouped = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if grouped:
+        from optsched.arraypipe.distributed.group import agree, join
+
+        join()
+    count = devices or (dist.get_world_size() if grouped else len(trainer.stages))
+    first = not grouped or dist.get_rank() == 0
+
+    def found() -> Schedule | None:
+        return solved(trainer, count, time_limit, say)[0] if first else None
+
+    if not grouped:
+        return cast("Schedule", found())
+    return cast("Schedule", agree(found, _PATIENCE + time_limit, of_first=True))
+
+
+def placed_problem(trainer: ArrayTrainer, devices: int) -> JobArray:
+    """The trainer's problem with its stages on so many devices, neighbours together."""
+    n_stages = len(trainer.stages)
+    if not 1 <= devices <= n_stages:
+        raise InputError(
+            f"devices: the model has {n_stages} stages, which cannot fill {devices} devices"
+        )
+    place = [stage * devices // n_stages for stage in range(n_stages)]
+    profile = trainer.last_profile or trainer.profile()
+    kind = "gpu" if profile.device.kind == "cuda" else "cpu"
+    names = tuple(f"{kind}{d}" for d in range(devices))
+    return trainer.problem(profile, place=place, devices=names)
+
+
+def solved(
+    trainer: ArrayTrainer,
+    devices: int,
+    time_limit: float | None,
+    say: Callable[[str], object],
+    steps: int = 1,
+) -> tuple[Schedule, JobArray]:
+    """A good order of the trainer's jobs by times that are measured now, and its problem.
+
+    Without a limit a hundredth of the training is spent on it, at least a second.
+    """
+    from optsched.solving.solve import solve
+    from optsched.solving.stop import Gap
+
+    say(f"measuring {len(trainer.stages)} stages of {len(trainer.jobs)} jobs")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        trainer.profile()
+    if warned:
+        say("times scatter, the schedule may be off; results do not depend on it")
+    problem = placed_problem(trainer, devices)
+    if time_limit is None:
+        time_limit = min(_MOST, max(_LEAST, problem.lower_bound() * 1e-11 * steps))
+    say(f"solving for the order of {problem.n_jobs} jobs, up to {time_limit:.3g} s")
+    result = solve(problem, time_limit=time_limit, stop=Gap(_GOOD))
+    if result.schedule is None:
+        raise InternalError("the solver found no schedule")
+    schedule, bound = result.schedule, problem.lower_bound()
+    if problem.evaluate(schedule) > (1 + _GOOD) * bound:  # kernels may not be there yet
+        schedule = min([schedule, *by_hand(problem)], key=problem.evaluate)
+    say(_predicted(problem.evaluate(schedule), result.lower_bound or bound))
+    return schedule, problem
+
+
+def _predicted(period: float, bound: float) -> str:
+    above = f"{period / max(1, bound) - 1:.1%} above the bound of {duration(bound)}"
+    return f"predicted: {duration(period)} a cycle, {above}"
+
+
+def by_hand(problem: JobArray) -> list[Schedule]:
+    """The orders that pipelines are known for, as far as they fit the array and its memory."""
+    from optsched import pipelines
+    from optsched.model.verify import verify
+
+    found = []
+    for make in (pipelines.one_f_one_b, pipelines.gpipe):
+        with suppress(OptschedError):  # several stages a device, for one
+            found.append(make(problem))
+    return [schedule for schedule in found if not verify(schedule)]

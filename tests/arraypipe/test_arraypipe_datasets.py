@@ -1,0 +1,145 @@
+"""Datasets and DataLoaders as `ArrayTrainer` takes them: batches by seed and iteration alone."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from arraypipe_models import adamw, sgd, trainer  # noqa: E402
+from torch.utils.data import (  # noqa: E402
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    WeightedRandomSampler,
+)
+
+from optsched import InputError  # noqa: E402
+from optsched.arraypipe import Job  # noqa: E402
+from optsched.arraypipe.runtime.datasets import batches_of, check_resumable  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+pytestmark = pytest.mark.torch
+
+
+class Rows(Dataset[Any]):
+    """Numbered rows; with noise of every generator that transforms use."""
+
+    def __init__(self, n: int, noise: bool = False) -> None:
+        self.n, self.noise = n, noise
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, k: int) -> tuple[Tensor, int]:
+        row = torch.full((6,), float(k))
+        if self.noise:
+            row = row + torch.rand(6) + random.random() + np.random.random()  # noqa: NPY002
+        return row, k % 4
+
+
+class Stream(IterableDataset[Any]):
+    """The same rows, one after the other."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([Rows(10)[k] for k in range(10)])
+
+
+def job(size: int = 4, seed: int = 3) -> Job:
+    """Of a batch size and a seed."""
+    return Job(seed, size, adamw)
+
+
+def numbers(data: Any, given: Job, count: int, start: int = 0) -> list[list[int]]:
+    """Numbers of the rows in the first batches."""
+    return [x[:, 0].int().tolist() for x, _ in islice(batches_of(data)(given, start), count)]
+
+
+def test_epochs_follow_each_other() -> None:
+    """Every sample once an epoch, in another order each, also across batches; by the seed."""
+    found = [k for row in numbers(Rows(10), job(), 15) for k in row]
+    epochs = [found[k : k + 10] for k in range(0, 60, 10)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 6
+    assert numbers(Rows(10), job(seed=4), 15) != numbers(Rows(10), job(), 15)
+    assert [len(row) for row in numbers(Rows(3), job(8), 2)] == [8, 8]  # more than the dataset has
+    in_order = DataLoader(Rows(10), batch_size=2)
+    assert numbers(in_order, job(), 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+    assert numbers(Stream(), job(), 3) == numbers(in_order, job(), 3)
+    assert numbers(DataLoader(Stream(), batch_size=3), job(), 3) == numbers(in_order, job(), 3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_any_iteration(workers: int) -> None:
+    """From iteration 7 on the batches are those that come seventh, noise and all, and no others."""
+    plain = batches_of(Rows(10, noise=True))
+    loader = DataLoader(Rows(10, noise=True), batch_size=5, shuffle=True, num_workers=workers)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]  # noqa: NPY002
+    whole = list(islice(plain(job(), 0), 12))
+    torch.rand(5)
+    random.random()
+    later = list(islice(batches_of(loader)(job(), 7), 5))
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(whole[7:], later, strict=True))
+    torch.set_rng_state(before[0])
+    random.setstate(before[1])
+    list(islice(batches_of(loader)(job(), 0), 3))
+    assert torch.equal(torch.get_rng_state(), before[0]) and random.getstate() == before[1]
+    assert (np.random.get_state()[1] == before[2]).all()  # type: ignore[index]  # noqa: NPY002
+
+
+def test_inputs_of_several_tensors() -> None:
+    """Lists, as `default_collate` makes them, are tuples; a collate function is used."""
+    rows = [((torch.ones(2), torch.zeros(3)), k) for k in range(5)]
+    (x, y) = next(iter(batches_of(rows)(job(), 0)))
+    assert isinstance(x, tuple) and [t.shape for t in x] == [(4, 2), (4, 3)] and y.shape == (4,)
+    loader = DataLoader(Rows(5), collate_fn=lambda rows: (torch.stack([r[0] for r in rows]), 7))
+    assert next(iter(batches_of(loader)(job(), 0)))[1] == 7
+
+
+@pytest.mark.parametrize("kind", ["map", "workers", "stream"])
+def test_exact(kind: str) -> None:
+    """Training by an array ends with the bits of training alone."""
+    data = {
+        "map": Rows(21, noise=True),
+        "workers": DataLoader(Rows(21, noise=True), shuffle=True, num_workers=1),
+        "stream": Stream(),
+    }[kind]
+    jobs = [Job(0, 8, adamw), Job(1, 6, sgd, microbatches=2)]
+    assert trainer(jobs, data=data).check_exact(4) == []
+
+
+def test_refusals() -> None:
+    """What would not give the same batches again is refused in one sentence."""
+    rows = Rows(6)
+    weighted = WeightedRandomSampler([1.0] * 6, 6)
+    x = torch.ones(6, 6)
+    once: Any = type("Once", (Stream,), {"__iter__": lambda self: self, "__next__": int})()
+    empty: Any = type("Empty", (Stream,), {"__iter__": lambda self: iter(())})()
+    for data, sentence in (
+        (7, "data: expected a dataset, a DataLoader or a function"),
+        ((x, x), r"did you mean TensorDataset\(inputs, targets\)\?"),
+        ([job()], r"did you mean jobs=\[...\], or fit\?"),
+        (DataLoader(rows, sampler=weighted), "chosen by its WeightedRandomSampler"),
+        (DataLoader(rows, sampler=RandomSampler(rows, num_samples=3)), "by its RandomSampler"),
+        (DataLoader(rows, batch_sampler=[[0, 1]]), "the job's seed; give its dataset"),
+        (DataLoader(rows, batch_size=None), "chosen by its DataLoader"),
+        (DataLoader(Stream(), num_workers=1), "every worker of a DataLoader reads an iterable"),
+        (once, "can be read only once"),
+        (empty, "the dataset has no sample in epoch 0"),
+        (Rows(0), "the dataset is empty"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            next(iter(batches_of(data)(job(), 0)))
+    check_resumable(batches_of(rows))
+    with pytest.raises(InputError, match="checkpoint: an iterable dataset has no batch of a given"):
+        check_resumable(batches_of(Stream()))
