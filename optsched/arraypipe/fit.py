@@ -87,8 +87,8 @@ class Fit:
             with self._progress(plan):
                 result = trainer.run(
                     plan, self.steps, checkpoint=self.checkpoint, checkpoint_every=every,
-                    keep=config.keep, resume=self.resume, on_step=self._on_step, on_error=config.on_error,
-                    queue=queue, refill=self._on_end if refills else None,
+                    keep=config.keep, resume=self.resume, on_step=self._on_step,
+                    on_error=config.on_error, queue=queue, refill=self._on_end if refills else None,
                     replan=self.problem if config.replan else None, backend=self.backend,
                     window=config.window, timeout=config.timeout, evaluation=evaluation,
                 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
@@ -44,14 +44,15 @@ if TYPE_CHECKING:
     from optsched.arraypipe.distributed.backend import ProcessBackend
     from optsched.arraypipe.distributed.ranks import Ranks
     from optsched.arraypipe.evaluation import Evaluation
-    from optsched.arraypipe.job import Job
+    from optsched.arraypipe.job import BuildModel, Data, Job, Loss
     from optsched.arraypipe.model.checks import Owners, Shapes
+    from optsched.arraypipe.model.split import Names
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Change
-    from optsched.arraypipe.plan.types import Record
+    from optsched.arraypipe.plan.types import Record, Routes
+    from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.report.report import Report
     from optsched.arraypipe.runtime.worker import Memory
-    from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
 
@@ -128,6 +129,26 @@ class Settings:
     evaluation: Evaluation | None = None
 
 
+class Trainer(Protocol):
+    """What a run takes from an `ArrayTrainer`, and the jobs that it adds to it."""
+
+    build_model: BuildModel
+    stages: Names
+    loss: Loss
+    data: Data
+    memory: int | None
+    jobs: tuple[Job, ...]
+    titles: list[str]
+    last_profile: Profile | None
+    problem_profile: Profile | None
+
+    def routes(self, plan: ExecutionPlan) -> Routes:
+        """The messages of a plan."""
+
+    def take_in(self, job: Job) -> None:
+        """Note one more job."""
+
+
 class ArrayRun:
     """Trains the jobs of a trainer once.
 
@@ -149,7 +170,7 @@ class ArrayRun:
 
     def __init__(
         self,
-        trainer: ArrayTrainer,
+        trainer: Trainer,
         plan: ExecutionPlan,
         devices: Sequence[torch.device],
         ranks: Ranks | None,
