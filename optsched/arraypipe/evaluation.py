@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.runtime.state import JobRun
 
 Measure: TypeAlias = "Callable[[Job, nn.Module, torch.device], float]"
+_Part: TypeAlias = tuple[dict[str, Any], dict[str, Any]]  # of a stage: state dict, other buffers
 
 
 @dataclass(eq=False)
@@ -35,7 +36,7 @@ class Evaluation:
     every: int | None  # iterations between two; None: only after the last one
     tell: Callable[[Job, int, float, nn.Module], object]
     on_host: bool = False  # the memory of the devices is counted
-    noted: dict[tuple[int, int], dict[int, dict[str, Any]]] = field(default_factory=dict)
+    noted: dict[tuple[int, int], dict[int, _Part]] = field(default_factory=dict)
 
     def note(self, run: JobRun, stage: int, iteration: int) -> None:
         """A stage has just finished an iteration; what this raises ends the run."""
@@ -43,28 +44,41 @@ class Evaluation:
         if done != run.target and (self.every is None or done % self.every):
             return
         device = run.stages[stage].device
-        shards = self.noted.setdefault((run.index, iteration), {})
-        parts = shard(run.model, run.stages, stage), passing_buffers(run.model, run.stages, stage)
-        shards[stage] = {"model": copied(parts[0]), "buffers": copied(parts[1])}
+        parts = self.noted.setdefault((run.index, iteration), {})
+        parts[stage] = (
+            copied(shard(run.model, run.stages, stage)),
+            copied(passing_buffers(run.model, run.stages, stage)),
+        )
         if on_gpu(device):
             torch.cuda.current_stream(device).synchronize()
-        if len(shards) < len(run.stages):
-            return
-        del self.noted[run.index, iteration]
-        place = torch.device("cpu") if self.on_host else run.stages[0].device
-        with global_state_kept():
-            model = self._model(run.job, [*shards.values()]).to(place).eval()
-            with torch.no_grad():
-                value = float(self.measure(run.job, model, place))
-        self.tell(run.job, iteration, value, model)
+        if len(parts) == len(run.stages):
+            del self.noted[run.index, iteration]
+            states, buffers = (
+                {name: x for part in row for name, x in part.items()}
+                for row in zip(*parts.values(), strict=True)
+            )
+            place = torch.device("cpu") if self.on_host else run.stages[0].device
+            self.evaluate(run.job, iteration, states, buffers, place)
 
-    def _model(self, job: Job, shards: list[dict[str, Any]]) -> nn.Module:
-        model = fresh_model(self.build_model, job)
-        model.load_state_dict({name: x for part in shards for name, x in part["model"].items()})
-        for name, value in (pair for part in shards for pair in part["buffers"].items()):
-            owner, _, last = name.rpartition(".")
-            model.get_submodule(owner)._buffers[last] = value
-        return model
+    def evaluate(
+        self,
+        job: Job,
+        iteration: int,
+        states: dict[str, Any],
+        buffers: dict[str, Any],
+        place: torch.device,
+    ) -> None:
+        """Make the model of a state dict, and of buffers that are not in it, and tell its value."""
+        with global_state_kept():
+            model = fresh_model(self.build_model, job)
+            model.load_state_dict(states)
+            for name, value in buffers.items():
+                owner, _, last = name.rpartition(".")
+                model.get_submodule(owner)._buffers[last] = value
+            model.to(place).eval()
+            with torch.no_grad():
+                value = float(self.measure(job, model, place))
+        self.tell(job, iteration, value, model)
 
 
 def measure_of(given: Any, loss: Loss) -> Measure:

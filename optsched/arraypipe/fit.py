@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import torch
 
 from optsched.arraypipe.callbacks import Callback, FitInfo
+from optsched.arraypipe.checkpoint.files import load
+from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 from optsched.arraypipe.evaluation import Evaluation, measure_of
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.plan.plan import ExecutionPlan
@@ -70,17 +72,21 @@ class Fit:
         self.ended: set[Job] = set()
         self.problem: JobArray | None = None  # what the schedule was made for
         self.progress: RunProgress
+        self.evaluation: Evaluation | None = None
+        self.evaluated: dict[str, int] = {}  # newest checkpoint of every job that has been
 
     def run(self) -> RunResult:
         """All of it."""
         trainer, config = self.trainer, self.config
         every = None if self.checkpoint is None else config.every
         trainer._folder(self.steps, self.checkpoint, every, config.keep, self.resume)  # refuses
-        evaluation = self._evaluation()
+        self.evaluation = self._evaluation()
+        inline = self.backend == "inline"
         plan = self._plan()
         queue = plan.n_jobs < len(trainer.jobs)
         refills = any(type(c).on_end is not Callback.on_end for c in self.callbacks)
         info = self._info(every)
+        self.evaluated = dict(info.starts)
         try:
             for callback in self.callbacks:
                 callback.on_start(info)
@@ -90,9 +96,12 @@ class Fit:
                     keep=config.keep, resume=self.resume, on_step=self._on_step,
                     on_error=config.on_error, queue=queue, refill=self._on_end if refills else None,
                     replan=self.problem if config.replan else None, backend=self.backend,
-                    window=config.window, timeout=config.timeout, evaluation=evaluation,
+                    window=config.window, timeout=config.timeout,
+                    evaluation=self.evaluation if inline else None,
                 )  # fmt: skip
             for job in trainer.jobs:
+                if not inline and self.is_first and self.evaluation is not None:
+                    self._evaluate_latest(job)
                 if job not in self.ended:
                     self._on_end(job)
         finally:
@@ -103,10 +112,10 @@ class Fit:
     def _evaluation(self) -> Evaluation | None:
         if self.evaluate is None:
             return None
-        if self.backend == "process":
+        if self.backend == "process" and self.checkpoint is None:
             raise InputError(
-                "evaluate: a rank has only its stages of the model; fit inline, or evaluate the "
-                "checkpoints"
+                "evaluate: a rank has only its stages of the model, so that checkpoints are "
+                "evaluated; expected checkpoint=..."
             )
         trainer = self.trainer
         measure = measure_of(self.evaluate, trainer.loss)
@@ -114,6 +123,20 @@ class Fit:
             trainer.build_model, measure, self.config.every, self._on_evaluate,
             on_host=trainer.memory is not None,
         )  # fmt: skip
+
+    def _evaluate_latest(self, job: Job) -> None:
+        """On ranks: evaluate the newest checkpoint of a job, on the host, if that is not done."""
+        trainer = self.trainer
+        title = trainer.titles[trainer.jobs.index(job)]
+        folder = CheckpointFolder(cast("str", self.checkpoint), trainer.stages, None)
+        done = folder.latest(title)
+        if done <= self.evaluated.get(title, 0):
+            return
+        assert self.evaluation is not None
+        self.evaluated[title] = done
+        place = folder.folder / title / str(done)
+        states, buffers = load(place / "model.pt"), load(place / "train.pt")["buffers"]
+        self.evaluation.evaluate(job, done - 1, states, buffers, torch.device("cpu"))
 
     def _plan(self) -> ExecutionPlan:
         """The plan to train by, on all ranks, when it has been checked."""
@@ -208,6 +231,8 @@ class Fit:
         self.progress(job, iteration, loss)
         for callback in self.callbacks:
             callback.on_step(job, iteration, loss)
+        if self.backend == "process" and self.evaluation is not None:
+            self._evaluate_latest(job)
 
     def _on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
         for callback in self.callbacks:

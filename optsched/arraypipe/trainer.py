@@ -276,7 +276,7 @@ class ArrayTrainer:
             the mean of the loss is taken; or ``(dataset, metric)`` with another
             ``metric(output, target)``. Called with the merged model in evaluation mode, after
             every `RunConfig.every` iterations and the last one; `Callback.on_evaluate` gets the
-            value. Inline backend only.
+            value. On ranks the newest checkpoint is evaluated, so that some may be left out.
         config
             How it runs.
 

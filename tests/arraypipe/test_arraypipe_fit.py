@@ -31,6 +31,7 @@ from optsched.arraypipe.callbacks import (  # noqa: E402
     RunLog,
     TensorBoard,
 )
+from optsched.arraypipe.evaluation import measure_of  # noqa: E402
 from optsched.arraypipe.train_alone import NotIdentical, differences  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -356,16 +357,18 @@ PROGRAM = """
 import os, signal, sys, torch
 sys.path.insert(0, {tests!r})
 torch.set_num_threads(1)
-from test_arraypipe_fit import array, jobs_of
+from test_arraypipe_fit import DATA, array, jobs_of
 from optsched import RunConfig
 from optsched.arraypipe import Callback
+from optsched.arraypipe.callbacks import RunLog
 
 class Dies(Callback):
     def on_step(self, job, iteration, loss):
         if iteration == int(sys.argv[1]):
             os.kill(os.getpid(), signal.SIGKILL)
 
-result = array().fit(jobs_of(), 9, checkpoint={folder!r}, resume=True, callbacks=[Dies()],
+result = array().fit(jobs_of(), 9, checkpoint={folder!r}, resume=True, evaluate=DATA,
+                     callbacks=[Dies(), RunLog({folder!r} + "/log.csv")],
                      config=RunConfig(every=1, timeout=60))
 if result.trained:
     torch.save([[t.parameters, t.buffers] for t in result.trained], {folder!r} + "/end.pt")
@@ -375,7 +378,11 @@ print(result.report)
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_and_resumed(tmp_path: Path, ranks: int) -> None:
-    """Killed twice, the same call goes on from the checkpoints and ends with the same bits."""
+    """Killed twice, the same call goes on from the checkpoints and ends with the same bits.
+
+    The log has every loss, and the values of the models at their iterations: on ranks of those
+    checkpoints that were the newest when it was looked at.
+    """
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.format(tests=str(Path(__file__).parent), folder=str(tmp_path / "c")))
     command = [sys.executable]
@@ -394,3 +401,14 @@ def test_killed_and_resumed(tmp_path: Path, ranks: int) -> None:
         alone = made.train_alone(j, 9)
         assert all(torch.equal(alone.parameters[k], v) for k, v in parameters.items())
         assert all(torch.equal(alone.buffers[k], v) for k, v in buffers.items())
+        text = (tmp_path / "c" / "log.csv").read_text(encoding="utf-8").splitlines()
+        rows = [row for row in csv.DictReader(text) if row["job"] == f"job{j}"]
+        assert {int(row["iteration"]) for row in rows if row["loss"]} == set(range(9))
+        values = {int(row["iteration"]): row["value"] for row in rows if row["value"]}
+        assert 8 in values and (ranks > 1 or set(values) == set(range(9)))
+        for iteration, value in values.items():
+            model, alone = build_model(), made.train_alone(j, iteration + 1)
+            model.load_state_dict(alone.parameters | alone.buffers)
+            with torch.no_grad():
+                found = measure_of(DATA, loss)(made.jobs[j], model.eval(), torch.device("cpu"))
+            assert float(value) == found
