@@ -212,7 +212,7 @@ class PerDevice:
         criterion: MakeCriterion,
         share: Share | None = None,
     ) -> None:
-        self.runs, self.segments, self.share = runs, segments, share
+        self.runs, self.segments = runs, segments
         self.resident = Resident(runs)
         self.slotted: dict[int, Slotted] = {}  # by device; the states of others are resident
         self.home: dict[tuple[int, int], Slotted | None] = {}  # by (job, stage)
