@@ -130,12 +130,12 @@ def split(model: nn.Module, names: Names, job: Job, title: str) -> list[ModelSta
     parameters, borrowed = share_out(model, modules, title)
     owned = {name for row in parameters for name, _ in row}
     unsplit = [entry for entry in model.named_parameters() if entry[0] in owned]
-    whole = check_per_tensor(job.optimizer, unsplit, title)
+    groups = check_per_tensor(job.optimizer, unsplit, title)
     optimizers = [make_optimizer(job.optimizer, row, title, unsplit) for row in parameters]
-    check_same_settings(whole.makers, optimizers, parameters, title)
+    check_same_settings(groups, optimizers, parameters, title)
     if job.scheduler is not None:
         for optimizer, row in zip(optimizers, parameters, strict=True):
-            align_groups(optimizer, row, whole.groups)
+            align_groups(optimizer, row, groups)
     return [
         ModelStage(
             index=s,
