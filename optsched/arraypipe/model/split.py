@@ -67,23 +67,9 @@ def build(build_model: BuildModel, job: Job) -> nn.Module:
 def stage_names(model: nn.Module, stages: Stages, sample: Any) -> Names:
     """Names of the modules of every stage, from any of the forms that `ArrayTrainer` takes.
 
-    Parameters
-    ----------
-    model
-        An `nn.Sequential` for cut indices; the model is not changed, except that a forward may
-        update its buffers.
-    stages
-        A number of stages (balanced by counted floating point operations, which unlike times give
-        the same cuts in every run), the indices that start the second, third, ... stage, the
-        names of the modules of every stage, or a `SplitPoint` for every cut.
-    sample
-        An input of the model, for counting, and for comparing a traced model with itself; None
-        leaves out the comparison.
-
-    Raises
-    ------
-    InputError
-        The stages do not fit the model, or it cannot be traced.
+    A number of stages is balanced by counted floating point operations, which unlike times give the
+    same cuts in every run. `sample` is an input of the model, for counting, and for comparing a
+    traced model with itself; None leaves out the comparison.
     """
     if isinstance(stages, (bool, str, bytes, Mapping, SplitPoint)):
         raise InputError(
@@ -279,16 +265,9 @@ def balanced_cuts(costs: Sequence[int], stages: int) -> list[int]:
 def counted_costs(model: nn.Module, modules: Sequence[nn.Module], sample: Any) -> list[int]:
     """Work from the call of each module to the call of the next one, on a sample.
 
-    Counted floating point operations, unlike times, are the same in every run. To them the size of
-    the module's output is added, so that no module is free.
-
-    Parameters
-    ----------
-    model
-        Called once with the sample; its buffers may change.
-    modules
-        Parts of the model, in the order in which it calls them. What the model does before the
-        first call counts with the first.
+    `modules` are in the order in which the model calls them; what it does before the first call
+    counts with the first. To the operations the size of the module's output is added, so that no
+    module is free.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
