@@ -230,15 +230,12 @@ def _by_number(model: nn.Module, stages: int, sample: Any) -> Names:
 
 def _check_beginnings(model: nn.Module, names: Names) -> None:
     """A stage must begin with a module that is called nowhere else: there the random key is set."""
-    called = [(s, name, model.get_submodule(name)) for s, row in enumerate(names) for name in row]
-    home: dict[nn.Module, int] = {}
-    for s, name, module in called:
-        has_tensors = next(module.parameters(), next(module.buffers(), None)) is not None
-        first = name == names[s][0] and s > 0 and sum(m is module for _, _, m in called) > 1
-        if first or (has_tensors and home.setdefault(module, s) != s):
+    called = [model.get_submodule(name) for row in names for name in row]
+    for s, row in enumerate(names[1:], 1):
+        if sum(module is model.get_submodule(row[0]) for module in called) > 1:
             raise InputError(
-                f"stages: module {name!r} occurs twice in the model, and once in stage {s}; make "
-                f"one for each place (they may share weights)"
+                f"stages: module {row[0]!r} occurs twice in the model, and once begins "
+                f"stage {s}; make one for each place (they may share weights)"
             )
 
 

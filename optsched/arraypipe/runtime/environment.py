@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from optsched.arraypipe.plan.segments import places
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -81,11 +82,7 @@ def stage_devices(
     plan: ExecutionPlan, seat: int, devices: Sequence[torch.device]
 ) -> list[torch.device]:
     """The torch device of every stage of the job on a seat."""
-    found = [devices[0]] * plan.n_stages
-    for block in plan.blocks:
-        if block.job == seat and block.device >= 0:
-            found[block.stage] = devices[block.device]
-    return found
+    return [devices[place] for place in places(plan, seat)]
 
 
 def check_seats_alike(plan: ExecutionPlan, devices: Sequence[torch.device]) -> None:

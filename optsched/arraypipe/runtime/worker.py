@@ -209,7 +209,8 @@ class Worker:
                 run.feed.draw(iteration)
                 self.aside += time.perf_counter_ns() - began
             if index == 0:
-                x = tensors_of(run.feed.input(m, stage.device), "data: the input")
+                x = run.feed.input(m, stage.device)
+                x = x if isinstance(x, tuple) else (x,)
         recomputed = run.job.recompute or (block.job, index) in segment.plan.recomputed
         key = run.job.key(iteration, m, index)
         end = self.criterion(run, stage, m) if last else None
