@@ -324,5 +324,4 @@ def _spread(profile: Profile, size: int, precision: str) -> float:
 
 def _doubt(profile: Profile) -> float:
     """Relative error of predicted times, as far as the measured ones can tell."""
-    error = profile.fit_error
-    return max(error.interpolated_max, error.extrapolated_max) if error.cases else NOISY
+    return NOISY if profile.fit_error is None else profile.fit_error

@@ -70,7 +70,7 @@ def block_overhead(n_stages: int) -> int:
 
 
 def _links(n: int) -> list[_Loopback]:
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
     with ThreadPoolExecutor(n) as pool:  # each waits for the others
         return [*pool.map(partial(_Loopback, store, size=n), range(n))]
 
