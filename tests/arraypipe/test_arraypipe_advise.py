@@ -7,11 +7,12 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from depth import few_examples
 from hypothesis import given
@@ -489,3 +490,14 @@ def test_1f1b_does_not_wait_for_updates_of_other_stages() -> None:
     """Updates are blocks of their own: a longer one lengthens the iteration once, not S times."""
     short, long = (advise(profile(batches=(64,), update=u))["1F1B"] for u in (1_000, 1_001_000))
     assert long.seconds - short.seconds < 2e-3
+
+
+def test_what_a_block_costs_counts_where_there_are_blocks() -> None:
+    """It makes arrays and pipelines slower, and no model that is whole on its device."""
+    given = profile(batches=(8,) * 4)
+    device = msgspec.structs.replace(given.device, block_overhead_ns=200_000)
+    bare, known = (advise(one, devices=4) for one in (given, replace(given, device=device)))
+    assert known["one job per GPU"].seconds == bare["one job per GPU"].seconds
+    slower = known["job array"].seconds - bare["job array"].seconds
+    assert slower == pytest.approx(4 * 2 * 200e-6, rel=0.05)
+    assert known["1F1B"].seconds > bare["1F1B"].seconds
