@@ -300,7 +300,7 @@ class ArrayTrainer:
             self._check(plan, queue)
             if replan is not None:
                 check_problem(replan, plan)
-            folder = self._folder(steps, checkpoint, checkpoint_every, keep, resume)
+            folder = self._folder(steps, checkpoint, checkpoint_every, resume, keep)
             settings = Settings(steps, resume, on_error == "raise", on_step, refill, replan)
             return plan, folder, settings
 
@@ -391,8 +391,8 @@ class ArrayTrainer:
         steps: int,
         checkpoint: str | PathLike[str] | None,
         every: int | None,
-        keep: int,
         resume: bool,
+        keep: int = 2,
     ) -> CheckpointFolder | None:
         for key, value in (("steps", steps), ("checkpoint_every", every), ("keep", keep)):
             if key == "checkpoint_every" and value is None:

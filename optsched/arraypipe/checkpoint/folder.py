@@ -91,8 +91,6 @@ class CheckpointFolder:
         Write after every so many iterations; None: only after the last one of a job.
     keep
         Newest checkpoints of a job that are not removed; nor is the best one (`mark_best`).
-    evaluated
-        Also write after every so many iterations, because `mark_best` will be called for them.
     """
 
     def __init__(
@@ -101,10 +99,9 @@ class CheckpointFolder:
         names: Names,
         every: int | None,
         keep: int = 2,
-        evaluated: int | None = None,
     ) -> None:
-        self.folder, self.names, self.keep = Path(folder), names, keep
-        self.periods = [count for count in (every, evaluated) if count is not None]
+        self.folder, self.names = Path(folder), names
+        self.every, self.keep = every, keep
         self.stages_of: Callable[[JobRun], Collection[int]] = lambda run: range(len(names))
         self.is_first = True
         self.jobs: dict[int, _JobState] = {}
@@ -241,7 +238,7 @@ class CheckpointFolder:
             future.result()
 
     def _is_due(self, run: JobRun, done: int) -> bool:
-        return done == run.end or any(done % count == 0 for count in self.periods)
+        return done == run.end or (self.every is not None and done % self.every == 0)
 
     def _submit(self, run: JobRun, write: Callable[[], None]) -> None:
         self.writer = self.writer or ThreadPoolExecutor(1, "optsched-checkpoint")
