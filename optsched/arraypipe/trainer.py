@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from copy import copy
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from torch import nn
@@ -405,7 +406,7 @@ class ArrayTrainer:
             return None
         if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
             raise InputError(f"checkpoint: expected a folder, got {checkpoint!r}")
-        return CheckpointFolder(checkpoint, self.stages, every, keep)
+        return CheckpointFolder(Path(checkpoint), self.stages, every, keep)
 
     def routes(self, plan: ExecutionPlan) -> Routes:
         """The messages that a plan of these jobs sends."""
