@@ -290,6 +290,8 @@ class Asked:
         while entry is None and self.left > 0 and time.monotonic() < self.until:
             self.left -= 1
             entry = self.trials.ask()
-        return entry and Offer(entry.job, entry.trial.number, entry.trial.params)
+        if entry is None:
+            return None
+        return Offer(entry.job, entry.trial.number, entry.trial.params)
 
     instead = next
