@@ -7,6 +7,7 @@ import sys
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -79,7 +80,7 @@ class Fit:
         """All of it."""
         trainer, config = self.trainer, self.config
         every = None if self.checkpoint is None else config.every
-        trainer._folder(self.steps, self.checkpoint, every, config.keep, self.resume)  # refuses
+        trainer._folder(self.steps, self.checkpoint, every, self.resume, config.keep)  # refuses
         self.evaluation = self._evaluation()
         inline = self.backend == "inline"
         plan = self._plan()
@@ -128,7 +129,7 @@ class Fit:
         """On ranks: evaluate the newest checkpoint of a job, on the host, if that is not done."""
         trainer = self.trainer
         title = trainer.titles[trainer.jobs.index(job)]
-        folder = CheckpointFolder(cast("str", self.checkpoint), trainer.stages, None)
+        folder = CheckpointFolder(Path(str(self.checkpoint)), trainer.stages, None)
         done = folder.latest(title)
         if done <= self.evaluated.get(title, 0):
             return
@@ -202,7 +203,7 @@ class Fit:
 
     def _info(self, every: int | None) -> FitInfo:
         trainer = self.trainer
-        folder = trainer._folder(self.steps, self.checkpoint, every, self.config.keep, self.resume)
+        folder = trainer._folder(self.steps, self.checkpoint, every, self.resume, self.config.keep)
         starts = {
             title: folder.latest(title) if folder is not None and self.resume else 0
             for title in trainer.titles

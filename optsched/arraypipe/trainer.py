@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
@@ -437,7 +438,7 @@ class ArrayTrainer:
             self._check(plan, queue)
             if replan is not None:
                 check_problem(replan, plan)
-            folder = self._folder(steps, checkpoint, checkpoint_every, keep, resume)
+            folder = self._folder(steps, checkpoint, checkpoint_every, resume, keep)
             settings = Settings(
                 steps, resume, on_error == "raise", on_step, refill, replan, evaluation
             )
@@ -513,8 +514,8 @@ class ArrayTrainer:
         steps: int,
         checkpoint: str | PathLike[str] | None,
         every: int | None,
-        keep: int,
         resume: bool,
+        keep: int = 2,
     ) -> CheckpointFolder | None:
         for key, value in (("steps", steps), ("checkpoint_every", every), ("keep", keep)):
             if key == "checkpoint_every" and value is None:
@@ -528,7 +529,7 @@ class ArrayTrainer:
         if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
             raise InputError(f"checkpoint: expected a folder, got {checkpoint!r}")
         check_resumable(self.data)
-        return CheckpointFolder(checkpoint, self.stages, every, keep)
+        return CheckpointFolder(Path(checkpoint), self.stages, every, keep)
 
     def routes(self, plan: ExecutionPlan) -> Routes:
         """The messages that a plan of these jobs sends."""

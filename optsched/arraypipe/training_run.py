@@ -415,7 +415,7 @@ class ArrayRun:
         if self.folder is None:
             return
         if self.ranks is not None:
-            self.folder.share(self.ranks.stages_of, self.ranks.is_first)
+            self.folder.stages_of, self.folder.is_first = self.ranks.stages_of, self.ranks.is_first
         titles, resume = self.trainer.titles, self.settings.resume
         # nobody writes before the first has tidied up
         self._same(partial(self.folder.prepare, titles, resume))

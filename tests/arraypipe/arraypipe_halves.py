@@ -13,8 +13,8 @@ class Halves(CheckpointFolder):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.other = CheckpointFolder(*given)
-        self.share(lambda run: [1], True)
-        self.other.share(lambda run: [0, 2], False)
+        self.stages_of, self.other.stages_of = (lambda run: [1]), (lambda run: [0, 2])
+        self.other.is_first = False
 
     def prepare(self, titles: Any, resume: bool) -> None:
         """Both."""

@@ -296,3 +296,21 @@ def test_state_that_cannot_be_kept_is_named(tmp_path: Path) -> None:
             random_schedule([1], 3), 1, checkpoint=tmp_path
         )
     assert not list(tmp_path.rglob("*.pt"))
+
+
+class Counting(torch.optim.lr_scheduler.LRScheduler):
+    """Keeps in its state how many parameters its optimizer has, other numbers on every stage."""
+
+    def get_lr(self) -> Any:
+        """Smaller with every step."""
+        self.count = sum(len(group["params"]) for group in self.optimizer.param_groups)
+        return [group["lr"] * 0.9 for group in self.optimizer.param_groups]
+
+
+def test_a_scheduler_that_differs_between_stages_is_named(tmp_path: Path) -> None:
+    """The state is kept once for all stages, so it must be the same on all of them."""
+    sentence = r"the scheduler of job job0 has another 'count' on every stage, .*: 6 and 2"
+    with pytest.raises(InputError, match=sentence):
+        trainer([Job(0, 8, adamw, scheduler=lambda o: Counting(o))]).run(
+            random_schedule([1], 3), 1, checkpoint=tmp_path
+        )

@@ -11,7 +11,7 @@ import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = {
-    "executor": 6, "executor-life": 4, "executor-memory": 2, "executor-models": 3,
+    "executor": 6, "executor-life": 6, "executor-memory": 2, "executor-models": 3,
     "executor-profile": 4, "executor-report": 2, "executor-sweeps": 4,
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -93,7 +94,7 @@ def assert_alone(result: SweepResult, make: Any = suggest) -> None:
 def test_trials_are_exact_pruned_and_refilled() -> None:
     """Seven trials on three seats, two pruned at their rungs: all have the bits of alone."""
     study = study_of(Doomed(2, [1, 4]))
-    result = ArraySweep(make_trainer, study, suggest, 3, STEPS, [2, 4]).run(7)
+    result = ArraySweep(make_trainer, study, suggest, 3, STEPS, iter([4, 2])).run(7)
     assert "".join(state[0] for state in states(study)) == "CPCCPCC"
     assert [len(row.losses) for row in result.trials] == [6, 2, 6, 6, 2, 6, 6]
     assert_alone(result)
@@ -127,17 +128,20 @@ def test_any_sweep_is_exact(
     wanted = ["PRUNED" if k in doomed else "COMPLETE" for k in range(n_trials)]
     assert states(study) == wanted
     assert [len(r.losses) for r in result.trials] == [4 if w[0] == "C" else rung for w in wanted]
+    assert result.run is not None  # seats that nobody takes are left out of the order
+    blocks = 2 * 3 * sum(len(row.losses) for row in result.trials)
+    assert schedule is None or doomed or result.run.trace.n_operations == blocks
     assert_alone(result)
 
 
-def test_optuna_is_imported_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it the module can be imported, and making a sweep says what to install."""
-    for name in [name for name in sys.modules if name.startswith("optsched.arraypipe.sweep.sweep")]:
+def test_optuna_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the module says what to install."""
+    own = "optsched.arraypipe.sweep.sweep"
+    for name in [name for name in sys.modules if name.startswith("optuna") or name == own]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    fresh = import_module("optsched.arraypipe.sweep.sweep")
     with pytest.raises(MissingExtra, match=r'pip install "optsched\[sweep\]"'):
-        fresh.ArraySweep(make_trainer, None, suggest, 1, 1)
+        import_module(own)
 
 
 def test_the_storage_is_touched_at_rungs_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,46 +197,46 @@ def last(job: Job, losses: Sequence[float]) -> float:
     return losses[-1]
 
 
-def test_a_failed_trial_is_told_and_the_others_go_on() -> None:
-    """A learning rate that is no number fails its trial; the reason is in the study."""
+def failing(numbers: Sequence[int], how: str) -> Any:
+    """`suggest`, but some trials fail in one of the ways there are."""
 
-    def rates(trial: Any) -> Job:
-        lr = trial.suggest_float("lr", 0.01, 0.02)
-        wrong = trial.number in (1, 3)
-
-        def make(named: Any) -> Any:
-            optimizer = torch.optim.SGD(named, lr=lr)
-            optimizer.param_groups[0]["lr"] = math.nan if wrong else lr
-            return optimizer
-
-        return Job(trial.number, 8, make)
-
-    study = study_of()
-    result = ArraySweep(make_trainer, study, rates, 2, 4, [2]).run(5)
-    assert states(study) == ["COMPLETE", "FAIL", "COMPLETE", "FAIL", "COMPLETE"]
-    assert "the loss is nan" in study.trials[1].user_attrs["failure"]
-    assert result.trials[1].job.error is not None and len(result.trials[1].losses) == 1
-    assert_alone(_without(result, (1, 3)), rates)
-
-
-def _without(result: SweepResult, numbers: Sequence[int]) -> SweepResult:
-    kept = tuple(row for row in result.trials if row.trial.number not in numbers)
-    return SweepResult(kept, result.best, result.run)
-
-
-def test_a_job_whose_first_forward_raises_fails() -> None:
-    """It is replaced before anything is trained."""
-
-    def sizes(trial: Any) -> Job:
+    def make(trial: Any) -> Job:
         job = suggest(trial)
-        return job if trial.number != 1 else Job(1, 1, job.optimizer)  # batch normalisation of one
+        if trial.number not in numbers:
+            return job
+        if how == "forward":  # of one sample batch normalisation can make nothing
+            return Job(job.seed, 1, job.optimizer)
 
-    study = study_of()
-    result = ArraySweep(make_trainer, study, sizes, 2, 3).run(3)
-    assert states(study) == ["COMPLETE", "FAIL", "COMPLETE"]
-    assert "Expected more than 1 value" in study.trials[1].user_attrs["failure"]
-    assert result.trials[1].losses == ()
-    assert_alone(_without(result, (1,)), sizes)
+        def optimizer(named: Any) -> Any:
+            made = torch.optim.SGD(named, lr=-1 if how == "made" else 0.1)
+            made.param_groups[0]["lr"] = math.nan
+            return made
+
+        return Job(job.seed, job.batch_size, optimizer)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("how", "numbers", "reason", "lengths"),
+    [
+        ("loss", (1, 3), "the loss is nan", 1),
+        ("forward", (1,), "Expected more than 1 value", 0),  # it is replaced before the run
+        ("made", (3,), "learning rate", 0),
+    ],
+)
+def test_a_failed_trial_is_told_and_the_others_go_on(
+    how: str, numbers: Sequence[int], reason: str, lengths: int
+) -> None:
+    """The reason is in the study; the next trial takes the seat."""
+    study, make = study_of(), failing(numbers, how)
+    result = ArraySweep(make_trainer, study, make, 2, 4, [2]).run(5)
+    assert states(study) == ["FAIL" if k in numbers else "COMPLETE" for k in range(5)]
+    for k in numbers:
+        assert reason in study.trials[k].user_attrs["failure"]
+        assert len(result.trials[k].losses) == lengths
+    kept = tuple(row for row in result.trials if row.trial.number not in numbers)
+    assert_alone(SweepResult(kept, result.best, result.run), make)
 
 
 def test_a_refused_combination_is_pruned_and_counts() -> None:
@@ -249,14 +253,6 @@ def test_a_refused_combination_is_pruned_and_counts() -> None:
     assert states(study) == ["PRUNED", "COMPLETE", "PRUNED", "COMPLETE"]
     assert [row.trial.number for row in result.trials] == [1, 3]
     assert [row.job.name for row in result.trials] == ["trial1", "trial3"]
-
-
-def test_a_schedule_of_the_caller_loses_the_seats_that_nobody_takes() -> None:
-    """The order of the schedule runs, also with fewer trials than seats."""
-    schedule = random_schedule([1, 1, 1], 3, seed=5)
-    result = ArraySweep(make_trainer, study_of(), suggest, 3, 2, schedule=schedule).run(2)
-    assert result.run is not None and result.run.trace.n_operations == 2 * 2 * 6
-    assert_alone(result)
 
 
 def test_clipping_is_exact_whoever_takes_the_seat() -> None:
@@ -295,46 +291,38 @@ def test_the_first_interrupt_ends_the_iterations_and_tells() -> None:
     assert_alone(result)
 
 
-def test_an_exception_leaves_no_trial_unfinished() -> None:
-    """What the caller's function raises comes out; running trials have failed."""
-
-    def broken(job: Job, losses: Sequence[float]) -> float:
-        raise RuntimeError("mine")
-
-    study = study_of()
-    with pytest.raises(RuntimeError, match="mine"):
-        ArraySweep(make_trainer, study, suggest, 2, 4, [2], value=broken).run(3)
-    assert states(study) == ["FAIL", "FAIL"]
-    assert study.trials[0].user_attrs["failure"] == "RuntimeError: mine"
-
-
-def test_a_broken_storage_does_not_hide_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an exception trials are told as far as the storage takes it; the exception counts."""
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_exception_leaves_no_trial_unfinished(
+    monkeypatch: pytest.MonkeyPatch, broken: bool
+) -> None:
+    """What the caller's function raises comes out, whether the storage takes the end or not."""
     study = study_of()
     honest, refused = study._storage.set_trial_state_values, []
 
     def once(number: int, *rest: Any, **more: Any) -> Any:
-        if not refused:
+        if broken and not refused:
             refused.append(number)
             raise OSError("the storage is away")
         return honest(number, *rest, **more)
 
-    def stumble(job: Job, iteration: int, value: float) -> None:
+    def stumble(job: Job, losses: Sequence[float]) -> float:
         monkeypatch.setattr(study._storage, "set_trial_state_values", once)
-        raise RuntimeError("stumbled")
+        raise RuntimeError("mine")
 
-    with pytest.raises(RuntimeError, match="stumbled"):
-        ArraySweep(make_trainer, study, suggest, 2, STEPS).run(2, on_step=stumble)
-    assert states(study) == ["RUNNING", "FAIL"]
+    with pytest.raises(RuntimeError, match="mine"):
+        ArraySweep(make_trainer, study, suggest, 2, STEPS, [2], value=stumble).run(2)
+    assert states(study) == ["RUNNING" if broken else "FAIL", "FAIL"]
+    assert study.trials[1].user_attrs["failure"] == "RuntimeError: mine"
 
 
 def test_a_value_that_is_no_number_fails_the_trial() -> None:
     """NaN cannot be told; text is an error of the caller."""
+    values: Any = {"nan": lambda job, x: math.nan, "text": lambda job, x: "low"}
     study = study_of()
-    ArraySweep(make_trainer, study, suggest, 1, 1, value=lambda job, x: math.nan).run(1)
+    ArraySweep(make_trainer, study, suggest, 1, 1, value=values["nan"]).run(1)
     assert states(study) == ["FAIL"]
     with pytest.raises(InputError, match="value: expected a number for trial 1, got 'low'"):
-        ArraySweep(make_trainer, study, suggest, 1, 1, value=lambda job, x: "low").run(1)  # type: ignore[arg-type,return-value]
+        ArraySweep(make_trainer, study, suggest, 1, 1, value=values["text"]).run(1)
 
 
 def test_a_timeout_begins_no_more_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,6 +355,10 @@ def test_a_timeout_begins_no_more_trials(monkeypatch: pytest.MonkeyPatch) -> Non
             r"trainer: expected an ArrayTrainer, or a function that makes one of jobs, got 't\.py'",
         ),
         ({"study": None}, r"study: expected an optuna\.Study, got None"),
+        (
+            {"study": optuna.create_study(directions=["minimize", "maximize"])},
+            "study: has 2 objectives, .*",
+        ),
         ({"schedule": "x.json"}, "schedule: expected a Schedule, got 'x.json'"),
         (
             {"schedule": random_schedule([1, 1], 3)},
@@ -387,14 +379,6 @@ def test_wrong_arguments(changes: dict[str, Any], sentence: str) -> None:
     assert study.trials == []
 
 
-@pytest.mark.parametrize("rungs", [[4, 2], {2, 4}, iter([4, 2])], ids=["list", "set", "iterator"])
-def test_rungs_come_in_any_order(rungs: Any) -> None:
-    """They are numbers of iterations, not a course."""
-    study = study_of()
-    ArraySweep(make_trainer, study, suggest, 2, 5, rungs).run(2)
-    assert [sorted(trial.intermediate_values) for trial in study.trials] == [[2, 4]] * 2
-
-
 def test_a_trainer_lends_all_but_its_jobs() -> None:
     """A sweep with a trainer is that with the function that made it; the trainer keeps its jobs."""
     example = Job(99, 4, sgd, name="example")
@@ -408,13 +392,6 @@ def test_a_trainer_lends_all_but_its_jobs() -> None:
     assert example.status == "ready"
     with pytest.raises(InputError, match="jobs: expected at least one"):
         trainer.with_jobs([])
-
-
-def test_several_objectives_are_refused() -> None:
-    """A pruner knows one."""
-    study = optuna.create_study(directions=["minimize", "maximize"])
-    with pytest.raises(InputError, match="study: has 2 objectives"):
-        ArraySweep(make_trainer, study, suggest, 2, 2)
 
 
 @pytest.mark.parametrize(
@@ -436,24 +413,25 @@ def test_wrong_arguments_of_run(options: dict[str, Any], sentence: str) -> None:
     assert study.trials == []
 
 
-def test_jobs_that_do_not_fit_their_seat() -> None:
-    """Other micro-batches, and clipping where nobody clipped before; no trial is left running."""
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"microbatches": 2}, r"trial 2 has 2 micro-batches, and the seat .* has 1"),
+        ({"clip_norm": 0.5}, r"clips its gradients .* seat that is free has no update"),
+        (None, "suggest: expected a Job for trial 2, got None"),
+    ],
+)
+def test_jobs_that_do_not_fit_their_seat(settings: Any, sentence: str) -> None:
+    """Whoever comes third is refused; no trial is left running."""
+
+    def late(trial: Any) -> Any:
+        job = suggest(trial)
+        return job if trial.number < 2 else settings and replace(job, **settings)
+
     study = study_of()
-
-    def parts(trial: Any) -> Job:
-        return Job(trial.number, 8, torch.optim.SGD, microbatches=1 + trial.number // 2)
-
-    with pytest.raises(InputError, match=r"trial 2 has 2 micro-batches, and the seat .* has 1"):
-        ArraySweep(make_trainer, study, parts, 2, 1).run(3)
+    with pytest.raises(InputError, match=sentence):
+        ArraySweep(make_trainer, study, late, 2, 1).run(3)
     assert states(study)[2] == "FAIL" and "RUNNING" not in states(study)
-
-    def clips(trial: Any) -> Job:
-        return Job(trial.number, 8, torch.optim.SGD, clip_norm=0.5 if trial.number > 1 else None)
-
-    with pytest.raises(InputError, match=r"clips its gradients .* seat that is free has no update"):
-        ArraySweep(make_trainer, study_of(), clips, 1, 1).run(3)
-    with pytest.raises(InputError, match="suggest: expected a Job for trial 0, got None"):
-        ArraySweep(make_trainer, study_of(), lambda t: None, 1, 1).run(1)  # type: ignore[arg-type,return-value]
 
 
 @pytest.mark.slow
@@ -485,19 +463,3 @@ def test_several_ranks(tmp_path: Path, ranks: int) -> None:
         "resumed": ["COMPLETE"] * 5,
         "whole": [40] * 3,
     }
-
-
-def test_a_job_that_cannot_be_made_fails_and_the_others_go_on() -> None:
-    """A refill with a negative learning rate: its trial is FAIL, the next one takes the seat."""
-
-    def some(trial: Any) -> Job:
-        made = suggest(trial)
-        if trial.number != 3:
-            return made
-        return Job(3, 8, lambda named: torch.optim.Adam(named, lr=-1))
-
-    study = study_of()
-    result = ArraySweep(make_trainer, study, some, 2, STEPS).run(6)
-    assert "".join(state[0] for state in states(study)) == "CCCFCC"
-    assert "learning rate" in study.trials[3].user_attrs["failure"]
-    assert [len(row.losses) for row in result.trials] == [6, 6, 6, 0, 6, 6]

@@ -8,7 +8,6 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -42,9 +41,9 @@ from optsched.errors import InputError
 from optsched.io.files import read_text
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Collection, Iterable, Mapping
     from concurrent.futures import Future
+    from pathlib import Path
 
     from optsched.arraypipe.job import Data
     from optsched.arraypipe.model.split import Names
@@ -70,6 +69,7 @@ class _JobState:
     given: list[Future[None]] = field(default_factory=list)  # to be written
 
 
+@dataclass(eq=False)
 class CheckpointFolder:
     """``<folder>/<job>/<iteration>/{model.pt,train.pt}``, ``<job>/latest`` and ``<job>/best``.
 
@@ -80,49 +80,18 @@ class CheckpointFolder:
 
     A thread writes while the run goes on. A job waits for its last checkpoint before it gives the
     next one to be written; what writing raises is raised then, or at the end of the run.
-
-    Parameters
-    ----------
-    folder
-        Made if it is not there; on a file system that all processes share.
-    names
-        Modules of every stage, noted in the checkpoint.
-    every
-        Write after every so many iterations; None: only after the last one of a job.
-    keep
-        Newest checkpoints of a job that are not removed; nor is the best one (`mark_best`).
-    evaluated
-        Also write after every so many iterations, because `mark_best` will be called for them.
     """
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        names: Names,
-        every: int | None,
-        keep: int = 2,
-        evaluated: int | None = None,
-    ) -> None:
-        self.folder, self.names, self.keep = Path(folder), names, keep
-        self.periods = [count for count in (every, evaluated) if count is not None]
-        self.stages_of: Callable[[JobRun], Collection[int]] = lambda run: range(len(names))
-        self.is_first = True
-        self.jobs: dict[int, _JobState] = {}
-        self.fallen_back: dict[str, tuple[int, int]] = {}  # by title: from, to
-        self.writer: ThreadPoolExecutor | None = None
-        self.threads = torch.get_num_threads()
-
-    def share(self, stages_of: Callable[[JobRun], Collection[int]], is_first: bool) -> None:
-        """Several processes train the stages of a job, and write to this folder.
-
-        Parameters
-        ----------
-        stages_of
-            Those that are trained here, as long as the job runs.
-        is_first
-            True in one of the processes: it tidies up in `prepare`, and no other may write before.
-        """
-        self.stages_of, self.is_first = stages_of, is_first
+    folder: Path  # made if it is not there; on a file system that all processes share
+    names: Names  # modules of every stage, noted in the checkpoint
+    every: int | None  # write after every so many iterations; None: only after a job's last one
+    keep: int = 2  # newest checkpoints of a job that are not removed; nor is the best one
+    is_first: bool = True  # of the processes: it tidies up, and no other may write before
+    stages_of: Callable[[JobRun], Collection[int]] | None = None  # trained here; None: all
+    jobs: dict[int, _JobState] = field(default_factory=dict)
+    fallen_back: dict[str, tuple[int, int]] = field(default_factory=dict)  # by title: from, to
+    writer: ThreadPoolExecutor | None = None
+    threads: int = field(default_factory=torch.get_num_threads)
 
     def prepare(self, titles: Iterable[str], resume: bool) -> None:
         """Make the folders; refuse one that cannot be written, or that has another run in it.
@@ -197,7 +166,7 @@ class CheckpointFolder:
     def watched(self, run: JobRun, data: Data) -> Data:
         """The data of a job, compared with those that its checkpoint was trained on."""
         seen = self.jobs[run.index].seen
-        return watched(data, seen, lambda: 0 in self.stages_of(run))
+        return watched(data, seen, lambda: 0 in self._here(run))
 
     def note(self, run: JobRun, stage: int, iteration: int) -> None:
         """Copy a stage that has just finished an iteration, if that iteration is to be kept."""
@@ -222,7 +191,7 @@ class CheckpointFolder:
         state = self.jobs[run.index]
         done = min(run.begin, run.end)  # other processes run tombstones to the end of a segment
         if run.job.status != "failed" and done > max(run.start, state.kept):
-            for stage in self.stages_of(run):
+            for stage in self._here(run):
                 if stage not in state.noted.get(done, ()):
                     self._take(run, stage, done)
         state.noted.clear()
@@ -240,8 +209,11 @@ class CheckpointFolder:
         for future in given:
             future.result()
 
+    def _here(self, run: JobRun) -> Collection[int]:
+        return range(len(self.names)) if self.stages_of is None else self.stages_of(run)
+
     def _is_due(self, run: JobRun, done: int) -> bool:
-        return done == run.end or any(done % count == 0 for count in self.periods)
+        return done == run.end or (self.every is not None and done % self.every == 0)
 
     def _submit(self, run: JobRun, write: Callable[[], None]) -> None:
         self.writer = self.writer or ThreadPoolExecutor(1, "optsched-checkpoint")
@@ -261,7 +233,7 @@ class CheckpointFolder:
         shard, device = shard_of(run, stage), run.stages[stage].device
         shard["batch"] = state.seen.batch(done - 1) if stage == 0 else {}
         there = torch.cuda.current_stream(device).record_event() if on_gpu(device) else None
-        here = self.stages_of(run)
+        here = self._here(run)
         alone = len(here) == len(self.names)
         if alone:
             shards[stage] = _Noted(shard, there)

@@ -7,117 +7,39 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.life.changes import fits_seat
 from optsched.arraypipe.plan.edits import without
 from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.runtime.stages import waits_for_all
-from optsched.arraypipe.sweep.trials import Asked
 from optsched.errors import InputError, MissingExtra
 from optsched.model.schedule import Schedule
 from optsched.solving.solve import solve
 
+try:
+    from optuna.study import Study, StudyDirection
+    from optuna.trial import TrialState
+except ModuleNotFoundError as error:
+    if (error.name or "").partition(".")[0] != "optuna":
+        raise
+    raise MissingExtra("ArraySweep", "sweep") from None
+
+from optsched.arraypipe.sweep.trials import Asked, TrialFiles, Trials, mean_of_last
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from optuna.study import Study
     from optuna.trial import FrozenTrial
     from torch import nn
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.sweep.trials import Entry, Suggest, Supply, Trials, Value
+    from optsched.arraypipe.sweep.trials import Entry, Offer, Suggest, Supply, Value
     from optsched.arraypipe.train_alone import Trained
     from optsched.arraypipe.trainer import ArrayTrainer
     from optsched.arraypipe.training_run import RunResult
-
-
-FORWARD: Final = 2
-BACKWARD: Final = 4
-UPDATE: Final = 1
-
-
-def even_schedule(jobs: Sequence[Job], n_stages: int) -> Schedule:
-    """A rolling schedule for stages and jobs that take equally long, one device per stage.
-
-    Trials come and go, so the times of the first ones say little about the later ones. Updates are
-    blocks of their own if one of these jobs clips its gradients.
-    """
-    from optsched.problems.jobarray.problem import JobArray
-
-    waits = any(waits_for_all(job) for job in jobs)
-    shape = (len(jobs), n_stages)
-    problem = JobArray(
-        [[FORWARD] * shape[1]] * shape[0],
-        [[BACKWARD] * shape[1]] * shape[0],
-        update=UPDATE if waits else 0,
-        update_mode="global" if waits else "fused",
-        update_blocks_gradient=True,
-        micro_batches=[job.microbatches for job in jobs],
-        objective="period",
-        name=f"sweep of width {len(jobs)}",
-    )
-    found = solve(problem, "dispatch").schedule
-    assert found is not None
-    return found
-
-
-def plan_of(trainer: ArrayTrainer, schedule: Schedule | None, width: int) -> ExecutionPlan:
-    """The plan for the first jobs, which may be fewer than the seats of the schedule."""
-    jobs = trainer.jobs
-    if schedule is None:
-        schedule = even_schedule(jobs, len(trainer.stages))
-    elif len(jobs) < width:
-        schedule = without(schedule, range(len(jobs), width))
-    if not any(waits_for_all(job) for job in jobs):
-        return trainer.plan(schedule)
-    # whoever takes the seat later may clip its gradients too
-    seats = sorted(set(schedule.job[schedule.kind == "U"].tolist()))
-    return compile(schedule, together=seats)
-
-
-class Seats:
-    """Who sits where, by who sat there before."""
-
-    def __init__(self, plan: ExecutionPlan, jobs: Sequence[Job]) -> None:
-        self.plan = plan
-        self._of = {job: seat for seat, job in enumerate(jobs)}
-
-    def take(self, job: Job, after: Job, number: int) -> None:
-        """Give the seat of a job that has ended to another.
-
-        Raises
-        ------
-        InputError
-            It does not fit.
-        """
-        seat = self._of[job] = self._of[after]
-        if fits_seat(job, self.plan, seat):
-            return
-        wanted = self.plan.microbatches[seat]
-        if job.microbatches != wanted:
-            raise InputError(
-                f"suggest: trial {number} has {job.microbatches} micro-batches, and the seat that "
-                f"is free has {wanted}; all jobs of a sweep must have equally many"
-            )
-        raise InputError(
-            f"suggest: trial {number} clips its gradients or adapts its learning rate to the loss, "
-            f"and the seat that is free has no update blocks that wait for all stages; let the "
-            f"first {self.plan.n_jobs} trials do so too, or give a schedule of a JobArray with "
-            f'update_mode="global" and clip by a large norm instead of not at all'
-        )
-
-
-def check_schedule(schedule: Schedule | None, width: int) -> None:
-    """Refuse what is no schedule for so many jobs."""
-    if schedule is None:
-        return
-    if not isinstance(schedule, Schedule):
-        raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
-    n_jobs = int(schedule.job.max(initial=-1)) + 1
-    if n_jobs != width:
-        raise InputError(f"schedule: has {n_jobs} jobs, expected as many as the width, {width}")
 
 
 Made = TypeVar("Made")
@@ -198,8 +120,6 @@ class ArraySweep:
     ------
     InputError
         An argument is wrong, or the study has several objectives.
-    MissingExtra
-        Optuna is not installed.
     """
 
     def __init__(
@@ -214,34 +134,30 @@ class ArraySweep:
         schedule: Schedule | None = None,
         value: Value | None = None,
     ) -> None:
-        _require_optuna()
-        from optsched.arraypipe.sweep.trials import mean_of_last
-
         make_trainer = getattr(trainer, "with_jobs", trainer)
         if not callable(make_trainer):
             raise InputError(
                 f"trainer: expected an ArrayTrainer, or a function that makes one of jobs, got "
                 f"{trainer!r:.60}"
             )
-        if not callable(suggest):
-            raise InputError(f"suggest: expected a function, got {suggest!r:.60}")
+        for key, function in (("suggest", suggest), ("value", value or mean_of_last)):
+            if not callable(function):
+                raise InputError(f"{key}: expected a function, got {function!r:.60}")
         if study is not None or not _is_follower():
             _check_study(study)
         for key, number in (("width", width), ("steps", steps)):
             _check_count(key, number)
         if isinstance(rungs, (str, bytes)) or not isinstance(rungs, Iterable):
             raise InputError(f"rungs: expected a list of iterations, got {rungs!r:.60}")
-        if value is not None and not callable(value):
-            raise InputError(f"value: expected a function, got {value!r:.60}")
         rungs = tuple(rungs)
         for number in rungs:
             _check_count("rungs", number, steps)
             if rungs.count(number) > 1:
                 raise InputError(f"rungs: expected each once, got {number} twice")
-        check_schedule(schedule, width)
+        _check_schedule(schedule, width)
         self.make_trainer, self.study, self.suggest = make_trainer, study, suggest
-        self.width, self.steps, self.rungs = width, steps, tuple(sorted(rungs))
-        self.schedule, self.value = schedule, mean_of_last if value is None else value
+        self.width, self.steps, self.rungs = width, steps, rungs
+        self.schedule, self.value = schedule, value or mean_of_last
 
     def run(
         self,
@@ -250,6 +166,7 @@ class ArraySweep:
         *,
         checkpoint: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
+        keep: int = 2,
         resume: bool = False,
         on_step: Callable[[Job, int, float], object] | None = None,
         backend: Literal["inline", "process"] = "inline",
@@ -266,7 +183,7 @@ class ArraySweep:
             Trials to begin; those in a folder that is resumed count.
         timeout
             Seconds after which no trial is begun any more.
-        checkpoint, checkpoint_every
+        checkpoint, checkpoint_every, keep
             As for `ArrayTrainer.run`. Interrupted trials stay unfinished in the study then.
         resume
             Go on with the unfinished trials of that folder; finished ones are not repeated. Needs
@@ -289,7 +206,8 @@ class ArraySweep:
         if backend not in ("inline", "process"):
             raise InputError(f'backend: expected "inline" or "process", got {backend!r}')
         options = {
-            "checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "resume": resume,
+            "checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "keep": keep,
+            "resume": resume,
             "backend": backend,
         }  # fmt: skip
         begin = partial(self._trials, checkpoint, checkpoint_every, resume)
@@ -314,17 +232,15 @@ class ArraySweep:
         except BaseException as error:
             trials.abandon(f"{type(error).__name__}: {error}")
             raise
-        return self._result(trials.entries, jobs, run)
+        return self._result(trials.entries.values(), jobs, run)
 
     def _trials(
         self, checkpoint: str | os.PathLike[str] | None, every: int | None, resume: bool
     ) -> Trials:
-        from optsched.arraypipe.sweep.trials import TrialFiles, Trials
-
         assert self.study is not None
         files = None
         if checkpoint is not None:
-            files = TrialFiles(checkpoint, self.study.study_name, every)
+            files = TrialFiles(Path(checkpoint), self.study.study_name, every)
             if not resume and files.count:
                 raise InputError(
                     f"checkpoint: a sweep has been written to {files.folder}; choose another "
@@ -357,19 +273,19 @@ class ArraySweep:
         while jobs:
             make = partial(self._made, jobs, options["backend"])
             trainer, plan = make() if options["backend"] == "inline" else _on_all_ranks(make)
-            seats = Seats(plan, jobs)
+            seats = {job: seat for seat, job in enumerate(jobs)}
 
-            given: list[Job] = []
-
-            def refill(ended: Job, seats: Seats = seats, given: list[Job] = given) -> Job | None:
+            def refill(
+                ended: Job, plan: ExecutionPlan = plan, seats: dict[Job, int] = seats
+            ) -> Job | None:
                 settle(ended)
-                if given and given[-1].error is not None:  # it could not be made
-                    settle(given[-1])
+                if (newest := next(reversed(seats))).error is not None:  # it could not be made
+                    settle(newest)
                 offer = supply.next()
                 if offer is None:
                     return None
-                seats.take(offer.job, ended, offer.number)
-                given.append(offer.job)
+                _check_fits(offer, plan, seats[ended])
+                seats[offer.job] = seats[ended]
                 return offer.job
 
             try:
@@ -385,8 +301,11 @@ class ArraySweep:
 
     def _made(self, jobs: Sequence[Job], backend: str) -> tuple[ArrayTrainer, ExecutionPlan]:
         """A trainer of these jobs, and the plan for it."""
+        from optsched.arraypipe.trainer import ArrayTrainer
+
         trainer = self.make_trainer(jobs)
-        _check_trainer(trainer)
+        if not isinstance(trainer, ArrayTrainer):
+            raise InputError(f"trainer: expected to get an ArrayTrainer, got {trainer!r:.60}")
         plan = plan_of(trainer, self.schedule, self.width)
         if backend == "process":
             from optsched.arraypipe.sweep.ranks import check_hears
@@ -395,41 +314,92 @@ class ArraySweep:
         return trainer, plan
 
     def _result(
-        self, entries: Sequence[Entry], jobs: Sequence[Job], run: RunResult | None
+        self, entries: Iterable[Entry], jobs: Sequence[Job], run: RunResult | None
     ) -> SweepResult:
         assert self.study is not None
-        place = {job: k for k, job in enumerate(jobs)}
         frozen = self.study.get_trials(deepcopy=False)
-        rows = []
-        for entry in entries:
-            k = place.get(entry.job) if run is not None and run.models else None
-            model, trained = (
-                (None, None) if k is None or run is None else (run.models[k], run.trained[k])
+        made: dict[Job, tuple[nn.Module, Trained]] = {}
+        if run is not None:
+            made = dict(zip(jobs, zip(run.models, run.trained, strict=True), strict=False))
+        rows = [
+            TrialResult(
+                frozen[entry.trial.number], entry.job, tuple(entry.losses),
+                *made.get(entry.job, (None, None)),
             )
-            rows.append(
-                TrialResult(
-                    frozen[entry.trial.number], entry.job, tuple(entry.losses), model, trained
-                )
-            )
+            for entry in entries
+        ]  # fmt: skip
         return SweepResult(tuple(rows), _best(rows, self.study), run)
 
 
-def _best(rows: Sequence[TrialResult], study: Study) -> TrialResult | None:
-    from optuna.study import StudyDirection
-    from optuna.trial import TrialState
+def even_schedule(jobs: Sequence[Job], n_stages: int) -> Schedule:
+    """A rolling schedule for stages and jobs that take equally long, one device per stage.
 
+    Trials come and go, so the times of the first ones say little about the later ones. Updates are
+    blocks of their own if one of these jobs clips its gradients.
+    """
+    from optsched.problems.jobarray.problem import JobArray
+
+    waits = any(waits_for_all(job) for job in jobs)
+    problem = JobArray(
+        [[2] * n_stages] * len(jobs),
+        [[4] * n_stages] * len(jobs),
+        update=int(waits),
+        update_mode="global" if waits else "fused",
+        update_blocks_gradient=True,
+        micro_batches=[job.microbatches for job in jobs],
+        objective="period",
+        name=f"sweep of width {len(jobs)}",
+    )
+    found = solve(problem, "dispatch").schedule
+    assert found is not None
+    return found
+
+
+def plan_of(trainer: ArrayTrainer, schedule: Schedule | None, width: int) -> ExecutionPlan:
+    """The plan for the first jobs, which may be fewer than the seats of the schedule."""
+    jobs = trainer.jobs
+    if schedule is None:
+        schedule = even_schedule(jobs, len(trainer.stages))
+    elif len(jobs) < width:
+        schedule = without(schedule, range(len(jobs), width))
+    if not any(waits_for_all(job) for job in jobs):
+        return trainer.plan(schedule)
+    # whoever takes the seat later may clip its gradients too
+    seats = sorted(set(schedule.job[schedule.kind == "U"].tolist()))
+    return compile(schedule, together=seats)
+
+
+def _check_fits(offer: Offer, plan: ExecutionPlan, seat: int) -> None:
+    job, wanted = offer.job, plan.microbatches[seat]
+    if fits_seat(job, plan, seat):
+        return
+    if job.microbatches != wanted:
+        raise InputError(
+            f"suggest: trial {offer.number} has {job.microbatches} micro-batches, and the seat "
+            f"that is free has {wanted}; all jobs of a sweep must have equally many"
+        )
+    raise InputError(
+        f"suggest: trial {offer.number} clips its gradients or adapts its learning rate to the "
+        f"loss, and the seat that is free has no update blocks that wait for all stages; let the "
+        f"first {plan.n_jobs} trials do so too, or give a schedule of a JobArray with "
+        f'update_mode="global" and clip by a large norm instead of not at all'
+    )
+
+
+def _check_schedule(schedule: Schedule | None, width: int) -> None:
+    if schedule is None:
+        return
+    if not isinstance(schedule, Schedule):
+        raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
+    n_jobs = int(schedule.job.max(initial=-1)) + 1
+    if n_jobs != width:
+        raise InputError(f"schedule: has {n_jobs} jobs, expected as many as the width, {width}")
+
+
+def _best(rows: Sequence[TrialResult], study: Study) -> TrialResult | None:
     done = [row for row in rows if row.trial.state == TrialState.COMPLETE]
     sign = -1 if study.direction == StudyDirection.MAXIMIZE else 1
     return min(done, key=lambda row: sign * (row.trial.value or 0.0), default=None)
-
-
-def _require_optuna() -> None:
-    try:
-        import optuna  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "optuna":
-            raise
-        raise MissingExtra("ArraySweep", "sweep") from None
 
 
 def _on_all_ranks(make: Callable[[], Made]) -> Made:
@@ -448,8 +418,6 @@ def _is_follower() -> bool:
 
 
 def _check_study(study: Any) -> None:
-    from optuna.study import Study
-
     if not isinstance(study, Study):
         raise InputError(f"study: expected an optuna.Study, got {study!r:.60}")
     if len(study.directions) > 1:
@@ -457,13 +425,6 @@ def _check_study(study: Any) -> None:
             f"study: has {len(study.directions)} objectives, and pruning knows only one; make a "
             f"study with one direction, or fold them into one in value()"
         )
-
-
-def _check_trainer(made: Any) -> None:
-    from optsched.arraypipe.trainer import ArrayTrainer
-
-    if not isinstance(made, ArrayTrainer):
-        raise InputError(f"trainer: expected to get an ArrayTrainer, got {made!r:.60}")
 
 
 def _check_count(key: str, value: Any, most: int = 2**53) -> None:
