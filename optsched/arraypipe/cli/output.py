@@ -43,8 +43,8 @@ class RunFiles(NamedTuple):
     @classmethod
     def within(cls, folder: Path) -> RunFiles:
         """The paths, in a folder that need not be there."""
-        schedules = (folder / f"{name}.schedule.json" for name in ("plan", "trace", "replay"))
-        return cls(*schedules, folder / "summary.json")
+        names = ("plan.schedule", "trace.schedule", "replay.schedule", "summary")
+        return cls(*(folder / f"{name}.json" for name in names))
 
     def write(self, summary: RunSummary, plan: Schedule, result: RunResult) -> None:
         """Write all of them; the summary last, so that it only stands beside a whole run."""
