@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -474,6 +475,44 @@ def test_a_rank_that_ends_without_a_word(
     group: Any = [SimpleNamespace(poll=lambda: None), SimpleNamespace(poll=lambda: code)]
     assert launch._attend(group) == left
     assert capsys.readouterr().err == f"failed: rank 1 has ended with {said}\n"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [
+        ([(0, "", False), (0, "", False)], [0, 0], []),
+        ([(1, "", False), (0, "", False)], [1, 1], []),
+        ([(2, "bad", False), (2, "bad", False)], [2, 2], ["bad"]),
+        ([(1, "lost", True), (2, "bad", False)], [2, 2], ["bad (rank 1)"]),
+        ([(0, "", False), (2, "bad", False)], [2, 2], ["bad (rank 1)"]),
+        ([(1, "lost", True), None], [1, None], ["lost"]),
+        ([None, (1, "lost", True)], [None, 1], ["lost"]),
+    ],
+)
+def test_ranks_end_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, ends: list[Any], code: list[Any], said: list[str]
+) -> None:
+    """That of the rank where it went wrong, said by the first; None: a rank that is dead."""
+    dist = pytest.importorskip("torch").distributed
+    group = pytest.importorskip("optsched.arraypipe.distributed.group")
+    monkeypatch.setattr(group, "_SOON", 0.2)
+    monkeypatch.setattr(group, "_FIRST", 0.5)
+    store, told = dist.HashStore(), []
+    codes: list[Any] = [None, None]
+
+    def run(rank: int) -> None:
+        made = object.__new__(group.Group)
+        made.__dict__.update(rank=rank, size=2, _store=store)
+        if ends[rank] is not None:
+            codes[rank] = made.end(*ends[rank], told.append)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (codes, told) == (code, said)
 
 
 @pytest.mark.slow
