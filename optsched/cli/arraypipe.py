@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
 import typer
 
 from optsched.cli.options import AsJson, Quiet, ScheduleFile, group, numbers, quantity
@@ -234,7 +235,7 @@ def report(
     from optsched.arraypipe.cli.output import read_summary
 
     summary = read_summary(path)
-    print(json.dumps(summary.to_dict()) if as_json else summary)
+    print(json.dumps(msgspec.to_builtins(summary)) if as_json else summary)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.arraypipe import compile
-from optsched.arraypipe.distributed.header import Header, Slot, check, slot_of, unpack
+from optsched.arraypipe.distributed.header import SIZE, Header, Slot, check, slot_of, unpack
 from optsched.arraypipe.distributed.protocol import DevicePort, Swap, first_cycle, is_heard, shorten
 from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.segments import Segment, device_stream
@@ -31,6 +31,13 @@ PERIOD = 10**6
 SLOWNESS = (1.0, 1.0, 1.0, 10.0, 1000.0)
 Key = tuple[int, int, str]
 """A channel of the run: source, target, kind."""
+
+
+def packed(header: Header) -> bytes:
+    """The header as it goes to another device."""
+    data = bytearray(SIZE)
+    header.pack_into(data)
+    return bytes(data)
 
 
 class Shape(NamedTuple):
@@ -347,7 +354,7 @@ class Model:
             self.maker[slot] = maker
             self.unfinished[maker].add(slot)
             header = Header(slot, payload=1, swap=swap.number, first_cycle=swap.first_cycle)
-            self.sent[key].append((slot, header.pack()))
+            self.sent[key].append((slot, packed(header)))
             woken.append(key)
         return woken
 

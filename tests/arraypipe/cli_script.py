@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from optsched.arraypipe import ArrayTrainer, Job
@@ -105,7 +104,7 @@ def only_on_rank_1() -> ArrayTrainer:
 
 
 def late_on_rank_1() -> ArrayTrainer:
-    """Raises on one rank when the other waits for it in a new group."""
+    """Raises on one rank when the other has long been waiting for it."""
     return _late("1")
 
 
@@ -115,19 +114,14 @@ def late_on_rank_0() -> ArrayTrainer:
 
 
 def _late(rank: str) -> ArrayTrainer:
-    waits, honest = Path("waits"), dist.new_group
-
-    def new_group(*arguments: Any, **options: Any) -> Any:
-        waits.touch()
-        return honest(*arguments, **options)
-
-    dist.new_group = new_group
-    if os.environ.get("RANK") == rank:
-        while not waits.exists():
-            time.sleep(0.05)
-        time.sleep(1)  # it may not wait in the store yet, and then this shows nothing
-        raise ValueError("not here, late")
-    return trainer()
+    ready = Path("ready")
+    if os.environ.get("RANK") != rank:
+        ready.touch()
+        return trainer()
+    while not ready.exists():
+        time.sleep(0.05)
+    time.sleep(1)
+    raise ValueError("not here, late")
 
 
 def exits_on_rank_1() -> ArrayTrainer:

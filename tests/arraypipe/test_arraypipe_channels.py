@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from channel_model import Hang, Model, Shape, random_shape, segment_of
+from channel_model import Hang, Model, Shape, packed, random_shape, segment_of
 from depth import depth
 from hypothesis import given
 from hypothesis import strategies as st
@@ -280,7 +280,7 @@ def test_headers_survive_packing(
     """64 bytes, and back what was put in, NaN and infinities included."""
     cycle %= 2**40
     given_header = Header(slot, flags, loss, payload, number, cycle)
-    data = given_header.pack()
+    data = packed(given_header)
     assert len(data) == SIZE
     back = header.unpack(data)
     assert back.loss == loss or (math.isnan(back.loss) and math.isnan(loss))
@@ -296,7 +296,7 @@ def test_hostile_bytes_are_no_header(data: bytes) -> None:
 
 def test_damaged_headers_are_refused() -> None:
     """Wrong release, unknown kinds and flags."""
-    data = bytearray(Header(Slot(0, "gradient", 1, 2, 3, 4, 5), STOP | FAILED).pack())
+    data = bytearray(packed(Header(Slot(0, "gradient", 1, 2, 3, 4, 5), STOP | FAILED)))
     for place, value in ((4, 9), (5, len(MESSAGES)), (6, 16)):
         damaged = bytearray(data)
         damaged[place] = value

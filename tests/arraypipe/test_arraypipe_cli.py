@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -103,23 +104,19 @@ def test_plan_warns_of_another_profile(shop: Cli) -> None:
     profile = Profile.read(known)
     schedule = optsched.solve(profile.problem(), "dispatch").schedule
     assert schedule is not None
-    other = replace(
-        profile, device=msgspec.structs.replace(profile.device, threads=profile.device.threads + 1)
-    )
+    device = msgspec.structs.replace(profile.device, threads=profile.device.threads + 1)
+    other = replace(profile, device=device)
     schedule.write("own.schedule.json")
     other.write("other.profile.json")
-    for more in ((), ("--explain",)):
-        ran = shop("arraypipe", "plan", "own.schedule.json", "--profile", known, *more)
-        assert (ran.code, ran.err) == (0, "")
-        ran = shop("arraypipe", "plan", "own.schedule.json", "--profile", "other.profile.json",
-                   *more)  # fmt: skip
-        assert ran.code == 0 and ran.err.startswith(
-            f"warning: the schedule was made with profile {profile.sha256[:12]}, not with "
-            f"{other.sha256[:12]}: "
-        )
-        assert ran.err.count("\n") == 1
-    ran = shop("arraypipe", "plan", "x.schedule.json", "--profile", known)
-    assert (ran.code, ran.err) == (0, "")
+    warning = (
+        f"warning: the schedule was made with profile {profile.sha256[:12]}, not with "
+        f"{other.sha256[:12]}: "
+    )
+    for name, of, said in (
+        ("own", known, ""), ("own", "other.profile.json", warning), ("x", known, ""),
+    ):  # fmt: skip
+        ran = shop("arraypipe", "plan", f"{name}.schedule.json", "--profile", of, "--explain")
+        assert ran.code == 0 and ran.err.startswith(said) and ran.err.count("\n") == bool(said)
 
 
 def test_processes_are_started_for_a_schedule_that_fits(
@@ -297,9 +294,10 @@ def test_scripts_that_cannot_be_measured(shop: Cli) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
+def test_orders_refused(shop: Cli) -> None:
+    """Options that are wrong or mean nothing, before anything is trained or made."""
+    pytest.importorskip("torch")
+    for words, sentence in (
         (["--steps", "0"], "steps: "),
         (["--every", "0", "--checkpoint", "c"], "every: "),
         (["--resume"], "resume: say where"),
@@ -309,13 +307,9 @@ def test_scripts_that_cannot_be_measured(shop: Cli) -> None:
         (["--time-limit", "0"], "time_limit: "),
         (["--out", "shop.txt"], "shop.txt: cannot be made"),
         (["--out", "shop.txt/x"], "shop.txt/x: cannot be made"),
-    ],
-)
-def test_orders_refused(shop: Cli, words: list[str], sentence: str) -> None:
-    """Options that are wrong or mean nothing, before anything is trained or made."""
-    pytest.importorskip("torch")
-    command = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", *words)
-    assert sentence in shop.refused(*command)
+    ):
+        run = ("arraypipe", "run", "t.py:make_trainer", "x.schedule.json", *words)
+        assert sentence in shop.refused(*run), words
 
 
 @pytest.mark.torch
@@ -490,6 +484,44 @@ def test_a_rank_that_ends_without_a_word(
     group: Any = [SimpleNamespace(poll=lambda: None), SimpleNamespace(poll=lambda: code)]
     assert launch._attend(group) == left
     assert capsys.readouterr().err == f"failed: rank 1 has ended with {said}\n"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("ends", "code", "said"),
+    [
+        ([(0, "", False), (0, "", False)], [0, 0], []),
+        ([(1, "", False), (0, "", False)], [1, 1], []),
+        ([(2, "bad", False), (2, "bad", False)], [2, 2], ["bad"]),
+        ([(1, "lost", True), (2, "bad", False)], [2, 2], ["bad (rank 1)"]),
+        ([(0, "", False), (2, "bad", False)], [2, 2], ["bad (rank 1)"]),
+        ([(1, "lost", True), None], [1, None], ["lost"]),
+        ([None, (1, "lost", True)], [None, 1], ["lost"]),
+    ],
+)
+def test_ranks_end_with_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, ends: list[Any], code: list[Any], said: list[str]
+) -> None:
+    """That of the rank where it went wrong, said by the first; None: a rank that is dead."""
+    dist = pytest.importorskip("torch").distributed
+    group = pytest.importorskip("optsched.arraypipe.distributed.group")
+    monkeypatch.setattr(group, "_SOON", 0.2)
+    monkeypatch.setattr(group, "_FIRST", 0.5)
+    store, told = dist.HashStore(), []
+    codes: list[Any] = [None, None]
+
+    def run(rank: int) -> None:
+        made = object.__new__(group.Group)
+        made.__dict__.update(rank=rank, size=2, _store=store)
+        if ends[rank] is not None:
+            codes[rank] = made.end(*ends[rank], told.append)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (codes, told) == (code, said)
 
 
 @pytest.mark.slow

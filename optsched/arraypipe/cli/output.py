@@ -7,17 +7,14 @@ import sys
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TextIO
 
 import msgspec
 
-from optsched.arraypipe.report.report import (
-    Report,
-    duration,
-)
+from optsched.arraypipe.report.report import Report, duration
 from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import check_format, decode, parse
@@ -25,7 +22,6 @@ from optsched.io.text import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from types import TracebackType
 
     from optsched.arraypipe.job import Job
     from optsched.arraypipe.trainer import ArrayTrainer
@@ -47,12 +43,8 @@ class RunFiles(NamedTuple):
     @classmethod
     def within(cls, folder: Path) -> RunFiles:
         """The paths, in a folder that need not be there."""
-        return cls(
-            folder / "plan.schedule.json",
-            folder / "trace.schedule.json",
-            folder / "replay.schedule.json",
-            folder / "summary.json",
-        )
+        names = ("plan.schedule", "trace.schedule", "replay.schedule", "summary")
+        return cls(*(folder / f"{name}.json" for name in names))
 
     def write(self, summary: RunSummary, plan: Schedule, result: RunResult) -> None:
         """Write all of them; the summary last, so that it only stands beside a whole run."""
@@ -84,23 +76,13 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     report: Report
 
     @property
-    def interrupted(self) -> bool:
-        """Whether a job was stopped before its last iteration."""
-        return any(job.status == "stopped" for job in self.jobs)
-
-    @property
     def failures(self) -> list[str]:
         """Why jobs failed, a sentence each."""
         return [job.error for job in self.jobs if job.status == "failed"]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
-
     def __str__(self) -> str:
         lines = [*_jobs(self.jobs), ""]
-        if self.interrupted:
+        if any(job.status == "stopped" for job in self.jobs):
             lines.append("interrupted: jobs ended with whole iterations")
         ways = f"{self.backend} backend, {duration(self.seconds * 1e9)}"
         return "\n".join([*lines, ways, "", str(self.report)])
@@ -209,46 +191,26 @@ class Row:
         return self.title, done, loss, self.job.status
 
 
+@dataclass(eq=False)
 class RunProgress:
-    """Callable for ``on_step``; prints on stderr from time to time.
+    """Callable for ``on_step``; prints on stderr from time to time."""
 
-    Parameters
-    ----------
-    jobs, titles
-        Those of the trainer.
-    steps
-        Iterations of every job.
-    copies
-        Iterations a cycle of every job.
-    predicted
-        Nanoseconds a cycle.
-    serial
-        Devices take turns, so that the measured time of a cycle is no period.
-    enabled
-        False: say nothing.
-    """
+    jobs: Sequence[Job]
+    titles: Sequence[str]
+    steps: int  # of every job
+    _: KW_ONLY
+    copies: Sequence[int]  # iterations a cycle of every job
+    predicted: float  # nanoseconds a cycle
+    serial: bool  # devices take turns, so that the measured time of a cycle is no period
+    enabled: bool = True
+    stream: TextIO = field(default_factory=lambda: sys.stderr)
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        titles: Sequence[str],
-        steps: int,
-        *,
-        copies: Sequence[int],
-        predicted: float,
-        serial: bool,
-        enabled: bool = True,
-        stream: TextIO | None = None,
-    ) -> None:
-        self.rows = [Row(*known) for known in zip(jobs, titles, copies, strict=True)]
-        self.steps, self.predicted, self.serial = steps, predicted, serial
-        self.stream = stream or sys.stderr
-        self.enabled = enabled
-        self.by_job = {id(row.job): row for row in self.rows}
+    def __post_init__(self) -> None:
+        known = zip(self.jobs, self.titles, self.copies, strict=True)
+        self.rows = {id(job): Row(job, title, copies) for job, title, copies in known}
         self.began = time.monotonic()
         self.next = self.began + FIRST_AFTER
         self.live: Any = None
-        self.open = enabled and self.stream.isatty()
 
     def add(self, job: Job, title: str) -> None:
         """A job joins."""
@@ -258,61 +220,52 @@ class RunProgress:
     def __call__(self, job: Job, iteration: int, loss: float) -> None:
         """Note a loss, and show the state if it is time to."""
         now = time.monotonic()
-        row = self.by_job[id(job)]
+        row = self.rows[id(job)]
         row.iteration, row.loss = iteration, loss
         row.ends.append(now)
-        if self.enabled and now >= self.next:
-            self._show(now)
-
-    @property
-    def cycle(self) -> float | None:
-        """Seconds of a cycle now: the median over the jobs that run."""
-        known = [row.cycle for row in self.rows]
-        rates = [value for value in known if value is not None]
-        return median(rates) if rates else None
-
-    def period(self) -> str:
-        """The time of a cycle against its prediction."""
-        cycle = self.cycle
-        measured = "-" if cycle is None else duration(cycle * 1e9)
-        turns = " (devices take turns)" if self.serial else ""
-        return f"a cycle: {measured}{turns}, predicted {duration(self.predicted)}"
-
-    def lines(self) -> list[str]:
-        """One line per job that has news, and one for the period."""
-        news = [row for row in self.rows if row.told != row.iteration]
-        width = max((len(row.title) for row in news), default=0)
-        found = []
-        for row in news:
-            title, done, loss, status = row.cells(self.steps)
-            found.append(f"{title:{width}}  iteration {done}  loss {loss}  {status}")
-            row.told = row.iteration
-        return [*found, self.period()] if found else []
-
-    def _show(self, now: float) -> None:
+        if not self.enabled or now < self.next:
+            return
         try:
             if self.live is not None:
                 self.next = now + LIVE_EVERY
                 self.live.update(self._table(), refresh=True)
                 return
             self.next = now + EVERY
-            text = "\n".join(f"{now - self.began:7.1f} s  {line}" for line in self.lines())
+            text = "\n".join(f"{now - self.began:7.1f} s  {line}" for line in self._lines())
             print(text, file=self.stream, flush=True)
         except OSError:  # nobody looks any more: no reason to lose the run
             self.enabled = False
+
+    def _period(self) -> str:
+        """The time of a cycle, the median over the jobs that run, against its prediction."""
+        known = [row.cycle for row in self.rows.values()]
+        rates = [value for value in known if value is not None]
+        measured = duration(median(rates) * 1e9) if rates else "-"
+        turns = " (devices take turns)" if self.serial else ""
+        return f"a cycle: {measured}{turns}, predicted {duration(self.predicted)}"
+
+    def _lines(self) -> list[str]:
+        """One line per job that has news, and one for the period."""
+        news = [row for row in self.rows.values() if row.told != row.iteration]
+        width = max((len(row.title) for row in news), default=0)
+        found = []
+        for row in news:
+            title, done, loss, status = row.cells(self.steps)
+            found.append(f"{title:{width}}  iteration {done}  loss {loss}  {status}")
+            row.told = row.iteration
+        return [*found, self._period()] if found else []
 
     def _table(self) -> Any:
         from rich import box
         from rich.table import Table
 
-        table = Table("job", "iteration", "loss", "status", box=box.SIMPLE)
-        table.caption = self.period()
-        for row in self.rows:
+        table = Table("job", "iteration", "loss", "status", box=box.SIMPLE, caption=self._period())
+        for row in self.rows.values():
             table.add_row(*row.cells(self.steps))
         return table
 
     def __enter__(self) -> Self:
-        if self.open:
+        if self.enabled and self.stream.isatty():
             from rich.console import Console
             from rich.live import Live
 
@@ -322,12 +275,7 @@ class RunProgress:
             self.live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.live is not None:
             with suppress(OSError):
                 self.live.stop()

@@ -75,24 +75,21 @@ def to_first(before: Reading, after: Reading) -> Callable[[int], int]:
 
 
 def _ask(rank: int, links: GlooLinks) -> Reading:
+    word = torch.zeros(1, dtype=torch.int64)
     asked = time.perf_counter_ns()
-    _send(0, rank, links)
-    there = _receive(rank, links)
-    back = time.perf_counter_ns()
+    with hearing():
+        dist.send(word, rank, links.group)
+        dist.recv(word, rank, links.group)
+    back, there = time.perf_counter_ns(), int(word)
     return Reading(there, (asked + back) // 2 - there, (back - asked + 1) // 2)
 
 
 def _answer(links: GlooLinks) -> None:
-    _receive(0, links)
-    _send(time.perf_counter_ns(), 0, links)
-
-
-def _send(value: int, rank: int, links: GlooLinks) -> None:
-    links.tell(rank, torch.tensor([value]).view(torch.uint8))
-
-
-def _receive(rank: int, links: GlooLinks) -> int:
-    return int(links.hear(rank, 8).view(torch.int64).item())
+    word = torch.zeros(1, dtype=torch.int64)
+    with hearing():
+        dist.recv(word, 0, links.group)
+        word[0] = time.perf_counter_ns()
+        dist.send(word, 0, links.group)
 
 
 CopyRow = tuple[int, str, int, int, int, int, int]

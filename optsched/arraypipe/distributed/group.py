@@ -27,6 +27,7 @@ Made = TypeVar("Made")
 _PATIENCE: Final = 600.0  # seconds for all ranks to come
 _SOON: Final = 3.0  # seconds for the words of ranks that may have ended
 _FIRST: Final = 10.0  # seconds for the first rank to say why all end
+_LATE: Final = 60.0  # seconds for ranks to end after the first, if nothing went wrong there
 _LONGEST: Final = 0.05  # seconds between two looks at the store
 _BEATS: Final = 4  # signs of life within the timeout
 
@@ -146,7 +147,7 @@ class Group:
         try:
             self._store.set(f"end/{self.rank}", json.dumps([lost, self.rank, code, error]))
             if not self.rank:
-                return self._last_word(code, say)
+                return self._last_word(code, _SOON if error else _LATE, say)
             told = self._word("told", time.monotonic() + (_FIRST if error else 1e6))
             if told is not None:
                 self._store.add("gone", 1)
@@ -157,9 +158,9 @@ class Group:
             say(error or "failed: rank 0 has ended")
         return code or 1
 
-    def _last_word(self, code: int, say: Callable[[str], None]) -> int:
+    def _last_word(self, code: int, patience: float, say: Callable[[str], None]) -> int:
         """On the first rank: say why all end; stay until the others, who need the store, know."""
-        until = time.monotonic() + _SOON
+        until = time.monotonic() + patience
         words = [self._word(f"end/{rank}", until) for rank in range(self.size)]
         known = [json.loads(word) for word in words if word is not None]
         errors = sorted(row for row in known if row[3])
@@ -167,7 +168,7 @@ class Group:
             _, rank, code, error = errors[0]
             say(f"{error} (rank {rank})" if rank else error)
         self._store.set("told", str(code))
-        until = time.monotonic() + _SOON
+        until = time.monotonic() + _FIRST
         while time.monotonic() < until and self._store.add("gone", 0) < len(known) - 1:
             time.sleep(_LONGEST)
         return code

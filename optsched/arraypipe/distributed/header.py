@@ -74,12 +74,6 @@ class Header(NamedTuple):
             self.first_cycle,
         )  # fmt: skip
 
-    def pack(self) -> bytes:
-        """The header as `SIZE` bytes."""
-        data = bytearray(SIZE)
-        self.pack_into(data)
-        return bytes(data)
-
 
 def unpack(data: bytes | bytearray | memoryview) -> Header:
     """The header in the first `SIZE` bytes; `ProtocolError` if there is none."""

@@ -31,7 +31,6 @@ LANES: Final = 8
 """Tags of ordinary messages; the tag of a long one is that much higher."""
 CREDITS: Final = 2 * LANES
 """Added to the lane for the credits of `process_credits`."""
-_ASIDE: Final = 4 * LANES
 
 
 class PeerLost(OptschedError):
@@ -100,16 +99,6 @@ class GlooLinks:
         """
         _finish(work, peer, self.timeout)
         return None
-
-    def tell(self, target: int, word: Tensor) -> None:
-        """Send a few bytes beside the channels, and wait until they are read."""
-        _finish(self._begin(self.group.send, word, target, _ASIDE), target, self.timeout)
-
-    def hear(self, source: int, size: int) -> Tensor:
-        """Wait for such bytes."""
-        word = torch.empty(size, dtype=torch.uint8)
-        _finish(self._begin(self.group.recv, word, source, _ASIDE), source, self.timeout)
-        return word
 
     def missing(self, lanes: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """Channels that there are not: gloo makes them as they are needed."""
