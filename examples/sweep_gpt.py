@@ -6,6 +6,7 @@ optsched arraypipe run examples/sweep_gpt.py:make_trainer --steps 20
 
 Every learning rate is a job of its own. The model is cut into stages, the blocks of all jobs are
 measured and ordered by a solver, and every job ends with exactly the bits of training it alone.
+Model, loss and data are plain PyTorch, in `optsched/arraypipe/tiny_gpt.py`.
 """
 
 from __future__ import annotations
@@ -13,160 +14,29 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from optsched.arraypipe import ArrayTrainer, Job
 from optsched.arraypipe.fit import schedule_for
+from optsched.arraypipe.tiny_gpt import Size, batches_of, build_gpt, corpus, next_byte_loss
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
 
     from optsched.arraypipe import RunResult
 
 LEARNING_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 STAGES = 4
-
-# the model
-
-
-@dataclass(frozen=True)
-class Size:
-    """Of the model; one number per argument of the command line."""
-
-    width: int = 64
-    depth: int = 6
-    heads: int = 4
-    context: int = 48
-    tied: bool = True
-
-
-class Embedding(nn.Module):
-    """Bytes and their positions as vectors."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.token = nn.Embedding(256, size.width)
-        self.position = nn.Embedding(size.context, size.width)
-        nn.init.normal_(self.token.weight, std=0.02)
-        nn.init.normal_(self.position.weight, std=0.02)
-
-    def forward(self, text: Tensor) -> Tensor:
-        """Shape (batch, length) to (batch, length, width)."""
-        at = torch.arange(text.shape[1], device=text.device)
-        vectors: Tensor = self.token(text) + self.position(at)
-        return vectors
-
-
-class Block(nn.Module):
-    """Causal self-attention and a two-layer network, each behind a norm, beside a residual path."""
-
-    def __init__(self, size: Size, dropout: float = 0.1) -> None:
-        super().__init__()
-        self.heads = size.heads
-        self.norm1, self.norm2 = nn.LayerNorm(size.width), nn.LayerNorm(size.width)
-        self.qkv = nn.Linear(size.width, 3 * size.width)
-        self.project = nn.Linear(size.width, size.width)
-        self.up = nn.Linear(size.width, 4 * size.width)
-        self.down = nn.Linear(4 * size.width, size.width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, length, width) to the same."""
-        x = x + self.dropout(self.attention(self.norm1(x)))
-        return torch.add(x, self.dropout(self.down(F.gelu(self.up(self.norm2(x))))))
-
-    def attention(self, x: Tensor) -> Tensor:
-        """Every position looks at itself and those before it."""
-        batch, length, width = x.shape
-        q, k, v = (
-            part.reshape(batch, length, self.heads, -1).transpose(1, 2)
-            for part in self.qkv(x).chunk(3, dim=-1)
-        )
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        y: Tensor = self.project(mixed.transpose(1, 2).reshape(batch, length, width))
-        return y
-
-
-class Head(nn.Module):
-    """Vectors to scores of the next byte."""
-
-    def __init__(self, size: Size) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(size.width)
-        self.scores = nn.Linear(size.width, 256, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, length, width) to (batch, length, 256)."""
-        y: Tensor = self.scores(self.norm(x))
-        return y
-
-
-def build_gpt(size: Size) -> nn.Sequential:
-    """The whole model; `ArrayTrainer` cuts it, also if head and embedding share a weight."""
-    embedding, head = Embedding(size), Head(size)
-    if size.tied:
-        head.scores.weight = embedding.token.weight
-    return nn.Sequential(embedding, *(Block(size) for _ in range(size.depth)), head)
-
-
-def next_byte_loss(scores: Tensor, target: Tensor) -> Tensor:
-    """Mean cross entropy of the next byte, in nats."""
-    return F.cross_entropy(scores.flatten(0, 1), target.flatten())
-
-
-# the data
-
-
-@cache
-def corpus(file: str | None) -> Tensor:
-    """Bytes of a file, or of sums in words such as ``nine plus thirty-two is forty-one.``."""
-    text = Path(file).read_bytes() if file is not None else "".join(sums()).encode()
-    return torch.tensor(list(text), dtype=torch.int64)
-
-
-def sums() -> list[str]:
-    """All sums of two numbers below fifty, shuffled."""
-    small = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-    small += " fifteen sixteen seventeen eighteen nineteen"
-    tens = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
-    words = small.split()
-    words += [f"{ten}-{words[k]}".removesuffix("-zero") for ten in tens for k in range(10)]
-    lines = [
-        f"{words[a]} plus {words[b]} is {words[a + b]}.\n" for a in range(50) for b in range(50)
-    ]
-    order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(0))
-    return [lines[i] for i in order.tolist()]
-
-
-def batches_of(text: Tensor, context: int) -> Callable[[Job, int], Iterator[tuple[Tensor, Tensor]]]:
-    """What the trainer calls: windows that depend on the job's seed and the iteration alone."""
-
-    def batches(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        iteration = start
-        while True:
-            draw = torch.Generator().manual_seed(job.key(iteration, -1, -1))
-            at = torch.randint(len(text) - context - 1, (job.batch_size,), generator=draw)
-            windows = torch.stack([text[i : i + context + 1] for i in at.tolist()])
-            yield windows[:, :-1], windows[:, 1:]
-            iteration += 1
-
-    return batches
-
-
-# the sweep
+SIZE = Size()
 
 
 def make_trainer(
     rates: Sequence[float] = LEARNING_RATES,
-    size: Size = Size(),
+    size: Size = SIZE,
     *,
     stages: int = STAGES,
     batch_size: int = 8,
@@ -249,7 +119,7 @@ def arguments() -> argparse.Namespace:
     for name in ("width", "depth", "heads", "context"):
         parser.add_argument(f"--{name}", type=int, default=getattr(Size, name))
     parser.add_argument("--untied", action="store_true", help="a head with weights of its own")
-    parser.add_argument("--text", help="file to learn from [default: sums in words]")
+    parser.add_argument("--text", help="file to learn from [default: sums of numbers]")
     parser.add_argument("--time-limit", type=float, default=3.0, help="of the solver, seconds")
     parser.add_argument("--check", action="store_true", help="compare with training alone")
     parser.add_argument("--out", type=Path, default=Path("out/sweep_gpt"))

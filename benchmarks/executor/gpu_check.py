@@ -123,9 +123,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.cpu:
         torch.set_num_threads(1)
         sizes = small(torch.device("cpu"))
+    if given.json is not None and given.json.exists() and not given.json.is_file():
+        parser.error(f"--json: {given.json} is no file")
     try:
         table = Table(given.json, about(not given.cpu))
-    except OSError as error:
+    except (OSError, ValueError) as error:
         parser.error(f"--json: {error}")
     for name, value in table.head.items():
         print(f"# {name}: {value or '-'}", flush=True)
@@ -169,6 +171,7 @@ def checked(table: Table, part: str, name: str, rows: Callable[[], Iterable[Row]
         try:
             for row in rows():
                 table.add(part, row)
+                faulthandler.dump_traceback_later(LIMIT, exit=True, file=2)
         except Exception as error:
             said = f"{type(error).__name__}: {error}".splitlines()[0]
             table.add(part, Row(name, said, "no error", False))

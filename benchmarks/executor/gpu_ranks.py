@@ -29,7 +29,7 @@ from benchmarks.executor import gpu_exact
 from benchmarks.executor.gpu_cases import STAGES, Check, Row, Sizes, kernels, small
 from benchmarks.executor.staged_group import StagedLinks
 from optsched import InputError
-from optsched.arraypipe.distributed import group
+from optsched.arraypipe.distributed import ranks as run_of_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,8 +91,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def links(routes: Any, timeout: float, devices: object) -> StagedLinks:
-    """As `optsched.arraypipe.distributed.group.links` makes them, for two ranks on one GPU."""
-    return StagedLinks(timeout, group.lanes(routes), torch.device("cuda", 0))
+    """As `optsched.arraypipe.distributed.ranks.links` makes them, for two ranks on one GPU."""
+    return StagedLinks(timeout, run_of_ranks.lanes(routes), torch.device("cuda", 0))
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -111,13 +111,21 @@ def main(arguments: Sequence[str]) -> None:
     # of tiny states less is left beside the messages
     room = int(sizes.of(2.75, 5) * gpu_exact.state_bytes(sizes, slots))
     chosen = [case for case in gpu_exact.cases(sizes) if case.name in gpu_exact.SOME]
-    chosen.append(slots._replace(how={"memory": gpu_exact.limit(room, sizes, 1)}))
+    taken = [0]  # by communicators and kernels, as the runs before have measured it
+    made = links if way == "staged" else run_of_ranks.links
+
+    def watched(*given: Any) -> Any:
+        found = made(*given)
+        taken.append(found.taken)
+        return found
+
     devices = None if way == "NCCL" else [sizes.device] * STAGES
     with ExitStack() as stack, (folder / "rows").open("a") as rows:
         kernels(True)
-        if way == "staged":
-            stack.enter_context(patch.object(group, "links", links))
-        for case in chosen:
+        stack.enter_context(patch.object(run_of_ranks, "links", watched))
+        for case in (*chosen, slots):
+            if case is slots:
+                case = slots._replace(how={"memory": gpu_exact.limit(room + max(taken), sizes, 1)})
             here = case._replace(how={**case.how, "devices": devices})
             row = _row(sizes, here, f"{_RANKS} ranks over {way}, {case.name}")
             if rank == 0:

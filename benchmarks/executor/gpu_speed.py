@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optsched.arraypipe import ArrayTrainer
-    from optsched.arraypipe.job import JobStage
     from optsched.arraypipe.plan.types import Record
+    from optsched.arraypipe.runtime.state import JobStage
 
 JOBS, STEPS = 4, 8
 _LEAST = 10**6  # nanoseconds that a block takes at least where the prediction is judged
@@ -75,11 +75,6 @@ def predicted(sizes: Sizes) -> Iterator[Row]:
     gaps = trace.start[1:] - (trace.start + trace.duration)[:-1]
     gap = float(statistics.median(gaps.tolist())) / 1e3
     yield sizes.row("gap on the device between blocks", f"{gap:.1f} us", "<= 20 us", gap <= 20)
-    if report.launching is not None:
-        launch = report.launching / schedule.n_operations
-        note = "; launch-bound" if shortest < launch else ""
-        value = f"{launch / 1e3:.0f} us, the shortest block takes {shortest / 1e3:.0f} us{note}"
-        yield Row("launch of a block, host time", value)
     found, known = (
         report.period and report.period.measured,
         report.period and report.period.predicted,

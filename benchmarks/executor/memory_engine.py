@@ -17,8 +17,8 @@ import time
 from typing import TYPE_CHECKING
 
 from benchmarks.machine import machine
+from optsched.arraypipe.memory.engines import HostLink
 from optsched.arraypipe.memory.residency import (
-    HostLink,
     ResidencyPlan,
     copy_bound,
     divide,

@@ -86,8 +86,9 @@ class StagedLinks(CreditedLinks):
         group = dist.new_group(ranks, backend="gloo", timeout=self.timeout)
         return StagedGroup(group, self.device) if self._cuda and self.rank in ranks else group
 
-    def _abort(self, group: Any) -> None:
-        self._destroy(group)
+    def _abort(self, groups: Sequence[Any]) -> None:
+        for group in groups:
+            self._destroy(group)
 
     def _destroy(self, group: Any) -> None:
         if isinstance(group, StagedGroup):

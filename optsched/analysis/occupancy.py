@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, format_json
+from optsched.io.strict_json import MAX_INTEGER
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import numpy.typing as npt
 
     from optsched.model.schedule import IntArray, Schedule
@@ -129,14 +131,30 @@ def setup_time(schedule: Schedule, resource: int) -> int:
     return sum(schedule.setup(i, j) for i, j in zip(row, after, strict=False))
 
 
+def held_bytes(
+    schedule: Schedule, row: Sequence[int], change: tuple[IntArray, IntArray] | None = None
+) -> IntArray:
+    """Bytes held while each of these operations runs, in this order, without workspaces.
+
+    `change` is what each takes at its start and gives back at its end; None: `acquire` and `free`.
+    In the steady state an operation with an offset is so many cycles behind, and as often has still
+    to give back when a cycle begins.
+    """
+    which = np.array(row, np.int64)
+    take, give = (schedule.acquire[which], schedule.free[which]) if change is None else change
+    level: IntArray = _level(schedule, which, give - take) + np.cumsum(take - give) + give
+    return level
+
+
+def jobs_that_fit(jobs: int, fits: Callable[[int], bool]) -> int:
+    """How many of the first jobs fit without the later ones, if all together do not."""
+    return next((n for n in range(jobs - 1, 0, -1) if fits(n)), 0)
+
+
 def peak_memory(schedule: Schedule, resource: int) -> int:
     """Most bytes held at once: the prefix sum along the sequence, workspaces included."""
     row = _sequence(schedule, resource)
-    if not row:
-        return 0
-    acquire, free = schedule.acquire[row], schedule.free[row]
-    level = _steady_level(schedule, resource) + np.cumsum(acquire - free)
-    return int((level + free + schedule.workspace[row]).max(initial=0))
+    return int((held_bytes(schedule, row) + schedule.workspace[row]).max(initial=0))
 
 
 def memory_steps(schedule: Schedule, resource: int, cycles: int = 1) -> tuple[IntArray, IntArray]:
@@ -201,13 +219,16 @@ def _in_order(schedule: Schedule, resource: int) -> IntArray:
 
 
 def _steady_level(schedule: Schedule, resource: int) -> int:
+    row = np.array(_sequence(schedule, resource), np.int64)
+    return _level(schedule, row, schedule.free[row] - schedule.acquire[row])
+
+
+def _level(schedule: Schedule, row: IntArray, change: IntArray) -> int:
     """Bytes held when a cycle begins, from executions that began in earlier cycles."""
     if schedule.period is None:
         return 0
-    row = _sequence(schedule, resource)
-    change = (schedule.free[row] - schedule.acquire[row]).tolist()
-    level = sum(o * c for o, c in zip(schedule.offset[row].tolist(), change, strict=True))
+    offset = schedule.offset[row].tolist()
+    level = sum(o * c for o, c in zip(offset, change.tolist(), strict=True))
     if abs(level) > MAX_INTEGER:
-        name = format_json(schedule.resources[resource].name)
-        raise InputError(f"resource {name}: holds {level} bytes when a cycle begins, not 0..2^53")
+        raise InputError(f"resources: one holds {level} bytes when a cycle begins, not 0..2^53")
     return int(level)

@@ -2,153 +2,66 @@
 
 from __future__ import annotations
 
-import argparse
-import time
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
-from torch import Tensor, nn
+from torch.optim import SGD, AdamW
 
 from optsched.arraypipe.advice.advise import advise
 from optsched.arraypipe.cli.output import made_folder
 from optsched.arraypipe.fit import schedule_for
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.report.gantt_text import gantt_text
+from optsched.arraypipe.tiny_gpt import Size, batches_of, build_gpt, corpus, next_byte_loss
 from optsched.arraypipe.train_alone import NotIdentical, differences
 from optsched.arraypipe.trainer import ArrayTrainer
-from optsched.errors import InputError
+from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.training_run import RunResult
     from optsched.model.schedule import Schedule
 
-WIDTH: Final = 64
-CONTEXT: Final = 48
-N_BLOCKS: Final = 6
+SIZE: Final = Size(tied=False)
 CUTS: Final = (2, 4, 6)  # (embedding, block 0), (1, 2), (3, 4), (5, head)
 
 
-class Embedding(nn.Module):
-    """Bytes and positions to vectors."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.token = nn.Embedding(256, WIDTH)
-        self.position = nn.Parameter(0.02 * torch.randn(CONTEXT, WIDTH))
-        self.dropout = nn.Dropout(0.1)
-
-    def forward(self, text: Tensor) -> Tensor:
-        """Shape (batch, context) to (batch, context, width)."""
-        vectors: Tensor = self.dropout(self.token(text) + self.position)
-        return vectors
-
-
-class TransformerBlock(nn.Module):
-    """Causal self-attention and a two-layer network, both with dropout and a residual path."""
-
-    def __init__(self, heads: int = 4) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.project = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
-        )
-        self.dropout = nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, context, width) to the same."""
-        batch, length, _ = x.shape
-        q, k, v = (
-            part.reshape(batch, length, self.heads, -1).transpose(1, 2)
-            for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
-        )
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        y: Tensor = x + self.dropout(self.project(mixed.transpose(1, 2).reshape(x.shape)))
-        return torch.add(y, self.dropout(self.mlp(self.norm2(y))))
-
-
-def build_model() -> nn.Sequential:
-    """A byte-level language model of `N_BLOCKS` transformer blocks."""
-    head = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256))
-    return nn.Sequential(Embedding(), *(TransformerBlock() for _ in range(N_BLOCKS)), head)
-
-
-def next_byte_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross entropy of the next byte, in nats."""
-    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
-
-
-def batches(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Windows of the corpus, drawn by (job seed, iteration) alone."""
-    corpus = _corpus()
-    for iteration in range(start, 2**31):
-        draw = torch.Generator().manual_seed(job.key(iteration, -1, -1))
-        at = torch.randint(len(corpus) - CONTEXT - 1, (job.batch_size,), generator=draw)
-        windows = torch.stack([corpus[i : i + CONTEXT + 1] for i in at.tolist()])
-        yield windows[:, :-1], windows[:, 1:]
-
-
-@dataclass(frozen=True)
-class DemoJob:
-    """Settings of one sibling."""
-
-    batch_size: int
-    optimizer: str
-    lr: float
-    microbatches: int = 1
-    recompute: bool = False
-
-    def job(self, seed: int) -> Job:
-        """The job with these settings."""
-        makers: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-            "AdamW": lambda named: torch.optim.AdamW(named, lr=self.lr),
-            "SGD": lambda named: torch.optim.SGD(named, lr=self.lr, momentum=0.9),
-        }
-        return Job(
-            seed=seed,
-            batch_size=self.batch_size,
-            optimizer=makers[self.optimizer],
-            microbatches=self.microbatches,
-            recompute=self.recompute,
-        )
-
-
-SIBLINGS: Final = (
-    DemoJob(4, "AdamW", 2e-3),
-    DemoJob(8, "AdamW", 3e-3, recompute=True),
-    DemoJob(8, "SGD", 1e-1),
-    DemoJob(16, "AdamW", 1e-3, microbatches=2),
-)
+def demo_jobs() -> list[Job]:
+    """The four siblings: other seeds, batches, optimizers, micro-batches, with recomputation."""
+    return [
+        Job(0, 4, partial(AdamW, lr=2e-3), name="adamw-2e-3"),
+        Job(1, 8, partial(AdamW, lr=3e-3), name="adamw-3e-3", recompute=True),
+        Job(2, 8, partial(SGD, lr=0.1, momentum=0.9), name="sgd-0.1"),
+        Job(3, 16, partial(AdamW, lr=1e-3), name="adamw-1e-3", microbatches=2),
+    ]
 
 
 @dataclass(frozen=True, eq=False)
 class DemoResult:
-    """Outcome of the demo; `str` gives the table.
+    """Outcome of the demo; `str` gives the table of jobs, `story` everything."""
 
-    `profile` is None if the caller brought the schedule; `seconds` are those of the run as an
-    array and of the jobs one after the other alone.
-    """
-
-    jobs: tuple[DemoJob, ...]
-    steps: int
+    jobs: tuple[Job, ...]
     schedule: Schedule
-    profile: Profile | None
+    profile: Profile | None  # None if the caller brought the schedule
     result: RunResult
-    seconds: tuple[float, float]
 
     @property
     def story(self) -> str:
-        """Everything the demo has to tell: chart, report, advice, and the table of jobs."""
+        """Chart, report, advice, and the table of jobs."""
+        from optsched.plots.gantt_text import gantt_text
+
+        replay, period = self.result.replay, self.result.report.period
+        begin, end = 0, max(1, replay.makespan)
+        if period is not None and period.replayed is not None and period.cycles > 4:
+            begin = end // 2  # two cycles from the middle
+            end = begin + max(1, round(2 * period.replayed))
         chapters = {
-            "the run, as parallel devices would have done it": self._chart(),
+            "the run, as parallel devices would have done it": gantt_text(replay, begin, end),
             "where the time went": str(self.result.report),
         }
         if self.profile is not None:
@@ -156,31 +69,30 @@ class DemoResult:
         chapters["the jobs"] = str(self)
         return "\n\n".join(f"== {title}\n{text}" for title, text in chapters.items())
 
-    def _chart(self) -> str:
-        """Two cycles from the middle of the replay, or all of a short one."""
-        replay, period = self.result.replay, self.result.report.period
-        begin, end = 0, max(1, replay.makespan)
-        if period is not None and period.replayed is not None and period.cycles > 4:
-            begin = end // 2
-            end = begin + max(1, round(2 * period.replayed))
-        return gantt_text(replay, begin, end)
-
     def __str__(self) -> str:
-        lines = ["job  batch  parts  optimizer  lr      steps  first loss  last loss  weights"]
-        for j, (job, losses) in enumerate(zip(self.jobs, self.result.losses, strict=True)):
-            name = job.optimizer + ("*" if job.recompute else "")
+        lines = ["job          batch  micro-batches  first loss  last loss  weights"]
+        for job, losses in zip(self.jobs, self.result.losses, strict=True):
+            name = f"{job.name}{'*' * job.recompute}"
             lines.append(
-                f"{j:<3}  {job.batch_size:<5}  {job.microbatches:<5}  {name:<9}  {job.lr:<6g}  "
-                f"{self.steps:<5}  {losses[0]:<10.4f}  {losses[-1]:<9.4f}  bit-identical"
+                f"{name:11}  {job.batch_size:5}  {job.microbatches:13}  "
+                f"{losses[0]:10.4f}  {losses[-1]:9.4f}  bit-identical"
             )
         lines.append("(* recomputes its activations; every job compared with training it alone)")
         return "\n".join(lines)
 
+    def write(self, out: Path) -> None:
+        """The plan, the serial run, its replay as a document, as a page and for Perfetto."""
+        from optsched.formats import perfetto
+        from optsched.plots.html import write as write_page
 
-def demo_trainer() -> ArrayTrainer:
-    """The four siblings in four stages."""
-    jobs = [sibling.job(seed) for seed, sibling in enumerate(SIBLINGS)]
-    return ArrayTrainer(build_model, batches, jobs=jobs, stages=CUTS, loss=next_byte_loss)
+        replay = self.result.replay
+        self.schedule.write(out / "demo.schedule.json")
+        self.result.trace.write(out / "measured.schedule.json")
+        replay.write(out / "replay.schedule.json")
+        write_page(replay, out / "replay.html")
+        perfetto.write(replay, out / "replay.trace.json")
+        if self.profile is not None:
+            self.profile.write(out / "demo.profile.json")
 
 
 def run_demo(
@@ -196,10 +108,7 @@ def run_demo(
     Parameters
     ----------
     out
-        Folder for ``demo.schedule.json``, the plan; ``measured.schedule.json``, the serial run as a
-        schedule document; ``replay.schedule.json``, the same blocks as parallel devices would have
-        run them, also as a page ``replay.html`` and for Perfetto as ``replay.trace.json``; and
-        ``demo.profile.json``.
+        Folder for what `DemoResult.write` writes.
     steps
         Iterations of every job.
     schedule
@@ -219,87 +128,34 @@ def run_demo(
     KeyboardInterrupt
         Ctrl-C; the jobs have ended their iteration.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise InputError(f"steps: expected an integer >= 1, got {steps!r}")
-    with made_folder(None if out is None else Path(out)), _one_thread():
-        return _demo(out, steps, schedule, time_limit, say)
-
-
-def _demo(
-    out: Path | None,
-    steps: int,
-    schedule: Schedule | None,
-    time_limit: float,
-    say: Callable[[str], object],
-) -> DemoResult:
-    trainer = demo_trainer()
-    if schedule is None:
-        schedule = schedule_for(trainer, time_limit=time_limit, say=say)
-    plan = trainer.plan(schedule)
-    say(f"training {len(trainer.jobs)} jobs by the schedule")
-    began = time.perf_counter()
-    result = trainer.run(plan, steps)
-    if any(job.status == "stopped" for job in trainer.jobs):  # by Ctrl-C: nothing to compare
-        raise KeyboardInterrupt
-    middle = time.perf_counter()
-    say("training every job alone")
-    found = [
-        f"job {j}: {sentence}"
-        for j in range(len(trainer.jobs))
-        for sentence in differences(result.trained[j], trainer.train_alone(j, steps))
-    ]
-    seconds = (middle - began, time.perf_counter() - middle)
-    if found:
-        raise NotIdentical(f"{len(found)} differences from training alone; the first: {found[0]}")
-    demo = DemoResult(SIBLINGS, steps, schedule, trainer.last_profile, result, seconds)
-    if out is not None:
-        _write(demo, Path(out))
+    integer("steps", steps, 1, MAX_INTEGER)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # blocks this small gain nothing from a second one
+    try:
+        with made_folder(None if out is None else Path(out)):
+            demo = _demo(steps, schedule, time_limit, say)
+            if out is not None:
+                demo.write(Path(out))
+    finally:
+        torch.set_num_threads(threads)
     return demo
 
 
-def _write(demo: DemoResult, out: Path) -> None:
-    from optsched.formats import perfetto
-    from optsched.plots.html import write as write_page
-
-    demo.schedule.write(out / "demo.schedule.json")
-    demo.result.trace.write(out / "measured.schedule.json")
-    demo.result.replay.write(out / "replay.schedule.json")
-    write_page(demo.result.replay, out / "replay.html")
-    perfetto.write(demo.result.replay, out / "replay.trace.json")
-    if demo.profile is not None:
-        demo.profile.write(out / "demo.profile.json")
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Blocks this small gain nothing from a second thread, and lose much on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-@cache
-def _corpus() -> Tensor:
-    """Sums such as ``17+25=42`` as bytes, in a fixed order."""
-    lines = [f"{a}+{b}={a + b}\n" for a in range(100) for b in range(100)]
-    order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(0)).tolist()
-    return torch.tensor(list("".join(lines[i] for i in order).encode()), dtype=torch.int64)
-
-
-def main() -> None:
-    """``python -m optsched.arraypipe.demo [--out DIR] [--steps N]``."""
-    words = argparse.ArgumentParser(prog="python -m optsched.arraypipe.demo")
-    words.add_argument("--out", type=Path, help="folder for the schedule documents")
-    words.add_argument("--steps", type=int, default=60, help="iterations of every job")
-    given = words.parse_args()
-    try:
-        print(run_demo(given.out, given.steps, say=print).story)
-    except InputError as error:
-        words.error(str(error))
-
-
-if __name__ == "__main__":
-    main()
+def _demo(
+    steps: int, schedule: Schedule | None, time_limit: float, say: Callable[[str], object]
+) -> DemoResult:
+    data = batches_of(corpus(), SIZE.context)
+    jobs = demo_jobs()
+    trainer = ArrayTrainer(partial(build_gpt, SIZE), jobs, CUTS, next_byte_loss, data)
+    if schedule is None:
+        schedule = schedule_for(trainer, time_limit=time_limit, say=say)
+    say(f"training {len(jobs)} jobs by the schedule")
+    result = trainer.run(schedule, steps)
+    if any(job.status == "stopped" for job in trainer.jobs):  # by Ctrl-C: nothing to compare
+        raise KeyboardInterrupt
+    say("training every job alone")
+    for j, job in enumerate(jobs):
+        found = differences(result.trained[j], trainer.train_alone(j, steps))
+        if found:
+            raise NotIdentical(f"{job.name} differs from training alone: {found[0]}")
+    return DemoResult(tuple(jobs), schedule, trainer.last_profile, result)

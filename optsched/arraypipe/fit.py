@@ -69,7 +69,9 @@ class Fit:
                 raise InputError(f"callbacks[{k}]: expected a Callback, got {callback!r:.60}")
         self.is_first = not self.on_ranks or os.environ.get("RANK", "0") == "0"
         self.every = None if self.checkpoint is None else config.every
-        self.folder = self.trainer._folder(self.steps, self.checkpoint, self.every, self.resume)
+        self.folder = self.trainer._folder(
+            self.steps, self.checkpoint, self.every, config.keep, self.resume
+        )
         self.ended: set[Job] = set()
         self.problem: JobArray | None = None  # what the schedule was made for
         self.progress: RunProgress
@@ -91,8 +93,8 @@ class Fit:
             with self._progress(plan):
                 result = trainer.run(
                     plan, self.steps, checkpoint=self.checkpoint, checkpoint_every=self.every,
-                    resume=self.resume, on_step=self._on_step, on_error=config.on_error,
-                    queue=queue, refill=self._on_end if refills else None,
+                    keep=config.keep, resume=self.resume, on_step=self._on_step,
+                    on_error=config.on_error, queue=queue, refill=self._on_end if refills else None,
                     replan=self.problem if config.replan else None,
                     backend="process" if self.on_ranks else "inline",
                     window=config.window, timeout=config.timeout,
@@ -150,11 +152,11 @@ class Fit:
         else:
             import torch.distributed as dist
 
-            from optsched.arraypipe.distributed.group import join, together
+            from optsched.arraypipe.distributed.group import agree, join
 
             join()
             count, first = dist.get_world_size(), dist.get_rank() == 0
-            schedule, self.problem = together(
+            schedule, self.problem = agree(
                 lambda: self._prepare(plan, count) if first else (None, None), _PATIENCE, True
             )
         plan = plan or trainer._compile(cast("Schedule", schedule))
@@ -285,7 +287,7 @@ def schedule_for(
 
     grouped = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     if grouped:
-        from optsched.arraypipe.distributed.group import join, together
+        from optsched.arraypipe.distributed.group import agree, join
 
         join()
     count = devices or (dist.get_world_size() if grouped else len(trainer.stages))
@@ -296,7 +298,7 @@ def schedule_for(
 
     if not grouped:
         return cast("Schedule", found())
-    return cast("Schedule", together(found, _PATIENCE + time_limit, of_first=True))
+    return cast("Schedule", agree(found, _PATIENCE + time_limit, of_first=True))
 
 
 def placed_problem(trainer: ArrayTrainer, devices: int) -> JobArray:

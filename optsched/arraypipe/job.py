@@ -1,4 +1,4 @@
-"""`Job`, one training run of an array, and `JobStage`: its modules and optimizer on one stage."""
+"""`Job`, one training run of an array: its settings, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import hashlib
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from optsched.errors import InputError, OptschedError
 
@@ -163,127 +162,6 @@ class JobLife:
     def begin(self) -> None:
         """A run begins: what became of the job in an earlier one does not count."""
         self.status, self.error, self.stopping = "ready", None, False
-
-
-class Borrowed(NamedTuple):
-    """A stage's own copy of a parameter that an earlier stage owns and updates."""
-
-    name: str
-    owner: int
-    parameter: nn.Parameter
-
-
-class Norms(NamedTuple):
-    """Norms of gradients in one vector, and the places of those that there are none of.
-
-    Every host knows the latter of its own stages: nobody has to read the vector for it.
-    """
-
-    vector: Tensor | None = None
-    absent: tuple[int, ...] = ()
-
-
-@dataclass(eq=False)
-class Kept:
-    """What a stage keeps of one micro-batch from F to B."""
-
-    inputs: Tensors
-    key: int
-    end: Callable[[Any], Tensor] | None  # output -> loss, on the last stage
-    roots: Tensors | None = None  # of the autograd graph; None until recomputed
-    buffers: Tensors = ()  # values that F started from, for the recompute
-
-
-@dataclass(eq=False)
-class JobStage:
-    """Modules, parameters and optimizer of one job on one stage; resident for the whole run.
-
-    `sends_gradient` and `clones_input` are found out by a rehearsal (`blocks.rehearse`).
-    """
-
-    job: int
-    index: int
-    last: bool
-    modules: tuple[nn.Module, ...]
-    parameters: NamedParameters
-    prefixes: tuple[str, ...]
-    optimizer: Optimizer | None
-    holders: tuple[tuple[nn.Module, str], ...]  # where the buffers hang
-    scheduler: Any = None
-    borrowed: tuple[Borrowed, ...] = ()
-    masters: NamedParameters | None = None  # float32, what the optimizer of a bf16 job updates
-    place: torch.device | None = None  # of its blocks
-    away: bool = False  # its tensors are on the host, not in their place
-    packed: bool = False  # whether its input is a tuple
-    needs_gradient: tuple[bool, ...] = ()
-    clones_input: bool = False  # it changes its input in place
-    clones_output: bool = (
-        False  # its output is, or views, a buffer that the next forward may change
-    )
-    kept: dict[int, Kept] = field(default_factory=dict)
-    later_norms: Norms = field(default_factory=Norms)  # of all later stages, if the job clips
-    _weights: dict[str, nn.Parameter] = field(default_factory=dict)
-
-    def forget_weights(self) -> None:
-        """Its parameters are other objects now (`optsched.arraypipe.memory.manager`)."""
-        self._weights.clear()
-
-    def weight(self, name: str) -> nn.Parameter:
-        """The parameter of this unsplit name here: its own, or a borrowed copy."""
-        if name not in self._weights:
-            self._weights.update(self.parameters)
-            self._weights.update((b.name, b.parameter) for b in self.borrowed)
-        return self._weights[name]
-
-    @property
-    def trained(self) -> NamedParameters:
-        """What the optimizer updates: the parameters, or their masters."""
-        return self.parameters if self.masters is None else self.masters
-
-    @property
-    def needs_metric(self) -> bool:
-        """Whether its scheduler looks at the loss."""
-        return isinstance(self.scheduler, ReduceLROnPlateau)
-
-    @property
-    def device(self) -> torch.device:
-        """Where its blocks run; if nobody has said, where its tensors are."""
-        if self.place is not None:
-            return self.place
-        for _, parameter in self.parameters:
-            return parameter.device
-        for buffer in self.buffers():
-            return buffer.device
-        return torch.device("cpu")
-
-    def run(self, inputs: Tensors) -> Any:
-        """The forward of the stage."""
-        x: Any = inputs if self.packed else inputs[0]
-        for module in self.modules:
-            x = module(x)
-        return x
-
-    def buffers(self) -> Tensors:
-        """The buffers in the order of `holders`."""
-        return tuple(module._buffers[name] for module, name in self.holders)  # type: ignore[misc]
-
-    def set_buffers(self, values: Sequence[Tensor]) -> None:
-        """Point the modules at other buffers."""
-        for (module, name), value in zip(self.holders, values, strict=True):
-            module._buffers[name] = value
-
-
-def buffer_holders(modules: Sequence[nn.Module]) -> tuple[tuple[nn.Module, str], ...]:
-    """Every place in the modules where a buffer hangs."""
-    seen: dict[int, nn.Module] = {}
-    for module in modules:
-        seen.update((id(part), part) for part in module.modules())
-    return tuple(
-        (part, name)
-        for part in seen.values()
-        for name, buffer in part._buffers.items()
-        if buffer is not None
-    )
 
 
 def seed_generator(key: int, device: torch.device) -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader, Dataset
 
     from optsched.arraypipe.callbacks import Callback
-    from optsched.arraypipe.distributed.group import Ranks
+    from optsched.arraypipe.distributed.ranks import Ranks
     from optsched.arraypipe.evaluation import Evaluation
     from optsched.arraypipe.job import BuildModel, Data, Loss
     from optsched.arraypipe.plan.types import Routes
@@ -71,6 +71,8 @@ class RunConfig:
         Look for a better order when a job has ended and nobody takes its seat.
     every
         Iterations between two evaluations, and between two checkpoints. None: at the end only.
+    keep
+        Newest checkpoints of a job that are not removed.
     check
         Iterations over which the jobs are compared with training alone first; 0: none.
     verbose
@@ -86,6 +88,7 @@ class RunConfig:
     on_error: Literal["continue", "raise"] = "continue"
     replan: bool = False
     every: int | None = None
+    keep: int = 2
     check: int = 2
     verbose: bool = True
 
@@ -95,7 +98,7 @@ class RunConfig:
             raise InputError(f'backend: expected "inline" or "process", got {self.backend!r:.60}')
         if self.tied not in (None, "exact", "sum"):
             raise InputError(f'tied: expected "exact" or "sum", got {self.tied!r:.60}')
-        for key, least in (("every", 1), ("check", 0)):
+        for key, least in (("every", 1), ("keep", 1), ("check", 0)):
             value = getattr(self, key)
             if value is None and key == "every":
                 continue
@@ -112,6 +115,9 @@ Checked: TypeAlias = "tuple[ExecutionPlan, CheckpointFolder | None, Settings]"
 
 class ArrayTrainer:
     """Trains a job array in the order of a schedule.
+
+    ``ArrayTrainer(build_model, data, stages=..., loss=...)``, with ``jobs=...`` or with jobs for
+    `fit`; or all by position, ``ArrayTrainer(build_model, jobs, stages, loss, data)``.
 
     Parameters
     ----------
@@ -144,19 +150,12 @@ class ArrayTrainer:
         updates it. ``"exact"``: with every micro-batch, so that sums are rounded as in training
         alone. ``"sum"``: once an iteration, summed over the micro-batches, which is less to send
         and bit for bit the same for one micro-batch only.
-    exact
-        Every job reaches the bits that it would reach alone. With False schedules may run the
-        micro-batches of a job in any order, such as a GPipe backward from the last to the first,
-        and an optimizer may round otherwise on a stage than over all parameters: sums of gradients
-        and of losses are then those of training alone up to rounding, and running statistics of
-        normalisation layers are those of the order in which the forwards run. The same schedule
-        still gives the same bits every time.
 
     Raises
     ------
     InputError
-        The stages do not fit the model, two jobs have one name, or `devices`, `memory`, `tied` or
-        `exact` is no such value. What `build_model` and `data` raise comes through as it is, here
+        The stages do not fit the model, two jobs have one name, or `devices`, `memory` or `tied` is
+        no such value. What `build_model` and `data` raise comes through as it is, here
         and at the beginning of a run.
     """
 
@@ -165,34 +164,41 @@ class ArrayTrainer:
     def __init__(
         self,
         build_model: BuildModel,
-        data: Data | Dataset[Any] | DataLoader[Any] | Sequence[Any],
-        *,
-        stages: Stages,
-        loss: Loss,
+        *parts: Any,
         jobs: Sequence[Job] | None = None,
+        stages: Stages | None = None,
+        loss: Loss | None = None,
+        data: Data | Dataset[Any] | DataLoader[Any] | Sequence[Any] | None = None,
         devices: Sequence[str | torch.device] | None = None,
         memory: int | str | None = None,
         tied: Literal["exact", "sum"] = "exact",
-        exact: bool = True,
     ) -> None:
-        for key, value in (("build_model", build_model), ("loss", loss)):
-            if not callable(value):
-                raise InputError(f"{key}: expected a function, got {value!r:.60}")
+        if len(parts) == 1 and data is None:
+            (data,) = parts
+        elif parts:
+            given = dict(zip(("jobs", "stages", "loss", "data"), parts, strict=False))
+            jobs, stages = given.get("jobs", jobs), given.get("stages", stages)
+            loss, data = given.get("loss", loss), given.get("data", data)
+        if stages is None or data is None:
+            raise InputError(
+                "expected ArrayTrainer(build_model, data, stages=..., loss=...), and jobs=... "
+                f"unless fit gets them; {'stages' if stages is None else 'data'} is missing"
+            )
+        if not callable(build_model):
+            raise InputError(f"build_model: expected a function, got {build_model!r:.60}")
+        if not callable(loss):
+            raise InputError(f"loss: expected a function, got {loss!r:.60}")
         if isinstance(build_model, nn.Module):
             raise InputError("build_model: expected a function that makes a model, got a model")
         if tied not in ("exact", "sum"):
             raise InputError(f'tied: expected "exact" or "sum", got {tied!r:.60}')
-        if not isinstance(exact, bool):
-            raise InputError(f"exact: expected True or False, got {exact!r:.60}")
         self.build_model, self.loss, self.data = build_model, loss, batches_of(data)
-        self.tied, self.exact = tied, exact
-        self.devices = devices
+        self.tied, self.devices = tied, devices
         self.memory = None if memory is None else _bytes(memory)
         check_devices(devices)
         self.last_profile: Profile | None = None  # measured here
         self.problem_profile: Profile | None = None  # of the problem made last
         self.jobs = ()
-        self.add_to_run: Callable[[Job], None] | None = None
         self.titles: list[str] = []
         self.given_stages = stages
         self.stages: Names = ()
@@ -217,7 +223,7 @@ class ArrayTrainer:
             cuts = isinstance(stages, Sequence) and all(isinstance(s, int) for s in stages)
             sample = None if cuts else feed.peek()
             names = stage_names(model, stages, sample)
-            parts = split(model, names, first, 0, self.titles[0], exact=self.exact)
+            parts = split(model, names, first, self.titles[0])
             check_chain(model, names, sample)
             self.stages, self.ties = names, ties(parts)
 
@@ -229,7 +235,6 @@ class ArrayTrainer:
     def with_jobs(self, jobs: Sequence[Job]) -> ArrayTrainer:
         """A trainer of other jobs, with the model, stages, loss, data and devices of this one."""
         made = copy(self)
-        made.add_to_run = None
         made._take(jobs)
         return made
 
@@ -313,7 +318,7 @@ class ArrayTrainer:
         with global_state_kept():
             self.last_profile = measure(
                 self.build_model, self.jobs, self.titles, self.stages, self.loss, self.data,
-                sizes=sizes, repeats=repeats, exact=self.exact,
+                sizes=sizes, repeats=repeats,
                 devices=own_first(resolve(self.devices)),
             )  # fmt: skip
         return self.last_profile
@@ -349,6 +354,7 @@ class ArrayTrainer:
         *,
         checkpoint: str | PathLike[str] | None = None,
         checkpoint_every: int | None = None,
+        keep: int = 2,
         resume: bool = False,
         on_step: Callable[[Job, int, float], object] | None = None,
         on_error: Literal["continue", "raise"] = "continue",
@@ -374,9 +380,13 @@ class ArrayTrainer:
             Folder for checkpoints; each job writes its last state there.
         checkpoint_every
             Also write after every so many iterations of the job.
+        keep
+            Newest checkpoints of a job that stay; when one is whole on the disk, those before them
+            are removed.
         resume
-            Go on from the latest checkpoints in that folder, where there are any. Job settings
-            that change the bits, the optimizers' included, must be those of the checkpoints.
+            Go on from the latest checkpoints in that folder, where there are any; from the one
+            before, with a warning, if that is damaged. Job settings that change the bits, the
+            optimizers' included, must be those of the checkpoints, and so must the data.
         on_step
             Called with ``(job, iteration, loss)`` when the loss of an iteration is known; after
             ``job.stop()`` this iteration is the job's last (on a GPU the next one).
@@ -430,7 +440,7 @@ class ArrayTrainer:
             self._check(plan, queue)
             if replan is not None:
                 check_problem(replan, plan)
-            folder = self._folder(steps, checkpoint, checkpoint_every, resume)
+            folder = self._folder(steps, checkpoint, checkpoint_every, keep, resume)
             settings = Settings(
                 steps, resume, on_error == "raise", on_step, refill, replan, evaluation
             )
@@ -448,6 +458,7 @@ class ArrayTrainer:
                     saves = {
                         "checkpoint": "given" if folder else "not given",
                         "checkpoint_every": checkpoint_every,
+                        "keep": keep,
                         "resume": resume,
                     }
                     ranks.agree(self._description(plan, steps, queue, on_error) | saves)
@@ -458,23 +469,7 @@ class ArrayTrainer:
                 return ArrayRun(self, plan, devices, ranks, folder, settings).train()
             finally:
                 if ranks is not None:
-                    ranks.links.leave()
-
-    def add(self, job: Job) -> None:
-        """Take in one more job.
-
-        During a run (from `on_step`) it gets a seat that is free, or a new one if the memory of the
-        devices allows it, from the next cycle on; or else it waits for one.
-
-        Raises
-        ------
-        InputError
-            Another job has its name, or the plan that runs has no seat like the one it needs.
-        """
-        if self.add_to_run is None:
-            self.take_in(job)
-        else:
-            self.add_to_run(job)
+                    ranks.leave()
 
     def train_alone(self, job: int, steps: int) -> Trained:
         """The reference for job number `job` (`optsched.testing.train_alone`), on the first device.
@@ -501,16 +496,14 @@ class ArrayTrainer:
 
         An empty list means that all parameters, buffers, optimizer states and losses are equal bit
         by bit. It finds layers that no rule foresees, such as one that keeps its own counter. A
-        trainer with ``exact=False`` is tried with micro-batches in a random order too, one with
-        ``tied="sum"`` as it trains: what it lists then is what they cost.
+        trainer with ``tied="sum"`` is tried as it trains: what it lists then is what that costs.
         """
         check_jobs(self.jobs)
         together = [j for j, job in enumerate(self.jobs) if waits_for_all(job)]
         counts = [job.microbatches for job in self.jobs]
         schedule = random_schedule(
-            counts, len(self.stages), update=together, together=together, exact=self.exact,
-            seed=seed,
-        )  # fmt: skip
+            counts, len(self.stages), update=together, together=together, seed=seed
+        )
         result = self.run(schedule, steps, on_error="raise")
         return [
             f"job {title}: {sentence}"
@@ -523,10 +516,11 @@ class ArrayTrainer:
         steps: int,
         checkpoint: str | PathLike[str] | None,
         every: int | None,
+        keep: int,
         resume: bool,
     ) -> CheckpointFolder | None:
-        for key, value in (("steps", steps), ("checkpoint_every", every)):
-            if value is None:
+        for key, value in (("steps", steps), ("checkpoint_every", every), ("keep", keep)):
+            if key == "checkpoint_every" and value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{key}: expected an integer >= 1, got {value!r}")
@@ -537,7 +531,7 @@ class ArrayTrainer:
         if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
             raise InputError(f"checkpoint: expected a folder, got {checkpoint!r}")
         check_resumable(self.data)
-        return CheckpointFolder(checkpoint, self.stages, every)
+        return CheckpointFolder(checkpoint, self.stages, every, keep)
 
     def routes(self, plan: ExecutionPlan) -> Routes:
         """The messages that a plan of these jobs sends."""
@@ -560,7 +554,7 @@ class ArrayTrainer:
         window: int,
         timeout: float,
     ) -> Ranks:
-        from optsched.arraypipe.distributed.group import Ranks
+        from optsched.arraypipe.distributed.ranks import Ranks
 
         return Ranks(plan, self.routes(plan), window, timeout, self.devices)
 
@@ -572,16 +566,11 @@ class ArrayTrainer:
             )
         n_jobs = int(schedule.job.max()) + 1 if schedule.n_operations else 0
         together = [j for j, job in enumerate(self.jobs[:n_jobs]) if waits_for_all(job)]
-        return compile(schedule, barrier=barrier, together=together, exact=self.exact)
+        return compile(schedule, barrier=barrier, together=together)
 
     def _check(self, plan: ExecutionPlan, queue: bool) -> None:
         """The plan is one of these jobs, and those beyond its seats can take one."""
         check_jobs(self.jobs)
-        if self.exact and not plan.exact:
-            raise InputError(
-                "the plan was compiled with exact=False, so that micro-batches may run in any "
-                "order; make the trainer with exact=False too, or compile it by trainer.plan()"
-            )
         n = plan.n_jobs if queue else len(self.jobs)
         plan.check_fits([job.microbatches for job in self.jobs[:n]], len(self.stages))
         for j, job in enumerate(self.jobs[:n]):
@@ -610,7 +599,6 @@ class ArrayTrainer:
             "memory": self.memory,
             "stages": self.stages,
             "tied": self.tied,
-            "exact": self.exact,
             "jobs": [
                 (title, j.seed, j.batch_size, j.microbatches, j.precision, j.clip_norm, j.recompute)
                 for title, j in zip(self.titles, self.jobs, strict=True)
@@ -627,19 +615,19 @@ def _checked_on_ranks(
     checked: Callable[[], Checked], devices: Sequence[str | torch.device] | None, timeout: float
 ) -> Checked:
     """On all ranks or on none: the others would wait for one that has been refused."""
-    from optsched.arraypipe.distributed.group import check_gpus, check_size, together
+    from optsched.arraypipe.distributed.group import agree
+    from optsched.arraypipe.distributed.ranks import check_size
 
     def checked_here() -> Checked:
         found = checked()
         check_size(len(found[0].devices))
-        check_gpus(devices)
         return found
 
     try:
         check_waiting(1, timeout)
     except InputError:  # which `checked` says
-        return together(checked_here)
-    return together(checked_here, timeout)
+        return agree(checked_here)
+    return agree(checked_here, timeout)
 
 
 def check_waiting(window: int, timeout: float) -> None:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
 from optsched.arraypipe.job import JobFailed
-from optsched.arraypipe.life.changes import Rescheduling, Seating
-from optsched.arraypipe.memory.admission import Admission
+from optsched.arraypipe.life.changes import Rescheduling
 from optsched.arraypipe.memory.manager import memory_of
 from optsched.arraypipe.model.checks import check_apart, check_sibling, shapes_of
 from optsched.arraypipe.model.optimizers import states_by_name
 from optsched.arraypipe.model.tied_weights import restore_ties
-from optsched.arraypipe.plan.segments import Course
+from optsched.arraypipe.plan.segments import Course, moved
+from optsched.arraypipe.report.executed import RunLog
 from optsched.arraypipe.report.report import compare
 from optsched.arraypipe.report.trace import measured, replayed
 from optsched.arraypipe.runtime.cuda_streams import Lanes
@@ -42,16 +42,17 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.checkpoint.folder import CheckpointFolder
     from optsched.arraypipe.distributed.backend import ProcessBackend
-    from optsched.arraypipe.distributed.group import Ranks
+    from optsched.arraypipe.distributed.ranks import Ranks
     from optsched.arraypipe.evaluation import Evaluation
-    from optsched.arraypipe.job import Job
+    from optsched.arraypipe.job import BuildModel, Data, Job, Loss
     from optsched.arraypipe.model.checks import Owners, Shapes
+    from optsched.arraypipe.model.split import Names
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Change
-    from optsched.arraypipe.plan.types import Record
+    from optsched.arraypipe.plan.types import Record, Routes
+    from optsched.arraypipe.profile.document import Profile
     from optsched.arraypipe.report.report import Report
-    from optsched.arraypipe.runtime.types import Memory
-    from optsched.arraypipe.trainer import ArrayTrainer
+    from optsched.arraypipe.runtime.worker import Memory
     from optsched.model.schedule import Schedule
     from optsched.problems.jobarray.problem import JobArray
 
@@ -66,19 +67,29 @@ class RunResult:
         The trained unsplit model of every job.
     trained
         Per job all parameters, buffers and optimizer states under unsplit names, and the losses.
-    trace
-        The run as it was, a schedule document (serial, in nanoseconds).
-    replay
-        The same blocks on a virtual clock, as parallel devices would have run them.
-    report
-        Predicted against measured.
+    log
+        What is remembered of the blocks; `trace`, `replay` and `report` are made of it when they
+        are asked for.
     """
 
     models: tuple[nn.Module, ...]
     trained: tuple[Trained, ...]
-    trace: Schedule
-    replay: Schedule
-    report: Report
+    log: RunLog
+
+    @cached_property
+    def trace(self) -> Schedule:
+        """The run as it was, a schedule document in nanoseconds."""
+        return measured(self.log)
+
+    @cached_property
+    def replay(self) -> Schedule:
+        """The same blocks on a virtual clock, as parallel devices would have run them."""
+        return replayed(self.log)
+
+    @cached_property
+    def report(self) -> Report:
+        """Predicted against measured."""
+        return compare(self.log)
 
     @property
     def losses(self) -> tuple[tuple[float, ...], ...]:
@@ -118,6 +129,26 @@ class Settings:
     evaluation: Evaluation | None = None
 
 
+class Trainer(Protocol):
+    """What a run takes from an `ArrayTrainer`, and the jobs that it adds to it."""
+
+    build_model: BuildModel
+    stages: Names
+    loss: Loss
+    data: Data
+    memory: int | None
+    jobs: tuple[Job, ...]
+    titles: list[str]
+    last_profile: Profile | None
+    problem_profile: Profile | None
+
+    def routes(self, plan: ExecutionPlan) -> Routes:
+        """The messages of a plan."""
+
+    def take_in(self, job: Job) -> None:
+        """Note one more job."""
+
+
 class ArrayRun:
     """Trains the jobs of a trainer once.
 
@@ -139,7 +170,7 @@ class ArrayRun:
 
     def __init__(
         self,
-        trainer: ArrayTrainer,
+        trainer: Trainer,
         plan: ExecutionPlan,
         devices: Sequence[torch.device],
         ranks: Ranks | None,
@@ -171,8 +202,9 @@ class ArrayRun:
         self._rehearse()
         self.course = Course(plan, self.runs, trainer.routes)
         refill = settings.refill and self._refill
-        seating = Seating(self.runs, plan, self._join, refill, self._refusal, settings.strict)
-        self.planner = Rescheduling(seating, plan, self.runs, self._join, settings.replan)
+        self.planner = Rescheduling(
+            self.runs, plan, self._join, refill, self._refusal, settings.strict, settings.replan
+        )
         self.engine = self._engine()
 
     def train(self) -> RunResult:
@@ -188,14 +220,12 @@ class ArrayRun:
     def _train(self) -> RunResult:
         self._prepare_folder()
         self.trains = True
-        self.trainer.add_to_run = self.planner.add if self.ranks is None else _refuse_to_add
         try:
             with on_first_interrupt(self.engine.interrupt):
                 records = self.engine.run()
                 with nullcontext() if self.ranks is None else self.ranks.concluding():
                     self._finish_folder()
         finally:
-            self.trainer.add_to_run = None
             self.planner.close()
             if self.folder is not None:
                 self.folder.close()
@@ -249,9 +279,10 @@ class ArrayRun:
                 job.life.status = "ready"
 
     def _latest(self, titles: Sequence[str]) -> list[int]:
-        """Iterations that the checkpoints have, as this process sees them."""
-        folder, resume = self.folder, self.settings.resume
-        return [folder.latest(t) if folder is not None and resume else 0 for t in titles]
+        """Iterations that the checkpoints have, which the first process alone looks up."""
+        folder, asks = self.folder, self.settings.resume
+        asks &= self.ranks is None or self.ranks.is_first
+        return [folder.latest(t) if folder is not None and asks else 0 for t in titles]
 
     def _make(self, index: int, at: int, seat: int, away: bool) -> JobRun:
         """A job, ready to go on from iteration `at` on the devices of a seat."""
@@ -267,9 +298,7 @@ class ArrayRun:
         check_apart(model, title, self.owners, frozen=moved)
         places = stage_devices(self.plan, seat, self.devices)
         away = away and self.gpu
-        stages = fresh_stages(
-            model, trainer.stages, job, index, title, places, away, exact=trainer.exact
-        )
+        stages = fresh_stages(model, trainer.stages, job, index, title, places, away)
         run = JobRun(job, index, title, model, stages, 0, steps, None)
         if self.folder is not None:
             run.start = self.folder.begin(run, at)
@@ -279,7 +308,8 @@ class ArrayRun:
                 )
         run.begin_at(run.start)
         if run.start < steps:
-            run.feed = Feed(trainer.data, job, title, run.start)
+            data = trainer.data if self.folder is None else self.folder.watched(run, trainer.data)
+            run.feed = Feed(data, job, title, run.start)
         return run
 
     def _join(self, job: Job, at: int | None = None) -> JobRun:
@@ -362,19 +392,24 @@ class ArrayRun:
         )
 
     def _refusal(self, change: Change, like: Mapping[int, int]) -> str:
-        """Why the devices cannot make a change (`Admission.refusal`)."""
-        ranks, memory = self.ranks, self.worker.memory
-        settled = ranks is not None or memory.moves
-        if ranks is not None and (sentence := ranks.unserved(self.course.segment(change))):
+        """Why the devices cannot make a change, as a sentence; ``""`` if they can."""
+        ranks, memory, segment = self.ranks, self.worker.memory, self.course.segment(change)
+        if ranks is not None and (sentence := ranks.unserved(segment)):
             return sentence
+        live = [seat for seat, job in enumerate(segment.seats) if not self.runs[job].over]
+        if ranks is not None or memory.moves:
+            titles = [run.title for run in self.runs]
+            if sentence := moved(self.course.now, segment, live, titles):
+                return sentence
+        if memory.limits is None:
+            return ""
         held = None if ranks is None else ranks.held
-        return Admission(self.runs, self.course, memory.limits, settled, held).refusal(change, like)
+        return str(memory.limits.refusal(segment, live, like, held))
 
     def _memory(self, **more: Any) -> Memory:
         return memory_of(
-            self.runs, self.course.segments, self.trainer.memory,
-            criterion=self.worker.criterion, **more,
-        )  # fmt: skip
+            self.runs, self.course.segments, self.trainer.memory, self.worker.criterion, **more
+        )
 
     def _prepare_folder(self) -> None:
         if self.folder is None:
@@ -402,32 +437,20 @@ class ArrayRun:
             told(run.job, iteration, loss)
 
     def _result(self, records: list[Record]) -> RunResult:
-        ranks, course = self.ranks, self.course
-        parallel = ranks is not None or self.gpu
-        exposed = launching = None
-        if isinstance(self.engine, InlineBackend):
-            exposed, launching = self.engine.past.exposed or None, self.engine.launching
-        elif ranks is not None:
-            exposed = ranks.exposed or None
+        ranks, course, provenance = self.ranks, self.course, self._provenance()
+        exposed = self.engine.past.exposed if ranks is None else ranks.exposed
         whole = self.runs if ranks is None or ranks.is_first else []
         left_out = self.engine.past.left_out if ranks is None else ranks.left_out
-        provenance = self._provenance()
         if left_out:
             provenance["blocks_left_out"] = left_out
-        return RunResult(
-            models=tuple(run.model for run in whole),
-            trained=tuple(trained(run) for run in whole),
-            trace=measured(
-                course, records, provenance, parallel=parallel,
-                messages=self.engine.messages, copies=self.engine.copies,
-                uncertainty=0 if ranks is None else ranks.clock_error,
-            ),
-            replay=replayed(course, records, provenance),
-            report=compare(
-                course, records, parallel=parallel, exposed=exposed, launching=launching,
-                messages=self.engine.messages, left_out=left_out,
-            ),
+        log = RunLog(
+            course.name, tuple(course.segments), records, provenance, tuple(self.engine.copies),
+            exposed=exposed or None, parallel=ranks is not None or self.gpu,
+            uncertainty=0 if ranks is None else ranks.clock_error, left_out=left_out,
         )  # fmt: skip
+        return RunResult(
+            tuple(run.model for run in whole), tuple(trained(run) for run in whole), log
+        )
 
     def _provenance(self) -> dict[str, Any]:
         found: dict[str, Any] = {
@@ -446,7 +469,3 @@ class ArrayRun:
         if profile is not None and profile.made(self.plan.schedule):
             found["profile_sha256"] = profile.sha256
         return found
-
-
-def _refuse_to_add(job: Job) -> None:
-    raise InputError("add: other ranks cannot make the job; use queue=True or refill")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import warnings
@@ -11,12 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from optsched.cli.options import AsJson, Quiet, ScheduleFile, group, numbers, pairs, quantity
+from optsched.cli.options import AsJson, Quiet, ScheduleFile, group, numbers, quantity
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from optsched.arraypipe.cli.run import RunOrder
 
 _SIZES: Final = {
@@ -82,10 +81,9 @@ def advise(
     ] = None,
     memory: Memory = None,
     link: Annotated[
-        list[str] | None,
+        str | None,
         typer.Option(
-            help="What if: activation=BANDWIDTH[,LATENCY] between devices or host=... from the "
-            "host, such as activation=25GB/s,5us; may be repeated."
+            help="What if: BANDWIDTH[,LATENCY] between devices, such as 25GB/s or 25GB/s,5us."
         ),
     ] = None,
     samples: Annotated[
@@ -97,9 +95,9 @@ def advise(
     """Rank ways to train profiled jobs, in seconds per round of all jobs; may say: no job array."""
     from optsched.arraypipe.advice.advise import advise as advice_on
 
-    what_if = links(link or [])
+    what_if = None if link is None else read_link(link)
     size = _size(memory)
-    advice = advice_on(file, devices=devices, memory=size, link=what_if or None, samples=samples)
+    advice = advice_on(file, devices=devices, memory=size, link=what_if, samples=samples)
     print(json.dumps(advice.as_dict()) if as_json else advice)
 
 
@@ -136,18 +134,12 @@ def plan(
     barrier: Annotated[
         bool, typer.Option("--barrier", help="Jobs wait for each other after every iteration.")
     ] = False,
-    exact: Annotated[
-        bool, typer.Option(help="Micro-batches of a job ascend; --no-exact: in any order.")
-    ] = True,
     window: Annotated[
         int, typer.Option(help="Messages that receivers post ahead, per channel.", min=1)
     ] = 2,
     profile: Annotated[
         Path | None,
-        typer.Option(
-            help="Of these jobs: warns if the schedule is of another one; adds bytes of states and "
-            "messages to --explain."
-        ),
+        typer.Option(help="Of these jobs: warns if the schedule is of another one."),
     ] = None,
 ) -> None:
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
@@ -162,8 +154,8 @@ def plan(
         known = Profile.read(profile)
     schedule = Schedule.read(file)
     try:
-        compiled = compile(schedule, barrier=barrier, exact=exact)
-        text = explain(compiled, window=window, profile=known) if in_full else headline(compiled)
+        compiled = compile(schedule, barrier=barrier)
+        text = explain(compiled, window=window) if in_full else headline(compiled)
     except InputError as error:
         raise type(error)(*_named(file, error)) from None
     if known is not None and (gap := known.gap(schedule)):
@@ -186,13 +178,17 @@ def run(
     every: Annotated[
         int | None, typer.Option(help="Iterations between checkpoints [default: only the last].")
     ] = None,
+    keep: Annotated[
+        int, typer.Option(help="Newest checkpoints of a job that are not removed.", min=1)
+    ] = 2,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the latest checkpoints there.")
     ] = False,
     backend: Annotated[
         str,
         typer.Option(
-            help="inline: all devices in this process; process: a process per device, started here."
+            help="inline: all devices in this process; process: a process per device, started here "
+            "unless torchrun has done it."
         ),
     ] = "inline",
     out: Annotated[
@@ -207,23 +203,23 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train a script's jobs by a schedule; Ctrl-C lets every job end its iteration and saves."""
-    from optsched.arraypipe.cli.run import RunOrder, carry_out, plain_warnings
+    from optsched.arraypipe.cli.run import RunOrder, as_rank, carry_out, plain_warnings
     from optsched.arraypipe.distributed.launch import launch
 
     order = RunOrder(
-        script, schedule, steps, checkpoint, every, resume, out, time_limit, devices, quiet
+        script, schedule, steps, checkpoint, every, keep, resume, out, time_limit, devices, quiet
     )
-    order.check()
     if backend not in ("inline", "process"):
         raise InputError(f"backend: expected inline or process, got {backend!r:.40}")
+    if backend == "process" and "RANK" in os.environ:  # by torchrun, or by ourselves
+        as_rank(order)
+    order.check()
     if backend == "process":
         with plain_warnings(speaks=False):  # the first rank warns
             ranks = _ranks_of(order)
-        raise typer.Exit(launch(ranks, order.words()))
-    failures = carry_out(order).failures
-    for failure in failures:
-        print(f"failed: {failure}", file=sys.stderr)
-    if failures:
+        program = [sys.executable, "-c", "from optsched.cli import main; main()", *sys.argv[1:]]
+        raise typer.Exit(launch(ranks, program))
+    if carry_out(order).failures:
         raise typer.Exit(1)
 
 
@@ -267,14 +263,7 @@ def _ranks_of(order: RunOrder) -> int:
     from optsched.model.schedule import Schedule
 
     if order.schedule is not None:
-        given = Schedule.read(order.schedule)
-        try:
-            plan = compile(given)
-        except InputError:  # the script may allow what is wrong with it
-            if load_trainer(order.script).exact:
-                raise
-            plan = compile(given, exact=False)
-        return len(plan.devices)
+        return len(compile(Schedule.read(order.schedule)).devices)
     return order.devices or len(load_trainer(order.script).stages)
 
 
@@ -290,23 +279,13 @@ def _named(file: Path, error: InputError) -> tuple[object, ...]:
     return (sentence,) if cycle is None else (sentence, cycle)
 
 
-def links(given: Sequence[str]) -> dict[str, dict[str, float]]:
-    """What `advise` takes as ``link``; GB is 10^9 bytes here, as in the data sheets of links.
-
-    Raises
-    ------
-    InputError
-        An option cannot be read, or names a link twice.
-    """
-    found: dict[str, dict[str, float]] = {}
-    for name, value in pairs("link", given, "activation=BANDWIDTH[,LATENCY] or host=...").items():
-        rate, comma, delay = value.partition(",")
-        bandwidth = quantity(rate.removesuffix("/s"), _SIZES)
-        latency = quantity(delay.strip(), _TIMES) if comma else 0.0
-        if name not in ("activation", "host") or bandwidth is None or latency is None:
-            raise InputError(
-                f"link: expected activation=BANDWIDTH[,LATENCY] or host=..., such as "
-                f"activation=25GB/s,5us, got {f'{name}={value}'!r:.60}"
-            )
-        found[name] = {"bandwidth": bandwidth, **({"latency_ns": latency} if comma else {})}
-    return found
+def read_link(given: str) -> dict[str, float]:
+    """What `advise` takes as ``link``; GB is 10^9 bytes here, as in the data sheets of links."""
+    rate, comma, delay = given.partition(",")
+    bandwidth = quantity(rate.strip().removesuffix("/s"), _SIZES)
+    latency = quantity(delay.strip(), _TIMES) if comma else 0.0
+    if bandwidth is None or latency is None:
+        raise InputError(
+            f"link: expected BANDWIDTH[,LATENCY], such as 25GB/s,5us, got {given!r:.60}"
+        )
+    return {"bandwidth": bandwidth, **({"latency_ns": latency} if comma else {})}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
@@ -122,6 +122,10 @@ class Rows:
         if not 0 <= row < len(self):
             raise IndexError(row)
         return self.ids[self.indptr[row] : self.indptr[row + 1]]
+
+    def part(self, keep: npt.NDArray[np.bool_]) -> Rows:
+        """Those entries of all rows that are kept; `keep` has one flag for each."""
+        return Rows(np.concatenate([[0], np.cumsum(keep)])[self.indptr], self.ids[keep])
 
     def to_lists(self) -> list[list[int]]:
         """The rows as lists of Python integers."""
@@ -517,6 +521,29 @@ class Schedule(Problem):
     __hash__ = None  # type: ignore[assignment]
 
     # a graph is itself a problem
+
+    def subset(self, keep: npt.NDArray[np.bool_]) -> Schedule:
+        """Some operations only, numbered anew in their order; `keep` has one entry for each.
+
+        Arcs between them, orders, starts, offsets and period stay as they are; so do the resources,
+        used or not. The objective goes.
+        """
+        number = np.where(keep, np.cumsum(keep) - 1, -1)
+        tail, head, lag, distance = self.arcs
+        inner = keep[tail] & keep[head]
+        of = np.repeat(np.arange(len(keep)), np.diff(self.op_resources.indptr))
+        own = self.op_resources.part(keep[of])
+        rows = self.sequences
+        rows = None if rows is None else rows.part(keep[rows.ids])
+        return replace(
+            self,
+            op_resources=Rows(np.append(own.indptr[:-1][keep], own.indptr[-1]), own.ids),
+            arcs=Arcs(number[tail[inner]], number[head[inner]], lag[inner], distance[inner]),
+            sequences=None if rows is None else Rows(rows.indptr, number[rows.ids]),
+            start=None if self.start is None else self.start[keep],
+            objective=None,
+            **{key: getattr(self, key)[keep] for key in COLUMNS},
+        )
 
     def graph(self) -> Schedule:
         """The instance without orders and starts."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -192,3 +194,105 @@ def rows(n: int, draw: torch.Generator) -> Any:
 def loss(output: Tensor, target: Tensor) -> Tensor:
     """Cross entropy of rows."""
     return functional.cross_entropy(output, target.flatten())
+
+
+@dataclass
+class Output(OrderedDict[str, Any]):
+    """As transformers has them: values by name, by key and by number; None is left out."""
+
+    logits: Any
+    hidden: tuple[Any, ...] | None = None
+    note: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("logits", "hidden", "note"):
+            if getattr(self, name) is not None:
+                super().__setitem__(name, getattr(self, name))
+
+    def __getitem__(self, key: Any) -> Any:
+        return tuple(self.values())[key] if isinstance(key, int) else super().__getitem__(key)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self and value is not None:
+            super().__setitem__(name, value)
+        super().__setattr__(name, value)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def __reduce__(self) -> Any:
+        make, _, *rest = super().__reduce__()
+        return make, (self.logits, self.hidden, self.note), *rest
+
+
+class Registered(Output):
+    """One that torch takes apart itself."""
+
+
+torch.utils._pytree.register_pytree_node(  # as transformers does
+    Registered,
+    lambda output: (list(output.values()), list(output)),
+    lambda values, names: Registered(**dict(zip(names, values, strict=True))),
+)
+
+
+class Attributes(dict[str, Any]):
+    """A plain subclass of dict."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[name]
+
+
+class Row(NamedTuple):
+    """A named tuple."""
+
+    logits: Any
+    hidden: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A class with no dictionary, and a field that its `__init__` does not take."""
+
+    logits: Any
+    hidden: tuple[Any, ...]
+    size: int = field(init=False, default=2)
+
+
+def output(kind: type, logits: Any, hidden: Any) -> Any:
+    """An output of a class, with another one in it."""
+    inner = (hidden, Attributes(logits=logits))
+    return kind(logits=logits, hidden=inner)
+
+
+class Named(nn.Module):
+    """Returns an object of a class, and gives one to its last part too."""
+
+    def __init__(self, kind: type = Output) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(4, 4), nn.Linear(4, 4), Reads()
+        self.drop, self.kind = nn.Dropout(0.2), kind
+
+    def forward(self, x: Tensor) -> Any:
+        """Class scores and what came before."""
+        x = self.drop(self.first(x)).tanh()
+        y = self.second(x)
+        return output(self.kind, self.head(output(self.kind, y, x)), x)
+
+
+class Reads(nn.Module):
+    """Takes an output by its names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, given: Any) -> Tensor:
+        """Class scores."""
+        return self.linear(given.logits + given.hidden[1].logits)
+
+
+def named_loss(output: Any, target: Tensor) -> Tensor:
+    """Looks at attributes."""
+    return loss(output.logits, target) + 0.01 * output.hidden[0].square().mean()

@@ -62,14 +62,6 @@ def warns() -> ArrayTrainer:
     return trainer()
 
 
-def loose() -> ArrayTrainer:
-    """One job whose micro-batches may come in any order."""
-    job = Job(seed=0, batch_size=8, optimizer=adamw, microbatches=3)
-    return ArrayTrainer(
-        build_model, batches, jobs=[job], stages=[2], loss=nn.functional.cross_entropy, exact=False
-    )
-
-
 def strict() -> ArrayTrainer:
     """One job whose micro-batches ascend."""
     job = Job(seed=0, batch_size=8, optimizer=adamw, microbatches=3)

@@ -44,8 +44,8 @@ def needs(runs: Any, segment: Any, share: Any, criterion: Any) -> tuple[int, int
     states = [State(j, s, layout_of(runs[segment.seats[j]].stages[s], "").bytes) for j, s in pairs]
     windows, outboxes = share.bytes(range(plan.n_jobs))
     beside = beside_states(runs, segment, criterion)
-    table = budget(plan, d, [], windows=windows, outboxes=outboxes, beside=beside)
-    return table.total, sum(slot_bytes(states))
+    table = budget(plan, d, beside)
+    return table.total + windows + outboxes, sum(slot_bytes(states))
 
 
 @contextmanager
@@ -53,14 +53,12 @@ def little(draw: random.Random) -> Iterator[list[Any]]:
     """Every rank has memory for as few slots as its order allows, or a few more; the memories."""
     made: list[Any] = []
 
-    def limited(runs: Any, segments: Any, _: None, *, criterion: Any, share: Any) -> Any:
+    def limited(runs: Any, segments: Any, _: None, criterion: Any, share: Any) -> Any:
         rest, slot = needs(runs, segments[0], share, criterion)
         factor = draw.choice([1.0, 1.0, 1.2, 1.6])
         while True:
             try:
-                found = memory_of(
-                    runs, segments, int(rest + factor * slot) + 1, criterion=criterion, share=share
-                )
+                found = memory_of(runs, segments, int(rest + factor * slot) + 1, criterion, share)
             except InputError:  # more states are between F and B
                 if factor > 50:
                     raise
@@ -114,7 +112,7 @@ def too_small(ranks: int) -> dict[str, Any]:
     schedule = random_schedule([1] * 3, 4, place=[0, 1, 0, 1] if ranks == 2 else [2, 0, 3, 1])
     bytes_of: dict[int, int] = {}
 
-    def weighed(runs: Any, segments: Any, _: int, *, criterion: Any, share: Any) -> Any:
+    def weighed(runs: Any, segments: Any, _: int, criterion: Any, share: Any) -> Any:
         found: list[Any] = [None] * ranks
         dist.all_gather_object(found, sum(needs(runs, segments[0], share, criterion)))
         bytes_of.update(enumerate(found))
@@ -184,10 +182,10 @@ def too_large(ranks: int) -> dict[str, Any]:
 def one_slot(rank: int) -> Any:
     """That rank alone has memory for one slot of each kind, the others for everything."""
 
-    def limited(runs: Any, segments: Any, _: None, *, criterion: Any, share: Any) -> Any:
+    def limited(runs: Any, segments: Any, _: None, criterion: Any, share: Any) -> Any:
         rest, slot = needs(runs, segments[0], share, criterion)
         limit = rest + slot if share.device == rank else 10**9
-        return memory_of(runs, segments, limit, criterion=criterion, share=share)
+        return memory_of(runs, segments, limit, criterion, share)
 
     return patched(training_run, "memory_of", limited)
 

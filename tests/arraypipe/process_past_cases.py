@@ -33,7 +33,6 @@ def remembered(ranks: int, swaps: bool, most: int) -> dict[str, Any]:
         "left out": [d.provenance.get("blocks_left_out", 0) for d in (trace, result.replay)],
         "reported": [result.report.left_out, result.report.cycles],
         "blocks": blocks,
-        "links": trace.n_operations - blocks,
     }
 
 

@@ -166,8 +166,9 @@ def test_every_checkpoint_is_an_iteration_boundary(tmp_path: Path, update: Any) 
     """In rolling execution stages run ahead; what is written is still one moment of the job."""
     array = trainer(JOBS)
     array.run(
-        random_schedule(**ORDER, update=update, seed=3), 4, checkpoint=tmp_path, checkpoint_every=1
-    )
+        random_schedule(**ORDER, update=update, seed=3), 4, checkpoint=tmp_path,
+        checkpoint_every=1, keep=4,
+    )  # fmt: skip
     for steps in (1, 2, 3, 4):
         for j, title in enumerate(array.titles):
             alone = array.train_alone(j, steps)
@@ -199,7 +200,7 @@ def test_resume_continues_bit_by_bit(tmp_path: Path, seed: int) -> None:
 def test_jobs_resume_from_different_iterations(tmp_path: Path) -> None:
     """Every job goes on from its own latest checkpoint, or from its seed."""
     array = trainer(JOBS)
-    array.run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1)
+    array.run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
     (tmp_path / "first" / "latest").write_text("1\n")
     (tmp_path / "job2" / "latest").unlink()
     result = trainer(JOBS).run(random_schedule(**ORDER), 4, checkpoint=tmp_path, resume=True)
@@ -210,7 +211,7 @@ def test_jobs_resume_from_different_iterations(tmp_path: Path) -> None:
 
 def test_the_trace_of_a_resumed_run_is_a_plan(tmp_path: Path) -> None:
     """Also where jobs have begun at different iterations; it trains other jobs exactly."""
-    trainer(JOBS).run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1)
+    trainer(JOBS).run(random_schedule(**ORDER), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
     (tmp_path / "first" / "latest").write_text("1\n")
     run = trainer(JOBS).run(random_schedule(**ORDER), 5, checkpoint=tmp_path, resume=True)
     array = trainer(JOBS)
@@ -457,7 +458,7 @@ def test_states_that_take_turns_in_slots_are_saved(tmp_path: Path) -> None:
     order: Any = {"microbatches": [1, 2, 1], "n_stages": 3, "place": [0, 1, 0]}
     jobs = [Job(s, 8, adamw, microbatches=1 + s % 2, recompute=True) for s in range(3)]
     array = trainer(jobs, memory=16_000)  # of six states on the first device two fit
-    array.run(random_schedule(**order), 3, checkpoint=tmp_path, checkpoint_every=1)
+    array.run(random_schedule(**order), 3, checkpoint=tmp_path, checkpoint_every=1, keep=3)
     for j in range(3):
         for steps in (1, 2, 3):
             alone = array.train_alone(j, steps)
@@ -508,23 +509,3 @@ def test_processes_leave_the_files_that_one_leaves(
             assert one.keys() == leaves(torch.load(two / name, weights_only=True)).keys()
             for key, value in leaves(torch.load(two / name, weights_only=True)).items():
                 assert optimizers.same(value, one[key]), f"{name}: {key}"
-
-
-def test_refused_addition_leaves_no_trace(tmp_path: Path) -> None:
-    """A job that cannot join because its folder is taken does not count as one of the run."""
-    taken = tmp_path / "late" / "latest"
-    taken.parent.mkdir()
-    taken.write_text("3\n")
-    array = trainer([Job(0, 8, adamw), Job(1, 8, sgd)])
-
-    def on_step(job: Job, iteration: int, loss: float) -> None:
-        if (job.seed, iteration) != (0, 0):
-            return
-        with pytest.raises(InputError, match="already has checkpoints"):
-            array.add(Job(7, 8, adamw, name="late"))
-        array.add(Job(8, 8, adamw, name="other"))
-
-    result = array.run(random_schedule([1, 1], 3), 3, checkpoint=tmp_path, on_step=on_step)
-    assert array.titles == ["job0", "job1", "other"]
-    for j in range(3):
-        assert differences(result.trained[j], array.train_alone(j, 3)) == []

@@ -42,10 +42,9 @@ def test_refused_resumes(tmp_path: Path) -> None:
     refused("batch_size 8, the job has 9", jobs=[Job(0, 9, adamw)])
     refused("'0.weight' is", build_model=lambda: build_model(13))
     latest = tmp_path / "job0" / "latest"
-    texts = (("two", "of an iteration"), ("7", "no such file"), ("9" * 5000, "of an iteration"))
-    for text, sentence in texts:
+    for text in ("two", "9" * 5000):
         latest.write_text(text)
-        refused(sentence)
+        refused("of an iteration")
     latest.write_text("2\n")
     model = tmp_path / "job0" / "2" / "model.pt"
     whole = model.read_bytes()
@@ -115,7 +114,7 @@ WRITTEN = {"p": 0.1, "shape": [1, (2, None), {"a": float("nan")}], "kind": Kind(
 def test_resume_compares_plain_arguments_of_the_model(
     tmp_path: Path, changes: dict[str, Any], sentence: str
 ) -> None:
-    """`Job.model` has to be what it was, as far as it can be kept; older files have none of it."""
+    """`Job.model` has to be what it was, as far as it can be kept."""
 
     def array(given: dict[str, Any]) -> ArrayTrainer:
         model = {key: value for key, value in given.items() if value is not ...}
@@ -129,14 +128,15 @@ def test_resume_compares_plain_arguments_of_the_model(
     if sentence:
         with pytest.raises(InputError, match=sentence):
             other.run(schedule, 4, checkpoint=tmp_path, resume=True)
-        torch.save({k: v for k, v in train.items() if not k.startswith("model")}, place)
-    other.run(schedule, 4, checkpoint=tmp_path, resume=True)
+    else:
+        other.run(schedule, 4, checkpoint=tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
     "key",
-    ["parameters", "buffers", "model", "stages", "threads", "iteration", "optimizer", "scheduler"],
-)
+    ["parameters", "buffers", "model", "stages", "threads", "iteration", "optimizer", "scheduler",
+     "batch"],
+)  # fmt: skip
 def test_damaged_fields_are_a_sentence(tmp_path: Path, key: str) -> None:
     """A field that is missing or has another type is told by the name of the folder."""
     jobs, schedule = [Job(0, 8, adamw)], random_schedule([1], 3)

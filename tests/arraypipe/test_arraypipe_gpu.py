@@ -20,14 +20,15 @@ torch = pytest.importorskip("torch")
 
 from streams_model import Machine, streams  # noqa: E402
 
-from optsched.arraypipe.job import Job, Norms  # noqa: E402
+from optsched.arraypipe.job import Job  # noqa: E402
 from optsched.arraypipe.memory import slots  # noqa: E402
-from optsched.arraypipe.model.split import split  # noqa: E402
 from optsched.arraypipe.profile import measure  # noqa: E402
 from optsched.arraypipe.runtime import cuda_streams  # noqa: E402
 from optsched.arraypipe.runtime.blocks import own_norms, total_norm  # noqa: E402
 from optsched.arraypipe.runtime.cuda_streams import Late, page_locked_like  # noqa: E402
+from optsched.arraypipe.runtime.stages import fresh_stages  # noqa: E402
 from optsched.arraypipe.runtime.state import JobRun  # noqa: E402
+from optsched.arraypipe.runtime.types import Norms  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -320,7 +321,7 @@ def test_norms_as_torch_has_them() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(3, 3) for _ in range(4)))
     job = Job(0, 2, lambda named: torch.optim.SGD(named, lr=0.1), clip_norm=1.0)
     for absent in ((), (0,), (2, 3), tuple(range(8))):
-        stages = split(model, (("0", "1"), ("2", "3")), job, 0, "a")
+        stages = fresh_stages(model, (("0", "1"), ("2", "3")), job, 0, "a")
         run = JobRun(job, 0, "a", model, stages, 0, 1, None)
         rows = list(model.parameters())
         for k, p in enumerate(rows):

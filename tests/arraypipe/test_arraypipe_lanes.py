@@ -7,7 +7,6 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -26,7 +25,6 @@ from optsched.arraypipe import (  # noqa: E402
     training_run,
 )
 from optsched.arraypipe.memory import cuda_engine  # noqa: E402
-from optsched.arraypipe.model.split import split  # noqa: E402
 from optsched.arraypipe.runtime import (  # noqa: E402
     cuda_streams,
     data,
@@ -38,7 +36,7 @@ from optsched.arraypipe.train_alone import differences  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.arraypipe.job import JobStage
+    from optsched.arraypipe.runtime.state import JobStage
 
 pytestmark = pytest.mark.torch
 
@@ -169,10 +167,13 @@ def test_waiting_jobs_take_no_place(machine: Machine, monkeypatch: pytest.Monkey
         there.extend(j for j, s in where if s == 0 and where[j, s][-1] == "on")
         return next(supply, None)
 
+    emptied: list[int] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
     schedule = random_schedule([1, 1], 3, seed=1)
     result = array.run(schedule, STEPS, queue=True, refill=refill)
     assert machine.races == []
     assert 1 not in there
+    assert len(emptied) == 2  # before the blocks, and when the first forward of a new job is over
     for stage in range(3):
         # at the end all are brought to the host, wherever they are
         assert where[0, stage] == where[1, stage] == ["on", "off", "off"]
@@ -226,15 +227,7 @@ def test_several_gpus(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None
     result = run(array)
     assert machine.races == []
     assert len(machine.streams) > 4
-    trace = result.trace
-    links = np.flatnonzero(np.isin(trace.kind, ("activation", "gradient")))
-    # three jobs of four micro-batches together, two boundaries, there and back
-    assert len(links) == STEPS * 4 * 2 * 2
-    assert trace.duration[links].max() > 0
-    assert verify(trace) == []
-    assert {m.kind: m.number for m in result.report.messages} == {
-        kind: int((trace.kind == kind).sum()) for kind in ("activation", "gradient")
-    }
+    assert verify(result.trace) == []
     for j in range(len(array.jobs)):
         assert differences(result.trained[j], array.train_alone(j, STEPS)) == []
 
@@ -248,7 +241,7 @@ def test_a_long_run_remembers_its_end(machine: Machine, monkeypatch: pytest.Monk
     trace, blocks = result.trace, result.replay.n_operations
     assert verify(trace) == []
     assert trace.provenance["blocks_left_out"] == result.report.left_out > blocks >= 20
-    assert trace.n_operations > blocks  # and messages
+    assert trace.n_operations == blocks
     assert trace.duration[:blocks].min() > 0  # of the streams: every block has been read
     for j in range(len(array.jobs)):
         assert differences(result.trained[j], array.train_alone(j, 8)) == []
@@ -377,7 +370,7 @@ def test_what_a_stage_has_goes_along() -> None:
     """Optimizer states made before a move are where the weights are; counters stay on the host."""
     job = Job(0, 8, lambda named: torch.optim.Adagrad(named, lr=0.1))
     model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU())
-    plain, empty = split(model, (("0", "1"), ("2",)), job, 0, "a")
+    plain, empty = stages.fresh_stages(model, (("0", "1"), ("2",)), job, 0, "a")
     own = [p for _, p in plain.parameters]
     for stage in (plain, empty):
         stages.move(stage, torch.device("meta"))

@@ -272,7 +272,8 @@ def test_a_failure_stays_with_its_job(tmp_path: Path, where: str) -> None:
             assert differences(result.trained[j], sibling(j, STEPS)) == []
         place = tmp_path / str(seed) / "job1"
         assert int((place / "latest").read_text()) == when  # the last complete iteration
-        assert {p.name for p in place.iterdir()} == {"latest", *map(str, range(1, when + 1))}
+        last = map(str, range(max(1, when - 1), when + 1))
+        assert {p.name for p in place.iterdir()} == {"latest", *last}
 
 
 @pytest.mark.parametrize("backend", ["inline", "slots"])

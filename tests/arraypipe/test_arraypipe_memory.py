@@ -20,8 +20,8 @@ from torch import Tensor, nn  # noqa: E402
 
 from optsched import InputError, Rows, Schedule, verify  # noqa: E402
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe.life.changes import Seating  # noqa: E402
-from optsched.arraypipe.memory.budget import Budget, budget  # noqa: E402
+from optsched.arraypipe.life.changes import Rescheduling  # noqa: E402
+from optsched.arraypipe.memory.budget import Bytes, budget  # noqa: E402
 from optsched.arraypipe.memory.copies import (  # noqa: E402
     Replacement,
     Transfers,
@@ -30,7 +30,7 @@ from optsched.arraypipe.memory.engines import HostEngine  # noqa: E402
 from optsched.arraypipe.memory.manager import Ahead, PerDevice, Slotted  # noqa: E402
 from optsched.arraypipe.memory.residency import slot_bytes  # noqa: E402
 from optsched.arraypipe.memory.slots import (  # noqa: E402
-    Tenant,
+    MovingState,
     layout_of,
 )
 from optsched.arraypipe.memory.stage_bytes import beside_states  # noqa: E402
@@ -44,7 +44,7 @@ from optsched.formats import perfetto  # noqa: E402
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from optsched.arraypipe.job import JobStage
+    from optsched.arraypipe.runtime.state import JobStage
 
 pytestmark = pytest.mark.torch
 
@@ -69,14 +69,14 @@ class Weighed(Exception):
     """Stops a run when the bytes of its devices are known."""
 
 
-def weigh(jobs: list[Job], schedule: Any, queue: bool = False, **changes: Any) -> list[Budget]:
+def weigh(jobs: list[Job], schedule: Any, queue: bool = False, **changes: Any) -> list[Bytes]:
     """What every device needs beside states in a run that has a memory limit."""
-    found: list[Budget] = []
+    found: list[Bytes] = []
 
-    def memory_of(runs: Any, segments: Any, limit: int, **options: Any) -> Any:
+    def memory_of(runs: Any, segments: Any, limit: int, criterion: Any) -> Any:
         plan = segments[0].plan
-        beside = beside_states(runs, segments[0], **options)
-        found.extend(budget(plan, d, [], limit, beside=beside) for d in range(len(plan.sequences)))
+        beside = beside_states(runs, segments[0], criterion)
+        found.extend(budget(plan, d, beside) for d in range(len(plan.sequences)))
         raise Weighed
 
     with pytest.MonkeyPatch.context() as patch:
@@ -218,7 +218,7 @@ def test_copies_are_in_the_trace(
     assert set(names[2:]) <= {f"{d} {w} host" for d in names[:2] for w in ("from", "to")}
     assert trace.duration[blocks:].min() > 0
     # what was measured beside the blocks is what they have waited for, and what was flushed
-    exposed = sum(one.engine.exposed for one in memory.slotted if one is not None)
+    exposed = sum(one.engine.exposed for one in memory.slotted.values())
     assert trace.duration[blocks:].sum() == exposed >= result.report.exposed > 0
     pairs = {(int(trace.job[i]), int(trace.stage[i])) for i in range(blocks, trace.n_operations)}
     assert pairs <= {(j, s) for j in range(4) for s in range(3)}
@@ -489,7 +489,7 @@ def test_orders_that_change_on_the_way(
             return None
 
         with monkeypatch.context() as patch:
-            patch.setattr(Seating, "poll", poll)
+            patch.setattr(Rescheduling, "_seated", poll)
             watched = Watched(patch)
             result = array.run(plans[0], 8, on_error="raise")
         assert slots_of(made[-1])
@@ -529,7 +529,7 @@ def test_resident_states_are_never_copied(made: list[Any], monkeypatch: pytest.M
     def refuse(*arguments: Any) -> None:
         raise AssertionError("a state was moved")
 
-    monkeypatch.setattr(Tenant, "__init__", refuse)
+    monkeypatch.setattr(MovingState, "__init__", refuse)
     monkeypatch.setattr(Slotted, "__init__", refuse)
     array = trainer([job(row) for row in FOUR], memory=10**6)
     result = array.run(random_schedule([row[3] for row in FOUR], 3, seed=1), STEPS)
@@ -562,7 +562,7 @@ def test_copies_are_those_of_the_plan(made: list[Any], monkeypatch: pytest.Monke
         totals.append(dict(copied))
     (plan,) = [plan for plan in made[-1].plans if plan.rules]
     for direction, planned in (("in", plan.inward), ("out", plan.outward)):
-        assert (totals[1][direction] - totals[0][direction]) == 12 * planned
+        assert totals[1][direction] - totals[0][direction] == pytest.approx(12 * planned)
 
 
 # bytes beside the states

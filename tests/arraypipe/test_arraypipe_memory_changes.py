@@ -85,7 +85,7 @@ def test_a_plan_that_needs_more_memory_is_not_adopted(
         assert differences(result.trained[j], alone((j, 8, "sgd", 1), n)) == []
 
 
-@pytest.mark.parametrize("way", ["queue", "refill", "add", "strict"])
+@pytest.mark.parametrize("way", ["queue", "refill", "strict"])
 def test_a_job_that_needs_more_slots_fails_alone(way: str, made: list[Any]) -> None:
     """Without recompute, among jobs that recompute: its sentence says so, the others are exact."""
     jobs = [job((s, 8, "sgd", 1), recompute=True) for s in range(3)]
@@ -95,8 +95,6 @@ def test_a_job_that_needs_more_slots_fails_alone(way: str, made: list[Any]) -> N
 
     def on_step(one: Job, t: int, x: float) -> None:
         if (one.seed, t) == (0, 1):
-            for other in late if way == "add" else ():
-                array.add(other)
             one.stop()
 
     if way in ("queue", "strict"):

@@ -15,12 +15,13 @@ from torch import Tensor, nn  # noqa: E402
 
 from optsched import InputError, InternalError  # noqa: E402
 from optsched.arraypipe import Job, random_schedule  # noqa: E402
-from optsched.arraypipe.job import Kept  # noqa: E402
 from optsched.arraypipe.memory.copies import Rule  # noqa: E402
+from optsched.arraypipe.memory.engines import HostLink  # noqa: E402
 from optsched.arraypipe.memory.manager import Slotted  # noqa: E402
-from optsched.arraypipe.memory.residency import HostLink, ResidencyPlan  # noqa: E402
+from optsched.arraypipe.memory.residency import ResidencyPlan  # noqa: E402
 from optsched.arraypipe.memory.slots import layout_of, moves  # noqa: E402
 from optsched.arraypipe.memory.types import MOMENTS, WEIGHTS, State, Visit  # noqa: E402
+from optsched.arraypipe.runtime.types import Kept  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,8 +46,7 @@ def alone_in_slots(
     visits = [Visit(j, "R") for j in range(len(jobs))]
     plan = ResidencyPlan.compile(states, visits, None, link, slots=(slots, slots))
     plan = dataclasses.replace(plan, rules=(Rule(slots, slots - 1), Rule(slots, slots - 1)))
-    pairs = [(j, 0) for j in range(len(jobs))]
-    return Slotted(runs, plan, pairs, future or iter(()), torch.device("cpu")), runs
+    return Slotted(runs, plan, future or iter(()), torch.device("cpu")), runs
 
 
 def test_a_wrong_eviction_trips_the_version_counter() -> None:
@@ -54,7 +54,7 @@ def test_a_wrong_eviction_trips_the_version_counter() -> None:
     memory, _ = alone_in_slots(2, *(job((s, 8, "sgd", 1)) for s in range(2)))
     stage = memory.enter(0, 0, "F", None)
     output = stage.run((torch.randn(8, 6, requires_grad=True),))
-    memory.slots[0][0][WEIGHTS].copy_(memory.tenants[1].bytes[WEIGHTS])
+    memory.slots[0][0][WEIGHTS].copy_(memory.states[1].bytes[WEIGHTS])
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
 
@@ -78,9 +78,9 @@ def test_a_state_that_left_between_forward_and_backward_is_noticed() -> None:
 def test_step_counters_and_small_states_stay_with_the_job() -> None:
     """The flat moments hold what has more than one element; `step` is the optimizer's own."""
     memory, runs = alone_in_slots(1, *(job((s, 8, "adamw", 1)) for s in range(2)))
-    tenant = memory.tenants[0]
-    assert {key for _, key in tenant.layout.moments} == {"exp_avg", "exp_avg_sq"}
-    assert tenant.size(MOMENTS) == 0  # nothing before the first update
+    moving = memory.states[0]
+    assert {key for _, key in moving.layout.moments} == {"exp_avg", "exp_avg_sq"}
+    assert moving.size(MOMENTS) == 0  # nothing before the first update
     for _ in range(2):
         for j in (0, 1):
             stage = memory.enter(j, 0, "U", None)
@@ -92,7 +92,7 @@ def test_step_counters_and_small_states_stay_with_the_job() -> None:
     state = list(runs[0].stages[0].optimizer.state.values())
     assert all(float(entry["step"]) == 2.0 for entry in state)
     assert all(not moves(entry["step"]) for entry in state)
-    flat = tenant.bytes[MOMENTS]
+    flat = moving.bytes[MOMENTS]
     inside = range(flat.data_ptr(), flat.data_ptr() + flat.numel())
     assert all(entry["exp_avg"].data_ptr() in inside for entry in state)
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from optsched import Arcs, CyclicOrder, InputError, JobArray, Resource, Rows, Schedule
 from optsched.arraypipe import compile, random_schedule
+from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.orders import random_rolling
 from optsched.arraypipe.plan.segments import Segment, Walk
@@ -209,6 +210,22 @@ def test_refused_with_a_sentence(case: str) -> None:
         compile(make())
 
 
+def test_a_barrier_excludes_offsets() -> None:
+    """One sentence with the block and the way out; without offsets a barrier is as good as any."""
+    array = JobArray([[2] * 3] * 2, [[4] * 3] * 2, micro_batches=[2, 2], objective="period")
+    said = 0
+    for seed in range(4):
+        schedule = random_rolling(array, spread=0, seed=seed)
+        try:
+            compile(schedule, barrier=True)
+        except InputError as error:
+            assert str(error).startswith("barrier: jobs that wait for each other")
+            assert "with offset" in str(error) and "leave the barrier out" in str(error)
+            said += 1
+        assert not compile(schedule).barrier
+    assert said
+
+
 def test_only_a_schedule_is_compiled() -> None:
     """A path or a problem is refused with what is expected."""
     with pytest.raises(InputError, match=r"schedule: expected a Schedule, got 'x\.json'"):
@@ -268,7 +285,7 @@ def test_held_is_the_peak_of_a_long_run(seed: int, copies: list[int]) -> None:
         level[device] += int(schedule.acquire[operation])
         peak[device] = max(peak[device], level[device])
         level[device] -= int(schedule.free[operation])
-    assert tuple(peak) == plan.held
+    assert peak == [budget(plan, d, {}).activations for d in range(len(plan.devices))]
     assert not any(level)
     assert plan.max_offset == schedule.offset.max()
 

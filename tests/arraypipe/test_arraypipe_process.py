@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -22,7 +21,8 @@ from hypothesis import strategies as st  # noqa: E402
 from optsched import InputError, OptschedError, Schedule, verify  # noqa: E402
 from optsched.arraypipe import random_schedule  # noqa: E402
 from optsched.arraypipe.distributed import backend as process  # noqa: E402
-from optsched.arraypipe.distributed.collect import Noted, Reading, copies, messages, on_first_clock  # noqa: E402  # noqa: E402
+from optsched.arraypipe.distributed import wire  # noqa: E402
+from optsched.arraypipe.distributed.collect import Reading, copies_on, on_first_clock  # noqa: E402
 from optsched.arraypipe.distributed.header import SIZE, ProtocolError  # noqa: E402
 from optsched.arraypipe.distributed.mailbox import Capacity  # noqa: E402
 from optsched.arraypipe.distributed.wire import (  # noqa: E402
@@ -36,7 +36,7 @@ from optsched.arraypipe.distributed.wire import (  # noqa: E402
 from optsched.arraypipe.plan.messages import routes  # noqa: E402
 from optsched.arraypipe.plan.plan import compile  # noqa: E402
 from optsched.arraypipe.plan.segments import Segment  # noqa: E402
-from optsched.arraypipe.plan.types import Copied, Moved  # noqa: E402
+from optsched.arraypipe.plan.types import Copied  # noqa: E402
 from optsched.arraypipe.training_run import ArrayRun  # noqa: E402
 from optsched.cli.app import app  # noqa: E402
 
@@ -59,10 +59,10 @@ SOME: tuple[Any, ...] = (
                     "queued": [], "interrupted": [], "longer": [], "refused": [], "uneven": [],
                     "first_forwards": [], "unlike": [], "nothing_left": [], "caught": [],
                     "one_rank_cannot": [], "concluded": [], "used_up": [],
-                    "late": [], "devices": [], "carried": [],
-                    "streamed": ["exact", 20, 22], "loose": [0, 2]}),
+                    "late": [], "devices": [], "carried": [], "outputs": [],
+                    "streamed": ["exact", 20, 22], "summed": [0, 2]}),
     (4, "several", {"exact": [100, 102], "replanned": [100, 102], "stopped": [],
-                    "streamed": ["replanned", 120, 122], "loose": [100, 102]}),
+                    "streamed": ["replanned", 120, 122], "summed": [100, 102]}),
     *((2, "ends_badly", how) for how in TROUBLES),
     (2, "absent"),
     (2, "killed"),
@@ -95,6 +95,11 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
     return rows
 
 
+def test_outputs_keep_their_type(answers: dict[Any, Any]) -> None:
+    """The last rank's loss gets what the model returns, not a plain dict."""
+    assert answers[2, "outputs"] == []
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_bit_identical_to_training_alone(answers: dict[Any, Any], ranks: int) -> None:
     """Random plans, windows 1 and 2: parameters, buffers, moments and losses; traces verify."""
@@ -102,11 +107,9 @@ def test_bit_identical_to_training_alone(answers: dict[Any, Any], ranks: int) ->
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_any_order_of_micro_batches_has_the_bits_of_inline(
-    answers: dict[Any, Any], ranks: int
-) -> None:
-    """``exact=False``, ``tied="sum"``, clipping, plateaus and stops: both backends agree."""
-    assert answers[ranks, "loose"] == []
+def test_summed_gradients_have_the_bits_of_inline(answers: dict[Any, Any], ranks: int) -> None:
+    """``tied="sum"``, clipping, plateaus and stops: both backends agree."""
+    assert answers[ranks, "summed"] == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -228,54 +231,22 @@ def test_early_stop(answers: dict[Any, Any], ranks: int) -> None:
     assert whole <= found["blocks"] < whole + 400  # of 12,800
 
 
-def test_messages_are_in_the_trace(answers: dict[Any, Any]) -> None:
-    """One operation for every message that was sent, tombstones included, in the channel's order.
-
-    None before its block has ended, and none later than the block that takes it begins.
-    """
+def test_trace_and_waits_of_ranks(answers: dict[Any, Any]) -> None:
+    """Blocks alone, in an order that the clocks allow; waits at receives are in the report."""
     found = answers[2, "carried"]
     trace = Schedule.read(answers["folder"] / "carried-0.schedule.json")
     assert verify(trace) == []
-    names = [resource.name for resource in trace.resources]
-    assert trace.sequences is not None and trace.start is not None
-    told: dict[str, list[tuple[int, ...]]] = {}
-    for source, target, kind, job, iteration, stage in found["sent"]:
-        link = f"{names[source]} to {names[target]}, {kind}"
-        told.setdefault(link, []).append((job, iteration, stage))
-    drawn = {
-        name: [(int(trace.job[i]), int(trace.iteration[i]), int(trace.stage[i])) for i in row]
-        for name, row in zip(names[2:], trace.sequences.to_lists()[2:], strict=True)
-    }
-    assert drawn == told
-    assert {"activation", "gradient", "factor"} == {name.split(", ")[1] for name in drawn}
-    start, end = trace.start, trace.start + trace.duration
-    apart = trace.provenance["clock_uncertainty_ns"]
-    senders, takers = np.zeros((2, trace.n_operations), np.int64)
-    for i, j in zip(trace.arcs.tail.tolist(), trace.arcs.head.tolist(), strict=True):
-        senders[j] += len(trace.kind[j]) > 1
-        takers[i] += len(trace.kind[i]) > 1
-        assert start[j] >= end[i] - apart
-    links = np.char.str_len(trace.kind) > 1
-    assert senders[links].tolist() == takers[links].tolist() == [1] * len(found["sent"])
-    assert trace.duration[links].max() > 0
+    assert trace.start is not None
+    end, apart = trace.start + trace.duration, trace.provenance["clock_uncertainty_ns"]
+    assert (trace.start[trace.arcs.head] >= end[trace.arcs.tail] - apart).all()
+    assert min(found["waited"]) > 0
     # another rank knows its own blocks only
     own = Schedule.read(answers["folder"] / "carried-1.schedule.json")
+    assert 0 < own.n_operations < trace.n_operations
     assert set(own.kind.tolist()) == {"F", "B", "U"}
 
 
-def test_messages_in_the_report(answers: dict[Any, Any]) -> None:
-    """Number, how many were waited for, and how long."""
-    found = answers[2, "carried"]
-    for row in found["messages"]:
-        assert row["number"] == sum(kind == row["kind"] for _, _, kind, *_ in found["sent"])
-        assert 0 <= row["awaited"] <= row["number"]
-        assert (row["median"] is None) == (row["awaited"] == 0)
-        assert row["exposed"] > 0
-    assert [row["kind"] for row in found["messages"]] == ["activation", "gradient", "factor"]
-    assert "awaited" in found["text"]
-
-
-def test_pages_and_perfetto_show_links(answers: dict[Any, Any], tmp_path: Path) -> None:
+def test_pages_and_perfetto_show_traces(answers: dict[Any, Any], tmp_path: Path) -> None:
     """The trace of a run on two ranks is verified, shown, drawn, and run again."""
     path = answers["folder"] / "carried-0.schedule.json"
     trace = Schedule.read(path)
@@ -289,10 +260,8 @@ def test_pages_and_perfetto_show_links(answers: dict[Any, Any], tmp_path: Path) 
     events = json.loads(out.read_text())["traceEvents"]
     rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert list(rows.values()) == [resource.name for resource in trace.resources]
-    links = {tid for tid, name in rows.items() if " to " in name}
-    drawn = [e for e in events if e["tid"] in links and e["ph"] in "Xi" and e["cat"] != "setup"]
-    assert len(drawn) == int((np.char.str_len(trace.kind) > 1).sum()) > 0
-    assert "device0 to device1, activation" in (tmp_path / "run.html").read_text()
+    drawn = [e for e in events if e["tid"] in rows and e["ph"] == "X" and e["cat"] != "setup"]
+    assert len(drawn) == trace.n_operations
     assert compile(trace).devices == ("device0", "device1")
 
 
@@ -335,7 +304,7 @@ def test_losses_read_late_are_told_with_their_iteration(answers: dict[Any, Any])
 def test_gpus_that_are_not_there_are_refused(answers: dict[Any, Any]) -> None:
     """The CPU does not take their place unasked."""
     (sentence,) = answers[2, "devices"]
-    assert sentence.startswith("devices: every process needs a GPU of its own; this host has 0")
+    assert sentence.startswith("devices: every process needs a GPU of its own; rank 0 sees 0")
 
 
 def test_nothing_is_left_of_a_run(answers: dict[Any, Any]) -> None:
@@ -438,6 +407,14 @@ def odd_tensors(draw: st.DrawFn) -> Any:
     return t.permute(draw(st.permutations(range(t.dim()))))
 
 
+def test_alignment_is_that_of_the_device() -> None:
+    """A GPU allocates at multiples of 256 bytes, a host at multiples of 64."""
+    place = 3 * 256 + 192
+    for is_cuda, shift in ((True, 192), (False, 0)):
+        tensor: Any = SimpleNamespace(data_ptr=lambda: place, is_cuda=is_cuda)
+        assert wire._shift(tensor) == shift
+
+
 @given(st.lists(odd_tensors(), max_size=4), st.integers(0, 3), st.lists(st.integers(0, 999)))
 def test_tensors_survive_the_wire(tensors: list[Any], more: int, absent: list[int]) -> None:
     """Values, shapes, strides, dtypes and the place within 64 bytes; a longer buffer does."""
@@ -512,20 +489,10 @@ def test_times_are_those_of_the_first_rank(offset: int, drift: int, t: int) -> N
         assert found.end >= found.start
 
 
-def test_both_ends_of_a_message_on_one_clock() -> None:
-    """It is on its way when both ends are ready; a clock that is behind makes it short, not odd."""
-    first = Noted([(0, 3, 1, 100)], [(0, 4, 1, 50, 180, 190)], [(0, "in", 1, 2, 5, 9, 64)])
-    second = Noted(
-        [(0, 4, 1, -860), (0, 5, 0, 900)], [(0, 3, 1, -880, -890, -700), (0, 5, 0, 10, 20, 30)],
-        [(1, "out", 0, 0, -900, -800, 8)],
-    )  # fmt: skip
-    rows = [first, second.on(lambda t: t + 1000)]
-    assert messages(rows) == [
-        Moved(0, 4, 1, 140, 190, 180),
-        Moved(0, 3, 1, 120, 300, 110),
-        Moved(0, 5, 0, 1030, 1030, 1020),
-    ]
-    assert copies(rows) == [Copied(0, "in", 1, 2, 5, 9, 64), Copied(1, "out", 0, 0, 100, 200, 8)]
+def test_copies_on_the_clock_of_the_first_rank() -> None:
+    """Both ends are moved, nothing else."""
+    rows = [(1, "out", 0, 0, -900, -800, 8)]
+    assert copies_on(lambda t: t + 1000, rows) == [Copied(1, "out", 0, 0, 100, 200, 8)]
 
 
 @pytest.mark.parametrize(
@@ -536,12 +503,12 @@ def test_more_small_messages_are_posted_at_once(size: int, window: int, expected
     """Together up to 256 KiB and 16 blocks, never fewer than the window; of own channels only."""
     plan = compile(random_schedule([1, 1], 2))
     segment = Segment(plan, routes(plan), (0, 1), [0, 0], [3, 3])
-    found = Capacity()
+    found = Capacity(window)
     found.take([[[job, stage, size] for job in range(2) for stage in range(2)], []])
     found._known = {0, 1}  # as after a first forward
     for device in range(2):
         own = [channel.target == device for channel in segment.routes.channels]
         assert any(own)
-        windows = found.windows(segment, device, window)
+        windows = found.windows(segment, device)
         assert windows == [expected if mine else window for mine in own]
-    assert found.held(segment, 0, window, range(2)) == (window * size, 2 * size)
+    assert found.held(segment, 0, range(2)) == (window * size, 2 * size)

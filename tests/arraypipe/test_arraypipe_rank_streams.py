@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
+import warnings
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import combinations, permutations
@@ -14,12 +18,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from optsched.arraypipe.distributed import group as ranks  # noqa: E402
+from optsched.arraypipe import training_run  # noqa: E402
+from optsched.arraypipe.distributed import (  # noqa: E402
+    ranks,
+    transport,
+)
 from optsched.arraypipe.distributed.backend import ProcessBackend  # noqa: E402
 from optsched.arraypipe.distributed.transport import (  # noqa: E402
     CreditedLinks,
     PeerLost,
 )
+from optsched.arraypipe.runtime import environment  # noqa: E402
 from optsched.errors import InputError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -175,58 +184,196 @@ def test_a_plan_with_another_channel_is_refused() -> None:
     assert made.missing([(0, 1, 0), (1, 0, 1)]) == [(1, 0, 1)]
 
 
-@pytest.mark.parametrize("error", [PeerLost("gone"), ValueError("wrong")])
-def test_a_run_that_raises_first_ends_what_was_launched(error: Exception) -> None:
-    """What the worker waits for then may be a kernel without a partner."""
+def lost(**given: Any) -> tuple[Any, list[str]]:
+    """A backend whose run raises, and what is called of it."""
     told: list[str] = []
 
     def note(what: str) -> Any:
         return lambda *_: told.append(what)
 
-    def broken(*_: Any) -> None:
-        raise error
-
     backend: Any = object.__new__(ProcessBackend)
     backend.__dict__.update(
         links=SimpleNamespace(abort=note("abort")), course=SimpleNamespace(segments=[0], now=None),
-        notices=SimpleNamespace(tell=note("tell"), diagnosis=lambda *_: "lost"),
-        post=SimpleNamespace(abandon=note("abandon")), _run_segment=broken,
-        _whereabouts=list, _finish=note("finish"),
+        group=SimpleNamespace(abort=note("tell"), diagnosis=lambda *_: "lost"),
+        post=SimpleNamespace(abandon=note("abandon")), _whereabouts=list,
+        worker=SimpleNamespace(finish=note("finish"), memory=SimpleNamespace(copies=[])), **given,
     )  # fmt: skip
+    return backend, told
+
+
+@pytest.mark.parametrize("error", [PeerLost("gone"), ValueError("wrong"), KeyboardInterrupt()])
+def test_a_run_that_raises_first_ends_what_was_launched(error: BaseException) -> None:
+    """What the worker waits for then may be a kernel without a partner."""
+
+    def broken(*_: Any) -> None:
+        raise error
+
+    backend, told = lost(_run_segment=broken)
     with pytest.raises(type(error)):
         backend.run()
     assert told[0] == "abort"
     assert told[-1] == "finish"
 
 
+def test_an_error_that_follows_hides_no_earlier_one() -> None:
+    """A GPU that has failed fails again when it is asked to finish."""
+
+    def broken(*_: Any) -> None:
+        raise ValueError("first")
+
+    def again() -> None:
+        raise RuntimeError("again")
+
+    backend, _ = lost(_run_segment=broken)
+    backend.worker.finish = again
+    with pytest.raises(ValueError, match="first"):
+        backend.run()
+
+
+def test_communicators_are_aborted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between begin and end of an NCCL group, or one waits for another; destroying would wait."""
+    told: list[str] = []
+
+    class Group:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def _get_backend(self, device: Any) -> Any:
+            return SimpleNamespace(
+                _group_start=lambda: told.append("start"), _group_end=lambda: told.append("end")
+            )
+
+    monkeypatch.setattr(transport, "_abort_process_group", lambda group: told.append(group.name))
+    made = links()
+    made._cuda, made._groups = True, [Group("a"), Group("b")]
+    made.abort()
+    made.abort()
+    assert told == ["start", "a", "b", "end"]
+
+
+def test_the_watchdog_leaves_the_end_to_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it ends the process before there is a sentence."""
+    monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
+    monkeypatch.setattr(transport.GlooLinks, "__init__", lambda self, timeout: None)
+    CreditedLinks(1.0, [], torch.device("cuda", 0))
+    assert transport.os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_queues_are_set_before_cuda_starts(started: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In processes of `torchrun`; where CUDA was quicker, a warning says what to do."""
+    for key in environment.SETTINGS:
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
+    environment.set_queues()
+    assert [key in environment.os.environ for key in environment.SETTINGS] == [not started] * 2
+    monkeypatch.setattr(ranks, "own_gpu", lambda devices: torch.device("cuda", 0))
+    monkeypatch.setattr(ranks, "CreditedLinks", lambda *given: SimpleNamespace())
+    monkeypatch.setattr(ranks, "lanes", lambda routes: [])
+    said: list[str] = []
+    for name in ("set_device", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *given, name=name: said.append(name))
+    room = ranks.CUDA_CONTEXT + 7
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 100 + room))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        made = ranks.links(None, 1.0, None)  # type: ignore[arg-type]
+    assert made.taken == 7 and said == ["set_device", "empty_cache"]
+    assert ["before CUDA starts" in str(w.message) for w in warned] == [True] * started
+
+
+def test_queues_are_set_in_processes_of_torchrun() -> None:
+    """By the import, because already to ask for GPUs starts CUDA."""
+    code = "import os, optsched.arraypipe.trainer; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
+    given = {k: v for k, v in os.environ.items() if k not in environment.SETTINGS}
+    for more, code_of_end in (({"RANK": "0"}, 0), ({}, 1)):
+        env = {k: v for k, v in given.items() if k != "RANK"} | more
+        ended = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True)
+        assert ended.returncode == code_of_end
+
+
+def test_blocks_have_the_times_of_their_gpu() -> None:
+    """When they are over; and what they waited for their state is not theirs."""
+    rows = [(0, 1, 2, 3, 50, 60), (0, 1, 3, 4, 61, 62)]
+    flying = [(0, 500, 900, 7), None]
+    backend: Any = object.__new__(ProcessBackend)
+
+    class Flying:
+        def __len__(self) -> int:
+            return len(flying)
+
+        def land(self) -> Any:
+            return flying.pop(0)
+
+    backend.__dict__.update(
+        flying=Flying(), past=SimpleNamespace(rows=rows, exposed=[0, 0]),
+        worker=SimpleNamespace(memory=SimpleNamespace(moves=True)),
+    )  # fmt: skip
+    backend._land(1)
+    assert rows[0] == (0, 1, 2, 3, 500, 900) and backend.past.exposed == [7, 0]
+    backend._land(0)
+    assert not flying and rows[1] == (0, 1, 3, 4, 61, 62)
+
+
+def test_a_plan_without_its_channels_is_not_adopted() -> None:
+    """The sentence of the links is what the planner hears."""
+    found: Any = object.__new__(ranks.Ranks)
+    found.links = SimpleNamespace(missing=lambda lanes: [(1, 0, 1)])
+    routes = SimpleNamespace(channels=[])
+    sentence = found.unserved(SimpleNamespace(routes=routes))
+    assert "messages of gradient from rank 1 to rank 0" in sentence
+    run: Any = object.__new__(training_run.ArrayRun)
+    run.ranks = SimpleNamespace(unserved=lambda segment: "no channel", held=None)
+    run.worker = SimpleNamespace(memory=SimpleNamespace(moves=False))
+    run.course = SimpleNamespace(segment=lambda change: None)
+    assert run._refusal(None, {}) == "no channel"
+
+
 @pytest.mark.parametrize(
-    ("there", "uuids", "devices", "found"),
+    ("rows", "devices", "found"),
     [
-        (2, "", None, "cuda:1"),
-        (4, "", ["cuda:2", "cuda:3"], "cuda:3"),
-        (1, "ab", None, "cuda:0"),
-        (1, "ab", ["cuda"], "cuda:0"),
-        (1, "aa", None, "trains on CPUs: this host has 1 GPUs and 2 processes"),
-        (1, "aa", ["cuda"], "2 processes share the GPU"),
-        (2, "", ["cpu"], None),
-        (0, "", None, None),
+        # GPUs there, chosen, kind named; of all ranks, the first is this one
+        ([(2, "a"), (2, "b")], None, "cuda:0"),
+        ([(4, "a"), (4, "b")], ["cuda:2", "cuda:3"], "cuda:2"),
+        ([(1, "a"), (1, "b")], None, "cuda:0"),
+        ([(1, "a"), (1, "b")], ["cuda"], "cuda:0"),
+        ([(1, "a"), (1, "a")], None, "trains on CPUs: this host has 1 GPUs and 2 processes"),
+        ([(1, "a"), (0, "")], None, "trains on CPUs: this host has 1 GPUs"),
+        ([(0, ""), (1, "a")], None, None),
+        ([(1, "a"), (1, "a")], ["cuda"], "rank 1 sees 1 and takes GPU a"),
+        ([(2, "a"), (2, "a")], ["cuda:0", "cuda:0"], "needs a GPU of its own"),
+        ([(2, ""), (2, "")], ["cuda:5", "cuda:6"], "rank 0 sees 2 and takes none"),
+        ([(2, "a"), (2, "b")], ["cpu"], None),
+        ([(0, ""), (0, "")], None, None),
     ],
 )
 def test_the_gpu_of_a_rank(
-    there: int, uuids: str, devices: Any, found: Any, monkeypatch: pytest.MonkeyPatch
+    rows: Any, devices: Any, found: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own, if launchers show it alone too; CPUs beside idle GPUs never without a word."""
+    """Its own, if launchers show it alone too; CPUs beside idle GPUs never without a word.
+
+    All ranks decide by the same rows, whatever each of them sees.
+    """
+    there, uuid = rows[0]
+    kind = None if devices is None else torch.device(devices[0]).type
+
+    def everybody(own: Any, group: Any) -> Any:
+        assert own == (there, "" if kind == "cpu" else uuid, kind)
+        return [(n, "" if kind == "cpu" else u, kind) for n, u in rows]
+
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     monkeypatch.setattr(ranks.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(ranks.dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(ranks.dist, "get_rank", lambda: 0)
     monkeypatch.setattr(ranks.dist, "new_group", lambda backend: None)
     monkeypatch.setattr(ranks.dist, "destroy_process_group", lambda group: None)
-    monkeypatch.setattr(ranks, "everybody", lambda own, group: [(own[0], u) for u in uuids])
+    monkeypatch.setattr(
+        ranks, "Group", lambda group: SimpleNamespace(all=lambda own: everybody(own, group))
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="")
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuid)
     )
     if found is None:
         assert ranks.own_gpu(devices) is None

@@ -12,13 +12,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
 import optsched
-from optsched import InputError, JobArray, Schedule, verify
+from optsched import JobArray, Schedule, verify
 from optsched.arraypipe.life.replanner import _CHILD, Replanner, gain
-from optsched.arraypipe.plan.edits import with_job, without
+from optsched.arraypipe.plan.edits import without
 from optsched.arraypipe.plan.orders import random_rolling
 from optsched.model.schedule import Problem
 
@@ -64,16 +63,6 @@ def test_the_repaired_order_is_improved() -> None:
         assert replanner.poll() is None and replanner.failure() == ""
     assert found is not None and not verify(found)
     assert smaller.evaluate(found) <= start.period == smaller.evaluate(start)
-
-
-def test_an_added_job_makes_a_warm_start() -> None:
-    """The schedule with one more job belongs to the array with one more job."""
-    fields = {key: np.concatenate([getattr(ARRAY, key), getattr(ARRAY, key)[:1]])
-              for key in ("forward", "backward")}  # fmt: skip
-    larger = JobArray(**fields, objective="period")
-    start = with_job(START, 0)
-    assert start is not None
-    larger.answer(start)  # raises if it is of another instance
 
 
 @pytest.mark.slow
@@ -139,15 +128,15 @@ def test_a_problem_that_cannot_be_sent_is_told() -> None:
 
 
 def test_closing_ends_the_process() -> None:
-    """Afterwards nothing runs, nothing is answered, and nothing can be submitted."""
+    """Afterwards nothing runs, nothing is answered, and nothing is begun."""
     replanner = Replanner()
     with closing(replanner):
         replanner.submit(HARD, None, 3000)
         process = process_of(replanner)
     wait(lambda: process.poll() is not None)
     assert not replanner.busy and replanner.poll() is None and replanner.failure() == ""
-    with pytest.raises(InputError, match="closed"):
-        replanner.submit(ARRAY, START, 1)
+    replanner.submit(ARRAY, START, 1)
+    assert not replanner.busy
 
 
 def test_exit_is_not_blocked_and_leaves_no_process() -> None:
@@ -176,7 +165,7 @@ def test_a_solver_whose_training_is_gone_stops() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     answered = subprocess.run(
-        [sys.executable, "-c", _CHILD, str(gone.pid)], input=pickle.dumps((HARD, None, 3000.0, 1)),
+        [sys.executable, "-c", _CHILD, str(gone.pid)], input=pickle.dumps((HARD, None, 3000.0)),
         capture_output=True, timeout=PATIENCE, check=True,
     )  # fmt: skip
     assert pickle.loads(answered.stdout)
@@ -192,45 +181,8 @@ def _runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        ((START, None, 1), None),
-        (("x", None, 1), "problem: expected a JobArray"),
-        ((ARRAY, "x", 1), "start: expected a Schedule or None"),
-        ((ARRAY, None, -1), "time_limit: expected seconds >= 0, got -1"),
-        ((ARRAY, None, "1"), "time_limit: expected seconds"),
-        ((ARRAY, None, float("inf")), "time_limit: expected a number of seconds, got infinity"),
-        ((ARRAY, None, float("nan")), "time_limit: expected seconds"),
-    ],
-    ids=["a graph is a problem", "problem", "start", "negative", "text", "infinite", "nan"],
-)
-def test_submit_checks_its_arguments(arguments: Any, sentence: str | None) -> None:
-    """Wrong types are the caller's fault and told at once."""
-    with closing(Replanner()) as replanner:
-        if sentence is None:
-            replanner.submit(*arguments)
-            assert replanner.busy
-            return
-        with pytest.raises(InputError, match=sentence):
-            replanner.submit(*arguments)
-        assert not replanner.busy
-
-
 def test_gain() -> None:
     """What is saved in the cycles that are left, less the time in which the pipeline drains."""
     assert gain(100, 90, 20, 150) == 50
     assert gain(100, 90, 15, 150) == 0
     assert gain(90, 100, 5, 0) == -50
-    wrong = [((-1, 1, 1, 1), "old_period"), ((1, 1.5, 1, 1), "new_period"),
-             ((1, 1, True, 1), "cycles_left"), ((1, 1, 1, "x"), "drain")]  # fmt: skip
-    for arguments, name in wrong:
-        with pytest.raises(InputError, match=f"{name}: expected an integer"):
-            gain(*arguments)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("workers", [0, -1, True, "2", 1.5])
-def test_workers_are_a_number(workers: Any) -> None:
-    """Threads of the solver are counted from 1."""
-    with pytest.raises(InputError, match="workers: expected an integer"):
-        Replanner(workers=workers)

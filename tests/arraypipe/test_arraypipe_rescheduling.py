@@ -1,4 +1,4 @@
-"""Plans that change while they run: jobs that join or leave, better orders; not a bit changes."""
+"""Plans that change while they run: jobs leave or take seats, better orders; no bit changes."""
 
 from __future__ import annotations
 
@@ -136,9 +136,9 @@ class Forced(Rescheduling):
 
 
 def swap_and_compare(case: dict[str, Any]) -> int:
-    """Run with forced swaps, stops and joining jobs; compare every job; number of swaps."""
+    """Run with forced swaps, stops, a job that takes a free seat; compare all; number of swaps."""
     jobs, model = jobs_of(), case["model"]
-    late = jobs.pop() if case["joins"] is not None else None
+    late = [jobs.pop()] if case["refills"] else []
     seated = list(range(len(jobs) - case["waiting"]))
     swaps: list[Change] = []
     planner = type("Planner", (Forced,), {"moments": case["moments"], "polls": 0, "swaps": swaps})
@@ -147,14 +147,16 @@ def swap_and_compare(case: dict[str, Any]) -> int:
     def on_step(job: Job, t: int, value: float) -> None:
         if case["stops"].get(job.seed) == t:
             job.stop()
-        if late is not None and late not in array.jobs and (job.seed, t) == (0, case["joins"]):
-            array.add(late)
+
+    def refill(ended: Job) -> Job | None:
+        return late.pop() if late and ended.microbatches == PARTS[4] else None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_run, "Rescheduling", planner)
         result = array.run(
-            any_plan(seated, case["seed"]), STEPS, on_step=on_step, queue=True, on_error="raise"
-        )
+            any_plan(seated, case["seed"]), STEPS, on_step=on_step, queue=True, refill=refill,
+            on_error="raise",
+        )  # fmt: skip
     assert verify(result.trace) == []
     for j, job in enumerate(array.jobs):
         n = case["stops"].get(j, STEPS - 1) + 1
@@ -170,9 +172,9 @@ def cases() -> st.SearchStrategy[dict[str, Any]]:
         "seed": st.integers(0, 10**6),
         "moments": st.dictionaries(st.integers(1, 12), st.integers(0, 10**6), max_size=4),
         "stops": st.dictionaries(st.integers(0, 4), st.integers(0, STEPS - 1), max_size=3),
-        "joins": st.none() | st.integers(0, STEPS - 1),
+        "refills": st.booleans(),
         "waiting": st.integers(0, 1),
-    }).filter(lambda case: case["joins"] is None or not case["waiting"])  # fmt: skip
+    }).filter(lambda case: not case["refills"] or not case["waiting"])  # fmt: skip
 
 
 @few_examples
@@ -184,7 +186,7 @@ def test_swaps_change_no_bit(case: dict[str, Any]) -> None:
 
 def test_forced_swaps_take_place() -> None:
     """What the properties above look at does happen."""
-    case = {"model": "tied", "seed": 1, "stops": {1: 2}, "joins": 0, "waiting": 0}
+    case = {"model": "tied", "seed": 1, "stops": {1: 2}, "refills": True, "waiting": 0}
     assert swap_and_compare({**case, "moments": dict.fromkeys(range(1, 9, 2), 4)}) >= 3
 
 
@@ -339,82 +341,6 @@ def test_an_heir_needs_no_new_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.losses[4] == array.train_alone(4, 6).losses
     # when the first of the others have ended, the heir is left
     assert all(problem.n_jobs < 4 for problem, _ in solver.asked)
-
-
-@pytest.mark.parametrize("n", [1, 2])
-def test_jobs_that_join_get_seats(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """A free one first, else a new one, which the next plan knows; all exact."""
-    late = [Job(10 + k, 8, sgd) for k in range(n)]
-    monkeypatch.setattr(Solver, "asked", [], raising=False)
-    joined: list[int] = []
-
-    def answers(problem: Any, start: Any) -> Any:
-        return None
-
-    changes = watched(monkeypatch)
-    solver = type("Asked", (Solver,), {"asked": [], "answers": staticmethod(answers)})
-    monkeypatch.setattr(rescheduling, "Replanner", solver)
-    array = trainer([Job(j, 8, adamw) for j in range(4)])
-
-    def on_step(job: Job, t: int, value: float) -> None:
-        if (job.seed, t) == (0, 3):
-            job.stop()
-        if (job.seed, t) == (1, 4 if n == 1 else 1) and not joined:
-            for other in late:
-                array.add(other)
-                joined.append(t)
-
-    result = array.run(slow_start(PROBLEM), 8, replan=PROBLEM, on_step=on_step)
-    if n == 1:  # job 0 has left
-        assert changes[0].seats == (4, 1, 2, 3)
-        assert changes[0].plan.n_jobs == 4
-    else:
-        assert [change.seats for change in changes] == [(0, 1, 2, 3, 4), (0, 1, 2, 3, 4, 5)]
-        assert [change.plan.n_jobs for change in changes] == [5, 6]
-        assert solver.asked[0][0].n_jobs >= 5
-    assert [len(row) for row in result.losses] == [4, 8, 8, 8] + [8] * n
-    for j in range(4 + n):
-        reference = array.train_alone(j, len(result.losses[j]))
-        assert differences(result.trained[j], reference) == []
-    assert [job.status for job in late] == ["done"] * n
-
-
-def test_a_job_that_finds_no_memory_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until a seat becomes free; the plan is asked once whether there is room."""
-    array, late = trainer([Job(j, 8, adamw) for j in range(4)]), Job(7, 8, sgd)
-    order, asked = [], []
-
-    def on_step(job: Job, t: int, value: float) -> None:
-        order.append(job.seed)
-        if (job.seed, t) == (0, 0):
-            array.add(late)
-
-    monkeypatch.setattr(rescheduling, "with_job", lambda plan, like: asked.append(like))
-    result = array.run(slow_start(PROBLEM), 5, on_step=on_step)
-    assert len(asked) == 1
-    seats = {seed: len(order) - order[::-1].index(seed) for seed in range(4)}
-    assert order.index(7) >= min(seats.values())
-    assert differences(result.trained[4], array.train_alone(4, 5)) == []
-
-
-def test_joining_is_refused_where_no_seat_fits() -> None:
-    """Micro-batches are the plan's; and names are the jobs' own."""
-    array = trainer([Job(0, 8, adamw)])
-    said: list[str] = []
-
-    def on_step(job: Job, t: int, value: float) -> None:
-        for other in (Job(1, 8, sgd, microbatches=2), Job(1, 8, sgd, name="job0")):
-            try:
-                array.add(other)
-            except InputError as error:
-                said.append(str(error))
-
-    array.run(random_schedule([1], 3), 1, on_step=on_step)
-    assert "add: the job needs a seat with 2 micro-batches" in said[0]
-    assert "'job0' is also the name of another job" in said[1]
-    assert len(array.jobs) == 1
-    array.add(Job(1, 8, sgd, microbatches=2))  # outside of a run: for the next one
-    assert array.check_exact(2) == []
 
 
 BAD_PROBLEMS: dict[str, tuple[Any, str]] = {

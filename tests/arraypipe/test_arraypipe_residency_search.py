@@ -6,11 +6,8 @@ import pytest
 from depth import depth
 from exact_residency import Device, Phase, TooLarge, drawn
 
-from optsched.arraypipe.memory.residency import (
-    HostLink,
-    ResidencyPlan,
-    copy_bound,
-)
+from optsched.arraypipe.memory.engines import HostLink
+from optsched.arraypipe.memory.residency import ResidencyPlan, copy_bound
 from optsched.arraypipe.memory.types import State, Visit
 
 ONE = HostLink(1.0, 1.0)

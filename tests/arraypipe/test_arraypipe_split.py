@@ -24,7 +24,7 @@ from optsched.arraypipe import ArrayTrainer, Job, random_schedule  # noqa: E402
 from optsched.arraypipe.job import seed_generator  # noqa: E402
 from optsched.arraypipe.model import split as cutting  # noqa: E402
 from optsched.arraypipe.model import tied_weights  # noqa: E402
-from optsched.arraypipe.model.split import (  # noqa: E402  # noqa: E402
+from optsched.arraypipe.model.split import (  # noqa: E402
     SplitPoint,
     balanced_cuts,
     counted_costs,
@@ -33,13 +33,14 @@ from optsched.arraypipe.model.split import (  # noqa: E402  # noqa: E402
 )
 from optsched.arraypipe.model.tracing import traced_stages  # noqa: E402
 from optsched.arraypipe.runtime import blocks  # noqa: E402
+from optsched.arraypipe.runtime.stages import fresh_stages  # noqa: E402
 from optsched.arraypipe.train_alone import differences  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from optsched.arraypipe.job import JobStage
+    from optsched.arraypipe.runtime.state import JobStage
 
 pytestmark = pytest.mark.torch
 
@@ -55,7 +56,7 @@ def points(*names: str) -> list[SplitPoint]:
 
 def stages_of(model: nn.Module, stages: Any, sample: Any = None) -> list[JobStage]:
     """The stages of a model for a job with AdamW."""
-    return split(model, stage_names(model, stages, sample), JOBS[0], 0, "a")
+    return fresh_stages(model, stage_names(model, stages, sample), JOBS[0], 0, "a")
 
 
 def functional_gpt() -> models.Gpt:
@@ -85,6 +86,40 @@ def test_traced_models_reach_the_same_bits(case: str) -> None:
     build_model, stages, data = TRACED[case]
     array = ArrayTrainer(build_model, data, jobs=JOBS, stages=stages, loss=models.loss)
     assert array.check_exact(3) == []
+
+
+OUTPUTS = [models.Output, models.Registered, models.Attributes, models.Row, models.Frozen]
+
+
+@pytest.mark.parametrize("kind", OUTPUTS, ids=lambda kind: kind.__name__)
+def test_outputs_keep_their_type(kind: type) -> None:
+    """The loss gets what the model returns, and a module what the forward gives it."""
+    kinds = []
+
+    def loss(output: Any, target: Tensor) -> Tensor:
+        kinds.append((type(output), type(output.hidden[1])))
+        return models.named_loss(output, target)
+
+    array = ArrayTrainer(
+        lambda: models.Named(kind), JOBS, points("second", "head"), loss, models.rows
+    )
+    assert array.check_exact(3) == []
+    assert set(kinds) == {(kind, models.Attributes)}
+
+
+def test_named_stages_give_the_type_that_the_model_gives() -> None:
+    """The loss would get a tensor where the forward of the model makes an object of it."""
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> models.Output:
+            return models.Output(self.b(self.a(x)))
+
+    with pytest.raises(InputError, match="do not give what the forward of Whole gives"):
+        ArrayTrainer(Whole, JOBS, [["a"], ["b"]], models.loss, models.rows)
 
 
 def chain() -> nn.Sequential:
@@ -195,7 +230,7 @@ def test_state_dict_of_the_unsplit_model() -> None:
         model, like = build_model(), build_model()
         model.load_state_dict(like.state_dict())
         names = stage_names(build_model(), stages, _sample(build_model))
-        parts = split(model, names, JOBS[0], 0, "a")
+        parts = split(model, names, JOBS[0], "a")
         merged = tied_weights.merge(model, parts)
         assert list(merged) == list(like.state_dict())
         assert all(torch.equal(merged[name], value) for name, value in like.state_dict().items())

@@ -27,7 +27,7 @@ def points(*names: str) -> list[SplitPoint]:
 
 def cut(model: nn.Module, stages: Any, sample: Any = None) -> Any:
     """Split a model."""
-    return split(model, stage_names(model, stages, sample), Job(0, 6, adamw), 0, "a")
+    return split(model, stage_names(model, stages, sample), Job(0, 6, adamw), "a")
 
 
 class Base(nn.Module):

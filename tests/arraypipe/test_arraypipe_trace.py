@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 
 import optsched
 from optsched import JobArray
-from optsched.arraypipe.plan.edits import blocks_only, without
+from optsched.arraypipe.plan.edits import blocks_only
 from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.plan.orders import random_rolling, random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile
 from optsched.arraypipe.plan.segments import Change, Course, Walk
-from optsched.arraypipe.plan.types import Copied, Moved, Record
-from optsched.arraypipe.report.executed import executed
-from optsched.arraypipe.report.report import MessageTimes, compare
-from optsched.arraypipe.report.trace import measured, replayed, virtual_starts
+from optsched.arraypipe.plan.types import Copied, Record
+from optsched.arraypipe.report.executed import RunLog, virtual_starts
+from optsched.arraypipe.report.report import compare
+from optsched.arraypipe.report.trace import measured, replayed
 from optsched.formats import perfetto
 
 if TYPE_CHECKING:
@@ -65,6 +65,11 @@ def course_of(plans: Sequence[ExecutionPlan], steps: Sequence[int], draw: random
                 seats[seat] = job
         course.follow(Change(plan, tuple(seats)))
     return course
+
+
+def log(course: Course, records: Sequence[Record], **more: Any) -> RunLog:
+    """What such a run leaves."""
+    return RunLog(course.name, tuple(course.segments), records, **more)
 
 
 def simulate(course: Course, time: Callable[[int, int], int]) -> list[Record]:
@@ -144,7 +149,8 @@ def test_every_run_verifies(given_course: tuple[Course, random.Random], serial: 
                 records.append(Record(k, *now, start, clock))
     else:
         records = by_device(course, simulate(course, lambda k, i: rng.randint(1, 9)))
-    trace, replay = measured(course, records, {}), replayed(course, records, {})
+    found = log(course, records)
+    trace, replay = measured(found), replayed(found)
     for document in (trace, replay):
         assert optsched.verify(document) == []
         assert document.n_operations == len(records)
@@ -164,7 +170,7 @@ def test_clocks_that_disagree(given_course: tuple[Course, random.Random], apart:
     for r in by_device(course, simulate(course, lambda k, i: rng.randint(5, 9))):
         s = shift[course.segments[r.segment].plan.blocks[r.operation].device]
         records.append(r._replace(start=r.start + s, end=r.end + s))
-    trace = measured(course, records, {}, uncertainty=apart)
+    trace = measured(log(course, records, uncertainty=apart))
     assert optsched.verify(trace) == []
     said = trace.provenance
     if "clock_uncertainty_ns" in said:
@@ -180,16 +186,16 @@ def test_replay_is_a_simulation(given_course: tuple[Course, random.Random]) -> N
     course, rng = given_course
     times: dict[tuple[int, int], int] = {}
     parallel = simulate(course, lambda k, i: times.setdefault((k, i), rng.randint(1, 9)))
-    assert virtual_starts(executed(course, parallel), executed(course, parallel).duration).tolist()\
-        == [r.start for r in parallel]  # fmt: skip
+    run = log(course, parallel).executed
+    assert virtual_starts(run, run.duration).tolist() == [r.start for r in parallel]
     apart = by_device(course, parallel)
-    document = replayed(course, apart, {})
+    document = replayed(log(course, apart))
     assert document.start.tolist() == [r.start for r in apart]
     clock, serial = 0, []
     for r in parallel:  # the same blocks one after the other
         serial.append(r._replace(start=clock, end=clock + r.end - r.start))
         clock = serial[-1].end
-    assert replayed(course, serial, {}).start.tolist() == [r.start for r in parallel]
+    assert replayed(log(course, serial)).start.tolist() == [r.start for r in parallel]
 
 
 def rolling_array(**options: Any) -> JobArray:
@@ -206,7 +212,7 @@ def test_lags_setups_and_offsets_of_the_plan(seed: int) -> None:
     plans = [compile(random_rolling(array, seed=seed + k)) for k in range(2)]
     course = course_of(plans, [9, 7, 8], random.Random(seed))
     records = simulate(course, lambda k, i: int(plans[k].schedule.duration[i]) * MICRO)
-    replay = replayed(course, by_device(course, records), {})
+    replay = replayed(log(course, by_device(course, records)))
     assert optsched.verify(replay) == []
     assert replay.start.tolist() == [r.start for r in by_device(course, records)]
     assert replay.setup_in.any() or replay.setup_out.any()
@@ -220,7 +226,7 @@ def test_period_of_a_prediction_that_comes_true(seed: int) -> None:
     plan = compile(schedule)
     course = course_of([plan], [60, 60, 60], random.Random(seed))
     records = simulate(course, lambda k, i: int(schedule.duration[i]) * MICRO)
-    report = compare(course, by_device(course, records))
+    report = compare(log(course, by_device(course, records)))
     period = report.period
     assert period is not None and schedule.period is not None
     assert period.planned == schedule.period * MICRO
@@ -232,30 +238,21 @@ def test_period_of_a_prediction_that_comes_true(seed: int) -> None:
     np.add.at(load, plan.schedule.single_resource, plan.schedule.duration)
     for device, busy in zip(report.devices, load.tolist(), strict=True):
         idle = 1 - busy / schedule.period
-        assert device.idle_predicted == device.idle_measured == pytest.approx(idle, abs=0.01)
-        assert device.compute == device.compute_predicted
+        assert device.idle == pytest.approx(idle, abs=0.01)
         assert device.switch == device.host == device.exposed == 0
-    assert all(error.predicted == error.measured for error in report.largest_errors)
 
 
 @seeds(1, 3)
 def test_period_of_the_jobs_that_are_left(seed: int) -> None:
-    """A job that ends early: the others have a line of their own, with the plan without it."""
+    """A job that ends early: the period is that of the others, which ran longer together."""
     schedule = random_rolling(rolling_array(), seed=seed)
     course = course_of([compile(schedule)], [60, 60, 60], random.Random(seed))
     course.now.count[1] = 10
     records = simulate(course, lambda k, i: int(schedule.duration[i]) * MICRO)
-    report = compare(course, by_device(course, records))
-    before, after = report.periods
-    assert before.jobs == (0, 1, 2) and 0 < before.cycles <= 10
-    assert before.planned == (schedule.period or 0) * MICRO
-    assert report.period == after
-    assert after.jobs == (0, 2) and after.cycles + 10 + 2 * int(schedule.offset.max()) >= 60
-    left = without(schedule, [1]).period
-    assert left is not None and after.planned == left * MICRO
-    assert after.predicted == after.replayed == after.measured
-    assert after.predicted == pytest.approx(after.planned, rel=0.02)
-    assert "of segment 0 with 2 jobs)" in str(report)
+    (period,) = compare(log(course, by_device(course, records))).periods
+    assert period.jobs == (0, 2) and period.cycles + 10 + 2 * int(schedule.offset.max()) >= 60
+    assert period.planned is None
+    assert period.predicted == period.replayed == period.measured
 
 
 @given(courses(), st.booleans(), st.booleans())
@@ -274,11 +271,11 @@ def test_times_of_a_device_add_up(
         else:
             records.append(r)
     exposed = [rng.randint(0, 3) for _ in records] if copies else None
-    report = compare(course, records, exposed=exposed)
+    report = compare(log(course, records, exposed=exposed))
     for d in report.devices:
         parts = (d.compute, d.switch, d.exposed, d.waiting, d.host)
         assert min(parts) >= 0 and sum(parts) == report.wall
-        assert 0 <= d.idle_replayed <= 1 and 0 <= d.idle_predicted <= 1
+        assert 0 <= d.idle <= 1
     assert report.exposed == 0 or copies
     if serial and not copies and records:
         assert report.host == report.wall - sum(d.compute for d in report.devices)
@@ -292,88 +289,34 @@ def test_what_a_gap_was_for() -> None:
     course = course_of([plan], [1], random.Random(0))
     at = {(b.kind, b.stage): b.operation for b in plan.blocks}
     times = {("F", 0): (0, 10), ("F", 1): (16, 30), ("B", 1): (33, 50), ("B", 0): (57, 60)}
-    records = [Record(0, at[key], 0, 0, *when) for key, when in times.items()]
-    report = compare(course, records, parallel=True, exposed=[0, 4, 1, 0])
+    records = [Record(0, at[key], 0, 0, *when, 2) for key, when in times.items()]
+    report = compare(log(course, records, parallel=True, exposed=[0, 4, 1, 0]))
     first, second = report.devices
     # the first block of a device has no job before it to switch from
     assert (second.compute, second.exposed, second.host, second.switch) == (31, 5, 4, 0)
     assert second.waiting == 60 - 31 - 5 - 4
     assert (first.compute, first.waiting, first.host) == (13, 40, 7)
+    assert (first.messages, second.messages) == (4, 4)
     assert report.between == round(np.median([2, 7]))
-    turns = compare(course, records).devices
+    turns = compare(log(course, records)).devices
     assert [d.host for d in turns] == [7, 9]
 
 
-def test_largest_errors_name_the_job() -> None:
-    """Of a refilled seat the block is that of the new job; each block is there once."""
-    plan = compile(random_schedule([1, 1], 2, seed=3))
-    runs = [Seated(0, 4), Seated(0, 4), Seated(0, 4)]
-    course = Course(plan, runs, routes)
-    for job in (0, 1):
-        runs[job].begin = 4
-    course.follow(Change(plan, (0, 2)))
-
-    def time(k: int, i: int) -> int:
-        slow = k == 1 and plan.blocks[i].kind == "B" and plan.blocks[i].stage == 1
-        return 90 * MICRO if slow else int(plan.schedule.duration[i]) * MICRO
-
-    report = compare(course, simulate(course, time))
-    worst = report.largest_errors[0]
-    assert worst.block.startswith("B of job 2, stage 1")
-    assert (worst.predicted, worst.measured) == (4 * MICRO, 90 * MICRO)
-    assert [e.measured - e.predicted for e in report.largest_errors[1:]] == [0] * 4
-    names = [e.block for e in report.largest_errors]
-    assert len(set(names)) == len(names)
-    assert "job 2, stage 1" in str(report) and "(22.5x)" in str(report)
-
-
-def test_host_bound() -> None:
-    """A host that needs longer for launching a cycle than the devices is told apart."""
-    plan = compile(random_schedule([1, 1], 2, seed=1))
-    course = course_of([plan], [8, 8], random.Random(0))
-    records = simulate(course, lambda k, i: 10 * MICRO)
-    for cost, bound in ((1 * MICRO, False), (50 * MICRO, True)):
-        report = compare(course, records, launching=[cost] * len(records))
-        assert report.launching == 8 * cost
-        assert report.host_bound is bound
-        assert ('backend="process"' in str(report)) is bound
-    assert compare(course, records).host_bound is False
-
-
 @given(courses())
-def test_messages_and_copies_are_operations_of_links(
-    given_course: tuple[Course, random.Random],
-) -> None:
-    """One resource a channel, one operation a message, between its sender and its receiver."""
+def test_copies_are_operations_of_links(given_course: tuple[Course, random.Random]) -> None:
+    """One resource a direction of a device; without them it is what would have been."""
     course, rng = given_course
     records = simulate(course, lambda k, i: rng.randint(1, 9))
-    ended = {(r.segment, r.operation, r.iteration): r.end for r in records}
-    messages, names = [], set()
-    for r in records:
-        part = course.segments[r.segment]
-        for m in part.routes.inputs[r.operation]:
-            if part.routes.channel_of[m] < 0:
-                continue
-            channel = part.routes.channels[part.routes.channel_of[m]]
-            sent = ended[r.segment, part.routes.messages[m].producer, r.iteration]
-            posted = sent - rng.randint(0, 4)  # receives are posted before there is anything
-            messages.append(Moved(r.segment, m, r.cycle, posted, rng.randint(sent, r.start)))
-            names.add((channel.source, channel.target, channel.kind))
     copies = [Copied(0, rng.choice(["in", "out"]), 0, 0, t, t + 5) for t in (0, 3, 9)]
-    trace = measured(course, records, {}, messages=messages, copies=copies)
+    trace = measured(log(course, records, copies=copies))
     assert optsched.verify(trace) == []
-    assert trace.n_operations == len(records) + len(messages) + len(copies)
-    words = {kind for *_, kind in names} | {f"copy {c.direction}" for c in copies}
-    assert set(trace.kind[len(records) :].tolist()) == words
-    devices = trace.n_resources - len(names) - len({c.direction for c in copies})
+    assert trace.n_operations == len(records) + len(copies)
+    assert set(trace.kind[len(records) :].tolist()) == {f"copy {c.direction}" for c in copies}
+    devices = trace.n_resources - len({c.direction for c in copies})
     assert devices == max(len(part.plan.devices) for part in course.segments)
-    carried = trace.single_resource[len(records) :]
-    assert carried.size == 0 or carried.min() >= devices
-    tails = trace.arcs.head >= len(records)
-    assert tails.sum() == len(messages)
+    assert trace.single_resource[len(records) :].min() >= devices
     assert perfetto.trace(trace)["traceEvents"]
-    # without links it is what would have been without messages and copies
-    plain, bare = measured(course, records, {}), blocks_only(trace)
+    plain, bare = measured(log(course, records)), blocks_only(trace)
     assert blocks_only(plain) is plain
     assert bare.resources == plain.resources and bare.sequences == plain.sequences
     for key in ("kind", "job", "stage", "microbatch", "iteration", "duration"):
@@ -392,7 +335,7 @@ def test_copies_before_the_first_block_and_links_named_as_devices() -> None:
         for r in simulate(course, lambda k, i: 5)
     ]  # fmt: skip
     copies = [Copied(0, "in", 0, 0, 40, 70, 512), Copied(0, "in", 0, 0, 70, 100, 64)]
-    trace = measured(course, records, {}, copies=copies)
+    trace = measured(log(course, records, copies=copies))
     assert optsched.verify(trace) == []
     assert trace.start is not None
     assert trace.start[-2:].tolist() == [0, 30] and trace.duration[-2:].tolist() == [30, 30]
@@ -401,34 +344,14 @@ def test_copies_before_the_first_block_and_links_named_as_devices() -> None:
     assert trace.resources[-1].name == "device0 from host (link)"
 
 
-def test_messages_of_the_report() -> None:
-    """Those that a block stood waiting for are seen as a whole; waits count from the later end."""
-    plan = compile(random_schedule([1], 2, seed=0))
-    course = course_of([plan], [4], random.Random(0))
-    records = simulate(course, lambda k, i: 5)
-    kinds = {m.kind: k for k, m in enumerate(course.now.routes.messages)}
-    messages = [
-        Moved(0, kinds["activation"], 0, 10, 40, asked=5),  # 30 on the way, all of it waited for
-        Moved(0, kinds["activation"], 1, 50, 70, asked=62),  # came between 50 and 70; 8 waited for
-        Moved(0, kinds["activation"], 2, 80, 90, asked=80),
-        Moved(0, kinds["gradient"], 0, 90, 99),  # on GPUs: by events
-    ]
-    report = compare(course, records, parallel=True, messages=messages)
-    assert report.messages == (
-        MessageTimes("activation", 3, 2, 20, 48), MessageTimes("gradient", 1, 1, 9, None)
-    )  # fmt: skip
-    assert "activation       3      67%   20 ns    48 ns" in str(report)
-    assert compare(course, records).messages == ()
-
-
 def test_a_run_of_nothing() -> None:
     """All jobs had been done before: empty documents, and a report that says so."""
     plan = compile(random_schedule([1, 2], 2, seed=0))
     course = course_of([plan], [0, 0], random.Random(0))
-    for document in (measured(course, [], {}), replayed(course, [], {})):
+    for document in (measured(log(course, [])), replayed(log(course, []))):
         assert document.n_operations == 0 and optsched.verify(document) == []
-    report = compare(course, [])
-    assert (report.wall, report.predicted, report.largest_errors) == (0, 0, ())
+    report = compare(log(course, []))
+    assert (report.wall, report.predicted, report.periods[0].cycles) == (0, 0, 0)
     assert "too short" in str(report)
 
 
@@ -455,7 +378,7 @@ def test_a_barrier_is_replayed(periodic: bool) -> None:
         for plan in (plain, together):
             course = course_of([plan], [6, 4, 6], random.Random(seed))
             records = by_device(course, simulate(course, time))
-            replay = replayed(course, records, {})
+            replay = replayed(log(course, records))
             assert replay.start.tolist() == [r.start for r in records]
             assert optsched.verify(replay) == []
             ends.append(replay.makespan)
@@ -476,7 +399,7 @@ def test_a_stage_moves_to_another_device() -> None:
         course.runs[0].begin = 2 * k
         course.follow(Change(plan, (0,)))
     records = simulate(course, lambda k, i: 5 + i)
-    document = replayed(course, by_device(course, records), {})
+    document = replayed(log(course, by_device(course, records)))
     assert document.start.tolist() == [r.start for r in by_device(course, records)]
     order = np.argsort(document.start)
     assert document.iteration[order].tolist() == sorted(document.iteration.tolist())
@@ -488,21 +411,7 @@ def test_times_finer_than_the_clock() -> None:
     plan = compile(random_schedule([1, 1], 2, seed=1))
     course = course_of([plan], [4, 4], random.Random(0))
     records = [r._replace(start=max(0, r.start - 2)) for r in simulate(course, lambda k, i: 7)]
-    assert optsched.verify(measured(course, records, {})) == []
-
-
-def test_barrier_arcs_are_few() -> None:
-    """All jobs wait for all, but a document says so by one arc a pair of devices and cycle."""
-    plain, barrier = (
-        compile(random_schedule([1] * 8, 2, update=range(8), seed=2), barrier=b)
-        for b in (False, True)
-    )
-    sizes = []
-    for plan in (plain, barrier):
-        course = course_of([plan], [5] * 8, random.Random(0))
-        sizes.append(len(executed(course, simulate(course, lambda k, i: 3)).waits.tail))
-    own = 8 * 4  # a job's update on the other device, before its own next iteration
-    assert sizes[0] < sizes[1] <= sizes[0] + own + 2 * 2 * 4
+    assert optsched.verify(measured(log(course, records))) == []
 
 
 @pytest.mark.parametrize("case", ["stopped", "failed", "queue", "refill", "barrier"])
@@ -541,7 +450,7 @@ def test_trainer_runs_verify(case: str) -> None:
                 assert document.iteration[mine].tolist() == list(range(length))
     assert result.report.serial
     assert result.report.exposed == 0
-    assert (len(result.report.periods) > 1) == (case in ("stopped", "queue", "refill"))
+    assert (len(result.report.periods) > 1) == (case in ("queue", "refill"))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -563,7 +472,6 @@ def test_most_of_a_run_comes_after_the_end_of_a_job(at: int, fails: bool) -> Non
     ).report  # fmt: skip
     assert report.period is not None
     assert report.period.jobs == (1, 2) and 20 - at - 2 <= report.period.cycles <= 20 - at
-    assert sum(p.cycles for p in report.periods) >= 19
     assert "too short" not in str(report)
 
 
@@ -576,7 +484,7 @@ def test_files_are_drawn_and_shown(tmp_path: Path) -> None:
     plan = compile(random_schedule([1, 2], 2, update=[0], seed=0))
     course = course_of([plan, plan], [5, 5], random.Random(1))
     records = simulate(course, lambda k, i: 1234)
-    documents = {"run": measured(course, records, {}), "replay": replayed(course, records, {})}
+    documents = {"run": measured(log(course, records)), "replay": replayed(log(course, records))}
     for name, document in documents.items():
         path = tmp_path / f"{name}.schedule.json"
         document.write(path)

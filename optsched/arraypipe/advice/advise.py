@@ -9,20 +9,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from optsched.arraypipe.advice.alternatives import (
-    one_at_a_time,
-    one_per_device,
-    sharded_data,
-    sharded_tensors,
-    stacked,
-)
-from optsched.arraypipe.advice.array import job_array, prefetch
-from optsched.arraypipe.advice.costs import Asked, Seat, Situation, rolling_array
-from optsched.arraypipe.advice.options import Advice, Option
+from optsched.arraypipe.advice.alternatives import job_array, one_at_a_time, stacked
+from optsched.arraypipe.advice.costs import Asked, Cut, Situation, rolling_array
+from optsched.arraypipe.advice.options import Advice
 from optsched.arraypipe.profile.document import Link, Profile
-from optsched.arraypipe.profile.problem import RESERVE, chosen
+from optsched.arraypipe.profile.problem import chosen
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import format_value, integer
@@ -43,15 +37,14 @@ def advise(
     devices: int | None = None,
     *,
     memory: str | int | None = None,
-    link: Mapping[str, Mapping[str, float]] | None = None,
+    link: Mapping[str, float] | None = None,
     fused: Mapping[int, float] | None = None,
     samples: int | None = None,
 ) -> Advice:
     """Rank ways to train sibling jobs, in seconds per round of all jobs.
 
-    Ranked are one job per GPU, one job at a time through a pipeline (1F1B, interleaved, ZB-H1), the
-    job array, sharded data parallel (FSDP), and stacked jobs where measured. Tensor sharding and
-    ZB-H1 rest on what was not measured and are never the best. MPS and MIG are only named.
+    Ranked are one job per GPU, one job at a time through a pipeline (1F1B, interleaved), the job
+    array, sharded data parallel (FSDP), and stacked jobs where measured.
 
     Parameters
     ----------
@@ -66,8 +59,8 @@ def advise(
         Bytes of a device, or a size such as ``"40GB"``; by default the profiled device's. 5 % are
         left for fragmentation.
     link
-        What if links were others: ``{"activation": {"bandwidth": bytes per second, "latency_ns":
-        nanoseconds}, "host": {...}}``; what is not named stays as measured.
+        What if the link between devices were another: ``{"bandwidth": bytes per second,
+        "latency_ns": nanoseconds}``; what is not named stays as measured.
     fused
         Measured stacks (vmap, HFTA): seconds of one iteration of n jobs at once on one device, by
         n. Without it fusing is not ranked.
@@ -88,23 +81,13 @@ def advise(
     known = profile if isinstance(profile, Profile) else _read(profile)
     situation = _situation(known, jobs, devices, memory, link, samples)
     stacks = None if fused is None else _stacks(fused)
-    options = [
-        *one_per_device(situation),
-        *one_at_a_time(situation),
-        job_array(situation),
-        sharded_data(situation),
-        sharded_tensors(situation),
-        stacked(situation, stacks),
-        Option("MPS", None, "several jobs share a device's cores: for small models, try it"),
-        Option("MIG", None, "a device in fixed parts, one job each: for small models, try it"),
-    ]
+    options = [*one_at_a_time(situation), job_array(situation), stacked(situation, stacks)]
     return Advice(
-        tuple(sorted(options, key=_place)),
+        tuple(sorted(options, key=lambda option: option.seconds or math.inf)),
         len(situation.jobs),
         situation.devices,
         situation.memory,
         tuple(one.iterations for one in situation.jobs),
-        prefetch(situation),
         tuple(_notes(situation, link)),
     )
 
@@ -122,7 +105,7 @@ def _situation(
     jobs: Sequence[Any] | None,
     devices: int | None,
     memory: str | int | None,
-    link: Mapping[str, Mapping[str, float]] | None,
+    link: Mapping[str, float] | None,
     samples: int | None,
 ) -> Situation:
     """The arguments, checked."""
@@ -133,49 +116,33 @@ def _situation(
     ]
     count = profile.n_stages if devices is None else integer("devices", devices, 1, MOST_DEVICES)
     there = profile.device.memory_bytes if memory is None else bytes_of(memory)
-    links = _links(profile, link)
-    made = Situation(
-        profile, tuple(asked), count, there, int(there * (1 - RESERVE)) if there else None, *links
-    )
+    made = Situation(profile, tuple(asked), count, there, _link(profile, link))
     if samples is None:
         return made
     integer("samples", samples, 1, MAX_INTEGER)
-    seats = [Seat(one, made.own(one), 1, one.job.recompute) for one in asked]
-    array = rolling_array(made, seats, batch_size=[one.job.batch_size for one in asked])
+    cuts = [Cut(one, made.own(one), 1, one.job.recompute) for one in asked]
+    array = rolling_array(made, cuts, batch_size=[one.job.batch_size for one in asked])
     copies = epoch_multiplicity(array, samples, _MOST_COPIES).tolist()
     rounds = [one._replace(iterations=n) for one, n in zip(asked, copies, strict=True)]
-    return Situation(profile, tuple(rounds), count, there, made.room, *links)
+    return replace(made, jobs=tuple(rounds))
 
 
-def _links(profile: Profile, given: Mapping[str, Mapping[str, float]] | None) -> tuple[Link, Link]:
-    """The profile's links, changed as asked."""
-    found = {"activation": profile.links.activation, "host": profile.links.host}
+def _link(profile: Profile, given: Mapping[str, float] | None) -> Link:
+    """The profile's link between devices, changed as asked."""
+    found = profile.links.activation
+    values = {"bandwidth": found.bandwidth, "latency_ns": found.latency_ns}
     changes = {} if given is None else given
-    if not isinstance(changes, Mapping):
-        raise InputError(f'link: expected {{"activation": {{...}}}}, got {format_value(changes)}')
-    for key, row in changes.items():
-        if key not in found:
-            raise InputError(f"link: expected activation or host, got {format_value(key)}")
-        if not isinstance(row, Mapping):
-            raise InputError(
-                f'link.{key}: expected {{"bandwidth": ..., "latency_ns": ...}}, '
-                f"got {format_value(row)}"
-            )
-        values = {"bandwidth": found[key].bandwidth, "latency_ns": found[key].latency_ns}
-        for name, value in row.items():
-            if name not in values:
-                raise InputError(
-                    f"link.{key}: expected bandwidth, latency_ns, got {format_value(name)}"
-                )
-            least = 1 if name == "bandwidth" else 0
-            good = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not good or not least <= value <= MAX_INTEGER:
-                raise InputError(
-                    f"link.{key}.{name}: expected at least {least}, got {format_value(value)}"
-                )
-            values[name] = round(value)
-        found[key] = Link(**values)
-    return found["activation"], found["host"]
+    if not isinstance(changes, Mapping) or not set(changes) <= set(values):
+        raise InputError(
+            f'link: expected {{"bandwidth": ..., "latency_ns": ...}}, got {format_value(given)}'
+        )
+    for name, value in changes.items():
+        least = 1 if name == "bandwidth" else 0
+        good = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not good or not least <= value <= MAX_INTEGER:
+            raise InputError(f"link.{name}: expected at least {least}, got {format_value(value)}")
+        values[name] = round(value)
+    return Link(**values)
 
 
 def _stacks(fused: Mapping[int, float]) -> dict[int, float]:
@@ -190,13 +157,6 @@ def _stacks(fused: Mapping[int, float]) -> dict[int, float]:
         if not good or not 0 < seconds < math.inf:
             raise InputError(f"fused[{n}]: expected seconds above 0, got {format_value(seconds)}")
     return dict(fused)
-
-
-def _place(option: Option) -> tuple[int, float]:
-    """Compared times first, then those that are not, then none; equal ones stay in order."""
-    if option.seconds is None:
-        return 2, 0.0
-    return int(not option.counts), option.seconds
 
 
 def _notes(situation: Situation, link: object) -> Iterable[str]:
@@ -214,4 +174,4 @@ def _notes(situation: Situation, link: object) -> Iterable[str]:
             "are predicted; profile smaller sizes to know"
         )
     if profile.device.kind == "cpu" and link is None:
-        yield "links are those of a CPU profile: say link= for devices that you mean"
+        yield "the link is that of a CPU profile: say link= for devices that you mean"

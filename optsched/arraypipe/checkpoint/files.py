@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import zipfile
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -17,6 +18,59 @@ from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+NAMES: Final = frozenset({"model.pt", "train.pt"})
+"""Files of a checkpoint."""
+_HALF_DONE: Final = (".tmp-", ".parts-", ".merging", ".value-")
+
+
+def numbered(place: Path) -> list[int]:
+    """Iterations of the checkpoints in a folder, ascending.
+
+    Folders that are named otherwise, or have anything else in them, are not ours.
+    """
+    return sorted(
+        int(entry.name)
+        for entry in place.iterdir()
+        if entry.name.isdecimal()
+        and entry.name == str(int(entry.name))
+        and not entry.is_symlink()
+        and entry.is_dir()
+        and {file.name for file in entry.iterdir()} == NAMES
+    )
+
+
+def damage(checkpoint: Path) -> str:
+    """Why a checkpoint cannot be read, found without loading it; "" if it can."""
+    for name in sorted(NAMES):
+        try:
+            with zipfile.ZipFile(checkpoint / name) as archive:
+                # reads all and compares the checksums, which `torch.load` does not look at
+                damaged = archive.testzip() if _checksums() else None
+        except FileNotFoundError:
+            return f"{name}: no such file"
+        except Exception as error:  # of a damaged list of its entries any may come
+            return f"{name} cannot be read ({type(error).__name__}: {error})"
+        if damaged:
+            return f"{name} is damaged"
+    return ""
+
+
+def _checksums() -> bool:
+    made = getattr(torch.serialization, "get_crc32_options", None)  # from torch 2.6 on
+    return made is None or bool(made())
+
+
+def remove(checkpoint: Path) -> None:
+    """Take a checkpoint away: its name at once, then its files, and nothing else."""
+    with _as_input_error(checkpoint.parent):
+        aside = checkpoint.with_name(f".tmp-old-{checkpoint.name}")
+        checkpoint.rename(aside)
+        for name in NAMES:
+            (aside / name).unlink()
+        with suppress(OSError):  # somebody has put a file there in between
+            aside.rmdir()
 
 
 def write_folder(target: Path, contents: Mapping[str, Any]) -> None:
@@ -96,7 +150,7 @@ def sweep(place: Path) -> None:
     """Remove what a killed run has left half done."""
     with _as_input_error(place):
         for entry in [*place.iterdir()]:
-            if entry.name.startswith((".tmp-", ".parts-", ".merging")):
+            if entry.name.startswith(_HALF_DONE):
                 with suppress(FileNotFoundError):  # the probe of another process
                     shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 
+from optsched.arraypipe.checkpoint.batches import Seen, watched
 from optsched.arraypipe.checkpoint.files import (
     check_plain,
     check_writable,
+    damage,
     load,
     make_folder,
+    numbered,
+    remove,
     replace_file,
     sweep,
     write_folder,
 )
 from optsched.arraypipe.checkpoint.states import (
     check_same_arguments,
-    check_same_class,
     check_same_model,
-    check_same_settings,
+    check_same_scheduler,
     joined,
     makers,
     model_arguments,
@@ -41,22 +46,37 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from concurrent.futures import Future
 
+    from optsched.arraypipe.job import Data
     from optsched.arraypipe.model.split import Names
     from optsched.arraypipe.runtime.state import JobRun
 
 
-_FORMAT: Final = "optsched.train/2"
+_FORMAT: Final = "optsched.train/3"
 _DIGITS: Final = 18  # of an iteration
 _MUST_AGREE: Final = ("seed", "batch_size", "microbatches", "precision", "clip_norm")
 
 
+@dataclass
+class _JobState:
+    """What the folder knows of a job of this run."""
+
+    makers: dict[str, Any]  # what its optimizers and scheduler were made with
+    arguments: dict[str, Any]  # those of `Job.model` that are plain
+    order: list[str]  # of the entries of its state dict
+    kept: int  # newest iteration whose stages of this process are copied
+    seen: Seen  # its newest batch
+    noted: dict[int, dict[int, _Noted]] = field(default_factory=dict)  # copies: iteration, stage
+    writing: int = 0  # iteration that the thread was last given
+    given: list[Future[None]] = field(default_factory=list)  # to be written
+
+
 class CheckpointFolder:
-    """``<folder>/<job>/<iteration>/{model.pt,train.pt}`` and ``<folder>/<job>/latest``.
+    """``<folder>/<job>/<iteration>/{model.pt,train.pt}``, ``<job>/latest`` and ``<job>/best``.
 
     A stage is copied right after its update, because it may begin the next iteration before the
     other stages have finished this one; when the last stage is in, the job is written. Where
     several processes hold the stages, each writes its own into ``.parts-<iteration>``, and the one
-    that completes them writes the job.
+    that completes them writes the job. When that is done older checkpoints are removed.
 
     A thread writes while the run goes on. A job waits for its last checkpoint before it gives the
     next one to be written; what writing raises is raised then, or at the end of the run.
@@ -69,19 +89,27 @@ class CheckpointFolder:
         Modules of every stage, noted in the checkpoint.
     every
         Write after every so many iterations; None: only after the last one of a job.
+    keep
+        Newest checkpoints of a job that are not removed; nor is the best one (`mark_best`).
+    evaluated
+        Also write after every so many iterations, because `mark_best` will be called for them.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], names: Names, every: int | None) -> None:
-        self.folder, self.names, self.every = Path(folder), names, every
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        names: Names,
+        every: int | None,
+        keep: int = 2,
+        evaluated: int | None = None,
+    ) -> None:
+        self.folder, self.names, self.keep = Path(folder), names, keep
+        self.periods = [count for count in (every, evaluated) if count is not None]
         self.stages_of: Callable[[JobRun], Collection[int]] = lambda run: range(len(names))
         self.is_first = True
-        self.noted: dict[tuple[int, int], dict[int, _Noted]] = {}
-        self.makers: dict[int, dict[str, Any]] = {}
-        self.arguments: dict[int, dict[str, Any]] = {}
-        self.order: dict[int, list[str]] = {}
-        self.kept: dict[int, int] = {}  # newest iteration whose stages of this process are noted
+        self.jobs: dict[int, _JobState] = {}
+        self.fallen_back: dict[str, tuple[int, int]] = {}  # by title: from, to
         self.writer: ThreadPoolExecutor | None = None
-        self.writing: dict[int, tuple[int, list[Future[None]]]] = {}  # by job: iteration, its files
         self.threads = torch.get_num_threads()
 
     def share(self, stages_of: Callable[[JobRun], Collection[int]], is_first: bool) -> None:
@@ -99,7 +127,7 @@ class CheckpointFolder:
     def prepare(self, titles: Iterable[str], resume: bool) -> None:
         """Make the folders; refuse one that cannot be written, or that has another run in it.
 
-        What a killed run has left half done is removed.
+        What a killed run has left half done is removed; a damaged checkpoint is set aside.
         """
         for title in titles:
             place = self.folder / title
@@ -109,21 +137,41 @@ class CheckpointFolder:
                     f"checkpoint: {place} already has checkpoints; choose another folder, or "
                     f"resume=True to go on from them"
                 )
-            if self.is_first:
-                sweep(place)
+            if not self.is_first:
+                continue
+            if title in self.fallen_back:
+                newest, at = self.fallen_back.pop(title)
+                if (place / str(newest)).exists():
+                    (place / str(newest)).replace(place / f"{newest}.damaged")
+                replace_file(place / "latest", f"{at}\n")
+            self._tidy(place)
+            sweep(place)
 
     def latest(self, title: str) -> int:
-        """Iteration of the newest checkpoint of a job, 0 if there is none.
+        """Iteration of the newest checkpoint of a job that can be read, 0 if it has none.
 
-        In a run of several processes one asks, and tells the others.
+        In a run of several processes the first one asks, and tells the others.
         """
-        pointer = self.folder / title / "latest"
-        if not pointer.exists():
+        place = self.folder / title
+        newest = _newest(place)
+        if newest == 0:
             return 0
-        text = read_text(pointer).strip()
-        if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
-            raise InputError(f"{pointer}: expected the number of an iteration, got {text[:40]!r}")
-        return int(text)
+        reason = damage(place / str(newest))
+        if not reason:
+            return newest
+        for at in reversed(numbered(place)):
+            if at < newest and not damage(place / str(at)):
+                warnings.warn(
+                    f"{place / str(newest)}: {reason}; job {title} goes on from iteration {at}, "
+                    f"and what is left of iteration {newest} becomes {newest}.damaged",
+                    stacklevel=2,
+                )
+                self.fallen_back[title] = (newest, at)
+                return at
+        raise InputError(
+            f"{place / str(newest)}: {reason}, and there is no older checkpoint; remove {place} to "
+            f"train the job from its seed"
+        )
 
     def begin(self, run: JobRun, at: int) -> int:
         """Take in a job with fresh stages, and go on from its checkpoint of iteration `at`, if > 0.
@@ -131,26 +179,39 @@ class CheckpointFolder:
         Notes what the optimizers and schedulers were made with; some change their own settings
         while they train. Returns `at`.
         """
-        self.makers[run.index] = makers(run)
-        self.arguments[run.index] = model_arguments(run.job.model)
-        self.order[run.index] = list(run.model.state_dict())
+        state = self.jobs[run.index] = _JobState(
+            makers(run), model_arguments(run.job.model), list(run.model.state_dict()), at,
+            Seen(at, run.title),
+        )  # fmt: skip
         if at > 0:
             place = self.folder / run.title / str(at)
             try:
-                self._restore(run, at, place)
+                state.seen.expected = self._restore(run, at, place)
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
                 if isinstance(error, (InputError, torch.OutOfMemoryError)):
                     raise
                 reason = f"{type(error).__name__}: {error}".splitlines()[0]
                 raise InputError(f"{place}: is damaged, or no checkpoint ({reason})") from error
-        self.kept[run.index] = at
         return at
+
+    def watched(self, run: JobRun, data: Data) -> Data:
+        """The data of a job, compared with those that its checkpoint was trained on."""
+        seen = self.jobs[run.index].seen
+        return watched(data, seen, lambda: 0 in self.stages_of(run))
 
     def note(self, run: JobRun, stage: int, iteration: int) -> None:
         """Copy a stage that has just finished an iteration, if that iteration is to be kept."""
-        done = iteration + 1
-        if done == run.end or (self.every is not None and done % self.every == 0):
-            self._take(run, stage, done)
+        if self._is_due(run, iteration + 1):
+            self._take(run, stage, iteration + 1)
+
+    def mark_best(self, run: JobRun, done: int, value: float) -> None:
+        """Note how good a job is after so many iterations; its lowest value is never removed.
+
+        Called in one process, always the same, and before `keep` newer checkpoints are written. An
+        iteration that has no checkpoint, and a value that is no number, are passed over.
+        """
+        if self._is_due(run, done) and not math.isnan(value):
+            self._submit(run, partial(self._mark, run, done, float(value)))
 
     def finish(self, run: JobRun) -> None:
         """After the run: write the last iteration of a job if that is not done yet.
@@ -158,13 +219,13 @@ class CheckpointFolder:
         Some stages may have finished it before it was known to be the last. A job that has failed
         keeps its earlier checkpoints.
         """
+        state = self.jobs[run.index]
         done = min(run.begin, run.end)  # other processes run tombstones to the end of a segment
-        if run.job.status != "failed" and done > max(run.start, self.kept[run.index]):
+        if run.job.status != "failed" and done > max(run.start, state.kept):
             for stage in self.stages_of(run):
-                if stage not in self.noted.get((run.index, done), ()):
+                if stage not in state.noted.get(done, ()):
                     self._take(run, stage, done)
-        for key in [key for key in self.noted if key[0] == run.index]:
-            del self.noted[key]
+        state.noted.clear()
         self.settle(run.index)
 
     def close(self) -> None:
@@ -175,21 +236,30 @@ class CheckpointFolder:
 
     def settle(self, job: int) -> None:
         """Wait until all that a job has given to be written is there, from this process."""
-        _, given = self.writing.pop(job, (0, []))
+        given, self.jobs[job].given = self.jobs[job].given, []
         for future in given:
             future.result()
 
+    def _is_due(self, run: JobRun, done: int) -> bool:
+        return done == run.end or any(done % count == 0 for count in self.periods)
+
+    def _submit(self, run: JobRun, write: Callable[[], None]) -> None:
+        self.writer = self.writer or ThreadPoolExecutor(1, "optsched-checkpoint")
+        self.jobs[run.index].given.append(self.writer.submit(write))
+
     def _give(self, run: JobRun, done: int, write: Callable[[], None]) -> None:
         """Have the thread write; one checkpoint of a job at a time, as they take memory."""
-        if self.writing.get(run.index, (done, []))[0] != done:
+        state = self.jobs[run.index]
+        if state.given and state.writing != done:
             self.settle(run.index)
-        self.writer = self.writer or ThreadPoolExecutor(1, "optsched-checkpoint")
-        given = self.writing.setdefault(run.index, (done, []))[1]
-        given.append(self.writer.submit(write))
+        state.writing = done
+        self._submit(run, write)
 
     def _take(self, run: JobRun, stage: int, done: int) -> None:
-        shards = self.noted.setdefault((run.index, done), {})
+        state = self.jobs[run.index]
+        shards = state.noted.setdefault(done, {})
         shard, device = shard_of(run, stage), run.stages[stage].device
+        shard["batch"] = state.seen.batch(done - 1) if stage == 0 else {}
         there = torch.cuda.current_stream(device).record_event() if on_gpu(device) else None
         here = self.stages_of(run)
         alone = len(here) == len(self.names)
@@ -201,12 +271,21 @@ class CheckpointFolder:
             shards[stage] = _Noted({}, None)  # only that it is noted
         if len(shards) < len(here):
             return
-        self.kept[run.index] = done
-        del self.noted[run.index, done]
+        state.kept = done
+        del state.noted[done]
         if alone:
             noted = [shards[s] for s in sorted(shards)]
             files = self._files(run, done, [row.shard for row in noted])
-            self._give(run, done, partial(self._write, run.title, done, files, noted))
+            place = self.folder / run.title
+            self._give(run, done, partial(self._write_alone, place, done, files, noted))
+
+    def _write_alone(
+        self, place: Path, done: int, files: Mapping[str, Any], noted: Iterable[_Noted]
+    ) -> None:
+        for row in noted:
+            row.wait()
+        _write(place, done, files)
+        self._tidy(place)
 
     def _write_part(self, run: JobRun, stage: int, done: int, noted: _Noted) -> None:
         """Leave a stage where all processes find it; write every job whose stages are all there."""
@@ -215,9 +294,19 @@ class CheckpointFolder:
         parts = place / f".parts-{done}"
         make_folder(parts)
         replace_file(parts / _part(stage), noted.shard)
-        # who makes this folder writes; the others leave, because it looks again after removing it
+        self._attend(run, place)
+
+    def _mark(self, run: JobRun, done: int, value: float) -> None:
+        """Leave a value where the process that writes the checkpoint finds it."""
+        place = self.folder / run.title
+        replace_file(place / f".value-{done}", repr(value))
+        self._attend(run, place)
+
+    def _attend(self, run: JobRun, place: Path) -> None:
+        """Write what is complete, and look at the values of what is written."""
+        # who makes this folder does so; the others leave, because it looks again after removing it
         claim = place / ".merging"
-        while complete := self._complete(place):
+        while (complete := self._complete(place)) or _values(place):
             try:
                 claim.mkdir()
             except FileExistsError:
@@ -225,6 +314,7 @@ class CheckpointFolder:
             try:
                 for t in complete:
                     self._merge(run, t)
+                self._tidy(place)
             finally:
                 claim.rmdir()
 
@@ -242,44 +332,53 @@ class CheckpointFolder:
         return sorted(found)
 
     def _merge(self, run: JobRun, done: int) -> None:
-        parts = self.folder / run.title / f".parts-{done}"
+        place = self.folder / run.title
+        parts = place / f".parts-{done}"
         if not parts.exists():  # written by another process since we looked
             return
         shards = [load(parts / _part(s)) for s in range(len(self.names))]
-        self._write(run.title, done, self._files(run, done, shards))
+        _write(place, done, self._files(run, done, shards))
         shutil.rmtree(parts)
+
+    def _tidy(self, place: Path) -> None:
+        """Note the best checkpoint; remove those that are neither that nor among the newest."""
+        newest = _newest(place)
+        there = [done for done in numbered(place) if done <= newest]
+        best, lowest = _best(place)
+        for done in _values(place):
+            noted = place / f".value-{done}"
+            value = float(read_text(noted))
+            if done in there and value < lowest:
+                best, lowest = done, value
+                replace_file(place / "best", f"{best} {lowest!r}\n")
+            noted.unlink()
+        for done in there[: -self.keep]:
+            if done != best:
+                remove(place / str(done))
 
     def _files(
         self, run: JobRun, done: int, shards: Iterable[Mapping[str, Any]]
     ) -> dict[str, dict[str, Any]]:
         """What a checkpoint consists of, by the names of its files; no tensor is read."""
-        whole = joined(shards)
-        model = {name: whole["model"][name] for name in self.order[run.index]}
+        state = self.jobs[run.index]
+        whole = joined(shards, run.title)
         train = {
             "format": _FORMAT,
             "iteration": done,
             **{key: getattr(run.job, key) for key in _MUST_AGREE},
-            **self.arguments[run.index],
+            **state.arguments,
             "stages": [list(row) for row in self.names],
-            **{key: whole[key] for key in ("parameters", "buffers", "masters", "schedulers")},
-            **self.makers[run.index],
+            **{key: whole[key] for key in ("parameters", "buffers", "masters", "batch")},
+            "optimizer": state.makers["optimizer"],
+            "scheduler": {**state.makers["scheduler"], "state": whole["scheduler"]},
             "threads": self.threads,
             "torch": str(torch.__version__),
         }
         check_plain(train, f"checkpoint of job {run.title}")
-        return {"model.pt": model, "train.pt": train}
+        return {"model.pt": {name: whole["model"][name] for name in state.order}, "train.pt": train}
 
-    def _write(
-        self, title: str, done: int, files: Mapping[str, Any], noted: Iterable[_Noted] = ()
-    ) -> None:
-        for row in noted:
-            row.wait()
-        place = self.folder / title
-        write_folder(place / str(done), files)
-        replace_file(place / "latest", f"{done}\n")
-
-    def _restore(self, run: JobRun, at: int, place: Path) -> None:
-        """Load a checkpoint of a job into its model, optimizers and schedulers."""
+    def _restore(self, run: JobRun, at: int, place: Path) -> dict[str, Any]:
+        """Load a checkpoint of a job into its model, optimizers and scheduler; its batch."""
         train = load(place / "train.pt")
         if not isinstance(train, dict) or train.get("format") != _FORMAT:
             raise InputError(f"{place / 'train.pt'}: is not a checkpoint of format {_FORMAT}")
@@ -298,11 +397,11 @@ class CheckpointFolder:
         model = load(place / "model.pt")
         check_same_model(run.model, model, place / "model.pt")
         self._warn(train, place)
-        now, title = self.makers[run.index], f"{place} of job {run.title}"
-        check_same_class(train["scheduler"], now["scheduler"], title)
+        now, title = self.jobs[run.index].makers, f"{place} of job {run.title}"
+        check_same_scheduler(train["scheduler"], now["scheduler"], title)
         check_same_makers(train["optimizer"], now["optimizer"], title)
-        check_same_settings(train["scheduler"], now["scheduler"], title)
         restore(run, model, train, place)
+        return dict(train["batch"])
 
     def _warn(self, train: Mapping[str, Any], place: Path) -> None:
         """What need not change the bits, but can."""
@@ -334,3 +433,34 @@ class _Noted(NamedTuple):
 
 def _part(stage: int) -> str:
     return f"stage{stage}.pt"
+
+
+def _write(place: Path, done: int, files: Mapping[str, Any]) -> None:
+    write_folder(place / str(done), files)
+    replace_file(place / "latest", f"{done}\n")
+
+
+def _newest(place: Path) -> int:
+    """The iteration that `latest` has, 0 if it is not there."""
+    pointer = place / "latest"
+    if not pointer.exists():
+        return 0
+    text = read_text(pointer).strip()
+    if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
+        raise InputError(f"{pointer}: expected the number of an iteration, got {text[:40]!r}")
+    return int(text)
+
+
+def _best(place: Path) -> tuple[int, float]:
+    """Iteration and value of the best checkpoint so far; (0, infinity) if there is none."""
+    try:
+        done, value = read_text(place / "best").split()
+        return (int(done), float(value)) if (place / done).is_dir() else (0, math.inf)
+    except (InputError, ValueError):
+        return 0, math.inf
+
+
+def _values(place: Path) -> list[int]:
+    """Iterations with a value of which it is known whether they have a checkpoint."""
+    noted = [int(entry.name.removeprefix(".value-")) for entry in place.glob(".value-*")]
+    return sorted(done for done in noted if done <= _newest(place)) if noted else []

@@ -13,14 +13,15 @@ from optsched.arraypipe.model.tied_weights import passing_buffers, shard
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from optsched.arraypipe.job import JobStage, NamedParameters
-    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.job import NamedParameters
+    from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
 _PLAIN: Final = (str, int, float, bool, type(None))
+PARTS: Final = ("model", "buffers", "parameters", "masters", "batch")
 
 
 def model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,24 +35,13 @@ def model_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_same_arguments(train: Mapping[str, Any], given: Mapping[str, Any], place: Path) -> None:
-    """Refuse a job whose plain arguments are not those of its checkpoint.
-
-    What is not plain on either side is not compared, and nothing is with a file that has no such
-    field.
-
-    Raises
-    ------
-    InputError
-        The sentence names the first argument that differs, and both values.
-    """
-    if "model" not in train:
-        return
+    """Refuse a job whose arguments are not those of its checkpoint, if plain on both sides."""
     before, now = train["model"], model_arguments(given)
     apart = {*train["model_other"], *now["model_other"]}
     sides = (before, now["model"])
     for name in [*before, *now["model"]]:
         there = all(name in side for side in sides)
-        if name in apart or (there and _same(*(side[name] for side in sides))):
+        if name in apart or (there and same(*(side[name] for side in sides))):
             continue
         told = [f"{side[name]!r:.200}" if name in side else "no such entry" for side in sides]
         raise InputError(
@@ -67,29 +57,76 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Equal, a list being as good as a tuple, and no number being equal to no number."""
-    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(value, b[key]) for key, value in a.items())
-    return bool(a == b) or (a != a and b != b)
+def shard_of(run: JobRun, stage: int) -> dict[str, dict[str, Any]]:
+    """Copies of all that one stage has trained, under unsplit names.
 
-
-_PER_GROUP: Final = frozenset({
-    "base_lrs", "_last_lr", "min_lrs", "max_lrs", "base_momentums", "max_momentums", "lr_lambdas",
-})  # fmt: skip
-"""Lists with one value per parameter group; everything else is the same on all stages."""
-
-
-def scheduler_state(stage: JobStage, title: str) -> dict[str, Any]:
-    """State, class and parameter groups (by unsplit names) of a stage's scheduler; ``{}`` if none.
-
-    Parameters
-    ----------
-    title
-        Of the job, for messages.
+    ``model`` its entries of the state dict, ``buffers`` those that a state dict leaves out,
+    ``parameters`` states and settings of the optimizer, ``masters`` the float32 weights of a
+    bfloat16 job, ``scheduler`` the state of the scheduler; ``batch`` is left to the caller.
     """
+    part = run.stages[stage]
+    own = part.trained
+    return {
+        "model": copied(shard(run.model, run.stages, stage)),
+        "buffers": copied(passing_buffers(run.model, run.stages, stage)),
+        "parameters": copied(states_by_name([part.optimizer], [own])),
+        "masters": copied(dict(own)) if part.masters is not None else {},
+        "scheduler": _scheduler_state(part, run.title),
+    }
+
+
+def joined(shards: Iterable[Mapping[str, Mapping[str, Any]]], title: str) -> dict[str, Any]:
+    """The shards of all stages as one.
+
+    The optimizers of all stages have the same groups (`align_groups`), so their schedulers have the
+    same state, which is kept once.
+    """
+    whole: dict[str, dict[str, Any]] = {part: {} for part in (*PARTS, "scheduler")}
+    for row in shards:
+        for part in PARTS:
+            whole[part].update(row[part])
+        state, first = row["scheduler"], whole["scheduler"]
+        if state and first and not same(state, first):
+            key = next(
+                key for key in {**first, **state} if not same(first.get(key), state.get(key))
+            )
+            raise InputError(
+                f"checkpoint: the scheduler of job {title} has another {key!r} on every stage, so "
+                f"it cannot be kept: {first.get(key)!r:.60} and {state.get(key)!r:.60}"
+            )
+        whole["scheduler"] = first or dict(state)
+    return whole
+
+
+def makers(run: JobRun) -> dict[str, dict[str, Any]]:
+    """What the optimizers and the scheduler of a job are made with, as long as they are fresh."""
+    own = [stage.trained for stage in run.stages]
+    found: dict[str, Any] = {}
+    for stage in run.stages:
+        if not found and stage.scheduler is not None:
+            kind = type(stage.scheduler)
+            state = _scheduler_state(stage, run.title)
+            found = {"class": f"{kind.__module__}.{kind.__qualname__}", "made": state}
+    optimizers = [stage.optimizer for stage in run.stages]
+    return {"optimizer": makers_by_name(optimizers, own), "scheduler": found}
+
+
+def check_same_scheduler(saved: Mapping[str, Any], now: Mapping[str, Any], place: str) -> None:
+    """Refuse a scheduler of another class or with other settings than the checkpoint's."""
+    kinds = [side.get("class", "none") for side in (saved, now)]
+    if kinds[0] != kinds[1]:
+        raise InputError(f"{place}: was written with scheduler {kinds[0]}, the job has {kinds[1]}")
+    if not now:
+        return
+    for key in {**saved["made"], **now["made"]}:
+        a, b = saved["made"].get(key), now["made"].get(key)
+        if not same(a, b):
+            raise InputError(
+                f"{place}: was written with scheduler setting {key!r} {a!r}, the job has {b!r}"
+            )
+
+
+def _scheduler_state(stage: JobStage, title: str) -> dict[str, Any]:
     scheduler = stage.scheduler
     if scheduler is None:
         return {}
@@ -98,146 +135,18 @@ def scheduler_state(stage: JobStage, title: str) -> dict[str, Any]:
             f"checkpoint: the scheduler of job {title}, a {type(scheduler).__name__}, has no "
             f"state_dict(), so it cannot be kept"
         )
-    return {
-        "class": f"{type(scheduler).__module__}.{type(scheduler).__qualname__}",
-        "groups": _groups(stage),
-        "state": copied(scheduler.state_dict()),
-    }
+    return dict(copied(scheduler.state_dict()))
 
 
-def restore_scheduler(stage: JobStage, saved: Mapping[str, Mapping[str, Any]], place: str) -> None:
-    """Give a stage's scheduler the state that a checkpoint has for its parameters."""
-    if stage.scheduler is not None:
-        assert stage.optimizer is not None
-        stage.scheduler.load_state_dict(_state_for(_groups(stage), saved, place))
-        rates = getattr(stage.scheduler, "_last_lr", ())
-        for group, rate in zip(stage.optimizer.param_groups, rates, strict=False):
-            if not group["params"]:  # no parameter has brought it from the checkpoint
-                group["lr"] = rate
-
-
-def check_same_class(
-    saved: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], place: str
-) -> None:
-    """Refuse a scheduler of another class than the checkpoint's.
-
-    Parameters
-    ----------
-    saved, now
-        `scheduler_state` of every stage that has one, right after they were made.
-    """
-    kinds = [next(iter({e["class"] for e in table.values()}), "none") for table in (saved, now)]
-    if kinds[0] != kinds[1]:
-        raise InputError(f"{place}: was written with scheduler {kinds[0]}, the job has {kinds[1]}")
-
-
-def check_same_settings(
-    saved: Mapping[str, Mapping[str, Any]], now: Mapping[str, Mapping[str, Any]], place: str
-) -> None:
-    """Refuse a scheduler that was made with other settings than the checkpoint's."""
-    for entry in now.values():
-        before = _state_for(entry["groups"], saved, place)
-        for key in {**before, **entry["state"]}:
-            a, b = before.get(key), entry["state"].get(key)
-            if not same(a, b):
-                raise InputError(
-                    f"{place}: was written with scheduler setting {key!r} {a!r}, the job has {b!r}"
-                )
-
-
-def _groups(stage: JobStage) -> list[list[str]]:
+def _restore_scheduler(stage: JobStage, saved: Mapping[str, Any]) -> None:
+    if stage.scheduler is None:
+        return
     assert stage.optimizer is not None
-    names = {id(p): name for name, p in stage.trained}
-    return [[names[id(p)] for p in group["params"]] for group in stage.optimizer.param_groups]
-
-
-def _state_for(
-    groups: Sequence[Sequence[str]], saved: Mapping[str, Mapping[str, Any]], place: str
-) -> dict[str, Any]:
-    """The state of a scheduler over these groups, put together from those of all stages."""
-    for entry in saved.values():
-        if entry["groups"] == groups:  # the same cut: nothing to put together
-            return dict(entry["state"])
-    found = {
-        name: (row, k)
-        for row, entry in enumerate(saved.values())
-        for k, group in enumerate(entry["groups"])
-        for name in group
-    }
-    picks = [[found[name] for name in group if name in found] for group in groups]
-    for k, group in enumerate(groups):  # the same on all stages that have a parameter of it
-        if not group:
-            rows = enumerate(saved.values())
-            picks[k] = [(row, k) for row, e in rows if k < len(e["groups"]) and e["groups"][k]]
-    if not all(picks):
-        raise InputError(f"{place}: has no scheduler state for {groups[picks.index([])]}")
-    joined = _joined("", [entry["state"] for entry in saved.values()], picks, place)
-    assert isinstance(joined, dict)
-    return joined
-
-
-def _joined(
-    key: str, rows: Sequence[Any], picks: Sequence[Sequence[tuple[int, int]]], place: str
-) -> Any:
-    """One value for the values of all old stages; a list per group is put together anew."""
-    first = rows[0]
-    if type(first) is dict:
-        return {k: _joined(k, [row[k] for row in rows], picks, place) for k in first}
-    if key == "_schedulers":
-        parts = zip(*rows, strict=True)
-        return [_joined("", part, picks, place) for part in parts]
-    if key in _PER_GROUP:
-        values = [[rows[row][k] for row, k in pick] for pick in picks]
-    else:
-        values = [list(rows)]
-    for value in values:
-        if not all(same(value[0], other) for other in value):
-            raise InputError(
-                f"{place}: the schedulers of its stages differ in {key!r}: {value}; resume with "
-                f"the cuts that it was written with"
-            )
-    return [value[0] for value in values] if key in _PER_GROUP else first
-
-
-PARTS: Final = ("model", "buffers", "parameters", "masters", "schedulers")
-
-
-def shard_of(run: JobRun, stage: int) -> dict[str, dict[str, Any]]:
-    """Copies of all that one stage has trained, under unsplit names.
-
-    ``model`` its entries of the state dict, ``buffers`` those that a state dict leaves out,
-    ``parameters`` states and settings of the optimizer, ``masters`` the float32 weights of a
-    bfloat16 job, ``schedulers`` the state of the scheduler by number of the stage.
-    """
-    part = run.stages[stage]
-    own = part.trained
-    state = scheduler_state(part, run.title)
-    return {
-        "model": copied(shard(run.model, run.stages, stage)),
-        "buffers": copied(passing_buffers(run.model, run.stages, stage)),
-        "parameters": copied(states_by_name([part.optimizer], [own])),
-        "masters": copied(dict(own)) if part.masters is not None else {},
-        "schedulers": {str(stage): state} if state else {},
-    }
-
-
-def joined(shards: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """The shards of all stages as one."""
-    whole: dict[str, dict[str, Any]] = {part: {} for part in PARTS}
-    for row in shards:
-        for part in PARTS:
-            whole[part].update(row[part])
-    return whole
-
-
-def makers(run: JobRun) -> dict[str, dict[str, Any]]:
-    """What the optimizers and schedulers of a job are made with, as long as they are fresh."""
-    own = [stage.trained for stage in run.stages]
-    states = {str(stage.index): scheduler_state(stage, run.title) for stage in run.stages}
-    return {
-        "optimizer": makers_by_name([stage.optimizer for stage in run.stages], own),
-        "scheduler": {key: state for key, state in states.items() if state},
-    }
+    stage.scheduler.load_state_dict(copied(saved["state"]))  # stages share no list
+    rates = getattr(stage.scheduler, "_last_lr", ())
+    for group, rate in zip(stage.optimizer.param_groups, rates, strict=False):
+        if not group["params"]:  # no parameter has brought it from the checkpoint
+            group["lr"] = rate
 
 
 def check_same_model(model: nn.Module, saved: Any, place: Path) -> None:
@@ -264,34 +173,10 @@ def restore(run: JobRun, model: Any, train: Mapping[str, Any], place: Path) -> N
         _set_buffer(run.model, name, value, place / "train.pt")
     for stage in run.stages:
         own = stage.trained
-        states = _placed(train["parameters"], stage, own)
-        restore_states(stage.optimizer, own, states, str(place))
+        restore_states(stage.optimizer, own, train["parameters"], str(place))
         if stage.masters is not None:
             _restore_masters(own, train["masters"], place / "train.pt")
-        restore_scheduler(stage, train["schedulers"], str(place))
-
-
-def _placed(
-    saved: Mapping[str, Mapping[str, Any]], stage: JobStage, own: NamedParameters
-) -> dict[str, Mapping[str, Any]]:
-    """States on the device of their parameter; counters stay on the CPU unless kernels read them.
-
-    As in `torch.optim.Optimizer.load_state_dict`, but without a cast.
-    """
-    found: dict[str, Mapping[str, Any]] = {}
-    for name, parameter in own:
-        if name not in saved:
-            continue
-        settings = saved[name]["settings"]
-        counts = bool(settings.get("capturable") or settings.get("fused"))
-        state = {
-            key: value.to(parameter.device)
-            if isinstance(value, Tensor) and (key != "step" or counts)
-            else value
-            for key, value in saved[name]["state"].items()
-        }
-        found[name] = {"state": state, "settings": settings}
-    return found
+        _restore_scheduler(stage, train["scheduler"])
 
 
 def _restore_masters(own: NamedParameters, saved: Mapping[str, Tensor], place: Path) -> None:

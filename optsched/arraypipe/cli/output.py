@@ -109,9 +109,9 @@ class RunSummary(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 def summary_of(
     trainer: ArrayTrainer, result: RunResult, *, backend: str, steps: int, seconds: float
 ) -> RunSummary:
-    """The summary of a run that is over (on rank 0, if there are several)."""
+    """The summary of a run that is over; without jobs on ranks above 0, which have no losses."""
     jobs = []
-    for job, title, losses in zip(trainer.jobs, trainer.titles, result.losses, strict=True):
+    for job, title, losses in zip(trainer.jobs, trainer.titles, result.losses, strict=False):
         first, last = (losses[0], losses[-1]) if losses else (None, None)
         error = "" if job.error is None else str(job.error)
         jobs.append(JobSummary(title, job.status, len(losses), first, last, error))

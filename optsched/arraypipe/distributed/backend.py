@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from optsched.arraypipe.distributed.collect import drop
 from optsched.arraypipe.distributed.mailbox import Post
 from optsched.arraypipe.distributed.protocol import Swap, first_cycle, is_heard, shorten
-from optsched.arraypipe.distributed.swaps import Announcement, Notices, stay_in_place
+from optsched.arraypipe.distributed.swaps import Announcement
 from optsched.arraypipe.distributed.transport import PeerLost, Stalled
 from optsched.arraypipe.plan.segments import Change, device_stream, places
 from optsched.arraypipe.runtime.cuda_streams import AHEAD, BlockTimes, GpuClock, timer
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from optsched.arraypipe.distributed.group import Group
     from optsched.arraypipe.distributed.mailbox import Capacity
     from optsched.arraypipe.distributed.transport import GlooLinks
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Course, Planner, Segment
-    from optsched.arraypipe.plan.types import Copied, Instance, Moved, Record
+    from optsched.arraypipe.plan.types import Copied, Instance, Record
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.types import Parcel
     from optsched.arraypipe.runtime.worker import Worker
@@ -40,12 +41,10 @@ class ProcessBackend:
     ----------
     course, runs, worker, planner, strict
         As for the inline backend; only the planner of rank 0 is asked, and the others are told.
-    links
+    links, group
         To the other devices; device d is rank d.
     capacity
-        How long messages are expected to be.
-    window
-        Blocks whose messages are posted ahead, per channel; more of small messages.
+        How long messages are expected to be, and how many are posted ahead.
     """
 
     def __init__(
@@ -55,19 +54,20 @@ class ProcessBackend:
         worker: Worker,
         planner: Planner,
         links: GlooLinks,
+        group: Group,
         capacity: Capacity,
-        window: int = 2,
         strict: bool = False,
     ) -> None:
         self.course, self.runs, self.worker, self.planner = course, runs, worker, planner
-        self.links, self.strict, self.device = links, strict, links.rank
-        self.capacity = capacity
-        self.notices = Notices(links)
+        self.links, self.group, self.device = links, group, links.rank
+        self.capacity, self.strict = capacity, strict
+        self.announced: Announcement | None = None  # by this rank, the first
         self.homes: dict[int, tuple[int, ...]] = {}  # device of every stage, by job
-        self.window, self.post = window, Post(links, capacity.of, self._hear)
+        self.post = Post(links, capacity.of, self._hear)
         self.past = Past()
-        self.messages: Sequence[Moved] = ()  # of all ranks, on the first when they have been told
-        self.copies: Sequence[Copied] = ()  # of this rank when it is over; then as `messages`
+        self.copies: Sequence[
+            Copied
+        ] = ()  # of this rank when it is over; then of all, on the first
         self.mail: dict[int, Parcel] = {}
         self.interrupted = False
         self.flying: BlockTimes | None = None  # on a GPU, where launching is no block's time
@@ -96,6 +96,7 @@ class ProcessBackend:
 
     def run(self) -> list[Record]:
         """Train until all jobs have ended; what was executed here, in order, or the end of it."""
+        lost = True
         try:
             while True:
                 number = len(self.course.segments) - 1
@@ -103,29 +104,33 @@ class ProcessBackend:
                 self.course.close()
                 following = self._following(number + 1)
                 if following is None:
-                    self.notices.assemble()
+                    self.group.assemble()
                     self.post.flush()
                     self._land(0)
                     self._forget(self.past.close())
+                    lost = False
                     return self.past.records
                 self._begin(following)
         except (Stalled, PeerLost) as error:
             self.links.abort()
-            text = self.notices.diagnosis(self._whereabouts(), str(error))
+            text = self.group.diagnosis(self._whereabouts(), str(error))
             raise type(error)(text) from error
-        except Exception as error:  # the others will only see that this process is gone
+        except BaseException as error:  # the others will only see that this process is gone
             self.links.abort()
-            self.notices.tell(f"{type(error).__name__}: {error}")
+            self.group.abort(f"{type(error).__name__}: {error}")
             raise
         finally:
             self.post.abandon()
-            self._finish()
+            self._finish(lost)
 
-    def _finish(self) -> None:
+    def _finish(self, lost: bool) -> None:
+        """Wait for what was launched; an error of a run that is lost already hides the first."""
         try:
             self.worker.finish()
         except Exception as error:
-            self.notices.tell(reason(error))
+            if lost:
+                return
+            self.group.abort(reason(error))
             raise
         self.copies = self.worker.memory.copies
 
@@ -146,7 +151,8 @@ class ProcessBackend:
                 cycle = now.cycle
                 self._steer(segment, number, cycle)
                 self._forget(self.past.trim())
-            post.post(cycle)
+                post.post(cycle)  # later ones of this cycle are posted when a block has ended
+            post.waited = 0
             received = {
                 k: self.mail.pop(k) if channel_of[k] < 0 else post.receive(k, now.iteration)
                 for k in inputs[now.operation]
@@ -156,14 +162,14 @@ class ProcessBackend:
             began = clock()
             sent = execute(segment, now, received)
             ended = clock()
-            self.notices.beat(ended)
+            self.group.beat(ended)
             if timed:  # what it waited for its state is not the block's time
                 waited, exposed = memory.exposed - exposed, memory.exposed
                 began = min(began + waited, ended)
                 note_exposed(waited)  # on a GPU it is known when the block is over
             if worker.aside:  # batches and callbacks are not the block's time
                 began, worker.aside = min(began + worker.aside, ended), 0
-            note((number, now.operation, now.cycle, now.iteration, began, ended))
+            note((number, now.operation, now.cycle, now.iteration, began, ended, post.waited))
             if flying is not None and begin is not None:
                 flying.add(len(self.past.rows) - 1, begin, mark(), memory.pauses())
                 self._land(AHEAD)
@@ -177,15 +183,15 @@ class ProcessBackend:
     def _windows(self, segment: Segment) -> int | Sequence[int]:
         """Blocks whose messages are posted ahead; with a limit of memory no more than promised."""
         if self.links.apart or self.worker.memory.limits is not None:
-            return self.window
-        return self.capacity.windows(segment, self.device, self.window)
+            return self.capacity.window
+        return self.capacity.windows(segment, self.device)
 
     def _land(self, most: int) -> None:
         """Note the times of the GPU instead of the host's, until so many blocks are under way."""
         while self.flying is not None and len(self.flying) > most:
             if landed := self.flying.land():
                 k, start, end, waited = landed
-                self.past.rows[k] = (*self.past.rows[k][:4], start, end)
+                self.past.rows[k] = (*self.past.rows[k][:4], start, end, self.past.rows[k][6])
                 if self.worker.memory.moves:
                     self.past.exposed[k] = waited
 
@@ -195,7 +201,6 @@ class ProcessBackend:
             return
         if self.flying is not None:
             self.flying.keep({old: new for new, old in enumerate(kept)})
-        self.post.forget(self.past.cut)
         self.worker.memory.forget(self.past.begin)
         self.course.forget(self.past.cut[0])
 
@@ -222,7 +227,7 @@ class ProcessBackend:
         if (change is None and not self.interrupted) or not is_heard(segment, cycle):
             return  # what cannot be heard any more is said at the end
         swap = Swap(number + 1, first_cycle(segment, cycle))
-        self._announce(swap.number, change)
+        self._announce(change)
         self._hear(swap)
 
     def _has_deletions(self, segment: Segment, cycle: int) -> bool:
@@ -234,13 +239,11 @@ class ProcessBackend:
                 return True
         return False
 
-    def _announce(self, number: int, change: Change | None) -> None:
-        if change is not None:
-            stay_in_place(change, self.homes, self.runs, self.links.size)
+    def _announce(self, change: Change | None) -> None:
         ends = [run.end for run in self.runs]
         sizes = self.capacity.rows(() if change is None else change.seats)
-        news = Announcement(change, ends, self.interrupted, [*self.planner.joined], sizes)
-        self.notices.put(number, news, self._plans())
+        self.announced = Announcement(change, ends, self.interrupted, self.planner.joined, sizes)
+        self.group.broadcast(self.announced.write(self._plans()))
         self.wish = None
 
     def _plans(self) -> list[ExecutionPlan]:
@@ -258,7 +261,7 @@ class ProcessBackend:
         block = segment.plan.blocks[now.operation]
         if self.device or block.kind != "B":
             return
-        messages, last = segment.routes.messages, segment.plan.micro_order.last_backwards
+        messages, last = segment.routes.messages, segment.plan.last_backwards
         if not any(messages[k].producer in last for k in received):
             return
         run = self.runs[segment.seats[block.job]]
@@ -285,8 +288,9 @@ class ProcessBackend:
             if not run.local:  # nothing of it is here to count
                 run.updates = run.begin - run.start
         if self.device == 0 and self.post.swap.number < number:
-            self._announce(number, self.wish or self.planner.poll(self.course.now))
-        found = self.notices.get(number, self._plans())
+            self._announce(self.wish or self.planner.poll(self.course.now))
+        found = self.announced or Announcement.read(self.group.hear(), self._plans())
+        self.announced = None
         if found.halts:
             for run in self.runs:
                 run.stop_after(run.begin - 1)

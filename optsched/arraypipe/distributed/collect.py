@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from optsched.arraypipe.distributed.transport import hearing
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.plan.segments import Walk
-from optsched.arraypipe.plan.types import Copied, Moved
+from optsched.arraypipe.plan.types import Copied
 from optsched.arraypipe.runtime.inline import Past
 
 if TYPE_CHECKING:
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from optsched.arraypipe.distributed.transport import GlooLinks
-    from optsched.arraypipe.job import JobStage
     from optsched.arraypipe.plan.segments import Course
     from optsched.arraypipe.plan.types import Record
     from optsched.arraypipe.runtime.inline import Moment
-    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
 _ROUNDS = 5
@@ -96,46 +95,13 @@ def _receive(rank: int, links: GlooLinks) -> int:
     return int(links.hear(rank, 8).view(torch.int64).item())
 
 
-SentRow = tuple[int, int, int, int]
-"""Segment, message, cycle of the block that takes it; when it was handed over to the links."""
-CameRow = tuple[int, int, int, int, int, int]
-"""The same three; when its receive was posted, when its block asked for it, when it was there."""
+CopyRow = tuple[int, str, int, int, int, int, int]
+"""As in `Copied`; plain, because there are many."""
 
 
-class Noted(NamedTuple):
-    """What one rank has noted beside its blocks; rows are plain tuples."""
-
-    sent: Sequence[SentRow]
-    came: Sequence[CameRow]
-    copies: Sequence[tuple[int, str, int, int, int, int, int]]  # as in `Copied`
-
-    def on(self, clock: Callable[[int], int]) -> Noted:
-        """The same on another clock."""
-        return Noted(
-            [(s, m, c, clock(at)) for s, m, c, at in self.sent],
-            [(s, m, c, clock(p), clock(a), clock(at)) for s, m, c, p, a, at in self.came],
-            [(*row[:4], clock(row[4]), clock(row[5]), row[6]) for row in self.copies],
-        )
-
-
-def messages(rows: Sequence[Noted]) -> list[Moved]:
-    """All messages that came to any rank, in the order in which a rank took them.
-
-    A message is on its way from when both ends are ready for it, until it is there. That is seen
-    when its block asks for it, not before.
-    """
-    left = {(s, m, c): at for row in rows for s, m, c, at in row.sent}
-    found = []
-    for row in rows:
-        for s, m, c, posted, asked, there in row.came:
-            start = max(posted, left.get((s, m, c), posted))
-            found.append(Moved(s, m, c, min(start, there), there, asked))
-    return found
-
-
-def copies(rows: Sequence[Noted]) -> list[Copied]:
-    """The copies of all ranks."""
-    return [Copied(*copy) for row in rows for copy in row.copies]
+def copies_on(clock: Callable[[int], int], rows: Sequence[CopyRow]) -> list[Copied]:
+    """Copies of one rank on another clock."""
+    return [Copied(*row[:4], clock(row[4]), clock(row[5]), row[6]) for row in rows]
 
 
 def drop(stage: JobStage) -> None:
@@ -186,12 +152,12 @@ def gather_past(past: Past, links: GlooLinks) -> list[Past] | None:
     return found
 
 
-def gather_noted(own: Noted, links: GlooLinks) -> list[Noted] | None:
-    """What all ranks have noted, on rank 0; None elsewhere (collective)."""
+def gather_copies(own: Sequence[Copied], links: GlooLinks) -> list[Sequence[CopyRow]] | None:
+    """The copies of all ranks on rank 0; None elsewhere (collective)."""
     if links.rank:
-        _give([[*map(list, own)]], links)
+        _give([[*map(tuple, own)]], links)
         return None
-    return [own, *(Noted(*_take(rank, links)) for rank in range(1, links.size))]
+    return [own, *(_take(rank, links) for rank in range(1, links.size))]
 
 
 def gather_exposed(

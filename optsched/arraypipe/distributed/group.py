@@ -1,65 +1,209 @@
-"""The ranks of a run as one: they make and say the same, or all end with one sentence."""
+"""The ranks as one: they agree, hear what the first one says, and end with one sentence."""
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
-import warnings
-from contextlib import contextmanager
+import time
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
-from optsched.arraypipe.distributed.backend import ProcessBackend
-from optsched.arraypipe.distributed.collect import (
-    Noted,
-    copies,
-    gather,
-    gather_exposed,
-    gather_noted,
-    gather_past,
-    in_topological_order,
-    messages,
-    on_first_clock,
-    read_clocks,
-    to_first,
-)
-from optsched.arraypipe.distributed.mailbox import Capacity
-from optsched.arraypipe.distributed.transport import (
-    CreditedLinks,
-    GlooLinks,
-    PeerLost,
-    Stalled,
-    hearing,
-)
-from optsched.arraypipe.memory.budget import CUDA_CONTEXT
-from optsched.arraypipe.memory.manager import Share
-from optsched.arraypipe.plan.types import MESSAGES
-from optsched.arraypipe.runtime.inline import since
+from optsched.arraypipe.distributed.transport import PeerLost, Stalled, hearing
+from optsched.arraypipe.runtime.environment import set_queues
 from optsched.arraypipe.runtime.worker import reason
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from optsched.arraypipe.distributed.transport import Lane
-    from optsched.arraypipe.memory.budget import Limits, MessageBytes
-    from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.segments import Course, Planner, Segment
-    from optsched.arraypipe.plan.types import Record, Routes
-    from optsched.arraypipe.runtime.state import JobRun
-    from optsched.arraypipe.runtime.worker import Worker
+    from collections.abc import Callable
 
 
 Made = TypeVar("Made")
-_PATIENCE: Final = 600.0  # seconds
+_PATIENCE: Final = 600.0  # seconds for all ranks to come
+_SOON: Final = 3.0  # seconds for the words of ranks that may have ended
+_FIRST: Final = 10.0  # seconds for the first rank to say why all end
+_LONGEST: Final = 0.05  # seconds between two looks at the store
+_BEATS: Final = 4  # signs of life within the timeout
 
 
-def together(make: Callable[[], Made], patience: float = _PATIENCE, of_first: bool = False) -> Made:
-    """What it makes on this rank, or on the first, before there are links (collective; as `same`).
+@dataclass(eq=False)
+class Group:
+    """All ranks: collective calls, and words through the store, which wait for nobody."""
+
+    group: Any = None  # of gloo; None: the default one
+    timeout: float = _PATIENCE  # seconds without a sign of life after which nobody is waited for
+    name: str = ""  # keeps the words of groups apart; by default that of `group`
+
+    def __post_init__(self) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        name = self.name or ("" if self.group is None else self.group.group_name)
+        store = distributed_c10d._get_default_store()
+        self._store: Any = PrefixStore(f"optsched/{name}", store)
+        self._said = 0  # values that the first rank has said, or that this one has heard
+        self._due = 0  # when to give the next sign of life, nanoseconds
+
+    # collective
+
+    def all(self, own: Made) -> list[Made]:
+        """What every rank has; `PeerLost` if one has ended."""
+        rows = [own] * self.size
+        with hearing():
+            dist.all_gather_object(rows, own, self.group)
+        return rows
+
+    def agree(self, make: Callable[[], Made], of_first: bool = False) -> Made:
+        """What it makes, here or on the first rank; if it raises on some rank, all end with that.
+
+        Raises
+        ------
+        InputError
+            It was refused on some rank; the same sentence everywhere.
+        PeerLost
+            It has raised something else, but not here.
+        """
+        made: Made | None = None
+        failure: Exception | SystemExit | None = None
+        try:
+            made = make()
+        except (Exception, SystemExit) as error:  # also what would end this process alone
+            failure = error
+        refused = isinstance(failure, InputError)
+        word = None if failure is None else (refused, reason(failure))
+        rows = self.all((word, made if of_first else None))
+        said = [(rank, *row) for rank, (row, _) in enumerate(rows) if row is not None]
+        if not said:
+            return cast("Made", rows[0][1] if of_first else made)
+        rank, refused, sentence = said[0]
+        if failure is not None and not isinstance(failure, InputError):
+            raise failure
+        if len(said) < len(rows) or len({row[2] for row in said}) > 1:
+            sentence = f"rank {rank}: {sentence}"
+        raise (InputError if refused else PeerLost)(sentence) from failure
+
+    # from the first rank to the others
+
+    def broadcast(self, value: Any) -> None:
+        """On the first rank: say the next value (of JSON) to the others."""
+        self._store.set(f"said/{self._said}", json.dumps(value))
+        self._said += 1
+
+    def hear(self) -> Any:
+        """On another rank: wait for the next value, for as long as any rank gets on."""
+        self._said += 1
+        return json.loads(self._await(f"said/{self._said - 1}"))
+
+    def beat(self, now: int) -> None:
+        """Show now and then that this rank gets on, to ranks that wait; nanoseconds."""
+        if now >= self._due:
+            self._due = now + int(1e9 * self.timeout / _BEATS)
+            with suppress(RuntimeError):  # whoever misses the store will say so
+                self._store.add("beats", 1)
+
+    def assemble(self) -> None:
+        """Wait until all ranks have come here, for as long as any of them gets on."""
+        with suppress(RuntimeError):
+            self._store.set(f"here/{self.rank}", "")
+        for rank in range(self.size):
+            self._await(f"here/{rank}")
+
+    # the end of all
+
+    def abort(self, sentence: str) -> None:
+        """Say why this rank ends, or what it has waited for: no rank goes on."""
+        with suppress(RuntimeError):  # the store may have died with rank 0
+            self._store.set(f"word/{self.rank}", sentence)
+            self._store.compare_set("over", "", f"rank {self.rank}: {sentence}")
+
+    def why(self, sentence: str) -> str:
+        """Why another rank has ended, if it says so soon; else the sentence."""
+        return self._word("over", time.monotonic() + _SOON) or sentence
+
+    def diagnosis(self, whereabouts: str, sentence: str) -> str:
+        """The sentence, and what every rank is waiting for, as far as it says so soon."""
+        until = time.monotonic() + _SOON
+        self.abort(whereabouts)
+        words = [self._word(f"word/{rank}", until) for rank in range(self.size)]
+        lines = [f"device {rank}: {word or 'no word from it'}" for rank, word in enumerate(words)]
+        return "\n".join([sentence, *lines])
+
+    def end(self, code: int, error: str, lost: bool, say: Callable[[str], None]) -> int:
+        """How the program ends here; the exit code of all ranks, when the first has said why.
+
+        Parameters
+        ----------
+        code, error
+            Of this rank; ``""`` if it has done all it had to.
+        lost
+            The error tells of another rank: that one's own counts, if it has a word.
+        say
+            Prints a sentence.
+        """
+        try:
+            self._store.set(f"end/{self.rank}", json.dumps([lost, self.rank, code, error]))
+            if not self.rank:
+                return self._last_word(code, say)
+            told = self._word("told", time.monotonic() + (_FIRST if error else 1e6))
+            if told is not None:
+                self._store.add("gone", 1)
+                return int(told)
+        except RuntimeError:  # the first rank is gone, and the store with it
+            pass
+        if error != "interrupted":
+            say(error or "failed: rank 0 has ended")
+        return code or 1
+
+    def _last_word(self, code: int, say: Callable[[str], None]) -> int:
+        """On the first rank: say why all end; stay until the others, who need the store, know."""
+        until = time.monotonic() + _SOON
+        words = [self._word(f"end/{rank}", until) for rank in range(self.size)]
+        known = [json.loads(word) for word in words if word is not None]
+        errors = sorted(row for row in known if row[3])
+        if errors:
+            _, rank, code, error = errors[0]
+            say(f"{error} (rank {rank})" if rank else error)
+        self._store.set("told", str(code))
+        until = time.monotonic() + _SOON
+        while time.monotonic() < until and self._store.add("gone", 0) < len(known) - 1:
+            time.sleep(_LONGEST)
+        return code
+
+    def _word(self, key: str, until: float) -> str | None:
+        """What is said under a key until then."""
+        with suppress(RuntimeError):
+            left = max(0.01, until - time.monotonic())
+            self._store.wait([key], timedelta(seconds=left))
+            return bytes(self._store.get(key)).decode()
+        return None
+
+    def _await(self, key: str) -> str:
+        """Wait for a word for as long as any rank gets on: who waits here has nothing else to do.
+
+        A rank may be without work for hours, while jobs on other devices go on.
+        """
+        pause, until, seen = 0.001, 0.0, -1
+        try:
+            while not self._store.check([key]):
+                if self._store.check(["over"]):
+                    raise PeerLost("another rank has ended")
+                if (now := time.monotonic()) > until:
+                    beats = self._store.add("beats", 0)
+                    if beats == seen:
+                        raise Stalled(f"no rank has done a block for {self.timeout:.3g} s")
+                    seen, until = beats, now + self.timeout
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST)
+            return bytes(self._store.get(key)).decode()
+        except RuntimeError as error:
+            raise PeerLost("the store is lost, the process that has it has ended") from error
+
+
+def agree(make: Callable[[], Made], patience: float = _PATIENCE, of_first: bool = False) -> Made:
+    """`Group.agree` before there are links, in a group of its own (collective).
 
     Raises
     ------
@@ -75,53 +219,9 @@ def together(make: Callable[[], Made], patience: float = _PATIENCE, of_first: bo
             f"{patience:.3g} s; one of them may have ended, or raised before it called us"
         ) from error
     try:
-        made = same(make, group)
-        return everybody(made, group)[0] if of_first else made
+        return Group(group, patience).agree(make, of_first)
     finally:
         dist.destroy_process_group(group)
-
-
-def same(make: Callable[[], Made], group: Any) -> Made:
-    """What it makes; if it raises on some rank, all ranks end with that (collective).
-
-    Raises
-    ------
-    InputError
-        It was refused on some rank; the same sentence everywhere.
-    PeerLost
-        It has raised something else, but not here.
-    """
-    made: Made | None = None
-    failure: Exception | SystemExit | None = None
-    try:
-        made = make()
-    except (Exception, SystemExit) as error:  # also what would end this process alone
-        failure = error
-    refused = isinstance(failure, InputError)
-    rows = everybody(None if failure is None else (refused, reason(failure)), group)
-    said = [(rank, *row) for rank, row in enumerate(rows) if row is not None]
-    if not said:
-        return cast("Made", made)
-    rank, refused, sentence = said[0]
-    if failure is not None and not isinstance(failure, InputError):
-        raise failure
-    if len(said) < len(rows) or len({row[2] for row in said}) > 1:
-        sentence = f"rank {rank}: {sentence}"
-    raise (InputError if refused else PeerLost)(sentence) from failure
-
-
-def everybody(own: Made, group: Any) -> list[Made]:
-    """What every rank has (collective).
-
-    Raises
-    ------
-    PeerLost
-        A rank has ended.
-    """
-    rows = [own] * dist.get_world_size()
-    with hearing():
-        dist.all_gather_object(rows, own, group)
-    return rows
 
 
 def join() -> None:
@@ -132,6 +232,7 @@ def join() -> None:
     InputError
         There is no `torchrun`.
     """
+    set_queues()
     if not dist.is_available():
         raise InputError("backend: this torch has no torch.distributed; use the inline backend")
     if dist.is_initialized():
@@ -148,266 +249,3 @@ def join() -> None:
 def _leave() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-class Ranks:
-    """The ranks of one run; rank d is device d of the plan. Collective.
-
-    Parameters
-    ----------
-    plan, routes
-        The first plan and its messages.
-    window
-        Blocks whose messages are posted ahead, per channel.
-    timeout
-        Seconds after which a message counts as lost.
-    devices
-        CPUs, if they are meant although there are GPUs.
-
-    Raises
-    ------
-    InputError
-        There is no process group, or it has not one rank per device.
-    """
-
-    def __init__(
-        self,
-        plan: ExecutionPlan,
-        routes: Routes,
-        window: int = 2,
-        timeout: float = 600.0,
-        devices: Sequence[str | torch.device] | None = None,
-    ) -> None:
-        join()
-        check_size(len(plan.devices))
-        self.window, self.capacity = window, Capacity()
-        self.links = links(routes, timeout, devices)
-        self.devices = (self.links.device,) * len(plan.devices)
-        self.is_first = self.links.rank == 0
-        self.clock_error = 0  # largest error of a rank's clock, nanoseconds
-        self.left_out = 0  # blocks that were run and are in no collected record
-        self.exposed: list[int] = []  # per collected record: waited for copies; none if none moved
-
-    def agree(self, what: Mapping[str, object]) -> None:
-        """Refuse, on all ranks, to run if they were given different things."""
-        rows = self.all(what)
-        for rank, row in enumerate(rows):
-            for key, value in rows[0].items():
-                if row[key] != value:
-                    raise InputError(
-                        f"{key}: differs between ranks, {value!r} on rank 0 and {row[key]!r} on "
-                        f"rank {rank}; all ranks must run the same"
-                    )
-
-    def all(self, own: Made) -> list[Made]:
-        """What every rank has (`everybody`)."""
-        return everybody(own, self.links.group)
-
-    def share(self, segment: Segment) -> Share:
-        """What the memory of this rank is for."""
-        return Share(self.links.rank, self.held(segment, self.links.rank), self.links.taken)
-
-    def held(self, segment: Segment, device: int) -> MessageBytes:
-        """Receive windows and outboxes of a rank."""
-        return partial(self.capacity.held, segment, device, self.window)
-
-    def unserved(self, segment: Segment) -> str:
-        """Why the channels cannot carry a plan, as a sentence; ``""`` if they can."""
-        missing = self.links.missing(lanes(segment.routes))
-        if not missing:
-            return ""
-        source, target, kind = missing[0]
-        return (
-            f"the new plan has messages of {MESSAGES[kind]} from rank {source} to rank {target}, "
-            "for which the first plan had no channel"
-        )
-
-    def pool(self, limits: Limits) -> None:
-        """Learn how the others have divided their memory (collective)."""
-        limits.rooms = self.all(limits.rooms[self.links.rank])
-
-    def same(self, make: Callable[[], Made]) -> Made:
-        """What it makes, on all ranks or on none (`agreement.same`)."""
-        return same(make, self.links.group)
-
-    def connect(
-        self,
-        course: Course,
-        runs: Sequence[JobRun],
-        worker: Worker,
-        planner: Planner,
-        strict: bool,
-    ) -> ProcessBackend:
-        """Agree on the sizes of the messages of all jobs that will run, compare clocks."""
-        self.capacity.agree([run.index for run in runs if run.begin < run.end], self.links.group)
-        self.course, self.runs = course, runs
-        self.before = read_clocks(self.links)
-        self.backend = ProcessBackend(
-            course, runs, worker, planner, self.links, self.capacity, self.window, strict
-        )
-        return self.backend
-
-    def welcome(self, run: JobRun, worker: Worker) -> None:
-        """Rehearse a job: how long its messages are."""
-        self.capacity.measure(run, worker)
-
-    def share_failures(self, runs: Sequence[JobRun]) -> None:
-        """A job whose first forward has failed on one rank has failed on all (collective).
-
-        All have the sentence of the first of these ranks, which is named if others had no error.
-        """
-        errors = {run.index: (error.stage, str(error)) for run in runs if (error := run.job.error)}
-        rows = self.all(errors)
-        for run in runs:
-            failed = [(rank, *row[run.index]) for rank, row in enumerate(rows) if run.index in row]
-            if not failed:
-                continue
-            rank, stage, sentence = failed[0]
-            error = run.job.error or run.fail(stage, run.start, "")
-            error.args = (f"{sentence} (rank {rank})" if len(failed) < len(rows) else sentence,)
-
-    def stages_of(self, run: JobRun) -> list[int]:
-        """Stages of a job that are trained on this rank."""
-        home = self.backend.homes.get(run.index, ())
-        return [stage for stage, device in enumerate(home) if device == self.links.rank]
-
-    def tells(self, run: JobRun) -> bool:
-        """Whether this rank calls back with the losses of a job.
-
-        Rank 0 does if it has a stage of the job, else the rank of the last stage.
-        """
-        home = self.backend.homes[run.index]
-        return self.links.rank == (0 if 0 in home else home[-1])
-
-    @contextmanager
-    def concluding(self) -> Iterator[None]:
-        """After the last block: what is raised on one rank the others hear, and end with it."""
-        notices = self.backend.notices
-        try:
-            yield
-        except PeerLost as error:
-            raise PeerLost(notices.why(str(error))) from error
-        except Exception as error:
-            notices.tell(reason(error))
-            raise
-
-    def collect(self, records: list[Record]) -> list[Record]:
-        """Everything that was trained, and all records in a topological order, on rank 0.
-
-        Its backend gets the messages and copies of all ranks. Other ranks keep their own records.
-        Of a long run all that is from the cycle on from which every rank remembers it.
-        """
-        after = read_clocks(self.links)
-        gather(self.runs, self.backend.homes, self.links)
-        past, post = self.backend.past, self.backend.post
-        pasts = gather_past(past, self.links)
-        noted = gather_noted(Noted(post.sent, post.came, self.backend.copies), self.links)
-        waited = gather_exposed(records, past.exposed, self.links)
-        self.links.close()
-        if pasts is None or noted is None or waited is None:
-            self.exposed, self.left_out = past.exposed, past.left_out
-            return records
-        self.clock_error = max(r.error for r in (*self.before, *after))
-        cut = max(p.cut for p in pasts)
-        self.course.forget(cut[0])
-        rows = [
-            on_first_clock(since(cut, p.records), early, late)
-            for p, early, late in zip(pasts, self.before, after, strict=True)
-        ]
-        clocks = [to_first(*pair) for pair in zip(self.before, after, strict=True)]
-        noted = [row.on(clock) for row, clock in zip(noted, clocks, strict=True)]
-        ordered = in_topological_order(self.course, rows, cut)
-        self.left_out = sum(p.left_out + len(p.rows) for p in pasts) - len(ordered)
-        self.backend.messages = [m for m in messages(noted) if (m.segment, m.cycle) >= cut]
-        self.backend.copies = copies(noted)
-        if self.left_out:
-            early = min(r.start for r in ordered)
-            self.backend.copies = [c for c in self.backend.copies if c.end >= early]
-        if waited:
-            self.exposed = [waited.get((r.segment, r.operation, r.cycle), 0) for r in ordered]
-        return ordered
-
-
-SETTINGS: Final = {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_MODULE_LOADING": "EAGER"}
-"""A queue for every stream, and no loading of kernels that waits for those that run."""
-
-
-def links(
-    routes: Routes, timeout: float, devices: Sequence[str | torch.device] | None
-) -> GlooLinks:
-    """Links between CPUs; or between GPUs if every process has one for itself (collective)."""
-    device = own_gpu(devices)
-    if device is None:
-        return GlooLinks(timeout)
-    missing = [f"{key}={value}" for key, value in SETTINGS.items() if key not in os.environ]
-    if torch.cuda.is_initialized() and missing:  # type: ignore[no-untyped-call]
-        warnings.warn(
-            f"streams of this rank may wait for each other: set {' '.join(missing)} before CUDA "
-            "starts", stacklevel=2,
-        )  # fmt: skip
-    os.environ.update(SETTINGS | os.environ)
-    torch.cuda.set_device(device)
-    made = CreditedLinks(timeout, lanes(routes), device)
-    free, total = torch.cuda.mem_get_info(device)
-    made.taken = max(0, total - free - CUDA_CONTEXT)  # kernels that are loaded already, too
-    return made
-
-
-def check_size(n_devices: int) -> None:
-    """Refuse a schedule that has not one device for every process."""
-    if dist.get_world_size() != n_devices:
-        raise InputError(
-            f"backend: the schedule has {n_devices} devices, there are {dist.get_world_size()} "
-            f"processes; start one per device (torchrun --nproc-per-node {n_devices} ...)"
-        )
-
-
-def own_gpu(devices: Sequence[str | torch.device] | None) -> torch.device | None:
-    """The GPU of this process, by name or by LOCAL_RANK; None: CPUs (collective)."""
-    rank, local = dist.get_rank(), _processes_here()
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if check_gpus(devices):
-        named = None if devices is None else torch.device(devices[rank % len(devices)]).index
-        index = int(os.environ.get("LOCAL_RANK", rank % local))
-        return torch.device("cuda", index if named is None else named)
-    if not there or (devices is not None and not _names_gpus(devices)):
-        return None
-    # a launcher may show every process one GPU: are they different ones?
-    group = dist.new_group(backend="gloo")
-    rows = everybody((there, str(torch.cuda.get_device_properties(0).uuid)), group)
-    dist.destroy_process_group(group)
-    if len(set(rows)) == len(rows) and {n for n, _ in rows} == {1}:
-        return torch.device("cuda", 0)
-    if devices is not None:
-        raise InputError(f"devices: {len(rows)} processes share the GPU that each of them sees")
-    warnings.warn(
-        f"trains on CPUs: this host has {there} GPUs and {local} processes; start one per GPU",
-        stacklevel=2,
-    )
-    return None
-
-
-def _names_gpus(devices: Sequence[str | torch.device]) -> bool:
-    return any(torch.device(d).type == "cuda" for d in devices)
-
-
-def check_gpus(devices: Sequence[str | torch.device] | None) -> bool:
-    """Whether this host has a GPU for every process; `InputError` if it must have and cannot."""
-    local = _processes_here()
-    named = devices is not None and _names_gpus(devices)
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if named and there < local and there != 1:  # of one `own_gpu` asks whether it is the same
-        raise InputError(
-            f"devices: every process needs a GPU of its own; this host has {there} GPUs and "
-            f"{local} processes (devices=None uses the CPU then)"
-        )
-    return there >= local and (devices is None or named)
-
-
-def _processes_here() -> int:
-    return int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-
-
-def lanes(routes: Routes) -> list[Lane]:
-    """The channels of a plan as the links number them."""
-    return [(c.source, c.target, MESSAGES.index(c.kind)) for c in routes.channels]

@@ -6,8 +6,8 @@ import math
 import struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from optsched.arraypipe.plan.types import MESSAGES
-from optsched.errors import OptschedError
+from optsched.arraypipe.plan.types import FAILED, MESSAGES, STOP, TOMBSTONE
+from optsched.errors import InternalError
 
 if TYPE_CHECKING:
     from optsched.arraypipe.plan.segments import Segment
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 SIZE: Final = 64
 MAGIC: Final = b"OSAP"
 VERSION: Final = 1
-STOP: Final = 1
-FAILED: Final = 2
-TOMBSTONE: Final = 4
 LONG: Final = 8
 _FLAGS: Final = STOP | FAILED | TOMBSTONE | LONG
 # magic, version, kind, flags | job, micro-batch | iteration | origin, stage, segment | loss |
@@ -28,7 +25,7 @@ _LAYOUT: Final = struct.Struct("<4sBBHiiqHHidqqq")
 assert _LAYOUT.size == SIZE
 
 
-class ProtocolError(OptschedError):
+class ProtocolError(InternalError):
     """A message is not the one that the receiver's order says comes next."""
 
 

@@ -7,24 +7,21 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from optsched.arraypipe.distributed import header
-from optsched.arraypipe.distributed.header import LONG, SIZE, TOMBSTONE, Header, Slot, slot_of
+from optsched.arraypipe.distributed.header import LONG, SIZE, Header, Slot, slot_of
 from optsched.arraypipe.distributed.protocol import DevicePort, Swap
-from optsched.arraypipe.distributed.transport import LANES, hearing
+from optsched.arraypipe.distributed.transport import LANES
 from optsched.arraypipe.distributed.wire import Inbox, Outbox, capacity, words
-from optsched.arraypipe.plan.types import MESSAGES, Transfer
+from optsched.arraypipe.plan.types import MESSAGES, TOMBSTONE, Transfer
 from optsched.arraypipe.runtime.types import Parcel
 from optsched.arraypipe.runtime.worker import rehearse
-from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from torch import Tensor
 
-    from optsched.arraypipe.distributed.collect import CameRow, SentRow
     from optsched.arraypipe.distributed.transport import GlooLinks
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Channel, Instance
@@ -44,7 +41,8 @@ class Capacity:
     and receiver must not differ about what is longer.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 2) -> None:
+        self.window = window  # blocks whose messages are posted ahead, per channel
         self._boundary: dict[tuple[int, int], int] = {}  # (job, stage) -> bytes of its output
         self._weights: dict[tuple[int, int, int], int] = {}  # (job, owner, user)
         self._known: set[int] = set()  # jobs of which all are known
@@ -58,9 +56,7 @@ class Capacity:
             return _FACTOR
         return self._boundary[slot.job, low]
 
-    def held(
-        self, segment: Segment, device: int, window: int, seats: Collection[int]
-    ) -> tuple[int, int]:
+    def held(self, segment: Segment, device: int, seats: Collection[int]) -> tuple[int, int]:
         """Most bytes of a device's receive windows, and of its outboxes, for some seats.
 
         A window has the messages of so many blocks, however large they are; an outbox has one
@@ -74,11 +70,11 @@ class Capacity:
             if channel.source == device:
                 outboxes += sum(blocks)
             else:
-                windows += window * max(blocks, default=0)
+                windows += self.window * max(blocks, default=0)
         return windows, outboxes
 
-    def windows(self, segment: Segment, device: int, window: int) -> list[int]:
-        """Blocks whose messages to post at a time, by channel: `window`, more of small messages.
+    def windows(self, segment: Segment, device: int) -> list[int]:
+        """Blocks whose messages to post at a time, by channel: the window, more of small messages.
 
         For devices with room to spare: every receive that is posted wakes the process that sends,
         which costs about as much as a small message.
@@ -87,7 +83,7 @@ class Capacity:
         for channel in segment.routes.channels:
             mine = channel.target == device
             most = max(self._blocks(segment, channel, seats), default=0) if mine else 0
-            found.append(max(window, min(_MANY, _LITTLE // most)) if most else window)
+            found.append(max(self.window, min(_MANY, _LITTLE // most)) if most else self.window)
         return found
 
     def _blocks(self, segment: Segment, channel: Channel, seats: Collection[int]) -> list[int]:
@@ -128,18 +124,6 @@ class Capacity:
             self._boundary[job, stage] = size
         for job, owner, user, size in rows[1]:
             self._weights[job, owner, user] = size
-
-    def agree(self, jobs: Collection[int], group: Any) -> None:
-        """`InputError` if another rank has measured other sizes of these jobs (collective)."""
-        rows: list[object] = [None] * dist.get_world_size()
-        with hearing():
-            dist.all_gather_object(rows, self.rows(jobs), group)
-        for rank, row in enumerate(rows):
-            if row != rows[0]:
-                raise InputError(
-                    f"data: rank {rank} sees other shapes in the first batches than rank 0; all "
-                    f"ranks must build the same models and read the same data"
-                )
 
 
 _LANE: Final = {kind: lane for lane, kind in enumerate(MESSAGES)}
@@ -200,14 +184,12 @@ class Post:
         self.inbox = Inbox()
         # the lines of the segment that have been used, and what is posted on them
         self.lines: dict[int, _Line] = {}
-        self.coming: dict[tuple[int, int], tuple[Slot, Any, int, int]] = {}
+        self.coming: dict[tuple[int, int], tuple[Slot, Any]] = {}
         # by seat, so that jobs that come later take no more
         self.outboxes: dict[_Key, Outbox] = {}
-        self.leaving: dict[_Key, list[tuple[Any, int, Tensor, SentRow]]] = {}
+        self.leaving: dict[_Key, list[tuple[Any, int, Tensor]]] = {}
         self.waiting_for: Slot | None = None
-        # one row a message, in nanoseconds of this rank's clock; plain, because there are many
-        self.sent: list[SentRow] = []
-        self.came: list[CameRow] = []
+        self.waited = 0  # nanoseconds at receives, since somebody has set it to 0
 
     def open(self, segment: Segment, number: int, window: int | Sequence[int]) -> None:
         """Begin a segment; `window` as for `DevicePort`."""
@@ -227,12 +209,12 @@ class Post:
 
     def receive(self, message: int, iteration: int) -> Parcel:
         """The parcel of a message that was posted; waits for it."""
-        slot, incoming, cycle, posted = self.coming.pop((message, iteration))
+        slot, incoming = self.coming.pop((message, iteration))
         peer, lane, _ = self._line(message)
         self.waiting_for = slot
         asked = time.perf_counter_ns()
         head, buffer = self.links.receive(incoming, peer)
-        there = time.perf_counter_ns()
+        self.waited += time.perf_counter_ns() - asked
         raw = words(head)
         found = header.unpack(raw)
         header.check(slot, found, buffer.numel(), self.segment.plan.devices[peer])
@@ -241,10 +223,8 @@ class Post:
         if found.flags & LONG:
             incoming = self.links.post(peer, lane + LANES, SIZE + found.payload)
             head, buffer = self.links.receive(incoming, peer)
-            there = time.perf_counter_ns()
             raw = words(head)
         self.waiting_for = None
-        self.came.append((self.number, message, cycle, posted, asked, there))
         flags = found.flags & ~LONG
         if flags & TOMBSTONE:
             return Parcel((), flags, found.loss)
@@ -260,11 +240,6 @@ class Post:
         for _, transfer in self.port.send():
             self._send(transfer, self.finished.pop((transfer.message, transfer.iteration)))
         self._post(expected)  # close behind: the same process need not be woken twice
-
-    def forget(self, before: tuple[int, int]) -> None:
-        """Forget the times of messages that blocks before (segment, cycle) take."""
-        self.sent = [row for row in self.sent if (row[0], row[2]) >= before]
-        self.came = [row for row in self.came if (row[0], row[2]) >= before]
 
     def flush(self) -> None:
         """Wait until everything has left."""
@@ -289,11 +264,8 @@ class Post:
 
     def _post(self, row: Sequence[_Expected]) -> None:
         for transfer, slot, peer, lane, size in row:
-            incoming, key = (
-                self.links.post(peer, lane, size),
-                (transfer.message, transfer.iteration),
-            )
-            self.coming[key] = slot, incoming, transfer.cycle, time.perf_counter_ns()
+            incoming = self.links.post(peer, lane, size)
+            self.coming[transfer.message, transfer.iteration] = slot, incoming
 
     def _line(self, message: int) -> _Line:
         found = self.lines.get(message)
@@ -338,15 +310,10 @@ class Post:
             raw = words(head)
         Header(slot, flags, letter.loss, letter.payload, *self.swap).pack_into(raw)
         row.append((lane, head, body))
-        now = self.number, transfer.message, transfer.cycle, time.perf_counter_ns()
-        if not links.apart:  # else it may not be complete yet
-            self.sent.append(now)
         self.leaving[key] = [
-            (links.send(peer, way, first, rest), peer, first, now) for way, first, rest in row
+            (links.send(peer, way, first, rest), peer, first) for way, first, rest in row
         ]
 
     def _retire(self, key: _Key) -> None:
-        for work, peer, _, now in self.leaving.pop(key, ()):
-            at = self.links.wait(work, peer)
-            if at is not None:
-                self.sent.append((*now[:3], at))
+        for work, peer, _ in self.leaving.pop(key, ()):
+            self.links.wait(work, peer)

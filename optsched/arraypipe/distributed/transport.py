@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _abort_process_group
 
-from optsched.arraypipe.distributed.header import SIZE, TOMBSTONE, unpack
+from optsched.arraypipe.distributed.header import SIZE, unpack
+from optsched.arraypipe.plan.types import TOMBSTONE
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.errors import InputError, OptschedError
 
@@ -268,8 +269,7 @@ class CreditedLinks(GlooLinks):
     def abort(self) -> None:
         """End what was launched: a kernel whose partner is gone would run for ever."""
         if self._cuda:
-            for group in self._groups:
-                self._abort(group)
+            self._abort(self._groups)
             self._groups = []
 
     def leave(self) -> None:
@@ -284,8 +284,15 @@ class CreditedLinks(GlooLinks):
     def _group(self, ranks: Sequence[int]) -> Any:
         return dist.new_group(ranks, backend="nccl", timeout=self.timeout)
 
-    def _abort(self, group: Any) -> None:
-        _abort_process_group(group)
+    def _abort(self, groups: Sequence[Any]) -> None:
+        # together, or the abort of one may wait for another's: pytorch/pytorch#119797
+        backends = [group._get_backend(self.device) for group in groups]
+        for backend in backends[:1]:
+            backend._group_start()
+        for group in groups:
+            _abort_process_group(group)
+        for backend in backends[:1]:
+            backend._group_end()
 
     def _destroy(self, group: Any) -> None:
         dist.destroy_process_group(group)

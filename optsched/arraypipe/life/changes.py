@@ -1,20 +1,19 @@
-"""Who sits on which seat of a plan, jobs that join, and better orders for those that are left."""
+"""Who sits on which seat of a plan, and better orders for the jobs that are left."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 
 from optsched.arraypipe.job import JobFailed
 from optsched.arraypipe.life.replanner import Replanner, gain
-from optsched.arraypipe.plan.edits import with_job, without
+from optsched.arraypipe.plan.edits import without
 from optsched.arraypipe.plan.plan import compile
 from optsched.arraypipe.plan.segments import Change
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.errors import InputError, OptschedError
-from optsched.problems.jobarray.fields import fields_of
 from optsched.problems.jobarray.problem import JobArray
 from optsched.solving.progress import LOGGER
 
@@ -35,8 +34,12 @@ UNMADE: Final = -1
 """Where a job begins that `refill` has given and that could not be made."""
 
 
-class Seating:
-    """Fills seats; a `Planner` of the course.
+TIME_LIMIT: Final = 5.0
+"""Seconds for the solver."""
+
+
+class Rescheduling:
+    """Changes of plan and seats: waiting jobs take free ones, the rest may get better orders.
 
     Parameters
     ----------
@@ -50,10 +53,12 @@ class Seating:
     refill
         Called with a job that has ended when none is waiting; may give another one.
     refusal
-        Why the devices cannot make a change (`Admission.refusal`): a job that cannot take its seat
+        Why the devices cannot make a change: a job that cannot take its seat
         therefore fails.
     strict
         Raise when a job fails.
+    problem
+        The job array that the plan was made for, one job per seat; None: no re-planning.
     """
 
     def __init__(
@@ -64,14 +69,36 @@ class Seating:
         refill: Callable[[Job], Job | None] | None,
         refusal: Refusal | None = None,
         strict: bool = False,
+        problem: JobArray | None = None,
     ) -> None:
+        if problem is not None:
+            check_problem(problem, plan)
         self.runs, self.start, self.refill = runs, start, refill
-        self.refusal, self.strict = refusal, strict
+        self.refusal, self.strict, self.problem = refusal, strict, problem
         self.waiting = list(range(plan.n_jobs, len(runs)))
         self.joined: list[tuple[int, int]] = []  # by refill: after which job, from which iteration
         self.asked: set[int] = set()  # jobs that have ended and left their seat, or found no heir
+        self.solver = Replanner() if problem is not None else None
+        self.rows = {plan: tuple(range(plan.n_jobs))}  # job of the problem that a seat is made for
+        self.given: Change | None = None  # what was answered last
+        self.settled = (plan, tuple(range(plan.n_jobs)))  # live seats that the plan is good for
+        self.sought: tuple[ExecutionPlan, tuple[int, ...]] | None = None  # the solver works on
+        self.repaired: Schedule | None = None  # what runs while it does
 
     def poll(self, segment: Segment) -> Change | None:
+        """The change that is wanted now, if any; never waits."""
+        if self.given is not None and self.given != (segment.plan, segment.seats):
+            return None  # the last one has not come into force yet
+        change = self._seated(segment) or self._improved(segment)
+        self.given = change or self.given
+        return change
+
+    def close(self) -> None:
+        """End the solver."""
+        if self.solver is not None:
+            self.solver.close()
+
+    def _seated(self, segment: Segment) -> Change | None:
         """Other jobs on the same plan, if a seat has become free and somebody wants it."""
         seats = list(segment.seats)
         for seat, job in enumerate(segment.seats):
@@ -144,135 +171,6 @@ class Seating:
             if at != UNMADE:
                 self.start(following, at)
 
-
-def fits_seat(job: Job, plan: ExecutionPlan, seat: int) -> bool:
-    """Whether a job can take the place of another: equal micro-batches, and what updates need."""
-    return job.microbatches == plan.microbatches[seat] and (
-        not waits_for_all(job) or seat in plan.together
-    )
-
-
-TIME_LIMIT: Final = 5.0
-"""Seconds for the solver."""
-
-
-class Rescheduling:
-    """Changes of plan and seats; a `Planner` of the course.
-
-    Parameters
-    ----------
-    seating
-        Fills seats that become free.
-    plan
-        The first plan.
-    runs
-        All jobs; may grow.
-    start
-        Makes the run of a new job and appends it to `runs`.
-    problem
-        The job array that the plan was made for, one job per seat; None: no re-planning.
-    """
-
-    def __init__(
-        self,
-        seating: Seating,
-        plan: ExecutionPlan,
-        runs: Sequence[JobRun],
-        start: Callable[..., JobRun],
-        problem: JobArray | None = None,
-    ) -> None:
-        if problem is not None:
-            check_problem(problem, plan)
-        self.seating, self.plan, self.runs, self.start = seating, plan, runs, start
-        self.problem = problem
-        self.solver = Replanner() if problem is not None else None
-        self.rows = {plan: tuple(range(plan.n_jobs))}  # job of the problem that a seat is made for
-        self.given: Change | None = None  # what was answered last
-        self.added: list[int] = []  # jobs that wait for a seat, if need be a new one
-        self.full: set[tuple[ExecutionPlan, int]] = set()  # where a job has found no room
-        self.settled = (plan, tuple(range(plan.n_jobs)))  # live seats that the plan is good for
-        self.asked: tuple[ExecutionPlan, tuple[int, ...]] | None = None  # the solver works on
-        self.repaired: Schedule | None = None  # what runs while it does
-
-    def add(self, job: Job) -> None:
-        """Take in another job: it gets a free seat, or else a new one if there is memory for it.
-
-        Raises
-        ------
-        InputError
-            No seat of the plan has as many micro-batches (and update blocks, if it needs them).
-        """
-        if _like(job, self.plan, None) is None:
-            raise InputError(
-                f"add: the job needs a seat with {job.microbatches} micro-batches, and update "
-                f"blocks if it clips gradients; the plan has none like it"
-            )
-        self.added.append(self.start(job).index)
-
-    def poll(self, segment: Segment) -> Change | None:
-        """The change that is wanted now, if any; never waits."""
-        if self.given is not None and self.given != (segment.plan, segment.seats):
-            return None  # the last one has not come into force yet
-        self.plan = segment.plan
-        change = self.seating.poll(segment) or self._seat_added(segment) or self._improved(segment)
-        if change is not None:
-            self.given, self.plan = change, change.plan
-        return change
-
-    @property
-    def joined(self) -> Sequence[tuple[int, int]]:
-        """See `Seating.join`."""
-        return self.seating.joined
-
-    def join(self, rows: Sequence[tuple[int, int]]) -> None:
-        """See `Seating.join`."""
-        self.seating.join(rows)
-
-    def close(self) -> None:
-        """End the solver."""
-        if self.solver is not None:
-            self.solver.close()
-
-    def _seat_added(self, segment: Segment) -> Change | None:
-        """A seat for the first job that waits for one and can have it."""
-        plan = segment.plan
-        for index in list(self.added):
-            run = self.runs[index]
-            if run.over:  # its checkpoint was complete
-                self.added.remove(index)
-                continue
-            for seat, sitting in enumerate(segment.seats):
-                if self.runs[sitting].over and fits_seat(run.job, plan, seat):
-                    self.added.remove(index)
-                    if not self.seating.sits(Change(plan, segment.seats), seat, index):
-                        break
-                    return Change(plan, (*segment.seats[:seat], index, *segment.seats[seat + 1 :]))
-            larger = None if run.over else self._with_seat(segment, run)
-            if larger is not None:
-                self.added.remove(index)
-                return Change(larger, (*segment.seats, index))
-        return None
-
-    def _with_seat(self, segment: Segment, run: JobRun) -> ExecutionPlan | None:
-        """The plan with one more seat, None if the memory does not allow it."""
-        plan = segment.plan
-        like = _like(run.job, plan, [self.runs[job].job for job in segment.seats])
-        if like is None or (plan, run.index) in self.full:
-            return None
-        document = with_job(plan.schedule, like)
-        if document is None:
-            self.full = {entry for entry in self.full if entry[0] is plan} | {(plan, run.index)}
-            return None
-        together = plan.together | ({plan.n_jobs} if like in plan.together else set())
-        larger = compile(document, barrier=plan.barrier, together=together, exact=plan.exact)
-        change = Change(larger, (*segment.seats, run.index))
-        if self._is_refused(change, {run.index: segment.seats[like]}, f"job {run.title} waits"):
-            self.full = {entry for entry in self.full if entry[0] is plan} | {(plan, run.index)}
-            return None
-        rows = self.rows[plan]
-        self.rows = {plan: rows, larger: (*rows, rows[like])}  # older plans do not come back
-        return larger
-
     def _improved(self, segment: Segment) -> Change | None:
         """A better plan for the jobs that are left, as soon as there is one."""
         if self.solver is None:
@@ -281,7 +179,7 @@ class Rescheduling:
         key = (segment.plan, live)
         if not live or key == self.settled:
             return None
-        if key != self.asked:
+        if key != self.sought:
             self._ask(segment, live)
             return None
         if failure := self.solver.failure():
@@ -300,8 +198,8 @@ class Rescheduling:
             self.solver.cancel()
             self.settled = (plan, live)
             return
-        self.asked = (plan, live)
-        left = _problem_of(self.problem, [self.rows[plan][seat] for seat in live])
+        self.sought = (plan, live)
+        left = self.problem.subset([self.rows[plan][seat] for seat in live])
         self.solver.submit(left, self.repaired, TIME_LIMIT)
 
     def _adopted(self, segment: Segment, live: tuple[int, ...], answer: Schedule) -> Change | None:
@@ -312,24 +210,23 @@ class Rescheduling:
             return None
         together = [k for k, seat in enumerate(live) if seat in plan.together]
         try:
-            better = compile(answer, barrier=plan.barrier, together=together, exact=plan.exact)
+            better = compile(answer, barrier=plan.barrier, together=together)
         except OptschedError as error:
             logging.getLogger(LOGGER).warning("the solver's plan cannot be run: %s", error)
             return None
         change = Change(better, tuple(segment.seats[seat] for seat in live))
-        if self._is_refused(change, {}, "the solver's plan is not adopted"):
+        if self._is_refused(change):
             return None
         rows = self.rows[plan]
         self.rows = {plan: rows, better: tuple(rows[seat] for seat in live)}
         self.settled = (better, tuple(range(len(live))))
         return change
 
-    def _is_refused(self, change: Change, like: Mapping[int, int], what: str) -> bool:
+    def _is_refused(self, change: Change) -> bool:
         """Whether the devices cannot make a change; the log says why."""
-        refusal = self.seating.refusal
-        why = "" if refusal is None else refusal(change, like)
+        why = "" if self.refusal is None else self.refusal(change, {})
         if why:
-            logging.getLogger(LOGGER).warning("%s: %s", what, why)
+            logging.getLogger(LOGGER).warning("the solver's plan is not adopted: %s", why)
         return bool(why)
 
     def _gain(self, segment: Segment, live: tuple[int, ...], period: int) -> int:
@@ -359,34 +256,11 @@ def check_problem(problem: JobArray, plan: ExecutionPlan) -> None:
         raise InputError(f"replan: the schedule is not one of this JobArray ({error})") from error
 
 
-def _problem_of(problem: JobArray, rows: Sequence[int]) -> JobArray:
-    """The array of some jobs, of which one may come several times."""
-    distinct = sorted(set(rows))
-    part = problem.subset(distinct)
-    if list(rows) == distinct:
-        return part
-    place = [distinct.index(row) for row in rows]
-    changes: dict[str, Any] = {
-        key: None if getattr(part, key) is None else getattr(part, key)[place]
-        for key in fields_of("job", "stage", "cut")
-    }
-    names = [part.names[k] for k in place]
-    changes["names"] = [
-        name if name not in names[:k] else f"{name} (seat {k})" for k, name in enumerate(names)
-    ]
-    for key in ("recompute_mode", "place"):
-        value = getattr(part, key)
-        if not isinstance(value, str) and not isinstance(value[0], int | np.integer):
-            changes[key] = [value[k] for k in place]
-    return part.replace(**changes)
-
-
-def _like(job: Job, plan: ExecutionPlan, sitting: Sequence[Job] | None) -> int | None:
-    """A seat that the job could take; of several the one of the most similar batch size."""
-    seats = [seat for seat in range(plan.n_jobs) if fits_seat(job, plan, seat)]
-    if sitting is None or not seats:
-        return seats[0] if seats else None
-    return min(seats, key=lambda seat: abs(sitting[seat].batch_size - job.batch_size))
+def fits_seat(job: Job, plan: ExecutionPlan, seat: int) -> bool:
+    """Whether a job can take the place of another: equal micro-batches, and what updates need."""
+    return job.microbatches == plan.microbatches[seat] and (
+        not waits_for_all(job) or seat in plan.together
+    )
 
 
 def _cycle(schedule: Schedule) -> int:

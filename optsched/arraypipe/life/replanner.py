@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import subprocess
 import sys
 import threading
 import weakref
+from typing import TYPE_CHECKING
 
-from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER
-from optsched.io.values import integer, number
-from optsched.model.schedule import Problem, Schedule
+if TYPE_CHECKING:
+    from optsched.model.schedule import Problem, Schedule
+
 
 _CHILD = "from optsched.arraypipe.life.replanner import _serve; _serve()"
 _NICE = 10  # the solver gets what the training leaves over
@@ -22,22 +21,8 @@ _NICE = 10  # the solver gets what the training leaves over
 def gain(old_period: int, new_period: int, cycles_left: int, drain: int) -> int:
     """Time that a new plan saves over the remaining cycles; adopt it iff this is positive.
 
-    Parameters
-    ----------
-    old_period, new_period
-        Predicted time of a cycle under the plan that runs and under the new one.
-    cycles_left
-        Cycles that are still to come.
-    drain
-        Time lost while the pipeline runs empty of the old plan and fills with the new one.
+    `drain` is lost while the pipeline runs empty of the old plan and fills with the new one.
     """
-    for name, value in (
-        ("old_period", old_period),
-        ("new_period", new_period),
-        ("cycles_left", cycles_left),
-        ("drain", drain),
-    ):
-        integer(name, value, 0, MAX_INTEGER)
     return (old_period - new_period) * cycles_left - drain
 
 
@@ -48,15 +33,9 @@ class Replanner:
     does not run the training script a second time (as the spawn method of `multiprocessing` does
     to scripts without a guard), is killed when the training ends in whatever way, and costs the
     training neither an exception nor a wait if it fails.
-
-    Parameters
-    ----------
-    workers
-        Threads of the solver.
     """
 
-    def __init__(self, *, workers: int = 1) -> None:
-        self._workers = integer("workers", workers, 1, 1024)
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._request = 0  # number of the request whose answer is awaited
         self._closed = self._busy = False
@@ -68,43 +47,17 @@ class Replanner:
     def submit(self, problem: Problem, start: Schedule | None, time_limit: float) -> None:
         """Begin to solve a problem, instead of the one before if that is not done.
 
-        Parameters
-        ----------
-        problem
-            Mostly a `JobArray` of the objective ``"period"``.
-        start
-            A schedule to begin with, such as the repaired one, of the same blocks; the answer is
-            never worse than its orders.
-        time_limit
-            Seconds for the solver; its process needs one or two more to begin.
-
-        Raises
-        ------
-        InputError
-            An argument is of another type, or the re-planner is closed. Everything else that goes
-            wrong is a `failure`.
+        The answer is never worse than the orders of `start`, a schedule of the same blocks. The
+        process needs a second or two more than the limit to begin. All that goes wrong is a
+        `failure`.
         """
-        if self._closed:
-            raise InputError("the re-planner is closed: make a new one")
-        if not isinstance(problem, Problem):
-            raise InputError(
-                f"problem: expected a JobArray or another problem, got {problem!r:.60}"
-            )
-        if start is not None and not isinstance(start, Schedule):
-            raise InputError(f"start: expected a Schedule or None, got {start!r:.60}")
-        seconds = number("time_limit", time_limit, infinite=True, what="seconds")
-        if math.isinf(seconds):
-            raise InputError("time_limit: expected a number of seconds, got infinity")
         self.cancel()
         with self._lock:
-            self._busy = True
+            self._busy = not self._closed
             request = self._request
-        threading.Thread(
-            target=self._await,
-            args=(request, (problem, start, seconds, self._workers)),
-            name="optsched replan",
-            daemon=True,
-        ).start()
+        if not self._closed:
+            work = (problem, start, time_limit)
+            threading.Thread(target=self._await, args=(request, work), daemon=True).start()
 
     @property
     def busy(self) -> bool:
@@ -135,7 +88,7 @@ class Replanner:
         self._closed = True
         self.cancel()
 
-    def _await(self, request: int, work: tuple[Problem, Schedule | None, float, int]) -> None:
+    def _await(self, request: int, work: tuple[Problem, Schedule | None, float]) -> None:
         """Have a process do the work and keep its answer (in a thread of its own)."""
         schedule, reason = None, ""
         try:
@@ -182,7 +135,7 @@ def _serve() -> None:
     os.dup2(2, 1)  # whatever a solver prints is no answer
     if hasattr(os, "nice"):
         os.nice(_NICE)
-    problem, start, time_limit, workers = pickle.load(sys.stdin.buffer)
+    problem, start, time_limit = pickle.load(sys.stdin.buffer)
     from optsched.arraypipe.plan.edits import for_problem
     from optsched.solving.solve import solve
 
@@ -192,7 +145,7 @@ def _serve() -> None:
         if start is not None and not getattr(problem, "chooses", False):
             start = for_problem(problem, start)
         result = solve(
-            problem, time_limit=time_limit, workers=workers, warm_start=start,
+            problem, time_limit=time_limit, workers=1, warm_start=start,
             stop=lambda _: os.getppid() != parent,
         )  # fmt: skip
         schedule = result.schedule

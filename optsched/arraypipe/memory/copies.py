@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from optsched.arraypipe.memory.engines import IN, OUT
 from optsched.arraypipe.memory.types import CHANGES, NEEDS, POOLS
-from optsched.errors import OptschedError
+from optsched.errors import InternalError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -17,28 +18,21 @@ if TYPE_CHECKING:
     from optsched.arraypipe.memory.types import State, Visit
 
 
-class OutOfSlots(OptschedError):
+class OutOfSlots(InternalError):
     """Every slot holds a state between a forward and its backward."""
 
 
 class Rule(NamedTuple):
     """How the states of one pool of slots are replaced.
 
-    Parameters
-    ----------
-    slots
-        Number of states that fit.
-    lead
-        Turns (uninterrupted visits to one state) that a copy may begin ahead: the states of the
-        last turns are spared. 0 has the fewest copies and hides none.
-    fixed
-        States that stay, once loaded, for as long as they are needed at all. The others share the
-        slots that are left, and their copies overlap with blocks of the fixed ones.
+    With a *lead* the states of the last turns (uninterrupted visits to one state) are spared, so
+    that copies begin that many turns ahead; 0 has the fewest copies and hides none. Copies of
+    states that share the other slots overlap with blocks of the *fixed* ones.
     """
 
-    slots: int
+    slots: int  # states that fit
     lead: int = 0
-    fixed: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()  # states that stay, once loaded, as long as they are needed at all
 
 
 class Move(NamedTuple):
@@ -60,15 +54,15 @@ class Decision(NamedTuple):
     moves: tuple[Move, ...]
 
 
+@dataclass
 class _Slot:
     """What a slot holds once all decisions so far are carried out."""
 
-    def __init__(self) -> None:
-        self.state = -1
-        self.present: set[int] = set()
-        self.changed: dict[int, int] = {}  # piece -> visit that changed it last
-        self.last = -1  # visit that used it last
-        self.turn = -1  # number of the turn that used it last
+    state: int = -1
+    present: set[int] = field(default_factory=set)  # pieces
+    changed: dict[int, int] = field(default_factory=dict)  # piece -> visit that changed it last
+    last: int = -1  # visit that used it last
+    turn: int = -1  # number of the turn that used it last
 
 
 class Pool:
@@ -95,19 +89,11 @@ class Replacement:
 
     The victim is the state whose next use is farthest away, a clean one among equals (Belady, IBM
     Systems Journal 5, 1966), apart from what the rule of the pool spares.
-
-    Parameters
-    ----------
-    future
-        Visits to come.
-    rules
-        One per pool of `visits.POOLS`.
-    horizon
-        How many visits to look ahead; what is not needed within them is needed "never".
     """
 
     def __init__(self, future: Iterator[Visit], rules: Sequence[Rule], horizon: int) -> None:
-        self.future, self.horizon = future, horizon
+        self.future = future  # visits to come
+        self.horizon = horizon  # visits to look ahead; what none of them needs is needed "never"
         self.pools = [Pool(index, rule) for index, rule in enumerate(rules)]
         self.graphs: dict[int, int] = defaultdict(int)  # open autograd graphs by state
         self.position = 0  # of the next visit to decide on
@@ -252,17 +238,17 @@ class Carrier(Protocol):
         """All visits to a state in the slot have been queued and it will be overwritten."""
 
 
-class Bytes:
-    """A carrier of nothing but numbers, for simulation."""
+@dataclass
+class Simulated:
+    """A carrier of nothing but numbers."""
 
-    def __init__(self, states: Sequence[State]) -> None:
-        self.states = states
+    states: Sequence[State]
 
     def mover(
         self, direction: str, slot: int, state: int, piece: int, start: int, stop: int
     ) -> Callable[[], None]:
         """Nothing is copied."""
-        return _nothing
+        return lambda: None
 
     def size(self, state: int, piece: int) -> int:
         """Bytes of the piece."""
@@ -284,18 +270,7 @@ class Transfers:
 
     A piece is written back once the last visit that changes it is over, read into a slot once the
     last visit to its former holder is over and the bytes there have been written back. Copies are
-    cut into chunks, so that both directions of a swap overlap in one slot.
-
-    Parameters
-    ----------
-    replacement
-        Decides what leaves which slot.
-    engine
-        Runs copies and orders them with blocks.
-    carrier
-        Holds the bytes.
-    chunk
-        Largest copy in bytes; 0: pieces are copied whole.
+    cut into chunks (0: whole pieces), so that both directions of a swap overlap in one slot.
     """
 
     def __init__(
@@ -343,10 +318,7 @@ class Transfers:
                     self.changed[move.slot, piece] = event
                     self.dirty[move.slot, piece] = decision.visit.state
         self.over = decision.position + 1
-        self.look_ahead()
-
-    def look_ahead(self) -> None:
-        """Decide on visits to come until there are as many undone reads as slots."""
+        # decide on visits to come until there are as many undone reads as slots
         slots = sum(len(pool.slots) for pool in self.replacement.pools)
         while len(self.reads) <= slots and len(self.decided) < self.replacement.horizon:
             if not self._decide():
@@ -450,7 +422,3 @@ class Transfers:
         size = self.carrier.size(state, piece)
         step = self.chunk or max(size, 1)
         return [(start, min(start + step, size)) for start in range(0, size, step)]
-
-
-def _nothing() -> None:
-    pass

@@ -21,11 +21,6 @@ class CudaEngine:
 
     Blocks are whatever is launched on the device's current stream. A copy into a slot waits for
     the event after the last block there (*free*), a block for the event after the copy (*ready*).
-
-    Parameters
-    ----------
-    device
-        A CUDA device.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,10 +1,10 @@
-"""Copy engines: what runs copies beside the blocks, here one with a virtual clock."""
+"""Copy engines: what runs copies beside the blocks, here at once or on a virtual clock."""
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from optsched.errors import InputError
 
@@ -29,16 +29,12 @@ class Copy(NamedTuple):
 class CopyEngine(Protocol):
     """One queue of blocks and one queue of copies per direction; events order them.
 
-    An event is anything that the same engine understands, None for one that is long past. `exposed`
-    is the time that blocks have waited for copies.
+    An event is anything that the same engine understands, None for one that is long past.
     """
 
+    exposed: float  # time that blocks have waited for copies; nanoseconds on a real engine
     copies: list[Copy]  # in nanoseconds of the host's clock; empty if it measures none
     pauses: list[tuple[Any, Any]]  # events around what blocks wait for on a GPU
-
-    @property
-    def exposed(self) -> float:
-        """Nanoseconds on a real engine."""
 
     def copy(
         self,
@@ -48,10 +44,7 @@ class CopyEngine(Protocol):
         after: Iterable[Any],
         state: int = -1,
     ) -> Any:
-        """Queue a copy of `size` bytes behind those of its direction and `after`; its event.
-
-        `state` is only noted.
-        """
+        """Queue a copy behind those of its direction and the events `after`; its own event."""
 
     def wait(self, events: Iterable[Any]) -> None:
         """Let blocks that are queued from now on wait for events."""
@@ -63,13 +56,13 @@ class CopyEngine(Protocol):
         """Return when everything that was queued is over."""
 
 
+@dataclass
 class HostEngine:
     """Copies at once: for devices that are the host itself. Blocks wait for every copy."""
 
-    def __init__(self) -> None:
-        self.exposed = 0.0
-        self.copies: list[Copy] = []
-        self.pauses: list[tuple[Any, Any]] = []
+    exposed: float = 0.0
+    copies: list[Copy] = field(default_factory=list)
+    pauses: list[tuple[Any, Any]] = field(default_factory=list)
 
     def copy(
         self,
@@ -96,66 +89,43 @@ class HostEngine:
         """Everything is over."""
 
 
-class Link:
-    """A path that carries one copy at a time; engines and directions may share one.
+@dataclass(frozen=True)
+class HostLink:
+    """The path between a device and its host; both directions copy at the same time."""
 
-    Parameters
-    ----------
-    bandwidth
-        Bytes per unit of time.
-    latency
-        Added to every copy, in the same unit of time.
-    """
+    inward: float  # bytes per unit of time, host to device
+    outward: float  # and back
+    latency: float = 0.0  # of one copy, in the same unit
 
-    def __init__(self, bandwidth: float, latency: float = 0.0) -> None:
-        if not bandwidth > 0:
-            raise InputError(f"bandwidth: expected bytes per time > 0, got {bandwidth!r}")
-        if not latency >= 0:
-            raise InputError(f"latency: expected a time >= 0, got {latency!r}")
-        self.bandwidth, self.latency = bandwidth, latency
-        self.busy = 0.0
-        self._starts: list[float] = []  # disjoint busy intervals, ascending
-        self._ends: list[float] = []
+    def __post_init__(self) -> None:
+        for bandwidth in (self.inward, self.outward):
+            if not bandwidth > 0:
+                raise InputError(f"bandwidth: expected bytes per time > 0, got {bandwidth!r}")
+        if not self.latency >= 0:
+            raise InputError(f"latency: expected a time >= 0, got {self.latency!r}")
 
-    def time(self, size: int) -> float:
-        """How long a copy of so many bytes takes."""
-        return self.latency + size / self.bandwidth
+    def scaled(self, unit: float) -> HostLink:
+        """The link of bytes per second in a unit of so many seconds."""
+        return HostLink(self.inward * unit, self.outward * unit, self.latency / unit)
 
-    def carry(self, ready: float, size: int) -> float:
-        """Take the first gap from `ready` on that is long enough; when the copy ends."""
-        duration = self.time(size)
-        self.busy += duration
-        starts, ends = self._starts, self._ends
-        k = bisect_right(ends, ready)  # intervals before k are over by then
-        begin = ready
-        while k < len(starts) and starts[k] < begin + duration:
-            begin = ends[k]
-            k += 1
-        end = begin + duration
-        # joined with neighbours that it touches, so that a full link is one interval
-        low = k - 1 if k and ends[k - 1] == begin else k
-        high = k + 1 if k < len(starts) and starts[k] == end else k
-        first = starts[low] if low < k else begin
-        last = ends[k] if high > k else end
-        starts[low:high], ends[low:high] = [first], [last]
-        return end
+    def time(self, inward: float, outward: float) -> float:
+        """Least time in which so many bytes can be copied in and out."""
+        return max(inward / self.inward, outward / self.outward)
+
+
+PCIE_4: Final = HostLink(25e9, 25e9, 10e-6)
+"""A cautious guess for a link that nobody has measured, in seconds."""
 
 
 class SimulatedEngine:
-    """Virtual clock: blocks take the time they are said to take, copies what their link says.
+    """Virtual clock: blocks take the time they are said to take, copies what the link says."""
 
-    Parameters
-    ----------
-    inward, outward
-        Links of the two directions; one object for both if they share the bandwidth.
-    """
-
-    def __init__(self, inward: Link, outward: Link) -> None:
-        self.links = {IN: inward, OUT: outward}
+    def __init__(self, link: HostLink) -> None:
+        self.latency, self.bandwidth = link.latency, {IN: link.inward, OUT: link.outward}
         self.free = {IN: 0.0, OUT: 0.0}  # when the last copy of a direction ends
-        self.copied = {IN: 0, OUT: 0}
+        self.copied = {IN: 0, OUT: 0}  # bytes
         self.now = 0.0  # when the last block ends
-        self.exposed = 0.0  # time that blocks waited for copies
+        self.exposed = 0.0
         self.copies: list[Copy] = []
         self.pauses: list[tuple[Any, Any]] = []
 
@@ -171,7 +141,7 @@ class SimulatedEngine:
         action()
         ready = max([self.free[direction], *(t for t in after if t is not None)])
         self.copied[direction] += size
-        self.free[direction] = self.links[direction].carry(ready, size)
+        self.free[direction] = ready + self.latency + size / self.bandwidth[direction]
         return self.free[direction]
 
     def wait(self, events: Iterable[float | None]) -> None:
@@ -182,12 +152,8 @@ class SimulatedEngine:
             self.now = ready
 
     def block(self, duration: float) -> None:
-        """Let a block run."""
+        """Let a block run, or the device wait for something else than copies."""
         self.now += duration
-
-    def idle(self, gap: float) -> None:
-        """Let the device wait for something else than copies."""
-        self.now += gap
 
     def ran(self) -> float:
         """When the last block ends."""

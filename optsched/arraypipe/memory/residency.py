@@ -8,113 +8,53 @@ from fractions import Fraction
 from itertools import cycle, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from optsched.arraypipe.memory.copies import Bytes, OutOfSlots, Replacement, Rule, Transfers
-from optsched.arraypipe.memory.engines import Link, SimulatedEngine
+from optsched.analysis.occupancy import jobs_that_fit
+from optsched.arraypipe.memory.copies import OutOfSlots, Replacement, Rule, Simulated, Transfers
+from optsched.arraypipe.memory.engines import IN, OUT, SimulatedEngine
 from optsched.arraypipe.memory.types import CHANGES, NEEDS, POOLS, most_pinned, next_uses
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from optsched.arraypipe.memory.copies import Move
+    from optsched.arraypipe.memory.engines import HostLink
     from optsched.arraypipe.memory.types import State, Visit
 
 
 _CHUNKS, _LATENCIES = 6, 32  # of the largest piece, for the fill; a chunk takes so many latencies
-_DIVISIONS = 3  # how many ways to divide the room are tried
-_TRIAL_CYCLES = 6  # from empty slots; the later half counts
-_CYCLES = 24  # from empty slots; the last ones that have been repeated count
-_MOST_CYCLES = 64  # until the slots repeat; all cases met so far need fewer than ten
-
-
-@dataclass(frozen=True)
-class HostLink:
-    """The path between a device and its host.
-
-    Parameters
-    ----------
-    inward, outward
-        Bytes per unit of the visits' durations, host to device and back.
-    latency
-        Of one copy, in the same unit.
-    shared
-        Whether both directions share the inward bandwidth.
-    """
-
-    inward: float
-    outward: float
-    latency: float = 0.0
-    shared: bool = False
-
-    def engine(self) -> SimulatedEngine:
-        """A fresh engine with this link."""
-        inward = Link(self.inward, self.latency)
-        return SimulatedEngine(inward, inward if self.shared else Link(self.outward, self.latency))
-
-    def scaled(self, unit: float) -> HostLink:
-        """The link of bytes per second in a unit of so many seconds."""
-        return HostLink(self.inward * unit, self.outward * unit, self.latency / unit, self.shared)
-
-    def time(self, inward: float, outward: float) -> float:
-        """Least time in which so many bytes can be copied in and out."""
-        there, back = inward / self.inward, outward / self.outward
-        return (inward + outward) / self.inward if self.shared else max(there, back)
-
-
-PCIE_4: Final = HostLink(25e9, 25e9, 10e-6)
-"""A cautious guess for a link that nobody has measured, in seconds."""
-
-UNITS: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-"""Seconds of the time units of schedules."""
-
-
-class Copies(NamedTuple):
-    """What is copied for one visit of the cycle, in bytes; out is what it drives from a slot."""
-
-    state: int
-    inward: int
-    outward: int
+_DIVISIONS: Final = 3  # how many ways to divide the room are tried
+_TRIAL_CYCLES: Final = 6  # from empty slots; the later half counts
+_CYCLES: Final = 24  # from empty slots; the last ones that have been repeated count
+_MOST_CYCLES: Final = 64  # until the slots repeat; all cases met so far need fewer than ten
 
 
 @dataclass(frozen=True, eq=False)
 class ResidencyPlan:
-    """Where the states of one device are during one cycle, and what that costs.
+    """Where the states of one device are, and what one cycle costs; made by `compile`.
 
-    Made by `ResidencyPlan.compile`. Times are in the unit of the visits' durations. Without rules
-    every state has its place for the whole run and nothing is ever copied.
-
-    Parameters
-    ----------
-    rules
-        Slots and replacement for weights and for moments (`visits.POOLS`); none: all are resident.
-    chunk
-        Largest copy in bytes.
-    copies
-        Per visit, in a cycle of the steady state.
-    inward, outward
-        Bytes per cycle, in the mean.
-    compute
-        Time per cycle of blocks and of gaps that the schedule has anyway.
-    period
-        Predicted time per cycle with the copies that the blocks have to wait for.
-    bound
-        No plan with these slots copies in less time per cycle.
+    Times are in the unit of the visits' durations.
     """
 
     states: tuple[State, ...]
-    visits: tuple[Visit, ...]
-    rules: tuple[Rule, ...]
-    chunk: int
-    copies: tuple[Copies, ...]
-    inward: Fraction
-    outward: Fraction
-    compute: float
-    period: float
-    bound: float
+    visits: tuple[Visit, ...]  # of one cycle
+    compute: float  # time of blocks, and of gaps that the schedule has anyway
+    rules: tuple[Rule, ...] = ()  # of weights and of moments (`POOLS`); none: nothing is copied
+    chunk: int = 0  # largest copy in bytes
+    inward: float = 0.0  # bytes per cycle, in the mean
+    outward: float = 0.0
+    period: float = 0.0  # predicted time per cycle, with the copies that blocks wait for
+    bound: float = 0.0  # no plan with these slots copies in less time per cycle
 
     @property
     def exposed(self) -> float:
         """Predicted time per cycle that blocks wait for copies."""
         return self.period - self.compute
+
+    @property
+    def capacity(self) -> tuple[int, ...]:
+        """Most bytes of every piece."""
+        return tuple(max(sizes) for sizes in zip(*(s.bytes for s in self.states), strict=True))
 
     @property
     def slot_bytes(self) -> tuple[int, ...]:
@@ -142,7 +82,7 @@ class ResidencyPlan:
         Parameters
         ----------
         states, visits
-            What the device works on, and one cycle of its blocks (`visits.cycle_of`).
+            What the device works on, and one cycle of its blocks (`cycle_of`).
         room
             Bytes for states; None: all fit.
         link
@@ -161,11 +101,10 @@ class ResidencyPlan:
             Not even one state fits, or more states than slots are between a forward and its
             backward without recompute.
         """
+        states, visits = tuple(states), tuple(visits)
         compute = sum(v.duration + v.gap for v in visits)
-        row = states, visits = tuple(states), tuple(visits)
         if slots is None and (room is None or sum(s.total for s in states) <= room):
-            none = tuple(Copies(v.state, 0, 0) for v in visits)
-            return cls(*row, (), 0, none, Fraction(0), Fraction(0), compute, compute, 0.0)
+            return cls(states, visits, compute, period=compute)
         largest = max(max(s.bytes) for s in states)
         if chunk is None:
             least = math.ceil(_LATENCIES * link.latency * max(link.inward, link.outward))
@@ -176,12 +115,9 @@ class ResidencyPlan:
         trial = max(chunk, -(-largest // _CHUNKS)) if chunk else 0
         search = _Search(states, visits, trial, link)
         _, rules = min((search.best(d) for d in ranked), key=lambda row: row[0])
-        steady = _steady(states, visits, rules, chunk, link)
+        period, inward, outward = _steady(simulate(states, visits, rules, chunk, link, _CYCLES))
         bound = bounds[rules[0].slots, rules[1].slots]
-        return cls(
-            *row, rules, chunk, steady.copies, steady.inward, steady.outward, compute,
-            steady.period, bound,
-        )  # fmt: skip
+        return cls(states, visits, compute, rules, chunk, inward, outward, period, bound)
 
     def __str__(self) -> str:
         if not self.rules:
@@ -194,8 +130,8 @@ class ResidencyPlan:
             )
         )
         return (
-            f"{len(self.states)} states in {pools}: {float(self.inward):.0f} bytes in and "
-            f"{float(self.outward):.0f} out per cycle, at least {self.bound:.6g} of copies beside "
+            f"{len(self.states)} states in {pools}: {self.inward:.0f} bytes in and "
+            f"{self.outward:.0f} out per cycle, at least {self.bound:.6g} of copies beside "
             f"{self.compute:.6g} of blocks, predicted {self.period:.6g} ({self.exposed:.6g} "
             f"exposed)"
         )
@@ -213,52 +149,40 @@ def divide(
 ) -> list[tuple[int, int]]:
     """Ways to divide the room into slots for weights and for moments; none fits: a sentence."""
     weights, moments = slot_bytes(states)
+    jobs = sorted({s.job for s in states})
+
+    def first(n: int) -> list[State]:
+        return [s for s in states if s.job in jobs[:n]]
+
     if weights + moments > room:
-        raise InputError(_too_small(states, visits, room, device))
+        # only an update needs all of a state
+        block = max(visits, key=lambda v: (states[v.state].total, v.kind == "U"))
+        largest = states[block.state]
+        fit = jobs_that_fit(len(jobs), lambda n: sum(slot_bytes(first(n))) <= room)
+        raise InputError(
+            f"memory: {device} has {room} bytes for states, slots for the largest state (at "
+            f"{block.kind} of job {largest.job}, stage {largest.stage}: {largest.total}) take "
+            f"{weights + moments}; {fit} jobs would fit"
+        )
     n = len(states)
     most_moments = min(n, (room - weights) // moments) if moments else 1
     found: dict[int, int] = {}  # weights -> the most moments beside them
     for b in range(1, most_moments + 1):
         found[min(n, (room - b * moments) // weights) if weights else 1] = b
     need, at = most_pinned(visits)
-    enough = [(a, b) for a, b in found.items() if a >= need]
-    if enough:
+    if enough := [(a, b) for a, b in found.items() if a >= need]:
         return enough
-    jobs = sorted({s.job for s in states})
-    slots = max(found)
-    fit = next(
-        (
-            k
-            for k in range(len(jobs) - 1, 0, -1)
-            if most_pinned([v for v in visits if states[v.state].job in jobs[:k]])[0] <= slots
-        ),
-        0,
-    )
-    block = visits[at]
-    state = states[block.state]
+
+    def pinned(n: int) -> int:
+        return most_pinned([v for v in visits if states[v.state].job in jobs[:n]])[0]
+
+    block, slots = visits[at], max(found)
+    state, fit = states[block.state], jobs_that_fit(len(jobs), lambda n: pinned(n) <= slots)
     raise InputError(
         f"memory: at {block.kind} of job {state.job}, stage {state.stage}, {need} states are "
         f"between a forward and its backward on {device} ({need * weights} bytes of weights), "
         f"which has {room} bytes for states, {slots} slots; {fit} jobs would fit, or use "
         f"recompute=True"
-    )
-
-
-def _too_small(states: Sequence[State], visits: Sequence[Visit], room: int, device: str) -> str:
-    """Not even one slot of each kind fits: the block that needs the most, and who would fit."""
-    jobs = sorted({s.job for s in states})
-
-    def needs(some: Sequence[int]) -> int:
-        return sum(slot_bytes([s for s in states if s.job in some]))
-
-    fit = next((k for k in range(len(jobs) - 1, 0, -1) if needs(jobs[:k]) <= room), 0)
-    # only an update needs all of a state
-    at = max(visits, key=lambda v: (states[v.state].total, v.kind == "U"))
-    largest = states[at.state]
-    return (
-        f"memory: {device} has {room} bytes for states, slots for the largest state (at {at.kind} "
-        f"of job {largest.job}, stage {largest.stage}: {largest.total}) take {needs(jobs)}; {fit} "
-        f"jobs would fit"
     )
 
 
@@ -316,6 +240,15 @@ def copy_bound(
     return link.time(float(inward), float(outward))
 
 
+class Cycle(NamedTuple):
+    """A simulated cycle: when it ends, bytes copied until then, and who took whose slots."""
+
+    end: float
+    inward: int
+    outward: int
+    moves: list[Move]
+
+
 def simulate(
     states: Sequence[State],
     visits: Sequence[Visit],
@@ -323,21 +256,32 @@ def simulate(
     chunk: int,
     link: HostLink,
     cycles: int,
-) -> tuple[list[float], SimulatedEngine]:
-    """Ends of so many cycles on the virtual clock, from empty slots; the engine for the rest."""
-    engine = link.engine()
+) -> list[Cycle]:
+    """So many cycles on the virtual clock, from empty slots."""
+    engine = SimulatedEngine(link)
     horizon = 2 * len(visits) + 1
     future = islice(cycle(visits), cycles * len(visits) + horizon)
-    transfers = Transfers(Replacement(future, rules, horizon), engine, Bytes(states), chunk)
-    ends = []
+    transfers = Transfers(Replacement(future, rules, horizon), engine, Simulated(states), chunk)
+    found = []
     for _ in range(cycles):
+        moves: list[Move] = []
         for visit in visits:
-            engine.idle(visit.gap)
-            transfers.enter()
+            engine.block(visit.gap)
+            decision = transfers.enter()
+            assert decision is not None
+            moves += (m._replace(slot=-1, writes=(), after=-1) for m in decision.moves)
             engine.block(visit.duration)
             transfers.leave()
-        ends.append(engine.now)
-    return ends, engine
+        found.append(Cycle(engine.now, engine.copied[IN], engine.copied[OUT], moves))
+    return found
+
+
+def _steady(cycles: Sequence[Cycle]) -> tuple[float, float, float]:
+    """Means per cycle of time and bytes, over the last that repeat those before, or a half."""
+    rows, half = [c.moves for c in cycles], len(cycles) // 2
+    last = next((n for n in range(1, half) if rows[-n:] == rows[-2 * n : -n]), half)
+    a, b = cycles[-1 - last], cycles[-1]
+    return (b.end - a.end) / last, (b.inward - a.inward) / last, (b.outward - a.outward) / last
 
 
 class _Tried(NamedTuple):
@@ -347,13 +291,14 @@ class _Tried(NamedTuple):
     copied: int
 
 
+@dataclass
 class _Search:
     """Tries a few rules on one cycle of visits, by the clock of the simulated engine."""
 
-    def __init__(
-        self, states: Sequence[State], visits: Sequence[Visit], chunk: int, link: HostLink
-    ) -> None:
-        self.states, self.visits, self.chunk, self.link = states, visits, chunk, link
+    states: Sequence[State]
+    visits: Sequence[Visit]
+    chunk: int
+    link: HostLink
 
     def best(self, slots: tuple[int, int]) -> tuple[_Tried, tuple[Rule, ...]]:
         """Good rules for so many slots: one pool after the other, the other as it is."""
@@ -366,13 +311,12 @@ class _Search:
 
     def _tried(self, rules: tuple[Rule, ...]) -> _Tried:
         try:
-            ends, engine = simulate(
-                self.states, self.visits, rules, self.chunk, self.link, _TRIAL_CYCLES
-            )
+            row = simulate(self.states, self.visits, rules, self.chunk, self.link, _TRIAL_CYCLES)
         except OutOfSlots:
             return _Tried(math.inf, 0)
-        time = (ends[-1] - ends[_TRIAL_CYCLES // 2 - 1]) / (_TRIAL_CYCLES - _TRIAL_CYCLES // 2)
-        return _Tried(float(f"{time:.6g}"), sum(engine.copied.values()))
+        half = _TRIAL_CYCLES // 2
+        time = (row[-1].end - row[-1 - half].end) / half
+        return _Tried(float(f"{time:.6g}"), row[-1].inward + row[-1].outward)
 
     def _choices(self, pool: int, slots: int) -> list[Rule]:
         """What is worth a try: a lead of one first, fixed states that leave one to three slots."""
@@ -396,42 +340,3 @@ class _Search:
         rest = [s for s in order if size[s] == least]
         left = count - len(sure)
         return tuple(sorted(sure + [rest[k * len(rest) // left] for k in range(left)]))
-
-
-class _Steady(NamedTuple):
-    copies: tuple[Copies, ...]
-    inward: Fraction
-    outward: Fraction
-    period: float
-
-
-def _steady(
-    states: Sequence[State],
-    visits: Sequence[Visit],
-    rules: Sequence[Rule],
-    chunk: int,
-    link: HostLink,
-) -> _Steady:
-    """The last cycles from empty slots that repeat those before, or else the later half."""
-    decisions = Replacement(cycle(visits), rules, 2 * len(visits) + 1)
-    rows: list[list[Copies]] = []
-    for _ in range(_CYCLES):
-        rows.append([])
-        for _ in visits:
-            decision = decisions.decide()
-            assert decision is not None
-            here = states[decision.visit.state].bytes
-            there = sum(here[piece] for move in decision.moves for piece in move.fetch)
-            back = sum(
-                states[move.victim].bytes[piece]
-                for move in decision.moves
-                for piece, _ in move.writes
-            )
-            rows[-1].append(Copies(decision.visit.state, there, back))
-    half = _CYCLES // 2
-    last = next((n for n in range(1, half) if rows[-n:] == rows[-2 * n : -n]), half)
-    copied = [c for row in rows[-last:] for c in row]
-    ends, _ = simulate(states, visits, rules, chunk, link, _CYCLES)
-    period = (ends[-1] - ends[-1 - last]) / last
-    inward, outward = (Fraction(sum(c[k] for c in copied), last) for k in (1, 2))
-    return _Steady(tuple(rows[-last]), inward, outward, period)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from optsched.arraypipe.job import JobStage
+    from optsched.arraypipe.runtime.state import JobStage
 
 
 _ALIGNMENT: Final = 256  # bytes; as CUDA allocates, so that kernels choose as they would alone
@@ -50,26 +50,16 @@ class Place(NamedTuple):
 class Layout:
     """The tensors of one state.
 
-    Parameters
-    ----------
-    weights, borrowed, masters
-        In the order of `JobStage.parameters`, `borrowed` and `masters`.
-    buffers
-        Distinct buffers; `buffer_of` says which one every holder has.
-    moments
-        Optimizer state of more than one element, by (parameter of the optimizer, key). Smaller
-        tensors such as step counters stay with the job.
-    bytes
-        Per piece.
+    Optimizer state of one element, such as step counters, is not in it: it stays with the job.
     """
 
-    weights: tuple[Place, ...]
+    weights: tuple[Place, ...]  # in the order of `JobStage.parameters`
     borrowed: tuple[Place, ...]
-    buffers: tuple[Place, ...]
-    buffer_of: tuple[int, ...]
+    buffers: tuple[Place, ...]  # distinct ones
+    buffer_of: tuple[int, ...]  # which of them every holder has
     masters: tuple[Place, ...]
-    moments: Mapping[tuple[int, str], Place]
-    bytes: tuple[int, int, int, int]
+    moments: Mapping[tuple[int, str], Place]  # by (parameter of the optimizer, key)
+    bytes: tuple[int, int, int, int]  # per piece
 
 
 def layout_of(stage: JobStage, title: str) -> Layout:
@@ -123,21 +113,12 @@ def trained(optimizer: Optimizer | None) -> list[nn.Parameter]:
     return [p for group in groups for p in group["params"]]
 
 
-class Home:
-    """One place for what forward and backward need: views of flat bytes, on the host or in a slot.
+class WeightBuffer:
+    """What forward and backward need, as views of flat bytes on the host or in a slot.
 
     Parameters are made from views of the flat tensors, never by assigning ``.data``: whoever
     copies into the flat tensor while a graph still needs the old values trips autograd's version
     counter instead of getting wrong gradients.
-
-    Parameters
-    ----------
-    layout
-        What lies where.
-    flats
-        Bytes of the weights, the borrowed weights and the buffers, at least as many as they are.
-    like
-        Parameters whose Python attributes are passed on: own and borrowed.
     """
 
     def __init__(
@@ -148,9 +129,14 @@ class Home:
         # with a counter each: layers change one buffer in place while a graph holds another
         self.buffers = [place.view(flats[BUFFERS]).data for place in layout.buffers]
 
+    @property
+    def all(self) -> list[nn.Parameter]:
+        """What has gradients."""
+        return [*self.parameters, *self.borrowed]
 
-class Shelf:
-    """One place for what only the update needs, like `Home`; `like`: the masters."""
+
+class OptimizerBuffer:
+    """What only the update needs, as views of flat bytes."""
 
     def __init__(self, layout: Layout, flat: Tensor, like: Sequence[nn.Parameter]) -> None:
         self.masters = _parameters(layout.masters, flat, like)
@@ -167,6 +153,7 @@ def flat_bytes(sizes: Sequence[int], device: torch.device, pinned: bool) -> list
 def _parameters(
     places: Sequence[Place], flat: Tensor, like: Sequence[nn.Parameter]
 ) -> list[nn.Parameter]:
+    """Fresh ones in flat bytes; Python attributes of the old ones are passed on."""
     row = []
     for place, old in zip(places, like, strict=True):
         row.append(nn.Parameter(place.view(flat), requires_grad=place.requires_grad))
@@ -228,81 +215,71 @@ def _hollow(t: Tensor, device: str) -> Tensor:
     return torch.zeros_like(t, device=device, requires_grad=False)
 
 
-class Tenant:
+class MovingState:
     """A state that has its store in host memory and works in slots.
 
     The job keeps its own modules, optimizer, scheduler, kept activations and gradients; moving it
-    means pointing those at the views of another home. That costs microseconds per parameter, and
-    the optimizer is pointed anew only for an update.
-
-    Parameters
-    ----------
-    stage
-        Its modules' parameters, buffers and optimizer state are moved into the store.
-    title
-        Of its job, for messages.
-    pinned
-        Whether the store is page-locked, which copies to and from a GPU need to run beside it.
+    means pointing those at the views of another buffer. That costs microseconds per parameter, and
+    the optimizer is pointed anew only for an update. `title` of its job is for messages; copies
+    between a `pinned` store and a GPU can run beside its blocks.
     """
 
     def __init__(self, stage: JobStage, title: str, pinned: bool) -> None:
         self.stage, self.title, self.layout = stage, title, layout_of(stage, title)
-        self.first = (  # the parameters it came with
+        came_with = (
             [p for _, p in stage.parameters],
             [b.parameter for b in stage.borrowed],
             [p for _, p in stage.masters or ()],
         )
-        self.spots = _spots(stage, self.first)
-        # parameters of the optimizer: (row of `first`, index there)
-        where = {id(p): (r, k) for r, row in enumerate(self.first) for k, p in enumerate(row)}
-        self.trained = [where[id(p)] for p in trained(stage.optimizer)]
-        self.entries: list[dict[str, Any]] = [
-            dict(stage.optimizer.state.get(p, {})) if stage.optimizer is not None else {}
-            for p in trained(stage.optimizer)
-        ]
-        self.gradients: list[Tensor | None] = []
+        self.spots = _spots(stage, came_with)
+        # parameters of the optimizer: (row above, index there)
+        where = {id(p): (r, k) for r, row in enumerate(came_with) for k, p in enumerate(row)}
+        parameters = trained(stage.optimizer)
+        self.trained = [where[id(p)] for p in parameters]
+        states = {} if stage.optimizer is None else stage.optimizer.state
+        self.entries: list[dict[str, Any]] = [dict(states.get(p, {})) for p in parameters]
         self.bytes = flat_bytes(self.layout.bytes, torch.device("cpu"), pinned)
-        self.homes = {-1: Home(self.layout, self.bytes, self.first)}  # by slot; -1: the store
-        self.shelves = {-1: Shelf(self.layout, self.bytes[MOMENTS], self.first[2])}
-        self.slot = self.shelf = -1  # where modules, and where the optimizer point
-        self.fresh = True  # they still point at what it came with
+        # by slot; -1: the store
+        self.weights = {-1: WeightBuffer(self.layout, self.bytes, came_with)}
+        self.moments = {-1: OptimizerBuffer(self.layout, self.bytes[MOMENTS], came_with[2])}
         self.graph_slot = -1  # where the last autograd graph was made
-        self._fill_store()
-        home, shelf = self.homes[-1], self.shelves[-1]
-        self.park()
-        self.fresh = False
-        self.first = (home.parameters, home.borrowed, shelf.masters)
-        self.park_optimizer()
+        self.gradients = _taken([*came_with[0], *came_with[1]])  # while it is in no slot
+        self._fill_store(came_with)
+        self._point(-1)
+        self._point_optimizer(-1)
 
     @property
     def has_moments(self) -> bool:
         """Whether there is anything in the flat bytes of the moments yet."""
-        return bool(self.layout.masters) or any(key in state for state, (_, key) in self._moments())
+        return bool(self.layout.masters) or any(
+            key in self.entries[i] for i, key in self.layout.moments
+        )
 
     def bind(self, slot: int, flats: Sequence[Tensor]) -> None:
         """Let modules and parameters point into a slot; gradients come along."""
         if slot == self.slot:
             return
-        if slot not in self.homes:
-            self.homes[slot] = Home(self.layout, flats, self.first)
-        if self.slot >= 0:
-            self._take_gradients()
+        if slot not in self.weights:
+            store = self.weights[-1]
+            like = (store.parameters, store.borrowed)
+            self.weights[slot] = WeightBuffer(self.layout, flats, like)
+        self.park()
         self._point(slot)
-        for p, gradient in zip(self._with_gradients(), self.gradients, strict=True):
+        for p, gradient in zip(self.weights[slot].all, self.gradients, strict=True):
             p.grad = gradient
         self.gradients = [None] * len(self.gradients)
 
     def park(self) -> None:
         """Let modules and parameters point at the store; gradients stay where they were made."""
-        if self.slot >= 0 or self.fresh:
-            self._take_gradients()
+        if self.slot >= 0:
+            self.gradients = _taken(self.weights[self.slot].all)
             self._point(-1)
 
-    def bind_optimizer(self, shelf: int, flat: Tensor) -> None:
+    def bind_optimizer(self, slot: int, flat: Tensor) -> None:
         """Let the optimizer point to where the parameters are, and to its state in a slot."""
-        if shelf not in self.shelves:
-            self.shelves[shelf] = Shelf(self.layout, flat, self.first[2])
-        self._point_optimizer(shelf)
+        if slot not in self.moments:
+            self.moments[slot] = OptimizerBuffer(self.layout, flat, self.moments[-1].masters)
+        self._point_optimizer(slot)
 
     def park_optimizer(self) -> None:
         """Let the optimizer point at the store."""
@@ -310,7 +287,7 @@ class Tenant:
 
     def absorb(self) -> None:
         """After an update: move state that the optimizer has made anew into the slot."""
-        stage, moments = self.stage, self.shelves[self.shelf].moments
+        stage, moments = self.stage, self.moments[self.moments_slot].moments
         if stage.optimizer is None:
             return
         for i, p in enumerate(trained(stage.optimizer)):
@@ -334,10 +311,10 @@ class Tenant:
 
         They are not copied into the slot, where a graph may still need the old values.
         """
-        home, store = self.homes[self.slot], self.homes[-1]
+        here, store = self.weights[self.slot], self.weights[-1]
         found: dict[int, Tensor] = {}
         for (module, name), k in zip(self.stage.holders, self.layout.buffer_of, strict=True):
-            current, view = module._buffers[name], home.buffers[k]
+            current, view = module._buffers[name], here.buffers[k]
             if current is view:
                 continue
             if current is None or current.shape != view.shape or current.dtype != view.dtype:
@@ -352,30 +329,27 @@ class Tenant:
         """Bytes to copy of a piece; moments exist from the first update on."""
         return 0 if piece == MOMENTS and not self.has_moments else self.layout.bytes[piece]
 
-    def _moments(self) -> list[tuple[dict[str, Any], tuple[int, str]]]:
-        return [(self.entries[key[0]], key) for key in self.layout.moments]
-
     def _point(self, slot: int) -> None:
-        stage, home = self.stage, self.homes[slot]
+        self.slot = slot  # where modules point
+        stage, here = self.stage, self.weights[slot]
         for module, name, row, k in self.spots:
-            p = (home.parameters, home.borrowed)[row][k]
+            p = (here.parameters, here.borrowed)[row][k]
             if type(module).__setattr__ is nn.Module.__setattr__:
                 module._parameters[name] = p
             else:  # it keeps lists of its own, as recurrent layers do
                 setattr(module, name, p)
         stage.parameters = [
-            (name, p) for (name, _), p in zip(stage.parameters, home.parameters, strict=True)
+            (name, p) for (name, _), p in zip(stage.parameters, here.parameters, strict=True)
         ]
         stage.forget_weights()  # found by name when first asked for
         stage.borrowed = tuple(
-            b._replace(parameter=p) for b, p in zip(stage.borrowed, home.borrowed, strict=True)
+            b._replace(parameter=p) for b, p in zip(stage.borrowed, here.borrowed, strict=True)
         )
-        stage.set_buffers([home.buffers[k] for k in self.layout.buffer_of])
-        self.slot = slot
+        stage.set_buffers([here.buffers[k] for k in self.layout.buffer_of])
 
-    def _point_optimizer(self, shelf: int) -> None:
-        stage, home, place = self.stage, self.homes[self.slot], self.shelves[shelf]
-        self.shelf = shelf
+    def _point_optimizer(self, slot: int) -> None:
+        self.moments_slot = slot  # where the optimizer points
+        stage, here, place = self.stage, self.weights[self.slot], self.moments[slot]
         if stage.masters is not None:
             stage.masters = [
                 (name, p) for (name, _), p in zip(stage.masters, place.masters, strict=True)
@@ -385,7 +359,7 @@ class Tenant:
         for (i, key), view in place.moments.items():
             if key in self.entries[i]:
                 self.entries[i][key] = view
-        rows = (home.parameters, home.borrowed, place.masters)
+        rows = (here.parameters, here.borrowed, place.masters)
         new = [rows[r][k] for r, k in self.trained]
         pending = iter(new)
         for group in stage.optimizer.param_groups:
@@ -395,31 +369,26 @@ class Tenant:
             del state[old]
         state.update((p, entry) for p, entry in zip(new, self.entries, strict=True) if entry)
 
-    def _with_gradients(self) -> list[nn.Parameter]:
-        if self.fresh:
-            return [*self.first[0], *self.first[1]]
-        home = self.homes[self.slot]
-        return [*home.parameters, *home.borrowed]
-
-    def _take_gradients(self) -> None:
-        row = self._with_gradients()
-        self.gradients = [p.grad for p in row]
-        for p in row:
-            p.grad = None
-
-    def _fill_store(self) -> None:
-        home, shelf = self.homes[-1], self.shelves[-1]
+    def _fill_store(self, came_with: Sequence[Sequence[nn.Parameter]]) -> None:
+        weights, moments = self.weights[-1], self.moments[-1]
+        rows = (weights.parameters, weights.borrowed, moments.masters)
         with torch.no_grad():
-            for new, old in zip(
-                (home.parameters, home.borrowed, shelf.masters), self.first, strict=True
-            ):
+            for new, old in zip(rows, came_with, strict=True):
                 for p, before in zip(new, old, strict=True):
                     p.copy_(before)
             for k, value in zip(self.layout.buffer_of, self.stage.buffers(), strict=True):
-                home.buffers[k].copy_(value)
-            for (i, key), view in shelf.moments.items():
+                weights.buffers[k].copy_(value)
+            for (i, key), view in moments.moments.items():
                 if key in self.entries[i]:
                     view.copy_(self.entries[i][key])
+
+
+def _taken(row: Sequence[nn.Parameter]) -> list[Tensor | None]:
+    """Take the gradients away from some parameters."""
+    gradients = [p.grad for p in row]
+    for p in row:
+        p.grad = None
+    return gradients
 
 
 def _spots(

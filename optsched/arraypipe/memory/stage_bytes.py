@@ -18,8 +18,9 @@ from optsched.arraypipe.runtime.types import tensors_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from optsched.arraypipe.job import JobStage, Tensors
+    from optsched.arraypipe.job import Tensors
     from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.runtime.state import JobStage
 
 
 MakeCriterion = Callable[[Any, "JobStage", int], Criterion | None]
@@ -27,7 +28,7 @@ MakeCriterion = Callable[[Any, "JobStage", int], Criterion | None]
 
 
 def beside_states(
-    runs: Sequence[Any], segment: Segment, criterion: MakeCriterion | None = None
+    runs: Sequence[Any], segment: Segment, criterion: MakeCriterion
 ) -> dict[tuple[int, int], StageBytes]:
     """Bytes by job and stage of the segment's plan.
 
@@ -42,17 +43,15 @@ def beside_states(
     segment
         Whose seats are counted, each as large as the job that has it.
     criterion
-        The loss; None: one that keeps a tensor as large as the output of the model.
+        The loss.
     """
     measured = {
-        j: _saved(runs[j], criterion or _stand_in)
+        j: _saved(runs[j], criterion)
         for j in (() if has_bytes(segment.plan) else segment.seats)
         if runs[j].feed is not None and runs[j].job.error is None
     }
-    largest = [
-        (max(saved for saved, _ in rows), max(inputs for _, inputs in rows))
-        for rows in zip(*measured.values(), strict=True)
-    ]
+    rows = zip(*measured.values(), strict=True)
+    largest = [tuple(max(column) for column in zip(*row, strict=True)) for row in rows]
     found = {}
     for seat, j in enumerate(segment.seats):
         run = runs[j]
@@ -64,19 +63,11 @@ def beside_states(
             borrowed = _trained(b.parameter for b in stage.borrowed)
             if segment.routes.summed and run.job.microbatches > 1:  # they stay till the last B
                 gradients, borrowed = gradients + borrowed, 0
+            masters = _trained(p for _, p in stage.masters or ())
             found[seat, stage.index] = StageBytes(
-                gradients,
-                borrowed,
-                _trained(p for _, p in stage.masters or ()),
-                saved,
-                inputs,
-                bool(run.job.recompute),
+                gradients, borrowed, masters, saved, inputs, bool(run.job.recompute)
             )
     return found
-
-
-def _trained(parameters: Iterable[Tensor]) -> int:
-    return boundary_bytes(p for p in parameters if p.requires_grad)
 
 
 def _saved(run: Any, criterion: MakeCriterion) -> list[tuple[int, int]]:
@@ -102,28 +93,6 @@ def _saved(run: Any, criterion: MakeCriterion) -> list[tuple[int, int]]:
     return rows
 
 
-def _stand_in(run: Any, stage: JobStage, microbatch: int) -> Criterion | None:
-    return Criterion(_like_cross_entropy, None, 1.0) if stage.last else None
-
-
-def _like_cross_entropy(output: Any, target: Any) -> Tensor:
-    """A loss that keeps one tensor as large as the output."""
-    rows = [t for t in _tensors(output) if t.is_floating_point()]
-    return sum((t.exp().sum().float() for t in rows), torch.zeros((), device=_device(rows)))
-
-
-def _device(rows: Sequence[Tensor]) -> torch.device:
-    return rows[0].device if rows else torch.device("cpu")
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, dict):
-        output = tuple(output.values())
-    return [t for part in output for t in _tensors(part)] if isinstance(output, tuple) else []
-
-
 def saved_bytes(
     stage: JobStage, x: Tensors, end: blocks.Criterion | None
 ) -> tuple[int, int, Tensors]:
@@ -132,7 +101,7 @@ def saved_bytes(
     Every storage counts once; those of parameters and buffers not at all, as they are there
     anyway. The stage keeps the graph, for `blocks.backward`.
     """
-    own = {_place(t) for t in _owned(stage)}
+    own = {t.untyped_storage().data_ptr() for t in (*_parameters(stage), *stage.buffers())}
     found: dict[int, int] = {}
 
     def note(t: Tensor) -> Tensor:
@@ -146,13 +115,12 @@ def saved_bytes(
         _count(t, inputs, own)
     for t in (*x, *output):
         _count(t, found, own)
-    buffers = sum(t.numel() * t.element_size() for t in stage.buffers())
-    return sum(found.values()), sum(inputs.values()) + buffers, output
+    return sum(found.values()), sum(inputs.values()) + boundary_bytes(stage.buffers()), output
 
 
 def boundary_bytes(tensors: Iterable[Tensor | None]) -> int:
     """Payload of a message."""
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+    return sum(t.nbytes for t in tensors if t is not None)
 
 
 def parameters_bytes(stage: JobStage) -> int:
@@ -162,17 +130,20 @@ def parameters_bytes(stage: JobStage) -> int:
 
 def gradients_bytes(stage: JobStage) -> int:
     """Gradients of all parameters that are trained."""
-    return boundary_bytes(p for p in _parameters(stage) if p.requires_grad)
+    return _trained(_parameters(stage))
 
 
 def state_bytes(stage: JobStage) -> int:
     """Parameters, their masters, buffers, and the moments of the optimizer."""
-    masters: Sequence[Any] = [p for _, p in stage.masters or ()]
-    moments: list[Tensor] = []
+    tensors = [*_parameters(stage), *stage.buffers(), *(p for _, p in stage.masters or ())]
     if stage.optimizer is not None:
-        for entry in stage.optimizer.state.values():
-            moments += [value for value in entry.values() if isinstance(value, Tensor)]
-    return boundary_bytes([*_owned(stage), *masters, *moments])
+        entries = stage.optimizer.state.values()
+        tensors += [t for entry in entries for t in entry.values() if isinstance(t, Tensor)]
+    return boundary_bytes(tensors)
+
+
+def _trained(parameters: Iterable[Tensor]) -> int:
+    return boundary_bytes(p for p in parameters if p.requires_grad)
 
 
 def _parameters(stage: JobStage) -> list[Tensor]:
@@ -180,14 +151,6 @@ def _parameters(stage: JobStage) -> list[Tensor]:
     for module in stage.modules:
         seen.update((id(p), p) for p in module.parameters())
     return list(seen.values())
-
-
-def _owned(stage: JobStage) -> list[Tensor]:
-    return [*_parameters(stage), *stage.buffers()]
-
-
-def _place(t: Tensor) -> int:
-    return t.untyped_storage().data_ptr()
 
 
 def _count(t: Tensor, found: dict[int, int], without: set[int]) -> None:

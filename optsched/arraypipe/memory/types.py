@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class State(NamedTuple):
 
     job: int
     stage: int
-    bytes: tuple[int, int, int, int]
+    bytes: Sequence[int]
 
     @property
     def total(self) -> int:
@@ -50,32 +51,15 @@ class State(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A block, or the update inside a last B, as the memory of its device sees it.
+    """A block, or the update inside a last B, as the memory of its device sees it."""
 
-    Parameters
-    ----------
-    state
-        Index of the state that it works on.
-    kind
-        F, R, B or U; says which pieces are needed and which are changed.
-    graph
-        1 if it leaves an autograd graph behind that points at the weights where they are now, -1 if
-        it uses one up, else 0.
-    first
-        Whether the state can have no graph before it (the first F of an iteration).
-    duration, gap
-        Predicted time, and idle time of the device before it.
-    operation, iteration
-        Which block of the run it is.
-    """
-
-    state: int
-    kind: str
-    graph: int = 0
-    first: bool = False
-    duration: float = 0
-    gap: float = 0
-    operation: int = -1
+    state: int  # index of the state that it works on
+    kind: str  # F, R, B or U; says which pieces are needed and which are changed
+    graph: int = 0  # 1: leaves an autograd graph that points at the weights, -1: uses one up
+    first: bool = False  # the state can have no graph before it: first F of an iteration
+    duration: float = 0  # predicted
+    gap: float = 0  # idle time of the device before it
+    operation: int = -1  # which block of the run it is
     iteration: int = -1
 
     @property
@@ -84,30 +68,20 @@ class Visit(NamedTuple):
         return self.state, self.operation, self.iteration, self.kind
 
 
+def ends_with_update(plan: ExecutionPlan, block: Block) -> bool:
+    """Whether it is a last B that holds the update, because there is no U."""
+    last = block.kind == "B" and block.microbatch == plan.microbatches[block.job] - 1
+    return last and block.job not in plan.updated
+
+
+@dataclass
 class Reader:
-    """Turns blocks of a plan into visits.
+    """Turns blocks of a plan into visits."""
 
-    Parameters
-    ----------
-    plan
-        Whose blocks.
-    seats
-        Job of every job of the plan; None: the same.
-    recompute
-        Whether a job of the run keeps inputs only.
-    state
-        Index of the state of a job on a stage; -1: it is not one of this memory.
-    """
-
-    def __init__(
-        self,
-        plan: ExecutionPlan,
-        seats: Sequence[int] | None,
-        recompute: Callable[[int], bool],
-        state: Callable[[int, int], int],
-    ) -> None:
-        self.plan, self.recompute, self.state = plan, recompute, state
-        self.seats = range(plan.n_jobs) if seats is None else seats
+    plan: ExecutionPlan
+    seats: Sequence[int]  # job of the run of every job of the plan
+    recompute: Callable[[int], bool]  # whether a job of the run keeps inputs only
+    state: Callable[[int, int], int]  # index of the state of a job on a stage; -1: not one of ours
 
     def visits(
         self, block: Block, iteration: int = -1, duration: float = 0, gap: float = 0
@@ -117,15 +91,14 @@ class Reader:
         state = self.state(job, block.stage)
         if state < 0:
             return ()
-        apart = (block.job, block.stage) in self.plan.recomputed
-        if apart:
+        graph = 0
+        if (block.job, block.stage) in self.plan.recomputed:
             graph = {"R": 1, "B": -1}.get(block.kind, 0)
-        else:
-            graph = 0 if self.recompute(job) else {"F": 1, "B": -1}.get(block.kind, 0)
-        order = self.plan.micro_order
-        first = i in order.first_forwards
+        elif not self.recompute(job):
+            graph = {"F": 1, "B": -1}.get(block.kind, 0)
+        first = block.kind == "F" and not block.microbatch
         visit = Visit(state, block.kind, graph, first, duration, gap, i, iteration)
-        if i in order.last_backwards and block.job not in self.plan.updated:
+        if ends_with_update(self.plan, block):
             return visit, Visit(state, "U", operation=i, iteration=iteration)
         return (visit,)
 
@@ -140,10 +113,11 @@ def cycle_of(
     blocks = [plan.blocks[i] for i in plan.sequences[device]]
     pairs = sorted({(b.job, b.stage) for b in blocks})
     index = {pair: k for k, pair in enumerate(pairs)}
-    reader = Reader(plan, None, recompute, lambda job, stage: index[job, stage])
-    start, duration = (getattr(plan.schedule, key).tolist() for key in ("start", "duration"))
     if not blocks:
         return pairs, []
+    seats = range(plan.n_jobs)
+    reader = Reader(plan, seats, recompute, lambda job, stage: index[job, stage])
+    start, duration = (getattr(plan.schedule, key).tolist() for key in ("start", "duration"))
     visits: list[Visit] = []
     # the sequence repeats every cycle, so that what is idle at its end is idle before its start
     end = start[blocks[-1].operation] + duration[blocks[-1].operation] - plan.cycle_time

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import weakref
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from optsched.arraypipe.job import buffer_holders, seed_generator
+from optsched.arraypipe.job import seed_generator
+from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -115,12 +117,16 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _flat(value: Any) -> list[Any]:
-    """Tensors and numbers of an output, in order."""
+    """Tensors and numbers of an output, and the types of what holds them, in order."""
     if isinstance(value, dict):
-        return [entry for inner in value.values() for entry in _flat(inner)]
-    if isinstance(value, (list, tuple)):
-        return [entry for inner in value for entry in _flat(inner)]
-    return [value]
+        parts = [*value.items()]
+    elif isinstance(value, (list, tuple)):
+        parts = [*value]
+    elif is_dataclass(value):
+        parts = [getattr(value, field.name) for field in fields(value)]
+    else:
+        return [value]
+    return [type(value), *(entry for part in parts for entry in _flat(part))]
 
 
 _REGISTERED: Final = ("_parameters", "_buffers", "_modules")

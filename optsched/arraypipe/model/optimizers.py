@@ -23,8 +23,6 @@ PER_TENSOR: Final = (
 """Classes that treat every tensor by itself; any other class is tried."""
 
 _UNSET: Final = "(not set)"
-_ROUNDING: Final = 1e-3
-"""Share of the largest change by which two trials in double precision may differ."""
 
 
 class Group(NamedTuple):
@@ -68,18 +66,14 @@ def make_optimizer(
     return optimizer
 
 
-def check_per_tensor(
-    make: MakeOptimizer, parameters: NamedParameters, job: str, exact: bool = True
-) -> Whole:
+def check_per_tensor(make: MakeOptimizer, parameters: NamedParameters, job: str) -> Whole:
     """Refuse an optimizer that looks across tensors; a class not known is tried on two tensors.
 
     Returns class and settings of every parameter in one optimizer over all (`makers_by_name`), and
     its groups.
 
     The trial runs three steps on the first and the last parameter, with random values and
-    gradients, together in one optimizer and apart in two, and compares the bits. If not `exact`,
-    the two may differ by rounding: then it runs in double precision, where what is more than a
-    thousandth of the largest change is none.
+    gradients, together in one optimizer and apart in two, and compares the bits.
     """
     copies = _copies(parameters)
     try:
@@ -106,14 +100,13 @@ def check_per_tensor(
     # one of the first stage and one of the last: what is tried is what will be apart
     pair = [trained[0], trained[-1]]
     try:
-        together = _trial(make, [pair], exact, job)
-        apart = _trial(make, [[entry] for entry in pair], exact, job)
+        together = _trial(make, [pair], job)
+        apart = _trial(make, [[entry] for entry in pair], job)
     except Exception as error:
         raise InputError(
             f"{sentence} cannot be tried on two tensors, together and apart ({error})"
         ) from error
-    equal = torch.equal if exact else _equal_but_for_rounding
-    if not all(equal(a, b) for a, b in zip(together, apart, strict=True)):
+    if not all(torch.equal(a, b) for a, b in zip(together, apart, strict=True)):
         raise InputError(
             f"{sentence} looks across tensors: two updated together and apart differ, so stages "
             f"cannot update one by one"
@@ -256,18 +249,18 @@ def restore_states(
                 raise InputError(f"{place}: there is no optimizer state of parameter {name!r}")
             assert optimizer is not None
             if saved[name]["state"]:
+                # as in `load_state_dict`: counters stay on the CPU unless kernels read them
+                settings = saved[name]["settings"]
+                counts = bool(settings.get("capturable") or settings.get("fused"))
                 optimizer.state[parameter] = {
-                    key: _placed(key, value, parameter)
+                    key: value.to(
+                        "cpu" if key == "step" and not counts else parameter.device, copy=True
+                    )
+                    if isinstance(value, Tensor)
+                    else value
                     for key, value in saved[name]["state"].items()
                 }
             group.update(saved[name]["settings"])
-
-
-def _placed(key: str, value: Any, parameter: Tensor) -> Any:
-    """A copy of a saved state where the optimizer would have it: counters stay on the CPU."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.clone() if key == "step" else value.to(parameter.device, copy=True)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,6 +271,8 @@ def same(a: Any, b: Any) -> bool:
     """Whether two settings or states are equal, tensors bit by bit."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         both = isinstance(a, Tensor) and isinstance(b, Tensor)
         return both and a.dtype == b.dtype and torch.equal(a, b)
@@ -311,15 +306,10 @@ def _copies(parameters: NamedParameters) -> NamedParameters:
     ]
 
 
-def _trial(
-    make: MakeOptimizer, groups: Sequence[NamedParameters], exact: bool, job: str
-) -> list[Tensor]:
-    """Three steps with one optimizer per group: values of the parameters, or how they changed."""
+def _trial(make: MakeOptimizer, groups: Sequence[NamedParameters], job: str) -> list[Tensor]:
+    """Values of the parameters after three steps with one optimizer per group."""
     draw = torch.Generator().manual_seed(0)
     copies = [[(name, _random(p, draw)) for name, p in group] for group in groups]
-    if not exact:
-        copies = [[(name, nn.Parameter(p.detach().double())) for name, p in g] for g in copies]
-    before = [parameter.detach().clone() for group in copies for _, parameter in group]
     pair = [entry for group in copies for entry in group]
     optimizers = [make_optimizer(make, group, job, pair) for group in copies]
     for _ in range(3):
@@ -329,14 +319,7 @@ def _trial(
         for optimizer in optimizers:
             assert optimizer is not None
             optimizer.step()
-    after = [parameter.detach() for group in copies for _, parameter in group]
-    return after if exact else [a - b for a, b in zip(after, before, strict=True)]
-
-
-def _equal_but_for_rounding(a: Tensor, b: Tensor) -> bool:
-    """Whether two changes of a tensor, in double precision, are those of one algorithm."""
-    largest = float(torch.maximum(a.abs().max(), b.abs().max())) if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=0, atol=_ROUNDING * largest)
+    return [parameter.detach() for group in copies for _, parameter in group]
 
 
 def _random(like: Tensor, draw: torch.Generator) -> nn.Parameter:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from optsched.arraypipe.job import JobStage, buffer_holders
 from optsched.arraypipe.model.optimizers import (
     align_groups,
     check_per_tensor,
@@ -18,6 +17,8 @@ from optsched.arraypipe.model.optimizers import (
     make_optimizer,
 )
 from optsched.arraypipe.model.tied_weights import (
+    ModelStage,
+    buffer_holders,
     check_hooks,
     share_out,
 )
@@ -109,15 +110,11 @@ def stage_names(model: nn.Module, stages: Stages, sample: Any) -> Names:
     return names
 
 
-def split(
-    model: nn.Module, names: Names, job: Job, index: int, title: str, *, exact: bool = True
-) -> list[JobStage]:
+def split(model: nn.Module, names: Names, job: Job, title: str) -> list[ModelStage]:
     """The stages of one job, each with its own optimizer; refuses what would not be exact.
 
-    If not `exact`, optimizers may round otherwise on a stage than over all parameters.
-
     A parameter that several stages use belongs to the earliest; the others get a copy in its
-    place (`JobStage.borrowed`), so the model is whole again only after `restore_ties`.
+    place (`ModelStage.borrowed`), so the model is whole again only after `restore_ties`.
     """
     if _is_traced(names):
         from optsched.arraypipe.model.tracing import traced_stages
@@ -133,17 +130,15 @@ def split(
     parameters, borrowed = share_out(model, modules, title)
     owned = {name for row in parameters for name, _ in row}
     unsplit = [entry for entry in model.named_parameters() if entry[0] in owned]
-    whole = check_per_tensor(job.optimizer, unsplit, title, exact)
+    whole = check_per_tensor(job.optimizer, unsplit, title)
     optimizers = [make_optimizer(job.optimizer, row, title, unsplit) for row in parameters]
     check_same_settings(whole.makers, optimizers, parameters, title)
     if job.scheduler is not None:
         for optimizer, row in zip(optimizers, parameters, strict=True):
             align_groups(optimizer, row, whole.groups)
     return [
-        JobStage(
-            job=index,
+        ModelStage(
             index=s,
-            last=s == len(names) - 1,
             modules=modules[s],
             parameters=parameters[s],
             prefixes=prefixes[s],

@@ -2,19 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from optsched.arraypipe.job import Borrowed
 from optsched.arraypipe.model.traced_stage import Part
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from optsched.arraypipe.job import JobStage, NamedParameters
+    from torch.optim import Optimizer
+
+    from optsched.arraypipe.job import NamedParameters, Tensors
+
+
+class Borrowed(NamedTuple):
+    """A stage's own copy of a parameter that an earlier stage owns and updates."""
+
+    name: str
+    owner: int
+    parameter: nn.Parameter
+
+
+@dataclass(eq=False)
+class ModelStage:
+    """What one stage has of a model, under the names of the unsplit model."""
+
+    index: int
+    modules: tuple[nn.Module, ...]
+    parameters: NamedParameters
+    prefixes: tuple[str, ...]  # of the names of all that it holds
+    optimizer: Optimizer | None
+    holders: tuple[tuple[nn.Module, str], ...]  # where the buffers hang
+    borrowed: tuple[Borrowed, ...]
+
+    def buffers(self) -> Tensors:
+        """The buffers in the order of `holders`."""
+        return tuple(module._buffers[name] for module, name in self.holders)  # type: ignore[misc]
+
+
+def buffer_holders(modules: Sequence[nn.Module]) -> tuple[tuple[nn.Module, str], ...]:
+    """Every place in the modules where a buffer hangs."""
+    return tuple(
+        (part, name)
+        for part in _all_modules(modules)
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    )
 
 
 class Shares(NamedTuple):
@@ -83,7 +120,7 @@ def share_out(model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: s
     return Shares(owned, [tuple(row) for row in borrowed])
 
 
-def lent(stages: Sequence[JobStage]) -> dict[tuple[int, int], list[str]]:
+def lent(stages: Sequence[ModelStage]) -> dict[tuple[int, int], list[str]]:
     """Names of the tied weights by pairs (stage, next stage that uses them), in their order.
 
     Values go down this chain and gradients up: so every stage adds what comes from later ones
@@ -99,12 +136,12 @@ def lent(stages: Sequence[JobStage]) -> dict[tuple[int, int], list[str]]:
     return found
 
 
-def ties(stages: Sequence[JobStage]) -> tuple[tuple[int, int], ...]:
+def ties(stages: Sequence[ModelStage]) -> tuple[tuple[int, int], ...]:
     """Pairs (stage, next stage that uses one of its weights), sorted."""
     return tuple(sorted(lent(stages)))
 
 
-def merge(model: nn.Module, stages: Sequence[JobStage]) -> dict[str, Any]:
+def merge(model: nn.Module, stages: Sequence[ModelStage]) -> dict[str, Any]:
     """The state dict of the unsplit model: its keys and order, a tied weight under all its names.
 
     The values are references to the tensors of the stages, detached, as in
@@ -113,12 +150,14 @@ def merge(model: nn.Module, stages: Sequence[JobStage]) -> dict[str, Any]:
     return {name: _detached(value) for name, _, value in _held(model, stages)}
 
 
-def shard(model: nn.Module, stages: Sequence[JobStage], index: int) -> dict[str, Any]:
+def shard(model: nn.Module, stages: Sequence[ModelStage], index: int) -> dict[str, Any]:
     """The entries of `merge` that stage `index` holds; all shards together are the state dict."""
     return {name: _detached(value) for name, s, value in _held(model, stages) if s == index}
 
 
-def passing_buffers(model: nn.Module, stages: Sequence[JobStage], index: int) -> dict[str, Tensor]:
+def passing_buffers(
+    model: nn.Module, stages: Sequence[ModelStage], index: int
+) -> dict[str, Tensor]:
     """Buffers of stage `index` that a state dict does not have (``persistent=False``)."""
     kept = model.state_dict()
     own = {id(buffer) for buffer in stages[index].buffers()}
@@ -129,7 +168,7 @@ def passing_buffers(model: nn.Module, stages: Sequence[JobStage], index: int) ->
     }
 
 
-def restore_ties(model: nn.Module, stages: Sequence[JobStage]) -> None:
+def restore_ties(model: nn.Module, stages: Sequence[ModelStage]) -> None:
     """Put the shared parameter back to all its places; the stages must not be used after that."""
     shared = _originals(stages)
     for module in _all_modules([model, *(m for stage in stages for m in stage.modules)]):
@@ -145,13 +184,13 @@ def _put(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
         setattr(module, name, parameter)
 
 
-def _originals(stages: Sequence[JobStage]) -> dict[int, nn.Parameter]:
+def _originals(stages: Sequence[ModelStage]) -> dict[int, nn.Parameter]:
     """The owner's parameter by the identity of every copy."""
     own = [dict(stage.parameters) for stage in stages]
     return {id(b.parameter): own[b.owner][b.name] for stage in stages for b in stage.borrowed}
 
 
-def _held(model: nn.Module, stages: Sequence[JobStage]) -> Iterator[tuple[str, int, Any]]:
+def _held(model: nn.Module, stages: Sequence[ModelStage]) -> Iterator[tuple[str, int, Any]]:
     """Every entry of the state dict with the stage that holds it."""
     shared = _originals(stages)
     owner: dict[int, int] = {}

@@ -6,13 +6,15 @@ as they are, so that what they do inside need not be traceable.
 
 from __future__ import annotations
 
+import copy
 import dis
 import operator
 import random
 import sys
 import traceback
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -23,7 +25,7 @@ from optsched.arraypipe.model.traced_stage import Plan, Program, TracedStage
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from types import FrameType
 
 
@@ -135,6 +137,17 @@ class _Tracer(fx.Tracer):
                 self._come_by(k)
         return super().call_module(m, forward, args, kwargs)
 
+    def create_arg(self, a: Any) -> Any:
+        """Objects that hold values, as models return them, are made again in every forward."""
+        if isinstance(a, type):
+            return self.create_node("call_function", _constant(a), (), {})
+        if type(a) is dict or not (isinstance(a, dict) or is_dataclass(a)):
+            return super().create_arg(a)
+        value: Any = a  # taken apart as `copy.copy` does it, whatever its class
+        make, *rest = value.__reduce_ex__(4)
+        parts = tuple(list(part) if isinstance(part, Iterator) else part for part in rest)
+        return self.create_node("call_function", _making(make), (self.create_arg(parts),), {})
+
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         node = super().create_node(*args, **kwargs)
         node.meta["stage"] = self.stage
@@ -176,6 +189,34 @@ def _traced(tracer: _Tracer, shell: _Shell, title: str, what: str) -> fx.Graph:
             raise
         except Exception as error:
             raise InputError(f"stages: {what}: {error}{_place(error)}; {_WAY_OUT}") from error
+
+
+def _constant(value: Any) -> Callable[[], Any]:
+    """A function that returns a value which no graph can spell."""
+
+    def constant() -> Any:
+        return value
+
+    return constant
+
+
+def _making(make: Callable[..., Any]) -> Callable[[Any], Any]:
+    """A function that makes an object of what `__reduce_ex__` has of it beside `make`."""
+
+    def made(parts: tuple[Any, ...]) -> Any:
+        return copy.copy(_Parts((make, *parts)))
+
+    return made
+
+
+class _Parts:
+    """Copied, it is the object that these are parts of."""
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts = parts
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self.parts
 
 
 def _is_asserted(frame: FrameType) -> bool:

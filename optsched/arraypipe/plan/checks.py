@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from optsched.analysis.occupancy import held_bytes, jobs_that_fit
 from optsched.arraypipe.plan.types import KINDS, MARK, Block, Labels
 from optsched.errors import InputError
 from optsched.io.strict_json import format_json
@@ -15,7 +17,7 @@ from optsched.io.strict_json import format_json
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from optsched.model.schedule import Schedule
+    from optsched.model.schedule import IntArray, Schedule
 
 
 MOST_CYCLES: Final = 10_000  # largest offset: a run looks at so many cycles more
@@ -53,13 +55,8 @@ def identify(schedule: Schedule) -> Labels:
     return Labels(blocks, n_stages, tuple(microbatches), tuple(copies))
 
 
-def check_orders(
-    schedule: Schedule, blocks: tuple[Block, ...], exact: bool = True
-) -> tuple[tuple[int, ...], ...]:
-    """The sequences, after making sure that each device has its own operations, each once.
-
-    If `exact`, micro-batches have to ascend on every stage.
-    """
+def check_orders(schedule: Schedule, blocks: tuple[Block, ...]) -> tuple[tuple[int, ...], ...]:
+    """The sequences: each device has its own operations, each once; micro-batches ascend."""
     assert schedule.sequences is not None
     sequences = tuple(tuple(row) for row in schedule.sequences.to_lists())
     position: dict[int, int] = {}
@@ -77,8 +74,7 @@ def check_orders(
     for block in blocks:
         if block.device >= 0 and block.operation not in position:
             raise InputError(f"sequences[{block.device}]: {block} is missing")
-    if exact:
-        _check_microbatch_order(blocks, position)
+    _check_microbatch_order(blocks, position)
     return sequences
 
 
@@ -100,68 +96,33 @@ def check_together(together: Collection[int], labels: Labels) -> None:
             )
 
 
-def held_bytes(
-    schedule: Schedule, blocks: tuple[Block, ...], sequences: tuple[tuple[int, ...], ...]
-) -> list[list[int]]:
-    """Bytes kept on every device while each block of its order runs, in the steady state.
-
-    An operation with offset k has run k times less often than one with offset 0: that is what
-    crosses the start of the cycle.
-    """
-    acquire, free = schedule.acquire.tolist(), schedule.free.tolist()
-    levels = []
-    for row in sequences:
-        level = sum(blocks[i].offset * (free[i] - acquire[i]) for i in row)
-        during = []
-        for i in row:
-            level += acquire[i]
-            during.append(level)
-            level -= free[i]
-        levels.append(during)
-    return levels
-
-
 def check_memory(
     schedule: Schedule, blocks: tuple[Block, ...], sequences: tuple[tuple[int, ...], ...]
 ) -> None:
     """Held memory and workspace of every device over one cycle of the steady state."""
-    if not schedule.memory.any():
-        return
-    workspace = schedule.workspace.tolist()
-    change = (schedule.acquire - schedule.free).tolist()
-    held = held_bytes(schedule, blocks, sequences)
-    for device, row in enumerate(sequences):
-        name, capacity = schedule.resources[device]
-        if not capacity:
-            continue
-        if gain := sum(change[i] for i in row):
+    limits = [(d, memory) for d, (_, memory) in enumerate(schedule.resources) if memory]
+
+    def needed(device: int, jobs: float = math.inf) -> tuple[list[int], IntArray]:
+        """Operations of the first jobs on a device, and all that is held during each."""
+        row = [i for i in sequences[device] if blocks[i].job < jobs]
+        return row, held_bytes(schedule, row) + schedule.workspace[row]
+
+    def fits(jobs: int) -> bool:
+        return all(needed(d, jobs)[1].max(initial=0) <= memory for d, memory in limits)
+
+    for device, capacity in limits:
+        name = format_json(schedule.resources[device].name)
+        row, levels = needed(device)
+        if gain := int((schedule.acquire[row] - schedule.free[row]).sum()):
+            raise InputError(f"{name} gains {gain} bytes in every cycle (acquire - free)")
+        if (levels > capacity).any():
+            k = int(np.argmax(levels > capacity))
+            fit = jobs_that_fit(1 + max(block.job for block in blocks), fits)
+            alone = f"the first {fit} job{'s' * (fit > 1)} alone would fit"
             raise InputError(
-                f"{format_json(name)} gains {gain} bytes in every cycle (acquire - free)"
+                f"{name}: {blocks[row[k]]} needs {levels[k]} bytes in all, the device has "
+                f"{capacity}; {alone if fit else 'job 0 alone does not fit either'}"
             )
-        for i, level in zip(row, held[device], strict=True):
-            if level + workspace[i] > capacity:
-                raise InputError(
-                    f"{format_json(name)}: {blocks[i]} needs {level + workspace[i]} bytes in all, "
-                    f"the device has {capacity}; {_jobs_that_fit(schedule, blocks, sequences)}"
-                )
-
-
-def _jobs_that_fit(
-    schedule: Schedule, blocks: tuple[Block, ...], sequences: tuple[tuple[int, ...], ...]
-) -> str:
-    """How many of the first jobs fit everywhere in these orders, without the later ones."""
-    workspace = schedule.workspace.tolist()
-    for n_jobs in range(max(block.job for block in blocks), 0, -1):
-        rows = tuple(tuple(i for i in row if blocks[i].job < n_jobs) for row in sequences)
-        if all(
-            not memory or level + workspace[i] <= memory
-            for (_, memory), row, during in zip(
-                schedule.resources, rows, held_bytes(schedule, blocks, rows), strict=True
-            )
-            for i, level in zip(row, during, strict=True)
-        ):
-            return f"the first {n_jobs} job{'s' * (n_jobs > 1)} alone would fit"
-    return "job 0 alone does not fit either"
 
 
 def _block(
@@ -269,8 +230,8 @@ def _check_microbatch_order(blocks: tuple[Block, ...], position: dict[int, int])
             ):
                 raise InputError(
                     f"sequences[{b.device}]: {following} comes before {b}; micro-batches of a "
-                    f"stage must ascend, or the results differ from training alone; if they may "
-                    f"differ in rounding, say exact=False"
+                    f"stage must ascend, or the results differ from training alone; solve the "
+                    f'problem with microbatch_order="fixed"'
                 )
 
 

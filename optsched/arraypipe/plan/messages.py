@@ -64,15 +64,15 @@ def _messages(
     summed: bool,
 ) -> Iterator[Message]:
     at = {(b.kind, b.job, b.stage, b.microbatch, b.copy): b.operation for b in plan.blocks}
-    last, order = plan.n_stages - 1, plan.micro_order
+    last = plan.n_stages - 1
     for block in plan.blocks:
         kind, j, s, m, a = block[1:6]
         i = block.operation
-        ends = i in order.last_backwards
-        if i in order.first_forwards:
+        ends = i in plan.last_backwards
+        if i in plan.first_forwards:
             for lender, user in ties:
                 if lender == s:
-                    yield Message("weight", i, order.first_forward[j, user, a])
+                    yield Message("weight", i, at["F", j, user, 0, a])
         if kind == "F" and s < last:
             yield Message("activation", i, at["F", j, s + 1, m, a])
         if kind == "B":
@@ -80,10 +80,7 @@ def _messages(
                 yield Message("gradient", i, at["B", j, s - 1, m, a])
             for lender, user in ties if ends or not summed else ():
                 if user == s:
-                    taker = (
-                        order.last_backward[j, lender, a] if summed else at["B", j, lender, m, a]
-                    )
-                    yield Message("tied", i, taker)
+                    yield Message("tied", i, at["B", j, lender, m, a])
             if s == 0 and j in together and ends:
                 for other in range(1, plan.n_stages):
                     yield Message("factor", i, at["U", j, other, 0, a])

@@ -27,7 +27,6 @@ def random_schedule(
     recompute: Collection[int] = (),
     update: Collection[int] = (),
     together: Collection[int] = (),
-    exact: bool = True,
     seed: int = 0,
 ) -> Schedule:
     """One iteration of a job array in an order that is feasible and otherwise arbitrary.
@@ -44,8 +43,6 @@ def random_schedule(
         Jobs whose recompute and whose update are blocks of their own.
     together
         Of those with update blocks: jobs that update when the gradients of all stages are there.
-    exact
-        Micro-batches ascend on every stage; with False they come in any order.
     seed
         Of the random topological order.
 
@@ -66,7 +63,7 @@ def random_schedule(
             for s in reversed(range(n_stages)):
                 labels += [("R", job, s, m)] * (job in recompute) + [("B", job, s, m)]
         labels += [("U", job, s, 0) for s in range(n_stages)] * (job in update)
-    arcs = _arcs(labels, microbatches, together, exact)
+    arcs = _arcs(labels, microbatches, together)
     order = _topological(len(labels), arcs, random.Random(seed))
     sequences: list[list[int]] = [[] for _ in range(max(devices) + 1)]
     for i in order:
@@ -134,14 +131,13 @@ def _arcs(
     labels: Sequence[tuple[str, int, int, int]],
     microbatches: Sequence[int],
     together: Collection[int],
-    exact: bool,
 ) -> list[tuple[int, int]]:
     at = {label: i for i, label in enumerate(labels)}
     arcs: list[tuple[int, int]] = []
     for (kind, job, s, m), i in at.items():
         before: list[tuple[str, int, int, int]] = []
         if kind == "F":
-            before = [("F", job, s - 1, m)] + [("F", job, s, m - 1)] * exact
+            before = [("F", job, s - 1, m), ("F", job, s, m - 1)]
         elif kind == "R":
             before = [("F", job, s, m)]
         elif kind == "B":
@@ -149,13 +145,13 @@ def _arcs(
                 ("F", job, s, m),
                 ("R", job, s, m),
                 ("B", job, s + 1, m),
+                ("B", job, s, m - 1),
             ]
-            before += [("B", job, s, m - 1)] * exact
         elif kind == "U":
-            last = range(microbatches[job] - 1 if exact else 0, microbatches[job])
-            before = [("B", job, s, k) for k in last]
+            last = microbatches[job] - 1
+            before = [("B", job, s, last)]
             if job in together and s:
-                before += [("B", job, 0, k) for k in last]
+                before += [("B", job, 0, last)]
         arcs += [(at[label], i) for label in before if label in at]
     return arcs
 

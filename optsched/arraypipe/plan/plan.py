@@ -13,12 +13,11 @@ from optsched.arraypipe.plan.checks import (
     check_orders,
     check_together,
     counted_from_zero,
-    held_bytes,
     identify_all,
 )
 from optsched.arraypipe.plan.edits import blocks_only
 from optsched.arraypipe.plan.liveness import token_free_cycle
-from optsched.arraypipe.plan.types import Block, Labels, MicroOrder, micro_order
+from optsched.arraypipe.plan.types import Block, Labels
 from optsched.errors import CyclicOrder, InputError
 from optsched.model.schedule import Schedule
 
@@ -53,7 +52,7 @@ class ExecutionPlan:
         Operations per device in their binding order.
     n_stages, microbatches, copies
         Stages of every job; micro-batches and iterations a cycle per job.
-    barrier, together, exact
+    barrier, together
         As given to `compile`.
     """
 
@@ -65,18 +64,22 @@ class ExecutionPlan:
     copies: tuple[int, ...]
     barrier: bool
     together: frozenset[int] = frozenset()
-    exact: bool = True
 
     @cached_property
     def arcs(self) -> tuple[RecurrentArc, ...]:
         """Everything an instance waits for, the device orders apart."""
         labels = Labels(self.blocks, self.n_stages, self.microbatches, self.copies)
-        return _arcs(self.schedule, labels, self.micro_order, self.barrier, self.together)
+        return _arcs(self.schedule, labels, self.barrier, self.together)
 
     @cached_property
-    def micro_order(self) -> MicroOrder:
-        """Order of the micro-batches on every stage: what begins and what ends an iteration."""
-        return micro_order(self.blocks, self.sequences)
+    def first_forwards(self) -> frozenset[int]:
+        """Forwards that begin an iteration of a job on a stage."""
+        return frozenset(b.operation for b in self.blocks if b.kind == "F" and not b.microbatch)
+
+    @cached_property
+    def last_backwards(self) -> frozenset[int]:
+        """Backwards that end one."""
+        return frozenset(b.operation for b in self.blocks if _ends(b, self.microbatches))
 
     @property
     def n_jobs(self) -> int:
@@ -109,16 +112,6 @@ class ExecutionPlan:
         return max((b.offset for b in self.blocks), default=0)
 
     @cached_property
-    def held(self) -> tuple[int, ...]:
-        """Most bytes that the blocks of a device keep at once in the steady state, per device.
-
-        The peak of a prefix sum over one cycle that begins with what crosses its start; workspaces
-        are not in it. Where a device gains bytes with every cycle, it is that of the first.
-        """
-        levels = held_bytes(self.schedule, self.blocks, self.sequences)
-        return tuple(max(level, default=0) for level in levels)
-
-    @cached_property
     def waits(self) -> tuple[tuple[RecurrentArc, ...], ...]:
         """Arcs by head."""
         rows: list[list[RecurrentArc]] = [[] for _ in self.blocks]
@@ -149,7 +142,6 @@ def compile(
     *,
     barrier: bool = False,
     together: Collection[int] = (),
-    exact: bool = True,
 ) -> ExecutionPlan:
     """Turn a schedule document into a plan, or say in one sentence why it cannot be run.
 
@@ -168,23 +160,18 @@ def compile(
     together
         Jobs whose updates wait for the last gradient of all stages, as gradient clipping and
         schedulers that need a metric do; they need update blocks.
-    exact
-        Refuse orders in which the micro-batches of a stage do not ascend. With False they may come
-        in any order, as in a GPipe backward from the last to the first: sums are rounded otherwise
-        than in training alone, and statistics of normalisation layers are those of that order.
 
     Raises
     ------
     InputError
         A block is missing, doubled or foreign, holds no or several resources, is of another kind;
-        a job has one stage on two devices or (if `exact`) micro-batches out of order; memory is
-        exceeded; a job of `together` has no update blocks.
+        a job has one stage on two devices, or micro-batches out of order (sums of gradients depend
+        on it); memory is exceeded; a job of `together` has no update blocks.
     CyclicOrder
         Orders and dependencies contradict each other; the message has the blocks on the cycle.
     """
-    for name, flag in (("barrier", barrier), ("exact", exact)):
-        if not isinstance(flag, bool):
-            raise InputError(f"{name}: expected True or False, got {flag!r}")
+    if not isinstance(barrier, bool):
+        raise InputError(f"barrier: expected True or False, got {barrier!r}")
     if not isinstance(schedule, Schedule):
         raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
     if schedule.sequences is None:
@@ -192,7 +179,7 @@ def compile(
     schedule = counted_from_zero(blocks_only(schedule))
     labels = identify_all(schedule)
     check_together(together, labels)
-    sequences = check_orders(schedule, labels.blocks, exact)
+    sequences = check_orders(schedule, labels.blocks)
     plan = ExecutionPlan(
         schedule=schedule,
         blocks=labels.blocks,
@@ -202,7 +189,6 @@ def compile(
         copies=labels.copies,
         barrier=barrier,
         together=frozenset(together),
-        exact=exact,
     )
     table = np.array(plan.arcs, np.int64).reshape(-1, 4)[:, :3]
     cycle = token_free_cycle(len(plan.blocks), table, _lines(plan))
@@ -245,7 +231,6 @@ def _lines(plan: ExecutionPlan) -> list[list[int]]:
 def _arcs(
     schedule: Schedule,
     labels: Labels,
-    order: MicroOrder,
     barrier: bool,
     together: Collection[int],
 ) -> tuple[RecurrentArc, ...]:
@@ -254,11 +239,11 @@ def _arcs(
     for tail, head, lag, distance in zip(*(c.tolist() for c in schedule.arcs), strict=True):
         key = (tail, head, distance)
         lags[key] = max(lag, lags.get(key, lag))
-    for key in _training_arcs(labels.blocks, labels.copies, order):
+    for key in _training_arcs(labels):
         lags.setdefault(key, 0)  # a dependency that the document leaves out still holds
-    for key in _barrier_arcs(labels, order) if barrier else ():
+    for key in _barrier_arcs(labels) if barrier else ():
         lags.setdefault(key, 0)
-    for key in _gathering_arcs(labels, order, together) if together else ():
+    for key in _gathering_arcs(labels, together) if together else ():
         lags.setdefault(key, 0)
     offset = [block.offset for block in labels.blocks]
     return tuple(
@@ -267,10 +252,14 @@ def _arcs(
     )
 
 
-def _training_arcs(
-    blocks: tuple[Block, ...], copies: tuple[int, ...], order: MicroOrder
-) -> Iterator[tuple[int, int, int]]:
+def _ends(block: Block, microbatches: tuple[int, ...]) -> bool:
+    """Whether it is the last backward of an iteration on its stage."""
+    return block.kind == "B" and block.microbatch == microbatches[block.job] - 1
+
+
+def _training_arcs(labels: Labels) -> Iterator[tuple[int, int, int]]:
     """Arcs (tail, head, distance in cycles) without which training would not be right."""
+    blocks, copies = labels.blocks, labels.copies
     at = {
         (b.kind, b.job, b.stage, b.microbatch if b.kind != "U" else 0, b.copy): b.operation
         for b in blocks
@@ -286,37 +275,40 @@ def _training_arcs(
             yield i, at["B", j, s, m, a], 0
         if kind == "B" and s > 0:
             yield i, at["B", j, s - 1, m, a], 0
-        if i in order.following:
-            yield i, order.following[i], 0
-        ends = i in order.last_backwards
+        if kind in ("F", "B") and (kind, j, s, m + 1, a) in at:
+            yield i, at[kind, j, s, m + 1, a], 0
+        ends = _ends(block, labels.microbatches)
         if ends and ("U", j, s, 0, a) in at:
             yield i, at["U", j, s, 0, a], 0
         if kind == "U" or (ends and ("U", j, s, 0, a) not in at):
             following = (a + 1) % copies[j]
-            yield i, order.first_forward[j, s, following], int(following == 0)
+            yield i, at["F", j, s, 0, following], int(following == 0)
 
 
-def _barrier_arcs(labels: Labels, order: MicroOrder) -> Iterator[tuple[int, int, int]]:
+def _barrier_arcs(labels: Labels) -> Iterator[tuple[int, int, int]]:
     """From what every job does last in a cycle to what every job does first in the next one."""
     updated = {b.job for b in labels.blocks if b.kind == "U"}
     first = [
         b.operation
         for b in labels.blocks
-        if b.stage == b.copy == 0 and b.operation in order.first_forwards
+        if b.kind == "F" and b.stage == b.copy == b.microbatch == 0
     ]
     for b in labels.blocks:
         if b.copy + 1 < labels.copies[b.job]:
             continue
         # without update blocks all other stages are over before the last B of stage 0
-        last = b.stage == 0 and b.operation in order.last_backwards
+        last = b.stage == 0 and _ends(b, labels.microbatches)
         if b.kind == "U" if b.job in updated else last:
             yield from ((b.operation, i, 1) for i in first)
 
 
-def _gathering_arcs(
-    labels: Labels, order: MicroOrder, together: Collection[int]
-) -> Iterator[tuple[int, int, int]]:
+def _gathering_arcs(labels: Labels, together: Collection[int]) -> Iterator[tuple[int, int, int]]:
     """From the last gradient of a job, that of stage 0, to its updates on all stages."""
+    last = {
+        (b.job, b.copy): b.operation
+        for b in labels.blocks
+        if b.stage == 0 and _ends(b, labels.microbatches)
+    }
     for b in labels.blocks:
         if b.kind == "U" and b.job in together:
-            yield order.last_backward[b.job, 0, b.copy], b.operation, 0
+            yield last[b.job, b.copy], b.operation, 0

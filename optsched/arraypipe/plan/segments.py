@@ -14,7 +14,7 @@ from optsched.arraypipe.plan.types import Instance, Transfer
 from optsched.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.types import Routes
@@ -62,8 +62,7 @@ class Segment:
         """Per operation whether it is the update of its stage, or a B that ends with it."""
         plan = self.plan
         return tuple(
-            b.kind == "U"
-            or (b.operation in plan.micro_order.last_backwards and b.job not in plan.updated)
+            b.kind == "U" or (b.operation in plan.last_backwards and b.job not in plan.updated)
             for b in plan.blocks
         )
 
@@ -132,6 +131,24 @@ def places(plan: ExecutionPlan, seat: int) -> tuple[int, ...]:
         if block.kind == "F" and block.job == seat:
             row[block.stage] = block.device
     return tuple(row)
+
+
+def moved(now: Segment, then: Segment, live: Collection[int], titles: Sequence[str]) -> str:
+    """Why jobs that are trained cannot go on with another plan: they stay on their devices."""
+    if len(then.plan.devices) != len(now.plan.devices):
+        return (
+            f"the new plan has {len(then.plan.devices)} devices, the one that runs has "
+            f"{len(now.plan.devices)}"
+        )
+    homes = {job: places(now.plan, seat) for seat, job in enumerate(now.seats)}
+    for seat in live:
+        job, wanted = then.seats[seat], places(then.plan, seat)
+        if homes.get(job, wanted) != wanted:
+            return (
+                f"the new plan has the stages of job {titles[job]} on devices {wanted}; they are "
+                f"on {homes[job]} and cannot move while it is trained"
+            )
+    return ""
 
 
 class Walk:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 KINDS: Final = {"F": "forward", "B": "backward", "R": "recompute", "U": "update"}
 
@@ -44,6 +40,9 @@ class Labels(NamedTuple):
 
 
 MESSAGES: Final = ("activation", "gradient", "tied", "weight", "factor")
+STOP: Final = 1  # flags of a message: its job ends with this iteration,
+FAILED: Final = 2  # it has failed,
+TOMBSTONE: Final = 4  # and nothing is carried
 
 
 class Message(NamedTuple):
@@ -96,51 +95,6 @@ class Routes:
     summed: bool = False
 
 
-Place = tuple[int, int, int]
-"""Job, stage, copy."""
-
-
-class MicroOrder(NamedTuple):
-    """What follows from the orders of the devices; ascending micro-batches are a special case.
-
-    Parameters
-    ----------
-    following
-        Of a forward or backward block, the next one of its kind, job, stage and copy.
-    first_forward, last_backward
-        The operation that begins an iteration of a job on a stage, and the backward that ends it.
-    first_forwards, last_backwards
-        The same operations as sets.
-    """
-
-    following: dict[int, int]
-    first_forward: dict[Place, int]
-    last_backward: dict[Place, int]
-    first_forwards: frozenset[int]
-    last_backwards: frozenset[int]
-
-
-def micro_order(blocks: Sequence[Block], sequences: Sequence[Sequence[int]]) -> MicroOrder:
-    """Read the orders; within one iteration what has the smaller offset runs earlier."""
-    groups: dict[tuple[str, int, int, int], list[int]] = {}
-    for row in sequences:
-        for i in row:
-            b = blocks[i]
-            if b.kind in ("F", "B"):
-                groups.setdefault((b.kind, b.job, b.stage, b.copy), []).append(i)
-    following: dict[int, int] = {}
-    first: dict[Place, int] = {}
-    last: dict[Place, int] = {}
-    for (kind, job, stage, copy), group in groups.items():
-        group.sort(key=lambda i: blocks[i].offset)  # stable: the order of the device within a cycle
-        following.update(pairwise(group))
-        if kind == "F":
-            first[job, stage, copy] = group[0]
-        else:
-            last[job, stage, copy] = group[-1]
-    return MicroOrder(following, first, last, frozenset(first.values()), frozenset(last.values()))
-
-
 class Instance(NamedTuple):
     """One execution of an operation: in which cycle, and which iteration of its job it is."""
 
@@ -166,23 +120,7 @@ class Record(NamedTuple):
     iteration: int
     start: int
     end: int
-
-
-class Moved(NamedTuple):
-    """A message that went from one device to another; `cycle` is that of the block that took it.
-
-    Times are in nanoseconds of the records' clock; a `start` before the message was there, such as
-    that of a receive posted early, is moved to where it was. `asked` is when the block that took it
-    began to wait for it, so that an `end` behind it was seen when it came; None if nothing waits on
-    a host.
-    """
-
-    segment: int
-    message: int  # its index in the segment's routes
-    cycle: int
-    start: int
-    end: int
-    asked: int | None = None
+    waited: int = 0  # for messages, before the start
 
 
 class Copied(NamedTuple):

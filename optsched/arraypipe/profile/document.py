@@ -36,12 +36,17 @@ Update: TypeAlias = Literal["fused", "block", "global"]
 
 
 class DeviceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Where and when it was measured; `memory_bytes` 0 = not known."""
+    """Where and when it was measured; `memory_bytes` 0 = not known.
+
+    `block_overhead_ns` is what the executor adds to every block, messages included; 0 on a GPU,
+    where the host is ahead of the device.
+    """
 
     name: Text
     kind: Literal["cpu", "cuda"]
     memory_bytes: Count = 0
     threads: Positive
+    block_overhead_ns: Count = 0
     torch: Text
     date: Text
     optsched: Text

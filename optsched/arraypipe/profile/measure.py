@@ -35,6 +35,7 @@ from optsched.arraypipe.profile.document import (
     SavedEntry,
     StageEntry,
 )
+from optsched.arraypipe.profile.overhead import block_overhead
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import on_gpu
@@ -49,8 +50,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.arraypipe.job import BuildModel, Data, Job, JobStage, Loss, Tensors
+    from optsched.arraypipe.job import BuildModel, Data, Job, Loss, Tensors
     from optsched.arraypipe.model.checks import Shapes
+    from optsched.arraypipe.runtime.state import JobStage
 
 
 T = TypeVar("T")
@@ -291,7 +293,6 @@ def measure(
     sizes: Sequence[int] | None = None,
     repeats: int = LEAST_REPEATS,
     devices: Sequence[torch.device | str] | None = None,
-    exact: bool = True,
 ) -> Profile:
     """Measure forward, backward, recompute and update of every stage, and the bytes they keep.
 
@@ -311,8 +312,6 @@ def measure(
         quarter of its median there are more, up to 50 and for up to 10 seconds.
     devices
         Blocks are measured on the first; the link is the one between the first two.
-    exact
-        As `ArrayTrainer` has it.
 
     Raises
     ------
@@ -321,13 +320,13 @@ def measure(
     """
     _check(sizes, repeats)
     where = [torch.device(device) for device in devices or ("cpu",)]
-    bench = _Bench(build_model, list(jobs), list(titles), names, loss, data, where[0], exact)
+    bench = _Bench(build_model, list(jobs), list(titles), names, loss, data, where[0])
     with torch.cuda.device(where[0]) if on_gpu(where[0]) else nullcontext():
         bench.set_up(None if sizes is None else sorted(set(sizes)))
         bench.weigh()
         bench.repeat(repeats)
     profile = Profile(
-        device=_device(where[0]),
+        device=_device(where[0], len(names)),
         stages=bench.stage_entries(),
         jobs=bench.job_entries(),
         blocks=tuple(bench.block_entries()),
@@ -358,9 +357,7 @@ class _Bench:
         loss: Loss,
         data: Data,
         device: torch.device,
-        exact: bool,
     ) -> None:
-        self.exact = exact
         self.build_model, self.jobs, self.titles, self.names = build_model, jobs, titles, names
         self.loss, self.data, self.device = loss, data, device
         self.clock = Clock(device)
@@ -469,9 +466,7 @@ class _Bench:
         self.shapes = shapes if j == 0 else self.shapes
         check_sibling(shapes, self.titles[j], self.shapes, self.titles[0])
         where = [self.device] * len(self.names)
-        return fresh_stages(
-            model, self.names, self.jobs[j], j, self.titles[j], where, exact=self.exact
-        )
+        return fresh_stages(model, self.names, self.jobs[j], j, self.titles[j], where)
 
     def _add_chains(
         self, precision: str, stages: list[JobStage], sizes: Sequence[int] | None
@@ -566,7 +561,7 @@ def _cases(parts: Iterable[Chain | Updater]) -> Iterable[Case]:
     return (case for part in parts for case in part.cases.values())
 
 
-def _device(device: torch.device) -> DeviceEntry:
+def _device(device: torch.device, n_stages: int) -> DeviceEntry:
     cuda = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if cuda else None
     return DeviceEntry(
@@ -574,6 +569,7 @@ def _device(device: torch.device) -> DeviceEntry:
         kind="cuda" if cuda else "cpu",
         memory_bytes=properties.total_memory if properties is not None else 0,
         threads=torch.get_num_threads(),
+        block_overhead_ns=0 if cuda else block_overhead(n_stages),
         torch=str(torch.__version__),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         optsched=__version__,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import numpy as np
 
+from optsched.analysis.occupancy import jobs_that_fit
+from optsched.arraypipe.memory.budget import standing
 from optsched.arraypipe.profile.document import ProfiledJob
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
@@ -102,9 +104,15 @@ def job_array(
     devices = flat(placed)
     _no_gaps(devices, options)
     _say_extrapolated(profile, picked)
+    # what is no block of its own is part of a backward block
+    inside = {"update": mode == "fused", "recompute": not options.get("recompute_as_block")}
     times = {
         field: [
-            [profile.duration_of(kind, s, job.batch, job).median_ns for s in _stages(profile)]
+            [
+                profile.duration_of(kind, s, job.batch, job).median_ns
+                + (0 if inside.get(field) else profile.device.block_overhead_ns)
+                for s in _stages(profile)
+            ]
             for job in picked
         ]
         for field, kind in _KINDS.items()
@@ -306,22 +314,21 @@ def _left(
     there = _bytes_there(profile, memory, count)
     # with one micro-batch and a fused update a gradient lives in its own block only
     alone = update_mode == "fused" and all(job.microbatches == 1 for job in jobs)
-    gradients = 1 if alone else len(jobs)
-    left = list(there)
-    for d in range(count):
-        on = [s for s in _stages(profile) if devices[s] == d]
-        each = max(sum(row[s] for s in on) for row in states)
-        state = sum(row[s] for row in states for s in on)
-        gradient = sum(profile.stages[s].gradients_bytes for s in on)
-        left[d] -= state + gradients * gradient
-        if left[d] <= 0:  # 0 would read as unlimited
-            spare = there[d] - gradient * alone
-            fit = max(0, spare // max(1, each + gradient * (not alone)))
-            raise InputError(
-                f"memory: device {d} has {there[d]} bytes, the states of {len(jobs)} jobs and "
-                f"their gradients take {there[d] - left[d]} there; at most {fit} jobs would fit"
-            )
-    return left
+    on = np.eye(count, dtype=np.int64)[list(devices)]  # by stage and device
+    held = np.array(states, np.int64) @ on
+    gradients = np.array([[stage.gradients_bytes for stage in profile.stages]] * len(jobs)) @ on
+    left = np.array(there, np.int64) - standing(held, gradients, alone)
+    if left.min() <= 0:  # 0 would read as unlimited
+        d = int(left.argmin())
+        fit = jobs_that_fit(
+            len(jobs), lambda n: standing(held[:n], gradients[:n], alone)[d] < there[d]
+        )
+        raise InputError(
+            f"memory: device {d} has {there[d]} bytes, the states of {len(jobs)} jobs and their "
+            f"gradients take {there[d] - left[d]} there; at most {fit} jobs would fit"
+        )
+    found: list[int] = left.tolist()
+    return found
 
 
 def _bytes_there(profile: Profile, memory: str | int | Sequence[int], count: int) -> Sequence[int]:

@@ -35,6 +35,8 @@ def table(profile: Profile) -> str:
         ),
         str(profile.fit_error),
     ]
+    if device.block_overhead_ns:
+        lines.append(f"every block costs {_time(device.block_overhead_ns)} beside its computation")
     if noisy := len(profile.noisy()):
         lines.append(f"! {noisy} of {len(profile.blocks)} cases scatter by more than {NOISY:.0%}")
     if bound := sum(block.launch_bound for block in profile.blocks):

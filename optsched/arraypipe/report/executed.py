@@ -1,22 +1,23 @@
-"""The records of a run as arrays: labels, durations of the plan, what had to wait for what."""
+"""The records of a run as arrays: labels, what waited for what, and the virtual clock."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from optsched.errors import InternalError
 from optsched.model.schedule import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.segments import Course, Segment
-    from optsched.arraypipe.plan.types import Record
+    from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.plan.types import Copied, Record
     from optsched.model.schedule import IntArray
 
 
@@ -34,44 +35,50 @@ class Waits(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
+class RunLog:
+    """What a run leaves of its blocks; nothing is worked out before it is asked for."""
+
+    name: str
+    segments: Sequence[Segment]  # empty ones where nothing is remembered
+    records: Sequence[Record]  # those of one device in its own order, of all in any
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    copies: Sequence[Copied] = ()  # of states
+    exposed: Sequence[int] | None = None  # per record: nanoseconds it waited for copies
+    parallel: bool = False  # devices ran by themselves; taken for granted if blocks overlap
+    uncertainty: int = 0  # how far the clocks of two devices may be apart, in nanoseconds
+    left_out: int = 0  # blocks that were run before and have no record
+
+    @cached_property
+    def executed(self) -> Executed:
+        """The records with their labels."""
+        return executed(self.segments, self.records)
+
+
+@dataclass(frozen=True, eq=False)
 class Executed:
-    """Every block that was run, one value a record; made by `executed`.
+    """Every block that was run, one value a record; times are in nanoseconds."""
 
-    Those of one device are in the order in which it ran them; times are in nanoseconds.
-
-    Parameters
-    ----------
-    devices
-        Names of the devices.
-    segment, operation, cycle, iteration, start, end
-        As in the records.
-    device, kind, job, stage, microbatch
-        Labels; jobs are those of the trainer.
-    planned, setup_in, setup_out
-        Duration and setups of the plan.
-    family
-        Blocks of one family need no setup between them.
-    waits
-        Arcs of the plans, and from a job's last update in one segment to its first forward in the
-        next.
-    """
-
-    devices: tuple[str, ...]
+    devices: tuple[str, ...]  # their names
+    # as in the records
     segment: IntArray
     operation: IntArray
     cycle: IntArray
     iteration: IntArray
     start: IntArray
     end: IntArray
+    waited: IntArray
+    # labels; jobs are those of the trainer
     device: IntArray
     kind: npt.NDArray[np.str_]
     job: IntArray
     stage: IntArray
     microbatch: IntArray
+    # durations and setups of the plan; blocks of one family need no setup between them
     planned: IntArray
     setup_in: IntArray
     setup_out: IntArray
     family: IntArray
+    # arcs of the plans, and from a job's last update in one segment to its first forward after it
     waits: Waits
 
     def __len__(self) -> int:
@@ -100,36 +107,69 @@ class Executed:
         """Whether no two blocks ran at the same time, in the order of the records."""
         return bool((self.start[1:] >= self.end[:-1]).all())
 
-    def setup(self, before: IntArray, after: IntArray) -> IntArray:
-        """Setups of the plan between neighbours."""
-        needed = self.family[before] != self.family[after]
-        return np.where(needed, self.setup_out[before] + self.setup_in[after], 0)
+    @cached_property
+    def replayed(self) -> IntArray:
+        """Starts on a virtual clock, with the measured durations."""
+        return virtual_starts(self, self.duration)
 
 
-def executed(course: Course, records: Sequence[Record]) -> Executed:
+def virtual_starts(run: Executed, duration: IntArray) -> IntArray:
+    """Earliest starts of all records if their blocks take so long, in nanoseconds.
+
+    Longest paths over the arcs of the plans, with their lags, and over the orders of the devices,
+    with their setups.
+    """
+    before, after = run.neighbours
+    needed = run.family[before] != run.family[after]
+    setup = np.where(needed, run.setup_out[before] + run.setup_in[after], 0)
+    tail = np.concatenate((run.waits.tail, before))
+    head = np.concatenate((run.waits.head, after))
+    lag = np.maximum(run.waits.lag, -duration[run.waits.tail])
+    weight = np.concatenate((lag, setup)) + duration[tail]
+    by_tail = np.argsort(tail, kind="stable")
+    heads, weights = head[by_tail].tolist(), weight[by_tail].tolist()
+    bounds = np.searchsorted(tail[by_tail], np.arange(len(run) + 1)).tolist()
+    waiting = np.bincount(head, minlength=len(run)).tolist()
+    start = [0] * len(run)
+    order = [k for k, n in enumerate(waiting) if not n]
+    for k in order:  # grows while it is walked: Kahn's algorithm
+        here = start[k]
+        for e in range(bounds[k], bounds[k + 1]):
+            j = heads[e]
+            if here + weights[e] > start[j]:
+                start[j] = here + weights[e]
+            waiting[j] -= 1
+            if not waiting[j]:
+                order.append(j)
+    if len(order) < len(start):
+        raise InternalError("blocks that were run are said to wait for each other")
+    return np.array(start, np.int64)
+
+
+def executed(segments: Sequence[Segment], records: Sequence[Record]) -> Executed:
     """Label the records of a run; those of one device are in its own order, of all in any."""
-    table = np.array(records, np.int64).reshape(-1, 6)
-    segment, operation, cycle, iteration, start, end = table.T
+    table = np.array(records, np.int64).reshape(-1, 7)
+    segment, operation, cycle, iteration, start, end, waited = table.T
     tables: dict[int, _Table] = {}
     columns = np.zeros((len(_COLUMNS), len(table)), np.int64)
     kind = np.zeros(len(table), "<U1")
     pieces = []
-    for k, rows in enumerate(grouped(segment, len(course.segments)).to_lists()):
-        part, own = course.segments[k], np.array(rows, np.int64)
-        known = tables.get(id(part.plan)) or _Table(part.plan)
-        tables[id(part.plan)] = known
+    for k, rows in enumerate(grouped(segment, len(segments)).to_lists()):
+        part, own = segments[k], np.array(rows, np.int64)
+        known = tables.get(id(part.plan)) or tables.setdefault(id(part.plan), _Table(part))
         columns[:, own] = known.labels[:, operation[own]]
         kind[own] = known.kind[operation[own]]
-        pieces += known.waits(own, operation[own], cycle[own])
+        pieces.append(known.waits(own, operation[own], cycle[own]))
         _seat(part, columns, own)
     named = dict(zip(_COLUMNS, columns, strict=True))
     ends, begins = named.pop("ends") == 1, named.pop("begins") == 1
     pieces.append(_between_segments(segment, named["job"], named["stage"], iteration, ends, begins))
     waits = Waits(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
-    devices = max((part.plan.devices for part in course.segments), key=len)
+    devices = max((part.plan.devices for part in segments), key=len)
     return Executed(
-        devices, segment, operation, cycle, iteration, start, end, kind=kind, waits=waits, **named
-    )
+        devices, segment, operation, cycle, iteration, start, end, waited,
+        kind=kind, waits=waits, **named,
+    )  # fmt: skip
 
 
 def grouped(key: IntArray, n: int) -> Rows:
@@ -153,10 +193,9 @@ _COLUMNS: Final = (
 class _Table:
     """What records of one plan look up by operation."""
 
-    def __init__(self, plan: ExecutionPlan) -> None:
-        self.plan = plan
-        given, scale = plan.schedule, unit(plan)
-        blocks = plan.blocks
+    def __init__(self, part: Segment) -> None:
+        plan = part.plan
+        given, scale, blocks = plan.schedule, unit(plan), plan.blocks
         self.kind = np.array([b.kind[:1] for b in blocks], "<U1")
         self.labels = np.array(
             [
@@ -168,27 +207,23 @@ class _Table:
                 given.setup_in * scale,
                 given.setup_out * scale,
                 given.family,
-                [_ends_iteration(plan, b.operation) for b in blocks],
-                [b.operation in plan.micro_order.first_forwards for b in blocks],
+                part.updates,
+                [b.operation in plan.first_forwards for b in blocks],
             ],
             np.int64,
         )
         arcs = np.array(plan.arcs, np.int64).reshape(-1, 4)
-        barrier = self._of_barrier(arcs)
-        self.barrier = arcs[barrier]
-        arcs = arcs[~barrier]
         arcs = arcs[np.argsort(arcs[:, 1], kind="stable")]
         self.arcs, self.lag = arcs, arcs[:, 3] * scale
         self.indptr = np.zeros(len(blocks) + 1, np.int64)
         np.cumsum(np.bincount(arcs[:, 1], minlength=len(blocks)), out=self.indptr[1:])
 
-    def waits(self, own: IntArray, operation: IntArray, cycle: IntArray) -> list[Waits]:
+    def waits(self, own: IntArray, operation: IntArray, cycle: IntArray) -> Waits:
         """Arcs between the records `own` of one segment, which are these instances."""
         if not len(own):
-            return []
-        base = int(cycle.min())  # large if the beginning has been left out
-        cycle = cycle - base
-        place = np.full((len(self.plan.blocks), int(cycle.max()) + 1), -1)
+            return Waits(own, own, own)
+        cycle = cycle - cycle.min()  # which is large if the beginning has been left out
+        place = np.full((len(self.indptr) - 1, int(cycle.max()) + 1), -1)
         place[operation, cycle] = own
         counts = self.indptr[operation + 1] - self.indptr[operation]
         row = np.repeat(np.arange(len(own)), counts)
@@ -197,51 +232,7 @@ class _Table:
         before = cycle[row] - self.arcs[arc, 2]
         tail = place[self.arcs[arc, 0], before.clip(0, place.shape[1] - 1)]
         there = (tail >= 0) & (before >= 0) & (before < place.shape[1])
-        found = [Waits(tail[there], own[row[there]], self.lag[arc[there]])]
-        if len(self.barrier):
-            found += self._barriers(place, base)
-        return found
-
-    def _of_barrier(self, arcs: IntArray) -> Flags:
-        """Which arcs are there only because all jobs wait for each other after a cycle."""
-        if not self.plan.barrier:
-            return np.zeros(len(arcs), np.bool_)
-        job, begins = self.labels[_COLUMNS.index("job")], self.labels[_COLUMNS.index("begins")]
-        tail, head, tokens, lag = arcs.T
-        offset = np.array([b.offset for b in self.plan.blocks])
-        following = tokens == 1 + offset[head] - offset[tail]
-        found: Flags = (job[tail] != job[head]) & (begins[head] == 1) & following & (lag == 0)
-        return found
-
-    def _barriers(self, place: IntArray, base: int) -> list[Waits]:
-        """Those arcs, cycle by cycle: the device orders imply all but one a pair of devices."""
-        tails, heads = np.unique(self.barrier[:, 0]), np.unique(self.barrier[:, 1])
-        offset = np.array([b.offset for b in self.plan.blocks])
-        found = []
-        for c in range(-min(base, int(offset.max(initial=0))), place.shape[1]):
-            last = self._outermost(place, tails, c - 1 + offset[tails], -1)
-            first = self._outermost(place, heads, c + offset[heads], 0)
-            pairs = np.array([(i, j) for i in last for j in first], np.int64).reshape(-1, 2)
-            found.append(Waits(pairs[:, 0], pairs[:, 1], np.zeros(len(pairs), np.int64)))
-        return found
-
-    def _outermost(
-        self, place: IntArray, operations: IntArray, cycles: IntArray, which: int
-    ) -> list[int]:
-        """The first (0) or last (-1) record of these instances on every device."""
-        inside = (cycles >= 0) & (cycles < place.shape[1])
-        rows = place[operations[inside], cycles[inside]]
-        device = self.labels[0][operations[inside]][rows >= 0]
-        rows = rows[rows >= 0]
-        return [int(np.sort(rows[device == d])[which]) for d in np.unique(device)]
-
-
-def _ends_iteration(plan: ExecutionPlan, operation: int) -> bool:
-    """Whether it updates its stage."""
-    block = plan.blocks[operation]
-    if block.kind != "B" or block.job in plan.updated:
-        return block.kind == "U"
-    return operation in plan.micro_order.last_backwards
+        return Waits(tail[there], own[row[there]], self.lag[arc[there]])
 
 
 def _seat(part: Segment, columns: IntArray, own: IntArray) -> None:

@@ -1,14 +1,14 @@
-"""A plan in words: what it promises, what every device runs, what they send each other, bytes."""
+"""A plan in words: what it promises, what every device runs, what they send each other."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.messages import routes
 from optsched.arraypipe.report.executed import unit
 from optsched.arraypipe.report.report import duration
-from optsched.errors import InputError
 from optsched.io.text import bytes_text, plain
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.model.schedule import Arcs
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.types import Channel, Routes
-    from optsched.arraypipe.profile.document import Profile
+    from optsched.arraypipe.plan.types import Routes
     from optsched.model.schedule import Schedule
 
 
@@ -87,7 +86,7 @@ def headline(plan: ExecutionPlan) -> str:
     )
 
 
-def explain(plan: ExecutionPlan, *, window: int = 2, profile: Profile | None = None) -> str:
+def explain(plan: ExecutionPlan, *, window: int = 2) -> str:
     """Everything that is known of a plan before it runs.
 
     Parameters
@@ -96,31 +95,12 @@ def explain(plan: ExecutionPlan, *, window: int = 2, profile: Profile | None = N
         Compiled, hence complete and free of deadlock.
     window
         Messages that a receiver posts ahead, per channel.
-    profile
-        Bytes of states and messages, which the plan does not have.
-
-    Raises
-    ------
-    InputError
-        The profile has other jobs or stages than the plan.
     """
-    if profile is not None:
-        _check_profile(plan, profile)
     told = routes(plan, (), plan.together)
     prediction = predict(plan)
     lines = [headline(plan), "", *_period(plan, prediction), ""]
     lines += [line for d in range(len(plan.devices)) for line in _device(plan, prediction, d)]
-    lines += ["", *_channels(plan, told, window)]
-    lines += ["", *_bytes(plan, told, window, profile)]
-    return "\n".join(lines)
-
-
-def _check_profile(plan: ExecutionPlan, profile: Profile) -> None:
-    if len(profile.jobs) != plan.n_jobs or profile.n_stages != plan.n_stages:
-        raise InputError(
-            f"profile: has {len(profile.jobs)} jobs in {profile.n_stages} stages, the schedule "
-            f"{plan.n_jobs} in {plan.n_stages}"
-        )
+    return "\n".join([*lines, "", *_channels(plan, told, window)])
 
 
 def _period(plan: ExecutionPlan, prediction: Prediction) -> Iterator[str]:
@@ -148,6 +128,12 @@ def _device(plan: ExecutionPlan, prediction: Prediction, device: int) -> Iterato
         f"{_name(plan, device)}: {on}, {_many(len(row), 'block')} a cycle, load "
         f"{duration(prediction.load[device] * unit(plan))} ({share:.0%})"
     )
+    kept = budget(plan, device, {})
+    if held := kept.activations + kept.workspace:
+        limit = plan.schedule.resources[device].memory
+        yield f"  up to {bytes_text(held)} of activations" + f" of {bytes_text(limit)}" * bool(
+            limit
+        )
     words = [_word(plan, i) for i in row[:_SHOWN]]
     if len(row) > _SHOWN:
         words.append(f"... and {len(row) - _SHOWN} more")
@@ -178,65 +164,6 @@ def _channels(plan: ExecutionPlan, told: Routes, window: int) -> Iterator[str]:
             f"  {_name(plan, channel.source)} -> {_name(plan, channel.target)}  "
             f"{channel.kind:10} {_many(len(channel.messages), 'message')} a cycle"
         )
-
-
-def _bytes(
-    plan: ExecutionPlan, told: Routes, window: int, profile: Profile | None
-) -> Iterator[str]:
-    rows = [["bytes", "activations", "workspace", "states", "windows", "outboxes", "sum", "limit"]]
-    workspace = plan.schedule.workspace.tolist()
-    for d, resource in enumerate(plan.schedule.resources):
-        held = plan.held[d]
-        most = max((workspace[i] for i in plan.sequences[d]), default=0)
-        states = None if profile is None else _states(plan, d, profile)
-        posted = sent = None
-        if profile is not None:
-            posted, sent = _messages(plan, told, d, window, profile)
-        total = held + most + (states or 0) + (posted or 0) + (sent or 0)
-        cells = [held, most, states, posted, sent, total]
-        limit = bytes_text(resource.memory) if resource.memory else "none"
-        known = ["?" if c is None else bytes_text(c) for c in cells]
-        rows.append([_name(plan, d), *known, limit])
-    widths = [max(len(row[c]) for row in rows) for c in range(len(rows[0]))]
-    for row in rows:
-        first, *rest = (
-            cell.rjust(w) if c else cell.ljust(w)
-            for c, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        yield "  ".join((first, *rest))
-    if profile is None:
-        yield "(bytes of states and messages are in a profile: --profile x.profile.json)"
-    if any(r.memory for r in plan.schedule.resources):
-        yield "(the limit is what the schedule leaves to activations and workspace)"
-
-
-def _states(plan: ExecutionPlan, device: int, profile: Profile) -> int:
-    pairs = {(plan.blocks[i].job, plan.blocks[i].stage) for i in plan.sequences[device]}
-    return sum(profile.state_bytes(stage, job) for job, stage in pairs)
-
-
-def _messages(
-    plan: ExecutionPlan, told: Routes, device: int, window: int, profile: Profile
-) -> tuple[int, int]:
-    """Bytes of activations and gradients: buffers posted, and one message of every sender."""
-
-    def size(channel: Channel, message: int) -> int:
-        b = plan.blocks[told.messages[message].producer]
-        job = profile.jobs[b.job]
-        stage = b.stage if channel.kind == "activation" else b.stage - 1
-        what = "output" if channel.kind == "activation" else "gradient"
-        batch = -(-job.batch_size // plan.microbatches[b.job])
-        return profile.bytes_of(what, stage, batch, job.precision)
-
-    windows = outboxes = 0
-    for channel in told.channels:
-        if channel.kind not in ("activation", "gradient"):
-            continue
-        if channel.target == device:
-            windows += window * max(size(channel, k) for k in channel.messages)
-        if channel.source == device:
-            outboxes += sum(size(channel, k) for k in channel.messages)
-    return windows, outboxes
 
 
 def _name(plan: ExecutionPlan, device: int) -> str:

@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from optsched.arraypipe.job import (
-    JobStage,
-    Kept,
-    Loss,
-    Norms,
-    Tensors,
-    buffer_holders,
-    seed_generator,
-)
+from optsched.arraypipe.job import Loss, Tensors, seed_generator
 from optsched.arraypipe.model.checks import attributes_kept
-from optsched.arraypipe.runtime.types import tensors_of
+from optsched.arraypipe.model.tied_weights import buffer_holders
+from optsched.arraypipe.runtime.types import Kept, Norms, tensors_of
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.autograd.graph import Node
 
-    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
 def weights_to_send(run: JobRun, stage: JobStage, user: int) -> Tensors:

@@ -156,19 +156,6 @@ class Posted(NamedTuple):
     ready: torch.cuda.Event
 
 
-class Carried(NamedTuple):
-    """When a parcel went from one GPU to another, on the clock of the host.
-
-    Its message has number `message` in the routes of `segment`, and was made in `cycle`.
-    """
-
-    segment: int
-    message: int
-    cycle: int
-    start: int
-    end: int
-
-
 class Lanes:
     """One stream per device of the schedule.
 
@@ -191,8 +178,6 @@ class Lanes:
         self.flying = [BlockTimes(self.clocks[device]) for device in devices]
         # of all blocks, in the order of their launch: start, end, waited before the start
         self.times: list[tuple[int, int, int]] = []
-        self.carried: list[Carried] = []
-        self._pushes: deque[tuple[tuple[int, int, int], _Push]] = deque()  # under way
 
     def follow(self) -> None:
         """Let blocks launched from now on find what the host has put on the devices itself."""
@@ -240,12 +225,7 @@ class Lanes:
         self.times.append((0, 0, 0))
 
     def post(
-        self,
-        sent: Mapping[int, Parcel],
-        lane: int,
-        targets: Sequence[int],
-        segment: int = 0,
-        cycle: int = 0,
+        self, sent: Mapping[int, Parcel], lane: int, targets: Sequence[int]
     ) -> dict[int, Posted]:
         """Inside `block`: what the block has made, on its way to the lanes that want it.
 
@@ -255,8 +235,6 @@ class Lanes:
             Parcels by message.
         targets
             Lane of every message.
-        segment, cycle
-            Of the block, for `carried`.
         """
         if not sent:
             return {}
@@ -265,19 +243,17 @@ class Lanes:
         found = {}
         for k, parcel in sent.items():
             if parcel.tensors and self.devices[targets[k]] != self.devices[lane]:
-                found[k], push = self._pushed(parcel, lane, targets[k], ready)
-                self._pushes.append(((segment, k, cycle), push))
+                found[k] = self._pushed(parcel, lane, targets[k], ready)
             else:
                 found[k] = Posted(parcel, lane, ready)
         return found
 
-    def keep(self, blocks: Sequence[int], since: tuple[int, int]) -> None:
-        """Forget the times of all other blocks, and of parcels made before (segment, cycle)."""
+    def keep(self, blocks: Sequence[int]) -> None:
+        """Forget the times of all other blocks."""
         place = {old: new for new, old in enumerate(blocks)}
         self.times = [self.times[k] for k in blocks]
         for flying in self.flying:
             flying.keep(place)
-        self.carried = [c for c in self.carried if (c.segment, c.cycle) >= since]
 
     def synchronize(self) -> None:
         """Wait for all devices."""
@@ -290,8 +266,6 @@ class Lanes:
         for lane, flying in enumerate(self.flying):
             while flying:
                 self._land(lane)
-        while self._pushes:
-            self._arrive()
         return [
             record._replace(start=start, end=end)
             for record, (start, end, _) in zip(records, self.times, strict=True)
@@ -302,17 +276,7 @@ class Lanes:
         if landed := self.flying[lane].land():
             self.times[landed[0]] = landed[1:]
 
-    def _arrive(self) -> None:
-        """Wait for the oldest copy between GPUs, and read its times."""
-        key, push = self._pushes.popleft()
-        self.clocks[push.target].wait(push.ended)
-        start = self.clocks[push.source].time(push.began)
-        end = self.clocks[push.target].time(push.ended)
-        self.carried.append(Carried(*key, start, max(start, end)))
-
-    def _pushed(
-        self, parcel: Parcel, lane: int, target: int, ready: torch.cuda.Event
-    ) -> tuple[Posted, _Push]:
+    def _pushed(self, parcel: Parcel, lane: int, target: int, ready: torch.cuda.Event) -> Posted:
         """Copy to another GPU, beside the blocks of both; a stream on either side does it.
 
         A copy between GPUs runs on the source's current stream, and waits for that of the target.
@@ -321,25 +285,14 @@ class Lanes:
         if (lane, target) not in self.links:
             self.links[lane, target] = _stream(self.devices[lane]), _stream(device)
         outward, inward = self.links[lane, target]
-        if len(self._pushes) >= AHEAD * len(self.devices):  # older than all blocks in flight
-            self._arrive()
-        began, arrived = timer(), timer()
+        arrived = _event()
         outward.wait_event(ready)
-        began.record(outward)
         with torch.cuda.stream(outward), torch.cuda.stream(inward):
             tensors = tuple(
                 None if t is None else _copied(t, device, outward) for t in parcel.tensors
             )
             arrived.record(inward)
-        push = _Push(self.devices[lane], device, began, arrived)
-        return Posted(parcel._replace(tensors=tensors), _NOWHERE, arrived), push
-
-
-class _Push(NamedTuple):
-    source: torch.device
-    target: torch.device
-    began: torch.cuda.Event
-    ended: torch.cuda.Event
+        return Posted(parcel._replace(tensors=tensors), _NOWHERE, arrived)
 
 
 def _taken(posted: Posted, lane: int, stream: torch.cuda.Stream) -> Parcel:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.arraypipe.plan.segments import Walk, places
-from optsched.arraypipe.plan.types import Moved, Record
+from optsched.arraypipe.plan.types import Record
 from optsched.arraypipe.runtime.environment import stage_devices
 from optsched.arraypipe.runtime.stages import move, take_off
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.plan.segments import Change, Course, Planner, Segment
     from optsched.arraypipe.plan.types import Copied, Instance
-    from optsched.arraypipe.runtime.cuda_streams import Carried, Lanes
+    from optsched.arraypipe.runtime.cuda_streams import Lanes
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 MOST: Final = 200_000
 """Blocks that a process remembers at most, unless half a cycle has more.
 
-With their messages they take some 100 MB; thousands of cycles are enough for medians and slopes.
+They take some 100 MB; thousands of cycles are enough for medians and slopes.
 """
 
 Moment = tuple[int, int]
 """Segment and cycle."""
 
-Row = tuple[int, int, int, int, int, int]
+Row = tuple[int, int, int, int, int, int, int]
 """A block as in `Record`; plain, because there are many."""
 
 
@@ -118,14 +118,7 @@ class InlineBackend:
         self.course, self.runs, self.worker, self.planner = course, runs, worker, planner
         self.strict, self.lanes = strict, lanes
         self.past = Past()
-        self.launching: list[int] | None = None  # host time of every record, on GPUs
         self.interrupted = False  # let every job end with the iteration that it is in
-
-    @property
-    def messages(self) -> list[Moved]:
-        """What went from one GPU to another; between logical devices nothing has to go."""
-        carried, cut = [] if self.lanes is None else self.lanes.carried, self.past.cut
-        return [self._moved(c) for c in carried if (c.segment, c.cycle) >= cut]
 
     @property
     def copies(self) -> Sequence[Copied]:
@@ -160,7 +153,6 @@ class InlineBackend:
         records = self.past.records
         if self.lanes is None:
             return records
-        self.launching = [record.end - record.start for record in records]
         records = self.lanes.finish(records)
         if self.worker.memory.moves:
             self.past.exposed = [waited for *_, waited in self.lanes.times]
@@ -211,7 +203,7 @@ class InlineBackend:
                 note_exposed(waited)
             if worker.aside:
                 began, worker.aside = min(began + worker.aside, ended), 0
-            note((place, operation, cycle, iteration, began, ended))
+            note((place, operation, cycle, iteration, began, ended, 0))
             mail.update(sent)
             seat = seat_of[operation]
             if runs[seat].end - first[seat] < count[seat]:
@@ -237,7 +229,7 @@ class InlineBackend:
             return
         past = self.past
         if self.lanes is not None:
-            self.lanes.keep(kept, past.cut)
+            self.lanes.keep(kept)
         self.worker.memory.forget(past.begin)
         self.course.forget(past.cut[0])
 
@@ -248,22 +240,14 @@ class InlineBackend:
             return partial(execute, segment)
 
         targets = [rows[message.consumer].device for message in segment.routes.messages]
-        place = len(self.course.segments) - 1
 
         def launch(now: Instance, posted: dict[int, Any]) -> dict[int, Any]:
             lane = rows[now.operation].device
             with lanes.block(lane, posted) as received:
                 sent = execute(segment, now, received)
-                return lanes.post(sent, lane, targets, place, now.cycle)
+                return lanes.post(sent, lane, targets)
 
         return launch
-
-    def _moved(self, c: Carried) -> Moved:
-        """A message with the cycle of the block that took it, instead of the one that made it."""
-        part = self.course.segments[c.segment]
-        message, blocks = part.routes.messages[c.message], part.plan.blocks
-        later = blocks[message.consumer].offset - blocks[message.producer].offset
-        return Moved(c.segment, c.message, c.cycle + later, c.start, c.end)
 
     def _settle(self, segment: Segment) -> None:
         """On GPUs: jobs that come in now are put on their devices, and streams wait for that."""

@@ -10,17 +10,19 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from optsched.arraypipe.job import PRECISIONS, buffer_holders
+from optsched.arraypipe.job import PRECISIONS
 from optsched.arraypipe.model.optimizers import align_groups, groups_of, make_optimizer
 from optsched.arraypipe.model.split import build, split
+from optsched.arraypipe.model.tied_weights import buffer_holders
 from optsched.arraypipe.runtime.environment import on_gpu
+from optsched.arraypipe.runtime.state import JobStage
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from os import PathLike
 
-    from optsched.arraypipe.job import BuildModel, Job, JobStage
+    from optsched.arraypipe.job import BuildModel, Job
     from optsched.arraypipe.model.split import Names
 
 
@@ -45,7 +47,6 @@ def fresh_stages(
     title: str,
     devices: Sequence[torch.device] = (),
     away: bool = False,
-    exact: bool = True,
 ) -> list[JobStage]:
     """The stages of a model with everything that trains them.
 
@@ -55,10 +56,11 @@ def fresh_stages(
         Of every stage; none = where the model is.
     away
         Leave the tensors on the host for now.
-    exact
-        As for `split`.
     """
-    stages = split(model, names, job, index, title, exact=exact)
+    stages = [
+        JobStage(**vars(part), job=index, last=part.index == len(names) - 1)
+        for part in split(model, names, job, title)
+    ]
     owned = {name for stage in stages for name, _ in stage.parameters}
     for stage in stages:
         if job.precision == "bf16":

@@ -1,21 +1,89 @@
-"""A job while it is trained: its stages, its batches, its losses, and whether it goes on."""
+"""The state of a job while it is trained: stages, batches, losses, and whether it goes on."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from optsched.arraypipe.distributed.header import FAILED, STOP, TOMBSTONE
-from optsched.arraypipe.job import JobFailed, Norms
-from optsched.arraypipe.model.tied_weights import lent
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from optsched.arraypipe.job import JobFailed, Tensors
+from optsched.arraypipe.model.tied_weights import ModelStage, lent
+from optsched.arraypipe.plan.types import FAILED, STOP, TOMBSTONE
 from optsched.arraypipe.runtime.cuda_streams import Late
+from optsched.arraypipe.runtime.types import Kept, Norms
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from collections.abc import Sequence
 
-    from optsched.arraypipe.job import Job, JobStage
+    from optsched.arraypipe.job import Job, NamedParameters
     from optsched.arraypipe.runtime.data import Feed
+
+
+@dataclass(eq=False)
+class JobStage(ModelStage):
+    """The state of a job on one stage; `blocks.rehearse` finds out what its boundary is like."""
+
+    job: int
+    last: bool
+    scheduler: Any = None
+    masters: NamedParameters | None = None  # float32, what the optimizer of a bf16 job updates
+    place: torch.device | None = None  # of its blocks
+    away: bool = False  # its tensors are on the host, not in their place
+    packed: bool = False  # whether its input is a tuple
+    needs_gradient: tuple[bool, ...] = ()  # of its inputs
+    clones_input: bool = False  # it changes its input in place
+    clones_output: bool = False  # that views a buffer which the next forward may change
+    kept: dict[int, Kept] = field(default_factory=dict)
+    later_norms: Norms = field(default_factory=Norms)  # of all later stages, if the job clips
+    _weights: dict[str, nn.Parameter] = field(default_factory=dict)
+
+    def forget_weights(self) -> None:
+        """Its parameters are other objects now (`optsched.arraypipe.memory.manager`)."""
+        self._weights.clear()
+
+    def weight(self, name: str) -> nn.Parameter:
+        """The parameter of this unsplit name here: its own, or a borrowed copy."""
+        if name not in self._weights:
+            self._weights.update(self.parameters)
+            self._weights.update((b.name, b.parameter) for b in self.borrowed)
+        return self._weights[name]
+
+    @property
+    def trained(self) -> NamedParameters:
+        """What the optimizer updates: the parameters, or their masters."""
+        return self.parameters if self.masters is None else self.masters
+
+    @property
+    def needs_metric(self) -> bool:
+        """Whether its scheduler looks at the loss."""
+        return isinstance(self.scheduler, ReduceLROnPlateau)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its blocks run; if nobody has said, where its tensors are."""
+        if self.place is not None:
+            return self.place
+        for _, parameter in self.parameters:
+            return parameter.device
+        for buffer in self.buffers():
+            return buffer.device
+        return torch.device("cpu")
+
+    def run(self, inputs: Tensors) -> Any:
+        """The forward of the stage."""
+        x: Any = inputs if self.packed else inputs[0]
+        for module in self.modules:
+            x = module(x)
+        return x
+
+    def set_buffers(self, values: Sequence[Tensor]) -> None:
+        """Point the modules at other buffers."""
+        for (module, name), value in zip(self.holders, values, strict=True):
+            module._buffers[name] = value
 
 
 class NotFinite(ArithmeticError):

@@ -1,9 +1,10 @@
-"""What worker, backends and memory share: parcels, pauses, where the states of jobs are."""
+"""What state, blocks, worker and backends share: parcels, norms, what is kept for a backward."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,11 +12,9 @@ from torch import Tensor
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
-    from optsched.arraypipe.job import JobStage, Tensors
-    from optsched.arraypipe.memory.budget import Limits
-    from optsched.arraypipe.plan.types import Copied, Instance
+    from optsched.arraypipe.job import Tensors
 
 
 class Parcel(NamedTuple):
@@ -30,34 +29,25 @@ class Parcel(NamedTuple):
     absent: tuple[int, ...] = ()
 
 
-class Memory(Protocol):
-    """Where the states of the jobs are; see `optsched.arraypipe.memory.manager`."""
+class Norms(NamedTuple):
+    """Norms of gradients in one vector, and the places of those that there are none of.
 
-    moves: bool  # whether a state may leave its place while another job's block runs
-    limits: Limits | None  # None: all states fit
+    Every host knows the latter of its own stages: nobody has to read the vector for it.
+    """
 
-    @property
-    def exposed(self) -> int:
-        """Nanoseconds that blocks have waited for copies of states so far."""
+    vector: Tensor | None = None
+    absent: tuple[int, ...] = ()
 
-    @property
-    def copies(self) -> Sequence[Copied]:
-        """Copies of states so far."""
 
-    def pauses(self) -> Sequence[Pause]:
-        """Events around what blocks have waited for on GPUs since the last call."""
+@dataclass(eq=False)
+class Kept:
+    """What a stage keeps of one micro-batch from F to B."""
 
-    def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
-        """Make the state of a job on a stage usable for a block."""
-
-    def leave(self, job: int, stage: int, kind: str) -> None:
-        """The block is over."""
-
-    def forget(self, before: int) -> None:
-        """Forget the times of copies that ended before a time."""
-
-    def close(self) -> None:
-        """Put all states back where `JobRun.stages` has them."""
+    inputs: Tensors
+    key: int
+    end: Callable[[Any], Tensor] | None  # output -> loss, on the last stage
+    roots: Tensors | None = None  # of the autograd graph; None until recomputed
+    buffers: Tensors = ()  # values that F started from, for the recompute
 
 
 def tensors_of(x: Any, place: str) -> Tensors:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 import time
 from traceback import format_tb
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
-from optsched.arraypipe.distributed.header import ProtocolError
-from optsched.arraypipe.job import Norms
-from optsched.arraypipe.memory.copies import OutOfSlots
 from optsched.arraypipe.runtime import blocks
 from optsched.arraypipe.runtime.blocks import (
     own_norms,
@@ -24,7 +21,7 @@ from optsched.arraypipe.runtime.blocks import (
 from optsched.arraypipe.runtime.data import DataEnded, brought
 from optsched.arraypipe.runtime.stages import in_place, move
 from optsched.arraypipe.runtime.state import NotFinite
-from optsched.arraypipe.runtime.types import Memory, Parcel, tensors_of
+from optsched.arraypipe.runtime.types import Norms, Parcel, tensors_of
 from optsched.errors import InputError, InternalError, OptschedError
 
 if TYPE_CHECKING:
@@ -32,18 +29,45 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.arraypipe.job import JobStage, Loss
-    from optsched.arraypipe.memory.budget import Limits
+    from optsched.arraypipe.job import Loss
     from optsched.arraypipe.plan.segments import Segment
     from optsched.arraypipe.plan.types import Block, Copied, Instance
-    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.runtime.state import JobRun, JobStage
     from optsched.arraypipe.runtime.types import Pause
 
 
 # not the fault of a job, or of a device that does nothing any more: the array cannot go on
-_FATAL = (
-    OutOfSlots, ProtocolError, InternalError, getattr(torch, "AcceleratorError", InternalError)
-)  # fmt: skip
+_FATAL = (InternalError, getattr(torch, "AcceleratorError", InternalError))
+
+
+class Memory(Protocol):
+    """Where the states of the jobs are."""
+
+    moves: bool  # whether a state may leave its place while another job's block runs
+    limits: Any  # what is known of bytes (`memory.budget.Limits`); None: all states fit
+
+    @property
+    def exposed(self) -> int:
+        """Nanoseconds that blocks have waited for copies of states so far."""
+
+    @property
+    def copies(self) -> Sequence[Copied]:
+        """Copies of states so far."""
+
+    def pauses(self) -> Sequence[Pause]:
+        """Events around what blocks have waited for on GPUs since the last call."""
+
+    def enter(self, job: int, stage: int, kind: str, now: Instance | None) -> JobStage:
+        """Make the state of a job on a stage usable for a block."""
+
+    def leave(self, job: int, stage: int, kind: str) -> None:
+        """The block is over."""
+
+    def forget(self, before: int) -> None:
+        """Forget the times of copies that ended before a time."""
+
+    def close(self) -> None:
+        """Put all states back where `JobRun.stages` has them."""
 
 
 class Resident:
@@ -51,7 +75,7 @@ class Resident:
 
     moves, exposed = False, 0
     copies: Sequence[Copied] = ()
-    limits: Limits | None = None
+    limits: Any = None
 
     def __init__(self, runs: Sequence[JobRun]) -> None:
         self.runs = runs
@@ -121,7 +145,7 @@ class Worker:
         for parcel in received.values():
             if parcel.flags:
                 run.hear(parcel.flags, iteration)
-        begins = place == 0 and operation in segment.plan.micro_order.first_forwards
+        begins = place == 0 and operation in segment.plan.first_forwards
         if begins and run.job.life.stopping:
             run.stop_after(iteration - 1)
         if iteration < run.end:
@@ -223,7 +247,7 @@ class Worker:
     def _backward(self, visit: _Visit, stage: JobStage) -> dict[int, Parcel]:
         segment, now, block, run, received = visit
         m, messages = block.microbatch, segment.routes.messages
-        last_backwards = segment.plan.micro_order.last_backwards
+        last_backwards = segment.plan.last_backwards
         ends = now.operation in last_backwards
         clips = run.job.clip_norm is not None
         gradients: Any = None

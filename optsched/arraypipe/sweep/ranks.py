@@ -2,101 +2,70 @@
 
 from __future__ import annotations
 
-import json
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from optuna.trial import FixedTrial
-from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr-defined]
 
-from optsched.arraypipe.distributed.group import join, together
+from optsched.arraypipe.distributed.group import Group, agree, join
 from optsched.arraypipe.plan.segments import places
 from optsched.arraypipe.sweep.trials import Offer, made
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.sweep.trials import Suggest, Supply
 
 
-_made = 0  # sweeps of this process; all ranks make theirs in the same order
+_sweeps = count()  # of this process; all ranks make theirs in the same order
 
 
-class Letters:
-    """What the first rank writes for the others, one letter after the other.
+class SupplyOfRanks:
+    """The supply of every rank: what the first one is given, the others make of its parameters.
 
-    They lie in the store of the process group, which is made here if there is none yet.
+    Parameters
+    ----------
+    suggest
+        As for `ArraySweep`.
+    source
+        The supply of the first rank; None on the others.
     """
 
-    def __init__(self) -> None:
-        global _made
+    def __init__(self, suggest: Suggest, source: Supply | None) -> None:
         join()
-        _made += 1
-        store = distributed_c10d._get_default_store()
-        self._store: Any = PrefixStore(f"optsched/sweep/{_made}", store)
-        self._count = 0
-
-    def write(self, content: Any) -> None:
-        """The next letter."""
-        self._store.set(str(self._count), json.dumps(content))
-        self._count += 1
-
-    def read(self) -> Any:
-        """Wait for the next letter."""
-        content = json.loads(self._store.get(str(self._count)))
-        self._count += 1
-        return content
-
-
-class Leading:
-    """The supply of the first rank: what it gives it also tells the others."""
-
-    def __init__(self, source: Supply, letters: Letters) -> None:
-        self.source, self.letters = source, letters
+        self.suggest, self.source = suggest, source
+        self.group = Group(name=f"sweep{next(_sweeps)}")
 
     def first(self, width: int) -> list[Offer]:
         """See `Supply`."""
-        offers = together(lambda: self.source.first(width))
-        self.letters.write([_row(offer) for offer in offers])
-        together(_nothing)  # the others have made them
-        return offers
+        return self._shared(lambda source: source.first(width))
 
     def instead(self) -> Offer | None:
         """See `Supply`; all ranks have seen that a job cannot run."""
-        offer = together(self.source.instead)
-        self.letters.write(offer and _row(offer))
-        together(_nothing)
-        return offer
+        found = self._shared(lambda source: [] if (one := source.instead()) is None else [one])
+        return found[0] if found else None
 
     def next(self) -> Offer | None:
         """See `Supply`; the others ask only when there was a job."""
+        if self.source is None:
+            return self._offer(*self.group.hear())
         offer = self.source.next()
         if offer is not None:
-            self.letters.write(_row(offer))
+            self.group.broadcast((offer.number, offer.params))
         return offer
 
+    def _shared(self, ask: Callable[[Supply], list[Offer]]) -> list[Offer]:
+        own: list[Offer] = []
 
-class Following:
-    """The supply of the other ranks: the same jobs, made from the parameters of the trials."""
+        def rows() -> list[tuple[int, dict[str, Any]]]:
+            if self.source is not None:
+                own.extend(ask(self.source))
+            return [(offer.number, offer.params) for offer in own]
 
-    def __init__(self, suggest: Suggest, letters: Letters) -> None:
-        self.suggest, self.letters = suggest, letters
-
-    def first(self, width: int) -> list[Offer]:
-        """See `Supply`."""
-        together(_nothing)  # the first rank has them
-        return together(lambda: [self._offer(*row) for row in self.letters.read()])
-
-    def instead(self) -> Offer | None:
-        """See `Supply`."""
-        together(_nothing)
-        row = self.letters.read()
-        return together(lambda: row and self._offer(*row))
-
-    def next(self) -> Offer | None:
-        """See `Supply`."""
-        return self._offer(*self.letters.read())
+        asked = agree(rows, of_first=True)
+        return agree(lambda: own or [self._offer(*row) for row in asked])
 
     def _offer(self, number: int, params: dict[str, Any]) -> Offer:
         return Offer(made(self.suggest, FixedTrial(params, number), number), number, params)
@@ -110,11 +79,3 @@ def check_hears(plan: ExecutionPlan) -> None:
             f"schedule: the first device has no stage of job {deaf[0]}; the first rank reports the "
             f"losses of all trials, so it needs a stage of each"
         )
-
-
-def _nothing() -> None:
-    """What a rank makes while another makes something."""
-
-
-def _row(offer: Offer) -> Sequence[Any]:
-    return offer.number, offer.params

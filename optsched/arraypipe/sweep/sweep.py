@@ -74,7 +74,7 @@ def plan_of(trainer: ArrayTrainer, schedule: Schedule | None, width: int) -> Exe
         return trainer.plan(schedule)
     # whoever takes the seat later may clip its gradients too
     seats = sorted(set(schedule.job[schedule.kind == "U"].tolist()))
-    return compile(schedule, together=seats, exact=trainer.exact)
+    return compile(schedule, together=seats)
 
 
 class Seats:
@@ -292,20 +292,22 @@ class ArraySweep:
             "checkpoint": checkpoint, "checkpoint_every": checkpoint_every, "resume": resume,
             "backend": backend,
         }  # fmt: skip
-        if backend == "process":
-            from optsched.arraypipe.sweep import ranks
-
-            letters = ranks.Letters()
-            if _is_follower():
-                _on_all_ranks(lambda: None)  # the first one has its trials
-                supply: Supply = ranks.Following(self.suggest, letters)
-                _, run = self._train(supply, None, on_step, options)
-                return SweepResult((), None, run)
         begin = partial(self._trials, checkpoint, checkpoint_every, resume)
-        trials = begin() if backend == "inline" else _on_all_ranks(begin)
-        supply = Asked(trials, n_trials, timeout, resume)
+        if backend == "inline":
+            trials: Trials | None = begin()
+        else:
+            trials = _on_all_ranks(lambda: None if _is_follower() else begin())
+        supply: Supply | None = None
+        if trials is not None:
+            supply = Asked(trials, n_trials, timeout, resume)
         if backend == "process":
-            supply = ranks.Leading(supply, letters)
+            from optsched.arraypipe.sweep.ranks import SupplyOfRanks
+
+            supply = SupplyOfRanks(self.suggest, supply)
+        assert supply is not None
+        if trials is None:
+            _, run = self._train(supply, None, on_step, options)
+            return SweepResult((), None, run)
         try:
             jobs, run = self._train(supply, trials, on_step, options)
             trials.close("interrupted")
@@ -431,9 +433,9 @@ def _require_optuna() -> None:
 
 
 def _on_all_ranks(make: Callable[[], Made]) -> Made:
-    from optsched.arraypipe.distributed.group import together
+    from optsched.arraypipe.distributed.group import agree
 
-    return together(make)
+    return agree(make)
 
 
 def _is_follower() -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from string import ascii_lowercase
 from typing import TYPE_CHECKING, Final
 
-from optsched.arraypipe.report.executed import NANOSECONDS
-from optsched.arraypipe.report.report import duration
 from optsched.errors import InputError
-from optsched.io.text import plain
+from optsched.io.text import plain, time_text
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
@@ -39,7 +37,7 @@ def gantt_text(schedule: Schedule, begin: int, end: int, width: int = 88) -> str
         f"{name:{room}} |{''.join(row)}|"
         for name, row in zip(names, _rows(schedule, begin, step, width), strict=True)
     ]
-    span = duration((end - begin) * NANOSECONDS[schedule.time_unit])
+    span = time_text(end - begin, schedule.time_unit)
     lines.append(f"{'':{room}}  {span} of it; a forward, A backward of job 0, b of job 1, ...")
     return "\n".join(lines)
 

@@ -1,0 +1,305 @@
+"""One run on all ranks: their links, what they agree on, and what comes together on the first."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from optsched.arraypipe.distributed.backend import ProcessBackend
+from optsched.arraypipe.distributed.collect import (
+    copies_on,
+    gather,
+    gather_copies,
+    gather_exposed,
+    gather_past,
+    in_topological_order,
+    on_first_clock,
+    read_clocks,
+    to_first,
+)
+from optsched.arraypipe.distributed.group import Group, join
+from optsched.arraypipe.distributed.mailbox import Capacity
+from optsched.arraypipe.distributed.transport import CreditedLinks, GlooLinks, PeerLost
+from optsched.arraypipe.memory.budget import CUDA_CONTEXT
+from optsched.arraypipe.memory.manager import Share
+from optsched.arraypipe.plan.types import MESSAGES
+from optsched.arraypipe.runtime.environment import SETTINGS
+from optsched.arraypipe.runtime.inline import since
+from optsched.arraypipe.runtime.worker import reason
+from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from optsched.arraypipe.distributed.transport import Lane
+    from optsched.arraypipe.memory.budget import Limits, MessageBytes
+    from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.plan.segments import Course, Planner, Segment
+    from optsched.arraypipe.plan.types import Record, Routes
+    from optsched.arraypipe.runtime.state import JobRun
+    from optsched.arraypipe.runtime.worker import Worker
+
+
+class Ranks:
+    """The ranks of one run; rank d is device d of the plan. Collective.
+
+    Parameters
+    ----------
+    plan, routes
+        The first plan and its messages.
+    window
+        Blocks whose messages are posted ahead, per channel.
+    timeout
+        Seconds after which a message counts as lost.
+    devices
+        CPUs, if they are meant although there are GPUs.
+
+    Raises
+    ------
+    InputError
+        There is no process group, or it has not one rank per device.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        routes: Routes,
+        window: int = 2,
+        timeout: float = 600.0,
+        devices: Sequence[str | torch.device] | None = None,
+    ) -> None:
+        join()
+        check_size(len(plan.devices))
+        self.capacity = Capacity(window)
+        self.links = links(routes, timeout, devices)
+        self.group = Group(self.links.group, timeout)
+        self.all, self.same = self.group.all, self.group.agree
+        self.devices = (self.links.device,) * len(plan.devices)
+        self.is_first = self.links.rank == 0
+        self.clock_error = 0  # largest error of a rank's clock, nanoseconds
+        self.left_out = 0  # blocks that were run and are in no collected record
+        self.exposed: list[int] = []  # per collected record: waited for copies; none if none moved
+
+    def agree(self, what: Mapping[str, object]) -> None:
+        """Refuse, on all ranks, to run if they were given different things."""
+        rows = self.all(what)
+        for rank, row in enumerate(rows):
+            for key, value in rows[0].items():
+                if row[key] != value:
+                    raise InputError(
+                        f"{key}: differs between ranks, {value!r} on rank 0 and {row[key]!r} on "
+                        f"rank {rank}; all ranks must run the same"
+                    )
+
+    def leave(self) -> None:
+        """Leave the links as things are: peers that wait for this rank hear of it at once."""
+        self.group.group = None  # who holds it keeps its connections open
+        self.links.leave()
+
+    def share(self, segment: Segment) -> Share:
+        """What the memory of this rank is for."""
+        return Share(self.links.rank, self.held(segment, self.links.rank), self.links.taken)
+
+    def held(self, segment: Segment, device: int) -> MessageBytes:
+        """Receive windows and outboxes of a rank."""
+        return partial(self.capacity.held, segment, device)
+
+    def unserved(self, segment: Segment) -> str:
+        """Why the channels cannot carry a plan, as a sentence; ``""`` if they can."""
+        missing = self.links.missing(lanes(segment.routes))
+        if not missing:
+            return ""
+        source, target, kind = missing[0]
+        return (
+            f"the new plan has messages of {MESSAGES[kind]} from rank {source} to rank {target}, "
+            "for which the first plan had no channel"
+        )
+
+    def pool(self, limits: Limits) -> None:
+        """Learn how the others have divided their memory (collective)."""
+        limits.rooms = self.all(limits.rooms[self.links.rank])
+
+    def connect(
+        self,
+        course: Course,
+        runs: Sequence[JobRun],
+        worker: Worker,
+        planner: Planner,
+        strict: bool,
+    ) -> ProcessBackend:
+        """Agree on the sizes of the messages of all jobs that will run, compare clocks."""
+        sizes = self.capacity.rows([run.index for run in runs if run.begin < run.end])
+        for rank, row in enumerate(rows := self.all(sizes)):
+            if row != rows[0]:
+                raise InputError(
+                    f"data: rank {rank} sees other shapes in the first batches than rank 0; all "
+                    f"ranks must build the same models and read the same data"
+                )
+        self.course, self.runs = course, runs
+        self.before = read_clocks(self.links)
+        self.backend = ProcessBackend(
+            course, runs, worker, planner, self.links, self.group, self.capacity, strict
+        )
+        return self.backend
+
+    def welcome(self, run: JobRun, worker: Worker) -> None:
+        """Rehearse a job: how long its messages are."""
+        self.capacity.measure(run, worker)
+
+    def share_failures(self, runs: Sequence[JobRun]) -> None:
+        """A job whose first forward has failed on one rank has failed on all (collective).
+
+        All have the sentence of the first of these ranks, which is named if others had no error.
+        """
+        errors = {run.index: (error.stage, str(error)) for run in runs if (error := run.job.error)}
+        rows = self.all(errors)
+        for run in runs:
+            failed = [(rank, *row[run.index]) for rank, row in enumerate(rows) if run.index in row]
+            if not failed:
+                continue
+            rank, stage, sentence = failed[0]
+            error = run.job.error or run.fail(stage, run.start, "")
+            error.args = (f"{sentence} (rank {rank})" if len(failed) < len(rows) else sentence,)
+
+    def stages_of(self, run: JobRun) -> list[int]:
+        """Stages of a job that are trained on this rank."""
+        home = self.backend.homes.get(run.index, ())
+        return [stage for stage, device in enumerate(home) if device == self.links.rank]
+
+    def tells(self, run: JobRun) -> bool:
+        """Whether this rank calls back with the losses of a job.
+
+        Rank 0 does if it has a stage of the job, else the rank of the last stage.
+        """
+        home = self.backend.homes[run.index]
+        return self.links.rank == (0 if 0 in home else home[-1])
+
+    @contextmanager
+    def concluding(self) -> Iterator[None]:
+        """After the last block: what is raised on one rank the others hear, and end with it."""
+        try:
+            yield
+        except PeerLost as error:
+            raise PeerLost(self.group.why(str(error))) from error
+        except Exception as error:
+            self.group.abort(reason(error))
+            raise
+
+    def collect(self, records: list[Record]) -> list[Record]:
+        """Everything that was trained, and all records in a topological order, on rank 0.
+
+        Its backend gets the copies of all ranks. Other ranks keep their own records.
+        Of a long run all that is from the cycle on from which every rank remembers it.
+        """
+        after = read_clocks(self.links)
+        gather(self.runs, self.backend.homes, self.links)
+        past = self.backend.past
+        pasts = gather_past(past, self.links)
+        copied = gather_copies(self.backend.copies, self.links)
+        waited = gather_exposed(records, past.exposed, self.links)
+        self.links.close()
+        if pasts is None or copied is None or waited is None:
+            self.exposed, self.left_out = past.exposed, past.left_out
+            return records
+        self.clock_error = max(r.error for r in (*self.before, *after))
+        cut = max(p.cut for p in pasts)
+        self.course.forget(cut[0])
+        rows = [
+            on_first_clock(since(cut, p.records), early, late)
+            for p, early, late in zip(pasts, self.before, after, strict=True)
+        ]
+        clocks = [to_first(*pair) for pair in zip(self.before, after, strict=True)]
+        ordered = in_topological_order(self.course, rows, cut)
+        self.left_out = sum(p.left_out + len(p.rows) for p in pasts) - len(ordered)
+        rows_of = zip(clocks, copied, strict=True)
+        self.backend.copies = [c for clock, rows in rows_of for c in copies_on(clock, rows)]
+        if self.left_out:
+            early = min(r.start for r in ordered)
+            self.backend.copies = [c for c in self.backend.copies if c.end >= early]
+        if waited:
+            self.exposed = [waited.get((r.segment, r.operation, r.cycle), 0) for r in ordered]
+        return ordered
+
+
+def links(
+    routes: Routes, timeout: float, devices: Sequence[str | torch.device] | None
+) -> GlooLinks:
+    """Links between CPUs; or between GPUs if every process has one for itself (collective)."""
+    device = own_gpu(devices)
+    if device is None:
+        return GlooLinks(timeout)
+    if missing := [f"{key}={value}" for key, value in SETTINGS.items() if key not in os.environ]:
+        warnings.warn(
+            f"streams of this rank may wait for each other: set {' '.join(missing)} before CUDA "
+            "starts", stacklevel=2,
+        )  # fmt: skip
+    torch.cuda.set_device(device)
+    made = CreditedLinks(timeout, lanes(routes), device)
+    torch.cuda.empty_cache()  # or what this process keeps for itself would count as taken
+    free, total = torch.cuda.mem_get_info(device)
+    made.taken = max(0, total - free - CUDA_CONTEXT)  # kernels that are loaded already, too
+    return made
+
+
+def check_size(n_devices: int) -> None:
+    """Refuse a schedule that has not one device for every process."""
+    if dist.get_world_size() != n_devices:
+        raise InputError(
+            f"backend: the schedule has {n_devices} devices, there are {dist.get_world_size()} "
+            f"processes; start one per device (torchrun --nproc-per-node {n_devices} ...)"
+        )
+
+
+def own_gpu(devices: Sequence[str | torch.device] | None) -> torch.device | None:
+    """The GPU of this process, by name or by LOCAL_RANK; None: CPUs. All ranks decide alike.
+
+    Raises
+    ------
+    InputError
+        `devices` names GPUs, and not every process has one for itself.
+    """
+    rank = dist.get_rank()
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    named = None if devices is None else torch.device(devices[rank % len(devices)])
+    index = None
+    if named is None or named.type == "cuda":
+        index = None if named is None else named.index
+        if index is None:  # a launcher may show every process its own alone
+            index = 0 if there == 1 else int(os.environ.get("LOCAL_RANK", rank % local))
+    found = index is not None and index < there
+    uuid = str(torch.cuda.get_device_properties(index).uuid) if found else ""
+    group = dist.new_group(backend="gloo")
+    rows = Group(group).all((there, uuid, named and named.type))
+    dist.destroy_process_group(group)
+    uuids = [uuid for _, uuid, _ in rows]
+    if all(uuids) and len(set(uuids)) == len(rows):
+        assert index is not None
+        return torch.device("cuda", index)
+    kinds = [kind for _, _, kind in rows]
+    if "cuda" in kinds:
+        raise InputError(
+            "devices: every process needs a GPU of its own; "
+            + "; ".join(
+                f"rank {r} sees {n} and takes {f'GPU {u}' if u else 'none'}"
+                for r, (n, u, _) in enumerate(rows)
+            )
+            + " (devices=None uses the CPU then)"
+        )
+    if there and "cpu" not in kinds:
+        warnings.warn(
+            f"trains on CPUs: this host has {there} GPUs and {local} processes; start one per GPU",
+            stacklevel=2,
+        )
+    return None
+
+
+def lanes(routes: Routes) -> list[Lane]:
+    """The channels of a plan as the links number them."""
+    return [(c.source, c.target, MESSAGES.index(c.kind)) for c in routes.channels]

@@ -1,0 +1,110 @@
+"""A small language model of bytes, its loss and its data: of the demo and `examples/sweep_gpt.py`.
+
+Plain PyTorch: nothing here knows about pipelines or schedules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from optsched.arraypipe.job import Job
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the model; `tied`: the head has the weight of the embedding."""
+
+    width: int = 64
+    depth: int = 6
+    heads: int = 4
+    context: int = 48
+    tied: bool = True
+
+
+class Embedding(nn.Module):
+    """Bytes and their positions as vectors."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.token = nn.Embedding(256, size.width)
+        self.position = nn.Embedding(size.context, size.width)
+        nn.init.normal_(self.token.weight, std=0.02)
+        nn.init.normal_(self.position.weight, std=0.02)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Shape (batch, length) to (batch, length, width)."""
+        at = torch.arange(text.shape[1], device=text.device)
+        vectors: Tensor = self.token(text) + self.position(at)
+        return vectors
+
+
+class Block(nn.Module):
+    """Causal self-attention and a two-layer network, each behind a norm, beside a residual path."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.heads, width = size.heads, size.width
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.project = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(0.1)
+        )
+        self.dropout = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (batch, length, width) to the same."""
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.norm1(x)).chunk(3, dim=-1)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y: Tensor = x + self.dropout(self.project(mixed.transpose(1, 2).flatten(2)))
+        return torch.add(y, self.mlp(self.norm2(y)))
+
+
+def build_gpt(size: Size) -> nn.Sequential:
+    """The whole model; `ArrayTrainer` cuts it, also if head and embedding share a weight."""
+    embedding = Embedding(size)
+    head = nn.Sequential(nn.LayerNorm(size.width), nn.Linear(size.width, 256, bias=False))
+    if size.tied:
+        head[1].weight = embedding.token.weight
+    return nn.Sequential(embedding, *(Block(size) for _ in range(size.depth)), head)
+
+
+def next_byte_loss(scores: Tensor, target: Tensor) -> Tensor:
+    """Mean cross entropy of the next byte, in nats."""
+    return nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten())
+
+
+@cache
+def corpus(file: str | None = None) -> Tensor:
+    """Bytes of a file, or of all sums of two numbers below a hundred, shuffled: ``17+25=42``."""
+    if file is not None:
+        return torch.tensor(list(Path(file).read_bytes()), dtype=torch.int64)
+    lines = [f"{a}+{b}={a + b}\n" for a in range(100) for b in range(100)]
+    order = torch.randperm(len(lines), generator=torch.Generator().manual_seed(0))
+    return torch.tensor(list("".join(lines[i] for i in order.tolist()).encode()))
+
+
+def batches_of(text: Tensor, context: int) -> Callable[[Job, int], Iterator[tuple[Tensor, Tensor]]]:
+    """What the trainer calls: windows that depend on the job's seed and the iteration alone."""
+
+    def batches(job: Job, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        iteration = start
+        while True:
+            draw = torch.Generator().manual_seed(job.key(iteration, -1, -1))
+            at = torch.randint(len(text) - context - 1, (job.batch_size,), generator=draw)
+            windows = torch.stack([text[i : i + context + 1] for i in at.tolist()])
+            yield windows[:, :-1], windows[:, 1:]
+            iteration += 1
+
+    return batches

@@ -1,0 +1,321 @@
+"""Which checkpoints stay: the newest and the best, after any kill; damaged ones are passed over."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from arraypipe_halves import Halves  # noqa: E402
+from arraypipe_lives import jobs_of, same, saved_is_exact  # noqa: E402
+from arraypipe_models import data, sgd, trainer  # noqa: E402
+from hypothesis import given  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from test_arraypipe_kills import CALLS  # noqa: E402
+
+from optsched import InputError  # noqa: E402
+from optsched.arraypipe import Job, random_schedule  # noqa: E402
+from optsched.arraypipe import trainer as trainer_module  # noqa: E402
+from optsched.arraypipe.checkpoint.files import numbered  # noqa: E402
+from optsched.arraypipe.checkpoint.folder import CheckpointFolder  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+STEPS = 5
+ORDER = random_schedule([1], 3, seed=2)
+
+
+def marked(values: list[float], halves: bool) -> type[CheckpointFolder]:
+    """A folder that is told of a value when the first stage has done an iteration."""
+
+    class Marked(Halves if halves else CheckpointFolder):  # type: ignore[misc]
+        def note(self, run: Any, stage: int, iteration: int) -> None:
+            super().note(run, stage, iteration)
+            if stage == 0:
+                self.mark_best(run, iteration + 1, values[iteration])
+
+    return Marked
+
+
+def train(place: Path, steps: int = STEPS, **given: Any) -> Any:
+    """Go on, with a checkpoint after every iteration."""
+    how = {"checkpoint": place, "checkpoint_every": 1, "resume": True, **given}
+    return trainer(jobs_of(1)).run(ORDER, steps, **how)
+
+
+def foreign(place: Path) -> list[Path]:
+    """Files of the user between ours, which nothing may change."""
+    made = []
+    for name in ("notes.txt", "01/model.pt", "1.old/train.pt", "0/model.pt", "0/train.pt", "0/x"):
+        made.append(place / "job0" / name)
+        made[-1].parent.mkdir(parents=True, exist_ok=True)
+        made[-1].write_text(name)
+    return made
+
+
+def check_foreign(made: list[Path]) -> None:
+    """They are as they were."""
+    assert all(path.read_text() == str(path).split("job0/")[1] for path in made)
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("keep", [1, 2, 4])
+def test_the_newest_and_the_best_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, halves: bool
+) -> None:
+    """However many processes write; a value that is no number is the worst."""
+    made = foreign(tmp_path)
+    values = [0.5, float("nan"), 0.25, 0.25, 0.75]
+    monkeypatch.setattr(trainer_module, "CheckpointFolder", marked(values, halves))
+    train(tmp_path, keep=keep)
+    assert numbered(tmp_path / "job0") == sorted({3, *range(STEPS + 1 - keep, STEPS + 1)})
+    assert (tmp_path / "job0" / "best").read_text() == "3 0.25\n"
+    check_foreign(made)
+    assert not list(tmp_path.rglob(".*"))
+    values.append(0.125)
+    train(tmp_path, STEPS + 1, keep=1)
+    assert numbered(tmp_path / "job0") == [STEPS + 1]
+
+
+def test_evaluations_have_checkpoints_of_their_own(tmp_path: Path) -> None:
+    """Iterations of both kinds are written; one that has none cannot be the best."""
+    array = trainer(jobs_of(1))
+    folder = CheckpointFolder(tmp_path, array.stages, 4, keep=9, evaluated=3)
+    due = [done for done in range(1, 13) if folder._is_due(_Ending(), done)]
+    assert due == [3, 4, 6, 8, 9, 12]
+    folder.mark_best(_Ending(), 5, 0.0)
+    assert folder.writer is None
+
+
+class _Ending:
+    """A job that has much to do."""
+
+    end = 99
+
+
+@pytest.mark.parametrize("keep", [0, True, 1.5, None])
+def test_wrong_numbers_to_keep(tmp_path: Path, keep: Any) -> None:
+    """Refused before anything is made."""
+    with pytest.raises(InputError, match=f"^keep: expected an integer >= 1, got {keep}"):
+        train(tmp_path / "c", keep=keep)
+    assert not (tmp_path / "c").exists()
+
+
+# kills
+
+
+def kill(moment: int, place: Path, keep: int, values: list[float], halves: bool) -> bool:
+    """Train in a child that is killed before its n-th change of files; whether it came to that."""
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1] == signal.SIGKILL
+    try:
+        left = iter(range(moment))
+
+        def counted(honest: Any) -> Any:
+            def call(*given: Any, **named: Any) -> Any:
+                if next(left, None) is None:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return honest(*given, **named)
+
+            return call
+
+        torch.set_num_threads(1)
+        trainer_module.CheckpointFolder = marked(values, halves)  # type: ignore[misc]
+        for name in CALLS:
+            setattr(os, name, counted(getattr(os, name)))
+        train(place, keep=keep)
+    finally:
+        os._exit(0)
+
+
+def check_killed(place: Path, before: int) -> int:
+    """The newest checkpoint is whole and no older than before, and so is the best; its number."""
+    if not (place / "job0" / "latest").exists():
+        assert before == 0
+        return 0
+    done = saved_is_exact(place, 0)
+    assert done >= before
+    if (place / "job0" / "best").exists():
+        assert int((place / "job0" / "best").read_text().split()[0]) in numbered(place / "job0")
+    return done
+
+
+@given(
+    moments=st.lists(st.integers(3, 130), min_size=1, max_size=3),
+    keep=st.integers(1, 3),
+    values=st.permutations([float(k) for k in range(STEPS)]),
+    halves=st.booleans(),
+)
+def test_any_kills_leave_a_whole_checkpoint(
+    tmp_path_factory: pytest.TempPathFactory,
+    moments: list[int],
+    keep: int,
+    values: list[float],
+    halves: bool,
+) -> None:
+    """Kills while older ones are removed too, one after the other; the rest is trained exactly."""
+    place, done = tmp_path_factory.mktemp("kills"), 0
+    made = foreign(place)
+    for moment in moments:
+        kill(moment, place, keep, values, halves)
+        done = check_killed(place, done)
+        check_foreign(made)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as of a damaged checkpoint
+        result = train(place, keep=keep)
+    assert same(result.trained[0], 0, STEPS, start=done)
+    assert check_killed(place, done) == STEPS
+    left = numbered(place / "job0")
+    newest = range(STEPS + 1 - keep, STEPS + 1)
+    assert set(newest) <= {*left, *range(done)} and len(left) <= keep + 1
+    check_foreign(made)
+    assert not list(place.rglob(".*"))
+
+
+# damage
+
+
+@given(
+    name=st.sampled_from(["model.pt", "train.pt"]),
+    cut=st.floats(0, 0.999),
+    how=st.sampled_from(["cut", "zeros", "gone", "flip"]),
+)
+def test_a_damaged_newest_checkpoint_falls_back(
+    tmp_path_factory: pytest.TempPathFactory, name: str, cut: float, how: str
+) -> None:
+    """To the one before, with a warning that says why; a byte that does not matter does not."""
+    place = tmp_path_factory.mktemp("damage")
+    train(place, 3)
+    path = place / "job0" / "3" / name
+    whole = path.read_bytes()
+    at = int(cut * len(whole))
+    if how == "gone":
+        path.unlink()
+    elif how == "flip":
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 255]) + whole[at + 1 :])
+    else:
+        path.write_bytes(whole[:at] + bytes(len(whole) - at) * (how == "zeros"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        result = train(place)
+    sentences = [str(one.message) for one in told]
+    start = 2 if sentences else 3
+    assert same(result.trained[0], 0, STEPS, start=start)
+    if start == 3:
+        assert how == "flip" or path.read_bytes() == whole
+        return
+    assert f"{place}/job0/3: {name}" in sentences[0] and len(sentences) == 1
+    assert "job job0 goes on from iteration 2" in sentences[0]
+    assert numbered(place / "job0") == [4, 5]
+    assert (place / "job0" / "3.damaged").is_dir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(place, STEPS + 1)
+
+
+def test_a_pointer_without_its_checkpoint(tmp_path: Path) -> None:
+    """Somebody has taken it away: the one before is meant, if there is one."""
+    train(tmp_path, 2)
+    (tmp_path / "job0" / "latest").write_text("7\n")
+    with pytest.warns(UserWarning, match=r"job0/7: model.pt: no such file; .* from iteration 2"):
+        assert same(train(tmp_path).trained[0], 0, STEPS, start=2)
+    for done in numbered(tmp_path / "job0"):
+        (tmp_path / "job0" / str(done) / "train.pt").write_bytes(b"half")
+    with pytest.raises(InputError, match=r"job0/5: train.pt cannot be read .* no older checkpoint"):
+        train(tmp_path, 9)
+
+
+# data
+
+
+def ignoring(job: Job, start: int) -> Any:
+    """Begins anew whatever it is asked for."""
+    return data(job, 0)
+
+
+def by_the_global_state(job: Job, start: int) -> Any:
+    """Other batches every time."""
+    while True:
+        yield torch.rand(8, 6), torch.randint(4, (8,))
+
+
+def constant(job: Job, start: int) -> Any:
+    """All there is in every batch."""
+    while True:
+        yield next(data(job, 0))
+
+
+def grown(job: Job, start: int) -> Any:
+    """One sample more after a break."""
+    for x, y in data(job, start):
+        yield (x, y) if start == 0 else (x[1:], y[1:])
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize(
+    ("batches", "what"),
+    [
+        (ignoring, r"part 0 has -?\d.* where it had "),
+        (by_the_global_state, r"part 0 has .* where it had "),
+        (grown, r"part 0 has shape \(7, 6\), not \(8, 6\)"),
+    ],
+)
+def test_other_data_on_resume_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Any, what: str, halves: bool
+) -> None:
+    """Nothing is trained; the sentence says what differs and what data must do."""
+    if halves:
+        monkeypatch.setattr(trainer_module, "CheckpointFolder", Halves)
+    given: dict[str, Any] = {"checkpoint": tmp_path, "checkpoint_every": 2}
+    trainer([Job(0, 8, sgd)], data=batches).run(ORDER, 2, **given)
+    steps: list[int] = []
+    with pytest.raises(
+        InputError, match=rf"job job0: data\(job, 1\) begins .* iteration 1 .*{what}"
+    ):
+        trainer([Job(0, 8, sgd)], data=batches).run(
+            ORDER, 4, resume=True, on_step=lambda job, t, x: steps.append(t), **given
+        )
+    assert steps == []
+
+
+def test_data_that_are_the_same_are_gone_on_with(tmp_path: Path) -> None:
+    """Equal batches, and one batch of data that ignore `start`, which are the right ones then."""
+    for name, batches, first in (("a", constant, 2), ("b", ignoring, 1)):
+        array = trainer([Job(0, 8, sgd)], data=batches)
+        array.run(ORDER, first, checkpoint=tmp_path / name)
+        result = array.run(ORDER, 4, checkpoint=tmp_path / name, resume=True)
+        alone = array.train_alone(0, 4)
+        for key, value in result.trained[0].parameters.items():
+            assert torch.equal(value, alone.parameters[key])
+
+
+def test_parts_of_a_batch_that_are_compared() -> None:
+    """Tensors and plain values wherever they are; floats as another processor may round them."""
+    from optsched.arraypipe.checkpoint.batches import _difference, _sample
+
+    x = torch.rand(1000, 3)
+    batch = ({"a": x.t(), "b": [torch.arange(9), "text", 3]}, None)
+    before = _sample(batch)
+    assert len(before) == 5 and len(before[0]["values"]) <= 128
+    assert _difference(before, _sample(({"a": x.t() * (1 + 1e-6), **_rest(batch)}, None))) == ""
+    assert "parts" in _difference(before, _sample((batch[0], None, 1)))
+    assert "shape 4, not 3" in _difference(
+        before, _sample(({**batch[0], "b": [torch.arange(9), "text", 4]}, None))
+    )
+    assert _difference(_sample(torch.arange(9)), _sample(torch.arange(1, 10))) == (
+        "part 0 has 1 where it had 0"
+    )
+    assert _difference(_sample(torch.tensor([float("nan")])), _sample(torch.tensor([1.0])))
+
+
+def _rest(batch: Any) -> dict[str, Any]:
+    return {"b": batch[0]["b"]}
