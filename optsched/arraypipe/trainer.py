@@ -116,9 +116,6 @@ Checked: TypeAlias = "tuple[ExecutionPlan, CheckpointFolder | None, Settings]"
 class ArrayTrainer:
     """Trains a job array in the order of a schedule.
 
-    ``ArrayTrainer(build_model, data, stages=..., loss=...)``, with ``jobs=...`` or with jobs for
-    `fit`; or all by position, ``ArrayTrainer(build_model, jobs, stages, loss, data)``.
-
     Parameters
     ----------
     build_model
@@ -164,30 +161,18 @@ class ArrayTrainer:
     def __init__(
         self,
         build_model: BuildModel,
-        *parts: Any,
+        data: Data | Dataset[Any] | DataLoader[Any] | Sequence[Any],
+        *,
+        stages: Stages,
+        loss: Loss,
         jobs: Sequence[Job] | None = None,
-        stages: Stages | None = None,
-        loss: Loss | None = None,
-        data: Data | Dataset[Any] | DataLoader[Any] | Sequence[Any] | None = None,
         devices: Sequence[str | torch.device] | None = None,
         memory: int | str | None = None,
         tied: Literal["exact", "sum"] = "exact",
     ) -> None:
-        if len(parts) == 1 and data is None:
-            (data,) = parts
-        elif parts:
-            given = dict(zip(("jobs", "stages", "loss", "data"), parts, strict=False))
-            jobs, stages = given.get("jobs", jobs), given.get("stages", stages)
-            loss, data = given.get("loss", loss), given.get("data", data)
-        if stages is None or data is None:
-            raise InputError(
-                "expected ArrayTrainer(build_model, data, stages=..., loss=...), and jobs=... "
-                f"unless fit gets them; {'stages' if stages is None else 'data'} is missing"
-            )
-        if not callable(build_model):
-            raise InputError(f"build_model: expected a function, got {build_model!r:.60}")
-        if not callable(loss):
-            raise InputError(f"loss: expected a function, got {loss!r:.60}")
+        for key, value in (("build_model", build_model), ("loss", loss)):
+            if not callable(value):
+                raise InputError(f"{key}: expected a function, got {value!r:.60}")
         if isinstance(build_model, nn.Module):
             raise InputError("build_model: expected a function that makes a model, got a model")
         if tied not in ("exact", "sum"):
